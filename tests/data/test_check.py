@@ -139,10 +139,6 @@ def even_rows(count: int = 10) -> list[tuple[str, str]]:
     return [(f"text {number}", "ab"[number % 2]) for number in range(2 * count)]
 
 
-def test_nothing_is_suggested_for_data_without_oddities() -> None:
-    assert remedies(splits_of(train=even_rows(), test=[("another text", "a")])) == []
-
-
 def test_strong_imbalance_suggests_class_weights() -> None:
     few = [(f"more {number}", "c") for number in range(10)]
     assert remedies(splits_of(train=even_rows(90) + few)) == []

@@ -32,25 +32,6 @@ def choice(
     return choose_columns(values, options, table="films.csv")
 
 
-@pytest.mark.parametrize(
-    ("text", "label"),
-    [
-        ("text", "label"),
-        ("Sentence", "Class"),
-        ("review", "sentiment"),
-        ("question", "coarse_label"),
-        ("QUESTION", "label-coarse"),
-        ("content", "y"),
-        ("title", "topic"),
-    ],
-)
-def test_names_that_say_what_a_column_holds_decide(text: str, label: str) -> None:
-    for order in ((0, 1, 2), (2, 1, 0)):
-        names = [("id", text, label)[place] for place in order]
-        columns = [(IDS, TEXTS, MOODS)[place] for place in order]
-        assert choose(*names, columns=columns) == (text, label)
-
-
 def test_without_such_names_few_values_are_the_label_and_the_longest_texts_the_text() -> None:
     names = ("id", "author", "said", "mood")
     authors = ["Ada", "Bea", "Cleo", "Dan"]
@@ -63,12 +44,6 @@ def test_keys_are_no_texts() -> None:
     assert choose("language", "mood", columns=[["Welsh", "Thai", "Zulu", "Igbo"], MOODS]) == (
         "language", "mood",
     )  # fmt: skip
-
-
-def test_numbers_may_be_classes_and_are_never_texts() -> None:
-    numbers = ["1000000000000000000000", "2000000000000000000000", "3", "4"]
-    columns = [numbers, TEXTS, ["0", "1", "0", "1"]]
-    assert choose("serial", "said", "mood", columns=columns) == ("said", "mood")
 
 
 def test_of_a_large_table_rows_from_all_over_it_decide(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,12 +86,6 @@ def test_a_row_stands_where_its_first_line_does(tmp_path: Path) -> None:
     ]
 
 
-def test_a_text_of_any_length_is_read(tmp_path: Path) -> None:
-    long = "word " * 100_000
-    table, _ = read(tmp_path, f"text,label\n{long},a\n")
-    assert table.columns["text"].to_pylist() == [long]
-
-
 def test_quotes_that_never_end_are_part_of_the_texts_between_tabs(tmp_path: Path) -> None:
     content = 'text\tlabel\n"Well, he said\ta\nThe "best" film\tb\n"Never again\ta\n'
     table, emitted = read(tmp_path, content, name="rows.tsv")

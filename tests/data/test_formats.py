@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pandas  # type: ignore[import-untyped]
 import pyarrow
 import pytest
 from datasets import ClassLabel, Dataset, Features, Sequence, Value
@@ -100,24 +99,6 @@ def test_lists_of_numbered_classes_are_lists_of_their_names(tmp_path: Path) -> N
     )
     assert columns_of(read(tmp_path / "a.parquet")) == {
         "label": ['["y", "\\"x\\""]', "", "[]", '[""]']
-    }
-
-
-def test_parquet_of_pandas_gives_numbers_as_text(tmp_path: Path) -> None:
-    frame = pandas.DataFrame(
-        {
-            "text": pandas.Categorical(["x", "NA", "x"]),
-            "gaps": [3.0, None, 7.0],
-            "label": [3, 3, 7],
-            "seen": [True, False, True],
-        }
-    )
-    frame.to_parquet(tmp_path / "rows.parquet")
-    assert columns_of(read(tmp_path / "rows.parquet")) == {
-        "text": ["x", "NA", "x"],
-        "gaps": ["3", "", "7"],
-        "label": ["3", "3", "7"],
-        "seen": ["true", "false", "true"],
     }
 
 

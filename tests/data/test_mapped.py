@@ -12,7 +12,6 @@ from finetune.config.schema import DataConfig
 from finetune.data import formats, mapped, parquet_files
 from finetune.data.load import load_splits
 from finetune.data.source import LoadedData
-from finetune.errors import DataError
 from finetune.events import ignore
 from finetune.runs.manifest import digest_splits
 
@@ -83,13 +82,3 @@ def test_memory_holds_a_text_file_only_while_arrow_parses_it(
     tracemalloc.stop()
     assert read.columns.to_pandas().equals(frame)
     assert pyarrow.total_allocated_bytes() - before_bytes < ROWS * CHARACTERS / 20
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_an_error_that_names_the_folder(
-    table: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Path("/dev/full").open("wb") as full:
-        monkeypatch.setattr(mapped, "_open_file", lambda: full)
-        with pytest.raises(DataError, match=str(cache)):
-            load(table, text_column="text")

@@ -116,19 +116,6 @@ def test_what_is_no_text_is_not_classified(tmp_path: Path) -> None:
         rows_of(tmp_path / "rows.parquet")
 
 
-def test_a_parquet_file_that_is_damaged_far_behind_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "rows.parquet"
-    table = pyarrow.table({"text": [f"text {number}" for number in range(6000)]})
-    parquet.write_table(table, path, row_group_size=2000, use_dictionary=False)
-    start = parquet.ParquetFile(path).metadata.row_group(2).column(0).data_page_offset
-    content = path.read_bytes()
-    path.write_bytes(content[:start] + b"\xff" * 64 + content[start + 64 :])
-    pieces = read_rows(path, DataConfig(str(path)), as_lines=False, emit=ignore)
-    assert next(pieces)[0].text == "text 0"
-    with pytest.raises(DataUnreadable, match="not Parquet"):
-        list(pieces)
-
-
 class Pipe(io.BytesIO):
     """A pipe that has some bytes at a time."""
 

@@ -57,21 +57,6 @@ def warnings_in(emitted: list[Event]) -> list[str]:
     return [event.message for event in emitted if isinstance(event, WarningMessage)]
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".jsonl"])
-def test_whole_numbers_with_gaps_are_classes_in_every_format(tmp_path: Path, suffix: str) -> None:
-    frame = pandas.DataFrame({"text": list("abcd"), "label": [70, 3, None, 70]})
-    path = tmp_path / f"rows{suffix}"
-    if suffix == ".csv":
-        frame.to_csv(path, index=True)
-    elif suffix == ".parquet":
-        frame.to_parquet(path)
-    else:
-        frame.to_json(path, orient="records", lines=True)
-    table = read(path)
-    assert classes_of(table) == ["3", "70"]
-    assert rows_of(table["train"]) == [("a", "70"), ("b", "3"), ("d", "70")]
-
-
 def test_splits_in_files_of_their_own_share_the_classes_of_the_training_file(
     tmp_path: Path,
 ) -> None:
@@ -239,17 +224,6 @@ def test_a_column_of_splits_is_found_named_or_ignored(tmp_path: Path) -> None:
     [warning] = [one.message for one in emitted if isinstance(one, WarningMessage)]
     assert "column 'split' of" in warning
     assert "'b', 'test', 'train'" in warning
-
-
-def test_each_file_of_a_split_is_divided(tmp_path: Path) -> None:
-    parts = [
-        write(tmp_path / f"{n}.csv", ROWS.replace("a 1", f"a {n}").replace("Dev", word))
-        for n, word in enumerate(("train", "dev"))
-    ]
-    found = read_tables({"train": parts}, DataConfig(), emit=ignore).splits
-    assert found["train"]["text"][:] == ["a 0", "b 2", "d 4", "a 1", "d 4"]
-    assert found["validation"]["text"][:] == ["b 2"]
-    assert found["test"].num_rows == 2
 
 
 def test_a_column_that_says_no_splits_is_refused(tmp_path: Path) -> None:

@@ -182,17 +182,6 @@ def test_a_missing_folder_or_file_is_named(tmp_path: Path) -> None:
             load(folder)
 
 
-def test_a_file_that_may_not_be_read_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(path: Path) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(Path, "read_bytes", refuse)
-    with pytest.raises(DataUnreadable, match=r"train_5500\.label can't be read: Permission denied"):
-        load(write_raw(tmp_path))
-
-
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf"])
 def test_a_file_without_questions_is_unreadable(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "train_5500.label").write_bytes(content)
