@@ -33,7 +33,7 @@ _OPTIONS_LEFT_OUT = frozenset({"output_dir", "overwrite"})
 
 @dataclass(frozen=True)
 class DifferingRow:
-    """A test row, counted from 0, that one of two runs predicts better: label and predictions."""
+    """A test row that one of two runs predicts better: its number from 0, label and predictions."""
 
     row: int
     text: str

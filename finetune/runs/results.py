@@ -27,7 +27,7 @@ Name = TypeVar("Name")
 
 @dataclass(frozen=True)
 class AutoTunedOption:
-    """A value that was chosen by a measurement, such as ``ms for one step``, by value."""
+    """A value chosen by measuring a quantity, such as ``ms for one step``, for several values."""
 
     subject: str
     value: str
@@ -72,7 +72,7 @@ class TextLengths:
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """How many numbers of a part of a model train, and how many it has."""
+    """How many numbers of a part of a model are trained, and how many there are."""
 
     trained: int
     total: int
