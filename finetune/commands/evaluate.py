@@ -11,6 +11,7 @@ from finetune.commands.options import (
     Display,
     completes,
     device_option,
+    given,
     text_column_option,
     text_pair_column_option,
     with_display,
@@ -68,12 +69,13 @@ def evaluate(
     """
     from finetune.config.load import refuse_table
 
-    names = {
-        "text_column": text_column,
-        "text_pair_column": text_pair_column,
-        "label_column": label_column,
-    }
-    columns = {option: name for option, name in names.items() if name is not None}
+    columns = given(
+        {
+            "text_column": text_column,
+            "text_pair_column": text_pair_column,
+            "label_column": label_column,
+        }
+    )
     if split is not None and data is not None:
         raise UsageError(
             "both --split and --data were given", remedy="leave out --split to score other data"

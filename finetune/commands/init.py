@@ -165,16 +165,11 @@ def _count_tokens(
 def make_config(facts: TableFacts) -> str:
     """Return a YAML configuration for a table, with comments, that runs as it is."""
     defaults, options = Config(), facts.options
-    named = {
-        "encoding": options.encoding,
-        "header": options.header,
-        "split_column": options.split_column,
-        "label_names": options.label_names,
-        "text_pair_column": facts.text_pair_column,
-        "task": None if facts.task == "single" else facts.task,
-    }
+    reading = ("encoding", "header", "split_column", "label_names")
     values = {
-        **given(named),
+        **given({name: getattr(options, name) for name in reading}),
+        **given({"text_pair_column": facts.text_pair_column}),
+        **({} if facts.task == "single" else {"task": facts.task}),
         "data": options.data,
         "text_column": facts.text_column,
         "label_column": facts.label_column,
@@ -201,10 +196,8 @@ def _notes(facts: TableFacts) -> dict[str, str]:
     is_single = facts.task == "single"
     price = " and costs accuracy, on two tables 4 and 17 points" if is_single else ""
     steps_per_epoch = math.ceil(facts.rows_of_a_run["train"] / DEFAULT_BATCH_SIZE)
-    full, head = (
-        mode_defaults(Mode(mode), steps_per_epoch=steps_per_epoch).num_train_epochs
-        for mode in ("full", "head")
-    )
+    modes = (Mode("full"), Mode("head"))
+    full, head = (mode_defaults(one, steps_per_epoch=steps_per_epoch) for one in modes)
     return {
         "data": "A path that is not absolute counts from the folder in which finetune runs.",
         "max_length": (
@@ -216,7 +209,8 @@ def _notes(facts: TableFacts) -> dict[str, str]:
             "once."
         ),
         "num_train_epochs": (
-            f"Here it is {full:g}, or at most {head:g} where only the head trains."
+            f"Here it is {full.num_train_epochs:g}, or at most {head.num_train_epochs:g} if only "
+            "the head trains."
         ),
         "class_weights": (
             f"Here the smallest class has {min(rows):,} rows and the largest {max(rows):,}: "
