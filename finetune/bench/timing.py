@@ -133,30 +133,31 @@ def time_workload(
 def _time_steps(row: Row, device: Device, load: Load, limits: Limits, *, min_rows: int) -> Row:
     """Return the row with more timings, of as many rows a step as before, or as fit."""
 
-    def time_first_step(rows: int) -> tuple[Callable[[], object], float]:
+    def take_first_step(rows: int) -> tuple[Callable[[], object], list[float]]:
         step = load(rows)[row.phase]
-        return step, device.time_calls(step, calls=1)
+        return step, [device.time_calls(step, calls=1)]
 
     rows = row.timed_rows or min_rows
-    step, seconds = time_first_step(rows)
-    if not row.seconds and min_rows < row.rows:
+    step, taken = take_first_step(rows)
+    wanted = row.timed_rows or row.rows
+    if wanted > rows * limits.step_seconds / taken[-1]:
         # The first step also pays for new memory and kernels.
-        seconds = min(seconds, device.time_calls(step, calls=1))
-        rows = min(row.rows, max(min_rows, int(min_rows * limits.step_seconds / seconds)))
-        if rows < row.rows:
-            row = _with_note(row, f"{row.rows:,} rows a step would take too long")
-        while True:
-            try:
-                step, seconds = time_first_step(rows)
-                break
-            except (RuntimeError, MemoryError) as error:
-                if rows == min_rows or not device.memory.is_out_of_memory(error):
-                    raise
+        taken.append(device.time_calls(step, calls=1))
+    if wanted > (fitting := max(rows, int(rows * limits.step_seconds / min(taken)))):
+        row = _with_note(row, f"{wanted:,} rows a step would take too long")
+        wanted = fitting
+    while rows < wanted:
+        try:
+            step, taken = take_first_step(wanted)
+            rows = wanted
+        except (RuntimeError, MemoryError) as error:
+            if not device.memory.is_out_of_memory(error):
+                raise
+        if rows < wanted:
             # Outside of the handler, which keeps the failed step's tensors.
-            row = _with_note(row, f"out of memory with {rows:,} rows a step")
-            rows = max(min_rows, rows // 2)
             device.memory.release()
-    taken = [seconds]
+            row = _with_note(row, f"out of memory with {wanted:,} rows a step")
+            wanted //= 2
     while len(taken) < 2 or (
         taken[-2] > _COLD * taken[-1]
         and (len(taken) == 2 or sum(taken[1:]) < limits.repeat_seconds)
