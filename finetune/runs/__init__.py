@@ -1,1 +1,1 @@
-"""The run folder: its layout, its lock, and how files and checkpoints reach the disk whole."""
+"""Training runs: prepared, trained, finished, resumed, compared; their folders and checkpoints."""

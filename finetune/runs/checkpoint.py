@@ -36,12 +36,12 @@ def reason_of(error: Exception) -> str:
 
 
 def step_folder(checkpoints_folder: Path, step: int) -> Path:
-    """Return the folder of what resuming after a step needs."""
+    """Return the folder of the checkpoint after a step."""
     return checkpoints_folder / f"step-{step}"
 
 
 def best_folder(checkpoints_folder: Path, step: int) -> Path:
-    """Return the folder of the model after a step, the best when it was written."""
+    """Return the folder of a best model, that of a step."""
     return checkpoints_folder / f"best-{step}"
 
 
@@ -56,7 +56,7 @@ def newest_first(checkpoints_folder: Path) -> list[Path]:
 
 
 def step_of(checkpoint: Path) -> int:
-    """Return the number in the name of a checkpoint."""
+    """Return the step in the name of a checkpoint."""
     return int(checkpoint.name.rpartition("-")[2])
 
 

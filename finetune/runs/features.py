@@ -40,7 +40,7 @@ def make_feature_extractor(text_model: TextModel) -> FeatureExtractor | None:
 def stored_features(
     preparation: Preparation, batch_size: BatchSize, *, emit: Emit
 ) -> tuple[nn.Module, Mapping[str, Examples]]:
-    """Return what runs at every step, and the splits as it reads them.
+    """Return the model that runs at every step, and the splits as it reads them.
 
     That is the trainable layers and features, computed now or read from the store. Where nothing is
     frozen, or the model can't be split, it is the whole model and token ids. The model is moved to

@@ -307,7 +307,7 @@ def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:
 
 
 def _examples(path: Path) -> str:
-    """Return a few run folders in a folder, beside it, around it, or where runs are written."""
+    """Return the paths of up to three run folders nearby, for an error message."""
     pattern = f"*/{RunFolder(path).config_file.name}"
     folders = [path, path.parent, path.parent.parent, RUNS_FOLDER]
     found = next(filter(None, (sorted(folder.glob(pattern)) for folder in folders)), [])
@@ -315,7 +315,7 @@ def _examples(path: Path) -> str:
 
 
 def seeds_file(path: Path) -> Path:
-    """Return what names the runs in a folder of several seeds."""
+    """Return the path of ``seeds.json`` in a folder of several seeds."""
     return path / "seeds.json"
 
 

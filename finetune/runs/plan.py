@@ -63,12 +63,12 @@ class TrainingPlan:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Tokens of all that the model reads, texts or windows: int64 of shape [rows]."""
+        """Tokens of each text or window that the model reads: int64 of shape [texts or windows]."""
         return self.examples.lengths
 
     @property
     def rows_per_step(self) -> int:
-        """Texts in a step or, where they have windows, about as many windows as these have."""
+        """Texts or windows in a step, on average."""
         windows_per_text = len(self.lengths) / len(self.examples.labels)
         return math.ceil(windows_per_text * self.effective_batch_size)
 

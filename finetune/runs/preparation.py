@@ -60,12 +60,12 @@ class Preparation:
 
     @property
     def task(self) -> Task:
-        """What the labels are."""
+        """The task: what the labels are."""
         return self.text_model.task
 
     @property
     def mode(self) -> Mode:
-        """What trains."""
+        """Which layers are trained."""
         return self.config.model.mode
 
     @cached_property
@@ -114,7 +114,7 @@ class Preparation:
         return replace(self, config=replace(self.config, training=training)).with_choices(option)
 
     def with_seed(self, seed: int, *, emit: Emit) -> "Preparation":
-        """Return the same for another training: the pretrained model again, its head by a seed.
+        """Return the same for another seed, with the pretrained model and a new head.
 
         The data, in files and as token ids, is shared.
         """
@@ -167,7 +167,7 @@ def prepare(
 
 
 def load_for_training(config: Config, *, task: Task, device: Device, emit: Emit) -> TextModel:
-    """Load the pretrained model, draw its head, and freeze what does not train."""
+    """Load the pretrained model with a new head, and freeze the layers that are not trained."""
     torch.manual_seed(config.training.seed)
     text_model = load_model(
         config.model.model,
