@@ -151,7 +151,12 @@ def _bracketing_size(history: History) -> int | None:
     if low == history.limit or (high is not None and high - low <= _tolerance(history)):
         return None
     predicted = history.predict_largest()
-    size = _grown_size(history) if predicted is None else _size_near(predicted, history)
+    if predicted is None:
+        # It fits if examples took at most half of the peak so far, or is the double.
+        size = max(2 * low, 2 * _proportional_size(history) - low)
+        size = size if high is None else min(size, math.isqrt(low * high))
+    else:
+        size = _size_near(predicted, history)
     end = high or history.limit + 1
     return min(max(size, low + 1), end - 1)
 
@@ -164,13 +169,6 @@ def _first_size(history: History) -> int:
         return min(history.first or FIRST_SIZE, history.limit)
     smallest = min(trial.batch_size for trial in history.trials)
     return FIRST_SIZE if smallest > 2 * FIRST_SIZE else 1
-
-
-def _grown_size(history: History) -> int:
-    """Return a size that fits if examples took at most half of the peak so far, or the double."""
-    low, high = history.largest, history.bound
-    size = max(2 * low, 2 * _proportional_size(history) - low)
-    return size if high is None else min(size, math.isqrt(low * high))
 
 
 def _size_near(predicted: int, history: History) -> int:

@@ -29,11 +29,17 @@ from finetune.training.step import Hyperparameters, TrainingState, prepare_train
 
 @dataclass(frozen=True)
 class TrialModel:
-    """Training as ``run`` does it, on random examples of the greatest padded length."""
+    """Training as ``run`` does it, on random examples of the greatest padded length.
+
+    With an ``extractor``, a step is the extraction of features, whose frozen layers read what
+    ``tokens_of`` makes; ``training_state`` has the trainable layers.
+    """
 
     case: Case
     training_state: TrainingState
     inputs_of: InputsOf
+    tokens_of: InputsOf
+    extractor: FeatureExtractor | None = None
 
     @property
     def device(self) -> Device:
@@ -46,7 +52,27 @@ class TrialModel:
         set_training(self.training_state.model)
 
     def take_step(self, *, batch_size: int) -> None:
-        """Take one step of a single micro-batch."""
+        """Take one step of a single micro-batch, or extract the features of one batch."""
+        if self.extractor is None:
+            self._train(batch_size)
+        else:
+            inputs = self.tokens_of(np.arange(batch_size), self.case.padded_length)
+            _extract(self.extractor, inputs, self.training_state)
+
+    def evaluate(self, *, batch_size: int) -> None:
+        """Predict one batch, as the validation between steps does."""
+        if self.extractor is not None:
+            self._train(1)  # which makes the optimizer's state
+        self.training_state.optimizer.zero_grad(set_to_none=True)
+        predict_logits(
+            self.training_state.model,
+            ModelInputs(self.inputs_of, np.full(batch_size, self.case.padded_length)),
+            padded_lengths=[self.case.padded_length],
+            batch_size=batch_size,
+            device=self.device,
+        )
+
+    def _train(self, batch_size: int) -> None:
         examples = Examples(
             inputs_of=self.inputs_of,
             lengths=np.full(batch_size, self.case.padded_length),
@@ -58,41 +84,9 @@ class TrialModel:
             0, cut_batch(examples, batch, batch_size=batch_size, device=self.device)
         )
 
-    def evaluate(self, *, batch_size: int) -> None:
-        """Predict one batch, as the validation between steps does."""
-        self.training_state.optimizer.zero_grad(set_to_none=True)
-        predict_logits(
-            self.training_state.model,
-            ModelInputs(self.inputs_of, np.full(batch_size, self.case.padded_length)),
-            padded_lengths=[self.case.padded_length],
-            batch_size=batch_size,
-            device=self.device,
-        )
-
-
-@dataclass(frozen=True)
-class ExtractionModel(TrialModel):
-    """Feature extraction as ``run`` does it, and evaluation on the features at the same batch size.
-
-    ``tokens_of`` makes the inputs of the frozen layers; ``training_state`` has the trainable ones.
-    """
-
-    extractor: FeatureExtractor
-    tokens_of: InputsOf
-
-    def take_step(self, *, batch_size: int) -> None:
-        """Extract the features of one batch, in place of a step."""
-        inputs = self.tokens_of(np.arange(batch_size), self.case.padded_length)
-        _extract(self.extractor, inputs, self.training_state)
-
-    def evaluate(self, *, batch_size: int) -> None:
-        """Predict one batch from features, beside the state of an optimizer that took a step."""
-        super().take_step(batch_size=1)
-        super().evaluate(batch_size=batch_size)
-
 
 def build_trial_model(case: Case, *, device: Device) -> TrialModel:
-    """Build a case's model and make it ready: an ``ExtractionModel`` for the part ``features``.
+    """Build a case's model and make it ready for its steps.
 
     Raises:
         ModelUnsupported: If it can't be split into the case's part, or can't recompute activations.
@@ -121,8 +115,8 @@ def build_trial_model(case: Case, *, device: Device) -> TrialModel:
     features = _extract(extractor, tokens_of(np.arange(1), case.padded_length), training_state)
     features_of = _repeated_features(features, takes_4d_mask=structure.takes_4d_mask)
     if case.part == "trainable":
-        return TrialModel(case, training_state, features_of)
-    return ExtractionModel(case, training_state, features_of, extractor, tokens_of)
+        return TrialModel(case, training_state, features_of, tokens_of)
+    return TrialModel(case, training_state, features_of, tokens_of, extractor)
 
 
 def build_model(case: Case) -> PreTrainedModel:
@@ -141,7 +135,7 @@ def prepare_trial_model(
     freeze_parameters(model, structure, mode=case.mode)
     training_state = _prepare(case, model, structure, device=device)
     tokens_of = _random_tokens(model, takes_4d_mask=structure.takes_4d_mask)
-    return TrialModel(case, training_state, tokens_of)
+    return TrialModel(case, training_state, tokens_of, tokens_of)
 
 
 def _prepare(
