@@ -24,15 +24,10 @@ _STOPPING_SECONDS = 600
 
 
 def run_in_processes(count: int, arguments: Sequence[str]) -> int:
-    """Run a command in several processes with torch's elastic launcher, and wait for their end.
+    """Run a command in several processes with torch's elastic launcher; return the exit code.
 
-    Returns:
-        The exit code: 0, that of the process that failed first, which has said why, or that of
-        the signal that has stopped this process and so the others.
-
-    Raises:
-        UsageError: If there is not even memory for their libraries.
-        ProcessLost: If a process was killed.
+    It is that of the process that failed first, or that of the signal that has stopped this
+    process and so the others.
     """
     if count * _LIBRARIES_BYTES > (spare := spare_bytes()):
         raise UsageError(

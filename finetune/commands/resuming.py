@@ -115,11 +115,6 @@ def choose_work(
         resume_from: ``auto``, a run folder or a checkpoint in it; None for a new run.
         seeds: How many seeds to train; None for a single run.
         emit: Receives what was decided.
-
-    Raises:
-        UsageError: If the named folder holds runs of several seeds, and a single run is wanted.
-        NotARun: If it holds no run, or no runs of several seeds.
-        ConfigurationInvalid: If an option would make another run of the one that is resumed.
     """
     work = Work(given.config, given.sources, seeds)
     if resume_from is None:

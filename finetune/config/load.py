@@ -40,11 +40,7 @@ def load_config(
 ) -> LoadedConfig:
     """Merge a YAML file or recipe, ``FINETUNE_`` variables, flags and ``section.option=value``.
 
-    Later ones win.
-
-    Raises:
-        ConfigurationInvalid: If a key is unknown, a value has the wrong type or range, or two
-            contradict each other.
+    Later ones win. Unknown keys, wrong values and contradictions raise ``ConfigurationInvalid``.
     """
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}

@@ -21,11 +21,7 @@ MAX_LINE = 100
 
 
 def read_yaml(path: Path) -> Any:
-    """Return a file's mappings, lists, text and None.
-
-    Raises:
-        ConfigurationInvalid: If it can't be read, or is not YAML.
-    """
+    """Return a file's mappings, lists, text and None."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
