@@ -73,7 +73,7 @@ MAX_CANDIDATES = 5
 
 
 @dataclass(frozen=True)
-class AutoTunedOption:
+class ChosenColumn:
     """A column, why it was chosen, and the columns that came next."""
 
     name: str
@@ -90,9 +90,9 @@ class AutoTunedOption:
 class Columns:
     """The columns of texts, labels and second texts; several are one name with commas."""
 
-    text: AutoTunedOption
-    label: AutoTunedOption
-    pair: AutoTunedOption | None = None
+    text: ChosenColumn
+    label: ChosenColumn
+    pair: ChosenColumn | None = None
 
     @property
     def by_option(self) -> dict[str, str]:
@@ -110,7 +110,7 @@ def choose_columns(columns: pyarrow.Table, options: DataConfig, *, table: str) -
     named = _named_columns(options, names, table=table)
     text, pair, label = (named.get(option) for option in OPTIONS)
     if label is None and (indicators := find_indicators(columns)):
-        label = AutoTunedOption(indicators, "columns of 0 and 1")
+        label = ChosenColumn(indicators, "columns of 0 and 1")
     of_label = columns_named(label.name, names) if label else []
     found = () if text else _find_pair([one for one in names if one not in of_label], pair=pair)
     text, pair = found or (text, pair)
@@ -166,7 +166,7 @@ def columns_named(name: str, names: Sequence[str]) -> list[str]:
 
 def _named_columns(
     options: DataConfig, names: Sequence[str], *, table: str, wanted: Sequence[str] = OPTIONS
-) -> dict[str, AutoTunedOption]:
+) -> dict[str, ChosenColumn]:
     """Return the columns that options name, or that the run has read if the table has them."""
     given = {option: name for option in wanted if (name := getattr(options, option)) is not None}
     found = {}
@@ -181,7 +181,7 @@ def _named_columns(
         full = _check_named(name, names, option=option, table=table)
         # With names in place of numbers, unless a name has a comma itself.
         joined = ",".join(full)
-        found[option] = AutoTunedOption(
+        found[option] = ChosenColumn(
             joined if columns_named(joined, names) == full else name, reason
         )
     for one, other in combinations(found, 2):
@@ -212,15 +212,15 @@ def _flag(option: str) -> str:
 
 
 def _find_pair(
-    names: Sequence[str], *, pair: AutoTunedOption | None
-) -> tuple[AutoTunedOption, AutoTunedOption] | None:
+    names: Sequence[str], *, pair: ChosenColumn | None
+) -> tuple[ChosenColumn, ChosenColumn] | None:
     """Return the two columns with the names of a pair of texts, the second one as it is named."""
     plain = {re.sub(r"[\W_]", "", name).casefold(): name for name in reversed(names)}
     for one, two in PAIRS:
         if one in plain and two in plain and (pair is None or pair.name == plain[two]):
             first, second = plain[one], plain[two]
             reason = f"{first!r} and {second!r} are names of pairs; --text-column reads one text"
-            return AutoTunedOption(first, reason), AutoTunedOption(second, reason)
+            return ChosenColumn(first, reason), ChosenColumn(second, reason)
     return None
 
 
@@ -369,7 +369,7 @@ def _spread_sample(columns: pyarrow.Table) -> pyarrow.Table:
 
 def _guess(
     kind: str, facts: Sequence[_Facts], *, without: Collection[str], table: str
-) -> AutoTunedOption:
+) -> ChosenColumn:
     """Return the column that looks most like texts or labels."""
     is_label, option = kind == "label", f"--{kind}-column"
     scores = {
@@ -401,7 +401,7 @@ def _guess(
         reason = f"{best.rows:,} rows have {best.distinct:,} different values"
     else:
         reason = f"its values have {best.characters:,.0f} characters on average"
-    return AutoTunedOption(best.name, reason, tuple(one.name for one in ranked[1:3]))
+    return ChosenColumn(best.name, reason, tuple(one.name for one in ranked[1:3]))
 
 
 def _listed(names: Iterable[str]) -> str:
