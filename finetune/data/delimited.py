@@ -18,19 +18,22 @@ from finetune.config.schema import DataConfig
 from finetune.data.columns import LABEL_NAMES, OPTIONS, TEXT_NAMES, plain_name
 from finetune.data.encoding import TextFile, find_text
 from finetune.data.mapped import PIECE_ROWS, collect
-from finetune.data.numbers import plain_numbers
 from finetune.data.packed import Content
 from finetune.data.reader import RawTable, Reader, Records, records_of
 from finetune.data.source import earlier_columns
 from finetune.errors import DataUnreadable
 from finetune.events import Emit, Info
-from finetune.tasks.labels import is_number
+from finetune.tasks.labels import MISSING, NUMBER, is_number
 from finetune.tasks.multi import Multi
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 SAMPLE_ROWS = 100
 HEADER_ROWS = 10_000
 MAX_NAME = 60
+# Fraction of the values of a column of numbers; the others are mistakes, or words for missing.
+MIN_NUMBERS = 0.9
+LIST = "[0-9],[0-9]+,[0-9]"
+WITH_COMMA = r"[+-]?[0-9]+(,[0-9]+)?"
 # A row must fit into one block.
 BLOCK_BYTES = 2**24
 # The module's own limit is 131,072 characters, fewer than a long document has.
@@ -49,7 +52,7 @@ def read(content: Content, options: DataConfig, emit: Emit) -> RawTable:
     emit(Info(f"reading {text.path}: encoding {text.encoding}, delimiter {delimiter}"))
     # Excel delimits by semicolons where a comma is decimal.
     allows_comma = dialect.delimiter == ";" and options.task != Multi.name
-    columns = plain_numbers(columns, allows_comma=allows_comma, path=text.path, emit=emit)
+    columns = _plain_numbers(columns, allows_comma=allows_comma, path=text.path, emit=emit)
 
     def find_lines() -> list[int]:
         return [number for number, _ in dialect.numbered_rows(text)][has_header:]
@@ -258,6 +261,52 @@ def _has_header(rows: pyarrow.Table, *, known: set[str]) -> bool:
         and len(set(names)) == len(names)
         and not any(is_number(name) or len(name) > MAX_NAME for name in names)
     )
+
+
+def _plain_numbers(
+    columns: pyarrow.Table, *, allows_comma: bool, path: Path, emit: Emit
+) -> pyarrow.Table:
+    """Return a table whose columns of numbers have decimal points, and an empty text if missing.
+
+    Beside a few other values, words for missing ones may be classes, and stay.
+    """
+    pattern = rf"^\s*({WITH_COMMA}|{NUMBER})\s*$" if allows_comma else rf"^\s*({NUMBER})\s*$"
+    for position, name in enumerate(columns.column_names):
+        column = columns[position]
+        if not (_holds_numbers(column[:SAMPLE_ROWS], pattern) and _holds_numbers(column, pattern)):
+            continue
+        filled = _without_missing(column)
+        is_number = pc.match_substring_regex(filled, pattern)
+        if not pc.all(pc.or_(is_number, pc.equal(filled, ""))).as_py():
+            if pc.any(pc.match_substring_regex(filled, LIST)).as_py():
+                continue
+            filled = column
+        plain = pc.if_else(is_number, pc.replace_substring(filled, ",", "."), filled)
+        if plain.equals(column):
+            continue
+        columns = columns.set_column(position, name, plain)
+        changes = []
+        if pc.any(pc.match_substring(column, ",")).as_py():
+            changes.append("commas are read as decimal; --task multi reads several labels")
+        emptied = column.filter(pc.and_(pc.equal(plain, ""), pc.not_equal(column, "")))
+        if len(emptied):
+            words = ", ".join(map(repr, emptied.unique().to_pylist()))
+            changes.append(f"{words} read as missing")
+        emit(Info(f"numbers of {name!r} in {path}: {', '.join(changes)}"))
+    return columns
+
+
+def _holds_numbers(column: pyarrow.ChunkedArray, pattern: str) -> bool:
+    filled = _without_missing(column)
+    filled = filled.filter(pc.not_equal(filled, ""))
+    share = pc.mean(pc.match_substring_regex(filled, pattern)).as_py() if len(filled) else 0.0
+    return bool(share >= MIN_NUMBERS)
+
+
+def _without_missing(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
+    folded = pc.utf8_lower(pc.utf8_trim_whitespace(column))
+    is_missing = pc.is_in(folded, value_set=pyarrow.array(MISSING, "string"))
+    return pc.if_else(is_missing, "", column)
 
 
 READER = Reader((".csv", ".tsv"), read, stream)

@@ -200,3 +200,37 @@ def test_blank_trailing_columns_are_dropped_and_reported(tmp_path: Path) -> None
     assert table.columns.to_pydict() == {"text": ["a", "b"], "label": ["x", "y"]}
     table, _ = read(tmp_path, "text,label,\na,x,\nb,y,note\n")
     assert table.columns.column_names == ["text", "label", "column3"]
+
+
+@pytest.mark.parametrize(
+    ("values", "plain"),
+    [
+        (["4,5", "-1", "", "0,25"], ["4.5", "-1", "", "0.25"]),
+        (["4,5", "1,2,3"], ["4,5", "1,2,3"]),
+        (["4,5", "good"], ["4,5", "good"]),
+        (["1", "NaN", " n/a", "2.5"], ["1", "", "", "2.5"]),
+        (["4,5"] * 9 + ["NaN", "k.A."], ["4.5"] * 9 + ["NaN", "k.A."]),
+        (["4,5"] * 10 + ["1,2,3"], ["4,5"] * 10 + ["1,2,3"]),
+        (["good", "NaN"], ["good", "NaN"]),
+        (["none", "none"], ["none", "none"]),
+    ],
+)
+def test_numbers_are_written_in_one_way_and_words_stay(
+    values: list[str], plain: list[str], tmp_path: Path
+) -> None:
+    rows = "".join(f"a;{value}\n" for value in values)
+    table, _ = read(tmp_path, f"text;score\n{rows}", header=True)
+    assert table.columns["score"].to_pylist() == plain
+
+
+@pytest.mark.parametrize(
+    ("delimiter", "task", "score"),
+    [(";", "auto", "4.5"), (";", "multi", "4,5"), ("\t", "auto", "4,5")],
+)
+def test_a_comma_is_decimal_where_columns_are_delimited_by_semicolons(
+    tmp_path: Path, delimiter: str, task: str, score: str
+) -> None:
+    content = f"text{delimiter}score\ngood, really{delimiter}4,5\nbad{delimiter}1\n"
+    table, emitted = read(tmp_path, content, task=task)
+    assert table.columns["score"].to_pylist() == [score, "1"]
+    assert ("commas are read as decimal" in emitted) == (score == "4.5")
