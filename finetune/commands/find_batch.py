@@ -5,8 +5,9 @@ Every device is searched, in a child process. For a Mac that is not here, sizes 
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,8 +56,6 @@ Examples:
 """
 SECTIONS = ("data", "model", "search", "cache")
 SEARCH_OPTIONS = [one.name for one in OPTIONS.values() if one.section in SECTIONS]
-SEARCH_COLUMNS = ("tokens", "largest", "fails", "GiB", "of", "fastest", "use", "trials", "s")
-ESTIMATE_COLUMNS = ("tokens", "batch", "from", "to", "GiB", "of")
 
 
 @dataclass(frozen=True)
@@ -164,22 +163,31 @@ class _Search:
 
     def estimate(self, mac: Mac) -> "FoundBatches":
         """Estimate the batch sizes of a Mac, at the data's length and at the article's."""
+        from finetune.batch_finder.estimate import estimate_parts
         from finetune.batch_finder.find import memory_limit_bytes
         from finetune.batch_finder.results import FoundBatches
         from finetune.devices.mps.device import MpsDevice
+        from finetune.runs.features import stores_features
 
         mac = replace(mac, limit_bytes=memory_limit_bytes(self.config.search))
         device, texts = MpsDevice(chip=mac.chip), self.measure_texts()
         lengths = [texts.max_tokens] if self.has_max_length else [texts.max_tokens, ARTICLE_TOKENS]
         estimates: list[EstimateResult] = []
-        for max_tokens in lengths:
-            of_length: list[EstimateResult] = []
-            for mode in self.modes:
-                case = self.case(device, mode, replace(texts, max_tokens=max_tokens))
-                self.emit(Info(f"estimating {mode} at {case.padded_length} tokens on {mac.name}"))
-                of_length += self._estimate_case(case, mac, limit=texts.rows)
-            self._warn_of_wrong_results(device, of_length)
-            estimates += of_length
+        for max_tokens, mode in product(lengths, self.modes):
+            case = self.case(device, mode, replace(texts, max_tokens=max_tokens))
+            self.emit(Info(f"estimating {mode} at {case.padded_length} tokens on {mac.name}"))
+            for is_stored in [True, False] if stores_features(self.config.cache, mode) else [False]:
+                try:
+                    estimates.append(
+                        estimate_parts(case, mac, stores_features=is_stored, limit=texts.rows)
+                    )
+                except ModelUnsupported as error:
+                    if not is_stored:
+                        raise
+                    self.emit(
+                        WarningMessage(f"{error.message}: the whole model runs at every step")
+                    )
+        self._warn_of_wrong_results(device, estimates)
         return FoundBatches(estimates=tuple(estimates))
 
     def case(self, device: "Device", mode: Mode, texts: _Texts) -> "Case":
@@ -198,32 +206,24 @@ class _Search:
             task=texts.task,
         )  # fmt: skip
 
-    def _estimate_case(self, case: "Case", mac: Mac, *, limit: int) -> Iterator["EstimateResult"]:
-        """Estimate a case with stored features, if the model can be split, and without."""
-        from finetune.batch_finder.estimate import estimate_parts
-        from finetune.runs.features import stores_features
-
-        if stores_features(self.config.cache, case.mode):
-            try:
-                yield estimate_parts(case, mac, stores_features=True, limit=limit)
-            except ModelUnsupported as error:
-                self.emit(WarningMessage(f"{error.message}: the whole model runs at every step"))
-        yield estimate_parts(case, mac, stores_features=False, limit=limit)
-
     def _warn_of_wrong_results(
         self, device: "Device", estimates: Sequence["EstimateResult"]
     ) -> None:
         """Warn if memory holds more examples of a length than the device computes correctly."""
-        padded_length = estimates[0].padded_length
-        limit = device.shapes.max_examples(padded_length=padded_length)
-        # Where features are stored, only their extraction is sure to see all tokens.
-        if limit is not None and max(one.features_batch or one.batch for one in estimates) > limit:
-            warning = f"more than {limit:,} examples of {padded_length} tokens fit"
-            remedy = (
-                f"a run takes no more: on M1 and M2 {device.name} computes wrongly on more than "
-                f"{device.shapes.max_tokens:,} tokens at once"
-            )
-            self.emit(WarningMessage(warning, remedy=remedy))
+        batches: dict[int, int] = {}
+        for one in estimates:
+            # Where features are stored, only their extraction is sure to see all tokens.
+            batch = one.features_batch or one.batch
+            batches[one.padded_length] = max(batch, batches.get(one.padded_length, 0))
+        for padded_length, batch in batches.items():
+            limit = device.shapes.max_examples(padded_length=padded_length)
+            if limit is not None and batch > limit:
+                remedy = (
+                    f"a run takes no more: on M1 and M2 {device.name} computes wrongly on more "
+                    f"than {device.shapes.max_tokens:,} tokens at once"
+                )
+                warning = f"more than {limit:,} examples of {padded_length} tokens fit"
+                self.emit(WarningMessage(warning, remedy=remedy))
 
     def measure_texts(self) -> _Texts:
         """Read as much of the data as is needed."""
@@ -328,8 +328,7 @@ def show_batches(found: "FoundBatches", *, folder: str) -> None:
         if one.features_batch
     ]
     if found.estimates:
-        rows = [_estimate_row(one) for one in found.estimates]
-        show_table(("machine", "mode", *ESTIMATE_COLUMNS), rows, numbers=ESTIMATE_COLUMNS)
+        _show_rows([_estimate_cells(one) for one in found.estimates])
         modes_by_basis: dict[str, list[str]] = {}
         for one in found.estimates:
             modes = modes_by_basis.setdefault(one.basis, [])
@@ -338,8 +337,7 @@ def show_batches(found: "FoundBatches", *, folder: str) -> None:
         bases = (f"{', '.join(modes)}: {basis}" for basis, modes in modes_by_basis.items())
         show_lines(title, *bases, *notes)
         return
-    rows = [_search_row(one) for one in found.results]
-    show_table(("device", "mode", *SEARCH_COLUMNS), rows, numbers=SEARCH_COLUMNS)
+    _show_rows([_search_cells(one) for one in found.results])
     notes += [
         f"{_place(one)}: the time limit ended the search; memory is predicted to hold "
         f"{one.predicted_maximum:,} examples"
@@ -349,31 +347,42 @@ def show_batches(found: "FoundBatches", *, folder: str) -> None:
     show_lines(*notes, f"results and picture: {folder}")
 
 
-def _search_row(one: "BatchResult") -> Sequence[str]:
-    return (
-        one.device,
-        _mode(one),
-        str(one.padded_length),
-        f"{one.max_verified:,}",
-        "-" if one.first_failed is None else f"{one.first_failed:,}",
-        *_peak_and_budget(one),
-        f"{one.fastest:,}",
-        f"{one.recommended:,}",
-        str(len(one.trials)),
-        f"{one.seconds:.0f}",
-    )
+def _show_rows(rows: Sequence[dict[str, str]]) -> None:
+    titles = list(rows[0])
+    show_table(titles, [list(row.values()) for row in rows], numbers=titles[2:])
 
 
-def _estimate_row(one: "EstimateResult") -> Sequence[str]:
-    sizes = (one.batch, one.lowest_batch, one.highest_batch)
-    batches = (f"{size:,}" for size in sizes)
-    return (one.machine, _mode(one), str(one.padded_length), *batches, *_peak_and_budget(one))
+def _search_cells(one: "BatchResult") -> dict[str, str]:
+    return {
+        "device": one.device,
+        "mode": _mode(one),
+        "tokens": str(one.padded_length),
+        "largest": f"{one.max_verified:,}",
+        "fails": "-" if one.first_failed is None else f"{one.first_failed:,}",
+        "GiB": _gibibytes(one.peak_bytes),
+        "of": _gibibytes(one.budget_bytes),
+        "fastest": f"{one.fastest:,}",
+        "use": f"{one.recommended:,}",
+        "trials": str(len(one.trials)),
+        "s": f"{one.seconds:.0f}",
+    }
 
 
-def _peak_and_budget(one: "BatchResult | EstimateResult") -> Sequence[str]:
-    """Return both in GiB."""
-    sizes = (one.peak_bytes, one.budget_bytes)
-    return ["-" if size is None else f"{size / 2**30:.2f}" for size in sizes]
+def _estimate_cells(one: "EstimateResult") -> dict[str, str]:
+    return {
+        "machine": one.machine,
+        "mode": _mode(one),
+        "tokens": str(one.padded_length),
+        "batch": f"{one.batch:,}",
+        "from": f"{one.lowest_batch:,}",
+        "to": f"{one.highest_batch:,}",
+        "GiB": _gibibytes(one.peak_bytes),
+        "of": _gibibytes(one.budget_bytes),
+    }
+
+
+def _gibibytes(size: int | None) -> str:
+    return "-" if size is None else f"{size / 2**30:.2f}"
 
 
 def _mode(one: "BatchResult | EstimateResult") -> str:
