@@ -34,9 +34,8 @@ from finetune.devices.emulation import (
 )
 from finetune.devices.mps.known_faults import Call, KnownFault, known_faults
 from finetune.devices.mps.operators import Status, status_of
-from finetune.doctor.models import CLASSES, SEED, max_tokens, with_stars
 from finetune.model.factory import loss_of
-from finetune.model.shape import random_classifier
+from finetune.model.shape import count_positions, random_classifier
 from finetune.model.structure import find_structure
 from finetune.training.accelerator import Accelerator
 
@@ -46,6 +45,19 @@ _NOT_HELD = (torch.float64, torch.complex128)
 _SCALING = "gradient scaling"
 # Those of PyTorch's tracer and its profiler.
 _NOT_FOR_DEVICES = ("prim", "profiler")
+
+
+CLASSES = 6
+
+
+def max_tokens(model: PreTrainedModel, *, wanted: int) -> int:
+    """Return as many tokens a text as are wanted, or as the model has positions for."""
+    return min(wanted, count_positions(model) or wanted)
+
+
+def with_stars(name: str) -> str:
+    """Put ``*`` in place of the numbers in a module's name, so that all layers have one."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
 @dataclass(frozen=True)
@@ -86,7 +98,7 @@ def audit_model(source: str, *, mode: Mode, precision: str, batch_size: int) -> 
 
     The weights are random. A large batch costs nothing, and shows what it breaks.
     """
-    model = random_classifier(source, classes=CLASSES, seed=SEED)
+    model = random_classifier(source, classes=CLASSES, seed=0)
     padded_length = max_tokens(model, wanted=ModelConfig.max_length)
     return audit_classifier(
         model, mode=mode, precision=precision, batch_size=batch_size, padded_length=padded_length
