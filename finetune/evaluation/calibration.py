@@ -1,6 +1,6 @@
 """How far probabilities can be trusted, and what abstaining on unsure rows gives."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,27 +44,19 @@ class Reliability:
 
 @dataclass(frozen=True)
 class CalibrationScores:
-    """How good the probabilities of a split are: the mean loss of a row, and the reliability."""
+    """The mean loss of a row of a split, and the reliability of its probabilities."""
 
     loss: float
     reliability: Reliability
 
 
 @dataclass(frozen=True)
-class BeforeAndAfter:
-    """A split before its logits were divided by the temperature, and after."""
-
-    before: CalibrationScores
-    after: CalibrationScores
-
-
-@dataclass(frozen=True)
 class Calibration:
-    """What temperature scaling, fitted on the validation split, has done to the saved model."""
+    """Two splits, ``before`` and ``after`` their logits were divided by the temperature."""
 
     temperature: float
-    validation: BeforeAndAfter
-    test: BeforeAndAfter
+    validation: Mapping[str, CalibrationScores]
+    test: Mapping[str, CalibrationScores]
 
 
 @dataclass(frozen=True)
@@ -81,11 +73,7 @@ class CoverageCurve:
 
 
 def measure_reliability(confidences: Confidences, is_right: NDArray[np.bool_]) -> Reliability:
-    """Compare confidence, in 0..1, with accuracy in bins of equal width: both [rows].
-
-    >>> measure_reliability(np.array([0.9, 0.9]), np.array([True, False])).ece
-    0.4
-    """
+    """Compare confidence, in 0..1, with accuracy in bins of equal width: both [rows]."""
     # Summed in float64: a thousand float32 confidences near 1 would lose their last digits.
     values = np.asarray(confidences, np.float64)
     numbers = np.clip(np.ceil(values * BINS).astype(np.int64) - 1, 0, BINS - 1)
@@ -93,24 +81,17 @@ def measure_reliability(confidences: Confidences, is_right: NDArray[np.bool_]) -
     sums = np.bincount(numbers, weights=values, minlength=BINS)
     right = np.bincount(numbers, weights=is_right, minlength=BINS)
     bins = [
-        ConfidenceBin(
-            lower=number / BINS,
-            upper=(number + 1) / BINS,
-            count=int(counts[number]),
-            confidence=float(sums[number] / counts[number]),
-            accuracy=float(right[number] / counts[number]),
+        ConfidenceBin(number / BINS, (number + 1) / BINS, count, total / count, correct / count)
+        for number, (count, total, correct) in enumerate(
+            zip(counts.tolist(), sums.tolist(), right.tolist(), strict=True)
         )
-        for number in np.flatnonzero(counts).tolist()
+        if count
     ]
     return Reliability(float(np.abs(sums - right).sum() / len(values)), bins)
 
 
 def coverage_curve(confidences: Confidences, is_right: NDArray[np.bool_]) -> CoverageCurve:
-    """Return coverage and accuracy; rows of equal confidence are accepted together.
-
-    >>> coverage_curve(np.array([0.5, 0.9]), np.array([False, True])).accuracies.tolist()
-    [1.0, 0.5]
-    """
+    """Return coverage and accuracy; rows of equal confidence are accepted together."""
     order = np.argsort(-confidences, kind="stable")
     ordered = np.asarray(confidences, np.float64)[order]
     is_last = np.append(ordered[1:] != ordered[:-1], True)
@@ -126,16 +107,15 @@ def measure_calibration(
     if task.temperature == 1:
         return None
 
-    def compare(logits: Logits, labels: Labels) -> BeforeAndAfter:
+    def score(logits: Logits, labels: Labels) -> CalibrationScores:
+        loss = float(task.evaluation_losses(logits, labels).mean(dtype=np.float64))
+        return CalibrationScores(loss, measure_reliability(*task.confidences(logits, labels)))
+
+    def compare(logits: Logits, labels: Labels) -> dict[str, CalibrationScores]:
         before = logits * np.float32(task.temperature)
-        return BeforeAndAfter(_score(task, before, labels), _score(task, logits, labels))
+        return {"before": score(before, labels), "after": score(logits, labels)}
 
     return Calibration(task.temperature, compare(*validation), compare(*test))
-
-
-def _score(task: Task, logits: Logits, labels: Labels) -> CalibrationScores:
-    loss = float(task.evaluation_losses(logits, labels).mean(dtype=np.float64))
-    return CalibrationScores(loss, measure_reliability(*task.confidences(logits, labels)))
 
 
 def threshold_for_precision(

@@ -18,10 +18,7 @@ from finetune.tokenization.examples import ModelInputs, fill_batch
 
 @dataclass(frozen=True)
 class Predictor:
-    """A model that predicts in one precision, in batches that fit the memory.
-
-    If several processes share the work, each has the same model.
-    """
+    """A model, the same in all processes, that predicts in batches that fit the memory."""
 
     model: nn.Module
     device: Device
@@ -35,16 +32,24 @@ class Predictor:
         """Return the logits of examples: float32 of shape [examples, classes], in their order.
 
         Those of windows are aggregated. Several processes share the work, and each gets all logits.
-
-        Raises:
-            LossNotFinite: If a logit is NaN or infinite.
-            BatchDoesNotFit: If not even one example fits the device's memory.
         """
         order = np.argsort(-examples.lengths, kind="stable")
         # Each process gets as many examples of a length, so that all take about as long.
         parts = [order[first :: self.processes.count] for first in range(self.processes.count)]
         own = parts[self.processes.index]
-        found = self._predict(examples.subset(own), padded_lengths) if len(own) else None
+
+        def predict(batch_size: int) -> NDArray[np.float32]:
+            with self.device.autocast(self.precision):
+                return predict_logits(
+                    self.model,
+                    examples.subset(own),
+                    padded_lengths=padded_lengths,
+                    batch_size=batch_size,
+                    device=self.device,
+                )
+
+        # Longest batches first: little is lost when one does not fit.
+        found = self.batch_size.retry_on_out_of_memory(predict) if len(own) else None
         gathered = [one for one in self.processes.gather(found) if one is not None]
         logits = np.empty((len(order), gathered[0].shape[1]), np.float32)
         for part, part_logits in zip(parts, gathered, strict=False):
@@ -55,20 +60,6 @@ class Predictor:
                 remedy="train it with a lower --learning-rate, or with --precision fp32",
             )
         return examples.aggregate(logits)
-
-    def _predict(self, examples: ModelInputs, padded_lengths: Sequence[int]) -> NDArray[np.float32]:
-        def predict(batch_size: int) -> NDArray[np.float32]:
-            with self.device.autocast(self.precision):
-                return predict_logits(
-                    self.model,
-                    examples,
-                    padded_lengths=padded_lengths,
-                    batch_size=batch_size,
-                    device=self.device,
-                )
-
-        # Longest batches first: little is lost when one does not fit.
-        return self.batch_size.retry_on_out_of_memory(predict)
 
 
 def predict_logits(

@@ -4,7 +4,7 @@ import csv
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +58,8 @@ def _csv(path: Path) -> Iterator[Write]:
         quoting_writer = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
 
         def write(predictions: Sequence[Prediction]) -> None:
-            rows = list(map(_flatten, predictions))
             header = [] if names else [names]
-            if header:
-                names.extend(_columns_of(rows))
-            _check_columns(rows, names, path)
+            rows = _flatten(predictions, names, path)
             for values in [*header, *([row.get(name, "") for name in names] for row in rows)]:
                 has_return = any("\r" in str(value) for value in values)
                 (quoting_writer if has_return else writer).writerow(values)
@@ -75,25 +72,21 @@ def _parquet(path: Path) -> Iterator[Write]:
     import pyarrow
     from pyarrow import parquet
 
-    writer: Any = None
+    names: list[str] = []
+    with ExitStack() as stack:
+        writer: Any = None
 
-    def write(predictions: Sequence[Prediction]) -> None:
-        nonlocal writer
-        rows = list(map(_flatten, predictions))
-        if writer is None:
-            numbers = {name for name, value in rows[0].items() if isinstance(value, float)}
-            fields = [
-                (name, "float64" if name in numbers else "string") for name in _columns_of(rows)
-            ]
-            writer = parquet.ParquetWriter(path, pyarrow.schema(fields))
-        _check_columns(rows, writer.schema.names, path)
-        writer.write_table(pyarrow.Table.from_pylist(rows, schema=writer.schema))
+        def write(predictions: Sequence[Prediction]) -> None:
+            nonlocal writer
+            rows = _flatten(predictions, names, path)
+            if writer is None:
+                is_number = [isinstance(rows[0].get(name), float) for name in names]
+                types = ("float64" if one else "string" for one in is_number)
+                schema = pyarrow.schema([*zip(names, types, strict=True)])
+                writer = stack.enter_context(parquet.ParquetWriter(path, schema))
+            writer.write_table(pyarrow.Table.from_pylist(rows, schema=writer.schema))
 
-    try:
         yield write
-    finally:
-        if writer is not None:
-            writer.close()
 
 
 WRITERS = {".csv": _csv, ".jsonl": _json_lines, ".parquet": _parquet}
@@ -104,33 +97,33 @@ def json_line(prediction: Prediction) -> str:
     return json.dumps(prediction.to_json(), ensure_ascii=False, default=str)
 
 
-def _flatten(prediction: Prediction) -> dict[str, Any]:
-    """Return a prediction by columns: its numbers as floats, everything else as text."""
-    own: dict[str, Any] = dict(prediction.texts)
-    for name, value in prediction.result.items():
-        if isinstance(value, Mapping):
-            own |= {f"probability_{label}": one for label, one in value.items()}
-        else:
-            own[name] = "|".join(value) if isinstance(value, list) else value
-    others = prediction.columns_beside(own)
-    return own | {name: _as_text(value) for name, value in others.items()}
+def _flatten(
+    predictions: Sequence[Prediction], names: list[str], path: Path
+) -> list[dict[str, Any]]:
+    """Return rows of numbers and texts; the names of columns are those of the first rows."""
+    rows = []
+    for prediction in predictions:
+        row: dict[str, Any] = dict(prediction.texts)
+        for name, value in prediction.result.items():
+            if isinstance(value, Mapping):
+                row |= {f"probability_{label}": one for label, one in value.items()}
+            else:
+                row[name] = "|".join(value) if isinstance(value, list) else value
+        others = prediction.columns_beside(row)
+        rows.append(row | {name: _as_text(value) for name, value in others.items()})
+    found = dict.fromkeys(name for row in rows for name in row)
+    if not names:
+        names.extend(found)
+    if new := found.keys() - {*names}:
+        raise UsageError(
+            f"columns that the first rows lack: {', '.join(sorted(new))}; the predictions before"
+            f" them are in {path}",
+            remedy="write --output FILE.jsonl, where each row has its own columns",
+        )
+    return rows
 
 
 def _as_text(value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     return json.dumps(value, ensure_ascii=False, default=str).strip('"')
-
-
-def _columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row))
-
-
-def _check_columns(rows: Sequence[Mapping[str, Any]], names: Sequence[str], path: Path) -> None:
-    new = set(_columns_of(rows)).difference(names)
-    if new:
-        raise UsageError(
-            f"columns that the first rows lack: {', '.join(sorted(new))}; the predictions before"
-            f" them are in {path}",
-            remedy="write --output FILE.jsonl, where each row has its own columns",
-        )

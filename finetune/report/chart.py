@@ -126,15 +126,13 @@ class Chart:
 
     @property
     def across(self) -> Scale:
-        """The scale of x."""
         edges = [
-            x + more for one in self.series for x, _ in one.points for more in (0, one.bar_width)
+            x + wide for one in self.series for x, _ in one.points for wide in (0, one.bar_width)
         ]
         return Scale.of(self.x, edges, LEFT, WIDTH - RIGHT)
 
     @property
     def up(self) -> Scale:
-        """The scale of y."""
         heights = [y for one in self.series for _, y in (*one.points, *one.band)]
         return Scale.of(self.y, heights, HEIGHT - BOTTOM, TOP)
 

@@ -34,8 +34,9 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
         # It is shown below the metrics.
         if one.message != test.warning
     ]
+    curves = sections.draw_curves(journal, test.metrics)
     shown = chain(
-        sections.describe_curves(journal, test.metrics),
+        [sections.Section("curves", "Curves", charts=curves)] if curves else [],
         sections.describe_results(results, predictions, mistakes),
         sections.describe_probabilities(results.calibration, predictions),
         [sections.describe_speed(results, journal)],

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.config.schema import Config
+from finetune.config.schema import OPTIONS, Config
 from finetune.evaluation.calibration import (
     Calibration,
     Reliability,
@@ -19,13 +19,7 @@ from finetune.evaluation.calibration import (
 )
 from finetune.report.chart import Axis, Chart, Points, Series, chart_of, in_percent
 from finetune.report.templates import format_value
-from finetune.runs.results import (
-    AutoTunedOption,
-    ParameterCount,
-    RunDetails,
-    RunResults,
-    TextLengths,
-)
+from finetune.runs.results import ParameterCount, RunDetails, RunResults, TextLengths
 from finetune.tasks.metrics import METRICS
 from finetune.tasks.scores import Scores
 from finetune.tasks.tables import Table, format_interval, format_number, percent
@@ -52,18 +46,10 @@ class Section:
     summary: str = ""
 
 
-def describe_curves(journal: Rows, metrics: Iterable[str]) -> Iterator[Section]:
-    """Yield losses and validation metrics over the steps."""
-    if charts := draw_curves(journal, metrics):
-        yield Section("curves", "Curves", charts=charts)
-
-
 def draw_curves(journal: Rows, metrics: Iterable[str]) -> list[Chart]:
     """Return the loss over the steps and the metrics of validations, as far as there are any."""
-    losses = [
-        Series("training", _points(journal, "loss")),
-        Series("validation", _points(journal, "eval_loss")),
-    ]
+    names = {"training": "loss", "validation": "eval_loss"}
+    losses = [Series(name, _points(journal, key)) for name, key in names.items()]
     drawn = [METRICS[name] for name in metrics if METRICS[name].has_curve][:MAX_CURVES]
     curves = [Series(one.title, _points(journal, f"eval_{one.name}")) for one in drawn]
     is_percent = any(one.is_fraction for one in drawn)
@@ -78,8 +64,8 @@ def _steps(journal: Rows) -> Axis:
     return Axis("step", low=0.0, high=float(max((row["step"] for row in journal), default=1)))
 
 
-def _points(journal: Rows, key: str) -> Points:
-    return [(row["step"], row[key]) for row in journal if row.get(key) is not None]
+def _points(journal: Rows, key: str, *, unit: float = 1) -> Points:
+    return [(row["step"], row[key] / unit) for row in journal if row.get(key) is not None]
 
 
 def describe_results(results: RunResults, predictions: Rows, mistakes: Table) -> Iterator[Section]:
@@ -121,21 +107,25 @@ def describe_probabilities(calibration: Calibration | None, predictions: Rows) -
         "of few rows may be anywhere. The expected calibration error (ECE) is the mean distance"
     )
     if calibration:
-        before, after = calibration.test.before.reliability, calibration.test.after.reliability
-        charts = _draw_reliability({"before scaling": before, "after scaling": after})
+        charts = _draw_reliability(
+            {f"{when} scaling": one.reliability for when, one in calibration.test.items()}
+        )
         note += f"; the logits are divided by the temperature, {calibration.temperature:.3g}."
-        yield Section("probabilities", "Calibration", note, charts, [_tabulate(calibration)])
+        splits = {"validation": calibration.validation, "test": calibration.test}
+        cells = [
+            (f"{split}, {when} scaling", f"{100 * one.reliability.ece:.2f}%", f"{one.loss:.4f}")
+            for split, both in splits.items()
+            for when, one in both.items()
+        ]
+        table = Table("Calibration", ("rows", "ECE", "loss"), cells)
+        yield Section("probabilities", "Calibration", note, charts, [table])
     elif rows:
         reliability = measure_reliability(probabilities, is_right)
         note += f", here {100 * reliability.ece:.1f} percentage points. No temperature was fitted."
         charts = _draw_reliability({"test rows": reliability})
         yield Section("probabilities", "Calibration", note, charts)
     if rows:
-        note = "Where the prediction has a low probability, it may be better to abstain."
-        yield Section(
-            "coverage", "Accuracy vs. coverage", note,
-            draw_coverage(probabilities, is_right), [_tabulate_coverage(probabilities, is_right)],
-        )  # fmt: skip
+        yield _describe_coverage(probabilities, is_right)
 
 
 def _draw_reliability(splits: Mapping[str, Reliability]) -> list[Chart]:
@@ -148,39 +138,28 @@ def _draw_reliability(splits: Mapping[str, Reliability]) -> list[Chart]:
     return chart_of("Accuracy by probability", [*series, perfect], *axes)
 
 
-def _tabulate(calibration: Calibration) -> Table:
-    splits = {"validation": calibration.validation, "test": calibration.test}
-    rows = [
-        (f"{split}, {when} scaling", f"{100 * one.reliability.ece:.2f}%", f"{one.loss:.4f}")
-        for split, both in splits.items()
-        for when, one in (("before", both.before), ("after", both.after))
-    ]
-    return Table("Calibration", ("rows", "ECE", "loss"), rows)
-
-
-def draw_coverage(probabilities: NDArray[np.float64], is_right: NDArray[np.bool_]) -> list[Chart]:
-    """Return the accuracy of the most probable predictions by their fraction of all."""
+def _describe_coverage(probabilities: NDArray[Any], is_right: NDArray[np.bool_]) -> Section:
     curve = coverage_curve(probabilities, is_right)
     least = MIN_ROWS_OF_ACCURACY / len(is_right)
     points = zip(curve.coverages.tolist(), curve.accuracies.tolist(), strict=True)
     series = Series("accuracy", [one for one in points if one[0] >= least])
     coverage = Axis("coverage, most probable first", low=0.0, high=1.0, show=in_percent)
-    accuracy = Axis("accuracy", high=1.0, show=in_percent)
-    return chart_of("Accuracy by coverage", [series], coverage, accuracy)
-
-
-def _tabulate_coverage(probabilities: NDArray[Any], is_right: NDArray[np.bool_]) -> Table:
-    rows = []
-    for least in SHOWN_PROBABILITIES:
-        covered = is_right[probabilities >= least]
-        if len(covered):
+    charts = chart_of(
+        "Accuracy by coverage", [series], coverage, Axis("accuracy", high=1.0, show=in_percent)
+    )
+    cells = []
+    for lowest in SHOWN_PROBABILITIES:
+        covered = is_right[probabilities >= lowest]
+        if rows := len(covered):
             accuracy = float(covered.mean())
-            rows.append(
-                (percent(least), percent(len(covered) / len(is_right)), str(len(covered)),
-                 percent(accuracy), format_interval(accuracy, len(covered)))
+            cells.append(
+                (percent(lowest), percent(rows / len(is_right)), str(rows), percent(accuracy),
+                 format_interval(accuracy, rows))
             )  # fmt: skip
     columns = ("lowest probability", "coverage", "rows", "accuracy", "95% interval")
-    return Table("Accuracy from a probability on", columns, rows, text_columns=0)
+    table = Table("Accuracy from a probability on", columns, cells, text_columns=0)
+    note = "Where the prediction has a low probability, it may be better to abstain."
+    return Section("coverage", "Accuracy vs. coverage", note, charts, [table])
 
 
 def describe_speed(results: RunResults, journal: Rows) -> Section:
@@ -194,8 +173,8 @@ def describe_speed(results: RunResults, journal: Rows) -> Section:
     ]
     speed = [Series("examples/s", _points(journal, "examples_per_second"))]
     memory = [
-        Series(name, [(step, size / 2**30) for step, size in _points(journal, key)])
-        for name, key in (("allocated by the process", "held_bytes"), ("in use", "memory_bytes"))
+        Series("allocated by the process", _points(journal, "held_bytes", unit=2**30)),
+        Series("in use", _points(journal, "memory_bytes", unit=2**30)),
     ]
     steps = _steps(journal)
     charts = [
@@ -221,12 +200,17 @@ def describe_details(details: RunDetails) -> Iterator[Section]:
     )
     table = Table("Lengths of the texts", columns, rows)
     yield Section("texts", "Texts", note, draw_lengths(details.lengths), [table])
-    yield Section("parameters", "Trained parameters", tables=[_tabulate_parts(details.parameters)])
+    table = _tabulate_parts(details.parameters)
+    yield Section("parameters", table.title, tables=[table])
     if details.choices:
-        cells = [row for one in details.choices for row in _cells_of(one)]
-        table = Table(
-            "Chosen by measurement", ("what", "value", "measured", "note"), cells, text_columns=4
-        )
+        titles = ("what", "value", "measured", "note")
+        measured = [
+            (one.subject, f"{value} (chosen)" if value == one.value else value,
+             f"{format_number(number)} {one.quantity}", one.note if value == one.value else "")
+            for one in details.choices
+            for value, number in one.measured.items()
+        ]  # fmt: skip
+        table = Table("Chosen by measurement", titles, measured, text_columns=4)
         yield Section("choices", table.title, tables=[table])
 
 
@@ -257,13 +241,6 @@ def _tabulate_parts(parts: Mapping[str, ParameterCount]) -> Table:
     return Table("Trained parameters", ("part", "trained", "of", "percent"), rows)
 
 
-def _cells_of(choice: AutoTunedOption) -> Iterator[tuple[str, str, str, str]]:
-    for value, measured in choice.measured.items():
-        cells = (choice.subject, value, f"{format_number(measured)} {choice.quantity}", "")
-        is_chosen = value == choice.value
-        yield (*cells[:1], f"{value} (chosen)", cells[2], choice.note) if is_chosen else cells
-
-
 def describe_configuration(
     config: Config, environment: Mapping[str, Any], *, name: str
 ) -> Iterator[Section]:
@@ -271,20 +248,16 @@ def describe_configuration(
     command = f"finetune run --config {shlex.quote(f'{name}/config.yaml')}"
     note = "In the folder that contains the run's folder, this repeats the run:"
     yield Section("repeat", "Repeat the run", note, command=command)
-    sources, defaults = environment.get("origins", {}), asdict(Config())
-    rows = []
-    for section, options in asdict(config).items():
-        for option, value in options.items():
-            source = "default" if value == defaults[section][option] else "chosen automatically"
-            if option in sources:
-                source = Path(sources[option]).name
-            rows.append((f"{section}.{option}", format_value(value), source))
+    sources, rows = environment.get("origins", {}), []
+    for option in OPTIONS.values():
+        value = option.value_in(config)
+        source = "default" if value == option.default else "chosen automatically"
+        if option.name in sources:
+            source = Path(sources[option.name]).name
+        rows.append((f"{option.section}.{option.name}", format_value(value), source))
     table = Table("Configuration", ("option", "value", "source"), rows, text_columns=3)
     yield Section("configuration", table.title, tables=[table], summary="All options")
-    facts = [
-        (key, format_value(value))
-        for key, value in environment.items()
-        if key not in ("origins", "choices")
-    ]
+    shown = {name: environment[name] for name in environment if name not in ("origins", "choices")}
+    facts = [(name, format_value(value)) for name, value in shown.items()]
     table = Table("Environment", ("name", "value"), facts, text_columns=2)
     yield Section("environment", table.title, tables=[table], summary="Versions and machine")

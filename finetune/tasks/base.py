@@ -1,18 +1,25 @@
 """A task type, such as one label a text: the interface that each implements in one file."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from finetune.events import Emit
 from finetune.tasks.labels import find_odd_names
-from finetune.tasks.metrics import Metric, Needs, ProblemType, WeightedMetrics, compute_metrics
-from finetune.tasks.scores import Scores, score_classes
+from finetune.tasks.metrics import (
+    METRICS,
+    Metric,
+    Needs,
+    ProblemType,
+    WeightedMetrics,
+    compute_metrics,
+)
+from finetune.tasks.scores import Scores, rows_of
 from finetune.tasks.tables import Table
 from finetune.tasks.temperature import fit_temperature, scale_parameters
 
@@ -33,9 +40,8 @@ PIPELINE = "text-classification"
 class Prediction:
     """What a model says of a text; each of the values, such as ``label``, is an attribute too.
 
-    The values are ``label`` and ``probability``, ``labels``, or ``value``; the label is None where
-    the model abstains. Probabilities are those of each class, if they were asked for, and columns
-    the other columns of the text's row.
+    The label is None where the model abstains. There are ``probabilities`` of the classes if they
+    were asked for; ``columns`` are the other columns of the text's row.
     """
 
     text: str
@@ -45,10 +51,9 @@ class Prediction:
     text_pair: str | None = field(default=None, kw_only=True)
 
     def __getattr__(self, name: str) -> Any:
-        values = self.__dict__.get("values", {})
-        if name not in values:
+        if name not in vars(self).get("values", {}):
             raise AttributeError(f"this prediction has no {name!r}")
-        return values[name]
+        return self.values[name]
 
     @property
     def result(self) -> dict[str, Any]:
@@ -77,19 +82,15 @@ class Prediction:
         return columns
 
 
-@dataclass(frozen=True)
-class Outputs:
-    """What logits say of each row.
-
-    Args:
-        predicted: Class numbers [rows], yes or no for each class [rows, classes], or numbers.
-        probabilities: Of each class, [rows, classes]; None where labels are numbers.
-        confidences: The probability of the predicted class, [rows], where there is exactly one.
-    """
+class Outputs(NamedTuple):
+    """What logits say of each row; None is what the task does not have."""
 
     predicted: NDArray[Any]
+    """Class numbers [rows], yes or no for each class [rows, classes], or numbers [rows]."""
     probabilities: NDArray[np.float32] | None = None
+    """Of each class: [rows, classes]."""
     confidences: NDArray[np.float32] | None = None
+    """The probability of the predicted class, where there is exactly one: [rows]."""
 
 
 @dataclass(frozen=True)
@@ -119,10 +120,10 @@ class Task(ABC):
 
     @property
     def output_names(self) -> Sequence[str]:
-        """A name for each of the model's outputs; transformers calls a single one so."""
+        """The classes; transformers calls a single output ``LABEL_0``."""
         return self.class_names or ["LABEL_0"]
 
-    @property
+    @cached_property
     def class_numbers(self) -> dict[str, int]:
         """The number of each class by its name."""
         return {name: number for number, name in enumerate(self.class_names)}
@@ -164,13 +165,13 @@ class Task(ABC):
     def of_labels(cls, labels: "Column", *, names: Sequence[str] | None = None) -> Self:
         """Return the task of parsed training labels; a file may name all classes in their order."""
 
-    @abstractmethod
     def encode(self, labels: "Column") -> "Column":
         """Return parsed labels as the column of a ``Dataset``, of the type of ``feature``."""
+        return labels
 
-    @abstractmethod
     def decode(self, column: "Column") -> "Column":
         """Undo ``encode``."""
+        return column
 
     @property
     @abstractmethod
@@ -189,7 +190,7 @@ class Task(ABC):
 
     @abstractmethod
     def to_json(self, labels: Labels) -> list[Any]:
-        """Return labels or predictions as ``predictions.jsonl`` has them: names or numbers."""
+        """Return labels or predictions as names or numbers."""
 
     @abstractmethod
     def from_json(self, values: Sequence[Any]) -> Labels:
@@ -216,15 +217,15 @@ class Task(ABC):
 
     def count_classes(self, labels: Labels) -> dict[str, int]:
         """Return the rows of each class, in the order of the classes."""
-        counts = np.bincount(self.class_rows(labels)[1], minlength=len(self.class_names))
-        return dict(zip(self.class_names, counts.tolist(), strict=True))
+        _, numbers = self.class_rows(labels)
+        counts = np.bincount(numbers, minlength=len(self.class_names)).tolist()
+        return dict(zip(self.class_names, counts, strict=True))
 
     def first_rows(self, labels: Labels) -> dict[str, int]:
         """Return the first row of each class that has rows."""
         rows, numbers = self.class_rows(labels)
-        found, places = np.unique(numbers, return_index=True)
-        pairs = zip(found.tolist(), rows[places].tolist(), strict=True)
-        return {self.class_names[number]: row for number, row in pairs}
+        _, places = np.unique(numbers, return_index=True)
+        return {self.class_names[numbers[place]]: int(rows[place]) for place in places}
 
     def describe(self, labels: Labels) -> dict[str, float]:
         """Return statistics of the labels, beside the rows of each class."""
@@ -312,41 +313,48 @@ class Task(ABC):
     def score(self, logits: Logits, labels: Labels, *, others: Sequence[Metric] = ()) -> Scores:
         """Compare logits, [rows, outputs], with the true labels; there is one row at least."""
         outputs, weights = self.read_logits(logits), np.ones((1, len(labels)))
-        found: dict[Needs, NDArray[Any]] = {"predictions": outputs.predicted}
-        found["losses"] = self.evaluation_losses(logits, labels)
-        if outputs.probabilities is not None:
-            found["probabilities"] = outputs.probabilities
+        found: dict[Needs, NDArray[Any] | None] = {
+            "predictions": outputs.predicted,
+            "probabilities": outputs.probabilities,
+            "losses": self.evaluation_losses(logits, labels),
+        }
         metrics = compute_metrics(self.problem_type, labels, found, weights)
         metrics |= {one.name: one.compute(labels, outputs.predicted, weights) for one in others}
-        scores = Scores.of(metrics, labels, self.baseline_predictions(labels))
+        baseline = self.baseline_predictions(labels)
+        scores = Scores(
+            len(labels),
+            {name: value.item() for name, value in metrics.items()},
+            {name: METRICS[name].compute(labels, baseline, weights).item()
+             for name in metrics if METRICS[name].baseline},
+        )  # fmt: skip
         if not self.class_names:
             return scores
         more = self.class_columns(labels, outputs)
-        return score_classes(scores, self.class_names, labels, outputs.predicted, **more)
+        return scores.with_classes(self.class_names, labels, outputs.predicted, **more)
 
     def predict(
         self, texts: Sequence[str], logits: Logits, *, all_scores: bool = False
     ) -> list[Prediction]:
         """Return what logits, [texts, outputs], say of each text, if asked for of each class."""
         outputs = self.read_logits(logits)
-        values = [{self.result_name: one} for one in self.to_json(outputs.predicted)]
-        if outputs.confidences is not None:
-            for own, confidence in zip(values, outputs.confidences.tolist(), strict=True):
-                own["probability"] = confidence
+        values = rows_of(self._columns_of(outputs, self.result_name))
         found: Sequence[Mapping[str, float] | None] = [None] * len(texts)
         if all_scores and outputs.probabilities is not None:
-            rows = outputs.probabilities.tolist()
-            found = [dict(zip(self.class_names, row, strict=True)) for row in rows]
+            columns = outputs.probabilities.T.tolist()
+            found = rows_of(dict(zip(self.class_names, columns, strict=True)))
         return [Prediction(*one) for one in zip(texts, values, found, strict=True)]
 
     def prediction_rows(self, logits: Logits, labels: Labels) -> list[dict[str, Any]]:
         """Return the rows of ``predictions.jsonl``, without their texts."""
-        outputs = self.read_logits(logits)
-        columns = {"label": self.to_json(labels), "predicted": self.to_json(outputs.predicted)}
+        columns = {"label": self.to_json(labels)}
+        columns |= self._columns_of(self.read_logits(logits), "predicted")
+        return rows_of(columns | {"loss": self.evaluation_losses(logits, labels).tolist()})
+
+    def _columns_of(self, outputs: Outputs, name: str) -> dict[str, list[Any]]:
+        columns = {name: self.to_json(outputs.predicted)}
         if outputs.confidences is not None:
             columns["probability"] = outputs.confidences.tolist()
-        columns["loss"] = self.evaluation_losses(logits, labels).tolist()
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        return columns
 
     def confidences(
         self, logits: Logits, labels: Labels
@@ -369,8 +377,8 @@ class Task(ABC):
     def weighted_metrics(self, rows: Sequence[Mapping[str, Any]]) -> WeightedMetrics:
         """Return a function that computes the metrics of resampled ``predictions.jsonl``."""
         labels, predicted = self._read_rows(rows)
-        found: dict[Needs, NDArray[Any]] = {"predictions": predicted}
-        found["losses"] = np.array([row["loss"] for row in rows])
+        losses = np.array([row["loss"] for row in rows])
+        found: dict[Needs, NDArray[Any]] = {"predictions": predicted, "losses": losses}
         return partial(compute_metrics, self.problem_type, labels, found)
 
     def _read_rows(self, rows: Sequence[Mapping[str, Any]]) -> tuple[Labels, Labels]:
@@ -396,6 +404,10 @@ class Task(ABC):
     @abstractmethod
     def mistakes(self, rows: Sequence[Mapping[str, Any]]) -> Table:
         """Return the worst of the rows of ``predictions.jsonl``."""
+
+    def mistake_groups(self, classes: Iterable[str]) -> dict[str, str]:
+        """Return the titles of the classes of a mistake, by the ids of ``Table.groups``."""
+        return {f"class-{self.class_numbers[name]}": f"Mistakes with {name}" for name in classes}
 
 
 TASK_TYPES: dict[str, type[Task]] = {}

@@ -45,10 +45,7 @@ def choose_task_type(
 ) -> tuple[type[Task], str]:
     """Return the task type of a column of labels, and the reason.
 
-    Args:
-        name: Of a task type, or ``auto`` to find it.
-        labels: The values of the column as text, each at least once.
-        names: Of all classes, if a file names them.
+    Each label is among ``labels`` at least once; a file may have the ``names`` of all classes.
     """
     if name != AUTO:
         return find_task_type(name), "as --task says"

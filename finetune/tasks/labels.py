@@ -89,11 +89,7 @@ def find_odd_names(names: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def sort_classes(labels: Iterable[str]) -> list[str]:
-    """Return the distinct labels: numbers by their value, then words by the alphabet.
-
-    >>> sort_classes(["b", "10", "9", "a", "B", "10"])
-    ['9', '10', 'a', 'B', 'b']
-    """
+    """Return the distinct labels: numbers by their value, then words by the alphabet."""
     return sorted(
         set(labels),
         key=lambda label: (
@@ -106,9 +102,6 @@ def find_separator(labels: Iterable[str]) -> str | None:
     """Return what stands between several labels of a row, or None where each row has one.
 
     A comma in names, as in "Congo, Republic", separates nothing: its parts do not recur.
-
-    >>> find_separator(["a|b", "b", "a|c"]), find_separator(["one, two", "three, four"])
-    ('|', None)
     """
     distinct = {label for label in labels if not is_list(label)}
     for separator in LIST_SEPARATORS:
@@ -127,11 +120,7 @@ def is_list(label: str) -> bool:
 
 
 def are_lists(labels: Iterable[str]) -> bool:
-    """Return whether labels are lists: all of them, or some, with quotes.
-
-    >>> are_lists(["['a']", "b"]), are_lists(["[a]", "[a, b]"]), are_lists(["[other]", "b"])
-    (True, True, False)
-    """
+    """Return whether labels are lists: all of them, or some, with quotes."""
     labels = list(labels)
     lists = list(filter(is_list, labels))
     has_quotes = any(quote in one for one in lists for quote in "'\"")
@@ -139,11 +128,7 @@ def are_lists(labels: Iterable[str]) -> bool:
 
 
 def split_labels(label: str, separator: str | None) -> list[str]:
-    """Return the labels of a row, without spaces around them; none of an empty text.
-
-    >>> split_labels('["a", "b"]', None), split_labels("a| b", "|"), split_labels("['x']", None)
-    (['a', 'b'], ['a', 'b'], ['x'])
-    """
+    """Return the labels of a row, without spaces around them; none of an empty text."""
     text = label.strip()
     parts: Iterable[object] = text.split(separator) if separator else [text]
     if is_list(text):

@@ -37,11 +37,9 @@ MAX_ROUNDING = 1e-13
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that says how good predictions are.
+    """A number that says how good predictions are; the title is its name in sentences.
 
     Args:
-        name: In JSON and for ``--metric-for-best-model``.
-        title: In sentences.
         compute: Returns the metric of each resample, [resamples], from labels [rows, ...], what it
             ``needs`` [rows, ...], and how often each row counts: [resamples, rows].
         is_fraction: Whether it is in 0..1 and shown in percent.
@@ -130,14 +128,14 @@ def load_evaluate_metric(name: str) -> Metric:
 def compute_metrics(
     problem_type: ProblemType,
     labels: Array,
-    outputs: Mapping[Needs, Array],
+    outputs: Mapping[Needs, Array | None],
     weights: Floats,
 ) -> dict[str, Floats]:
     """Return the metrics whose needs are among the outputs, by name: each [resamples]."""
     return {
-        one.name: one.compute(labels, outputs[one.needs], weights)
+        one.name: one.compute(labels, needed, weights)
         for one in metrics_of(problem_type)
-        if one.needs in outputs
+        if (needed := outputs.get(one.needs)) is not None
     }
 
 

@@ -48,10 +48,8 @@ SMALL_FRACTION = 0.01
 class Multi(Task):
     """Any number of classes a text; the labels are float32 of shape [rows, classes], 0 or 1.
 
-    Args:
-        thresholds: The probability from which on a text has each class; none for one half.
-        positive_weights: The weight of rows that have a class, for each class, relative to rows
-            that have it not; none for 1.
+    A text has the classes whose probability reaches their threshold, by default one half. Rows that
+    have a class weigh ``positive_weights`` times as much in its loss as others, by default 1.
     """
 
     name: ClassVar[str] = "multi"
@@ -77,7 +75,6 @@ class Multi(Task):
 
     @classmethod
     def parse(cls, columns: Sequence["Column"]) -> "list[Column]":
-        """Return the names of each row's classes, as lists; an empty text is none."""
         import pyarrow
 
         distinct = distinct_values(columns)
@@ -123,7 +120,6 @@ class Multi(Task):
         return self._indicators(lengths, pc.list_flatten(column).to_numpy())
 
     def _indicators(self, lengths: NDArray[Any], numbers: NDArray[Any]) -> Indicators:
-        """Return 1 where a row has a class, from the classes of each row in a row."""
         labels = np.zeros((len(lengths), len(self.class_names)), np.float32)
         labels[np.repeat(np.arange(len(lengths)), lengths), numbers] = 1
         return labels
@@ -191,7 +187,6 @@ class Multi(Task):
             )
 
     def with_training_labels(self, labels: Indicators, *, is_balanced: bool) -> Self:
-        """Return the task whose rows with a class weigh as much as those without, if balanced."""
         if not is_balanced:
             return self
         rows = labels.sum(axis=0, dtype=np.float64)
@@ -234,20 +229,17 @@ class Multi(Task):
         return replace(self, positive_weights=())
 
     def read_logits(self, logits: Logits) -> Outputs:
-        """Return the classes whose probability reaches their threshold."""
         probabilities = _probabilities(logits)
         return Outputs(probabilities >= np.array(self._thresholds, np.float32), probabilities)
 
     def baseline_predictions(self, labels: Indicators) -> NDArray[np.bool_]:
-        """Return the largest class."""
         is_largest = np.arange(labels.shape[1]) == labels.sum(axis=0).argmax()
         return np.broadcast_to(is_largest, labels.shape)
 
     def class_columns(self, labels: Indicators, outputs: Outputs) -> Mapping[str, Sequence[float]]:
-        """Return thresholds and average precisions."""
-        weights, probabilities = np.ones((1, len(labels))), outputs.probabilities
-        assert probabilities is not None
-        [precisions] = average_precisions(labels, probabilities, weights)
+        assert outputs.probabilities is not None
+        weights = np.ones((1, len(labels)))
+        [precisions] = average_precisions(labels, outputs.probabilities, weights)
         return {"threshold": self._thresholds, "average_precision": precisions.tolist()}
 
     @property
@@ -264,22 +256,16 @@ class Multi(Task):
         )
 
     def mistakes(self, rows: Sequence[Mapping[str, Any]]) -> Table:
-        """Return the rows with the most wrong classes."""
-        numbers, wrong = self.class_numbers, []
+        mistakes = []
         for row in rows:
             if classes := {*row["label"]} ^ {*row["predicted"]}:
                 names = (", ".join(row["label"]), ", ".join(row["predicted"]))
                 cells = (text_of(row), *names, str(len(classes)))
-                groups = {f"class-{numbers[name]}": f"Mistakes with {name}" for name in classes}
-                wrong.append((cells, groups))
-        wrong.sort(key=lambda one: len(one[1]), reverse=True)
-        return list_mistakes(
-            "Most wrong classes",
-            ("text", "true", "predicted", "wrong classes"),
-            [cells for cells, _ in wrong],
-            groups=[groups for _, groups in wrong],
-            note=f"{len(wrong)} of {len(rows)} test rows have a class too many or too few.",
-        )
+                mistakes.append((cells, self.mistake_groups(classes)))
+        mistakes.sort(key=lambda mistake: len(mistake[1]), reverse=True)
+        columns = ("text", "true", "predicted", "wrong classes")
+        note = f"{len(mistakes)} of {len(rows)} test rows have a class too many or too few."
+        return list_mistakes("Most wrong classes", columns, mistakes, note=note)
 
 
 @cache

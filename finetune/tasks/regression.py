@@ -39,7 +39,6 @@ class Regression(Task):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Mean and standard deviation, which the loss is relative to."""
         return {"mean": self.mean, "deviation": self.deviation}
 
     @classmethod
@@ -48,18 +47,11 @@ class Regression(Task):
 
     @classmethod
     def parse(cls, columns: Sequence["Column"]) -> "list[Column]":
-        """Return numbers, null for an empty text."""
         return [_parse_numbers(column) for column in columns]
 
     @classmethod
     def of_labels(cls, labels: "Column", *, names: Sequence[str] | None = None) -> Self:
         return cls()
-
-    def encode(self, labels: "Column") -> "Column":
-        return labels
-
-    def decode(self, column: "Column") -> "Column":
-        return column
 
     @property
     def feature(self) -> Any:
@@ -149,7 +141,6 @@ class Regression(Task):
         return Outputs(numbers if self.is_scaled else numbers * self.deviation + self.mean)
 
     def baseline_predictions(self, labels: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Return the mean of the training rows."""
         return np.full(len(labels), self.mean)
 
     @property

@@ -14,6 +14,7 @@ from finetune.tasks.tables import Table, format_interval, format_number, percent
 BASELINE = "baseline_"
 # The confusion matrix grows with the square of the classes: at 10,000 it would take gigabytes.
 MAX_CLASSES_OF_MATRIX = 500
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -31,17 +32,16 @@ class ClassScores:
     def cells(self) -> dict[str, str]:
         """The values that there are, as a table shows them, by column."""
         cells = {
-            "threshold": None if self.threshold is None else f"{self.threshold:.2f}",
+            "threshold": f"{self.threshold or 0:.2f}",
             "precision": percent(self.precision),
             "recall": percent(self.recall),
             "95% interval": format_interval(self.recall, self.support),
             "F1": percent(self.f1),
-            "average precision": None
-            if self.average_precision is None
-            else percent(self.average_precision),
+            "average precision": percent(self.average_precision or 0),
             "rows": str(self.support),
         }
-        return {name: cell for name, cell in cells.items() if cell is not None}
+        missing = {name.replace("_", " ") for name, one in asdict(self).items() if one is None}
+        return {name: cell for name, cell in cells.items() if name not in missing}
 
 
 @dataclass(frozen=True)
@@ -72,25 +72,12 @@ class Scores:
     per_class: Mapping[str, ClassScores] | None = None
     confusion_matrix: Sequence[Sequence[int]] | None = None
 
-    @classmethod
-    def of(
-        cls, metrics: Mapping[str, NDArray[Any]], labels: NDArray[Any], baseline: NDArray[Any]
-    ) -> "Scores":
-        """Return the scores of a split from its metrics, labels and baseline predictions."""
-        weights = np.ones((1, len(labels)))
-        baselines = {
-            name: METRICS[name].compute(labels, baseline, weights).item()
-            for name in metrics
-            if METRICS[name].baseline
-        }
-        return cls(len(labels), {name: one.item() for name, one in metrics.items()}, baselines)
-
     def __getattr__(self, name: str) -> Any:
-        metrics, baselines = (self.__dict__.get(one, {}) for one in ("metrics", "baselines"))
-        found = metrics | {BASELINE + metric: value for metric, value in baselines.items()}
-        if name not in found:
-            raise AttributeError(f"these scores have no {name!r}")
-        return found[name]
+        part = "baselines" if name.startswith(BASELINE) else "metrics"
+        try:
+            return vars(self)[part][name.removeprefix(BASELINE)]
+        except KeyError:
+            raise AttributeError(f"these scores have no {name!r}") from None
 
     @property
     def values(self) -> list[MetricValue]:
@@ -123,18 +110,14 @@ class Scores:
         """The metrics of each class; the interval is that of the recall."""
         if not self.per_class:
             return None
-        rows = {name: one.cells for name, one in self.per_class.items()}
-        columns = ("class", *next(iter(rows.values())))
-        cells = [(name, *own.values()) for name, own in rows.items()]
-        return Table("Classes of the test split", columns, cells)
+        rows = [{"class": name, **one.cells} for name, one in self.per_class.items()]
+        cells = [list(row.values()) for row in rows]
+        return Table("Classes of the test split", list(rows[0]), cells)
 
     def to_json(self) -> dict[str, Any]:
         """Return the metrics by name, as ``finetune evaluate --json`` prints them."""
-        found: dict[str, Any] = {
-            "samples": self.samples,
-            **self.metrics,
-            **{BASELINE + name: value for name, value in self.baselines.items()},
-        }
+        found: dict[str, Any] = {"samples": self.samples, **self.metrics}
+        found |= {BASELINE + name: value for name, value in self.baselines.items()}
         if self.per_class is not None:
             found["per_class"] = {
                 label: {name: one for name, one in asdict(own).items() if one is not None}
@@ -144,53 +127,48 @@ class Scores:
             found["confusion_matrix"] = self.confusion_matrix
         return found
 
+    def with_classes(
+        self, names: Sequence[str], labels: Array, predicted: Array, **others: Sequence[float]
+    ) -> "Scores":
+        """Return scores with those of each class, ``others`` among their fields."""
+        classes = len(names)
+        counts = count_classes(labels, predicted, np.ones((1, len(labels))), classes=classes)
+        right, chosen, true = (one[0] for one in counts)
+        columns: dict[str, Sequence[float]] = {
+            "precision": (right / np.maximum(chosen, 1)).tolist(),
+            "recall": (right / np.maximum(true, 1)).tolist(),
+            "f1": (2 * right / np.maximum(chosen + true, 1)).tolist(),
+            "support": true.astype(np.int64).tolist(),
+            **others,
+        }
+        rows = (ClassScores(**row) for row in rows_of(columns))
+        matrix: list[list[int]] | None = None if labels.ndim == 2 else []
+        if matrix is not None and classes <= MAX_CLASSES_OF_MATRIX:
+            pairs = np.bincount(labels * classes + predicted, minlength=classes**2)
+            matrix = pairs.reshape(classes, classes).tolist()
+        per_class = dict(zip(names, rows, strict=True))
+        return replace(self, per_class=per_class, confusion_matrix=matrix)
+
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> "Scores":
         """Undo ``to_json``."""
         classes: Mapping[str, Any] | None = found.get("per_class")
-        baselines = {
-            name.removeprefix(BASELINE): float(value)
-            for name, value in found.items()
-            if name.startswith(BASELINE)
-        }
+        metrics, baselines = (
+            {name: float(found[prefix + name]) for name in METRICS if prefix + name in found}
+            for prefix in ("", BASELINE)
+        )
         return cls(
-            samples=found["samples"],
-            metrics={name: float(found[name]) for name in METRICS if name in found},
-            baselines=baselines,
-            per_class=classes and {name: ClassScores(**own) for name, own in classes.items()},
-            confusion_matrix=found.get("confusion_matrix"),
+            found["samples"],
+            metrics,
+            baselines,
+            classes and {name: ClassScores(**own) for name, own in classes.items()},
+            found.get("confusion_matrix"),
         )
 
 
-def score_classes(
-    scores: Scores,
-    names: Sequence[str],
-    labels: NDArray[Any],
-    predicted: NDArray[Any],
-    **others: Sequence[float],
-) -> Scores:
-    """Return scores with those of each class, which may have other fields of ``ClassScores``."""
-    classes = len(names)
-    counts = count_classes(labels, predicted, np.ones((1, len(labels))), classes=classes)
-    right, chosen, true = (one[0] for one in counts)
-    precision, recall = right / np.maximum(chosen, 1), right / np.maximum(true, 1)
-    f1 = 2 * right / np.maximum(chosen + true, 1)
-    columns: dict[str, Sequence[float]] = {
-        "precision": precision.tolist(),
-        "recall": recall.tolist(),
-        "f1": f1.tolist(),
-        "support": true.astype(np.int64).tolist(),
-        **others,
-    }
-    rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
-    per_class = {name: ClassScores(**row) for name, row in zip(names, rows, strict=True)}
-    matrix: list[list[int]] | None = None
-    if labels.ndim == 1:
-        matrix = []
-        if classes <= MAX_CLASSES_OF_MATRIX:
-            pairs = np.bincount(labels * classes + predicted, minlength=classes**2)
-            matrix = pairs.reshape(classes, classes).tolist()
-    return replace(scores, per_class=per_class, confusion_matrix=matrix)
+def rows_of(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return columns of one length as rows."""
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def warn_unless_better(scores: Scores, *, emit: Emit) -> None:

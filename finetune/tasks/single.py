@@ -25,7 +25,7 @@ ClassNumbers = NDArray[np.int64]
 class Single(Task):
     """One class a text; the labels are int64 of shape [rows].
 
-    ``class_weights`` are the weights of a row of each class in the loss; none for 1.
+    In the loss a row has the weight of its class, by default 1.
     """
 
     name: ClassVar[str] = "single"
@@ -93,14 +93,12 @@ class Single(Task):
         return np.array(self.class_weights, np.float32)[labels]
 
     def read_logits(self, logits: Logits) -> Outputs:
-        """Return each row's most probable class and its probability."""
         import torch
 
         probabilities = torch.from_numpy(logits).softmax(dim=1).numpy()
         return Outputs(logits.argmax(axis=1), probabilities, probabilities.max(axis=1))
 
     def baseline_predictions(self, labels: ClassNumbers) -> ClassNumbers:
-        """Return the largest class."""
         return np.full_like(labels, np.bincount(labels).argmax())
 
     def row_errors(self, rows: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
@@ -116,24 +114,20 @@ class Single(Task):
         )
 
     def mistakes(self, rows: Sequence[Mapping[str, Any]]) -> Table:
-        """Return the mistakes of the highest probability."""
-        numbers = self.class_numbers
-        mistakes = [row for row in rows if row["predicted"] != row["label"]]
-        mistakes.sort(key=itemgetter("probability"), reverse=True)
-        cells, groups = [], []
-        for row in mistakes:
+        wrong = [row for row in rows if row["predicted"] != row["label"]]
+        wrong.sort(key=itemgetter("probability"), reverse=True)
+        mistakes = []
+        for row in wrong:
             pair = (row["label"], row["predicted"])
-            cells.append((text_of(row), *pair, percent(row["probability"])))
-            cell = "-".join(str(numbers[name]) for name in pair)
-            titles = {f"class-{numbers[name]}": f"Mistakes with {name}" for name in pair}
-            groups.append({f"cell-{cell}": "{} predicted as {}".format(*pair)} | titles)
-        note = f"{len(mistakes)} of {len(rows)} test rows are misclassified"
-        if len(mistakes) > MAX_MISTAKES:
+            cell = "-".join(str(self.class_numbers[name]) for name in pair)
+            groups = {f"cell-{cell}": "{} predicted as {}".format(*pair)}
+            cells = (text_of(row), *pair, percent(row["probability"]))
+            mistakes.append((cells, groups | self.mistake_groups(pair)))
+        note = f"{len(wrong)} of {len(rows)} test rows are misclassified"
+        if len(wrong) > MAX_MISTAKES:
             note += f"; these are the {MAX_MISTAKES} with the highest probability"
         columns = ("text", "true", "predicted", "probability")
-        return list_mistakes(
-            "Most confident mistakes", columns, cells, groups=groups, note=f"{note}."
-        )
+        return list_mistakes("Most confident mistakes", columns, mistakes, note=f"{note}.")
 
 
 def cross_entropy(logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":

@@ -60,24 +60,20 @@ def text_of(row: Mapping[str, Any]) -> str:
 def list_mistakes(
     title: str,
     columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
+    mistakes: Sequence[tuple[Sequence[str], Mapping[str, str]]],
     *,
-    groups: Sequence[Mapping[str, str]],
     note: str = "",
 ) -> Table:
-    """Return a table of mistakes, the worst first: the first of all, and those of each group."""
+    """Return a table of mistakes, cells and groups of each, the worst first.
+
+    It has the first of all, and the first of each group.
+    """
     seen: Counter[str] = Counter()
     listed = []
-    for row, own in enumerate(groups):
-        seen.update(list(own))
-        if row < MAX_MISTAKES or min((seen[one] for one in own), default=row) <= MAX_OF_A_GROUP:
-            listed.append(row)
-    listed = listed[:MAX_LISTED]
-    return Table(
-        title,
-        columns,
-        [rows[number] for number in listed],
-        text_columns=len(columns) - 1,
-        note=note,
-        groups=[groups[number] for number in listed],
-    )
+    for number, (cells, groups) in enumerate(mistakes):
+        seen.update(list(groups))
+        if number < MAX_MISTAKES or min(map(seen.__getitem__, groups)) <= MAX_OF_A_GROUP:
+            listed.append((cells, groups))
+    del listed[MAX_LISTED:]
+    rows, groups_of_rows = [cells for cells, _ in listed], [groups for _, groups in listed]
+    return Table(title, columns, rows, len(columns) - 1, note, groups_of_rows)

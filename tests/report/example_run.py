@@ -4,7 +4,6 @@ import numpy as np
 
 from finetune.config.mode import Mode
 from finetune.evaluation.calibration import (
-    BeforeAndAfter,
     Calibration,
     CalibrationScores,
     Reliability,
@@ -45,7 +44,10 @@ def measure(probability: float) -> Reliability:
     return measure_reliability(np.array([probability] * 2), np.array([True, False]))
 
 
-BOTH = BeforeAndAfter(CalibrationScores(0.7, measure(0.9)), CalibrationScores(0.6, measure(0.6)))
+BOTH = {
+    "before": CalibrationScores(0.7, measure(0.9)),
+    "after": CalibrationScores(0.6, measure(0.6)),
+}
 CALIBRATION = Calibration(temperature=1.7, validation=BOTH, test=BOTH)
 
 

@@ -20,5 +20,6 @@ def test_the_interval_of_a_fraction_is_in_percent() -> None:
 
 def test_rare_mistakes_are_listed_beside_the_worst() -> None:
     groups = [{"common": ""}] * 100 + [{"rare": ""}]
-    table = list_mistakes("", ("", ""), [(str(number),) for number in range(101)], groups=groups)
+    mistakes = [((str(number),), own) for number, own in enumerate(groups)]
+    table = list_mistakes("", ("", ""), mistakes)
     assert [row for (row,) in table.rows] == [*map(str, range(MAX_MISTAKES)), "100"]
