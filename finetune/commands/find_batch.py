@@ -30,9 +30,6 @@ from finetune.devices.mps.chips import MACS, Mac, find_mac
 from finetune.errors import (
     BatchDoesNotFit,
     ConfigurationInvalid,
-    DataNotFound,
-    HubNotReachable,
-    ModelNotFound,
     ModelUnsupported,
     UsageError,
 )
@@ -175,11 +172,14 @@ class _Search:
         estimates: list[EstimateResult] = []
         for max_tokens, mode in product(lengths, self.modes):
             case = self.case(device, mode, replace(texts, max_tokens=max_tokens))
+            # M1 and M2 compute wrongly on more than so many tokens at once.
+            sound = device.shapes.max_examples(padded_length=case.padded_length)
+            limit = min(texts.rows, sound or texts.rows)
             self.emit(Info(f"estimating {mode} at {case.padded_length} tokens on {mac.name}"))
             for is_stored in [True, False] if stores_features(self.config.cache, mode) else [False]:
                 try:
                     estimates.append(
-                        estimate_parts(case, mac, stores_features=is_stored, limit=texts.rows)
+                        estimate_parts(case, mac, stores_features=is_stored, limit=limit)
                     )
                 except ModelUnsupported as error:
                     if not is_stored:
@@ -187,7 +187,6 @@ class _Search:
                     self.emit(
                         WarningMessage(f"{error.message}: the whole model runs at every step")
                     )
-        self._warn_of_wrong_results(device, estimates)
         return FoundBatches(estimates=tuple(estimates))
 
     def case(self, device: "Device", mode: Mode, texts: _Texts) -> "Case":
@@ -206,25 +205,6 @@ class _Search:
             task=texts.task,
         )  # fmt: skip
 
-    def _warn_of_wrong_results(
-        self, device: "Device", estimates: Sequence["EstimateResult"]
-    ) -> None:
-        """Warn if memory holds more examples of a length than the device computes correctly."""
-        batches: dict[int, int] = {}
-        for one in estimates:
-            # Where features are stored, only their extraction is sure to see all tokens.
-            batch = one.features_batch or one.batch
-            batches[one.padded_length] = max(batch, batches.get(one.padded_length, 0))
-        for padded_length, batch in batches.items():
-            limit = device.shapes.max_examples(padded_length=padded_length)
-            if limit is not None and batch > limit:
-                remedy = (
-                    f"a run takes no more: on M1 and M2 {device.name} computes wrongly on more "
-                    f"than {device.shapes.max_tokens:,} tokens at once"
-                )
-                warning = f"more than {limit:,} examples of {padded_length} tokens fit"
-                self.emit(WarningMessage(warning, remedy=remedy))
-
     def measure_texts(self) -> _Texts:
         """Read as much of the data as is needed."""
         from finetune.data.dataset import texts_of
@@ -234,34 +214,24 @@ class _Search:
         from finetune.tokenization.encode import encode_texts
 
         options, model, rows = self.config.data, self.config.model, self.limit
-        is_published = options.data == "trec" and options.data_dir is None
-        if rows is None and is_published:
+        if rows is None and options.data == "trec" and options.data_dir is None:
             rows = min(TRAINING_ROWS, options.max_train_samples or TRAINING_ROWS)
         if self.has_max_length and rows:
             return _Texts(model.max_length, rows)
-        try:
-            loaded = load_splits(options, emit=self.emit)
-            task, rows_found = loaded.task, rows or len(loaded.splits["train"])
-            texts = _Texts(model.max_length, rows_found, task.name, len(task.output_names))
-            if self.has_max_length:
-                return texts
+        loaded = load_splits(options, emit=self.emit)
+        task, rows = loaded.task, rows or len(loaded.splits["train"])
+        max_tokens = model.max_length
+        if not self.has_max_length:
             tokenizer = load_tokenizer(model.model, revision=model.revision)
-        except (DataNotFound, HubNotReachable, ModelNotFound, ModelUnsupported) as error:
-            if not (is_published and rows):
-                raise
-            warning = f"the length of {options.data}'s texts is not known: {error.message}"
-            remedy = f"batch sizes are for texts of {model.max_length} tokens; see --max-length"
-            self.emit(WarningMessage(warning, remedy=remedy))
-            return _Texts(model.max_length, rows)
-        encoded = (
-            encode_texts(tokenizer, *texts_of(split), max_length=model.max_length)
-            for split in loaded.splits.values()
-        )
-        max_tokens = max(int(one.lengths.max()) for one in encoded)
-        self.emit(Info(f"the longest text of {options.data} has {max_tokens} tokens"))
-        why = "as --limit says" if self.limit else "the rows of the training split; see --limit"
-        self.emit(Info(f"batch sizes of up to {texts.rows:,} are tried: {why}"))
-        return replace(texts, max_tokens=max_tokens)
+            encoded = (
+                encode_texts(tokenizer, *texts_of(split), max_length=max_tokens)
+                for split in loaded.splits.values()
+            )
+            max_tokens = max(int(one.lengths.max()) for one in encoded)
+            self.emit(Info(f"the longest text of {options.data} has {max_tokens} tokens"))
+            why = "as --limit says" if self.limit else "the rows of the training split; see --limit"
+            self.emit(Info(f"batch sizes of up to {rows:,} are tried: {why}"))
+        return _Texts(max_tokens, rows, task.name, len(task.output_names))
 
 
 def _mac_with(memory: str) -> Mac:
