@@ -111,7 +111,7 @@ def test_nothing_is_lost_by_not_computing(
     assert list(report.operators) == expected
 
 
-def test_calls_are_those_of_one_update_and_modules_those_that_call(
+def test_calls_are_those_of_one_step_and_modules_those_that_call(
     bert_report: OperatorReport,
 ) -> None:
     found = by_name(bert_report)

@@ -66,20 +66,20 @@ def test_a_configuration_that_splits_the_model_is_refused(monkeypatch: pytest.Mo
 
 
 @pytest.mark.cuda
-def test_update_that_fp16_leaves_out_after_resuming_is_counted() -> None:
+def test_step_that_fp16_leaves_out_after_resuming_is_counted() -> None:
     from finetune.devices.cuda import CudaDevice
 
-    processes = Accelerator(CudaDevice(), precision="fp16")
-    scale = processes.scaler_state()["scale"]
+    accelerator = Accelerator(CudaDevice(), precision="fp16")
+    scale = accelerator.scaler_state()["scale"]
 
     layer = torch.nn.Linear(2, 2)
-    placed, optimizer = processes.prepare(layer), torch.optim.AdamW(layer.parameters())
+    placed, optimizer = accelerator.prepare(layer), torch.optim.AdamW(layer.parameters())
 
     # As after 4,000 good steps; the next has gradients that are too large.
-    processes.load_scaler_state({**processes.scaler_state(), "scale": 4 * scale})
-    assert processes.skipped_steps() == 0
-    processes.backward(placed(torch.ones(2, device="cuda")).sum() * torch.inf)
-    processes.clip_gradients(optimizer, max_norm=1.0)
-    processes.step(optimizer)
+    accelerator.load_scaler_state({**accelerator.scaler_state(), "scale": 4 * scale})
+    assert accelerator.skipped_steps() == 0
+    accelerator.backward(placed(torch.ones(2, device="cuda")).sum() * torch.inf)
+    accelerator.unscale_gradients(optimizer)
+    accelerator.step(optimizer)
 
-    assert processes.skipped_steps() == 1
+    assert accelerator.skipped_steps() == 1

@@ -21,7 +21,7 @@ def guarded(mode: str) -> tuple[nn.Module, Callable[[], None]]:
 
 
 @pytest.mark.parametrize("mode", ["full", "last-1", "head", "classifier"])
-def test_updates_as_they_should_be_pass(mode: str) -> None:
+def test_steps_as_they_should_be_pass(mode: str) -> None:
     _, check = guarded(mode)
 
     check()

@@ -1,26 +1,22 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from batch_finder.simulated_machines import GIB, UnifiedMemoryMac
 from tiny_models import VOCABULARY_SIZE
 from tiny_training import (
     FewShapesDevice,
     random_examples,
-    simulate_memory,
     tiny_training_state,
 )
 
 from finetune import events
 from finetune.devices.base import Device
 from finetune.devices.batch_size import BatchSize
-from finetune.devices.cpu import CpuDevice
-from finetune.devices.mps.memory import MpsMemory
+from finetune.devices.cpu import CpuDevice, CpuMemory
 from finetune.errors import LossNotFinite, WrongParametersChanged
 from finetune.tokenization.buckets import Batch, choose_padded_lengths, plan_epoch
 from finetune.tokenization.examples import Examples
@@ -118,7 +114,7 @@ def test_rows_come_in_the_order_of_the_plan() -> None:
     assert seen == planned.tolist()
 
 
-def test_reports_come_every_so_many_updates_and_at_the_end_of_an_epoch() -> None:
+def test_reports_come_every_so_many_steps_and_at_the_end_of_an_epoch() -> None:
     diary = Diary()
 
     run(diary, tiny_training_state(total_steps=11), logging_steps=4)
@@ -165,9 +161,9 @@ def test_speed_and_time_are_of_training_without_validation(monkeypatch: pytest.M
     run(diary, tiny_training_state(total_steps=12), slow, validate=validate, logging_steps=3)
 
     assert diary.progress.seconds == 6.0
-    seconds_of_3_updates = 1.5
+    seconds_of_3_steps = 1.5
     assert [report.examples_per_second for report in diary.reports()] == [
-        rows / seconds_of_3_updates for rows in rows_of_reports(examples, steps=3)
+        rows / seconds_of_3_steps for rows in rows_of_reports(examples, steps=3)
     ]
     assert [report.remaining_seconds for report in diary.reports()] == [4.5, 3.0, 1.5, 0.0]
 
@@ -206,7 +202,7 @@ def test_training_stops_when_the_model_no_longer_improves() -> None:
     assert not is_over(diary.progress, total_steps=60, patience=0)
 
 
-def test_progress_is_kept_after_each_epoch_and_so_many_updates() -> None:
+def test_progress_is_kept_after_each_epoch_and_so_many_steps() -> None:
     diary = Diary(scores=[0.5, 0.4, 0.6])
 
     run(diary, tiny_training_state(total_steps=14), saves_each_epoch=True, save_every_steps=7)
@@ -265,7 +261,7 @@ def test_validation_finds_no_gradients_in_memory() -> None:
 
 
 @pytest.mark.parametrize("logging_steps", [1, 4, 100])
-def test_loss_that_is_not_a_number_is_told_with_its_update_and_rows(logging_steps: int) -> None:
+def test_loss_that_is_not_a_number_is_told_with_its_step_and_examples(logging_steps: int) -> None:
     examples = random_examples(ROWS)
     training_state = tiny_training_state(total_steps=12)
     poison = VOCABULARY_SIZE - 1
@@ -292,7 +288,7 @@ def test_loss_that_is_not_a_number_is_told_with_its_update_and_rows(logging_step
     assert caught.value.examples == odd.indices.tolist()
 
 
-def test_model_that_became_not_a_number_in_its_last_update_is_not_kept() -> None:
+def test_model_that_became_not_a_number_in_its_last_step_is_not_kept() -> None:
     """The loss of a step is that of the model before it."""
     diary = Diary()
     training_state = tiny_training_state(total_steps=6)
@@ -328,55 +324,24 @@ def test_steps_too_small_for_the_numbers_they_change_are_no_fault(logging_steps:
     run(Diary(), tiny_training_state(peak=2e-8, total_steps=6), logging_steps=logging_steps)
 
 
-class SimulatedMac(FewShapesDevice):
-    """The processor with a simulated Mac's memory, as its GPU's allocator tells it."""
+def test_cache_that_exceeds_its_limit_is_emptied_with_one_warning() -> None:
+    class FullCache(CpuMemory):
+        releases = 0
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.memory = MpsMemory()  # type: ignore[assignment]
+        def cache_exceeds_limit(self) -> bool:
+            return True
 
+        def release(self) -> None:
+            self.releases += 1
 
-def run_on_mac(
-    mac: UnifiedMemoryMac, monkeypatch: pytest.MonkeyPatch, *, padded_lengths: Sequence[int]
-) -> Diary:
-    """Train on a simulated Mac, which has batches of one of the widths."""
-    simulate_memory(mac, monkeypatch)
-    training_state = tiny_training_state(device=SimulatedMac(), total_steps=36)
+    device, diary = CpuDevice(), Diary()
+    memory = device.memory = FullCache()
 
-    def take_memory(_: Any, __: Any, inputs: dict[str, torch.Tensor]) -> None:
-        mac.update(*inputs["input_ids"].shape)
-
-    training_state.model.register_forward_pre_hook(take_memory, with_kwargs=True)
-    examples = random_examples(ROWS, longest_tokens=48)
-
-    def plan(epoch: int) -> list[Batch]:
-        return plan_epoch(
-            examples.lengths,
-            effective_batch_size=BATCH,
-            padded_lengths=padded_lengths,
-            seed=0,
-            epoch=epoch,
-        )
-
-    diary = Diary()
-    run(diary, training_state, examples, plan_epoch=plan)
-    return diary
-
-
-def test_cache_that_runs_away_is_emptied_and_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    mac = UnifiedMemoryMac(
-        physical_bytes=48 * GIB, recommended_share=0.78, token_bytes=GIB // 16, graph_bytes=0
-    )
-
-    diary = run_on_mac(mac, monkeypatch, padded_lengths=range(1, 49))
+    run(diary, tiny_training_state(device=device, total_steps=6))
 
     [warning] = [event for event in diary.emitted if isinstance(event, events.WarningMessage)]
-    assert "beside 1.8 GiB in use: its cache is emptied" in warning.message
-    assert mac.swap_bytes == 0
-    curve = [report.held_bytes for report in diary.reports()]
-    assert max(curve) > mac.recommended_bytes / 2
-    assert sum(later < earlier for earlier, later in pairwise(curve)) > 1
-    assert {report.memory_bytes for report in diary.reports()} == {mac.live_bytes}
+    assert "in use: its cache is emptied" in warning.message
+    assert memory.releases == len(diary.reports()) > 1
 
 
 @pytest.mark.parametrize("device", [CpuDevice(), FewShapesDevice()], ids=["any", "few shapes"])

@@ -26,7 +26,7 @@ def rates_of_transformers(schedule: Schedule) -> list[float]:
 
 @settings(max_examples=25)
 @given(peak=st.floats(1e-7, 1.0), run=runs)
-def test_lines_are_those_of_transformers_without_its_update_at_rate_zero(
+def test_lines_are_those_of_transformers_without_its_step_at_rate_zero(
     peak: float, run: tuple[int, int]
 ) -> None:
     schedule = Schedule(peak, *run)

@@ -291,7 +291,7 @@ def test_nothing_of_a_failed_attempt_is_alive_at_the_next() -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("only", ["addmm", "native_layer_norm_backward", "_foreach_norm"])
-def test_updates_are_redone_on_a_real_gpu(only: str, precision: str) -> None:
+def test_steps_are_repeated_on_a_real_gpu(only: str, precision: str) -> None:
     options = {"precision": precision}
     device = CudaDevice()
     expected, training = (
