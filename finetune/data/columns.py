@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import combinations, repeat
@@ -74,11 +74,16 @@ MAX_CANDIDATES = 5
 
 @dataclass(frozen=True)
 class ChosenColumn:
-    """A column, why it was chosen, and the columns that came next."""
+    """A column, or several that are read as one, why it was chosen, and those that came next."""
 
-    name: str
+    names: tuple[str, ...]
     reason: str
     runners_up: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its name, or the names of several with commas, as options take them."""
+        return ",".join(self.names)
 
     def __str__(self) -> str:
         """Return the choice as it is reported."""
@@ -88,17 +93,17 @@ class ChosenColumn:
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of texts, labels and second texts; several are one name with commas."""
+    """The columns of texts, labels and, of pairs, second texts."""
 
     text: ChosenColumn
     label: ChosenColumn
     pair: ChosenColumn | None = None
 
     @property
-    def by_option(self) -> dict[str, str]:
-        """Their names, by the options that name them."""
+    def by_option(self) -> dict[str, ChosenColumn]:
+        """The columns by the options that name them."""
         chosen = dict(zip(OPTIONS, (self.text, self.pair, self.label), strict=True))
-        return {option: one.name for option, one in chosen.items() if one}
+        return {option: one for option, one in chosen.items() if one}
 
 
 def choose_columns(columns: pyarrow.Table, options: DataConfig, *, table: str) -> Columns:
@@ -107,31 +112,28 @@ def choose_columns(columns: pyarrow.Table, options: DataConfig, *, table: str) -
     Names and values decide together: texts are long and rarely repeat, labels recur.
     """
     names = columns.column_names
-    named = _named_columns(options, names, table=table)
-    text, pair, label = (named.get(option) for option in OPTIONS)
+    text, pair, label = _named_columns(options, names, table=table)
     if label is None and (indicators := find_indicators(columns)):
         label = ChosenColumn(indicators, "columns of 0 and 1")
-    of_label = columns_named(label.name, names) if label else []
-    found = () if text else _find_pair([one for one in names if one not in of_label], pair=pair)
-    text, pair = found or (text, pair)
+    if text is None:
+        others = [name for name in names if not label or name not in label.names]
+        text, pair = _find_pair(others, pair=pair) or (text, pair)
     if text and label:
         return Columns(text, label, pair)
     sample = _spread_sample(columns)
     facts = [_Facts.of(sample[name], name) for name in names]
-    taken = {one for chosen in (text, pair) if chosen for one in columns_named(chosen.name, names)}
-    label = label or _guess("label", facts, without=taken, table=table)
-    taken = {*columns_named(label.name, names), *(columns_named(pair.name, names) if pair else ())}
-    return Columns(text or _guess("text", facts, without=taken, table=table), label, pair)
+    label = label or _guess("label", facts, without=(text, pair), table=table)
+    text = text or _guess("text", facts, without=(label, pair), table=table)
+    return Columns(text, label, pair)
 
 
 def choose_text_columns(
     columns: pyarrow.Table, options: DataConfig, *, reads_pairs: bool, table: str
-) -> tuple[list[str], list[str]]:
+) -> tuple[Sequence[str], Sequence[str]]:
     """Return the columns of the texts in a table without labels and, of pairs, the second texts."""
     names = columns.column_names
     wanted = OPTIONS[:2] if reads_pairs else OPTIONS[:1]
-    named = _named_columns(options, names, table=table, wanted=wanted)
-    text, pair = (named.get(option) for option in OPTIONS[:2])
+    text, pair, _ = _named_columns(options, names, table=table, wanted=wanted)
     if reads_pairs and not text:
         text, pair = _find_pair(names, pair=pair) or (text, pair)
     if reads_pairs and not pair:
@@ -140,71 +142,62 @@ def choose_text_columns(
             remedy="name both with --text-column and --text-pair-column; there are: "
             f"{_listed(names)}",
         )
-    seconds = columns_named(pair.name, names) if pair else []
     if not text:
         facts = [_Facts.of(columns[name], name) for name in names]
-        text = _guess("text", facts, without=seconds, table=table)
-    return columns_named(text.name, names), seconds
+        text = _guess("text", facts, without=(pair,), table=table)
+    return text.names, pair.names if pair else ()
 
 
 def check_columns(names: Sequence[str], columns: Columns, *, table: str) -> None:
     """Make sure that another table, with these columns, has those that are read."""
-    for option, name in columns.by_option.items():
-        _check_named(name, names, option=option, table=table)
+    for option, chosen in columns.by_option.items():
+        _check_names(chosen.names, names, option=option, table=table)
 
 
-def columns_named(name: str, names: Sequence[str]) -> list[str]:
+def columns_named(name: str, names: Sequence[str]) -> tuple[str, ...]:
     """Return the columns that an option means: by name, or by number from 1, between commas.
 
     >>> columns_named("body,1", ["title", "body"]), columns_named("a,b", ["a,b"])
-    (['body', 'title'], ['a,b'])
+    (('body', 'title'), ('a,b',))
     """
     parts = [name] if name in names else [part.strip() for part in name.split(",")]
     numbered = dict(zip(map(str, range(1, len(names) + 1)), names, strict=True))
-    return [part if part in names else numbered.get(part, part) for part in parts]
+    return tuple(part if part in names else numbered.get(part, part) for part in parts)
 
 
 def _named_columns(
     options: DataConfig, names: Sequence[str], *, table: str, wanted: Sequence[str] = OPTIONS
-) -> dict[str, ChosenColumn]:
-    """Return the columns that options name, or that the run has read if the table has them."""
-    given = {option: name for option in wanted if (name := getattr(options, option)) is not None}
-    found = {}
-    for option in wanted:
-        name, reason = given.get(option), f"as {_flag(option)} says"
-        if name is None:
-            name, reason = earlier_columns(options).get(option), "as in the run"
-            if name is None or name in given.values():
-                continue
-            if not {*columns_named(name, names)} <= {*names}:
-                continue
-        full = _check_named(name, names, option=option, table=table)
-        # With names in place of numbers, unless a name has a comma itself.
-        joined = ",".join(full)
-        found[option] = ChosenColumn(
-            joined if columns_named(joined, names) == full else name, reason
-        )
+) -> list[ChosenColumn | None]:
+    """Return the column of each option: the one named, or the run's if the table has it."""
+    given = [getattr(options, option) for option in wanted]
+    found: dict[str, ChosenColumn] = {}
+    for option, name in zip(wanted, given, strict=True):
+        earlier = earlier_columns(options).get(option)
+        full = columns_named((earlier or "") if name is None else name, names)
+        if name is not None:
+            found[option] = ChosenColumn(full, f"as {_flag(option)} says")
+            _check_names(full, names, option=option, table=table)
+        elif earlier and earlier not in given and {*full} <= {*names}:
+            found[option] = ChosenColumn(full, "as in the run")
     for one, other in combinations(found, 2):
-        if found[one].name == found[other].name:
+        if found[one].names == found[other].names:
             raise UsageError(
                 f"{_flag(one)} and {_flag(other)} are both {found[one].name!r}",
                 remedy="name two columns",
             )
-    return found
+    return [found.get(option) for option in OPTIONS]
 
 
-def _check_named(name: str, names: Sequence[str], *, option: str, table: str) -> list[str]:
-    full = columns_named(name, names)
-    for part in full:
-        if part not in names:
+def _check_names(wanted: Sequence[str], names: Sequence[str], *, option: str, table: str) -> None:
+    for name in wanted:
+        if name not in names:
             folded = {known.casefold(): known for known in names}
-            near = get_close_matches(part.casefold(), folded, n=1)
+            near = get_close_matches(name.casefold(), folded, n=1)
             guess = f"did you mean {folded[near[0]]!r}? " if near else ""
             raise DataNotFound(
-                f"{table} has no column {part!r} of texts or numbers",
+                f"{table} has no column {name!r} of texts or numbers",
                 remedy=f"{guess}{_flag(option)} takes one of: {_listed(names)}",
             )
-    return full
 
 
 def _flag(option: str) -> str:
@@ -220,22 +213,20 @@ def _find_pair(
         if one in plain and two in plain and (pair is None or pair.name == plain[two]):
             first, second = plain[one], plain[two]
             reason = f"{first!r} and {second!r} are names of pairs; --text-column reads one text"
-            return ChosenColumn(first, reason), ChosenColumn(second, reason)
+            return ChosenColumn((first,), reason), ChosenColumn((second,), reason)
     return None
 
 
-def read_texts(columns: pyarrow.Table, name: str) -> pyarrow.ChunkedArray:
+def read_texts(columns: pyarrow.Table, names: Sequence[str]) -> pyarrow.ChunkedArray:
     """Return the texts of a column, or of several, each in a line of its own."""
-    parts = [columns[part] for part in columns_named(name, columns.column_names)]
-    if len(parts) == 1:
-        return parts[0]
+    if len(names) == 1:
+        return columns[names[0]]
 
     def join(piece: pyarrow.Table) -> pyarrow.Table:
-        joined = pc.binary_join_element_wise(*piece.columns, "\n")
-        return pyarrow.table({name: pc.utf8_trim(joined, "\n")})
+        joined = pc.binary_join_element_wise(*(piece[name] for name in names), "\n")
+        return pyarrow.table({"text": pc.utf8_trim(joined, "\n")})
 
-    numbered = pyarrow.table(parts, names=[str(number) for number in range(len(parts))])
-    return map_pieces(numbered, join)[name]
+    return map_pieces(columns.select(names), join)["text"]
 
 
 def join_texts(texts: Sequence[str]) -> str:
@@ -243,9 +234,8 @@ def join_texts(texts: Sequence[str]) -> str:
     return texts[0] if len(texts) == 1 else "\n".join(texts).strip("\n")
 
 
-def read_labels(columns: pyarrow.Table, name: str) -> pyarrow.ChunkedArray:
+def read_labels(columns: pyarrow.Table, names: Sequence[str]) -> pyarrow.ChunkedArray:
     """Return the labels of a column or, of several columns of 0 and 1, lists of their names."""
-    names = columns_named(name, columns.column_names)
     if len(names) == 1:
         return columns[names[0]]
     for one in names:
@@ -261,18 +251,14 @@ def read_labels(columns: pyarrow.Table, name: str) -> pyarrow.ChunkedArray:
     return pc.binary_join_element_wise("[", joined, "]", "")
 
 
-def find_indicators(columns: pyarrow.Table) -> str | None:
-    """Return the columns of 0 and 1, or of true and false, that are labels, with commas between."""
-    names = columns.column_names
-    if any(plain_name(name) in LABEL_NAMES for name in names):
-        return None
-    words: list[str] = []
-    numbers: list[str] = []
-    for name in names:
-        if _holds_flags(columns[name]) and "," not in name:
-            (words if _distinct(columns[name]) & WORDS else numbers).append(name)
-    flags = max(numbers, words, key=len)
-    return ",".join(flags) if len(flags) >= MIN_INDICATORS else None
+def find_indicators(columns: pyarrow.Table) -> tuple[str, ...]:
+    """Return the columns of 0 and 1, or of true and false, that are labels; none if too few are."""
+    if any(plain_name(name) in LABEL_NAMES for name in columns.column_names):
+        return ()
+    flags = [name for name in columns.column_names if _holds_flags(columns[name])]
+    words = [name for name in flags if _distinct(columns[name]) & WORDS]
+    found = max([name for name in flags if name not in words], words, key=len)
+    return tuple(found) if len(found) >= MIN_INDICATORS else ()
 
 
 def _holds_flags(column: pyarrow.ChunkedArray) -> bool:
@@ -368,14 +354,15 @@ def _spread_sample(columns: pyarrow.Table) -> pyarrow.Table:
 
 
 def _guess(
-    kind: str, facts: Sequence[_Facts], *, without: Collection[str], table: str
+    kind: str, facts: Sequence[_Facts], *, without: Sequence[ChosenColumn | None], table: str
 ) -> ChosenColumn:
     """Return the column that looks most like texts or labels."""
     is_label, option = kind == "label", f"--{kind}-column"
+    taken = {name for column in without if column for name in column.names}
     scores = {
         one: one.label_score if is_label else one.text_score
         for one in facts
-        if one.name not in without
+        if one.name not in taken
     }
     ranked = sorted(filter(scores.__getitem__, scores), key=scores.__getitem__, reverse=True)
     if not ranked:
@@ -401,7 +388,7 @@ def _guess(
         reason = f"{best.rows:,} rows have {best.distinct:,} different values"
     else:
         reason = f"its values have {best.characters:,.0f} characters on average"
-    return ChosenColumn(best.name, reason, tuple(one.name for one in ranked[1:3]))
+    return ChosenColumn((best.name,), reason, tuple(one.name for one in ranked[1:3]))
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -57,4 +57,5 @@ class LoadedData:
     @property
     def columns(self) -> dict[str, str]:
         """The columns of a table that were read, by the options that name them."""
-        return self.chosen.by_option if self.chosen else {}
+        chosen = self.chosen.by_option if self.chosen else {}
+        return {option: column.name for option, column in chosen.items()}

@@ -22,7 +22,6 @@ from finetune.data.columns import (
     Columns,
     check_columns,
     choose_columns,
-    columns_named,
     plain_name,
     read_labels,
     read_texts,
@@ -67,10 +66,10 @@ def read_tables(
     second = f", second texts from {columns.pair.name!r}" if columns.pair else ""
     emit(Info(f"texts from column {columns.text}{second}, labels from {columns.label}"))
     if options.data.startswith(HUB_PREFIX):
-        tables = _without_unlabelled(tables, columns.label.name, emit=emit)
+        tables = _without_unlabelled(tables, columns.label.names, emit=emit)
     for table in tables:
         check_columns(table.columns.column_names, columns, table=str(table.path))
-    labels = [read_labels(table.columns, columns.label.name) for table in tables]
+    labels = [read_labels(table.columns, columns.label.names) for table in tables]
     names = first.class_names.get(columns.label.name)
     if options.label_names is not None:
         labels, names = _name_labels(labels, options, emit=emit)
@@ -136,13 +135,12 @@ def _divide_by_column(
 
 
 def _without_unlabelled(
-    tables: Sequence[RawTable], label: str, *, emit: Emit
+    tables: Sequence[RawTable], label: Sequence[str], *, emit: Emit
 ) -> Sequence[RawTable]:
     """Leave out the splits of a dataset that have no labels, as published test splits may have."""
     labelled = {"train"}
     for table in tables:
-        names = table.columns.column_names
-        own = [table.columns[one] for one in columns_named(label, names) if one in names]
+        own = [table.columns[one] for one in label if one in table.columns.column_names]
         if any(pc.any(pc.not_equal(column, "")).as_py() for column in own):
             labelled.add(table.split)
     for split in {table.split: None for table in tables if table.split not in labelled}:
@@ -190,10 +188,8 @@ def _labelled_rows(
     table: RawTable, columns: Columns, labels: pyarrow.ChunkedArray, *, emit: Emit
 ) -> pyarrow.Table:
     """Return the rows that have their texts and a label, and ``row``, their number in the table."""
-    chosen = {"text": columns.text.name}
-    if columns.pair:
-        chosen["text_pair"] = columns.pair.name
-    texts = {name: read_texts(table.columns, own) for name, own in chosen.items()}
+    chosen = {"text": columns.text, **({"text_pair": columns.pair} if columns.pair else {})}
+    texts = {name: read_texts(table.columns, own.names) for name, own in chosen.items()}
     is_kept = pc.is_valid(labels)
     for column in texts.values():
         is_blank = pc.or_(pc.equal(column, ""), pc.utf8_is_space(column))
@@ -201,9 +197,9 @@ def _labelled_rows(
     numbered = {**texts, "label": labels, "row": pyarrow.array(np.arange(len(labels)))}
     rows = filter_rows(pyarrow.table(numbered), is_kept.to_numpy())
     if not len(rows):
+        named = " and in ".join(repr(one.name) for one in chosen.values())
         raise DataError(
-            f"no row of {table.path} has a text in {' and in '.join(map(repr, chosen.values()))}"
-            f" and a label in {columns.label.name!r}",
+            f"no row of {table.path} has a text in {named} and a label in {columns.label.name!r}",
             remedy="name the right columns with --text-column and --label-column",
         )
     if len(rows) < len(labels):

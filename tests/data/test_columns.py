@@ -178,6 +178,6 @@ def test_columns_are_named_by_their_number_and_several_are_joined() -> None:
     with pytest.raises(DataNotFound, match="no column 'reviews'"):
         choice(*names, columns=columns, text="title,reviews")
     table = pyarrow.table({"a": ["x", "", "y"], "b": ["1", "2", ""], "a,b": ["p", "q", "r"]})
-    assert read_texts(table, "1,b").to_pylist() == ["x\n1", "2", "y"]
-    assert read_texts(table, "a,b").to_pylist() == ["p", "q", "r"]
+    assert read_texts(table, ["a", "b"]).to_pylist() == ["x\n1", "2", "y"]
+    assert read_texts(table, ["a,b"]).to_pylist() == ["p", "q", "r"]
     assert join_texts(["", "2"]) == "2"

@@ -106,7 +106,7 @@ def test_columns_of_0_and_1_are_labels_of_several_classes(
     found = choose_columns(columns, options, table="table.tsv")
     assert found.label.name == ",".join(names[flags])
     assert (found.text.name, found.pair) == (names[text], None)
-    labels = read_labels(columns, found.label.name).to_pylist()
+    labels = read_labels(columns, found.label.names).to_pylist()
     assert choose_task_type(AUTO, labels, names=None)[0].name == "multi"
 
 
