@@ -218,11 +218,6 @@ def test_a_password_in_the_address_of_the_hub_is_not_shown(hub: HubServer, tmp_p
     assert "secret" not in f"{raised.value.message} {raised.value.remedy}"
 
 
-def test_an_unknown_revision_is_reported_as_such(hub: HubServer) -> None:
-    with pytest.raises(ModelNotFound, match="revision"):
-        fetch_model(MODEL, revision="v9")
-
-
 def test_pickled_weights_are_refused_before_anything_is_downloaded(
     hub: HubServer, model_folder: Path
 ) -> None:
@@ -231,12 +226,6 @@ def test_pickled_weights_are_refused_before_anything_is_downloaded(
         fetch_model(MODEL, revision=None)
     assert "--revision refs/pr/" in raised.value.remedy
     assert hub.downloads() == []
-
-
-def test_a_repository_without_config_is_refused(hub: HubServer, model_folder: Path) -> None:
-    (model_folder / "config.json").unlink()
-    with pytest.raises(ModelUnsupported, match=r"config\.json"):
-        fetch_model(MODEL, revision=None)
 
 
 def test_a_cache_that_can_not_be_written_is_named(hub: HubServer, tmp_path: Path) -> None:
@@ -274,16 +263,6 @@ def test_the_files_of_a_dataset_are_listed_or_offline_those_in_the_cache(
             offline.fetch(["README.md"])
     with pytest.raises(DataNotFound, match="acme/raws"):
         resolve("dataset", "acme/raws", revision=None)
-
-
-def test_all_files_are_of_the_commit_that_was_resolved(hub: HubServer, tmp_path: Path) -> None:
-    dataset = resolve("dataset", DATASET, revision=None)
-    pushed = tmp_path / "pushed"
-    write_files(pushed, [ROWS, "more.parquet"])
-    hub.folders["datasets"][f"{DATASET}@main"] = pushed
-    assert dataset.fetch([ROWS]) == dataset.fetch([ROWS])
-    assert resolve("dataset", DATASET, revision="main").commit != MAIN_COMMIT
-    assert all("/main/" not in path for method, path in hub.requests if "/resolve/" in path)
 
 
 def test_files_of_a_commit_in_the_cache_are_not_asked_for(hub: HubServer, tmp_path: Path) -> None:

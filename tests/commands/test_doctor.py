@@ -1,5 +1,4 @@
 import json
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -69,28 +68,18 @@ def test_no_line_is_broken_and_brackets_stay(
     assert "[bold] :smile: " + "x" * 300 in command("doctor").output
 
 
-def cpu_seconds_of_children() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
-
-
 @pytest.mark.slow
-def test_it_takes_little_longer_than_torch_and_neither_transformers_nor_datasets() -> None:
-    began = cpu_seconds_of_children()
-    subprocess.run([sys.executable, "-c", "import torch"], check=True)
-    imported_torch = cpu_seconds_of_children()
+def test_neither_transformers_nor_datasets_are_imported() -> None:
     child = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "finetune", "doctor", "--json"],
         capture_output=True,
         text=True,
     )
-    ended = cpu_seconds_of_children()
     assert child.returncode == 0, child.stderr
     assert json.loads(child.stdout)["checks"][-1]["name"] == "device"
     imported = {line.rpartition("|")[2].strip() for line in child.stderr.splitlines()}
     assert "torch" in imported
     assert imported.isdisjoint({"transformers", "datasets", "pydantic"})
-    assert ended - imported_torch < 2 * (imported_torch - began)
 
 
 def test_a_package_that_the_command_itself_needs_is_told_to_be_missing(tmp_path: Path) -> None:

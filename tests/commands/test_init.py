@@ -88,17 +88,6 @@ def test_the_configuration_names_the_table_and_leaves_the_rest_at_its_default(
     }
 
 
-def test_texts_longer_than_the_model_reads_are_told_beside_the_option(
-    tmp_path: Path, tiny_folder: Path
-) -> None:
-    long = [{"text": f"{'the river ' * 40}{number}", "label": "praise"} for number in range(10)]
-    facts = look(tmp_path, [*rows(), *long], model=str(tiny_folder))
-    assert 0.1 < facts.longer_share < 0.6
-    explained = " ".join(make_config(facts).replace("#", "").split())
-    assert f"about {facts.longer_share:.1%} of the texts are longer than the model" in explained
-    assert "long_texts: truncate" in explained
-
-
 def test_long_texts_get_a_longer_limit_up_to_the_positions_of_bert(tmp_path: Path) -> None:
     long = configured(look(tmp_path, rows(text="{} {} " + "word " * 200)), tmp_path)
     assert Config().model.max_length < long.model.max_length < 512
@@ -206,12 +195,3 @@ def test_init_overwrites_nothing(command: Command, reviews: Path) -> None:
     outcome.assert_refused(2, "reviews.yaml already exists")
     assert "reading" not in outcome.errors  # it may take long
     assert Path("reviews.yaml").read_text() == "mine"
-
-
-def test_a_table_of_many_classes_shows_the_first(command: Command) -> None:
-    lines = [f"text {number},class {number % 30}" for number in range(300)]
-    Path("many.csv").write_text("\n".join(["text,label", *lines]))
-    shown = command("init", "many.csv").output
-    assert "classes        30" in shown
-    assert "class 0" in shown
-    assert "class 9" not in shown

@@ -41,11 +41,6 @@ def test_the_company_of_a_text_hardly_changes_its_answer(finished_run: Path) -> 
         assert alone.probability == pytest.approx(answer.probability, abs=1e-5)
 
 
-def test_an_empty_and_an_endless_text_have_answers(finished_run: Path) -> None:
-    answers = finetune.predict(finished_run, ["", " ", "word " * 10_000], device="cpu")
-    assert len(answers) == 3
-
-
 @pytest.mark.parametrize(
     "texts",
     ["Who wrote Faust?", b"Who?", None, {"Who?": 1}, pd.DataFrame({"text": TEXTS}), [None], [7.0]],
@@ -204,17 +199,6 @@ def test_texts_come_from_arguments_a_file_or_standard_input_alike(
     assert command(*arguments, "--file", file).output == from_arguments.output
     type_in(file.read_bytes())
     assert command(*arguments).output == from_arguments.output
-
-
-def test_standard_input_in_another_encoding_needs_its_name(
-    command: Command, finished_run: Path, type_in: TypeIn
-) -> None:
-    type_in("one ?\ncafé ?\n".encode("cp1252"))
-    outcome = command("predict", finished_run)
-    outcome.assert_refused(3, "line 2 of standard input", "UTF-8", "--encoding")
-    type_in("one ?\ncafé ?\n".encode("cp1252"))
-    outcome = command("predict", finished_run, "--json", "--encoding", "cp1252")
-    assert predicted_texts(outcome) == ["one ?", "café ?"]
 
 
 def test_an_input_without_texts_is_refused(
