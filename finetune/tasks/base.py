@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune.events import Emit
-from finetune.tasks.labels import find_odd_names
+from finetune.tasks.labels import find_odd_names, flat_values, map_values, sort_classes
 from finetune.tasks.metrics import (
     METRICS,
     Metric,
@@ -161,17 +161,17 @@ class Task(ABC):
         """Return the labels of each file in the Arrow type of this task, null if a row has none."""
 
     @classmethod
-    @abstractmethod
     def of_labels(cls, labels: "Column", *, names: Sequence[str] | None = None) -> Self:
         """Return the task of parsed training labels; a file may name all classes in their order."""
+        return cls(names or sort_classes(flat_values(labels).unique().to_pylist()))
 
     def encode(self, labels: "Column") -> "Column":
         """Return parsed labels as the column of a ``Dataset``, of the type of ``feature``."""
-        return labels
+        return map_values(labels, self.class_numbers.get, arrow_type="int64")
 
     def decode(self, column: "Column") -> "Column":
         """Undo ``encode``."""
-        return column
+        return map_values(column, self.class_names.__getitem__)
 
     @property
     @abstractmethod

@@ -60,13 +60,23 @@ def distinct_values(columns: "Iterable[Column]") -> list[str]:
     return list(dict.fromkeys(one for column in columns for one in column.unique().to_pylist()))
 
 
-def map_values(
-    column: "Column", convert: Callable[[Any], Any], *, arrow_type: Any = "string"
-) -> "Column":
-    """Return a column of what a function makes of each value; it sees each distinct one once."""
+def flat_values(column: "Column") -> "Column":
+    """Return the values of a column, those of lists one after another."""
     import pyarrow
     import pyarrow.compute as pc
 
+    return pc.list_flatten(column) if pyarrow.types.is_list(column.type) else column
+
+
+def map_values(
+    column: "Column", convert: Callable[[Any], Any], *, arrow_type: Any = "string"
+) -> "Column":
+    """Return a column, or lists, of what a function makes of values; it sees each of them once."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    if pyarrow.types.is_list(column.type):
+        return map_lists(column, lambda flat: map_values(flat, convert, arrow_type=arrow_type))
     known = column.unique()
     values = pyarrow.array(map(convert, known.to_pylist()), arrow_type)
     return pc.take(values, pc.index_in(column, value_set=known))

@@ -179,11 +179,14 @@ def mean_average_precision(labels: Array, probabilities: Array, weights: Floats)
 def pearson(labels: Array, predicted: Array, weights: Floats) -> Floats:
     """Return the linear correlation, in -1..1; 0 if one side is constant."""
     weights = weights / weights.sum(axis=1, keepdims=True)
-    (one, variance), (other, other_variance) = (
-        _center(np.asarray(values, np.float64), weights) for values in (labels, predicted)
-    )
-    covariance = (weights * one * other).sum(axis=1)
-    product = variance * other_variance
+    sides = [np.asarray(values, np.float64) for values in (labels, predicted)]
+    centered = [side - (weights * side).sum(axis=1, keepdims=True) for side in sides]
+    product = np.ones(len(weights))
+    for side, distances in zip(sides, centered, strict=True):
+        variance = (weights * distances**2).sum(axis=1)
+        is_rounding = variance <= (MAX_ROUNDING * np.abs(side).max()) ** 2
+        product *= np.where(is_rounding, 0.0, variance)
+    covariance = (weights * centered[0] * centered[1]).sum(axis=1)
     undefined = np.zeros(len(weights))
     return np.asarray(np.divide(covariance, np.sqrt(product), where=product > 0, out=undefined))
 
@@ -259,13 +262,6 @@ def _average_precision(true: NDArray[np.bool_], probabilities: Array, weights: F
     precision = right / np.maximum(np.cumsum(weights, axis=1)[:, is_last], 1)
     gained = np.diff(right, axis=1, prepend=0)
     return np.asarray((precision * gained).sum(axis=1) / np.maximum(right[:, -1], 1))
-
-
-def _center(values: Floats, weights: Floats) -> tuple[Floats, Floats]:
-    """Return values without their mean, and their variance, 0 where it is only rounding."""
-    centered = values - (weights * values).sum(axis=1, keepdims=True)
-    variance = (weights * centered**2).sum(axis=1)
-    return centered, np.where(variance > (MAX_ROUNDING * np.abs(values).max()) ** 2, variance, 0.0)
 
 
 def _rank(values: Array, weights: Floats) -> Floats:

@@ -15,11 +15,10 @@ from finetune.tasks.base import BALANCE_CLASSES, Labels, Logits, Outputs, Task
 from finetune.tasks.labels import (
     distinct_values,
     find_separator,
+    flat_values,
     listed_counts,
-    map_lists,
     map_values,
     name_classes,
-    sort_classes,
     split_labels,
 )
 from finetune.tasks.metrics import MULTI, ProblemType, average_precisions
@@ -94,19 +93,6 @@ class Multi(Task):
         arrow_type = pyarrow.list_(pyarrow.string())
         return [map_values(column, name, arrow_type=arrow_type) for column in columns]
 
-    @classmethod
-    def of_labels(cls, labels: "Column", *, names: Sequence[str] | None = None) -> Self:
-        import pyarrow.compute as pc
-
-        return cls(names or sort_classes(pc.list_flatten(labels).unique().to_pylist()))
-
-    def encode(self, labels: "Column") -> "Column":
-        numbers = self.class_numbers
-        return map_lists(labels, lambda flat: map_values(flat, numbers.get, arrow_type="int64"))
-
-    def decode(self, column: "Column") -> "Column":
-        return map_lists(column, lambda flat: map_values(flat, self.class_names.__getitem__))
-
     @property
     def feature(self) -> Any:
         from datasets import ClassLabel, List
@@ -117,7 +103,7 @@ class Multi(Task):
         import pyarrow.compute as pc
 
         lengths = pc.list_value_length(column).to_numpy()
-        return self._indicators(lengths, pc.list_flatten(column).to_numpy())
+        return self._indicators(lengths, flat_values(column).to_numpy())
 
     def _indicators(self, lengths: NDArray[Any], numbers: NDArray[Any]) -> Indicators:
         labels = np.zeros((len(lengths), len(self.class_names)), np.float32)
@@ -126,9 +112,8 @@ class Multi(Task):
 
     def find_unknown(self, labels: "Column", *, training: "Column") -> "Column":
         import pyarrow
-        import pyarrow.compute as pc
 
-        known = set(pc.list_flatten(training).unique().to_pylist())
+        known = set(flat_values(training).unique().to_pylist())
         rows = (", ".join(name for name in row if name not in known) for row in labels.to_pylist())
         return pyarrow.chunked_array([pyarrow.array((row or None for row in rows), "string")])
 
@@ -198,8 +183,9 @@ class Multi(Task):
         import torch
 
         entropy = torch.nn.functional.binary_cross_entropy_with_logits
-        own = self.positive_weights
-        weights = _on_device(own, logits.device) if own else None
+        weights = (
+            _on_device(self.positive_weights, logits.device) if self.positive_weights else None
+        )
         return entropy(logits, labels, reduction="none", pos_weight=weights).mean(dim=1)
 
     def sample_labels(self, count: int) -> Indicators:

@@ -12,6 +12,7 @@ from finetune.tasks.base import Logits, Outputs, Task
 from finetune.tasks.labels import NUMBER
 from finetune.tasks.metrics import NUMBERS, ProblemType
 from finetune.tasks.tables import MAX_MISTAKES, Table, format_number, text_of
+from finetune.tasks.temperature import scale_parameters
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +53,12 @@ class Regression(Task):
     @classmethod
     def of_labels(cls, labels: "Column", *, names: Sequence[str] | None = None) -> Self:
         return cls()
+
+    def encode(self, labels: "Column") -> "Column":
+        return labels
+
+    def decode(self, column: "Column") -> "Column":
+        return column
 
     @property
     def feature(self) -> Any:
@@ -113,27 +120,14 @@ class Regression(Task):
 
     def scale_output_layer(self, parameters: "Sequence[torch.nn.Parameter]") -> Self:
         """Make the output layer give units instead of standard deviations from the mean."""
-        import torch
-
-        with torch.no_grad():
-            for parameter in parameters:
-                parameter.mul_(self.deviation)
-                if parameter.ndim == 1:
-                    parameter.add_(self.mean)
+        scale_parameters(parameters, self.deviation, shift=self.mean)
         return replace(self, is_scaled=True)
 
     def unscale_output_layer(
         self, parameters: "Sequence[torch.nn.Parameter]", *, saved: Mapping[str, Any]
     ) -> None:
-        if self.is_scaled:
-            return
-        import torch
-
-        with torch.no_grad():
-            for parameter in parameters:
-                if parameter.ndim == 1:
-                    parameter.sub_(self.mean)
-                parameter.div_(self.deviation)
+        if not self.is_scaled:
+            scale_parameters(parameters, 1 / self.deviation, shift=-self.mean / self.deviation)
 
     def read_logits(self, logits: Logits) -> Outputs:
         """Return numbers in the units of the labels."""
@@ -155,7 +149,6 @@ class Regression(Task):
         return ("A number may lie beyond those of the training rows.",)
 
     def mistakes(self, rows: Sequence[Mapping[str, Any]]) -> Table:
-        """Return the largest errors."""
         errors = [(row["predicted"] - row["label"], row) for row in rows]
         errors.sort(key=lambda one: abs(one[0]), reverse=True)
         cells = [

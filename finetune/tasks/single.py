@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune.tasks.base import Logits, Outputs, Task
-from finetune.tasks.labels import distinct_values, map_values, name_classes, sort_classes
+from finetune.tasks.labels import distinct_values, map_values, name_classes
 from finetune.tasks.metrics import SINGLE, ProblemType
 from finetune.tasks.tables import MAX_MISTAKES, Table, list_mistakes, percent, text_of
 from finetune.tasks.temperature import describe_calibration
@@ -40,16 +40,6 @@ class Single(Task):
         classes = name_classes(distinct_values(columns))
         return [map_values(column, lambda label: classes[label] or None) for column in columns]
 
-    @classmethod
-    def of_labels(cls, labels: "Column", *, names: Sequence[str] | None = None) -> Self:
-        return cls(names or sort_classes(labels.unique().to_pylist()))
-
-    def encode(self, labels: "Column") -> "Column":
-        return map_values(labels, self.class_numbers.get, arrow_type="int64")
-
-    def decode(self, column: "Column") -> "Column":
-        return map_values(column, self.class_names.__getitem__)
-
     @property
     def feature(self) -> Any:
         from datasets import ClassLabel
@@ -57,8 +47,7 @@ class Single(Task):
         return ClassLabel(names=list(self.class_names))
 
     def labels(self, column: "Column") -> ClassNumbers:
-        labels: ClassNumbers = column.to_numpy()
-        return labels
+        return np.asarray(column.to_numpy())
 
     def find_unknown(self, labels: "Column", *, training: "Column") -> "Column":
         import pyarrow.compute as pc
@@ -69,8 +58,7 @@ class Single(Task):
         return [self.class_names[number] for number in labels.tolist()]
 
     def from_json(self, values: Sequence[Any]) -> ClassNumbers:
-        numbers = self.class_numbers
-        return np.array([numbers[name] for name in values], np.int64)
+        return np.array([self.class_numbers[name] for name in values], np.int64)
 
     def class_rows(self, labels: ClassNumbers) -> tuple[ClassNumbers, ClassNumbers]:
         return np.arange(len(labels)), labels
@@ -79,10 +67,12 @@ class Single(Task):
         return labels
 
     def with_training_labels(self, labels: ClassNumbers, *, is_balanced: bool) -> Self:
+        """Return the task whose classes weigh rows / (classes × their rows), if balanced."""
         if not is_balanced:
             return self
-        weights = balanced_class_weights(labels, classes=len(self.class_names))
-        return replace(self, class_weights=tuple(weights.tolist()))
+        counts = np.bincount(labels, minlength=len(self.class_names))
+        weights = len(labels) / (np.count_nonzero(counts) * np.maximum(counts, 1))
+        return replace(self, class_weights=tuple(np.where(counts, weights, 0.0).tolist()))
 
     def losses(self, logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
         return cross_entropy(logits, labels)
@@ -135,17 +125,3 @@ def cross_entropy(logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tens
     import torch
 
     return torch.nn.functional.cross_entropy(logits, labels, reduction="none")
-
-
-def balanced_class_weights(labels: ClassNumbers, *, classes: int) -> NDArray[np.float32]:
-    """Return the weight of each class that makes all count the same: rows / (classes × its rows).
-
-    A class without rows gets weight 0.
-
-    >>> balanced_class_weights(np.array([0, 0, 0, 1]), classes=2).tolist()
-    [0.6666666865348816, 2.0]
-    """
-    counts = np.bincount(labels, minlength=classes)
-    present = np.count_nonzero(counts)
-    weights = np.divide(len(labels), present * counts, where=counts > 0, out=np.zeros(classes))
-    return np.asarray(weights, np.float32)

@@ -49,14 +49,17 @@ def fit_temperature(
     return float(np.exp(found.x))
 
 
-def scale_parameters(parameters: "Sequence[torch.nn.Parameter]", factor: float) -> None:
-    """Multiply weight and bias of the output layer, in place."""
+def scale_parameters(
+    parameters: "Sequence[torch.nn.Parameter]", factor: float, *, shift: float = 0.0
+) -> None:
+    """Multiply weight and bias of the output layer, in place, and shift the bias."""
     import torch
 
-    if factor != 1:
-        with torch.no_grad():
-            for parameter in parameters:
-                parameter.mul_(factor)
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter.mul_(factor)
+            if parameter.ndim == 1:
+                parameter.add_(shift)
 
 
 def describe_calibration(temperature: float) -> str:

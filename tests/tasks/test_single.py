@@ -7,7 +7,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from finetune.events import Event, WarningMessage
 from finetune.tasks.base import Prediction, abstain
 from finetune.tasks.scores import MAX_CLASSES_OF_MATRIX, ClassScores, Scores, warn_unless_better
-from finetune.tasks.single import Single, balanced_class_weights
+from finetune.tasks.single import Single
 
 NAMES = ["ABBR", "DESC", "ENTY", "HUM"]
 
@@ -87,12 +87,11 @@ labels_of_examples = st.lists(st.integers(0, CLASSES - 1), min_size=1, max_size=
 @settings(max_examples=25)
 @given(labels=labels_of_examples)
 def test_balanced_weights_are_those_of_scikit_learn(labels: np.ndarray) -> None:
-    present = np.unique(labels)
-    weights = balanced_class_weights(labels, classes=CLASSES)
+    present, task = np.unique(labels), Single(list("abcdef"))
+    weights = np.array(task.with_training_labels(labels, is_balanced=True).class_weights)
     expected = compute_class_weight("balanced", classes=present, y=labels)
     np.testing.assert_allclose(weights[present], expected, rtol=1e-6)
     assert not np.delete(weights, present).any()
-    assert weights.dtype == np.float32
 
 
 def test_examples_weigh_as_their_class_or_all_the_same() -> None:
