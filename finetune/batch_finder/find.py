@@ -88,7 +88,11 @@ def find(case: Case, where: Search) -> SearchResult:
         case, device, limit_bytes=limit_bytes, timeout_seconds=time_limit, emit=where.emit
     ) as runner:
         budget_bytes = runner.budget_bytes()
-        if cached and _may_grow(cached, budget_bytes):
+        if (
+            cached
+            and cached.is_short_of_memory
+            and budget_bytes > _MORE_BUDGET * cached.budget_bytes
+        ):
             first = cached.max_verified
         elif cached:
             trial = runner.run_afresh(cached.recommended)
@@ -142,11 +146,6 @@ def find_parts(case: Case, where: Search, *, stores_features: bool) -> BatchResu
         trials=tuple(trials),
         seconds=time.perf_counter() - started,
     )
-
-
-def _may_grow(cached: SearchResult, budget_bytes: int) -> bool:
-    """Return whether memory ended the earlier search, and there is more of it now."""
-    return cached.is_short_of_memory and budget_bytes > _MORE_BUDGET * cached.budget_bytes
 
 
 def _key(case: Case, device: Device, bounds: dict[str, Any]) -> str:

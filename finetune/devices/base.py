@@ -97,7 +97,7 @@ class Device:
         return {"cpu": torch.get_rng_state(), "device": module.get_rng_state()}
 
     def set_random_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Restore the random generators; a GPU's only on the same kind, which its size shows."""
+        """Restore the random generators; a GPU's only if the size of its state fits this GPU."""
         torch.set_rng_state(state["cpu"])
         if "device" in state and self.torch_device.type != "cpu":
             module = torch.get_device_module(self.torch_device)
@@ -220,7 +220,7 @@ class BatchShapes:
         return None if self.max_tokens is None else max(1, self.max_tokens // padded_length)
 
     def extraction_examples(self, batch_size: int, *, padded_length: int) -> int:
-        """Return how many examples frozen layers read at once; halved with the evaluation's."""
+        """Return how many examples frozen layers read at once, at least one evaluation batch."""
         examples = min(self.extraction_tokens // padded_length, _MAX_BATCHES_AT_ONCE * batch_size)
         return max(batch_size, examples)
 
@@ -242,7 +242,7 @@ def place(module: nn.Module, torch_device: torch.device) -> None:
 
 
 def why_operation_fails(torch_device: torch.device) -> str | None:
-    """Return why a small product fails on the device; garbage without an error counts, too."""
+    """Return why a small product on the device fails, or is wrong without an error; or None."""
     try:
         ones = torch.ones(8, 8, device=torch_device)
         total = (ones @ ones).sum().item()
@@ -253,7 +253,7 @@ def why_operation_fails(torch_device: torch.device) -> str | None:
 
 @contextmanager
 def without_tf32() -> Iterator[None]:
-    """Keep all bits of fp32 factors: NVIDIA's convolutions have 10 of 23 by default."""
+    """Compute fp32 products without TF32, which keeps 10 of 23 bits of their factors."""
     of_matrices = torch.get_float32_matmul_precision()
     of_convolutions = torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")

@@ -11,7 +11,7 @@ ROOM_FOR_BERT_BASE_BYTES = 2 * 110_000_000 * 4 * 4
 
 @dataclass(frozen=True)
 class Check:
-    """One line of ``finetune doctor``; a ``warning`` is to be known, a ``failure`` can't work."""
+    """One line of ``finetune doctor``; its status is ``failure`` if something can't work."""
 
     name: str
     status: Literal["ok", "warning", "failure"]

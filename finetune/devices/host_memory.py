@@ -26,7 +26,7 @@ _USAGE_VERSION = 0
 
 @dataclass(frozen=True)
 class GroupLimit:
-    """What a control group of Linux may use, and uses, but for files that the kernel can drop."""
+    """Memory limit and use of a Linux control group, without file cache that can be dropped."""
 
     limit_bytes: int
     used_bytes: int
@@ -57,7 +57,7 @@ def group_limits(
 
 
 def spare_bytes() -> int:
-    """Return how much more memory processes may take, but for a reserve of a twentieth."""
+    """Return the memory that is free for processes, less a reserve of a twentieth."""
     memory = psutil.virtual_memory()
     spare = [memory.available - memory.total * _RESERVE_SHARE]
     spare += [
@@ -69,7 +69,7 @@ def spare_bytes() -> int:
 def process_bytes(process_id: int) -> int:
     """Return the memory that a process holds; 0 if it has ended.
 
-    On macOS the footprint: 58.6 GB of a GPU's 62.7 GB have been missing in resident memory.
+    On macOS the footprint: resident memory leaves out most of a GPU's tensors.
     """
     if host.is_mac():
         usage = (ctypes.c_uint64 * _USAGE_NUMBERS)()

@@ -39,11 +39,6 @@ def read_launch() -> Launch:
         ) from None
 
 
-def is_elastic() -> bool:
-    """Return whether torch's elastic launcher, as of torchrun, is the parent of this process."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
 def module_command(module: str) -> list[str]:
     """Return a command that runs a module in another process, with ``import_environment``."""
     return [sys.executable, "-P", "-m", module]

@@ -17,7 +17,7 @@ from torch import distributed
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from finetune.devices.base import Device, DeviceMemory, OutOfMemoryElsewhere
-from finetune.distributed.launch import Launch, is_elastic, read_launch
+from finetune.distributed.launch import Launch, read_launch
 from finetune.errors import ProcessLost
 
 Value = TypeVar("Value")
@@ -163,7 +163,7 @@ def join_processes() -> Processes:
     if launch.world_size == 1:
         return ALONE
     if not distributed.is_initialized():
-        if is_elastic():
+        if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun is the parent
             _stop_without_launcher()
         _divide_threads(launch)
         try:
