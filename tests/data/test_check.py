@@ -1,6 +1,5 @@
 """What a look at data finds."""
 
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -87,19 +86,6 @@ def test_rows_that_are_in_training_are_shown_with_both_labels() -> None:
 def test_the_largest_class_is_compared_with_the_smallest_that_has_rows() -> None:
     balance = measure_balance({"a": 60, "b": 4, "c": 0, "d": 10})
     assert balance == Balance("a", "b", ratio=15.0, rare={"b": 4, "c": 0})
-
-
-def test_lengths_and_what_is_cut() -> None:
-    found = measure_lengths(np.arange(1, 101), max_length=90)
-    assert asdict(found) == {
-        "mean": 50.5,
-        "p50": 50.5,
-        "p95": pytest.approx(95.05),
-        "p99": pytest.approx(99.01),
-        "max": 100,
-        "cut_rows": 10,
-        "cut_share": 0.1,
-    }
 
 
 @pytest.mark.parametrize(

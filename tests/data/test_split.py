@@ -76,17 +76,6 @@ def test_the_seed_decides_the_parts() -> None:
     assert texts_of(first) == texts_of(again) != texts_of(other)
 
 
-def test_duplicates_stay_on_one_side_of_the_split() -> None:
-    texts = [f"Question {number // 2} ?" for number in range(60)]
-    texts[1::2] = [text.upper().replace(" ", "  ") + "\t" for text in texts[1::2]]
-    kept, held_out = hold_out(table_of(texts, ["many"] * 60), fraction=0.3, seed=0)
-    assert len(held_out) == 18
-    folded = [
-        {" ".join(text.casefold().split()) for text in part["text"]} for part in (kept, held_out)
-    ]
-    assert folded[0].isdisjoint(folded[1])
-
-
 @settings(max_examples=30)
 @given(
     rows=st.lists(st.tuples(st.sampled_from("aAbBcdefgh"), st.sampled_from(CLASSES)), min_size=1),
@@ -144,15 +133,6 @@ def test_a_missing_test_split_is_held_out_first_and_reported_with_its_counts() -
     assert stage.message == (
         "no test file: a random 20% is held out as the test split, 20 of 100 rows"
     )
-
-
-def test_no_validation_split_is_made_where_none_is_wanted() -> None:
-    table = DatasetDict(
-        train=numbered_table(many=6, some=6, few=6), test=table_of(["x", "y", "z"], [*CLASSES])
-    )
-    splits = split_table(table, splitting(0.0, 0.1), task=TASK, emit=ignore)
-    assert list(splits) == ["train", "test"]
-    assert len(splits["train"]) == 18
 
 
 @pytest.mark.parametrize(("rows", "fraction"), [(1, 0.1), (0, 0.1), (2, 0.05), (10, 0.95)])

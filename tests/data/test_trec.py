@@ -16,7 +16,7 @@ from finetune.data.trec import (
     FINE,
     HUB_REPOSITORY,
     PUBLISHED,
-    PublishedFile,
+    RawFile,
     load_questions,
     load_trec,
 )
@@ -109,14 +109,6 @@ def test_raw_files_become_texts_and_classes(tmp_path: Path) -> None:
     assert table["train"][9] == {"text": ROWS[9][1], "label": COARSE.index("LOC")}
 
 
-def test_the_fine_label_has_fifty_classes(tmp_path: Path) -> None:
-    table = load(write_raw(tmp_path), label="label-fine")
-    label = table["train"].features["label"]
-    assert label.names == list(FINE)
-    assert len(FINE) == 50
-    assert [label.int2str(number) for number in table["train"]["label"]] == [row[0] for row in ROWS]
-
-
 def test_an_unknown_label_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="coarse") as raised:
         load(write_raw(tmp_path), label="coarse")
@@ -140,7 +132,7 @@ def test_a_hub_without_trec_leads_to_the_original_address(
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     raw = write_raw(tmp_path / "raw", test=4)
     published = {
-        split: PublishedFile(
+        split: RawFile(
             file.name, hashlib.sha256((raw / file.name).read_bytes()).hexdigest(), file.rows
         )
         for split, file in PUBLISHED.items()
