@@ -110,10 +110,10 @@ def check_device(
     raise _device_differs(device, f"after step {step:,}: {failures[0]}")
 
 
-def _device_differs(device: Device, found: str) -> DeviceDiffers:
+def _device_differs(device: Device, found: str, *, first: str = "") -> DeviceDiffers:
     return DeviceDiffers(
         f"{device.name} differs from the CPU {found}",
-        remedy="start again with --overwrite --device cpu; finetune doctor --parity "
+        remedy=f"{first}start again with --overwrite --device cpu; finetune doctor --parity "
         f"--device {device.name} shows more",
     )
 
@@ -278,6 +278,8 @@ def prepare_feature_check(
         tolerance = _TOLERANCES[precision]["gradients"]
         if not error <= tolerance:
             found = f"in the features of the frozen layers: off by {error:.2%}"
-            raise _device_differs(device, f"{found}, {tolerance:.2%} passes")
+            # The wrong ones are stored by now.
+            first = "finetune cache clear, then "
+            raise _device_differs(device, f"{found}, {tolerance:.2%} passes", first=first)
 
     return check
