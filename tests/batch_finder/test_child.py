@@ -29,26 +29,6 @@ def test_a_child_that_has_ended_is_not_yet_reaped_and_is_killed_on_a_mac(
     assert not psutil.pid_exists(child.process_id)
 
 
-@pytest.mark.parametrize("refuses", [False, True])
-def test_a_child_that_lives_is_ended_at_once(
-    refuses: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[int, int]] = []
-
-    def killpg(group: int, number: int) -> None:
-        asked.append((group, number))
-        if refuses:
-            raise PermissionError(1, "Operation not permitted")
-        os.kill(group, number)
-
-    monkeypatch.setattr(os, "killpg", killpg)
-    child = Child("odd_worker")
-    child.kill()
-    assert asked == [(child.process_id, signal.SIGKILL)]
-    assert child.exit_status() == "was killed by SIGKILL"
-    assert not psutil.pid_exists(child.process_id)
-
-
 def test_a_line_that_a_child_can_no_longer_read_is_no_error() -> None:
     child = Child("no_such_module")
     try:

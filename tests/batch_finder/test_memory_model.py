@@ -1,5 +1,5 @@
 import pytest
-from batch_finder.simulated_machines import BERT_ON_CPU_MIB, BERT_ON_H200, GIB, Curve, hinge
+from batch_finder.simulated_machines import BERT_ON_CPU_MIB, BERT_ON_H200, GIB, Curve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,25 +16,6 @@ def test_two_points_above_the_hinge_predict_the_top_within_1_percent(sizes: tupl
 
     assert model.peak_bytes(1024) == pytest.approx(BERT_ON_H200(1024), rel=0.01)
     assert model.largest_batch(80 * GIB) == pytest.approx(1615, rel=0.01)
-
-
-@given(
-    floor=st.floats(200, 8000),
-    hinge_size=st.integers(1, 100),
-    row=st.floats(0.5, 1000),
-    growth=st.tuples(st.floats(2, 8), st.floats(2, 8)),
-)
-def test_points_on_the_flat_part_do_not_mislead(
-    floor: float, hinge_size: int, row: float, growth: tuple[float, float]
-) -> None:
-    curve = hinge(floor=floor, base=floor - row * hinge_size, row=row)
-    flat = sorted({1, max(1, hinge_size // 2), hinge_size})
-    rising = [hinge_size * 2, int(hinge_size * 2 * growth[0]), int(hinge_size * 4 * growth[1])]
-    top = 20 * max(rising)
-
-    model = fit_memory(peaks_on(curve, *flat, *rising))
-
-    assert model.peak_bytes(top) == pytest.approx(curve(top), rel=0.05)
 
 
 @pytest.mark.parametrize("sizes", [(8, 16), (8, 32), (16, 64), (8, 16, 32), (8, 16, 32, 64)])

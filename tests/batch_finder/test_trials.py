@@ -142,17 +142,6 @@ def test_a_size_is_too_big_if_metal_only_writes_that_memory_did_not_suffice() ->
     assert "Insufficient Memory" in trial.reason
 
 
-def test_a_machine_that_begins_to_swap_makes_a_size_too_big(
-    runner: TrialRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runner.budget_bytes()
-    real = psutil.swap_memory()
-    swapped = iter([real, real._replace(used=real.used + 2**30)])
-    monkeypatch.setattr(psutil, "swap_memory", lambda: next(swapped))
-    trial = runner.run(odd_worker.HANGS)
-    assert (trial.status, trial.reason) == ("too_big", "the machine swapped 1.0 GiB")
-
-
 def test_where_memory_is_the_devices_own_the_next_children_are_ready_in_time() -> None:
     device = CpuDevice()
     device.memory.is_shared = False

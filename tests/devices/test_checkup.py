@@ -26,18 +26,6 @@ def test_a_gpu_is_described_with_its_memory_and_pytorchs_limit(
     )
 
 
-@pytest.mark.parametrize(
-    ("high", "limit"), [("1.0", "refuses more than 10.7 GiB"), ("0", "limit is lifted")]
-)
-def test_the_limit_is_that_of_the_environment(
-    high: str, limit: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(HIGH, high)
-    pretend(a_mac(memory_gib=16.0), monkeypatch)
-    _, memory = describe_mps()
-    assert memory.finding.endswith(limit)
-
-
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_device_that_was_asked_for_is_a_failure_where_it_does_not_work(
     name: str, monkeypatch: pytest.MonkeyPatch

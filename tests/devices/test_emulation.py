@@ -57,15 +57,6 @@ def test_attention_is_one_operator_only_without_gradients(trains: bool) -> None:
     assert ("aten::bmm" in names.seen) is trains
 
 
-def test_autocast_keeps_norms_in_fp32_as_on_mps() -> None:
-    norm = nn.LayerNorm(4)
-    inputs = torch.randn(2, 4, dtype=torch.bfloat16)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert norm(inputs).dtype == torch.bfloat16
-        with dispatching_as_mps():
-            assert norm(inputs).dtype == torch.float32
-
-
 CPU = Kernels(attention="cpu", has_packed_dropout=False, has_fp32_norms=False)
 NUMBERS = 2**16
 

@@ -43,20 +43,6 @@ def test_precisions_are_those_in_which_pytorch_computes_right(
     assert MpsDevice().precisions == precisions
 
 
-@pytest.mark.parametrize("version", ["2.13.0", "2.14.1"])
-@pytest.mark.parametrize(("chip", "tokens"), [("Apple M2", 32_766), ("Apple M3 Max", None)])
-def test_the_articles_batch_is_one_example_too_large_for_m1_and_m2(
-    pretend_mac: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-    version: str,
-    chip: str,
-    tokens: int | None,
-) -> None:
-    pretend_mac(chip=chip)
-    monkeypatch.setattr(torch, "__version__", version)
-    assert MpsDevice().shapes.max_tokens == tokens
-
-
 @pytest.mark.parametrize(
     ("chip", "macos", "version", "examples"),
     [

@@ -96,30 +96,6 @@ def test_a_linear_layer_with_bias_was_wrong_for_some_inputs_before_2_14(
     assert faults_met("linear", torch_version=torch_version, **call) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "call", "is_wrong"),
-    [
-        ("linear", {"input": empty(2, 3, 4, dtype=HALF)}, True),
-        ("linear", {"input": empty(2, 3, 4, dtype=HALF), "bias": empty(6)}, False),
-        ("linear", {"input": empty(6, 4, dtype=HALF)}, False),
-        ("linear", {"input": empty(2, 3, 4)}, False),
-        ("linear_backward", {"self": empty(2, 3, 4), "grad_output": empty(2, 3, 6)}, False),
-        (
-            "linear_backward",
-            {"self": empty(2, 3, 4), "grad_output": empty(2, 3, 6, dtype=HALF)},
-            True,
-        ),
-    ],
-)
-def test_linear_layers_in_16_bits_were_random_on_m5(
-    name: str, call: dict[str, object], is_wrong: bool
-) -> None:
-    expected = ["pytorch#180776, #181936"] if is_wrong else []
-    call = call | {"weight": empty(6, 4)}
-    assert faults_met(name, torch_version="2.12.0", **call) == expected
-    assert faults_met(name, **call) == []
-
-
 def test_products_of_expanded_tensors_had_rows_of_zeros() -> None:
     matrix = empty(3, 4)
     expanded = {"self": empty(1, 3).expand(5, 3), "mat2": matrix}
