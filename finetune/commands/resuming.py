@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune.config.schema import OPTIONS, Config, change_options
-from finetune.errors import ConfigurationInvalid, NotARun, RunFolderNotEmpty, UsageError
+from finetune.errors import ConfigurationInvalid, NotARun, UsageError
 from finetune.events import Emit, Info
 from finetune.runs.folder import (
     RUNS_FOLDER,
     RunFolder,
+    SeedsFolder,
     next_free_folder,
     open_run_folder,
-    read_seeds,
-    seeds_file,
 )
 
 if TYPE_CHECKING:
@@ -51,7 +50,11 @@ class Work:
     def named_folder(self) -> RunFolder | None:
         """The folder that ``--output-dir`` names."""
         name = self.config.output.output_dir
-        return None if name is None else RunFolder(Path(name).expanduser())
+        return None if name is None else self.folder(Path(name).expanduser())
+
+    def folder(self, path: Path) -> RunFolder:
+        """Return a path as the folder of a run, or of runs of several seeds."""
+        return RunFolder(path) if self.seeds is None else SeedsFolder(path, self.seeds)
 
     @property
     def default_name(self) -> str:
@@ -66,23 +69,9 @@ class Work:
         """Lock the folder of the work, which is created for a new run."""
         if self.resumed:
             return self.resumed.lock()
-        if (folder := self.named_folder) is None:
-            return RunFolder.create_next(RUNS_FOLDER, self.default_name)
-        overwrite, has_seeds = self.config.output.overwrite, seeds_file(folder.path).is_file()
-        if not self.seeds:
-            return folder.create(overwrite=overwrite)
-        if overwrite and (has_seeds or folder.previous_run.is_dir()):
-            return folder.lock()
-        if has_seeds or folder.config_file.is_file():
-            runs = "runs of several seeds" if has_seeds else "a single run"
-            resume = (
-                "resume them by --resume-from-checkpoint auto, delete them with --overwrite, or "
-            )
-            raise RunFolderNotEmpty(
-                f"{folder.path} already holds {runs}",
-                remedy=f"{resume * has_seeds}choose another folder with --output-dir",
-            )
-        return folder.create(overwrite=False)
+        if folder := self.named_folder:
+            return folder.create(overwrite=self.config.output.overwrite)
+        return RunFolder.create_next(RUNS_FOLDER, self.default_name)
 
     def find_free_folder(self) -> Path:
         """Return the folder that a new run would get; raise if it may not be written."""
@@ -119,25 +108,20 @@ def choose_work(
     work = Work(given.config, given.sources, seeds)
     if resume_from is None:
         return work
-    folder = _find_begun(work) if resume_from == AUTO else _open(Path(resume_from), seeds)
+    folder = _find_begun(work) if resume_from == AUTO else _open(work, Path(resume_from))
     if folder is None:
         emit(Info("there is no run to resume: a new one begins"))
-        named = work.named_folder
-        if seeds is None and named and not named.model_folder.exists():
+        if (named := work.named_folder) and not named.has_model:
             # It may hold a run that was killed before it saved a model.
             return replace(work, config=change_options(work.config, {"overwrite": True}))
         return work
-    if seeds is None:
-        saved, epochs = folder.read_config(), given.config.training.num_train_epochs
-        has_more_epochs = epochs not in (None, saved.training.num_train_epochs)
-        if folder.has_finished and has_more_epochs and resume_from != AUTO:
-            return _continue(folder, saved, given, emit=emit)
-    else:
-        from finetune.runs.seeds import SeedsFolder
-
-        saved = SeedsFolder(folder.path).load_config() or given.config
+    saved, epochs = folder.read_config(), given.config.training.num_train_epochs
+    is_finished_run = seeds is None and folder.has_finished
+    has_more_epochs = epochs not in (None, saved.training.num_train_epochs)
+    if is_finished_run and has_more_epochs and resume_from != AUTO:
+        return _continue(folder, saved, given, emit=emit)
     work = replace(work, config=_with_changes(folder, saved, given), resumed=folder)
-    if seeds is not None or not folder.has_finished:
+    if not is_finished_run:
         return work
     from finetune.runs.results import read_results
 
@@ -152,52 +136,36 @@ def _find_begun(work: Work) -> RunFolder | None:
 
     By its default name it is the newest that has not finished or, of seeds, that has fewer.
     """
-    if work.seeds:
-        from finetune.runs.seeds import SeedsFolder
-
-    def has_begun(folder: RunFolder) -> bool:
-        if work.seeds:
-            return seeds_file(folder.path).is_file()
-        return folder.can_resume or folder.has_finished
-
-    def has_finished(folder: RunFolder) -> bool:
-        if work.seeds:
-            return SeedsFolder(folder.path).has_finished(work.seeds)
-        return folder.has_finished
-
-    def begun_at(folder: RunFolder) -> float:
-        return (seeds_file(folder.path) if work.seeds else folder.config_file).stat().st_mtime
-
     if folder := work.named_folder:
-        return folder if has_begun(folder) else None
+        return folder if folder.has_begun else None
     numbered = re.compile(rf"{re.escape(work.default_name)}(-\d+)?")
-    named = (RunFolder(one) for one in RUNS_FOLDER.glob("*") if numbered.fullmatch(one.name))
-    unfinished = [one for one in named if has_begun(one) and not has_finished(one)]
-    return max(unfinished, key=begun_at, default=None)
+    paths = (path for path in RUNS_FOLDER.glob("*") if numbered.fullmatch(path.name))
+    begun = (folder for folder in map(work.folder, paths) if folder.has_begun)
+    unfinished = (folder for folder in begun if not folder.has_finished)
+    return max(unfinished, key=lambda folder: folder.begun_at, default=None)
 
 
-def _open(path: Path, seeds: int | None) -> RunFolder:
+def _open(work: Work, path: Path) -> RunFolder:
     """Return the run, or the folder of seeds, that is named; maybe by one of its checkpoints."""
-    path = path.expanduser()
-    run, has_seeds = RunFolder(path), seeds_file(path).is_file()
-    if seeds:
-        if not has_seeds or not any(path.glob("seed-*/config.yaml")):
+    folder = work.folder(path.expanduser())
+    if work.seeds:
+        if not folder.has_begun:
             raise NotARun(
                 f"{path} has no runs of several seeds to go on with",
                 remedy="leave out --seeds to resume a single run, or start with --seeds alone",
             )
-        return run
-    if has_seeds:
+        return folder
+    several = SeedsFolder(folder.path)
+    if several.seeds_file.is_file():
         raise UsageError(
             f"{path} holds runs of several seeds",
-            remedy=f"go on with them: --seeds {len(read_seeds(path))} "
-            f"--resume-from-checkpoint {path}",
+            remedy=f"go on with them: --seeds {len(several.seeds)} --resume-from-checkpoint {path}",
         )
+    path = folder.path.absolute()
     # A run may itself lie in a folder that is called so.
-    is_checkpoint = path.absolute().parent.name == run.checkpoints_folder.name
-    if is_checkpoint and not run.config_file.exists():
-        path = path.absolute().parents[1]
-    return open_run_folder(path, needs_model=False)
+    is_checkpoint = path.parent.name == folder.checkpoints_folder.name
+    is_checkpoint = is_checkpoint and not folder.config_file.exists()
+    return open_run_folder(path.parents[1] if is_checkpoint else folder.path, needs_model=False)
 
 
 def _continue(folder: RunFolder, saved: Config, given: "LoadedConfig", *, emit: Emit) -> Work:

@@ -86,8 +86,6 @@ def run(
         assignments=assignments,
         **options,
     )
-    from finetune.commands.resuming import choose_work
-
     processes = read_launch().world_size
     if seeds is not None and seeds < 2:
         raise UsageError(f"{seeds} seeds are not several", remedy="give --seeds 2 or more")
@@ -96,17 +94,19 @@ def run(
             f"several seeds are trained by one process, and there are {processes}",
             remedy="leave out --seeds, or start without torchrun or accelerate launch",
         )
-    if processes == 1:
-        work = choose_work(loaded, resume_from_checkpoint, seeds=seeds, emit=emit)
-    else:
-        from finetune.distributed.processes import join_processes
+    from finetune.commands.resuming import Work, choose_work
 
-        emit = emit if read_launch().is_main else ignore
-        # It depends on folders, which the main process is about to change.
-        work = join_processes().broadcast(
-            lambda: choose_work(loaded, resume_from_checkpoint, emit=emit)
-        )
-    return work.train(emit=emit)
+    emit = emit if read_launch().is_main else ignore
+
+    def choose() -> Work:
+        return choose_work(loaded, resume_from_checkpoint, seeds=seeds, emit=emit)
+
+    if processes == 1:
+        return choose().train(emit=emit)
+    from finetune.distributed.processes import join_processes
+
+    # It depends on folders, which the main process is about to change.
+    return join_processes().broadcast(choose).train(emit=emit)
 
 
 def read_options(

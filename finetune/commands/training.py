@@ -13,14 +13,15 @@ from finetune.devices.mps.power import kept_awake
 from finetune.distributed.processes import Processes, join_processes
 from finetune.errors import Interrupted
 from finetune.events import Emit, Info
+from finetune.files import write_json
 from finetune.runs.failures import interruption_explained
-from finetune.runs.folder import RunFolder
+from finetune.runs.folder import RunFolder, SeedsFolder
 from finetune.runs.journal import WarningLog
 from finetune.runs.manifest import Manifest
 from finetune.runs.preparation import Preparation, prepare
 from finetune.runs.results import RunResults
 from finetune.runs.run import Run
-from finetune.runs.seeds import SeedResults, SeedsFolder
+from finetune.runs.seeds import SeedResults
 from finetune.training.interruption import signal_of
 
 
@@ -66,23 +67,27 @@ def train_seeds(work: Work, *, emit: Emit) -> SeedResults:
     """
     config, log = work.config, WarningLog(emit)
     seeds = range(config.training.seed, config.training.seed + (work.seeds or 1))
-    metric = config.training.metric_for_best_model
+
     with kept_awake(), work.lock() as locked:
         folder = SeedsFolder(locked.path)
+
+        def read_results() -> SeedResults:
+            return SeedResults.read(folder, seeds, metric=config.training.metric_for_best_model)
+
         missing = [one for one in seeds if not work.resumed or not folder.run(one).has_finished]
         if not missing:
             emit(Info(f"the runs in {folder.path} have finished: nothing is left to do"))
-            return folder.read(seeds, metric=metric)
+            return read_results()
         with _interruption_explained(folder, seeds):
-            config = change_options(config, {"seed": missing[0]})
-            preparation = prepare(config, option_sources=work.sources, emit=log)
+            first = change_options(config, {"seed": missing[0]})
+            preparation = prepare(first, option_sources=work.sources, emit=log)
             if not work.resumed:
-                locked.set_aside_previous()
-            elif before := folder.first_begun():
+                folder.set_aside_previous()
+            elif before := folder.first_begun:
                 saved = Manifest.read(before)
                 remedy = "restore it, or train in another folder"
                 saved.check(Manifest.of(preparation), remedy=remedy)
-            folder.write(folder.read(seeds, metric=metric))
+            write_json(folder.seeds_file, read_results().to_json())
             for seed in missing:
                 emit(Info(f"seed {seed}, {seeds.index(seed) + 1} of {len(seeds)}"))
                 place, run_log = folder.run(seed), log.copy()
@@ -97,9 +102,9 @@ def train_seeds(work: Work, *, emit: Emit) -> SeedResults:
                     run.finish(write_pages=write_pages)
                     # With what was chosen by measurements.
                     preparation = run.preparation
-                locked.delete_previous()
-                folder.write(folder.read(seeds, metric=metric))
-        return folder.read(seeds, metric=metric)
+                folder.delete_previous()
+                write_json(folder.seeds_file, read_results().to_json())
+        return read_results()
 
 
 @contextmanager

@@ -9,11 +9,11 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from finetune.config.schema import Config, change_options
 from finetune.errors import NotARun, NotWritten, RunFolderInUse, RunFolderNotEmpty, UsageError
 from finetune.files import PARTIAL_SUFFIX, read_json, read_jsonl
 
 if TYPE_CHECKING:
-    from finetune.config.schema import Config
     from finetune.tasks.base import Task
 
 # Where runs are written, in the current folder.
@@ -72,6 +72,16 @@ class RunFolder:
         # A kill leaves step-N.partial.
         has_checkpoint = any(name.removeprefix("step-").isdecimal() for name in names)
         return has_checkpoint and self.config_file.is_file()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is something to resume, or everything."""
+        return self.can_resume or self.has_finished
+
+    @property
+    def begun_at(self) -> float:
+        """When the run began, in seconds of the file system's clock."""
+        return self.config_file.stat().st_mtime
 
     @property
     def has_model(self) -> bool:
@@ -221,7 +231,7 @@ class RunFolder:
                 remedy="restore the file, or make the run again",
             ) from error
 
-    def read_config(self) -> "Config":
+    def read_config(self) -> Config:
         """Return the configuration of the run."""
         from finetune.config.load import load_config
 
@@ -238,6 +248,94 @@ class RunFolder:
         from finetune.tasks.choose import read_task
 
         return self.read(self.model_folder / "config.json", read_task)
+
+
+class SeedsFolder(RunFolder):
+    """The folder of several runs that differ in their seed: ``seed-42`` and so on.
+
+    A folder of at least ``count`` runs has finished if they have.
+    """
+
+    def __init__(self, path: Path, count: int = 0) -> None:
+        super().__init__(path)
+        self.count = count
+        # The seeds, the name of the best run's folder, and metrics.
+        self.seeds_file = path / "seeds.json"
+
+    def run(self, seed: int) -> RunFolder:
+        """Return the folder of one run."""
+        return RunFolder(self.path / seed_name(seed))
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds of the runs, at least one."""
+        return self.read(self.seeds_file, _parse_seeds)[0]
+
+    @property
+    def best(self) -> RunFolder:
+        """The best run on the validation split; raises ``NotARun`` if it is not known."""
+        seeds, best = self.read(self.seeds_file, _parse_seeds)
+        if best is None:
+            raise NotARun(
+                f"{self.path} holds runs of several seeds, and which is the best is not known",
+                remedy=f"name one of them, such as {self.path / seed_name(seeds[0])}",
+            )
+        return RunFolder(self.path / best)
+
+    @property
+    def first_begun(self) -> RunFolder | None:
+        """The first run that has a configuration."""
+        runs = map(self.run, self.seeds if self.seeds_file.is_file() else ())
+        return next((run for run in runs if run.config_file.is_file()), None)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a run has begun."""
+        return self.first_begun is not None
+
+    @property
+    def begun_at(self) -> float:
+        """When the last run began or finished."""
+        return self.seeds_file.stat().st_mtime
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether its runs are as many as asked, or more, and have all finished."""
+        seeds = self.seeds
+        return len(seeds) >= self.count and all(self.run(seed).has_finished for seed in seeds)
+
+    def check_can_create(self, *, overwrite: bool) -> None:
+        """Raise ``UsageError`` if new runs may not have the folder: they replace only such runs."""
+        has_seeds = self.seeds_file.is_file()
+        if overwrite and (has_seeds or self.previous_run.is_dir()):
+            return
+        if has_seeds or self.config_file.is_file():
+            runs = "runs of several seeds" if has_seeds else "a single run"
+            resume = "resume them by --resume-from-checkpoint auto, delete them with --overwrite, "
+            raise RunFolderNotEmpty(
+                f"{self.path} already holds {runs}",
+                remedy=f"{(resume + 'or ') * has_seeds}choose another folder with --output-dir",
+            )
+        super().check_can_create(overwrite=False)
+
+    def read_config(self) -> Config:
+        """Return the configuration of all runs, with the first seed."""
+        first = self.first_begun or self.run(self.seeds[0])
+        # The folder of the first seed may be gone.
+        return change_options(first.read_config(), {"seed": self.seeds[0]})
+
+
+def seed_name(seed: int) -> str:
+    """Return the name of a run's folder in a folder of several seeds."""
+    return f"seed-{seed}"
+
+
+def _parse_seeds(content: Any) -> tuple[list[int], str | None]:
+    """Return the seeds, at least one, and the folder name of the best."""
+    seeds, best = [int(seed) for seed in content["seeds"]], content["best"]
+    if best not in (None, *map(seed_name, seeds)) or not seeds:
+        raise ValueError(best)
+    return seeds, best
 
 
 def check_writable(path: Path) -> None:
@@ -285,7 +383,8 @@ def _created(path: Path, *, exist_ok: bool) -> Iterator[None]:
 def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:
     """Return the run in a folder, or the best of several seeds, or raise ``NotARun``."""
     path = path.expanduser()
-    folder = RunFolder(_best_of_seeds(path) if seeds_file(path).is_file() else path)
+    seeds = SeedsFolder(path)
+    folder = seeds.best if seeds.seeds_file.is_file() else RunFolder(path)
     if not folder.config_file.is_file():
         raise NotARun(
             f"{path} is not a run folder: it has no {folder.config_file.name}"
@@ -312,36 +411,3 @@ def _examples(path: Path) -> str:
     folders = [path, path.parent, path.parent.parent, RUNS_FOLDER]
     found = next(filter(None, (sorted(folder.glob(pattern)) for folder in folders)), [])
     return ", ".join(str(file.parent) for file in found[:3]) or "runs/trec-minilm-full"
-
-
-def seeds_file(path: Path) -> Path:
-    """Return the path of ``seeds.json`` in a folder of several seeds."""
-    return path / "seeds.json"
-
-
-def seed_name(seed: int) -> str:
-    """Return the name of a run's folder in a folder of several seeds."""
-    return f"seed-{seed}"
-
-
-def read_seeds(path: Path) -> list[int]:
-    """Return the seeds of the runs in a folder of several seeds."""
-    return RunFolder(path).read(seeds_file(path), _parse_seeds)[0]
-
-
-def _best_of_seeds(path: Path) -> Path:
-    seeds, best = RunFolder(path).read(seeds_file(path), _parse_seeds)
-    if best is None:
-        raise NotARun(
-            f"{path} holds runs of several seeds, and which is the best is not known",
-            remedy=f"name one of them, such as {path / seed_name(seeds[0])}",
-        )
-    return path / best
-
-
-def _parse_seeds(found: Any) -> tuple[list[int], str | None]:
-    """Return the seeds, at least one, and the folder name of the best."""
-    seeds, best = [int(seed) for seed in found["seeds"]], found["best"]
-    if best not in (None, *map(seed_name, seeds)) or not seeds:
-        raise ValueError(best)
-    return seeds, best

@@ -20,9 +20,9 @@ import finetune
 from finetune.errors import ConfigurationInvalid, FinetuneError, Interrupted, NotARun
 from finetune.events import Event, Info, StageStarted
 from finetune.files import read_json, write_json
-from finetune.runs.folder import RunFolder
+from finetune.runs.folder import RunFolder, SeedsFolder
 from finetune.runs.journal import read_warnings
-from finetune.runs.seeds import SeedResults, SeedsFolder
+from finetune.runs.seeds import SeedResults
 
 
 def run_seeds(folder: Path | None, *, model: Path, seeds: int = 2, **options: Any) -> SeedResults:
@@ -119,9 +119,7 @@ def test_seeds_whose_first_run_was_deleted_begin_with_it_again(
 ) -> None:
     folder = shutil.copytree(parent, tmp_path / "seeds")
     shutil.rmtree(folder / "seed-42")
-    config = SeedsFolder(folder).load_config()
-    assert config is not None
-    assert config.training.seed == 42
+    assert SeedsFolder(folder).read_config().training.seed == 42
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from finetune.errors import NotARun, RunFolderInUse, RunFolderNotEmpty, UsageError
-from finetune.runs.folder import RunFolder, open_run_folder, seeds_file
+from finetune.runs.folder import RunFolder, SeedsFolder, open_run_folder
 
 
 def make_run(path: Path, content: str = "training: {}\n") -> RunFolder:
@@ -259,7 +259,7 @@ def test_a_file_that_is_missing_or_makes_no_sense_is_named(
 ) -> None:
     folder = make_run(tmp_path)
     if content is not None:
-        seeds_file(tmp_path).write_text(content)
+        SeedsFolder(tmp_path).seeds_file.write_text(content)
         with pytest.raises(NotARun, match=r"seeds\.json is missing or can't be read"):
             open_run_folder(tmp_path)
     else:
