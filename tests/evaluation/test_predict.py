@@ -66,17 +66,6 @@ def test_every_forward_has_the_size_that_the_device_needs(
     assert logits.shape == (rows, 6)
 
 
-def test_dropout_and_graph_are_off() -> None:
-    model = tiny_model().train()
-    model.register_forward_hook(lambda _, __, output: graphs.append(output.logits.requires_grad))
-    graphs: list[bool] = []
-    first, second = (predict(model, random_examples(ROWS)) for _ in range(2))
-
-    np.testing.assert_array_equal(first, second)
-    assert not any(graphs)
-    assert not any(module.training for module in model.modules())
-
-
 def test_prediction_between_steps_changes_nothing() -> None:
     examples = random_examples(ROWS)
     losses = []

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from finetune.evaluation import statistics
 from finetune.evaluation.statistics import (
     Interval,
     bootstrap,
@@ -38,16 +37,6 @@ def test_the_interval_contains_the_true_difference_in_about_95_of_100_samples() 
     assert 0.91 < hits / 300 < 0.98
     # Unpaired, by the variances of both, it would be 0.132.
     assert np.mean(widths) == pytest.approx(0.09, abs=0.01)
-
-
-def test_resamples_do_not_depend_on_how_many_are_in_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run = accuracy_of(np.arange(30) < 20)
-    [at_once] = bootstrap([run], rows=30, resamples=20)
-    monkeypatch.setattr(statistics, "MAX_WEIGHTS", 90)
-    [in_turn] = bootstrap([run], rows=30, resamples=20)
-    assert at_once["accuracy"].tolist() == in_turn["accuracy"].tolist()
 
 
 @pytest.mark.parametrize(

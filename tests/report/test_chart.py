@@ -2,13 +2,11 @@ import math
 import re
 import xml.etree.ElementTree as ElementTree
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from finetune.report.chart import HEIGHT, Axis, Chart, Scale, Series, in_percent, picture_of
-from finetune.report.sections import draw_curves, draw_lengths, draw_scatter
-from finetune.runs.results import TextLengths
+from finetune.report.sections import draw_curves, draw_scatter
 
 UPDATES = [{"step": step, "loss": 1 / step} for step in range(10, 100, 10)]
 VALIDATIONS = [
@@ -90,14 +88,3 @@ def test_a_long_run_gives_a_short_picture_with_its_last_point() -> None:
     chart = Chart("Long", [Series("one", points)], Axis("x"), Axis("y"))
     assert len(chart.draw()) < 20_000
     assert chart.paths[0][1].endswith(f"{chart.across.place(1e5)} {chart.up.place(math.sin(1e5))}")
-
-
-@pytest.mark.parametrize(("windows", "what"), [(None, "texts"), (9, "windows")])
-def test_lengths_are_bars(windows: int | None, what: str) -> None:
-    own = TextLengths(
-        texts=7, windows=windows, cut=0, median=5.0, p95=9.0, longest=9, bin_tokens=4, bins=[2, 5]
-    )
-    [chart] = draw_lengths({"train": own})
-    assert chart.title == f"Training {what} by length"
-    assert chart.paths[0][1].count("z") == 2
-    assert chart.across.high >= 9

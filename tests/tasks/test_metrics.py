@@ -1,6 +1,5 @@
 """Each metric against scikit-learn's or scipy's, on all rows and on resamples."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -99,17 +98,9 @@ def test_the_first_metric_of_a_task_chooses_the_best_model_unless_another_is_nam
     expected = {"single": "accuracy", "multi": "micro_f1", "regression": "pearson"}
     assert choose_metric(None, task).name == expected[task.name]
     assert choose_metric("loss", task).sign == -1
+    assert choose_metric("macro-f1", Single(NAMES)) is METRICS["macro_f1"]
     with pytest.raises(ConfigurationInvalid, match="no metric 'bleu'"):
         choose_metric("bleu", task)
-
-
-def test_names_of_metrics_may_have_hyphens() -> None:
-    assert (
-        choose_metric("macro-f1", SimpleNamespace(problem_type=Single.problem_type))
-        is (  # type: ignore[arg-type]
-            METRICS["macro_f1"]
-        )
-    )
 
 
 @pytest.mark.parametrize(("right", "rows"), [(0, 10), (19, 19), (95, 100)])
