@@ -71,7 +71,7 @@ def test_a_batch_size_that_was_found_is_timed_on_its_device_alone() -> None:
 
 @pytest.mark.usefixtures("tiny_bert")
 @pytest.mark.parametrize("mode", ["full", "classifier"])
-def test_the_articles_updates_change_what_its_mode_trains(
+def test_the_articles_steps_change_what_its_mode_trains(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = bert_base()

@@ -137,7 +137,7 @@ def above(extractor: FeatureExtractor, inputs: Inputs, structure: Structure) -> 
     }
 
 
-def updated(
+def train_steps(
     model: nn.Module, inputs: Inputs, structure: Structure, *, precision: str = "fp32"
 ) -> TrainingState:
     """Take four steps on one batch, with the same dropout for the same batch."""
@@ -175,13 +175,13 @@ def whole_and_split(
     extractor = split(divided, structure, pads_left=pads_left)
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
         ready = above(extractor, inputs, structure)
-    updated(whole, inputs, structure, precision=precision)
-    updated(extractor.trainable, ready, structure, precision=precision)
+    train_steps(whole, inputs, structure, precision=precision)
+    train_steps(extractor.trainable, ready, structure, precision=precision)
     return copied_parameters(whole), copied_parameters(divided)
 
 
 @pytest.mark.parametrize(("name", "mode"), CASES)
-def test_updates_above_the_split_are_those_of_the_whole_model_bit_for_bit(
+def test_steps_above_the_split_are_those_of_the_whole_model_bit_for_bit(
     name: str, mode: str
 ) -> None:
     before = copied_parameters(model_of(name))
@@ -283,7 +283,7 @@ def test_large_numbers_in_the_features_and_what_they_lose_by_rounding_do_no_harm
     [("bert", mode) for mode in ("last-3", "last-1", "head", "classifier")]
     + [("deberta-v2", "last-2")],
 )
-def test_nothing_below_the_split_runs_in_an_update(name: str, mode: str) -> None:
+def test_nothing_below_the_split_runs_in_a_step(name: str, mode: str) -> None:
     model = model_of(name)
     structure = freeze(model, mode)
     extractor = split(model, structure)

@@ -215,7 +215,7 @@ def test_damaged_files_are_refused(folder: Path, name: str, content: bytes) -> N
     assert "\n" not in refused.value.message + refused.value.remedy
 
 
-def test_token_ids_that_the_model_lacks_are_refused_before_the_first_update(folder: Path) -> None:
+def test_token_ids_that_the_model_lacks_are_refused_before_the_first_step(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     weights["embeddings.word_embeddings.weight"] = torch.ones(90, SIZES["hidden_size"])
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -375,7 +375,7 @@ def text_model(tmp_path: Path) -> TextModel:
     return load(save_tiny_model(tmp_path / "pretrained"))
 
 
-def test_a_saved_classifier_comes_back_bit_for_bit(text_model: TextModel, tmp_path: Path) -> None:
+def test_a_saved_model_comes_back_bit_for_bit(text_model: TextModel, tmp_path: Path) -> None:
     save_model(text_model, tmp_path / "model")
 
     again = load(tmp_path / "model")

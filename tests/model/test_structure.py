@@ -43,7 +43,7 @@ def names_under(model: nn.Module, *prefixes: str) -> set[str]:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_encoder_layers_head_and_classifier_are_found(architecture: str) -> None:
+def test_encoder_layers_head_and_output_layer_are_found(architecture: str) -> None:
     model = tiny_model(architecture)
 
     structure = find_structure(model)
@@ -61,7 +61,7 @@ def test_encoder_layers_head_and_classifier_are_found(architecture: str) -> None
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_size_of_what_the_classifier_reads_is_found(architecture: str) -> None:
+def test_size_of_what_the_output_layer_reads_is_found(architecture: str) -> None:
     model = tiny_model(architecture)
 
     structure = find_structure(model)
@@ -135,7 +135,7 @@ def test_model_is_left_as_it_was(trains: bool) -> None:
         assert parameter.grad is None
 
 
-def test_model_without_a_linear_classifier_is_refused() -> None:
+def test_model_without_a_linear_output_layer_is_refused() -> None:
     model = tiny_model()
     model.config.num_labels = 7
 
