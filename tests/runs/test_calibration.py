@@ -39,9 +39,10 @@ def test_the_predictions_are_those_of_the_run_without(runs: tuple[Path, Path]) -
     assert results.test.accuracy == others.test.accuracy
     for split in ("validation", "test"):
         found, own, other = (getattr(one, split) for one in (results.calibration, results, others))
-        assert found.after.loss == pytest.approx(own.loss, rel=1e-5)
-        assert found.before.loss == pytest.approx(other.loss, rel=1e-5)
-    assert results.calibration.validation.after.loss < results.calibration.validation.before.loss
+        assert found["after"].loss == pytest.approx(own.loss, rel=1e-5)
+        assert found["before"].loss == pytest.approx(other.loss, rel=1e-5)
+    validation = results.calibration.validation
+    assert validation["after"].loss < validation["before"].loss
 
 
 def test_the_temperature_is_in_the_weights_of_the_last_layer_alone(
