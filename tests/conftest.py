@@ -62,12 +62,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test whose GPU can't be used here, and say why; a virtual Mac's is only available."""
     asked = {"mps", "cuda"} & {marker.name for marker in item.iter_markers()}
     if asked:
-        from finetune.devices import cuda
-        from finetune.devices.mps import device as mps
+        from finetune.devices.select import DEVICES
 
-        kinds = {"mps": mps.why_not_usable, "cuda": cuda.why_not_usable}
         for name in asked:
-            if unusable := kinds[name]():
+            if unusable := DEVICES[name].why_not_usable():
                 pytest.skip(f"needs a GPU for {name}: {unusable.reason}")
 
 

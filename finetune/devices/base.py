@@ -48,6 +48,11 @@ class Device:
     memory: "DeviceMemory"
     shapes: "BatchShapes"
 
+    @staticmethod
+    def why_not_usable() -> "Unusable | None":
+        """Return why the device can't be used here, or None if a small operation works."""
+        return None
+
     def synchronize(self) -> None:
         """Wait until the device has finished all queued work."""
         torch.get_device_module(self.torch_device).synchronize()

@@ -10,7 +10,7 @@ from finetune.devices.check import ROOM_FOR_BERT_BASE_BYTES, Check
 from finetune.devices.host import gibibytes
 from finetune.devices.mps.device import MpsDevice
 from finetune.devices.mps.environment import high_ratio
-from finetune.devices.select import GPUS, select_device
+from finetune.devices.select import DEVICES, select_device
 from finetune.errors import DeviceNotAvailable
 
 # All of BERT-base trained on a Mac of this size at 512 tokens with a batch size of 1 and no larger.
@@ -23,7 +23,7 @@ def check_gpus() -> Iterator[Check]:
     """Yield a description of each kind of GPU, or why it can't be used."""
     describe = {"mps": describe_mps, "cuda": describe_cuda}
     for name in describe:
-        unusable = GPUS[name].why_not_usable()
+        unusable = DEVICES[name].why_not_usable()
         if unusable is None:
             yield from describe[name]()
         elif unusable.is_absent:

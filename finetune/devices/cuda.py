@@ -54,6 +54,26 @@ class CudaDevice(Device):
     # in BERT-base.
     prefetch_tokens = 2**14
 
+    @staticmethod
+    def why_not_usable() -> Unusable | None:
+        if torch.version.cuda is None:
+            return Unusable(
+                f"PyTorch {torch.__version__} is built without CUDA",
+                remedy="install a PyTorch with CUDA from pytorch.org, or use --device cpu",
+                is_absent=True,
+            )
+        if torch.cuda.is_available() and (shared := _take_own_gpu()):
+            return shared
+        failure = why_operation_fails(CudaDevice.torch_device)
+        if failure is None:
+            return None
+        unknown = Unusable(
+            f"an operation on the NVIDIA GPU fails: {failure}",
+            remedy="see nvidia-smi for what occupies the GPU and pytorch.org for a PyTorch that "
+            "supports it, or use --device cpu",
+        )
+        return next((known for text, known in _UNUSABLE.items() if text in failure), unknown)
+
     def __init__(self) -> None:
         _take_own_gpu()
         properties = torch.cuda.get_device_properties()
@@ -171,24 +191,3 @@ def _take_own_gpu() -> Unusable | None:
     if local_rank:
         torch.cuda.set_device(local_rank % gpus)
     return None
-
-
-def why_not_usable() -> Unusable | None:
-    """Return why no NVIDIA GPU can be used here, or None if a small operation on one works."""
-    if torch.version.cuda is None:
-        return Unusable(
-            f"PyTorch {torch.__version__} is built without CUDA",
-            remedy="install a PyTorch with CUDA from pytorch.org, or use --device cpu",
-            is_absent=True,
-        )
-    if torch.cuda.is_available() and (shared := _take_own_gpu()):
-        return shared
-    failure = why_operation_fails(CudaDevice.torch_device)
-    if failure is None:
-        return None
-    unknown = Unusable(
-        f"an operation on the NVIDIA GPU fails: {failure}",
-        remedy="see nvidia-smi for what occupies the GPU and pytorch.org for a PyTorch that "
-        "supports it, or use --device cpu",
-    )
-    return next((known for text, known in _UNUSABLE.items() if text in failure), unknown)

@@ -96,9 +96,9 @@ def test_what_can_not_be_done_is_refused_before_anything_is_timed(
 
 
 def skip_with_cuda() -> None:
-    from finetune.devices.cuda import why_not_usable
+    from finetune.devices.cuda import CudaDevice
 
-    if why_not_usable() is None:
+    if CudaDevice.why_not_usable() is None:
         pytest.skip("this machine has the device")
 
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import distributed
 
-from finetune.devices import cuda
 from finetune.devices.cuda import CudaDevice
 from finetune.errors import UsageError
 from finetune.tokenization.buckets import choose_padded_lengths
@@ -27,11 +26,11 @@ NO_KERNEL = "CUDA error: no kernel image is available for execution on the devic
 
 def test_a_working_gpu_is_usable(pretend_nvidia: Callable[..., None]) -> None:
     pretend_nvidia()
-    assert cuda.why_not_usable() is None
+    assert CudaDevice.why_not_usable() is None
 
 
 def test_a_pytorch_without_cuda_is_the_reason(pretend_linux: None) -> None:
-    unusable = cuda.why_not_usable()
+    unusable = CudaDevice.why_not_usable()
     assert unusable is not None
     assert unusable.reason == f"PyTorch {torch.__version__} is built without CUDA"
 
@@ -49,7 +48,7 @@ def test_each_failure_of_the_first_operation_has_its_reason_and_remedy(
     pretend_nvidia: Callable[..., None], failure: str, reason: str, remedy: str
 ) -> None:
     pretend_nvidia(failure=failure)
-    unusable = cuda.why_not_usable()
+    unusable = CudaDevice.why_not_usable()
     assert unusable is not None
     assert reason in unusable.reason
     assert remedy in unusable.remedy

@@ -45,6 +45,42 @@ class MpsDevice(Device):
     # Of several chips, systems and versions of PyTorch: known_faults.yaml.
     has_silent_faults_in_16_bits = True
 
+    @staticmethod
+    def why_not_usable() -> Unusable | None:
+        if not host.is_mac():
+            reason = f"MPS needs a Mac, and this is {platform.system()}"
+            return Unusable(reason, remedy=_USE_CPU, is_absent=True)
+        if host.is_under_rosetta():
+            return Unusable(
+                "this Python runs as an Intel program under Rosetta, which hides the GPU",
+                remedy=host.ROSETTA_REMEDY,
+            )
+        if platform.machine() != "arm64":
+            reason = "MPS needs Apple silicon, and this Mac has an Intel CPU"
+            return Unusable(reason, remedy=_USE_CPU, is_absent=True)
+        if host.is_macos_too_old():
+            # PyTorch's own text still says 13 (pytorch#162921).
+            return Unusable(
+                f"MPS needs macOS {host.OLDEST_MACOS} or newer, and this is {host.macos_version()}",
+                remedy=f"{host.MACOS_REMEDY}, or {_USE_CPU}",
+            )
+        if not torch.backends.mps.is_built():
+            return Unusable(
+                f"PyTorch {torch.__version__} is built without MPS",
+                remedy="install it from PyPI: pip install --force-reinstall torch",
+            )
+        if not torch.backends.mps.is_available():
+            return Unusable(
+                "Metal shows no GPU to this process",
+                remedy=f"run it outside sandboxes and containers, or {_USE_CPU}",
+            )
+        if failure := why_operation_fails(MpsDevice.torch_device):
+            return Unusable(
+                f"MPS is built and available, but an operation on it fails: {failure}",
+                remedy=next(remedy for text, remedy in _REMEDIES.items() if text in failure),
+            )
+        return None
+
     def __init__(self, *, chip: str | None = None) -> None:
         chip = host.cpu_name() if chip is None else chip
         memory = gibibytes(psutil.virtual_memory().total)
@@ -85,40 +121,3 @@ class FewShapes(BatchShapes):
     counts_evaluation: bool = True
     least_padded_length: int = 9
     pads_batches: bool = True
-
-
-def why_not_usable() -> Unusable | None:
-    """Return why the GPU can't be used, or None if a small operation on it works."""
-    if not host.is_mac():
-        reason = f"MPS needs a Mac, and this is {platform.system()}"
-        return Unusable(reason, remedy=_USE_CPU, is_absent=True)
-    if host.is_under_rosetta():
-        return Unusable(
-            "this Python runs as an Intel program under Rosetta, which hides the GPU",
-            remedy=host.ROSETTA_REMEDY,
-        )
-    if platform.machine() != "arm64":
-        reason = "MPS needs Apple silicon, and this Mac has an Intel CPU"
-        return Unusable(reason, remedy=_USE_CPU, is_absent=True)
-    if host.is_macos_too_old():
-        # PyTorch's own text still says 13 (pytorch#162921).
-        return Unusable(
-            f"MPS needs macOS {host.OLDEST_MACOS} or newer, and this is {host.macos_version()}",
-            remedy=f"{host.MACOS_REMEDY}, or {_USE_CPU}",
-        )
-    if not torch.backends.mps.is_built():
-        return Unusable(
-            f"PyTorch {torch.__version__} is built without MPS",
-            remedy="install it from PyPI: pip install --force-reinstall torch",
-        )
-    if not torch.backends.mps.is_available():
-        return Unusable(
-            "Metal shows no GPU to this process",
-            remedy=f"run it outside sandboxes and containers, or {_USE_CPU}",
-        )
-    if failure := why_operation_fails(MpsDevice.torch_device):
-        return Unusable(
-            f"MPS is built and available, but an operation on it fails: {failure}",
-            remedy=next(remedy for text, remedy in _REMEDIES.items() if text in failure),
-        )
-    return None

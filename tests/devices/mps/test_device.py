@@ -5,7 +5,7 @@ import torch
 from machines import INTEL_MAC, ROSETTA, VIRTUAL_MAC_TEXTS, pretend
 
 from finetune.devices.base import Unusable
-from finetune.devices.mps.device import MpsDevice, why_not_usable
+from finetune.devices.mps.device import MpsDevice
 from finetune.distributed.processes import Processes
 from finetune.errors import UsageError
 
@@ -85,7 +85,7 @@ def test_memory_is_counted_released_and_refused_on_a_real_gpu() -> None:
 
 
 def explain() -> Unusable:
-    unusable = why_not_usable()
+    unusable = MpsDevice.why_not_usable()
     assert unusable is not None
     return unusable
 
@@ -95,7 +95,7 @@ def test_apple_silicon_with_a_recent_macos_is_usable(
     pretend_mac: Callable[..., None], macos: str
 ) -> None:
     pretend_mac(macos=macos)
-    assert why_not_usable() is None
+    assert MpsDevice.why_not_usable() is None
 
 
 def test_another_system_than_macos_is_the_reason(pretend_linux: None) -> None:
