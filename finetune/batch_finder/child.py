@@ -110,8 +110,9 @@ class Child:
 
     def describe_end(self) -> str:
         """Return why the child has ended, and the last line of its standard error."""
+        status = self.exit_status()
         lines = self.error_lines() or ["it wrote no error"]
-        return f"the process {self.exit_status()}: {lines[-1]}"
+        return f"the process {status}: {lines[-1]}"
 
 
 @contextlib.contextmanager
