@@ -30,6 +30,9 @@ from finetune.devices.mps.chips import MACS, Mac, find_mac
 from finetune.errors import (
     BatchDoesNotFit,
     ConfigurationInvalid,
+    DataNotFound,
+    HubNotReachable,
+    ModelNotFound,
     ModelUnsupported,
     UsageError,
 )
@@ -214,23 +217,36 @@ class _Search:
         from finetune.tokenization.encode import encode_texts
 
         options, model, rows = self.config.data, self.config.model, self.limit
-        if rows is None and options.data == "trec" and options.data_dir is None:
+        is_trec = options.data == "trec" and options.data_dir is None
+        if rows is None and is_trec:
             rows = min(TRAINING_ROWS, options.max_train_samples or TRAINING_ROWS)
         if self.has_max_length and rows:
             return _Texts(model.max_length, rows)
-        loaded = load_splits(options, emit=self.emit)
-        task, rows = loaded.task, rows or len(loaded.splits["train"])
-        max_tokens = model.max_length
-        if not self.has_max_length:
+        try:
+            loaded = load_splits(options, emit=self.emit)
+            task, rows = loaded.task, rows or len(loaded.splits["train"])
+            if self.has_max_length:
+                return _Texts(model.max_length, rows, task.name, len(task.output_names))
             tokenizer = load_tokenizer(model.model, revision=model.revision)
-            encoded = (
-                encode_texts(tokenizer, *texts_of(split), max_length=max_tokens)
-                for split in loaded.splits.values()
+        except (DataNotFound, HubNotReachable, ModelNotFound, ModelUnsupported) as error:
+            if not is_trec or rows is None:
+                raise
+            self.emit(
+                WarningMessage(
+                    f"the length of TREC's texts is not known: {error.message}",
+                    remedy=f"batch sizes are for texts of {model.max_length} tokens; "
+                    "see --max-length",
+                )
             )
-            max_tokens = max(int(one.lengths.max()) for one in encoded)
-            self.emit(Info(f"the longest text of {options.data} has {max_tokens} tokens"))
-            why = "as --limit says" if self.limit else "the rows of the training split; see --limit"
-            self.emit(Info(f"batch sizes of up to {rows:,} are tried: {why}"))
+            return _Texts(model.max_length, rows)
+        lengths = (
+            encode_texts(tokenizer, *texts_of(split), max_length=model.max_length).lengths
+            for split in loaded.splits.values()
+        )
+        max_tokens = max(int(one.max()) for one in lengths)
+        self.emit(Info(f"the longest text of {options.data} has {max_tokens} tokens"))
+        why = "as --limit says" if self.limit else "the rows of the training split; see --limit"
+        self.emit(Info(f"batch sizes of up to {rows:,} are tried: {why}"))
         return _Texts(max_tokens, rows, task.name, len(task.output_names))
 
 

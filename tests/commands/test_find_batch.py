@@ -215,6 +215,20 @@ def test_a_given_length_needs_no_data_and_is_the_only_one_within_the_models_posi
     assert (short.padded_length, long.padded_length) == (20, 63)
 
 
+@pytest.mark.usefixtures("offline_trec")
+def test_without_a_network_the_longest_texts_and_all_rows_of_trec_are_taken(
+    tiny_folder: Path,
+) -> None:
+    emitted: list[Event] = []
+    options: dict[str, Any] = {"freeze_core": True, "feature_cache": False, "emitted": emitted}
+    own, _ = estimates("m3-8gb", model=tiny_folder, **options)
+    assert (own.padded_length, own.batch) == (64, 5452)
+    [warning] = [one for one in emitted if isinstance(one, events.WarningMessage)]
+    assert "TREC is not in the cache" in warning.message
+    with pytest.raises(HubNotReachable):
+        estimates(model=tiny_folder, data="hub:owner/name", **options)
+
+
 @pytest.mark.slow
 def test_the_articles_mac_takes_one_row_of_512_tokens_and_64_where_the_core_is_frozen() -> None:
     """A base M1 with 8 GB took no two when all of BERT-base trained."""
