@@ -54,13 +54,8 @@ class Advance:
 class Trial:
     """A batch size was tried.
 
-    Args:
-        status: ``failed`` says that something other than memory went wrong.
-        peak_bytes: The most memory in use, if known.
-        examples_per_second: If it fits.
-        reason: Why it does not fit.
-        is_strained: Whether it barely fits: the allocator had to free its cache and try again, or
-            the system began to swap.
+    ``reason`` says why it does not fit. It is strained if it barely fits: the allocator had to free
+    its cache and try again, or the system began to swap.
     """
 
     batch_size: int
@@ -79,14 +74,10 @@ class Step:
     Args:
         step: Steps done, from 1.
         total_steps: Steps of the run unless it stops early.
-        epoch: Passes over the training data, as a fraction.
         loss: Mean training loss since the last report.
-        learning_rate: Of the last step.
-        examples_per_second: Since the last report.
         memory_bytes: Memory in use on the device.
         held_bytes: Memory that the process holds there, with what is cached for later.
         budget_bytes: Memory that the process might have held there when training began.
-        remaining_seconds: Estimate for the training that is left.
     """
 
     step: int

@@ -21,6 +21,8 @@ SECTIONS = [section.name for section in fields(Config)]
 SIZE = re.compile(r"\s*(\d*\.?\d+)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
 # Without a unit, a smaller number is a mistake: bytes were not meant.
 MIN_SIZE_BYTES = 10**6
+# Source, section if it is named, option, value.
+Given = tuple[str, str | None, str, Any]
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,13 @@ def load_config(
     """
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    for source, option, value in (
+    for source, section, option, value in (
         *_read_file(file),
         *_read_environment(environment or {}),
         *_read_flags(flags or {}),
         *map(_read_assignment, assignments),
     ):
+        _check_name(option, section, source=source)
         values[option], sources[option] = value, source
     for option, value in values.items():
         values[option] = _check_value(option, value, sources[option])
@@ -84,7 +87,7 @@ def refuse_table(data: object) -> None:
         )
 
 
-def _read_file(file: str | None) -> Iterator[tuple[str, str, Any]]:
+def _read_file(file: str | None) -> Iterator[Given]:
     if file is None:
         return
     path = find_recipe(file)
@@ -104,26 +107,23 @@ def _read_file(file: str | None) -> Iterator[tuple[str, str, Any]]:
                 remedy="write one `option: value` a line below it, indented",
             )
         for option, value in (options or {}).items():
-            _check_option(option, source=str(path), section=section)
-            yield str(path), option, value
+            yield str(path), section, option, value
 
 
-def _read_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str, Any]]:
+def _read_environment(environment: Mapping[str, str]) -> Iterator[Given]:
     for variable, text in environment.items():
         if variable.startswith(ENVIRONMENT_PREFIX):
             option = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
-            _check_option(option, source=f"the environment variable {variable}")
-            yield variable, option, _from_text(text)
+            yield variable, None, option, _from_text(text)
 
 
-def _read_flags(flags: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+def _read_flags(flags: Mapping[str, Any]) -> Iterator[Given]:
     for option, value in flags.items():
-        _check_option(option, source="the call")
         path = os.fspath(value) if isinstance(value, os.PathLike) else value
-        yield OPTIONS[option].flag, option, path
+        yield "--" + option.replace("_", "-"), None, option, path
 
 
-def _read_assignment(assignment: str) -> tuple[str, str, Any]:
+def _read_assignment(assignment: str) -> Given:
     key, separator, text = assignment.partition("=")
     section, dot, option = key.strip().partition(".")
     if not separator or not dot:
@@ -131,17 +131,16 @@ def _read_assignment(assignment: str) -> tuple[str, str, Any]:
             f"--set {assignment} is not of the form section.option=value",
             remedy="write for example --set training.learning_rate=3e-5",
         )
-    _check_option(option, source="--set", section=section)
-    return f"--set {key.strip()}", option, _from_text(text)
+    return f"--set {key.strip()}", section, option, _from_text(text)
 
 
-def _check_option(option: str, *, source: str, section: str | None = None) -> None:
+def _check_name(option: str, section: str | None, *, source: str) -> None:
     if option not in OPTIONS:
         remedy = _did_you_mean(OPTION_OF_TRAINER.get(option, option), OPTIONS)
-        raise ConfigurationInvalid(f"unknown option {option} in {source}", remedy=remedy)
+        raise ConfigurationInvalid(f"{source}: there is no option {option}", remedy=remedy)
     if section not in (None, OPTIONS[option].section):
         raise ConfigurationInvalid(
-            f"{option} is not an option of section {section} in {source}",
+            f"{source}: {option} is not an option of section {section}",
             remedy=f"it belongs to section {OPTIONS[option].section}",
         )
 

@@ -16,16 +16,13 @@ TYPICAL_OUTPUT_LAYER_INPUT = 0.7
 
 @dataclass(frozen=True)
 class Head:
-    """A part above the encoder that trains; the functions take a ``model.structure.Structure``.
+    """A part above the encoder, and how it trains over a frozen one.
 
-    Args:
-        mode: The name of the mode in which it trains over a frozen encoder.
-        freezes_encoder: Whether it trains in that mode even without ``--freeze-core``.
-        trained_names: Which parameters train in that mode.
-        learning_rate: The default peak learning rate in that mode.
+    The functions take a ``model.structure.Structure``.
     """
 
     mode: str
+    # Whether it does so even without --freeze-core.
     freezes_encoder: bool
     trained_names: Callable[[Any], frozenset[str]]
     learning_rate: Callable[[Any], float]
@@ -38,11 +35,8 @@ def _output_layer_and_new(structure: Any) -> frozenset[str]:
 
 
 def _learning_rate_of_linear_model(structure: Any) -> float:
-    """Return a rate that is inversely proportional to the size of the output layer's input.
-
-    That from MiniLM's pooler is a tenth of BERT-base's, and one rate for both costs the other 3
-    points of accuracy. The rate is far too high if layers beneath the output layer train too.
-    """
+    # The input from MiniLM's pooler is a tenth of BERT-base's: one rate for both costs the other 3
+    # points of accuracy. It is far too high if layers beneath the output layer train too.
     if _output_layer_and_new(structure) != structure.output_layer:
         return NEW_HEAD_LEARNING_RATE
     return float(f"{7e-3 / (structure.output_layer_input or TYPICAL_OUTPUT_LAYER_INPUT):.2g}")
@@ -66,21 +60,18 @@ HEAD_OF_MODE = {head.mode: head for head in HEADS.values()}
 
 
 class Mode(str):
-    """A training mode by its name: ``full``, ``last-N``, or that of a head over a frozen encoder.
+    """The name of what trains.
 
-    ``full`` trains everything; ``last-N`` the last N layers of the encoder and the head; ``head``
-    everything above the encoder, for BERT the pooler and the classifier; ``classifier`` the output
+    ``full``: everything; ``last-N``: the last N layers of the encoder, and the head; ``head``:
+    everything above the encoder, for BERT the pooler and the classifier; ``classifier``: the output
     layer, and whatever else of the head is new.
-
-    Raises:
-        ValueError: If there is no such mode.
 
     >>> Mode("last-2").trained_layers, Mode("head").trains_encoder
     (2, False)
     """
 
     def __new__(cls, name: str) -> "Mode":
-        """Check the name."""
+        """Raise ``ValueError`` if there is no such mode."""
         if name not in ("full", *HEAD_OF_MODE) and not re.fullmatch(r"last-[1-9]\d*", name):
             raise ValueError(f"{name} is none of full, last-N, {' and '.join(HEAD_OF_MODE)}")
         return super().__new__(cls, name)

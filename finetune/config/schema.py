@@ -19,8 +19,8 @@ from finetune.tokenization.long_texts import Aggregation, Handling, LongTexts
 DEFAULT_BATCH_SIZE = 32
 
 
+# The marks are fields of ``Option``.
 def _option(default: Any, description: str, **marks: Any) -> Any:
-    """Make the field of an option; the marks are fields of ``Option``."""
     return field(default=default, metadata={"help": description, **marks})
 
 
@@ -41,8 +41,8 @@ class DataConfig:
     data: str = _option(
         "trec",
         "trec; questions (part of the package); a .csv, .tsv, .jsonl, .parquet or .xlsx file, also "
-        "in a .gz or .zip; a folder of text files in folders of classes; or hub:OWNER/NAME, "
-        "optionally with :PART and @REVISION, for a dataset of the Hub.",
+        "in a .gz or .zip; a folder of text files in folders of classes; or a dataset of the Hub, "
+        "hub:OWNER/NAME[:PART][@REVISION].",
         path="file",
         names=("trec", "questions"),
         trainer_names=("dataset_name", "train_file"),
@@ -61,8 +61,8 @@ class DataConfig:
     )
     text_column: str | None = _table_option(
         None,
-        "Column of the texts in files and datasets of the Hub, by name or number; of several, "
-        "title,body, the texts are joined by a line end. Default: guessed and reported.",
+        "Column of the texts, by name or number; of several, such as title,body, the texts are "
+        "joined by a line end. Default: guessed and reported.",
     )
     text_pair_column: str | None = _table_option(
         None,
@@ -91,9 +91,7 @@ class DataConfig:
         "column. Default: found by its name, such as split, and its values.",
     )
     label_names: str | None = _table_option(
-        None,
-        "File with one class name per line, for labels that are numbers.",
-        path="file",
+        None, "File with one class name per line, for labels that are numbers.", path="file"
     )
     skip_unknown_labels: bool = _table_option(
         False, "Skip validation and test rows whose label no training row has, instead of failing."
@@ -200,8 +198,7 @@ class TrainingConfig:
         trainer_names=("per_device_train_batch_size",),
     )
     check_device: bool = _resumable_option(
-        True,
-        "Compare a GPU with the CPU on a few examples, and stop if it computes wrongly.",
+        True, "Compare a GPU with the CPU on a few examples, and stop if it computes wrongly."
     )
     gradient_checkpointing: bool | None = _resumable_option(
         None,
@@ -216,8 +213,7 @@ class TrainingConfig:
     )
     eval_batch_size: Count = _resumable_option(
         64,
-        "Examples per forward pass in evaluation and prediction. On mps a run evaluates with the "
-        "batch size of training.",
+        "Examples per forward pass in evaluation and prediction; on mps a run uses --batch-size.",
         trainer_names=("per_device_eval_batch_size",),
     )
     optimizer: Literal["adamw", "adafactor"] = _option(
@@ -229,9 +225,7 @@ class TrainingConfig:
         trainer_names=("lr",),
     )
     head_lr_multiplier: Positive | None = _option(
-        None,
-        "Learning rate of the head as a multiple of the encoder's. Default: 10, 1 for a head "
-        "alone.",
+        None, "Multiple of the learning rate for the head. Default: 10, 1 for a head alone."
     )
     num_train_epochs: Positive | None = _option(
         None,
@@ -240,9 +234,7 @@ class TrainingConfig:
         trainer_names=("epochs",),
     )
     max_steps: Count | None = _option(
-        None,
-        "Stop after N steps; overrides the number of epochs.",
-        trainer_names=("max_train_steps",),
+        None, "Stop after N steps, not after epochs.", trainer_names=("max_train_steps",)
     )
     warmup_fraction: Annotated[float, Ge(0.0), Le(1.0)] = _option(
         0.1,
@@ -308,13 +300,13 @@ class OutputConfig:
     logging_steps: Count = _resumable_option(10, "Report the training loss every N steps.")
     report_to: Tracker = _resumable_option(
         "none",
-        "Tracker that gets the loss, the validations and the hyperparameters too; tensorboard "
-        "writes them into the run folder.",
+        "Report loss, validations and hyperparameters to a tracker too; tensorboard writes them "
+        "into the run folder.",
     )
     save_strategy: Literal["epoch", "no"] = _resumable_option(
         "epoch",
-        "epoch writes a checkpoint after every epoch, and as --save-minutes and --save-steps say; "
-        "no writes one only if the run is stopped.",
+        "epoch: a checkpoint after every epoch, and as --save-minutes and --save-steps say; no: "
+        "only if the run is stopped.",
     )
     save_minutes: Annotated[float, Ge(0.0), Le(1e6)] = _resumable_option(
         10.0, "Write a checkpoint every N minutes too; 0 for never."
@@ -331,8 +323,8 @@ class CacheConfig:
 
     feature_cache: bool = _resumable_option(
         True,
-        "Store the features of the frozen layers and the token ids of large tables; if off, "
-        "features are computed at every step, and texts are encoded in every run.",
+        "Store the features of frozen layers and the token ids of large tables; otherwise they are "
+        "computed at every step and in every run.",
     )
     cache_dir: str | None = _resumable_option(
         None,
@@ -341,9 +333,7 @@ class CacheConfig:
         path="dir",
     )
     cache_gib: Positive = _resumable_option(
-        10.0,
-        "Maximum size of stored features and token ids in GiB; the least recently used are deleted "
-        "first.",
+        10.0, "Maximum GiB of stored features and token ids; the least recently used go first."
     )
 
 
@@ -371,27 +361,18 @@ class Config:
 
 @dataclass(frozen=True)
 class Option:
-    """An option of the schema, as its field declares it.
-
-    Args:
-        type: Its type, with the range of numbers.
-        resumable: Whether it may change when a run is resumed.
-        path: Whether its value is a file or a folder.
-        names: Words that have a meaning of their own, in place of a path.
-        goes_with: The sources of data that it is for; empty for all.
-        trainer_names: What transformers and its examples call it.
-    """
+    """An option of the schema, as its field declares it."""
 
     section: str
     name: str
     type: Any
     default: Any
     help: str
-    resumable: bool = False
+    resumable: bool = False  # it may change when a run is resumed
     path: Literal["", "file", "dir"] = ""
-    names: tuple[str, ...] = ()
-    goes_with: tuple[str, ...] = ()
-    trainer_names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # words with a meaning of their own, in place of a path
+    goes_with: tuple[str, ...] = ()  # the sources of data that it is for; empty for all
+    trainer_names: tuple[str, ...] = ()  # what transformers and its examples call it
 
     @property
     def flag(self) -> str:
@@ -433,22 +414,17 @@ def change_options(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 def default_learning_rate(mode: Mode, *, hidden_size: int, structure: Any) -> float:
-    """Return the peak learning rate for a mode and the ``Structure`` of a model.
-
-    With an encoder it is 5e-5 at BERT-base's hidden size, and inversely proportional to the size.
-    """
+    """Return the peak learning rate for a mode and the ``Structure`` of a model."""
+    # With an encoder it is inversely proportional to the hidden size, 5e-5 at BERT-base's.
     return mode.head.learning_rate(structure) if mode.head else 5e-5 * 768 / hidden_size
 
 
 @dataclass(frozen=True)
 class ModeDefaults:
-    """Values of the options that are not given; these are for a mode that trains the encoder.
-
-    A new head takes ten times the learning rate of the pretrained encoder: half a point of accuracy
-    on TREC over 10 splits; 5 and 20 times gave the same (``docs/measurements.md``).
-    """
+    """Values of the options that are not given; these are for a mode that trains the encoder."""
 
     num_train_epochs: float = 3.0
+    # Half a point of accuracy on TREC over 10 splits; 5 and 20 times gave the same.
     head_lr_multiplier: float = 10.0
     weight_decay: float = 0.01
     early_stopping_patience: int = 0
