@@ -36,21 +36,21 @@ class Predictor:
         order = np.argsort(-examples.lengths, kind="stable")
         # Each process gets as many examples of a length, so that all take about as long.
         parts = [order[first :: self.processes.count] for first in range(self.processes.count)]
-        own = parts[self.processes.index]
+        indices = parts[self.processes.index]
 
         def predict(batch_size: int) -> NDArray[np.float32]:
             with self.device.autocast(self.precision):
                 return predict_logits(
                     self.model,
-                    examples.subset(own),
+                    examples.subset(indices),
                     padded_lengths=padded_lengths,
                     batch_size=batch_size,
                     device=self.device,
                 )
 
         # Longest batches first: little is lost when one does not fit.
-        found = self.batch_size.retry_on_out_of_memory(predict) if len(own) else None
-        gathered = [one for one in self.processes.gather(found) if one is not None]
+        own_logits = self.batch_size.retry_on_out_of_memory(predict) if len(indices) else None
+        gathered = [part for part in self.processes.gather(own_logits) if part is not None]
         logits = np.empty((len(order), gathered[0].shape[1]), np.float32)
         for part, part_logits in zip(parts, gathered, strict=False):
             logits[part] = part_logits
@@ -85,12 +85,13 @@ def predict_logits(
                 filled = max(batch_size, device.shapes.min_examples)
                 indices = fill_batch(indices, batch_size=filled)
             inputs = examples.inputs_of(indices, batch.padded_length)
-            found = model(**{name: device.copy(one) for name, one in inputs.items()}).logits
+            inputs = {name: device.copy(tensor) for name, tensor in inputs.items()}
+            batch_logits = model(**inputs).logits
             if not done:
-                shape = (len(examples.lengths), found.shape[-1])
-                logits = found.new_empty(shape, dtype=torch.float32)
+                shape = (len(examples.lengths), batch_logits.shape[-1])
+                logits = batch_logits.new_empty(shape, dtype=torch.float32)
             count = len(batch.indices)
-            logits[done : done + count] = found[:count]
+            logits[done : done + count] = batch_logits[:count]
             done += count
     in_planned_order = logits.cpu().numpy()
     in_order = np.empty_like(in_planned_order)

@@ -46,7 +46,7 @@ def prediction_file(path: Path) -> Iterator[Write]:
 @contextmanager
 def _json_lines(path: Path) -> Iterator[Write]:
     with path.open("w", encoding="utf-8") as file:
-        yield lambda predictions: file.writelines(json_line(one) + "\n" for one in predictions)
+        yield lambda predictions: file.writelines(f"{json_line(row)}\n" for row in predictions)
 
 
 @contextmanager
@@ -80,8 +80,8 @@ def _parquet(path: Path) -> Iterator[Write]:
             nonlocal writer
             rows = _flatten(predictions, names, path)
             if writer is None:
-                is_number = [isinstance(rows[0].get(name), float) for name in names]
-                types = ("float64" if one else "string" for one in is_number)
+                are_floats = [isinstance(rows[0].get(name), float) for name in names]
+                types = ("float64" if is_float else "string" for is_float in are_floats)
                 schema = pyarrow.schema([*zip(names, types, strict=True)])
                 writer = stack.enter_context(parquet.ParquetWriter(path, schema))
             writer.write_table(pyarrow.Table.from_pylist(rows, schema=writer.schema))
@@ -111,10 +111,10 @@ def _flatten(
                 row[name] = "|".join(value) if isinstance(value, list) else value
         others = prediction.columns_beside(row)
         rows.append(row | {name: _as_text(value) for name, value in others.items()})
-    found = dict.fromkeys(name for row in rows for name in row)
+    columns = dict.fromkeys(name for row in rows for name in row)
     if not names:
-        names.extend(found)
-    if new := found.keys() - {*names}:
+        names.extend(columns)
+    if new := columns.keys() - {*names}:
         raise UsageError(
             f"columns that the first rows lack: {', '.join(sorted(new))}; the predictions before"
             f" them are in {path}",

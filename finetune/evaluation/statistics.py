@@ -37,8 +37,8 @@ def bootstrap(
         weights = np.bincount(drawn.ravel(), minlength=count * rows).astype(np.float64)
         chunks.append([compute(weights.reshape(count, rows)) for compute in runs])
     return [
-        {name: np.concatenate([one[name] for one in own]) for name in own[0]}
-        for own in zip(*chunks, strict=True)
+        {name: np.concatenate([chunk[name] for chunk in run]) for name in run[0]}
+        for run in zip(*chunks, strict=True)
     ]
 
 
@@ -46,14 +46,14 @@ def paired_differences(
     run: Mapping[str, NDArray[np.float64]],
     baseline: Mapping[str, NDArray[np.float64]],
     *,
-    found: Mapping[str, float],
+    differences: Mapping[str, float],
 ) -> dict[str, Interval]:
-    """Return the difference of each metric on all rows, ``found``, with its percentile interval."""
+    """Return the difference of each metric on all rows with its percentile interval."""
     tail = (1 - CONFIDENCE) / 2
     limits = {
         name: np.quantile(values - baseline[name], [tail, 1 - tail]) for name, values in run.items()
     }
-    return {name: Interval(found[name], *map(float, own)) for name, own in limits.items()}
+    return {name: Interval(differences[name], *map(float, ends)) for name, ends in limits.items()}
 
 
 def mcnemar_p_value(first_only: int, second_only: int) -> float:

@@ -13,28 +13,27 @@ def draw_batches(results: Sequence[BatchResult]) -> list[Chart]:
 
     The memory budgets and the recommended batch sizes are guides.
     """
-    memory = {_name(one): _points(one, "peak_bytes", 2**30) for one in results}
-    speed = {_name(one): _points(one, "examples_per_second") for one in results}
-    sizes = [size for points in memory.values() for size, _ in points]
-    heights = [height for points in speed.values() for _, height in points]
-    budgets = [
+    peaks = [Series(_name(result), _points(result, "peak_bytes", 2**30)) for result in results]
+    speeds = [Series(_name(result), _points(result, "examples_per_second")) for result in results]
+    sizes = [size for series in peaks for size, _ in series.points]
+    heights = [height for series in speeds for _, height in series.points]
+    budgets = {result.device: result.budget_bytes for result in results if result.budget_bytes}
+    limits = [
         Series(f"budget on {device}", [(size, budget / 2**30) for size in _ends(sizes)], "guide")
-        for device, budget in dict.fromkeys((one.device, one.budget_bytes) for one in results)
-        if budget
+        for device, budget in budgets.items()
     ]
     recommended = [
         Series(
-            f"{_name(one)}: {one.recommended:,} is recommended",
-            [(one.recommended, height) for height in _ends(heights)],
+            f"{_name(result)}: {result.recommended:,} is recommended",
+            [(result.recommended, height) for height in _ends(heights)],
             "guide",
         )
-        for one in results
-        if one.recommended
+        for result in results
+        if result.recommended
     ]
-    peaks, speeds = ([Series(*one) for one in lines.items()] for lines in (memory, speed))
     gib, per_second = (Axis(unit, low=0.0) for unit in ("GiB", "examples/s"))
     return [
-        *chart_of("Peak memory, GiB", [*peaks, *budgets], SIZES, gib),
+        *chart_of("Peak memory, GiB", [*peaks, *limits], SIZES, gib),
         *chart_of("Examples a second", [*speeds, *recommended], SIZES, per_second),
     ]
 
@@ -46,10 +45,9 @@ def _name(result: BatchResult) -> str:
 def _points(result: BatchResult, measure: str, unit: float = 1.0) -> Points:
     """Return a measure of the trials of the part that trains, not of feature extraction."""
     part = result.trials[-1].part if result.trials else None
-    trials = [
-        one.trial for one in result.trials if one.part == part and getattr(one.trial, measure)
-    ]
-    return sorted((one.batch_size, getattr(one, measure) / unit) for one in trials)
+    trials = [row.trial for row in result.trials if row.part == part]
+    values = [(trial.batch_size, getattr(trial, measure)) for trial in trials]
+    return sorted((size, value / unit) for size, value in values if value)
 
 
 def _ends(numbers: Sequence[float]) -> tuple[float, ...]:

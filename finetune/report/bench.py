@@ -16,13 +16,13 @@ BARS_WIDTH = 0.8
 def render_bench(results: BenchResults) -> str:
     """Return ``bench.html``, which needs no other file."""
     machine = results.machine
-    found = [
+    batches = [
         (f"find-batch, {device}", f"{mode} {size} at 512 tokens")
         for device, sizes in results.found_batches.items()
         for mode, size in sizes.items()
     ]
     facts = [("CPU", machine.cpu), ("System", machine.platform), *machine.devices.items()]
-    rows = [*facts, *machine.versions.items(), *found]
+    rows = [*facts, *machine.versions.items(), *batches]
     return TEMPLATES.get_template("bench.html.j2").render(
         results=results,
         tables=tabulate(results),
@@ -61,17 +61,17 @@ def draw_speedups(results: BenchResults) -> list[Chart]:
     grouped = by_device(results.of("apple"))
     devices = [
         device for device in dict.fromkeys(row.device for row in results.of("apple"))
-        if device != CPU and any(speedup_of(one, device) for one in grouped.values())
+        if device != CPU and any(speedup_of(timings, device) for timings in grouped.values())
     ]  # fmt: skip
     charts = []
     for phase in get_args(Phase) if devices else ():
-        networks = {key[1]: one for key, one in grouped.items() if key[2] == phase}
+        networks = {key[1]: timings for key, timings in grouped.items() if key[2] == phase}
         names, width = [*networks], BARS_WIDTH / len(devices)
         low, high = -0.5, len(names) - 0.5
         series = []
         for number, device in enumerate(devices):
             left = number * width - BARS_WIDTH / 2
-            speedups = [speedup_of(one, device) or 0.0 for one in networks.values()]
+            speedups = [speedup_of(timings, device) or 0.0 for timings in networks.values()]
             bars = [(place + left, speedup) for place, speedup in enumerate(speedups)]
             series.append(Series(device, bars, "bars", bar_width=width))
         series.append(Series("the CPU", [(low, 1.0), (high, 1.0)], "guide"))

@@ -65,7 +65,7 @@ def _metadata(results: RunResults, config: Config, *, name: str) -> ModelCardDat
         library_name="transformers",
         pipeline_tag="text-classification",
         tags=["finetune-mps"],
-        metrics=[*dict.fromkeys(one.metric.hub_name for one in values)],
+        metrics=[*dict.fromkeys(value.metric.hub_name for value in values)],
         eval_results=[
             EvalResult(
                 task_type="text-classification",
@@ -73,11 +73,11 @@ def _metadata(results: RunResults, config: Config, *, name: str) -> ModelCardDat
                 dataset_name=data,
                 dataset_config=part or None,
                 dataset_split="test",
-                metric_type=one.metric.hub_name,
-                metric_name=capitalize(one.metric.title),
-                metric_value=one.value,
+                metric_type=value.metric.hub_name,
+                metric_name=capitalize(value.metric.title),
+                metric_value=value.value,
             )
-            for one in values
+            for value in values
         ],
     )
 
@@ -93,12 +93,12 @@ def _public_config(config: Config) -> str:
     sections = asdict(without_folders(config))
     sections["data"]["data_dir"] = None
     sections["model"]["model"] = hub_id(config.model.model) or name_of_model(config.model.model)
-    given = {
+    chosen = {
         name: {option: value for option, value in sections[name].items() if value is not None}
         for name in ("data", "model", "training")
     }
-    shown = yaml.safe_dump(given, sort_keys=False, allow_unicode=True)
-    return shown if shown == escape_controls(shown) else yaml.safe_dump(given, sort_keys=False)
+    shown = yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True)
+    return shown if shown == escape_controls(shown) else yaml.safe_dump(chosen, sort_keys=False)
 
 
 def _as_words(text: str) -> str:

@@ -114,26 +114,25 @@ class Chart:
     def description(self) -> str:
         """The chart in words, for those who can't see it."""
         x, y, parts = self.x.show, self.y.show, []
-        for one in self.series:
-            if one.points and one.kind != "guide":
-                (first_x, first_y), (last_x, last_y) = one.points[0], one.points[-1]
-                heights = [height for _, height in one.points]
+        for series in self.series:
+            if series.points and series.kind != "guide":
+                (first_x, first_y), (last_x, last_y) = series.points[0], series.points[-1]
+                heights = [height for _, height in series.points]
                 parts.append(
-                    f"{one.name}: {y(first_y)} at {x(first_x)}, {y(last_y)} at {x(last_x)}; "
+                    f"{series.name}: {y(first_y)} at {x(first_x)}, {y(last_y)} at {x(last_x)}; "
                     f"lowest {y(min(heights))}, highest {y(max(heights))}."
                 )
         return f"{self.y.name} by {self.x.name}. {' '.join(parts)}"
 
     @property
     def across(self) -> Scale:
-        edges = [
-            x + wide for one in self.series for x, _ in one.points for wide in (0, one.bar_width)
-        ]
+        edges = [x for series in self.series for x, _ in series.points]
+        edges += [x + series.bar_width for series in self.series for x, _ in series.points]
         return Scale.of(self.x, edges, LEFT, WIDTH - RIGHT)
 
     @property
     def up(self) -> Scale:
-        heights = [y for one in self.series for _, y in (*one.points, *one.band)]
+        heights = [y for series in self.series for _, y in (*series.points, *series.band)]
         return Scale.of(self.y, heights, HEIGHT - BOTTOM, TOP)
 
     @property
@@ -141,13 +140,13 @@ class Chart:
         """Each series as classes and data of an SVG path, with its band and marks of few points."""
         across, up = self.across, self.up
         paths = []
-        for number, one in enumerate(self.series, start=1):
-            if one.band:
-                band = Series(one.name, one.band)
+        for number, series in enumerate(self.series, start=1):
+            if series.band:
+                band = Series(series.name, series.band)
                 paths.append((f"band series-{number}", _path(band, across, up)))
-            paths.append((f"{one.kind} series-{number}", _path(one, across, up)))
-            if one.kind == "line" and len(one.points) <= MAX_MARKED_POINTS:
-                marks = replace(one, kind="dots")
+            paths.append((f"{series.kind} series-{number}", _path(series, across, up)))
+            if series.kind == "line" and len(series.points) <= MAX_MARKED_POINTS:
+                marks = replace(series, kind="dots")
                 paths.append((f"dots series-{number}", _path(marks, across, up)))
         return paths
 
@@ -162,8 +161,8 @@ class Chart:
 
 def chart_of(title: str, series: Iterable[Series], x: Axis, y: Axis) -> list[Chart]:
     """Return a chart of the series that have points, if any but guides have."""
-    shown = [one for one in series if one.points]
-    return [Chart(title, shown, x, y)] if any(one.kind != "guide" for one in shown) else []
+    shown = [line for line in series if line.points]
+    return [Chart(title, shown, x, y)] if any(line.kind != "guide" for line in shown) else []
 
 
 def picture_of(charts: Sequence[Chart]) -> str:
@@ -181,7 +180,7 @@ def picture_of(charts: Sequence[Chart]) -> str:
 def _round_up(least: float) -> float:
     """Return the smallest of 1, 2, 5, 10, 20, ... and their tenths that is large enough."""
     power = 10.0 ** math.floor(math.log10(least))
-    return next(power * one for one in (1, 2, 5, 10) if power * one >= least * (1 - 1e-9))
+    return next(power * digit for digit in (1, 2, 5, 10) if power * digit >= least * (1 - 1e-9))
 
 
 def _path(series: Series, across: Scale, up: Scale) -> str:

@@ -20,10 +20,10 @@ def render_comparison(comparison: Comparison) -> str:
         for option, values in comparison.options.items()
     }
     comparison = replace(comparison, options=options)
-    names = {run.name for run in comparison.runs}
+    names = {run.name: run.name for run in comparison.runs}
     tables = [
-        replace(one, columns=[name if name in names else capitalize(name) for name in one.columns])
-        for one in tabulate(comparison)
+        replace(table, columns=[names.get(name, capitalize(name)) for name in table.columns])
+        for table in tabulate(comparison)
     ]
     return TEMPLATES.get_template("compare.html.j2").render(comparison=comparison, tables=tables)
 
@@ -66,10 +66,10 @@ def _format_difference(run: ComparedRun, name: str) -> str:
         return ""
     if name not in run.versus.differences:
         return "–"
-    interval = run.versus.differences[name]
+    interval, is_fraction = run.versus.differences[name], METRICS[name].is_fraction
     low, value, high = (
-        f"{100 * one:+.1f}" if METRICS[name].is_fraction else format_number(one, sign="+", digits=3)
-        for one in (interval.low, interval.value, interval.high)
+        f"{100 * end:+.1f}" if is_fraction else format_number(end, sign="+", digits=3)
+        for end in (interval.low, interval.value, interval.high)
     )
     return f"{value} [{low}, {high}]".replace("-", "−")
 

@@ -46,7 +46,8 @@ def without_folder(option: str, value: Any) -> Any:
 
 def without_folders(config: Config) -> Config:
     """Return a configuration whose files and folders are the last parts of their paths."""
-    names = {one.name: without_folder(one.name, one.value_in(config)) for one in OPTIONS.values()}
+    values = {name: option.value_in(config) for name, option in OPTIONS.items()}
+    names = {name: without_folder(name, value) for name, value in values.items()}
     return change_options(config, names)
 
 

@@ -28,11 +28,11 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
     name = folder.path.resolve().name
     warnings = [
         WarningMessage(
-            remove_folders(one.message, config), remedy=remove_folders(one.remedy, config)
+            remove_folders(warning.message, config), remedy=remove_folders(warning.remedy, config)
         )
-        for one in read_warnings(folder)
+        for warning in read_warnings(folder)
         # It is shown below the metrics.
-        if one.message != test.warning
+        if warning.message != test.warning
     ]
     curves = sections.draw_curves(journal, test.metrics)
     shown = chain(
@@ -51,7 +51,7 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
         test=test,
         warnings=warnings,
         sections=list(shown),
-        groups={group: title for own in mistakes.groups for group, title in own.items()},
+        groups={group: title for titles in mistakes.groups for group, title in titles.items()},
         first_mistakes=MAX_MISTAKES,
     )
     write_text_atomically(folder.report_file, page)

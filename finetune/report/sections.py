@@ -52,7 +52,7 @@ def draw_curves(journal: Rows, metrics: Iterable[str]) -> list[Chart]:
     losses = [Series(name, _points(journal, key)) for name, key in names.items()]
     drawn = [METRICS[name] for name in metrics if METRICS[name].has_curve][:MAX_CURVES]
     curves = [Series(one.title, _points(journal, f"eval_{one.name}")) for one in drawn]
-    is_percent = any(one.is_fraction for one in drawn)
+    is_percent = any(metric.is_fraction for metric in drawn)
     values = Axis("metric", show=in_percent) if is_percent else Axis("metric")
     return [
         *chart_of("Loss", losses, _steps(journal), Axis("loss")),
@@ -88,11 +88,11 @@ def describe_results(results: RunResults, predictions: Rows, mistakes: Table) ->
 
 def draw_scatter(points: Points) -> list[Chart]:
     """Return predicted over true numbers, and the line on which they are equal."""
-    numbers = [one for point in points for one in point]
+    numbers = [number for point in points for number in point]
     ends = min(numbers, default=0.0), max(numbers, default=0.0)
     series = [
         Series("test rows", sorted(points), "dots"),
-        Series("equal", [(one, one) for one in ends], "guide"),
+        Series("equal", [(end, end) for end in ends], "guide"),
     ]
     return chart_of("Predicted by true numbers", series, Axis("true"), Axis("predicted"))
 
@@ -113,10 +113,11 @@ def describe_probabilities(calibration: Calibration | None, predictions: Rows) -
         note += f"; the logits are divided by the temperature, {calibration.temperature:.3g}."
         splits = {"validation": calibration.validation, "test": calibration.test}
         cells = [
-            (f"{split}, {when} scaling", f"{100 * one.reliability.ece:.2f}%", f"{one.loss:.4f}")
+            (f"{split}, {when} scaling", percent(scores.reliability.ece, digits=2),
+             f"{scores.loss:.4f}")
             for split, both in splits.items()
-            for when, one in both.items()
-        ]
+            for when, scores in both.items()
+        ]  # fmt: skip
         table = Table("Calibration", ("rows", "ECE", "loss"), cells)
         yield Section("probabilities", "Calibration", note, charts, [table])
     elif rows:
@@ -130,7 +131,7 @@ def describe_probabilities(calibration: Calibration | None, predictions: Rows) -
 
 def _draw_reliability(splits: Mapping[str, Reliability]) -> list[Chart]:
     series = [
-        Series(name, [(one.confidence, one.accuracy) for one in reliability.bins])
+        Series(name, [(group.confidence, group.accuracy) for group in reliability.bins])
         for name, reliability in splits.items()
     ]
     perfect = Series("perfect", [(0.0, 0.0), (1.0, 1.0)], "guide")
@@ -142,7 +143,7 @@ def _describe_coverage(probabilities: NDArray[Any], is_right: NDArray[np.bool_])
     curve = coverage_curve(probabilities, is_right)
     least = MIN_ROWS_OF_ACCURACY / len(is_right)
     points = zip(curve.coverages.tolist(), curve.accuracies.tolist(), strict=True)
-    series = Series("accuracy", [one for one in points if one[0] >= least])
+    series = Series("accuracy", [point for point in points if point[0] >= least])
     coverage = Axis("coverage, most probable first", low=0.0, high=1.0, show=in_percent)
     charts = chart_of(
         "Accuracy by coverage", [series], coverage, Axis("accuracy", high=1.0, show=in_percent)
@@ -188,10 +189,10 @@ def describe_speed(results: RunResults, journal: Rows) -> Section:
 def describe_details(details: RunDetails) -> Iterator[Section]:
     """Yield lengths of texts, trained parameters, and what was chosen by measurement."""
     rows = [
-        (split, f"{one.texts:,}", f"{one.windows:,}" if one.windows else "–",
-         format_number(one.median), format_number(one.p95), f"{one.longest:,}",
-         f"{one.cut:,} ({percent(one.cut / one.texts)})")
-        for split, one in details.lengths.items()
+        (split, f"{length.texts:,}", f"{length.windows:,}" if length.windows else "–",
+         format_number(length.median), format_number(length.p95), f"{length.longest:,}",
+         f"{length.cut:,} ({percent(length.cut / length.texts)})")
+        for split, length in details.lengths.items()
     ]  # fmt: skip
     columns = ("split", "texts", "windows", "median", "95%", "longest", "truncated")
     note = (
@@ -204,23 +205,24 @@ def describe_details(details: RunDetails) -> Iterator[Section]:
     yield Section("parameters", table.title, tables=[table])
     if details.choices:
         titles = ("what", "value", "measured", "note")
-        measured = [
-            (one.subject, f"{value} (chosen)" if value == one.value else value,
-             f"{format_number(number)} {one.quantity}", one.note if value == one.value else "")
-            for one in details.choices
-            for value, number in one.measured.items()
-        ]  # fmt: skip
+        measured = []
+        for choice in details.choices:
+            for value, number in choice.measured.items():
+                cells = (choice.subject, value, f"{format_number(number)} {choice.quantity}", "")
+                if value == choice.value:
+                    cells = (choice.subject, f"{value} (chosen)", cells[2], choice.note)
+                measured.append(cells)
         table = Table("Chosen by measurement", titles, measured, text_columns=4)
         yield Section("choices", table.title, tables=[table])
 
 
 def draw_lengths(lengths: Mapping[str, TextLengths]) -> list[Chart]:
     """Return how many texts of the training split have how many tokens."""
-    own = lengths["train"]
-    starts = (1.0 + number * own.bin_tokens for number in range(len(own.bins)))
-    bars = [*zip(starts, map(float, own.bins), strict=True)]
-    series = Series("training texts", bars, "bars", bar_width=own.bin_tokens)
-    noun = "windows" if own.windows else "texts"
+    training = lengths["train"]
+    starts = (1.0 + number * training.bin_tokens for number in range(len(training.bins)))
+    bars = [*zip(starts, map(float, training.bins), strict=True)]
+    series = Series("training texts", bars, "bars", bar_width=training.bin_tokens)
+    noun = "windows" if training.windows else "texts"
     return chart_of(
         f"Training {noun} by length", [series], Axis("tokens", low=1.0), Axis(noun, low=0.0)
     )
@@ -230,7 +232,7 @@ def _tabulate_parts(parts: Mapping[str, ParameterCount]) -> Table:
     """Return parameters by part; consecutive layers that are alike are one row."""
     rows = []
     for (is_layer, count), same in groupby(
-        parts.items(), key=lambda one: (one[0].startswith("layer "), one[1])
+        parts.items(), key=lambda part: (part[0].startswith("layer "), part[1])
     ):
         names = [name for name, _ in same]
         name = ", ".join(names)

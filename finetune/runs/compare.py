@@ -140,7 +140,7 @@ def compare_runs(
         differences = paired_differences(
             resampled[run],
             resampled[base],
-            found={name: value - before[name] for name, value in now.items()},
+            differences={name: value - before[name] for name, value in now.items()},
         )
         return _compare_rows(run, base, differences, max_rows=max_rows)
 

@@ -69,8 +69,8 @@ class Prediction:
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``finetune predict --json`` prints."""
-        own = {**self.texts, **self.result}
-        return own | self.columns_beside(own)
+        values = {**self.texts, **self.result}
+        return values | self.columns_beside(values)
 
     def columns_beside(self, taken: Collection[str]) -> dict[str, Any]:
         """Return the row's other columns; a name that is taken gets the prefix ``input_``."""
@@ -313,13 +313,14 @@ class Task(ABC):
     def score(self, logits: Logits, labels: Labels, *, others: Sequence[Metric] = ()) -> Scores:
         """Compare logits, [rows, outputs], with the true labels; there is one row at least."""
         outputs, weights = self.read_logits(logits), np.ones((1, len(labels)))
-        found: dict[Needs, NDArray[Any] | None] = {
+        needed: dict[Needs, NDArray[Any] | None] = {
             "predictions": outputs.predicted,
             "probabilities": outputs.probabilities,
             "losses": self.evaluation_losses(logits, labels),
         }
-        metrics = compute_metrics(self.problem_type, labels, found, weights)
-        metrics |= {one.name: one.compute(labels, outputs.predicted, weights) for one in others}
+        metrics = compute_metrics(self.problem_type, labels, needed, weights)
+        for metric in others:
+            metrics[metric.name] = metric.compute(labels, outputs.predicted, weights)
         baseline = self.baseline_predictions(labels)
         scores = Scores(
             len(labels),
@@ -338,11 +339,11 @@ class Task(ABC):
         """Return what logits, [texts, outputs], say of each text, if asked for of each class."""
         outputs = self.read_logits(logits)
         values = rows_of(self._columns_of(outputs, self.result_name))
-        found: Sequence[Mapping[str, float] | None] = [None] * len(texts)
+        probabilities: Sequence[Mapping[str, float] | None] = [None] * len(texts)
         if all_scores and outputs.probabilities is not None:
             columns = outputs.probabilities.T.tolist()
-            found = rows_of(dict(zip(self.class_names, columns, strict=True)))
-        return [Prediction(*one) for one in zip(texts, values, found, strict=True)]
+            probabilities = rows_of(dict(zip(self.class_names, columns, strict=True)))
+        return [Prediction(*row) for row in zip(texts, values, probabilities, strict=True)]
 
     def prediction_rows(self, logits: Logits, labels: Labels) -> list[dict[str, Any]]:
         """Return the rows of ``predictions.jsonl``, without their texts."""
@@ -378,8 +379,8 @@ class Task(ABC):
         """Return a function that computes the metrics of resampled ``predictions.jsonl``."""
         labels, predicted = self._read_rows(rows)
         losses = np.array([row["loss"] for row in rows])
-        found: dict[Needs, NDArray[Any]] = {"predictions": predicted, "losses": losses}
-        return partial(compute_metrics, self.problem_type, labels, found)
+        needed: dict[Needs, NDArray[Any]] = {"predictions": predicted, "losses": losses}
+        return partial(compute_metrics, self.problem_type, labels, needed)
 
     def _read_rows(self, rows: Sequence[Mapping[str, Any]]) -> tuple[Labels, Labels]:
         label, predicted = ([row[name] for row in rows] for name in ("label", "predicted"))
@@ -416,8 +417,8 @@ TASK_TYPES: dict[str, type[Task]] = {}
 def abstain(predictions: Sequence[Prediction], lowest: Mapping[str, float]) -> list[Prediction]:
     """Return predictions without a label if it is less probable than the lowest of its class."""
     return [
-        replace(one, values={**one.values, "label": None})
-        if one.values["probability"] < lowest[one.values["label"]]
-        else one
-        for one in predictions
+        replace(prediction, values={**prediction.values, "label": None})
+        if prediction.values["probability"] < lowest[prediction.values["label"]]
+        else prediction
+        for prediction in predictions
     ]

@@ -23,8 +23,8 @@ WRITTEN_NUMBER = r"[+-]?\d{1,3}([,.'\s]\d{3})+([.,]\d+)?|[$€£¥]\s?-?[\d.,]+|
 
 def read_task(config: Mapping[str, Any]) -> Task:
     """Return the task of a model's ``config.json``, ``single`` if it names none."""
-    own = (config.get("task_specific_params") or {}).get(PIPELINE, {})
-    return TASK_TYPES[own.get("task", Single.name)].from_config(config, own)
+    parameters = (config.get("task_specific_params") or {}).get(PIPELINE, {})
+    return TASK_TYPES[parameters.get("task", Single.name)].from_config(config, parameters)
 
 
 def task_of_shape(name: str, *, outputs: int) -> Task:

@@ -57,7 +57,7 @@ def name_classes(labels: Iterable[str]) -> dict[str, str]:
 
 def distinct_values(columns: "Iterable[Column]") -> list[str]:
     """Return the texts of some columns, each once, in order of appearance."""
-    return list(dict.fromkeys(one for column in columns for one in column.unique().to_pylist()))
+    return list(dict.fromkeys(value for column in columns for value in column.unique().to_pylist()))
 
 
 def flat_values(column: "Column") -> "Column":
@@ -133,7 +133,7 @@ def are_lists(labels: Iterable[str]) -> bool:
     """Return whether labels are lists: all of them, or some, with quotes."""
     labels = list(labels)
     lists = list(filter(is_list, labels))
-    has_quotes = any(quote in one for one in lists for quote in "'\"")
+    has_quotes = any(quote in text for text in lists for quote in "'\"")
     return bool(lists) and (has_quotes or len(lists) == len(labels))
 
 

@@ -84,12 +84,12 @@ def metric(
 
 def metrics_of(problem_type: ProblemType) -> list[Metric]:
     """Return the metrics for a kind of labels, the one that matters most first."""
-    return [one for one in METRICS.values() if problem_type in one.problem_types]
+    return [metric for metric in METRICS.values() if problem_type in metric.problem_types]
 
 
 def choose_metric(name: str | None, task: "Task") -> Metric:
     """Return the metric that chooses the best model, by default the first of the task."""
-    known = {one.name: one for one in metrics_of(task.problem_type)}
+    known = {metric.name: metric for metric in metrics_of(task.problem_type)}
     name = name.replace("-", "_") if name else next(iter(known))
     if name not in known:
         raise ConfigurationInvalid(
@@ -116,8 +116,8 @@ def load_evaluate_metric(name: str) -> Metric:
             ) from error
 
     def compute(labels: Array, predicted: Array, weights: Floats) -> Floats:
-        found = attempt(module.compute, predictions=predicted, references=labels)
-        return np.array([float(found.get(module.name, next(iter(found.values()))))])
+        result = attempt(module.compute, predictions=predicted, references=labels)
+        return np.array([float(result.get(module.name, next(iter(result.values()))))])
 
     module = attempt(evaluate.load, name)
     key = f"evaluate_{module.name}"
@@ -133,9 +133,9 @@ def compute_metrics(
 ) -> dict[str, Floats]:
     """Return the metrics whose needs are among the outputs, by name: each [resamples]."""
     return {
-        one.name: one.compute(labels, needed, weights)
-        for one in metrics_of(problem_type)
-        if (needed := outputs.get(one.needs)) is not None
+        metric.name: metric.compute(labels, needed, weights)
+        for metric in metrics_of(problem_type)
+        if (needed := outputs.get(metric.needs)) is not None
     }
 
 
@@ -230,7 +230,7 @@ def count_classes(
     if labels.ndim == 2:
         # Exact in float32: these are counts of rows.
         weights = weights.astype(np.float32)
-        true, chosen = (np.asarray(one, np.float32) for one in (labels, predicted))
+        true, chosen = (np.asarray(values, np.float32) for values in (labels, predicted))
         return weights @ (true * chosen), weights @ chosen, weights @ true
     classes = classes or int(max(labels.max(), predicted.max())) + 1
     is_right = labels == predicted

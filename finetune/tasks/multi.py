@@ -79,8 +79,8 @@ class Multi(Task):
         distinct = distinct_values(columns)
         separator = find_separator(distinct)
         lists = {label: split_labels(label, separator) for label in distinct}
-        classes = name_classes(name for own in lists.values() for name in own)
-        repeats = any(len(own) > len({*own}) for own in lists.values())
+        classes = name_classes(name for names in lists.values() for name in names)
+        repeats = any(len(names) > len({*names}) for names in lists.values())
         if {*classes.values()} <= {"0", "1"} and repeats:
             raise DataError(
                 "the labels are lists of 0 and 1, with a place for each class",
@@ -124,8 +124,8 @@ class Multi(Task):
 
     def from_json(self, values: Sequence[Any]) -> Indicators:
         numbers = self.class_numbers
-        found = np.array([numbers[name] for names in values for name in names], np.int64)
-        return self._indicators(np.array([*map(len, values)]), found)
+        flat = np.array([numbers[name] for names in values for name in names], np.int64)
+        return self._indicators(np.array([*map(len, values)]), flat)
 
     def format_label(self, label: Any) -> str:
         return ", ".join(self.to_json(label[None])[0]) or "none"

@@ -40,7 +40,7 @@ class ClassScores:
             "average precision": percent(self.average_precision or 0),
             "rows": str(self.support),
         }
-        missing = {name.replace("_", " ") for name, one in asdict(self).items() if one is None}
+        missing = {name.replace("_", " ") for name, value in asdict(self).items() if value is None}
         return {name: cell for name, cell in cells.items() if name not in missing}
 
 
@@ -110,22 +110,24 @@ class Scores:
         """The metrics of each class; the interval is that of the recall."""
         if not self.per_class:
             return None
-        rows = [{"class": name, **one.cells} for name, one in self.per_class.items()]
+        rows = [{"class": name, **scores.cells} for name, scores in self.per_class.items()]
         cells = [list(row.values()) for row in rows]
         return Table("Classes of the test split", list(rows[0]), cells)
 
     def to_json(self) -> dict[str, Any]:
         """Return the metrics by name, as ``finetune evaluate --json`` prints them."""
-        found: dict[str, Any] = {"samples": self.samples, **self.metrics}
-        found |= {BASELINE + name: value for name, value in self.baselines.items()}
+        values: dict[str, Any] = {"samples": self.samples, **self.metrics}
+        values |= {BASELINE + name: value for name, value in self.baselines.items()}
         if self.per_class is not None:
-            found["per_class"] = {
-                label: {name: one for name, one in asdict(own).items() if one is not None}
-                for label, own in self.per_class.items()
+            values["per_class"] = {
+                label: {
+                    name: number for name, number in asdict(scores).items() if number is not None
+                }
+                for label, scores in self.per_class.items()
             }
         if self.confusion_matrix is not None:
-            found["confusion_matrix"] = self.confusion_matrix
-        return found
+            values["confusion_matrix"] = self.confusion_matrix
+        return values
 
     def with_classes(
         self, names: Sequence[str], labels: Array, predicted: Array, **others: Sequence[float]
@@ -133,7 +135,7 @@ class Scores:
         """Return scores with those of each class, ``others`` among their fields."""
         classes = len(names)
         counts = count_classes(labels, predicted, np.ones((1, len(labels))), classes=classes)
-        right, chosen, true = (one[0] for one in counts)
+        right, chosen, true = (resamples[0] for resamples in counts)
         columns: dict[str, Sequence[float]] = {
             "precision": (right / np.maximum(chosen, 1)).tolist(),
             "recall": (right / np.maximum(true, 1)).tolist(),
@@ -150,19 +152,19 @@ class Scores:
         return replace(self, per_class=per_class, confusion_matrix=matrix)
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> "Scores":
+    def from_json(cls, values: Mapping[str, Any]) -> "Scores":
         """Undo ``to_json``."""
-        classes: Mapping[str, Any] | None = found.get("per_class")
+        classes: Mapping[str, Any] | None = values.get("per_class")
         metrics, baselines = (
-            {name: float(found[prefix + name]) for name in METRICS if prefix + name in found}
+            {name: float(values[prefix + name]) for name in METRICS if prefix + name in values}
             for prefix in ("", BASELINE)
         )
         return cls(
-            found["samples"],
+            values["samples"],
             metrics,
             baselines,
-            classes and {name: ClassScores(**own) for name, own in classes.items()},
-            found.get("confusion_matrix"),
+            classes and {name: ClassScores(**scores) for name, scores in classes.items()},
+            values.get("confusion_matrix"),
         )
 
 

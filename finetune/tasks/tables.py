@@ -36,9 +36,9 @@ def format_number(value: float, *, sign: Literal["", "+"] = "", digits: int = 4)
     return f"{value:{sign},.0f}" if abs(value) >= 1e3 else f"{value:{sign}.{digits}g}"
 
 
-def percent(fraction: float) -> str:
+def percent(fraction: float, *, digits: int = 1) -> str:
     """Return a fraction in percent, such as ``97.2%``."""
-    return f"{100 * fraction:.1f}%"
+    return f"{100 * fraction:.{digits}f}%"
 
 
 def format_interval(fraction: float, rows: int) -> str:

@@ -45,8 +45,8 @@ def fit_temperature(
 
     bounds = (np.log(MIN_TEMPERATURE), np.log(MAX_TEMPERATURE))
     # The loss is convex in 1 / temperature, so that there is one minimum.
-    found = minimize_scalar(mean_loss, bounds=bounds, method="bounded", options={"xatol": 1e-4})
-    return float(np.exp(found.x))
+    minimum = minimize_scalar(mean_loss, bounds=bounds, method="bounded", options={"xatol": 1e-4})
+    return float(np.exp(minimum.x))
 
 
 def scale_parameters(

@@ -22,7 +22,7 @@ def difference_of(
     drawn = bootstrap([accuracy_of(first), accuracy_of(second)], rows=len(first),
                       resamples=resamples)  # fmt: skip
     found = {"accuracy": float(second.mean() - first.mean())}
-    return paired_differences(drawn[1], drawn[0], found=found)["accuracy"]
+    return paired_differences(drawn[1], drawn[0], differences=found)["accuracy"]
 
 
 def test_the_interval_contains_the_true_difference_in_about_95_of_100_samples() -> None:
