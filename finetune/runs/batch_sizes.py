@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from finetune.batch_finder.case import Case, architecture_of
@@ -40,9 +41,8 @@ def make_batch_sizes(preparation: Preparation, *, emit: Emit) -> tuple[BatchSize
 def with_batch_sizes(preparation: Preparation, *, emit: Emit) -> Preparation:
     """Return a preparation with batch sizes that were searched for, in place of ``auto``.
 
-    Each search begins with the largest size worth trying, that of a step or of an evaluation, so
-    that mostly one trial is enough. Several processes each try their own device, and take the
-    smallest sizes that were found.
+    Each search begins with the largest size worth trying, so that mostly one trial is enough.
+    Several processes each try their own device, and take the smallest sizes that were found.
     """
     config, device, processes = preparation.config, preparation.device, preparation.processes
     options, text_model = config.training, preparation.text_model
@@ -106,30 +106,25 @@ def _search_both_ways(
 ) -> tuple[SearchResult, bool]:
     """Search for the batch size of a step, with gradient checkpointing if that is faster.
 
-    It is tried where memory allows only micro-batches of a step. Fewer and larger ones may be
-    faster although each layer is computed twice, above all on a GPU.
+    It may be where memory is short: fewer and larger micro-batches, each layer computed twice.
     """
-    with_checkpointing = replace(case, gradient_checkpointing=True)
-    try:
+    plain, speed = None, 0.0
+    with suppress(BatchDoesNotFit):
         plain = search(case)
-    except BatchDoesNotFit:
-        found = search(with_checkpointing)
-        emit(Info("gradient checkpointing: on, without it not even one example fits in memory"))
-        return found, True
-    micro_batches = math.ceil(rows_per_step / plain.recommended)
-    if micro_batches == 1 or not plain.is_short_of_memory:
-        return plain, False
+        speed = plain.examples_per_second
+        if plain.recommended >= rows_per_step or not plain.is_short_of_memory:
+            return plain, False
     emit(Info("searching again, with gradient checkpointing"))
-    found = search(with_checkpointing)
-    speedup = found.examples_per_second / plain.examples_per_second
-    is_on = math.ceil(rows_per_step / found.recommended) < micro_batches and speedup >= FASTER
+    found = search(replace(case, gradient_checkpointing=True))
+    is_on = found.examples_per_second >= FASTER * speed
     emit(
         Info(
             f"gradient checkpointing: {'on' if is_on else 'off'}, with it the batch size is "
-            f"{found.recommended} instead of {plain.recommended}, at {speedup:.2f} times the speed"
+            f"{found.recommended} instead of {plain.recommended if plain else 0}, at "
+            f"{found.examples_per_second:.3g} instead of {speed:.3g} examples/s"
         )
     )
-    return (found, True) if is_on else (plain, False)
+    return (found, True) if is_on or plain is None else (plain, False)
 
 
 def _describe(found: SearchResult, case: Case) -> AutoTunedOption:
