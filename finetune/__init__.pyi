@@ -8,8 +8,7 @@ from finetune.commands.evaluate import Evaluation
 from finetune.devices.names import DeviceName
 from finetune.events import Emit
 from finetune.runs.compare import Baseline, Comparison
-from finetune.runs.results import RunResults
-from finetune.runs.seeds import SeedResults
+from finetune.runs.results import RunResults, SeedResults
 from finetune.tasks.base import Prediction
 
 __version__: str

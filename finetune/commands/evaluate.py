@@ -85,7 +85,7 @@ def evaluate(
         raise UsageError(f"--{option} is of other data", remedy="add --data, or leave it out")
     refuse_table(data)
     folder = open_run_folder(Path(run))
-    from finetune.runs.evaluate import evaluate_rows, load_other_data, load_split
+    from finetune.runs.trained import evaluate_rows, load_other_data, load_split
 
     name = split or "test" if data is None else str(data)
     rows = (

@@ -20,8 +20,7 @@ from finetune.runs.folder import (
 
 if TYPE_CHECKING:
     from finetune.config.load import LoadedConfig
-    from finetune.runs.results import RunResults
-    from finetune.runs.seeds import SeedResults
+    from finetune.runs.results import RunResults, SeedResults
 
 AUTO = "auto"
 

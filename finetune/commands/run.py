@@ -33,8 +33,7 @@ from finetune.runs.folder import RunFolder, seed_name
 
 if TYPE_CHECKING:
     from finetune.config.load import LoadedConfig
-    from finetune.runs.results import RunResults
-    from finetune.runs.seeds import SeedResults
+    from finetune.runs.results import RunResults, SeedResults
     from finetune.tasks.scores import MetricValue
 
 SCHEMA_VERSION = 1

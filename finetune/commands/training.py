@@ -19,9 +19,8 @@ from finetune.runs.folder import RunFolder, SeedsFolder
 from finetune.runs.journal import WarningLog
 from finetune.runs.manifest import Manifest
 from finetune.runs.preparation import Preparation, prepare
-from finetune.runs.results import RunResults
+from finetune.runs.results import RunResults, SeedResults
 from finetune.runs.run import Run
-from finetune.runs.seeds import SeedResults
 from finetune.training.interruption import signal_of
 
 

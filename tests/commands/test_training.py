@@ -22,7 +22,7 @@ from finetune.events import Event, Info, StageStarted
 from finetune.files import read_json, write_json
 from finetune.runs.folder import RunFolder, SeedsFolder
 from finetune.runs.journal import read_warnings
-from finetune.runs.seeds import SeedResults
+from finetune.runs.results import SeedResults
 
 
 def run_seeds(folder: Path | None, *, model: Path, seeds: int = 2, **options: Any) -> SeedResults:
