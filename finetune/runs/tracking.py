@@ -3,20 +3,28 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+
 from finetune.config.schema import Config
+from finetune.errors import FinetuneError, UsageError
 from finetune.events import Emit, Event, Step, Validation, WarningMessage
 from finetune.runs.folder import RunFolder
-from finetune.training.accelerator import check_tracker, start_tracker
 
 NONE = "none"
+_EXTRAS = {"tensorboard"}
 
 
 def check_report_to(config: Config) -> None:
     """Raise ``UsageError`` if the package of the tracker is missing."""
-    if config.output.report_to != NONE:
-        check_tracker(config.output.report_to)
+    name = config.output.report_to
+    if name != NONE and name not in map(str, get_available_trackers()):
+        package = f"'finetune-mps[{name}]'" if name in _EXTRAS else name
+        raise UsageError(
+            f"to report to {name}, its package is needed", remedy=f"pip install {package}"
+        )
 
 
 @contextmanager
@@ -32,12 +40,31 @@ def tracked(
     if name != NONE and is_main:
         options = {**asdict(config.model), **asdict(config.training)}
         options = {option: value for option, value in options.items() if value is not None}
-        tracker = start_tracker(name, folder=folder.path.resolve(), hyperparameters=options)
+        tracker = _start(name, folder=folder.path.resolve(), options=options)
     tracking = Tracking(name, tracker, emit)
     try:
         yield tracking
     finally:
         tracking.call("finish")
+
+
+def _start(name: str, *, folder: Path, options: Mapping[str, Any]) -> Any:
+    """Start one of Accelerate's trackers, whose run has the name of the folder of ours."""
+    tracker_type = LOGGER_TYPE_TO_CLASS[name]
+    try:
+        if tracker_type.requires_logging_directory:
+            tracker = tracker_type(name, folder)
+        else:
+            run_name = "run_name" if name == "mlflow" else "name"
+            tracker = tracker_type("finetune", **{run_name: folder.name})
+        tracker.start()
+        tracker.store_init_configuration(dict(options))
+    except Exception as error:  # each package has errors of its own
+        raise FinetuneError(
+            f"{name} can't be started: {' '.join(str(error).split()) or type(error).__name__}",
+            remedy=f"look up how to use {name} in its documentation, or leave out --report-to",
+        ) from error
+    return tracker
 
 
 class Tracking:

@@ -1,33 +1,24 @@
-"""What is left to Accelerate: placement, autocast, gradient scaling, trackers."""
+"""What is left to Accelerate: placement, autocast, gradient scaling."""
 
 import math
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import Any
 
 import accelerate
 import torch
 from accelerate.state import AcceleratorState
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import DistributedType, GradientAccumulationPlugin
 from torch import nn
 
 from finetune.devices.base import Device, place
-from finetune.errors import FinetuneError, UsageError
+from finetune.errors import UsageError
 
 # Each process has the whole model; TrainingState sums the gradients.
 _WHOLE_MODEL = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 _PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
-_TRACKERS_OF_EXTRAS = {"tensorboard"}
 
 
 class Accelerator:
-    """Places a model on a device and runs its arithmetic in ``fp32``, ``bf16`` or ``fp16``.
-
-    Raises:
-        UsageError: If Accelerate is configured to split the model over processes.
-    """
+    """Places a model on a device and runs its arithmetic in ``fp32``, ``bf16`` or ``fp16``."""
 
     def __init__(self, device: Device, *, precision: str) -> None:
         # Accelerate keeps device and precision for the whole life of a process and refuses others,
@@ -77,8 +68,7 @@ class Accelerator:
 
     def autocast(self) -> AbstractContextManager[None]:
         """Return the context in which a forward without gradients runs in the precision."""
-        context: AbstractContextManager[None] = self._accelerator.autocast()
-        return context
+        return self._accelerator.autocast()  # type: ignore[no-any-return]
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add a loss's gradients to those of the parameters."""
@@ -90,11 +80,9 @@ class Accelerator:
             self._scaler.unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let an optimizer change its parameters, unless gradients are infinite in fp16.
-
-        Accelerate's own optimizer looks for a package in all folders at every step, which slows
-        down the steps of a head.
-        """
+        """Let an optimizer change its parameters, unless gradients are infinite in fp16."""
+        # Accelerate's own optimizer looks for a package in all folders at every step, which slows
+        # down the steps of a head.
         if self._scaler:
             self._scaler.step(optimizer)
             self._scaler.update()
@@ -125,37 +113,3 @@ class Accelerator:
         if self._scaler:
             self._scaler.load_state_dict(state)
             self._first_scale = self.loss_scale
-
-
-def check_tracker(name: str) -> None:
-    """Raise ``UsageError`` if the package of a tracker, such as ``tensorboard``, is missing."""
-    if name not in map(str, get_available_trackers()):
-        package = f"'finetune-mps[{name}]'" if name in _TRACKERS_OF_EXTRAS else name
-        raise UsageError(
-            f"to report to {name}, its package is needed", remedy=f"pip install {package}"
-        )
-
-
-def start_tracker(name: str, *, folder: Path, hyperparameters: Mapping[str, Any]) -> Any:
-    """Return one of Accelerate's trackers, ready to ``log(values, step=...)`` and to ``finish()``.
-
-    Its run has the name of the folder of ours; local files lie in it.
-
-    Raises:
-        FinetuneError: If the tracker can't be started.
-    """
-    tracker_type = LOGGER_TYPE_TO_CLASS[name]
-    try:
-        if tracker_type.requires_logging_directory:
-            tracker = tracker_type(name, folder)
-        else:
-            run_name = "run_name" if name == "mlflow" else "name"
-            tracker = tracker_type("finetune", **{run_name: folder.name})
-        tracker.start()
-        tracker.store_init_configuration(dict(hyperparameters))
-    except Exception as error:  # each package has errors of its own
-        raise FinetuneError(
-            f"{name} can't be started: {' '.join(str(error).split()) or type(error).__name__}",
-            remedy=f"look up how to use {name} in its documentation, or leave out --report-to",
-        ) from error
-    return tracker

@@ -7,7 +7,7 @@ gradients of all micro-batches add up to those of the undivided batch, however i
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -27,8 +27,8 @@ _Weighted = tuple[NDArray[np.int64], NDArray[np.float32]]
 class MicroBatch:
     """Examples for one forward and backward, on the device.
 
-    The labels have shape [examples, ...], as the task's loss reads them. The loss weights, float32
-    of shape [examples], add up to 1 over all micro-batches of a step.
+    Labels have shape [examples, ...]. The loss weights, float32 of shape [examples], add up to 1
+    over all micro-batches of a step.
     """
 
     inputs: Inputs
@@ -41,7 +41,7 @@ class MicroBatch:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, torch.Tensor]) -> "MicroBatch":
-        """Return the micro-batch of tensors that ``tensors`` returned."""
+        """Return the micro-batch that has these ``tensors``."""
         inputs = dict(tensors)
         labels, loss_weights = inputs.pop("labels"), inputs.pop("loss_weights")
         return cls(inputs, labels, loss_weights)
@@ -64,12 +64,9 @@ class MicroBatch:
 class WindowBatch:
     """Examples of several windows each, for one forward and backward.
 
-    Args:
-        slices: Returns the inputs of successive windows, moved to the device at each call. There
-            are several only of a single example with more windows than fit.
-        slice_sizes: Windows in each.
-        members: Which windows are of which example: bool of shape [examples, windows]. Windows that
-            fill up a slice are of none.
+    There are several slices of windows, moved to the device at each call, only of a single example
+    with more windows than fit. ``members`` says which windows are of which example: bool of shape
+    [examples, windows]. Windows that fill up a slice are of none.
     """
 
     slices: Callable[[], Iterator[Inputs]]
@@ -96,17 +93,27 @@ def move_batches(
 ) -> Iterator[tuple[Batch, Callable[[int], Iterator[AnyMicroBatch]]]]:
     """Yield each effective batch with a function that cuts this process's share of it.
 
-    It moves micro-batches of at most so many examples, or windows, to the device, whose memory may
-    run out.
+    The function moves micro-batches of at most so many examples, or windows, to the device.
     """
     if examples.windows:
         for batch in batches:
             yield batch, partial(_cut_windows, examples, batch, device, processes)
         return
     for together in _group_by_tokens(batches, max_tokens=device.prefetch_tokens):
-        moved = _MovedBatches(examples, together, device, processes)
+        move = partial(_move_together, examples, together, device, processes)
+        # The batch size changes only where memory has run out.
+        moved = lru_cache(maxsize=1)(move)
         for position, batch in enumerate(together):
-            yield batch, partial(moved.cut, position)
+            yield batch, partial(_cut, moved, position, device.shapes.min_examples)
+
+
+def _cut(
+    moved: Callable[[int], list[MicroBatch]], position: int, min_examples: int, batch_size: int
+) -> Iterator[MicroBatch]:
+    batch_size = max(batch_size, min_examples)
+    whole = moved(batch_size)[position]
+    for start in range(0, len(whole.labels), batch_size):
+        yield whole.select(slice(start, start + batch_size))
 
 
 def cut_batch(
@@ -132,58 +139,41 @@ def _group_by_tokens(batches: Sequence[Batch], *, max_tokens: int) -> Iterator[S
         yield group
 
 
-class _MovedBatches:
-    """Effective batches that are copied to the device together: each copy is a launch.
+def _move_together(
+    examples: Examples,
+    batches: Sequence[Batch],
+    device: Device,
+    processes: Processes,
+    batch_size: int,
+) -> list[MicroBatch]:
+    """Copy batches, those of one padded length together: each copy is a launch."""
+    moved: dict[int, MicroBatch] = {}
+    for padded_length in {batch.padded_length for batch in batches}:
+        filled = {}
+        for position, batch in enumerate(batches):
+            if batch.padded_length == padded_length:
+                own = _weigh(examples, batch.indices, processes)
+                filled[position] = _fill(*own, batch_size) if device.shapes.pads_batches else own
+        indices, loss_weights = map(np.concatenate, zip(*filled.values(), strict=True))
+        together = MicroBatch(
+            inputs=_move_inputs(examples, indices, padded_length, device),
+            labels=device.copy(torch.from_numpy(examples.labels[indices])),
+            loss_weights=device.copy(torch.from_numpy(loss_weights)),
+        )
+        start = 0
+        for position, (own_indices, _) in filled.items():
+            moved[position] = together.select(slice(start, start + len(own_indices)))
+            start += len(own_indices)
+    return [moved[position] for position in range(len(batches))]
 
-    Where the device pads batches, a smaller last micro-batch is filled up with examples of weight
-    zero.
-    """
 
-    def __init__(
-        self, examples: Examples, batches: Sequence[Batch], device: Device, processes: Processes
-    ) -> None:
-        self._examples, self._batches = examples, batches
-        self._device, self._processes = device, processes
-        self._batch_size = 0
-        self._moved: dict[int, MicroBatch] = {}
-
-    def cut(self, position: int, batch_size: int) -> Iterator[MicroBatch]:
-        batch_size = max(batch_size, self._device.shapes.min_examples)
-        if batch_size != self._batch_size:
-            self._moved = self._move(batch_size)
-            self._batch_size = batch_size
-        whole = self._moved[position]
-        for start in range(0, len(whole.labels), batch_size):
-            yield whole.select(slice(start, start + batch_size))
-
-    def _move(self, batch_size: int) -> dict[int, MicroBatch]:
-        """Copy all batches, those of one padded length together; return them by position."""
-        moved: dict[int, MicroBatch] = {}
-        for padded_length in {batch.padded_length for batch in self._batches}:
-            filled = {
-                position: self._fill(batch, batch_size)
-                for position, batch in enumerate(self._batches)
-                if batch.padded_length == padded_length
-            }
-            indices, loss_weights = map(np.concatenate, zip(*filled.values(), strict=True))
-            together = MicroBatch(
-                inputs=_move_inputs(self._examples, indices, padded_length, self._device),
-                labels=self._device.copy(torch.from_numpy(self._examples.labels[indices])),
-                loss_weights=self._device.copy(torch.from_numpy(loss_weights)),
-            )
-            start = 0
-            for position, (own, _) in filled.items():
-                moved[position] = together.select(slice(start, start + len(own)))
-                start += len(own)
-        return moved
-
-    def _fill(self, batch: Batch, batch_size: int) -> _Weighted:
-        indices, loss_weights = _weigh(self._examples, batch.indices, self._processes)
-        if self._device.shapes.pads_batches:
-            full = math.ceil(len(indices) / batch_size) * batch_size
-            loss_weights = np.pad(loss_weights, (0, full - len(indices)))
-            indices = fill_batch(indices, batch_size=full)
-        return indices, loss_weights
+def _fill(
+    indices: NDArray[np.int64], loss_weights: NDArray[np.float32], batch_size: int
+) -> _Weighted:
+    """Fill up a smaller last micro-batch with examples of weight zero."""
+    full = math.ceil(len(indices) / batch_size) * batch_size
+    loss_weights = np.pad(loss_weights, (0, full - len(indices)))
+    return fill_batch(indices, batch_size=full), loss_weights
 
 
 def _weigh(examples: Examples, indices: NDArray[np.int64], processes: Processes) -> _Weighted:

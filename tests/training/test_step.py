@@ -22,7 +22,7 @@ from transformers import BertForSequenceClassification
 
 from finetune.devices.base import CapturedFunction, Device, Tensors
 from finetune.devices.cpu import CpuDevice
-from finetune.tasks.single import balanced_class_weights
+from finetune.tasks.single import Single
 from finetune.tokenization.examples import Examples
 from finetune.training.step import total_norm
 
@@ -33,7 +33,8 @@ NO_LIMIT = 1e9
 def examples_of(class_weights: str, *, takes_4d_mask: bool = True) -> Examples:
     labels = random_examples(ROWS).labels
     is_balanced = class_weights == "balanced"
-    weights = balanced_class_weights(labels, classes=CLASSES) if is_balanced else None
+    task = Single([""] * CLASSES).with_training_labels(labels, is_balanced=is_balanced)
+    weights = np.array(task.class_weights, np.float32) if is_balanced else None
     return random_examples(ROWS, class_weights=weights, takes_4d_mask=takes_4d_mask)
 
 
