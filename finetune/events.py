@@ -52,7 +52,7 @@ class Advance:
 
 @dataclass(frozen=True)
 class Trial:
-    """A batch size was tried.
+    """A batch size was tried, with a ``part`` of the model.
 
     ``reason`` says why it does not fit. It is strained if it barely fits: the allocator had to free
     its cache and try again, or the system began to swap.
@@ -65,6 +65,7 @@ class Trial:
     seconds: float
     reason: str = ""
     is_strained: bool = False
+    part: str = "whole"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from finetune.batch_finder.case import Case, Part
 from finetune.batch_finder.history import History
-from finetune.batch_finder.results import BatchResult, PartTrial, identity_of, parts_of
+from finetune.batch_finder.results import BatchResult, identity_of, parts_of
 from finetune.batch_finder.search import BatchSizes, SearchResult, search
 from finetune.batch_finder.trials import TrialRunner
 from finetune.config.load import parse_size
@@ -112,16 +112,16 @@ def find_parts(case: Case, where: Search, *, stores_features: bool) -> BatchResu
     A model that can't be split is searched as a whole, even if features should be stored.
     """
     started = time.perf_counter()
-    trials: list[PartTrial] = []
+    trials: list[Trial] = []
+
+    def emit(event: Event) -> None:
+        if isinstance(event, Trial):
+            trials.append(event)
+        where.emit(event)
+
     parts = parts_of(stores_features=stores_features)
     found: dict[Part, SearchResult] = {}
     for part in parts:
-
-        def emit(event: Event, part: Part = part) -> None:
-            if isinstance(event, Trial):
-                trials.append(PartTrial(part, event))
-            where.emit(event)
-
         what = f"{case.mode}{_DESCRIPTIONS[part]}, {case.padded_length} tokens"
         emit(Info(f"searching on {where.device.name}: {what}"))
         try:

@@ -24,21 +24,6 @@ def identity_of(case: Case) -> dict[str, Any]:
     return {name: getattr(case, name) for name in ("device", "mode", "padded_length", "precision")}
 
 
-@dataclass(frozen=True)
-class PartTrial:
-    """A trial, and the part of the model that it trained."""
-
-    part: Part
-    trial: Trial
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what ``find-batch --json`` prints."""
-        values = asdict(self.trial)
-        del values["is_strained"]
-        batch, status = values.pop("batch_size"), values.pop("status")
-        return {"part": _JSON_PARTS[self.part], "batch": batch, "outcome": status, **values}
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Result:
     """What a search and an estimate have in common.
@@ -69,14 +54,21 @@ class _Result:
 class BatchResult(BatchSizes, _Result):
     """The batch sizes of a model in one mode on one device, with all trials; 0 where none fits."""
 
-    trials: tuple[PartTrial, ...]
+    trials: tuple[Trial, ...]
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``find-batch --json`` prints."""
         values = super().to_json()
         del values["trials"]
-        return values | {"probes": [trial.to_json() for trial in self.trials]}
+        return values | {"probes": [_trial_json(trial) for trial in self.trials]}
+
+
+def _trial_json(trial: Trial) -> dict[str, Any]:
+    values = asdict(trial)
+    del values["is_strained"]
+    part, batch, status = (values.pop(name) for name in ("part", "batch_size", "status"))
+    return {"part": _JSON_PARTS[part], "batch": batch, "outcome": status, **values}
 
 
 def least_of(results: Sequence[BatchResult]) -> BatchResult:

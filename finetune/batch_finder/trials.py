@@ -90,7 +90,8 @@ class TrialRunner:
             self._end_child()
             found = {"status": stop.status, "reason": stop.reason, "examples_per_second": None}
             found["peak_bytes"] = self._peak_bytes or None
-        trial = Trial(batch_size=batch_size, seconds=time.perf_counter() - started, **found)
+        seconds, part = time.perf_counter() - started, self._case.part
+        trial = Trial(batch_size=batch_size, seconds=seconds, part=part, **found)
         self._emit(trial)
         return trial
 

@@ -45,7 +45,7 @@ def _name(result: BatchResult) -> str:
 def _points(result: BatchResult, measure: str, unit: float = 1.0) -> Points:
     """Return a measure of the trials of the part that trains, not of feature extraction."""
     part = result.trials[-1].part if result.trials else None
-    trials = [row.trial for row in result.trials if row.part == part]
+    trials = [one for one in result.trials if one.part == part]
     values = [(trial.batch_size, getattr(trial, measure)) for trial in trials]
     return sorted((size, value / unit) for size, value in values if value)
 

@@ -138,6 +138,7 @@ def fits(
     examples_per_second: float = 100.0,
     seconds: float = 1.0,
     is_strained: bool = False,
+    part: str = "whole",
 ) -> Trial:
     return Trial(
         batch_size,
@@ -146,6 +147,7 @@ def fits(
         examples_per_second=examples_per_second,
         seconds=seconds,
         is_strained=is_strained,
+        part=part,
     )
 
 
@@ -211,7 +213,7 @@ class SimulatedRunner:
         if case.part != "whole" and not self.can_split:
             raise ModelUnsupported("the frozen layers of Model can't be split off", remedy="-")
         machine = self.machines.get(case.part) or self.machines.get(case.mode) or self.machine
-        trial = machine.run(batch_size)
+        trial = replace(machine.run(batch_size), part=case.part)
         self.emit(trial)
         return trial
 

@@ -214,7 +214,7 @@ def test_where_features_are_stored_their_extraction_has_its_own_batch_size(
     assert result.features_batch is not None
     assert result.features_batch <= 125 < result.max_verified
     assert {one.part for one in result.trials} == {"features", "trainable"}
-    trials = [one.trial for one in result.trials]
+    trials = list(result.trials)
     assert [one for one in emitted if isinstance(one, Trial)] == trials
     # The larger of both peaks; that of the extraction is not the last.
     assert result.peak_bytes == max(one.peak_bytes or 0 for one in trials if one.status == "fits")

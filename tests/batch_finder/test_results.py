@@ -2,13 +2,13 @@ from dataclasses import replace
 
 from batch_finder.simulated_machines import fits
 
-from finetune.batch_finder.results import BatchResult, EstimateResult, FoundBatches, PartTrial
+from finetune.batch_finder.results import BatchResult, EstimateResult, FoundBatches
 
 RESULT = BatchResult(
     device="cpu", mode="head", padded_length=48, precision="fp32", stores_features=True,
     budget_bytes=1000, max_verified=8, first_failed=9, predicted_maximum=None, recommended=6,
     fastest=7, features_batch=5, peak_bytes=900,
-    trials=(PartTrial("features", fits(5)), PartTrial("trainable", fits(8, peak_bytes=900))),
+    trials=(fits(5, part="features"), fits(8, part="trainable", peak_bytes=900)),
     seconds=2.5,
 )  # fmt: skip
 ESTIMATE = EstimateResult(

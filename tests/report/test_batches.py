@@ -6,16 +6,17 @@ from batch_finder.simulated_machines import did_not_fit, fits
 from batch_finder.test_results import RESULT
 
 from finetune.batch_finder.case import Part
-from finetune.batch_finder.results import BatchResult, PartTrial
+from finetune.batch_finder.results import BatchResult
+from finetune.events import Trial
 from finetune.report.batches import draw_batches
 
 
-def trial(batch: int, *, part: Part = "whole") -> PartTrial:
-    trial = fits(batch, peak_bytes=2**28 + batch * 2**20, examples_per_second=100.0 + batch)
-    return PartTrial(part, trial)
+def trial(batch: int, *, part: Part = "whole") -> Trial:
+    peak_bytes = 2**28 + batch * 2**20
+    return fits(batch, peak_bytes=peak_bytes, examples_per_second=100.0 + batch, part=part)
 
 
-TOO_BIG = PartTrial("whole", did_not_fit(128, "too_big"))
+TOO_BIG = did_not_fit(128, "too_big")
 
 
 def result(**changed: Any) -> BatchResult:
@@ -49,7 +50,7 @@ def test_each_device_and_mode_has_a_line_of_memory_and_of_speed() -> None:
     [
         result(trials=()),
         result(trials=(TOO_BIG,), recommended=0, budget_bytes=None),
-        result(trials=(PartTrial("whole", fits(4, peak_bytes=None)),)),
+        result(trials=(fits(4, peak_bytes=None),)),
     ],
     ids=["no trial", "nothing fits", "peak not known"],
 )
