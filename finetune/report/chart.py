@@ -40,7 +40,7 @@ class Series:
 
     name: str
     points: Points
-    kind: Literal["line", "dots", "bars", "guide"] = "line"
+    kind: Literal["line", "dots", "bars", "guide", "band"] = "line"
     bar_width: float = 0.0
     band: Points = ()
 
@@ -138,17 +138,26 @@ class Chart:
     @property
     def paths(self) -> list[tuple[str, str]]:
         """Each series as classes and data of an SVG path, with its band and marks of few points."""
-        across, up = self.across, self.up
         paths = []
         for number, series in enumerate(self.series, start=1):
-            if series.band:
-                band = Series(series.name, series.band)
-                paths.append((f"band series-{number}", _path(band, across, up)))
-            paths.append((f"{series.kind} series-{number}", _path(series, across, up)))
+            shapes = [replace(series, kind="band", points=series.band)] if series.band else []
+            shapes.append(series)
             if series.kind == "line" and len(series.points) <= MAX_MARKED_POINTS:
-                marks = replace(series, kind="dots")
-                paths.append((f"dots series-{number}", _path(marks, across, up)))
+                shapes.append(replace(series, kind="dots"))
+            paths += [(f"{shape.kind} series-{number}", self._path(shape)) for shape in shapes]
         return paths
+
+    def _path(self, series: Series) -> str:
+        across, up = self.across, self.up
+        every = math.ceil(len(series.points) / MAX_POINTS)
+        shown = [*series.points[:-1:every], *series.points[-1:]]
+        placed = [(across.place(x), up.place(y)) for x, y in shown]
+        if series.kind == "bars":
+            width = round((across.place(across.low + series.bar_width) - across.start) * 0.9, 1)
+            return "".join(f"M{x} {up.start}V{y}h{width}V{up.start}z" for x, y in placed)
+        if series.kind == "dots":  # lines without length, with round ends
+            return "".join(f"M{x} {y}h0" for x, y in placed)
+        return "".join(f"{'L' if number else 'M'}{x} {y}" for number, (x, y) in enumerate(placed))
 
     def draw(self, *, top: float = 0.0) -> Markup:
         """Return the chart as an ``svg`` element; ``top`` is where it begins in another one."""
@@ -181,15 +190,3 @@ def _round_up(least: float) -> float:
     """Return the smallest of 1, 2, 5, 10, 20, ... and their tenths that is large enough."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(power * digit for digit in (1, 2, 5, 10) if power * digit >= least * (1 - 1e-9))
-
-
-def _path(series: Series, across: Scale, up: Scale) -> str:
-    every = math.ceil(len(series.points) / MAX_POINTS)
-    shown = [*series.points[:-1:every], *series.points[-1:]]
-    placed = [(across.place(x), up.place(y)) for x, y in shown]
-    if series.kind == "bars":
-        width = round((across.place(across.low + series.bar_width) - across.start) * 0.9, 1)
-        return "".join(f"M{x} {up.start}V{y}h{width}V{up.start}z" for x, y in placed)
-    if series.kind == "dots":  # lines without length, with round ends
-        return "".join(f"M{x} {y}h0" for x, y in placed)
-    return "".join(f"{'L' if number else 'M'}{x} {y}" for number, (x, y) in enumerate(placed))

@@ -19,7 +19,7 @@ from finetune.evaluation.calibration import (
 )
 from finetune.report.chart import Axis, Chart, Points, Series, chart_of, in_percent
 from finetune.report.templates import format_value
-from finetune.runs.results import ParameterCount, RunDetails, RunResults, TextLengths
+from finetune.runs.results import ParameterCount, RunDetails, RunResults
 from finetune.tasks.metrics import METRICS
 from finetune.tasks.scores import Scores
 from finetune.tasks.tables import Table, format_interval, format_number, percent
@@ -107,9 +107,8 @@ def describe_probabilities(calibration: Calibration | None, predictions: Rows) -
         "of few rows may be anywhere. The expected calibration error (ECE) is the mean distance"
     )
     if calibration:
-        charts = _draw_reliability(
-            {f"{when} scaling": one.reliability for when, one in calibration.test.items()}
-        )
+        test = calibration.test.items()
+        reliability = {f"{when} scaling": scores.reliability for when, scores in test}
         note += f"; the logits are divided by the temperature, {calibration.temperature:.3g}."
         splits = {"validation": calibration.validation, "test": calibration.test}
         cells = [
@@ -119,12 +118,13 @@ def describe_probabilities(calibration: Calibration | None, predictions: Rows) -
             for when, scores in both.items()
         ]  # fmt: skip
         table = Table("Calibration", ("rows", "ECE", "loss"), cells)
+        charts = _draw_reliability(reliability)
         yield Section("probabilities", "Calibration", note, charts, [table])
     elif rows:
-        reliability = measure_reliability(probabilities, is_right)
-        note += f", here {100 * reliability.ece:.1f} percentage points. No temperature was fitted."
-        charts = _draw_reliability({"test rows": reliability})
-        yield Section("probabilities", "Calibration", note, charts)
+        reliability = {"test rows": measure_reliability(probabilities, is_right)}
+        ece = 100 * reliability["test rows"].ece
+        note += f", here {ece:.1f} percentage points. No temperature was fitted."
+        yield Section("probabilities", "Calibration", note, _draw_reliability(reliability))
     if rows:
         yield _describe_coverage(probabilities, is_right)
 
@@ -200,7 +200,13 @@ def describe_details(details: RunDetails) -> Iterator[Section]:
         "most as long as the column says."
     )
     table = Table("Lengths of the texts", columns, rows)
-    yield Section("texts", "Texts", note, draw_lengths(details.lengths), [table])
+    training = details.lengths["train"]
+    starts = (1.0 + number * training.bin_tokens for number in range(len(training.bins)))
+    bars = [*zip(starts, map(float, training.bins), strict=True)]
+    series = Series("training texts", bars, "bars", bar_width=training.bin_tokens)
+    noun = "windows" if training.windows else "texts"
+    title, axes = f"Training {noun} by length", (Axis("tokens", low=1.0), Axis(noun, low=0.0))
+    yield Section("texts", "Texts", note, chart_of(title, [series], *axes), [table])
     table = _tabulate_parts(details.parameters)
     yield Section("parameters", table.title, tables=[table])
     if details.choices:
@@ -214,18 +220,6 @@ def describe_details(details: RunDetails) -> Iterator[Section]:
                 measured.append(cells)
         table = Table("Chosen by measurement", titles, measured, text_columns=4)
         yield Section("choices", table.title, tables=[table])
-
-
-def draw_lengths(lengths: Mapping[str, TextLengths]) -> list[Chart]:
-    """Return how many texts of the training split have how many tokens."""
-    training = lengths["train"]
-    starts = (1.0 + number * training.bin_tokens for number in range(len(training.bins)))
-    bars = [*zip(starts, map(float, training.bins), strict=True)]
-    series = Series("training texts", bars, "bars", bar_width=training.bin_tokens)
-    noun = "windows" if training.windows else "texts"
-    return chart_of(
-        f"Training {noun} by length", [series], Axis("tokens", low=1.0), Axis(noun, low=0.0)
-    )
 
 
 def _tabulate_parts(parts: Mapping[str, ParameterCount]) -> Table:

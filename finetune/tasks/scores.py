@@ -28,9 +28,13 @@ class ClassScores:
     threshold: float | None = None
     average_precision: float | None = None
 
+    def to_json(self) -> dict[str, float]:
+        """Return the metrics that there are, by name."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
     @property
     def cells(self) -> dict[str, str]:
-        """The values that there are, as a table shows them, by column."""
+        """The metrics that there are, as a table shows them, by column."""
         cells = {
             "threshold": f"{self.threshold or 0:.2f}",
             "precision": percent(self.precision),
@@ -40,8 +44,9 @@ class ClassScores:
             "average precision": percent(self.average_precision or 0),
             "rows": str(self.support),
         }
-        missing = {name.replace("_", " ") for name, value in asdict(self).items() if value is None}
-        return {name: cell for name, cell in cells.items() if name not in missing}
+        if self.threshold is None:
+            del cells["threshold"], cells["average precision"]
+        return cells
 
 
 @dataclass(frozen=True)
@@ -119,12 +124,7 @@ class Scores:
         values: dict[str, Any] = {"samples": self.samples, **self.metrics}
         values |= {BASELINE + name: value for name, value in self.baselines.items()}
         if self.per_class is not None:
-            values["per_class"] = {
-                label: {
-                    name: number for name, number in asdict(scores).items() if number is not None
-                }
-                for label, scores in self.per_class.items()
-            }
+            values["per_class"] = {name: own.to_json() for name, own in self.per_class.items()}
         if self.confusion_matrix is not None:
             values["confusion_matrix"] = self.confusion_matrix
         return values

@@ -89,11 +89,6 @@ def test_configuration_in_the_card_reads_back(tmp_path: Path, card_of: CardOf) -
     assert "null" not in block
 
 
-def test_a_model_that_does_not_beat_the_baseline_is_limited(card_of: CardOf) -> None:
-    warning = ", 50.0%.\n- Every"
-    assert warning in card_of(test={"metrics": {"accuracy": 0.5}}).text
-
-
 @pytest.mark.parametrize(
     "name", ["{tmp_path}/secret/encoder", "~/secret/encoder", "../secret/encoder"]
 )

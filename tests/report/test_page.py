@@ -150,12 +150,9 @@ def test_twenty_mistakes_are_shown_the_most_confident_first_and_more_of_a_cell_a
     assert {"#cell-1-0", "#class-0", "#class-1"} <= set(Page(html).addresses)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [(9.53, "9.5 s"), (60, "1 min 0 s"), (1453, "24 min 13 s"), (8040, "2 h 14 min")],
-)
-def test_durations_have_the_units_that_matter(seconds: float, shown: str) -> None:
-    assert duration(seconds) == shown
+def test_durations_have_the_units_that_matter() -> None:
+    shown = [duration(seconds) for seconds in (9.53, 60, 1453, 8040)]
+    assert shown == ["9.5 s", "1 min 0 s", "24 min 13 s", "2 h 14 min"]
 
 
 def test_details_warnings_and_calibration_are_shown(folder: RunFolder, results: RunResults) -> None:
