@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from datasets import DatasetDict
     from transformers import PreTrainedTokenizerFast
 
-    from finetune.data.check import Findings, LengthFindings, Suggestion
+    from finetune.data.check import Findings, Lengths, Suggestion
     from finetune.tokenization.encode import EncodedTexts
 
 SCHEMA_VERSION = 1
@@ -51,7 +51,7 @@ class DataReport:
     data: str
     rows_of_a_run: dict[str, int]
     findings: "Findings"
-    lengths: "LengthFindings | None"
+    lengths: "Lengths | None"
     suggestions: Sequence["Suggestion"]
     warnings: Sequence[str]
 
@@ -93,10 +93,8 @@ def check_data(config: Config, *, emit: Emit) -> DataReport:
     )
 
 
-def _measure_tokens(
-    splits: "DatasetDict", options: ModelConfig, *, emit: Emit
-) -> "LengthFindings | None":
-    from finetune.data.check import LengthFindings, measure_lengths, suggest_max_length
+def _measure_tokens(splits: "DatasetDict", options: ModelConfig, *, emit: Emit) -> "Lengths | None":
+    from finetune.data.check import Lengths, describe_lengths, suggest_max_length
     from finetune.data.dataset import texts_of
     from finetune.tokenization.encode import encode_texts
 
@@ -110,7 +108,7 @@ def _measure_tokens(
     unknown_share = warn_of_unknown_words(encoded["train"], tokenizer, emit=emit)
     lengths, max_tokens = encoded["train"].lengths, tokenizer.model_max_length
     suggested = suggest_max_length(lengths, max_tokens=max_tokens)
-    return LengthFindings(
+    return Lengths(
         model=options.model,
         max_length=options.max_length,
         suggested_max_length=suggested,
@@ -118,7 +116,7 @@ def _measure_tokens(
         beyond_model=int((lengths > max_tokens).sum()),
         unknown_share=unknown_share,
         splits={
-            split: measure_lengths(texts.lengths, max_length=options.max_length)
+            split: describe_lengths(texts.lengths, max_length=options.max_length)
             for split, texts in encoded.items()
         },
     )
@@ -211,15 +209,14 @@ def _show_counts(
     show_table((title, *splits), rows, numbers=splits)
 
 
-def _show_lengths(lengths: "LengthFindings") -> None:
+def _show_lengths(lengths: "Lengths") -> None:
     numbers = ("mean", "p50", "p95", "p99", "max", f"over {lengths.max_length}", "share")
     rows = [
         (
             split,
-            *(f"{one:,.1f}" for one in (tokens.mean, tokens.p50, tokens.p95, tokens.p99)),
-            f"{tokens.max:,}",
-            f"{tokens.cut_rows:,}",
-            f"{tokens.cut_share:.1%}",
+            *(f"{tokens[name]:,.1f}" for name in ("mean", "p50", "p95", "p99")),
+            *(f"{tokens[name]:,}" for name in ("max", "cut_rows")),
+            f"{tokens['cut_share']:.1%}",
         )
         for split, tokens in lengths.splits.items()
     ]
@@ -228,6 +225,6 @@ def _show_lengths(lengths: "LengthFindings") -> None:
     limit, beyond = f"--max-length {lengths.suggested_max_length}", lengths.beyond_suggested
     show_lines(
         f"tokens counted by the tokenizer of {lengths.model}; longest text: "
-        f"{lengths.splits['train'].max:,} tokens, "
+        f"{lengths.splits['train']['max']:,} tokens, "
         + (f"{limit} truncates {beyond:,} texts" if beyond else f"fits {limit}")
     )

@@ -155,7 +155,7 @@ def dry_run(
         **facts,
         "rows": dict(preparation.splits.num_rows),
         "rows_by_class": preparation.task.count_classes(preparation.examples["train"].labels),
-        "tokens": asdict(describe_lengths(plan.lengths)),
+        "tokens": describe_lengths(plan.lengths),
         "batch_size": chosen.training.batch_size,
         "effective_batch_size": plan.effective_batch_size,
         "num_train_epochs": plan.num_train_epochs,

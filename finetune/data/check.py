@@ -20,6 +20,7 @@ from finetune.tasks.labels import listed_counts
 
 MAX_EXAMPLES = 3
 SHORT_CHARACTERS = 3
+UP_TO_CASE = "duplicates ignoring case and spaces"
 RARE_ROWS = 10
 STRONG_IMBALANCE = 10.0
 # A few texts count as long if the longest has more than so many times the tokens of 99.5% of them.
@@ -107,26 +108,10 @@ class Findings:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of texts."""
+    """Tokens of texts under a model's tokenizer, and the training texts beyond limits.
 
-    mean: float
-    p50: float
-    p95: float
-    p99: float
-    max: int
-
-
-@dataclass(frozen=True)
-class SplitLengths(Lengths):
-    """Tokens of texts, and the texts that are longer than the maximum; their share in 0..1."""
-
-    cut_rows: int
-    cut_share: float
-
-
-@dataclass(frozen=True)
-class LengthFindings:
-    """Tokens of texts under a model's tokenizer, and the training texts beyond limits."""
+    ``splits`` holds the result of :func:`describe_lengths` for each split.
+    """
 
     model: str
     max_length: int
@@ -134,17 +119,14 @@ class LengthFindings:
     beyond_suggested: int
     beyond_model: int
     unknown_share: float
-    splits: dict[str, SplitLengths]
+    splits: dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True)
 class Split:
-    """A split as checks see it.
+    """A split as checks see it: its rows by the numbers of their texts, the same in all splits.
 
-    Args:
-        numbers: Of the texts, int64 of shape [rows]: the same text has one number in all splits.
-        labels: Index of each row's label in ``label_names``: int64 of shape [rows].
-        label_names: The distinct labels of all splits.
+    ``labels`` are indices into ``label_names``, the distinct labels of all splits.
     """
 
     name: str
@@ -178,9 +160,7 @@ def find_repeats(split: Split, train: Split) -> Finding:
         [
             Count("rows", int((exact - 1).sum()), "duplicates of an earlier row"),
             Count("texts", int((exact > 1).sum()), "texts with duplicates"),
-            Count(
-                "rows_up_to_case", int((counts - 1).sum()), "duplicates ignoring case and spaces"
-            ),
+            Count("rows_up_to_case", len(split.numbers) - len(counts), UP_TO_CASE),
             Count("texts_up_to_case", len(repeated)),
         ],
         [Example(f"duplicate in {split.name}", text, text) for _, text in split.examples(repeated)],
@@ -263,35 +243,30 @@ CHECKS: Mapping[str, Callable[[Split, Split], Finding | None]] = {
 def check_splits(splits: DatasetDict, task: Task) -> Findings:
     """Look for what is odd in splits, ``train`` among them, without a model."""
     texts = {split: texts_of(rows) for split, rows in splits.items()}
-    labels = {split: task.labels(column_of(rows, "label")) for split, rows in splits.items()}
     text_numbers = number_splits({split: own.columns for split, own in texts.items()})
+    labels = {split: task.labels(column_of(rows, "label")) for split, rows in splits.items()}
     together = np.concatenate(list(labels.values()))
     distinct, label_numbers = np.unique(together, axis=0, return_inverse=True)
     names = [task.format_label(label) for label in distinct]
-    ends = np.cumsum([len(rows) for rows in splits.values()])[:-1]
-    parts = {
-        split: Split(split, texts[split], text_numbers[split], own_labels, names)
+    ends = np.cumsum(list(map(len, labels.values())))[:-1]
+    parts = [
+        Split(split, texts[split], text_numbers[split], own_labels, names)
         for split, own_labels in zip(splits, np.split(label_numbers, ends), strict=True)
-    }
+    ]
+    train = next(part for part in parts if part.name == "train")
     classes = {split: task.count_classes(own) for split, own in labels.items()}
     balance = measure_balance(classes["train"]) if task.class_names else None
+    oddities = task.find_oddities(labels["train"])
     return Findings(
         rows={split: len(rows) for split, rows in splits.items()},
         classes=classes,
         checks={
-            name: {
-                split: found
-                for split, part in parts.items()
-                if (found := check(part, parts["train"]))
-            }
+            name: {part.name: found for part in parts if (found := check(part, train))}
             for name, check in CHECKS.items()
         },
         balance=balance,
         figures={split: task.describe(own) for split, own in labels.items()},
-        odd_labels=[
-            *(_suggest_balance(balance) if balance else ()),
-            *(Suggestion(*one) for one in task.find_oddities(labels["train"])),
-        ],
+        odd_labels=[*_suggest_balance(balance), *(Suggestion(*oddity) for oddity in oddities)],
     )
 
 
@@ -303,7 +278,9 @@ def measure_balance(counts: Mapping[str, int]) -> Balance:
     return Balance(largest, smallest, present[largest] / present[smallest], rare)
 
 
-def _suggest_balance(balance: Balance) -> Iterator[Suggestion]:
+def _suggest_balance(balance: Balance | None) -> Iterator[Suggestion]:
+    if balance is None:
+        return
     if balance.ratio >= STRONG_IMBALANCE:
         found = f"{balance.largest} has {balance.ratio:.1f} times the training rows of"
         yield Suggestion(f"{found} {balance.smallest}", BALANCE_CLASSES)
@@ -312,17 +289,17 @@ def _suggest_balance(balance: Balance) -> Iterator[Suggestion]:
         yield Suggestion(found, "add rows of these classes, or merge them with others")
 
 
-def describe_lengths(lengths: NDArray[np.int64]) -> Lengths:
-    """Describe the tokens of texts, special ones included: int64 of shape [rows]."""
-    p50, p95, p99 = (float(np.percentile(lengths, share)) for share in (50, 95, 99))
-    return Lengths(float(lengths.mean()), p50, p95, p99, int(lengths.max()))
-
-
-def measure_lengths(lengths: NDArray[np.int64], *, max_length: int) -> SplitLengths:
-    """Describe the tokens of a split's texts, int64 of shape [rows], under a maximum."""
-    cut_rows = int(np.count_nonzero(lengths > max_length))
-    described = describe_lengths(lengths)
-    return SplitLengths(**asdict(described), cut_rows=cut_rows, cut_share=cut_rows / len(lengths))
+def describe_lengths(
+    lengths: NDArray[np.int64], *, max_length: int | None = None
+) -> dict[str, float]:
+    """Describe the tokens of texts, of shape [rows], and how many a maximum truncates."""
+    p50, p95, p99 = np.percentile(lengths, (50, 95, 99)).tolist()
+    longest = int(lengths.max())
+    described = {"mean": float(lengths.mean()), "p50": p50, "p95": p95, "p99": p99, "max": longest}
+    if max_length is not None:
+        cut_rows = int(np.count_nonzero(lengths > max_length))
+        described |= {"cut_rows": cut_rows, "cut_share": cut_rows / len(lengths)}
+    return described
 
 
 def suggest_max_length(lengths: NDArray[np.int64], *, max_tokens: int) -> int:
@@ -331,8 +308,7 @@ def suggest_max_length(lengths: NDArray[np.int64], *, max_tokens: int) -> int:
     >>> suggest_max_length(np.array([13, 22, 41]), max_tokens=512)
     48
     """
-    nearly_all = float(np.percentile(lengths, 99.5))
-    longest = int(lengths.max())
+    nearly_all, longest = float(np.percentile(lengths, 99.5)), int(lengths.max())
     needed = nearly_all if longest > LONG_TAIL * nearly_all else longest
     return min(8 * int(np.ceil(needed / 8)), max_tokens)
 
@@ -350,7 +326,7 @@ def suggest_model(*, unknown_tokens: int, tokens: int) -> Suggestion | None:
 
 
 def suggest_changes(
-    findings: Findings, *, lengths: LengthFindings | None, reads_pairs: bool = False
+    findings: Findings, *, lengths: Lengths | None, reads_pairs: bool = False
 ) -> list[Suggestion]:
     """Return what a user may want to change; ``lengths`` are ``None`` without a tokenizer."""
     changes = list(findings.odd_labels)
@@ -360,14 +336,13 @@ def suggest_changes(
                 changes.append(one.suggestion)
     if lengths and lengths.suggested_max_length > lengths.max_length:
         train = lengths.splits["train"]
-        found = f"training texts truncated to {lengths.max_length} tokens: {train.cut_rows:,}"
+        found = f"training texts truncated to {lengths.max_length} tokens: {train['cut_rows']:,}"
         remedy = f"--max-length {lengths.suggested_max_length}"
-        changes.append(Suggestion(f"{found} ({train.cut_share:.1%})", remedy))
+        changes.append(Suggestion(f"{found} ({train['cut_share']:.1%})", remedy))
     if lengths and lengths.beyond_model:
         share = lengths.beyond_model / findings.rows["train"]
         found = f"training texts longer than the model can read at once: {lengths.beyond_model:,}"
-        remedy = "--long-texts windows, which reads all of them"
-        if reads_pairs:
-            remedy = "shorten the longer text of each pair"
+        for_pairs = "shorten the longer text of each pair"
+        remedy = for_pairs if reads_pairs else "--long-texts windows, which reads all of them"
         changes.append(Suggestion(f"{found} ({share:.1%})", remedy))
     return changes

@@ -30,9 +30,6 @@ DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 SAMPLE_ROWS = 100
 HEADER_ROWS = 10_000
 MAX_NAME = 60
-# Fraction of the values of a column of numbers; the others are mistakes, or words for missing.
-MIN_NUMBERS = 0.9
-LIST = "[0-9],[0-9]+,[0-9]"
 WITH_COMMA = r"[+-]?[0-9]+(,[0-9]+)?"
 # A row must fit into one block.
 BLOCK_BYTES = 2**24
@@ -266,22 +263,14 @@ def _has_header(rows: pyarrow.Table, *, known: set[str]) -> bool:
 def _plain_numbers(
     columns: pyarrow.Table, *, allows_comma: bool, path: Path, emit: Emit
 ) -> pyarrow.Table:
-    """Return a table whose columns of numbers have decimal points, and an empty text if missing.
-
-    Beside a few other values, words for missing ones may be classes, and stay.
-    """
+    """Return a table whose columns of numbers have decimal points, and an empty text if missing."""
     pattern = rf"^\s*({WITH_COMMA}|{NUMBER})\s*$" if allows_comma else rf"^\s*({NUMBER})\s*$"
     for position, name in enumerate(columns.column_names):
         column = columns[position]
-        if not (_holds_numbers(column[:SAMPLE_ROWS], pattern) and _holds_numbers(column, pattern)):
+        if _without_missing(column[:SAMPLE_ROWS], pattern) is None:  # a column of texts
             continue
-        filled = _without_missing(column)
-        is_number = pc.match_substring_regex(filled, pattern)
-        if not pc.all(pc.or_(is_number, pc.equal(filled, ""))).as_py():
-            if pc.any(pc.match_substring_regex(filled, LIST)).as_py():
-                continue
-            filled = column
-        plain = pc.if_else(is_number, pc.replace_substring(filled, ",", "."), filled)
+        filled = _without_missing(column, pattern)
+        plain = column if filled is None else pc.replace_substring(filled, ",", ".")
         if plain.equals(column):
             continue
         columns = columns.set_column(position, name, plain)
@@ -296,16 +285,13 @@ def _plain_numbers(
     return columns
 
 
-def _holds_numbers(column: pyarrow.ChunkedArray, pattern: str) -> bool:
-    filled = _without_missing(column)
-    filled = filled.filter(pc.not_equal(filled, ""))
-    share = pc.mean(pc.match_substring_regex(filled, pattern)).as_py() if len(filled) else 0.0
-    return bool(share >= MIN_NUMBERS)
-
-
-def _without_missing(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
+def _without_missing(column: pyarrow.ChunkedArray, pattern: str) -> pyarrow.ChunkedArray | None:
+    """Return a column of numbers without its words for missing ones; None if it has others."""
+    is_number = pc.match_substring_regex(column, pattern)
     folded = pc.utf8_lower(pc.utf8_trim_whitespace(column))
-    is_missing = pc.is_in(folded, value_set=pyarrow.array(MISSING, "string"))
+    is_missing = pc.is_in(folded, value_set=pyarrow.array(["", *MISSING], "string"))
+    if not (pc.any(is_number).as_py() and pc.all(pc.or_(is_number, is_missing)).as_py()):
+        return None
     return pc.if_else(is_missing, "", column)
 
 

@@ -27,10 +27,8 @@ OTHER_FORMATS = {
     b"BZh91AY&SY": "compressed with bzip2",
     b"\xfd7zXZ\0": "compressed with xz",
     b"\x28\xb5\x2f\xfd": "compressed with zstd",
-    **{
-        bytes([0x80, protocol]): "a pickle, which can run code and is not read"
-        for protocol in range(2, 6)
-    },
+    b"\x80\x04": "a pickle, which can run code and is not read",
+    b"\x80\x05": "a pickle, which can run code and is not read",
 }
 OTHER_TEXTS = {
     b"[": "one JSON array, not one object per line",

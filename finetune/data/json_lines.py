@@ -30,8 +30,6 @@ from finetune.events import Emit, Info
 
 # One of the two escapes with which JSON writes a character beyond 16 bits.
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-# In one line: Arrow's reader ends the process where JSON is nested some thousand deep.
-MAX_BRACKETS = 1000
 
 
 def read(content: Content, options: DataConfig, emit: Emit) -> RawTable:
@@ -58,9 +56,8 @@ def _read_by_arrow(
     text: TextFile, *, emit: Emit, schema: pyarrow.Schema | None = None
 ) -> pyarrow.Table | None:
     """Return the columns, or ``None`` where Arrow can't read them."""
-    rows = _count_rows(text)
-    if not rows:
-        return None
+    with text.open(newline="\n") as lines:
+        rows = sum(not line.isspace() for line in lines)
     try:
         table = arrow_json.read_json(
             text.open_for_arrow(),
@@ -77,17 +74,6 @@ def _read_by_arrow(
         return _read_by_arrow(text, emit=emit, schema=schema)
     names = readable_columns(table.schema, path=text.path, emit=emit)
     return map_pieces(table.select(names), as_texts)
-
-
-def _count_rows(text: TextFile) -> int:
-    """Return how many lines are not blank; 0 if one is nested too deeply for Arrow."""
-    rows = 0
-    with text.open(newline="\n") as lines:
-        for line in lines:
-            if len(line) > MAX_BRACKETS and line.count("{") + line.count("[") > MAX_BRACKETS:
-                return 0
-            rows += not line.isspace()
-    return rows
 
 
 def _read_by_line(text: TextFile, *, emit: Emit) -> pyarrow.Table:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from finetune.config.schema import DataConfig
 # As much as a pipe holds.
 CHUNK_BYTES = 2**16
-# In characters. What has no line ends, as /dev/zero, would fill the memory.
-MAX_LINE = 2**24
 
 
 @dataclass(frozen=True)
@@ -53,11 +51,6 @@ def read_lines(stream: BinaryIO, *, name: str, encoding: str | None) -> Iterator
                 remedy="name its encoding with --encoding, such as --encoding cp1252",
             ) from error
         lines_before += len(lines)
-        if len(rest) > MAX_LINE:
-            raise DataUnreadable(
-                f"line {lines_before + 1:,} of {name} has more than {MAX_LINE:,} characters",
-                remedy="write one text per line",
-            )
         if not chunk:
             lines.append(rest)
         if rows := [Row(line.removesuffix("\r")) for line in lines if line.strip()]:

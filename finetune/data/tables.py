@@ -251,11 +251,8 @@ def _with_known_labels(
 
 
 def _warn_of_mojibake(texts: pyarrow.ChunkedArray, *, path: Path, emit: Emit) -> None:
-    def find(chunk: pyarrow.Array) -> pyarrow.Array:
-        chunk = chunk.filter(pc.invert(pc.string_is_ascii(chunk)))
-        return chunk.filter(pc.match_substring_regex(chunk, MOJIBAKE))
-
-    garbled = pyarrow.chunked_array(map(find, texts.chunks), "string")
+    texts = texts.filter(pc.invert(pc.string_is_ascii(texts)))
+    garbled = texts.filter(pc.match_substring_regex(texts, MOJIBAKE))
     if len(garbled):
         emit(
             WarningMessage(

@@ -131,7 +131,6 @@ FILES: dict[str, bytes] = {
     "no label.jsonl": b'{"text": "hello there"}\n' * 20,
     "nested.jsonl": b'{"text": {"en": "hello"}, "label": {"is": "a"}}\n' * 20,
     "surrogate.jsonl": b'{"text": "\\ud800", "label": "a"}\n' * 20,
-    "deep.jsonl": b'{"text": ' + b"[" * 3000 + b"\n",
     "not UTF-8.jsonl": b'{"text": "\xff\xfe\xfd", "label": "a"}\n' * 20,
     "array.json": b"[]",
     "cut.parquet": b"PAR1" + bytes(40),

@@ -9,10 +9,10 @@ from datasets import DatasetDict
 from finetune.data.check import (
     Balance,
     Findings,
-    LengthFindings,
+    Lengths,
     check_splits,
+    describe_lengths,
     measure_balance,
-    measure_lengths,
     suggest_changes,
     suggest_max_length,
     suggest_model,
@@ -108,14 +108,14 @@ def remedies(
     splits: DatasetDict, *, max_length: int = 8, longest: int = 8, reads_pairs: bool = False
 ) -> list[str]:
     tokens = np.array([longest])
-    lengths = LengthFindings(
+    lengths = Lengths(
         model="tiny",
         max_length=max_length,
         suggested_max_length=suggest_max_length(tokens, max_tokens=512),
         beyond_suggested=0,
         beyond_model=int(longest > 512),
         unknown_share=0.0,
-        splits={"train": measure_lengths(tokens, max_length=max_length)},
+        splits={"train": describe_lengths(tokens, max_length=max_length)},
     )
     changes = suggest_changes(look(splits), lengths=lengths, reads_pairs=reads_pairs)
     return [change.remedy for change in changes]

@@ -174,30 +174,6 @@ def test_json_lines_of_one_kind_a_column_are_read_by_column(
     assert columns_of(table) == {"text": ["2024-05-01", "b"], "label": ["1", "2.5"]}
 
 
-@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
-def test_json_that_is_nested_too_deeply_is_an_error(
-    tmp_path: Path, opening: str, closing: str
-) -> None:
-    deep = opening * 100_000 + "1" + closing * 100_000
-    with pytest.raises(DataUnreadable, match=r"line 2 of .* is nested too deeply"):
-        read_lines(tmp_path, {"text": "a"}, '{"text": ' + deep + "}")
-
-
-@pytest.mark.parametrize(
-    "metadata",
-    [
-        "not json",
-        '{"info": {"features": {"label": {"_type": "ClassLabel"}}}}',
-    ],
-)
-def test_metadata_that_datasets_did_not_write_is_passed_over(tmp_path: Path, metadata: str) -> None:
-    table = pyarrow.table({"text": ["a"], "label": [1]})
-    parquet.write_table(
-        table.replace_schema_metadata({"huggingface": metadata}), tmp_path / "a.parquet"
-    )
-    assert columns_of(read(tmp_path / "a.parquet")) == {"text": ["a"], "label": ["1"]}
-
-
 def test_parquet_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None:
     table = pyarrow.table([["a"], ["x"], ["y"]], names=["text", "label", "label"])
     parquet.write_table(table, tmp_path / "a.parquet")

@@ -9,7 +9,6 @@ import pytest
 from pyarrow import parquet
 
 from finetune.config.schema import DataConfig
-from finetune.data import stream
 from finetune.data.stream import Row, read_lines, read_rows
 from finetune.errors import DataNotFound, DataUnreadable, UsageError
 from finetune.events import ignore
@@ -145,13 +144,3 @@ def test_an_unknown_encoding_and_no_lines_are_refused() -> None:
             list(read_lines(Pipe(b"one"), name="x", encoding=encoding))
     with pytest.raises(DataNotFound, match="no texts"):
         list(read_lines(Pipe(b"\n  \n"), name="x", encoding=None))
-
-
-def test_what_has_no_line_ends_is_refused_before_it_fills_the_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(stream, "MAX_LINE", 20)
-    pieces = read_lines(Pipe(b"one\n" + 20 * b"x", b"x", b"x"), name="x", encoding=None)
-    assert [row.text for row in next(pieces)] == ["one"]
-    with pytest.raises(DataUnreadable, match="line 2 of x has more than 20 characters"):
-        next(pieces)
