@@ -2,9 +2,6 @@
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,20 +124,6 @@ def test_offline_mode_asks_nobody(hub: HubServer, tmp_path: Path) -> None:
             fetch_file(hub.endpoint, sha256="", to=tmp_path / "file")
     assert "HF_HUB_OFFLINE" in raised.value.remedy
     assert hub.requests == []
-
-
-def test_a_cache_that_holds_the_config_only_is_not_taken_for_a_model(
-    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    hub.failures.cut_after_bytes["model.safetensors"] = 100
-    with pytest.raises(HubNotReachable):
-        fetch_model(MODEL, revision=None)
-    with (
-        hub_client(endpoint=hub.endpoint, home=tmp_path / "home", offline=True),
-        pytest.raises(HubNotReachable, match="not in the cache"),
-    ):
-        fetch_model(MODEL, revision=None)
 
 
 def test_the_cache_serves_a_model_when_the_hub_is_slow_or_broken(
@@ -320,21 +303,3 @@ def test_a_file_from_the_web_that_fails_leaves_nothing_behind(
     with pytest.raises(HubNotReachable, match="404"):
         fetch_file(f"{hub.endpoint}/nothing", sha256="0" * 64, to=to)
     assert not to.exists()
-
-
-def test_the_variables_of_the_hub_are_honoured(hub: HubServer, tmp_path: Path) -> None:
-    code = f"from finetune.hub import fetch_model; print(fetch_model({MODEL!r}, revision=None))"
-    home = tmp_path / "elsewhere"
-
-    def fetch_in_a_child(**variables: str) -> subprocess.CompletedProcess[str]:
-        environment = os.environ | {"HF_HOME": str(home)} | variables
-        return subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True
-        )
-
-    fetched = fetch_in_a_child(HF_ENDPOINT=hub.endpoint)
-    assert fetched.stdout.startswith(str(home)), fetched.stderr
-    hub.requests.clear()
-    served = fetch_in_a_child(HF_ENDPOINT=hub.endpoint, HF_HUB_OFFLINE="1")
-    assert served.stdout == fetched.stdout, served.stderr
-    assert hub.requests == []

@@ -47,28 +47,6 @@ def test_ls_prints_one_json_object(command: Command, tmp_path: Path) -> None:
     assert entry | NOTES | {"rows": 1234, "shape": [1234, 32], "dtype": "float32"} == entry
 
 
-@pytest.mark.parametrize("as_json", [True, False])
-@pytest.mark.parametrize(
-    "junk",
-    [b"", b'{"rows": "many", "model": 7, "mode": null}', b"[1]"],
-)
-def test_junk_in_the_folder_is_shown_and_cleared(
-    junk: bytes, as_json: bool, command: Command, tmp_path: Path
-) -> None:
-    keep(tmp_path)
-    (tmp_path / "features" / "junk").mkdir()
-    (tmp_path / "features" / "junk" / "notes.json").write_bytes(junk)
-    (tmp_path / "features" / "mine.txt").write_text("mine")
-    arguments = ("--cache-dir", tmp_path, *["--json"] * as_json)
-    shown = command("cache", "ls", *arguments)
-    assert shown.code == 0, shown.errors
-    assert (
-        len(json.loads(shown.output)["entries"] if as_json else lines_of(shown.output)[1:-1]) == 2
-    )
-    assert command("cache", "clear", *arguments).code == 0
-    assert [path.name for path in (tmp_path / "features").iterdir()] == ["mine.txt"]
-
-
 def test_clear_says_how_much_it_deleted(command: Command, tmp_path: Path) -> None:
     keep(tmp_path, rows=40_000)
     outcome = command("cache", "clear", "--cache-dir", tmp_path)

@@ -1,13 +1,11 @@
 """``finetune data``, as a function and as a command."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tiny_runs import Command
-from trec_files import TREC_DIR, needs_trec
 
 from finetune.commands.data import check_data
 from finetune.config.schema import Config, DataConfig, ModelConfig
@@ -131,25 +129,6 @@ def test_check_prints_one_json_object(command: Command, tiny_folder: Path) -> No
     assert found["suggestions"] == []
 
 
-@needs_trec
-def test_check_finds_what_is_known_of_trec(command: Command, tiny_folder: Path) -> None:
-    Path("trec").mkdir()
-    shutil.copy(TREC_DIR / "train_5500.label", "trec")
-    write("trec/TREC_10.label", "LOC:other What are the Twin Cities ?\n")
-    outcome = command("data", "check", "--data-dir", "trec", "--model", tiny_folder)
-    assert outcome.code == 0, outcome.errors
-    shown = lines_of(outcome.output)
-    for line in (
-        "duplicates of an earlier row 71 0",
-        "texts with duplicates 63 0",
-        "rows that have another label there 1",
-        "DESC in train, LOC in test What are the Twin Cities ?",
-        "ENTY has 14.5 times the training rows of ABBR",
-        "try: --class-weights balanced",
-    ):
-        assert line in shown
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -169,23 +148,3 @@ def test_a_table_that_is_wrong_ends_with_what_and_where(
 ) -> None:
     write("rows.csv", content)
     command("data", "check", "--data", "rows.csv").assert_refused(3, *words)
-
-
-def test_other_ways_to_be_wrong_have_their_exit_codes(command: Command) -> None:
-    data = table_of()
-    check = ("data", "check", "--data")
-    command(*check, "nothing.csv").assert_refused(3, "nothing.csv")
-    command(*check, data, "--label-column", "Labl").assert_refused(
-        3, "'Labl'", "did you mean 'label'?", "'text', 'label'"
-    )
-    test = write("test.csv", "text,label\na,x\nb,z\n")
-    command(*check, data, "--test-file", test).assert_refused(3, "'z'", "line 3 of test.csv")
-    lines = write("rows.jsonl", '{"text": "a", "label": "x"}\n{"text": \n')
-    command(*check, lines).assert_refused(3, "line 2 of rows.jsonl", "not JSON")
-    command(*check, write("rows.xlsx", "PK")).assert_refused(3, "rows.xlsx", ".csv")
-    Path("rows.parquet").write_bytes(b"PAR1")
-    command(*check, "rows.parquet").assert_refused(3, "rows.parquet")
-    command(*check, data, "--label", "label-fine").assert_refused(2, "--label")
-    command(*check, "questions", "--test-file", test).assert_refused(2, "--test-file")
-    command(*check, "imdb").assert_refused(2, "imdb", "hub:")
-    command(*check, "hub:acme/rows").assert_refused(6, "acme/rows")

@@ -10,15 +10,13 @@ import yaml
 from datasets import ClassLabel, Dataset, Features, Value
 from hub_server import HubServer, hub_client
 from tiny_models import save_tiny_model
-from tiny_runs import Command, unfinished_files
+from tiny_runs import unfinished_files
 
 import finetune
 from finetune.data.trec import COARSE, FINE, HUB_REPOSITORY
 from finetune.files import read_json
 
 MODEL = "someone/tiny"
-QUICK = ["--model", MODEL, "--device", "cpu", "--max-steps", "2", "--output-dir"]
-WITHOUT_TREC = ["run", "--data", "questions", "--max-train-samples", "16", *QUICK]
 
 
 def save_as_parquet(folder: Path, rows: list[tuple[str, str]], *, split: str) -> None:
@@ -91,46 +89,3 @@ def test_a_run_goes_from_nothing_to_a_model_and_again_without_a_network(
     assert offline.test == online.test
     config = (tmp_path / "online" / "config.yaml").read_bytes()
     assert config == (tmp_path / "offline" / "config.yaml").read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("failure", "code", "words"),
-    [
-        ("unknown", 2, [MODEL, "spelling"]),
-        ("gated", 2, [MODEL, "HF_TOKEN"]),
-        ("pickled", 2, ["safetensors"]),
-        ("slow", 6, [MODEL, "HF_ENDPOINT"]),
-        ("down", 6, [MODEL]),
-        ("cut", 6, ["broke off"]),
-    ],
-)
-def test_a_model_that_does_not_arrive_is_told_in_two_lines_and_leaves_nothing_half_written(
-    failure: str,
-    code: int,
-    words: list[str],
-    hub: HubServer,
-    tmp_path: Path,
-    command: Command,
-) -> None:
-    match failure:
-        case "unknown":
-            hub.folders["models"].clear()
-        case "gated":
-            hub.failures.gated.add(MODEL)
-        case "pickled":
-            hub.folders["models"][MODEL] = tmp_path / "pickled"
-            (tmp_path / "pickled").mkdir()
-            for name in ("config.json", "pytorch_model.bin"):
-                (tmp_path / "pickled" / name).write_text("{}")
-        case "slow":
-            hub.failures.delay_seconds = 300
-        case "down":
-            hub.failures.down = True
-        case "cut":
-            hub.failures.cut_after_bytes["model.safetensors"] = 1000
-    home, timeout_seconds = tmp_path / "home", 1 if failure == "slow" else 60
-    with hub_client(endpoint=hub.endpoint, home=home, timeout_seconds=timeout_seconds):
-        command(*WITHOUT_TREC, tmp_path / "run").assert_refused(code, *words)
-    assert not (tmp_path / "run").exists()
-    assert not list(home.glob("hub/*/snapshots/*/model.safetensors"))
-    assert unfinished_files(home) == []

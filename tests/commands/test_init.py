@@ -14,7 +14,6 @@ from finetune.commands.data import check_data
 from finetune.commands.init import TableFacts, look_at_table, make_config
 from finetune.config.load import load_config
 from finetune.config.schema import Config, DataConfig
-from finetune.errors import DataError, DataNotFound
 
 Row = dict[str, Any]
 
@@ -66,16 +65,6 @@ def test_the_reason_of_a_column_is_its_name_its_values_or_the_user(tmp_path: Pat
     assert facts.label_reason == "as --label-column says"
 
 
-def test_a_table_that_no_run_could_use_is_refused(tmp_path: Path) -> None:
-    options = DataConfig(str(tmp_path / "none.csv"))
-    with pytest.raises(DataNotFound):
-        look_at_table(options, model=None, emit=lambda event: None)
-    with pytest.raises(DataError, match="too few rows for a test split"):
-        look(tmp_path, rows(praise=2, blame=2))
-    with pytest.raises(DataError, match="training rows have the label"):
-        look(tmp_path, rows(blame=0))
-
-
 def test_the_configuration_names_the_table_and_leaves_the_rest_at_its_default(
     tmp_path: Path,
 ) -> None:
@@ -108,11 +97,6 @@ def test_the_proposed_model_suits_the_script_of_the_texts(
     tmp_path: Path, text: str, model: str
 ) -> None:
     assert configured(look(tmp_path, rows(text=text)), tmp_path).model.model == model
-
-
-def test_a_name_that_breaks_lines_stays_out_of_the_comments(tmp_path: Path) -> None:
-    table = [{"text": row["text"], "label": row["label"] + "\u2028data: {"} for row in rows()]
-    assert configured(look(tmp_path, table), tmp_path).data.label_column == "label"
 
 
 def test_init_and_check_count_the_same_tokens(tmp_path: Path, tiny_folder: Path) -> None:
