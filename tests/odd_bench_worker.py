@@ -1,4 +1,4 @@
-"""A bench's child without torch, that dies as its task's model says."""
+"""A bench's child without torch, that dies on one device, or as its selection's model says."""
 
 import os
 import signal
@@ -7,22 +7,16 @@ from finetune.batch_finder.child import connect_to_parent
 
 
 def main() -> None:
-    """Answer with a row of each device for each of two workloads; die on ``fragile``."""
-    orders, answer = connect_to_parent()
-    task = orders.get()
-    if task["selection"]["model"] == "unable":
+    """Reply with rows of one timing; die on ``fragile``."""
+    requests, reply = connect_to_parent()
+    if requests.get()["selection"]["model"] == "unable":
         raise SystemExit("no such luck")
-    for index in range(task["first"], 2):
-        skipped = task["skipped"] if index == task["first"] else []
-        rows = []
-        for device in task["devices"]:
-            if device not in skipped:
-                answer({"begins": device})
-                if device == "fragile":
-                    os.kill(os.getpid(), signal.SIGABRT)
-                fields = {"group": "mlp", "phase": "training", "rows": 1, "timed_rows": 1}
-                rows.append({**fields, "workload": f"{index}", "device": device, "seconds": [1.0]})
-        answer({"rows": rows})
+    reply({})
+    while request := requests.get():
+        if request["device"] == "fragile":
+            os.kill(os.getpid(), signal.SIGABRT)
+        rows = request["rows"]
+        reply([{**row, "timed_rows": 1, "seconds": [*row["seconds"], 1.0]} for row in rows])
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
@@ -35,21 +35,24 @@ class Row:
     seconds: tuple[float, ...] = ()
     note: str = ""
 
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "Row":
+        """Return the row of which these are the fields."""
+        return cls(**{**fields, "seconds": tuple(fields["seconds"])})
+
+    def with_note(self, note: str) -> "Row":
+        """Return the row with a note, after the one it has."""
+        return replace(self, note="; ".join(filter(None, [self.note, note])))
+
     @property
     def place(self) -> tuple[str, str, str, str]:
         """Group, workload, phase and device, by which it differs from the other rows."""
         return self.group, self.workload, self.phase, self.device
 
     @property
-    def median_seconds(self) -> float | None:
-        """The median of a step's seconds, None where nothing was timed."""
-        return statistics.median(self.seconds) if self.seconds else None
-
-    @property
     def rows_per_second(self) -> float | None:
-        """By the median, None where nothing was timed."""
-        median = self.median_seconds
-        return None if median is None else self.timed_rows / median
+        """By the median of a step's seconds, None where nothing was timed."""
+        return self.timed_rows / statistics.median(self.seconds) if self.seconds else None
 
 
 @dataclass(frozen=True, kw_only=True)

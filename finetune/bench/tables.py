@@ -1,5 +1,6 @@
 """The results of a bench, or of two side by side, as tables; and what others have published."""
 
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +11,14 @@ from finetune.tasks.tables import Table
 CPU = "cpu"
 ARTICLE_TEXTS = 1000
 ARTICLE_TOKENS = 512
-# Medians of two runs that differ by more say that something else was at work.
+# Runs on one machine that differ by more say that something else was at work.
 _STEADY = 1.1
 _NOT_TIMED = "-"
 _TITLES = {
     "mlp": "A network of three layers, forward and backward",
     "inference": "BERT-base on questions, by batch size",
     "training": "BERT-base on 1,000 questions: as the article trained it, and as finetune run does",
-    "apple": "Three networks of Apple's chart",
+    "apple": "Three networks of Apple's chart of May 2022, which names no numbers",
     "own": "Your own",
 }
 Key = tuple[str, str, str]
@@ -35,10 +36,10 @@ class BenchTable(Table):
 
 
 _ARTICLE = (
-    "Published in May 2022, not measured here: the article on TREC, on a MacBook Pro with a base "
+    "published in May 2022, not measured here: the article on TREC, on a MacBook Pro with a base "
     "M1 and 8 GB"
 )
-PUBLISHED = {
+_PUBLISHED = {
     "training": BenchTable(
         group="training",
         title="The article's",
@@ -46,12 +47,11 @@ PUBLISHED = {
         # The article's own rates, though a thousand rows in 18 minutes are fewer.
         rows=(
             ("full", "CPU", "32", "0.69", "24 min 13 s"),
-            ("full", "MPS", "1", "1.25", "about 18 min"),
+            ("full", "MPS", "1 (the largest that fitted)", "1.25", "about 18 min"),
             ("head only: the classifier", "CPU", "64", "1.95", "8 min 32 s"),
             ("head only: the classifier", "MPS", "64", "4.18", "3 min 59 s"),
         ),
-        source=f"{_ARTICLE}; with all of the model in training a batch of 1 was the largest that "
-        "fitted MPS",
+        source=_ARTICLE,
     ),
     "inference": BenchTable(
         group="inference",
@@ -64,17 +64,7 @@ PUBLISHED = {
         ),
         source=_ARTICLE,
     ),
-    "apple": BenchTable(
-        group="apple",
-        title="Apple's",
-        columns=(),
-        rows=(),
-        source="Apple published a chart of speed-ups over the CPU in May 2022 (pytorch.org, "
-        "Introducing Accelerated PyTorch Training on Mac), measured on a Mac Studio with an M1 "
-        "Ultra; it names no numbers, so that none stand here",
-    ),
 }
-"""By group; shown beside what is measured and never among it."""
 
 
 def tabulate(results: BenchResults) -> list[BenchTable]:
@@ -83,7 +73,7 @@ def tabulate(results: BenchResults) -> list[BenchTable]:
     for group in (*GROUPS, "own"):
         if rows := results.of(group):
             tables.append(_measured(group, rows))
-            tables += [PUBLISHED[group]] if group in PUBLISHED else []
+            tables += [_PUBLISHED[group]] if group in _PUBLISHED else []
     return tables
 
 
@@ -115,25 +105,25 @@ def speedup_of(side_by_side: Mapping[str, Row], device: str) -> float | None:
 def _measured(group: str, rows: Sequence[Row]) -> BenchTable:
     devices = sorted(dict.fromkeys(row.device for row in rows), key=lambda name: name != CPU)
     others = devices[1:] if CPU in devices else []
-    has_minutes = group == "training"
-    titles = ["workload", "phase", "rows"]
-    titles += [f"{device}, {unit}" for device in devices for unit in ("ms a step", "rows/s")]
-    titles += [f"{device}, min for {ARTICLE_TEXTS:,}" for device in devices if has_minutes]
+    titles = [f"{device}, {unit}" for device in devices for unit in ("ms a step", "rows/s")]
+    if group == "training":
+        titles += [f"{device}, min for {ARTICLE_TEXTS:,}" for device in devices]
     titles += [f"{device} ÷ {CPU}" for device in others]
     cells = []
     for (_, workload, phase), side_by_side in by_device(rows).items():
-        line = [workload, phase, f"{next(iter(side_by_side.values())).rows:,}"]
-        for device in devices:
-            row = side_by_side.get(device)
-            line += [_milliseconds(row), _number(_speed(row))]
-        for device in devices if has_minutes else ():
-            speed = _speed(side_by_side.get(device))
-            line.append(f"{ARTICLE_TEXTS / speed / 60:.2f}" if speed else _NOT_TIMED)
-        cells.append((*line, *(_ratio(speedup_of(side_by_side, one)) for one in others)))
+        values = dict.fromkeys(titles, _NOT_TIMED)
+        for device, row in side_by_side.items():
+            if speed := row.rows_per_second:
+                values[f"{device}, ms a step"] = _milliseconds(row)
+                values[f"{device}, rows/s"] = _number(speed)
+                values[f"{device}, min for {ARTICLE_TEXTS:,}"] = f"{ARTICLE_TEXTS / speed / 60:.2f}"
+            values[f"{device} ÷ {CPU}"] = _ratio(speedup_of(side_by_side, device))
+        published_rows = next(iter(side_by_side.values())).rows
+        cells.append((workload, phase, f"{published_rows:,}", *(values[one] for one in titles)))
     return BenchTable(
         group=group,
         title=_TITLES[group],
-        columns=tuple(titles),
+        columns=("workload", "phase", "rows", *titles),
         rows=cells,
         remarks=(*_remarks(group, rows, others),),
     )
@@ -149,22 +139,12 @@ def _remarks(group: str, rows: Sequence[Row], others: Iterable[str]) -> Iterator
             first = first_faster(rows, device)
             where = f"from {first} on" if first else "at none of these"
             yield f"{device} is faster than the CPU {where}"
-    if group != "training":
-        return
-    speeds = {(row.device, row.workload): row.rows_per_second for row in rows}
-    for (device, workload), speed in speeds.items():
-        mode, _, batch = workload.partition(f", {ARTICLE_TOKENS} tokens, ")
-        times = _divide(speeds.get((device, f"{mode}, as finetune run")), speed)
-        if batch and times:
-            yield (
-                f"{device}, {mode}: finetune run is {times:.1f} times as fast as "
-                f"{ARTICLE_TOKENS} tokens, {batch}"
-            )
-    yield (
-        f"minutes for one pass over {ARTICLE_TEXTS:,} rows are extrapolated from the rows a "
-        "second; a step of finetune run is a pass over the rows that were timed, the features "
-        "of a frozen encoder included"
-    )
+    if group == "training":
+        yield (
+            f"minutes for one pass over {ARTICLE_TEXTS:,} rows are extrapolated from the rows a "
+            "second; a step of finetune run is a pass over the rows that were timed, the features "
+            "of a frozen encoder included"
+        )
 
 
 def compare_speeds(one: BenchResults, other: BenchResults) -> Iterator[dict[str, Any]]:
@@ -175,27 +155,27 @@ def compare_speeds(one: BenchResults, other: BenchResults) -> Iterator[dict[str,
     sides = {"A": one, "B": other}
     grouped = {name: by_device(results.rows) for name, results in sides.items()}
     for key in dict.fromkeys((*grouped["A"], *grouped["B"])):
-        rows = {name: grouped[name].get(key, {}) for name in sides}
         speeds = {
-            f"{name}, {device}": _speed(rows[name].get(device))
-            for name in sides
-            for device in sides[name].machine.devices
+            name: {
+                f"{name}, {device}": _speed(grouped[name].get(key, {}).get(device))
+                for device in results.machine.devices
+            }
+            for name, results in sides.items()
         }
-        fastest = {
-            name: max(filter(None, map(_speed, rows[name].values())), default=None)
-            for name in sides
-        }
+        fastest = {name: max(filter(None, speeds[name].values()), default=None) for name in sides}
         ratio = _divide(fastest["B"], fastest["A"])
-        yield {"workload": f"{key[0]}: {key[1]}", "phase": key[2], **speeds, "B ÷ A": ratio}
+        names = {"workload": f"{key[0]}: {key[1]}", "phase": key[2]}
+        yield {**names, **speeds["A"], **speeds["B"], "B ÷ A": ratio}
 
 
 def compare(one: BenchResults, other: BenchResults) -> BenchTable:
     """Set the rows a second of A and B side by side."""
     sides = {"A": one, "B": other}
-    columns = [f"{name}, {device}" for name in sides for device in sides[name].machine.devices]
+    titles = [f"{name}, {device}" for name in sides for device in sides[name].machine.devices]
+    compared = list(compare_speeds(one, other))
     cells = []
-    for row in compare_speeds(one, other):
-        speeds = (_number(row[title]) for title in columns)
+    for row in compared:
+        speeds = (_number(row[title]) for title in titles)
         cells.append((row["workload"], row["phase"], *speeds, _ratio(row["B ÷ A"])))
     remarks = ["the last column compares the fastest device of each"]
     remarks += [
@@ -204,33 +184,14 @@ def compare(one: BenchResults, other: BenchResults) -> BenchTable:
         if results.is_quick
     ]
     if (one.machine.cpu, one.machine.devices) == (other.machine.cpu, other.machine.devices):
-        remarks += _repeatability(one, other)
-    titles = ("workload", "phase", *columns, "B ÷ A")
-    return BenchTable(title="Rows a second", columns=titles, rows=cells, remarks=tuple(remarks))
-
-
-def _repeatability(one: BenchResults, other: BenchResults) -> Iterator[str]:
-    """Say which medians of two runs on one machine differ, and whether their ranges do."""
-    again = {row.place: row for row in other.rows if row.seconds}
-    pairs = [(row, again[row.place]) for row in one.rows if row.seconds and row.place in again]
-    apart = [
-        pair
-        for pair in pairs
-        if not 1 / _STEADY <= (_divide(_speed(pair[1]), _speed(pair[0])) or 0.0) <= _STEADY
-    ]
-    yield (
-        f"of {len(pairs)} timings on the same devices {len(pairs) - len(apart)} have medians "
-        f"within {100 * (_STEADY - 1):.0f}% of each other"
-    )
-    for pair in apart:
-        (low, high), (other_low, other_high) = (
-            (row.timed_rows / max(row.seconds), row.timed_rows / min(row.seconds)) for row in pair
+        ratios = [row["B ÷ A"] for row in compared if row["B ÷ A"]]
+        steady = sum(1 / _STEADY <= ratio <= _STEADY for ratio in ratios)
+        remarks.append(
+            f"on one machine, {steady} of {len(ratios)} are within "
+            f"{100 * (_STEADY - 1):.0f}% of each other"
         )
-        verb = "meet" if max(low, other_low) <= min(high, other_high) else "do not meet"
-        yield (
-            f"{', '.join(pair[0].place)}: {_number(low)}–{_number(high)} and "
-            f"{_number(other_low)}–{_number(other_high)} rows/s, ranges that {verb}"
-        )
+    columns = ("workload", "phase", *titles, "B ÷ A")
+    return BenchTable(title="Rows a second", columns=columns, rows=cells, remarks=tuple(remarks))
 
 
 def _speed(row: Row | None) -> float | None:
@@ -241,10 +202,8 @@ def _divide(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else one / other
 
 
-def _milliseconds(row: Row | None) -> str:
-    if row is None or row.median_seconds is None:
-        return _NOT_TIMED
-    seconds = (row.median_seconds, min(row.seconds), max(row.seconds))
+def _milliseconds(row: Row) -> str:
+    seconds = (statistics.median(row.seconds), min(row.seconds), max(row.seconds))
     median, lowest, highest = (_number(1e3 * one) for one in seconds)
     return f"{median} ({lowest}–{highest})" if len(row.seconds) > 1 else median
 

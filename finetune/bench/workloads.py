@@ -83,12 +83,9 @@ class Workload:
     phases: tuple[Phase, ...] = ("training", "evaluation")
     device: str | None = None
 
-    def row(self, phase: Phase, device: str, *, note: str = "") -> Row:
+    def row(self, phase: Phase, device: str) -> Row:
         """Return a row of it without timings."""
-        return Row(
-            group=self.group, workload=self.name, phase=phase, device=device, rows=self.rows,
-            note=note,
-        )  # fmt: skip
+        return Row(group=self.group, workload=self.name, phase=phase, device=device, rows=self.rows)
 
 
 @dataclass(frozen=True, kw_only=True)

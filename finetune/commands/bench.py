@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from finetune.batch_finder.child import starting
-from finetune.bench.measure import SEARCH_SECONDS, TIMING, find_article_sizes, measure
+from finetune.bench.measure import (
+    FULL_SECONDS,
+    QUICK_SECONDS,
+    SEARCH_SECONDS,
+    TIMING,
+    find_article_sizes,
+    measure,
+)
 from finetune.bench.results import GROUPS, BenchResults, Group, Machine, Row
 from finetune.commands.console import show_json, show_lines, show_table
 from finetune.commands.options import Display, with_display
@@ -61,7 +68,6 @@ def run_bench(
     check_writable(output_dir)
     with starting(TIMING) as children:
         # Each takes seconds to import PyTorch: the child and this process at the same time.
-        from finetune.bench.timing import FULL, QUICK
         from finetune.bench.workloads import (
             MODES,
             TREC_FILE,
@@ -77,7 +83,7 @@ def run_bench(
         selection = Selection(groups=groups, model=model, lengths=lengths, is_quick=quick)
         list_workloads(selection)  # Refuses a model that can't be made.
         searched = found if "training" in groups and not quick else []
-        seconds = (QUICK if quick else FULL).total_seconds
+        seconds = QUICK_SECONDS if quick else FULL_SECONDS
         minutes = math.ceil((seconds + len(searched) * len(MODES) * SEARCH_SECONDS) / 60)
         emit(Info(f"this takes about {minutes} min, more where a step takes seconds"))
         rows: dict[tuple[str, ...], Row] = {}
@@ -86,15 +92,9 @@ def run_bench(
             selection = replace(selection, found=find_article_sizes(searched, emit=emit))
             workloads = list_workloads(selection)
             names = [device.name for device in found]
-            timed = measure(children, selection, workloads, names, until=time.time() + seconds)
-            for number, workload in enumerate(workloads, start=1):
-                emit(Info(f"{number}/{len(workloads)} {workload.group}: {workload.name}"))
-                rows |= {row.place: row for row in next(timed)}
-            for again in timed:
-                rows |= {row.place: row for row in again}
-                emit(
-                    Info(f"timed again, while time is left: {again[0].group}: {again[0].workload}")
-                )
+            until = time.time() + seconds
+            for timed in measure(children, selection, workloads, names, until=until, emit=emit):
+                rows |= {row.place: row for row in timed}
             is_complete = True
         except KeyboardInterrupt as stop:
             raise Interrupted(

@@ -9,7 +9,7 @@ def test_each_group_has_a_table_and_what_was_published_is_apart_with_its_source(
     tables = tabulate(example_results())
     assert [(table.group, bool(table.source)) for table in tables] == [
         *(("inference", False), ("inference", True), ("training", False), ("training", True)),
-        *(("apple", False), ("apple", True)),
+        ("apple", False),
     ]
     inference = tables[0]
     assert inference.columns[:5] == ("workload", "phase", "rows", "cpu, ms a step", "cpu, rows/s")
@@ -17,13 +17,10 @@ def test_each_group_has_a_table_and_what_was_published_is_apart_with_its_source(
     assert tables[3].rows[0] == ("full", "CPU", "32", "0.69", "24 min 13 s")
 
 
-def test_remarks_say_where_a_device_is_faster_what_failed_and_how_often_as_fast_runs_are() -> None:
+def test_remarks_say_where_a_device_is_faster_and_what_failed() -> None:
     inference, _, training, *_ = tabulate(example_results())
     assert inference.remarks == ("gpu is faster than the CPU from batch 8 on",)
-    assert training.remarks[:2] == (
-        "full, 512 tokens, batch 32, training, gpu: out of memory",
-        "cpu, full: finetune run is 100.0 times as fast as 512 tokens, batch 32",
-    )
+    assert training.remarks[0] == "full, 512 tokens, batch 32, training, gpu: out of memory"
     article = training.rows[0]
     assert article[5:] == ("-", "-", "16.67", "-", "-")
 
@@ -59,16 +56,11 @@ def test_two_machines_of_which_one_was_quick_are_compared_with_a_remark() -> Non
     assert "B is of a quick bench" in compare(example_results(), quick).remarks[1]
 
 
-def test_two_runs_on_one_machine_say_which_medians_differ_and_whether_their_ranges_meet() -> None:
+def test_two_runs_on_one_machine_say_how_many_timings_are_close() -> None:
     one = replace(
         example_results(), rows=(a_row("mlp", "a", "cpu", 1.0), a_row("mlp", "b", "cpu", 1.0))
     )
-    for factor, words in (
-        (1.05, []),
-        (1.25, ["a, training, cpu: 6.67–8.89 and 5.33–7.11 rows/s, ranges that meet"]),
-        (1.50, ["a, training, cpu: 6.67–8.89 and 4.44–5.93 rows/s, ranges that do not meet"]),
-    ):
+    for factor, close in ((1.05, 2), (1.25, 1)):
         again = replace(one, rows=(a_row("mlp", "a", "cpu", factor), one.rows[1]))
-        _, within, *apart = compare(one, again).remarks
-        assert within.startswith(f"of 2 timings on the same devices {2 - len(words)} have medians")
-        assert apart == [f"mlp, {line}" for line in words]
+        remark = compare(one, again).remarks[1]
+        assert remark == f"on one machine, {close} of 2 are within 10% of each other"

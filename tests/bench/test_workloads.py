@@ -30,7 +30,7 @@ from finetune.devices.cpu import CpuDevice
 from finetune.errors import DataNotFound
 
 LENGTHS = [3, 9, 5, 7]
-SHORT = Limits(step_seconds=9.0, timing_seconds=0.0, repeat_seconds=0.0, total_seconds=0.0)
+SHORT = Limits(step_seconds=9.0, timing_seconds=0.0, repeat_seconds=0.0)
 
 
 def select(*groups: Any, **changes: Any) -> Selection:
@@ -39,7 +39,8 @@ def select(*groups: Any, **changes: Any) -> Selection:
 
 
 def timed(workload: Workload) -> list[Row]:
-    return time_workload(workload, [CpuDevice()], SHORT, begin=lambda name: None)
+    rows = [workload.row(phase, "cpu") for phase in workload.phases]
+    return time_workload(workload, CpuDevice(), SHORT, rows=rows)
 
 
 @pytest.fixture

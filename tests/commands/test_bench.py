@@ -18,14 +18,14 @@ ROWS = [replace(row, group="mlp") for row in example_results().rows if row.devic
 
 
 def time_all(
-    children: Any, selection: Any, workloads: Any, devices: Any, *, until: float
+    children: Any, selection: Any, workloads: Any, devices: Any, **_: Any
 ) -> Iterator[list[Row]]:
     for row, _ in zip(ROWS, workloads, strict=False):
         yield [replace(row, seconds=row.seconds[:1])]
     yield [ROWS[0]]
 
 
-def be_stopped(*_: Any, until: float) -> Iterator[list[Row]]:
+def be_stopped(*_: Any, **__: Any) -> Iterator[list[Row]]:
     yield [ROWS[0]]
     raise KeyboardInterrupt
 
@@ -36,12 +36,9 @@ def test_a_bench_writes_files_and_says_how_long_it_takes(
     monkeypatch.setattr(bench, "measure", time_all)
     outcome = command("bench", "mlp", "--devices", "cpu", "--output-dir", tmp_path / "b")
     assert outcome.code == 0, outcome.errors
-    first, *progress = outcome.errors.splitlines()
-    assert first.startswith("this takes about ")
-    assert progress[2].startswith("3/3 mlp: 16384-8192-4096-10")
+    assert outcome.errors.startswith("this takes about ")
     assert "A network of three layers" in outcome.output
     assert f"results and page: {tmp_path / 'b'}" in outcome.output
-    assert progress[3].startswith("timed again")
     again, *others = read_results(tmp_path / "b" / "bench.json").rows
     assert (again, [len(row.seconds) for row in others]) == (ROWS[0], [1, 1])
     assert (tmp_path / "b" / "bench.html").read_text().startswith("<!doctype html>")
@@ -62,7 +59,7 @@ def test_a_row_without_timing_is_a_note_and_no_failure(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = replace(ROWS[0], seconds=(), timed_rows=0, note="the process was killed by SIGABRT")
-    monkeypatch.setattr(bench, "measure", lambda *_, until: iter_rows(lost))
+    monkeypatch.setattr(bench, "measure", lambda *_, **__: iter_rows(lost))
     outcome = command("bench", "mlp", "--devices", "cpu", "--output-dir", tmp_path)
     assert outcome.code == 0, outcome.errors
     assert "the process was killed by SIGABRT" in outcome.output
