@@ -27,7 +27,7 @@ from finetune.errors import DataError, UsageError
 from finetune.events import Emit, Info
 from finetune.files import file_sha256
 from finetune.tasks.base import Task
-from finetune.tasks.choose import AUTO, find_task_type
+from finetune.tasks.choose import AUTO
 from finetune.tasks.labels import MAX_LISTED
 from finetune.tasks.single import Single
 
@@ -140,7 +140,6 @@ def _check_options(options: DataConfig, source: str) -> None:
                 remedy=f"leave it out: it goes with {' or '.join(option.goes_with)}",
             )
     if source in KNOWN_BY_NAME and options.task not in (AUTO, Single.name):
-        find_task_type(options.task)
         raise UsageError(
             f"--data {source} has classes, which --task {options.task} does not fit",
             remedy="leave --task out",

@@ -68,14 +68,16 @@ class TextModel:
     ) -> EncodedTexts:
         """Turn texts, or pairs, into token ids, as many as the maximum and the positions allow."""
         max_tokens = min(max_length, self.max_tokens)
-        encoded = encode_texts(
+        return encode_texts(
             self.tokenizer, texts, pairs, max_length=max_tokens, long_texts=long_texts, emit=emit
         )
-        self.check_ids(encoded)
-        return encoded
 
-    def check_ids(self, encoded: EncodedTexts) -> None:
-        """Raise ModelUnsupported if the tokenizer has token ids or types that the model lacks."""
+    def inputs(self, encoded: EncodedTexts) -> ModelInputs:
+        """Return encoded texts as the model reads them.
+
+        Raises:
+            ModelUnsupported: If they have token ids or types that the model lacks.
+        """
         vocabulary: int = self.model.get_input_embeddings().num_embeddings  # type: ignore[assignment]
         types = getattr(self.model.config, "type_vocab_size", 0)  # 0: a model that ignores them
         limits = {"input_ids": ("id", vocabulary), "token_type_ids": ("type", types or sys.maxsize)}
@@ -88,9 +90,6 @@ class TextModel:
                     f"knows those up to {limit - 1}",
                     remedy="check that config.json, weights and tokenizer are of one model",
                 )
-
-    def inputs(self, encoded: EncodedTexts) -> ModelInputs:
-        """Return encoded texts as the model reads them."""
         return inputs_of_texts(encoded, takes_4d_mask=self.structure.takes_4d_mask)
 
     def padded_lengths(

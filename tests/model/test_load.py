@@ -225,7 +225,7 @@ def test_token_ids_that_the_model_lacks_are_refused_before_the_first_step(folder
 
     assert text_model.encode([known], max_length=9).columns["input_ids"].max() == 89
     with pytest.raises(ModelUnsupported, match=r"token id 90, .* up to 89"):
-        text_model.encode(["the", unknown], max_length=9)
+        text_model.inputs(text_model.encode(["the", unknown], max_length=9))
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
