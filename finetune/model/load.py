@@ -120,7 +120,7 @@ def load_model(
     ``strict`` none may be missing or be left over.
     """
     source = find_model(name, revision=revision)
-    config, tokenizer = source.read_config(), source.read_tokenizer()
+    config, tokenizer = source.read_model_config(), source.read_tokenizer()
     has_own_outputs = task.has_outputs_of(config)
     saved = (getattr(config, "task_specific_params", None) or {}).get(PIPELINE, {})
     task.configure(config)

@@ -30,7 +30,7 @@ def load_shape(name: str, *, revision: str | None) -> PreTrainedConfig:
             intermediate_size=intermediate_size,
         )
     source = find_model(name, revision=revision, with_weights=False)
-    config = source.read_config()
+    config = source.read_model_config()
     with source.failures_explained(), torch.device("meta"):
         AutoModelForSequenceClassification.from_config(config)  # type: ignore[no-untyped-call]
     return config

@@ -50,7 +50,7 @@ class ModelSource:
     folder: Path
     commit: str | None
 
-    def read_config(self) -> "PreTrainedConfig":
+    def read_model_config(self) -> "PreTrainedConfig":
         """Return the config; ModelUnsupported if damaged or unknown to transformers."""
         from transformers import AutoConfig
 

@@ -63,7 +63,7 @@ def test_files_of_other_folders_and_code_from_the_hub_are_refused(
     source = find(folder)
 
     with pytest.raises(ModelUnsupported, match=r"outside its folder|is not run"):
-        source.read_tokenizer() if file.startswith("tokenizer") else source.read_config()
+        source.read_tokenizer() if file.startswith("tokenizer") else source.read_model_config()
 
 
 def test_what_has_no_config_is_no_model_nor_looked_up_on_the_hub(folder: Path) -> None:
