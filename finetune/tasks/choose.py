@@ -58,9 +58,12 @@ def choose_task_type(
         return _task_of_numbers(distinct)
     _refuse_mistaken_numbers(distinct)
     if separator := find_separator(distinct):
-        found = f"some rows have several labels, with {separator!r} between them"
+        reason = f"some rows have several labels, with {separator!r} between them"
         has_numbers = separator == "," and any(map(is_number, distinct))
-        return Multi, f"{found}; if that is a decimal comma, write points" if has_numbers else found
+        return (
+            Multi,
+            f"{reason}; if that is a decimal comma, write points" if has_numbers else reason,
+        )
     return Single, f"there are {len(distinct)} different labels"
 
 
@@ -81,10 +84,13 @@ def _refuse_mistaken_numbers(distinct: set[str]) -> None:
 
 def _task_of_numbers(distinct: Iterable[str]) -> tuple[type[Task], str]:
     values = sorted(set(map(float, distinct)))
-    found = f"the labels are {len(values)} numbers, {values[0]:g} to {values[-1]:g}"
+    reason = f"the labels are {len(values)} numbers, {values[0]:g} to {values[-1]:g}"
     has_steps = values[-1] - values[0] == len(values) - 1
     if len(values) > MAX_RATINGS and not has_steps and isfinite(values[-1] - values[0]):
-        return Regression, f"{found}; --task single takes each for a class"
+        return Regression, f"{reason}; --task single takes each for a class"
     if len(values) > 2:
-        return Single, f"{found}, each taken for a class; --task regression takes them for a number"
-    return Single, found
+        return (
+            Single,
+            f"{reason}, each taken for a class; --task regression takes them for a number",
+        )
+    return Single, reason

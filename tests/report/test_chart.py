@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finetune.report.chart import HEIGHT, Axis, Chart, Scale, Series, in_percent, picture_of
-from finetune.report.sections import draw_curves, draw_scatter
+from finetune.report.page import draw_curves, draw_scatter
 
 UPDATES = [{"step": step, "loss": 1 / step} for step in range(10, 100, 10)]
 VALIDATIONS = [
