@@ -23,8 +23,9 @@ from finetune.tasks.choose import task_of_shape
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.examples import Examples, Inputs, InputsOf, ModelInputs, prepare_mask
 from finetune.training.micro_batches import cut_batch
+from finetune.training.optimizers import Hyperparameters
 from finetune.training.schedule import Schedule
-from finetune.training.step import Hyperparameters, TrainingState, prepare_training
+from finetune.training.step import TrainingState, prepare_training
 
 
 @dataclass(frozen=True)

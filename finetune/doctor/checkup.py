@@ -27,11 +27,9 @@ _HUB_TIMEOUT_SECONDS = 3.0
 
 
 def check_machine(*, device: str) -> Iterator[Check]:
-    """Yield one check after the other, as soon as its result is there.
+    """Yield one check after the other, last the ``device``, a failure if it can't be used.
 
-    What needs no PyTorch comes first, so that it is shown even where PyTorch ends the process. The
-    last check is called ``device``, and a failure if ``device``, one of ``DEVICE_NAMES``, can't be
-    used.
+    What needs no PyTorch comes first, so that it is shown even where PyTorch ends the process.
     """
     yield check_cpu()
     yield check_system()

@@ -1,7 +1,7 @@
 """Records what a step and an evaluation dispatch, and looks up how MPS would run each operator.
 
-Nothing is computed: the parameters are fake tensors, which have shapes and no values. The batch is
-real, so that a forward may depend on its values.
+The parameters are fake tensors, which have shapes and no values. The batch is real, so that a
+forward may depend on its values.
 """
 
 import bisect
@@ -45,14 +45,7 @@ _NOT_HELD = (torch.float64, torch.complex128)
 _SCALING = "gradient scaling"
 # Those of PyTorch's tracer and its profiler.
 _NOT_FOR_DEVICES = ("prim", "profiler")
-
-
 CLASSES = 6
-
-
-def max_tokens(model: PreTrainedModel, *, wanted: int) -> int:
-    """Return as many tokens a text as are wanted, or as the model has positions for."""
-    return min(wanted, count_positions(model) or wanted)
 
 
 def with_stars(name: str) -> str:
@@ -64,10 +57,9 @@ def with_stars(name: str) -> str:
 class Operator:
     """An operator, such as ``aten::addmm``, and how MPS runs it.
 
-    Args:
-        calls: How often one step dispatches it; 0 if only the evaluation does.
-        modules: What calls it, forward or backward: names of modules with ``*`` for numbers, or
-            ``loss``, ``clipping``, ``gradient scaling``, ``optimizer`` and ``evaluation``.
+    The calls are those of one step, the modules what calls it, forward or backward: names with
+    ``*`` for numbers, or ``loss``, ``clipping``, ``gradient scaling``, ``optimizer``,
+    ``evaluation``.
     """
 
     name: str
@@ -94,12 +86,9 @@ class OperatorReport:
 
 
 def audit_model(source: str, *, mode: Mode, precision: str, batch_size: int) -> OperatorReport:
-    """Audit a model of a folder, a Hub id or ``minilm``, with texts as long as a run takes them.
-
-    The weights are random. A large batch costs nothing, and shows what it breaks.
-    """
+    """Audit a model of a folder, a Hub id or ``minilm``, with texts as long as a run takes them."""
     model = random_classifier(source, classes=CLASSES, seed=0)
-    padded_length = max_tokens(model, wanted=ModelConfig.max_length)
+    padded_length = min(ModelConfig.max_length, count_positions(model) or ModelConfig.max_length)
     return audit_classifier(
         model, mode=mode, precision=precision, batch_size=batch_size, padded_length=padded_length
     )
@@ -108,10 +97,9 @@ def audit_model(source: str, *, mode: Mode, precision: str, batch_size: int) -> 
 def audit_classifier(
     model: PreTrainedModel, *, mode: Mode, precision: str, batch_size: int, padded_length: int
 ) -> OperatorReport:
-    """Audit a step of a classifier, as a run takes it, and one evaluation batch.
+    """Audit a step of a model on the CPU, and one evaluation batch; it stays as it was.
 
-    fp16 is recorded as bf16, which the CPU has too and which dispatches the same, with the scaling
-    of the gradients around it. The model is on the CPU and left as it was.
+    fp16 is recorded as bf16, which dispatches the same, with the scaling of the gradients around.
     """
     case = Case(
         device=CpuDevice.name,
@@ -139,11 +127,7 @@ def audit_classifier(
 
 
 def audit_module(module: nn.Module, batch: Mapping[str, object]) -> OperatorReport:
-    """Audit the forward and backward of any module on the CPU, which are computed.
-
-    The backward starts from the output's ``loss``, or from the sum of all floating-point tensors in
-    the output. ``batch`` has the keyword arguments of the forward.
-    """
+    """Compute and audit the forward and backward of any module, given the forward's arguments."""
     recorder = _Recorder(module)
     with dispatching_as_mps(), recorder:
         loss = loss_of(module(**batch))
@@ -153,10 +137,7 @@ def audit_module(module: nn.Module, batch: Mapping[str, object]) -> OperatorRepo
 
 
 def _fake_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """Copy a model with fake tensors for its parameters, which take no memory.
-
-    PyTorch clips their gradients one by one, as on MPS, and not in a list, as on the CPU.
-    """
+    """Copy a model with fake parameters, whose gradients are clipped one by one, as on MPS."""
     with FakeCopyMode(FakeTensorMode(allow_non_fake_inputs=True)):
         return copy.deepcopy(model)
 
@@ -178,7 +159,6 @@ class _Places:
             module.register_forward_hook(self._leave, always_call=True)
 
     def now(self) -> str:
-        """Return the module, or the part of the step outside of modules."""
         node = torch._C._current_autograd_node()
         if node is None:
             return self._running[-1] if self._running else self.outside
@@ -220,10 +200,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # What is given to MPS that it can't hold, or computes wrongly, and where.
         self._not_held: defaultdict[str, set[str]] = defaultdict(set)
         self._faults: defaultdict[tuple[str, KnownFault], set[str]] = defaultdict(set)
-        model.register_forward_pre_hook(partial(self._record, True), prepend=True)
-
-    def _record(self, is_recording: bool, *_: Any) -> None:
-        self._is_recording = is_recording
+        start = partial(setattr, self, "_is_recording", True)
+        model.register_forward_pre_hook(lambda *_: start(), prepend=True)
 
     def begin_evaluation(self, model: nn.Module) -> None:
         """Count no more calls, and let a model of fake tensors return zeros, which can be read."""
@@ -238,7 +216,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         model.register_forward_hook(replace_logits)
 
     def report(self) -> OperatorReport:
-        """Return what was recorded."""
         operators = tuple(
             Operator(name, status_of(name), self._calls[name], tuple(sorted(modules)))
             for name, modules in sorted(self._modules.items())
@@ -248,7 +225,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: torch._ops.OpOverload, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Note an operator and run it."""
         kwargs = kwargs or {}
         if not self._is_recording or func.namespace in _NOT_FOR_DEVICES:
             return run_on_cpu(func, *args, **kwargs)
@@ -319,7 +295,6 @@ class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: torch._ops.OpOverload, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Note an operator with its parts, and run it."""
         kwargs = kwargs or {}
         self.calls += Counter({name_on_mps(func): 1}) + self.of(func, args, kwargs)
         return run_on_cpu(func, *args, **kwargs)
@@ -335,11 +310,8 @@ class _ScalingAccelerator(Accelerator):
 
     def __init__(self, places: _Places) -> None:
         super().__init__(CpuDevice(), precision="bf16")
-        self._scaler = torch.amp.GradScaler("cpu")
+        self._scaler = self._accelerator.scaler = torch.amp.GradScaler("cpu")
         self._places = places
-
-    def backward(self, loss: torch.Tensor) -> None:
-        super().backward(self._scaler.scale(loss))
 
     def unscale_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         self._places.outside = _SCALING

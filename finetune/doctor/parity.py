@@ -1,7 +1,6 @@
 """``finetune doctor --parity``: the comparison of a run with the CPU, on batches of more shapes."""
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -15,11 +14,11 @@ from finetune.config.mode import Mode
 from finetune.config.schema import ModelConfig
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
-from finetune.doctor.operators import CLASSES, max_tokens, with_stars
+from finetune.doctor.operators import CLASSES, with_stars
 from finetune.events import Emit, Info
 from finetune.model.freeze import freeze_parameters
 from finetune.model.load import load_model
-from finetune.model.shape import random_classifier
+from finetune.model.shape import count_positions, random_classifier
 from finetune.model.structure import find_structure
 from finetune.tasks.single import Single, cross_entropy
 from finetune.tokenization.buckets import Batch
@@ -27,10 +26,11 @@ from finetune.tokenization.encode import random_texts
 from finetune.tokenization.examples import Examples, inputs_of_texts
 from finetune.training.guard import ParameterGuard
 from finetune.training.micro_batches import cut_batch
+from finetune.training.optimizers import Hyperparameters
 from finetune.training.parity import Difference, compare_with_cpu, module_of
 from finetune.training.precision import note_parity
 from finetune.training.schedule import Schedule
-from finetune.training.step import Hyperparameters, TrainingState, prepare_training
+from finetune.training.step import TrainingState, prepare_training
 
 # Around the blocks of 8 and 32 tokens that attention's kernels work on.
 _LENGTHS = (1, 8, 9, 31, 32, 33, 64)
@@ -43,7 +43,7 @@ _MAX_STEPS = 17
 
 @dataclass(frozen=True)
 class ParityReport:
-    """How far a device is from the CPU in fp32, by all that was compared, in that order."""
+    """How far a device is from the CPU in fp32, in the order of the comparison."""
 
     device: str
     precision: str
@@ -60,10 +60,10 @@ class ParityReport:
 
     def worst_by_module(self) -> dict[str, dict[str, Difference]]:
         """Return the worst difference of each module with parameters, by part."""
-        by_module: defaultdict[str, list[Difference]] = defaultdict(list)
+        by_module: dict[str, list[Difference]] = {}
         for one in self.differences:
             if one.part == "gradients":
-                by_module[with_stars(module_of(one.tensor))].append(one)
+                by_module.setdefault(with_stars(module_of(one.tensor)), []).append(one)
         return {module: _worst_by_part(some) for module, some in by_module.items()}
 
     def to_json(self) -> dict[str, Any]:
@@ -83,9 +83,8 @@ class ParityReport:
 def check_parity(
     device: str, *, model: str | None, mode: Mode, precision: str, batch_size: int, emit: Emit
 ) -> ParityReport:
-    """Compare what a device computes with what the CPU computes in fp32.
+    """Compare a device with the CPU; keep the result, which ``--precision auto`` may need.
 
-    The result is kept: where 16 bits may be wrong without an error, ``--precision auto`` needs it.
     The model is a folder, a Hub id or ``minilm``; by default BERT-base with random weights.
 
     Raises:
@@ -120,7 +119,7 @@ def compare_model(
     for parameter in map(model.get_parameter, structure.layers[-1]):
         if parameter.ndim == 2:
             parameter.data = parameter.detach().T.contiguous().T
-    longest = max_tokens(model, wanted=_LENGTHS[-1])
+    longest = min(_LENGTHS[-1], count_positions(model) or _LENGTHS[-1])
     device.choose_attention(longest_tokens=longest)
     config = model.config
     texts = random_texts(

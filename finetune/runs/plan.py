@@ -22,8 +22,8 @@ from finetune.model.load import TextModel
 from finetune.model.source import MINILM
 from finetune.tokenization.buckets import Batch, plan_epoch, real_token_fraction
 from finetune.tokenization.examples import Examples
+from finetune.training.optimizers import Hyperparameters
 from finetune.training.schedule import Schedule
-from finetune.training.step import Hyperparameters
 
 # Forwards that a text of each split takes in a run of three epochs: a step is as long as three,
 # validation comes after each epoch and at the end.

@@ -34,12 +34,9 @@ class ParameterGuard:
             }
 
     def check(self, model: nn.Module) -> None:
-        """Compare the parameters now with those before; waits for the device.
+        """Raise ``WrongParametersChanged`` if what trains is the same, or what is frozen is not.
 
-        A trained parameter with next to no gradient may be unchanged.
-
-        Raises:
-            WrongParametersChanged: Naming the parameters.
+        A trained parameter with next to no gradient may be unchanged. Waits for the device.
         """
         self.note_gradients(model)
         after = _fingerprints(model)

@@ -41,14 +41,9 @@ class LoopSettings:
         logging_steps: Steps between two reports of the loss.
         patience: Validations in a row without a better score or a lower loss after which training
             stops; 0: never.
-        plan_epoch: Returns an epoch's effective batches from its number.
         validate: Evaluates the model on the validation split; None if there is none.
-        save_best: Saves the model as the best so far.
-        save_progress: Saves what is needed to resume.
-        saves_each_epoch: Whether to do so after every epoch, not only when stopped.
-        save_every_steps: Steps between two savings within an epoch; None: never.
+        saves_each_epoch: Saves progress after every epoch, not only when stopped.
         save_seconds: Seconds from one saving to the next report of the loss that saves; 0: never.
-        check_device: Compares the device with the CPU.
     """
 
     batch_size: BatchSize

@@ -9,20 +9,28 @@ from torch import nn
 from transformers.optimization import Adafactor
 
 from finetune.devices.base import Device
+from finetune.training.schedule import Schedule
 
 Groups = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class OptimizerType:
-    """An optimizer.
+class Hyperparameters:
+    """How gradients become steps, by one of ``OPTIMIZERS``."""
 
-    Args:
-        make: Makes it over groups of parameters.
-        make_state: Makes what the first step would keep for a parameter.
-        scales_gradients: Whether its kernel divides gradients by ``grad_scale`` as it reads them,
-            which saves a pass over them.
-        cuda_graph_error: Why a CUDA graph can't hold its step, if it can't.
+    optimizer: str
+    schedule: Schedule
+    head_lr_multiplier: float
+    weight_decay: float
+    max_grad_norm: float
+
+
+@dataclass(frozen=True)
+class OptimizerType:
+    """An optimizer, and what its first step would keep for a parameter.
+
+    If it scales gradients, its kernel divides them by ``grad_scale`` as it reads them, which saves
+    a pass over them. If a CUDA graph can't hold its step, the error says why.
     """
 
     make: Callable[[Groups, Device], torch.optim.Optimizer]
@@ -74,18 +82,12 @@ OPTIMIZERS = {
 
 
 def build_optimizer(
-    model: nn.Module,
-    *,
-    name: str,
-    head: Set[str],
-    head_lr_multiplier: float,
-    weight_decay: float,
-    device: Device,
+    model: nn.Module, hyperparameters: Hyperparameters, *, head: Set[str], device: Device
 ) -> torch.optim.Optimizer:
     """Return an optimizer over the parameters that require gradients.
 
-    Matrices decay; biases and norms, which are vectors, do not. The head, of these parameter names,
-    is not pretrained, and has a learning rate of its own.
+    Biases and norms, which are vectors, do not decay. The head, of these parameter names, is not
+    pretrained and has a learning rate of its own.
     """
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {
         (is_head, is_matrix): [] for is_head in (False, True) for is_matrix in (True, False)
@@ -96,13 +98,13 @@ def build_optimizer(
     options = [
         {
             "params": parameters,
-            "weight_decay": weight_decay if is_matrix else 0.0,
-            "lr_multiplier": head_lr_multiplier if is_head else 1.0,
+            "weight_decay": hyperparameters.weight_decay if is_matrix else 0.0,
+            "lr_multiplier": hyperparameters.head_lr_multiplier if is_head else 1.0,
         }
         for (is_head, is_matrix), parameters in groups.items()
         if parameters
     ]
-    return OPTIMIZERS[name].make(options, device)
+    return OPTIMIZERS[hyperparameters.optimizer].make(options, device)
 
 
 def trained_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:

@@ -54,11 +54,7 @@ def trained_tensors(state: TrainingState) -> Tensors:
 
 
 def load_trained_tensors(state: TrainingState, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copy saved parameters back into the model, in place.
-
-    Raises:
-        StateUnusable: If they are not those of this model that train.
-    """
+    """Copy saved parameters back in place; ``StateUnusable`` if others train."""
     parameters = trained_tensors(state)
     if {name: one.shape for name, one in tensors.items()} != {
         name: one.shape for name, one in parameters.items()
@@ -94,8 +90,7 @@ def restore_state(
 ) -> Progress:
     """Put a training state, and the random numbers to come, where a captured state was.
 
-    Raises:
-        StateUnusable: If the state makes no sense or is not of this model.
+    Raises ``StateUnusable`` if the state makes no sense or is not of this model.
     """
     try:
         load_trained_tensors(state, tensors["model"])

@@ -20,6 +20,7 @@ from finetune.training.accelerator import Accelerator
 from finetune.training.micro_batches import AnyMicroBatch, MicroBatch, WindowBatch
 from finetune.training.optimizers import (
     OPTIMIZERS,
+    Hyperparameters,
     build_optimizer,
     make_state,
     set_learning_rate,
@@ -35,25 +36,10 @@ _SMALL_NUMBERS = 2**16
 
 
 @dataclass(frozen=True)
-class Hyperparameters:
-    """How gradients become steps, by one of ``OPTIMIZERS``."""
-
-    optimizer: str
-    schedule: Schedule
-    head_lr_multiplier: float
-    weight_decay: float
-    max_grad_norm: float
-
-
-@dataclass(frozen=True)
 class TrainingState:
-    """A model with its optimizer, ready for steps.
+    """A model on its device, in the precision of the run, with the optimizer of what trains.
 
-    Args:
-        model: On its device, its forward in the precision of the run.
-        optimizer: Over the parameters that train.
-        losses: Gives the loss of each example.
-        captured: A step without its learning rate, as CUDA graphs, where the device has them.
+    ``captured`` is a step without its learning rate, as CUDA graphs, where the device has them.
     """
 
     model: nn.Module
@@ -70,9 +56,8 @@ class TrainingState:
     ) -> torch.Tensor:
         """Take a step of a number, from 0; return its loss, a scalar on the device.
 
-        Args:
-            cut: Cuts the effective batch into micro-batches of at most so many examples.
-            batch_size: How many at first; halved while memory runs out, in all processes together.
+        ``cut`` gives the micro-batches of at most so many examples. The batch size is halved while
+        memory runs out, in all processes together.
 
         Raises:
             BatchDoesNotFit: If not even one example fits.
@@ -207,10 +192,8 @@ class TrainingState:
 
     def reset(self) -> None:
         """Return to the state before the first step, except for the parameters."""
-        self.optimizer.zero_grad(set_to_none=True)
+        self.discard_gradients()
         self.optimizer.state.clear()
-        if self.captured:
-            self.captured.clear()
 
 
 def prepare_training(
@@ -225,18 +208,10 @@ def prepare_training(
 ) -> TrainingState:
     """Move a model to a device, in place, and give it an optimizer.
 
-    ``head`` has the names of the head's parameters. The precision is that of the arithmetic: the
-    weights stay fp32.
+    ``head`` has the names of the head's parameters. Weights stay fp32 in every precision.
     """
     accelerator = Accelerator(device, precision=precision)
-    optimizer = build_optimizer(
-        model,
-        name=hyperparameters.optimizer,
-        head=head,
-        head_lr_multiplier=hyperparameters.head_lr_multiplier,
-        weight_decay=hyperparameters.weight_decay,
-        device=device,
-    )
+    optimizer = build_optimizer(model, hyperparameters, head=head, device=device)
     prepared = accelerator.prepare(model)
     state = TrainingState(
         prepared, optimizer, device, accelerator, losses, hyperparameters, processes

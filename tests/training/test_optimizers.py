@@ -13,21 +13,24 @@ from finetune.model.freeze import freeze_parameters
 from finetune.model.structure import find_structure
 from finetune.training.optimizers import (
     OPTIMIZERS,
+    Hyperparameters,
     build_optimizer,
     make_state,
     set_learning_rate,
 )
+from finetune.training.schedule import Schedule
 
 
-def optimizer_of(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
-    settings = {
-        "head_lr_multiplier": 1.0,
-        "weight_decay": 0.01,
-        "name": "adamw",
-        "device": CpuDevice(),
-        "head": set(),
-    }
-    return build_optimizer(model, **{**settings, **options})
+def optimizer_of(
+    model: nn.Module,
+    *,
+    head: frozenset[str] = frozenset(),
+    **options: Any,
+) -> torch.optim.Optimizer:
+    settings = {"optimizer": "adamw", "head_lr_multiplier": 1.0, "weight_decay": 0.01, **options}
+    schedule = Schedule(peak=1e-3, warmup_steps=0, total_steps=1)
+    hyperparameters = Hyperparameters(**settings, schedule=schedule, max_grad_norm=1.0)
+    return build_optimizer(model, hyperparameters, head=head, device=CpuDevice())
 
 
 def by_name(model: nn.Module, optimizer: torch.optim.Optimizer, setting: str) -> dict[str, float]:
@@ -82,7 +85,7 @@ def test_frozen_parameters_are_left_out() -> None:
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
 def test_state_made_ahead_is_what_the_first_step_makes(name: str) -> None:
     models = tiny_model(), tiny_model()
-    optimizers = [optimizer_of(model, name=name) for model in models]
+    optimizers = [optimizer_of(model, optimizer=name) for model in models]
     make_state(optimizers[0], name=name)
     states = []
     for model, optimizer in zip(models, optimizers, strict=True):
