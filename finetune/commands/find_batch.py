@@ -3,9 +3,7 @@
 Every device is searched, in a child process. For a Mac that is not here, sizes are estimated.
 """
 
-import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -22,6 +20,7 @@ from finetune.commands.options import (
     completes,
     config_option,
     given,
+    load,
     with_display,
 )
 from finetune.config.mode import Mode
@@ -90,21 +89,18 @@ def find_batch(
             If none names a mode, ``full`` and ``head`` are searched. ``output_dir`` is for the
             results of a search as JSON and as a picture.
     """
-    from finetune.config.load import load_config
-
     if machine is not None and memory is not None:
         raise UsageError("--for and --memory both name a machine", remedy="give one of them")
     if limit is not None and limit < 1:
         raise UsageError(f"--limit is {limit}", remedy="give at least 1")
     output_dir = options.pop("output_dir", None)
     folder = None if output_dir is None else Path(output_dir).expanduser()
-    file = None if config is None else str(config)
-    loaded = load_config(file=file, environment=os.environ, flags=options, assignments=())
+    loaded = load(options, config=None if config is None else str(config))
     search = _Search(loaded.config, "max_length" in loaded.sources, limit, emit)
-    if machine is not None or memory is not None:
-        return search.estimate(
-            find_mac(machine) if machine is not None else _mac_with(memory or "")
-        )
+    if machine is not None:
+        return search.estimate(find_mac(machine))
+    if memory is not None:
+        return search.estimate(_mac_with(memory))
     return search.run(is_fresh=fresh, output_dir=folder)
 
 
@@ -128,6 +124,8 @@ class _Search:
         from finetune.batch_finder.results import FoundBatches, least_of
         from finetune.devices.select import select_device, usable_devices
         from finetune.distributed.processes import join_processes
+        from finetune.report.batches import draw_batches
+        from finetune.report.chart import picture_of
         from finetune.runs.cache import cache_folder
         from finetune.runs.features import stores_features
         from finetune.runs.folder import check_writable
@@ -140,17 +138,13 @@ class _Search:
         texts = replace(self, emit=emit).measure_texts()
         cache = None if is_fresh else cache_folder(config.cache, "batches")
         choice, results = config.training.device, []
-        devices = (
-            usable_devices(emit=emit) if choice == "auto" else [select_device(choice, emit=emit)]
-        )
-        for device in devices:
-            for mode in self.modes:
-                own = find_parts(
-                    self.case(device, mode, texts),
-                    Search(device, config.search, texts.rows, None, cache, emit),
-                    stores_features=stores_features(config.cache, mode),
-                )
-                results.append(least_of(processes.on(device).gather(own)))
+        is_any = choice == "auto"
+        devices = usable_devices(emit=emit) if is_any else [select_device(choice, emit=emit)]
+        for device, mode in product(devices, self.modes):
+            search = Search(device, config.search, texts.rows, None, cache, emit)
+            case, is_stored = self.case(device, mode, texts), stores_features(config.cache, mode)
+            own = find_parts(case, search, stores_features=is_stored)
+            results.append(least_of(processes.on(device).gather(own)))
         if not any(result.max_verified for result in results):
             raise BatchDoesNotFit(
                 "not even a batch of one example fits in memory",
@@ -158,7 +152,10 @@ class _Search:
             )
         found = FoundBatches(results=tuple(results))
         if output_dir is not None and processes.is_main:
-            _write(found, output_dir)
+            output_dir.mkdir(parents=True, exist_ok=True)
+            write_json(output_dir / "find-batch.json", found.to_json())
+            if charts := draw_batches(found.results):
+                write_text_atomically(output_dir / "find-batch.svg", picture_of(charts))
         return found
 
     def estimate(self, mac: Mac) -> "FoundBatches":
@@ -179,17 +176,13 @@ class _Search:
             sound = device.shapes.max_examples(padded_length=case.padded_length)
             limit = min(texts.rows, sound or texts.rows)
             self.emit(Info(f"estimating {mode} at {case.padded_length} tokens on {mac.name}"))
-            for is_stored in [True, False] if stores_features(self.config.cache, mode) else [False]:
+            if stores_features(self.config.cache, mode):
                 try:
-                    estimates.append(
-                        estimate_parts(case, mac, stores_features=is_stored, limit=limit)
-                    )
+                    estimates.append(estimate_parts(case, mac, stores_features=True, limit=limit))
                 except ModelUnsupported as error:
-                    if not is_stored:
-                        raise
-                    self.emit(
-                        WarningMessage(f"{error.message}: the whole model runs at every step")
-                    )
+                    message = f"{error.message}: the whole model runs at every step"
+                    self.emit(WarningMessage(message))
+            estimates.append(estimate_parts(case, mac, stores_features=False, limit=limit))
         return FoundBatches(estimates=tuple(estimates))
 
     def case(self, device: "Device", mode: Mode, texts: _Texts) -> "Case":
@@ -264,16 +257,6 @@ def _mac_with(memory: str) -> Mac:
     return Mac(f"Mac with {memory}", memory_bytes)
 
 
-def _write(found: "FoundBatches", folder: Path) -> None:
-    from finetune.report.batches import draw_batches
-    from finetune.report.chart import picture_of
-
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "find-batch.json", found.to_json())
-    if charts := draw_batches(found.results):
-        write_text_atomically(folder / "find-batch.svg", picture_of(charts))
-
-
 @click.command(cls=GroupedCommand, epilog=EXAMPLES)
 @config_option
 @chosen_options(*SEARCH_OPTIONS, "device", "precision", "gradient_checkpointing", "optimizer")
@@ -307,74 +290,55 @@ def command(*, display: Display, **flags: Any) -> None:
 
 
 def show_batches(found: "FoundBatches", *, folder: str) -> None:
-    """Print a line per device or padded length and mode, and notes below."""
+    """Print a line per device or machine, length and mode, and notes below."""
+    results = found.estimates or found.results
+    rows = [_cells(result) for result in results]
+    titles = list(rows[0])
+    show_table(titles, [list(row.values()) for row in rows], numbers=titles[2:])
     notes = [
-        f"{_place(one)}: features are extracted with --eval-batch-size {one.features_batch:,}"
-        for one in found.estimates or found.results
-        if one.features_batch
+        f"{result.mode} at {result.padded_length} tokens: features are extracted with "
+        f"--eval-batch-size {result.features_batch:,}"
+        for result in results
+        if result.features_batch
     ]
     if found.estimates:
-        _show_rows([_estimate_cells(one) for one in found.estimates])
-        modes_by_basis: dict[str, list[str]] = {}
+        modes_by_basis: dict[str, dict[str, None]] = {}
         for one in found.estimates:
-            modes = modes_by_basis.setdefault(one.basis, [])
-            modes += [_mode(one)] * (_mode(one) not in modes)
+            modes_by_basis.setdefault(one.basis, {})[_mode(one)] = None
         title = "These are estimates: nothing was run on such a machine. They are based on"
         bases = (f"{', '.join(modes)}: {basis}" for basis, modes in modes_by_basis.items())
         show_lines(title, *bases, *notes)
         return
-    _show_rows([_search_cells(one) for one in found.results])
     notes += [
-        f"{_place(one)}: the time limit ended the search; memory is predicted to hold "
-        f"{one.predicted_maximum:,} examples"
-        for one in found.results
-        if one.predicted_maximum
+        f"{result.mode} at {result.padded_length} tokens: the time limit ended the search; memory "
+        f"is predicted to hold {result.predicted_maximum:,} examples"
+        for result in found.results
+        if result.predicted_maximum
     ]
     show_lines(*notes, f"results and picture: {folder}")
 
 
-def _show_rows(rows: Sequence[dict[str, str]]) -> None:
-    titles = list(rows[0])
-    show_table(titles, [list(row.values()) for row in rows], numbers=titles[2:])
+def _cells(result: "BatchResult | EstimateResult") -> dict[str, str]:
+    from finetune.batch_finder.results import EstimateResult
 
-
-def _search_cells(one: "BatchResult") -> dict[str, str]:
+    case = {"mode": _mode(result), "tokens": str(result.padded_length)}
+    memory = {"GiB": _gibibytes(result.peak_bytes), "of": _gibibytes(result.budget_bytes)}
+    if isinstance(result, EstimateResult):
+        lowest, highest = f"{result.lowest_batch:,}", f"{result.highest_batch:,}"
+        batches = {"batch": f"{result.batch:,}", "from": lowest, "to": highest}
+        return {"machine": result.machine} | case | batches | memory
+    failed = "-" if result.first_failed is None else f"{result.first_failed:,}"
     return {
-        "device": one.device,
-        "mode": _mode(one),
-        "tokens": str(one.padded_length),
-        "largest": f"{one.max_verified:,}",
-        "fails": "-" if one.first_failed is None else f"{one.first_failed:,}",
-        "GiB": _gibibytes(one.peak_bytes),
-        "of": _gibibytes(one.budget_bytes),
-        "fastest": f"{one.fastest:,}",
-        "use": f"{one.recommended:,}",
-        "trials": str(len(one.trials)),
-        "s": f"{one.seconds:.0f}",
-    }
-
-
-def _estimate_cells(one: "EstimateResult") -> dict[str, str]:
-    return {
-        "machine": one.machine,
-        "mode": _mode(one),
-        "tokens": str(one.padded_length),
-        "batch": f"{one.batch:,}",
-        "from": f"{one.lowest_batch:,}",
-        "to": f"{one.highest_batch:,}",
-        "GiB": _gibibytes(one.peak_bytes),
-        "of": _gibibytes(one.budget_bytes),
-    }
+        "device": result.device, **case, "largest": f"{result.max_verified:,}", "fails": failed,
+        **memory, "fastest": f"{result.fastest:,}", "use": f"{result.recommended:,}",
+        "trials": str(len(result.trials)), "s": f"{result.seconds:.0f}",
+    }  # fmt: skip
 
 
 def _gibibytes(size: int | None) -> str:
     return "-" if size is None else f"{size / 2**30:.2f}"
 
 
-def _mode(one: "BatchResult | EstimateResult") -> str:
-    is_unsplit = one.mode != "full" and not one.stores_features
-    return f"{one.mode}, no stored features" if is_unsplit else one.mode
-
-
-def _place(one: "BatchResult | EstimateResult") -> str:
-    return f"{one.mode} at {one.padded_length} tokens"
+def _mode(result: "BatchResult | EstimateResult") -> str:
+    is_unsplit = result.mode != "full" and not result.stores_features
+    return f"{result.mode}, no stored features" if is_unsplit else result.mode
