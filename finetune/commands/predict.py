@@ -2,7 +2,7 @@
 
 import reprlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import accumulate, chain, zip_longest
@@ -15,6 +15,7 @@ from finetune.commands.console import show_table
 from finetune.commands.options import (
     Display,
     device_option,
+    given,
     text_column_option,
     text_pair_column_option,
     with_display,
@@ -136,16 +137,17 @@ def _chunks(rows: Iterable[Sequence[Row]]) -> Iterator[Sequence[Row]]:
 
 def _check_pairs(rows: Sequence[Row], *, reads_pairs: bool) -> None:
     text = next((row.text[:60] for row in rows if (row.pair is not None) != reads_pairs), None)
-    if text is not None and reads_pairs:
+    if text is None:
+        return
+    if reads_pairs:
         raise UsageError(
             f"the model reads pairs of texts, and {text!r} has no second one",
             remedy="add --text-pair for each text, or name a table with --file",
         )
-    if text is not None:
-        raise UsageError(
-            f"the model reads single texts, and {text!r} has a second one",
-            remedy="leave out --text-pair",
-        )
+    raise UsageError(
+        f"the model reads single texts, and {text!r} has a second one",
+        remedy="leave out --text-pair",
+    )
 
 
 def _as_row(text: object) -> Row:
@@ -155,10 +157,8 @@ def _as_row(text: object) -> Row:
         case (str(first), None | str() as second):
             row = Row(first, pair=second)
         case _:
-            raise UsageError(
-                f"{reprlib.repr(text)} is not a text",
-                remedy="give texts, or pairs of texts as tuples",
-            )
+            remedy = "give texts, or pairs of texts as tuples"
+            raise UsageError(f"{reprlib.repr(text)} is not a text", remedy=remedy)
     try:
         f"{row.text}{row.pair}".encode()
     except UnicodeEncodeError as error:
@@ -185,21 +185,14 @@ def read_texts(
     If a table has the run's columns of texts, they are read unless others are named.
     """
     folder = open_run_folder(Path(run))
-    from finetune.data.source import OtherData
     from finetune.data.stream import read_rows
     from finetune.runs.manifest import Manifest
+    from finetune.runs.trained import other_data
 
-    saved, manifest = folder.read_config().data, Manifest.read(folder)
-    options = OtherData(
-        str(file),
-        text_column=text_column or saved.text_column,
-        text_pair_column=text_pair_column or saved.text_pair_column,
-        label_column=saved.label_column,
-        encoding=encoding,
-        header=saved.header,
-        earlier_columns=manifest.columns,
-    )
-    return read_rows(file, options, as_lines=as_lines, reads_pairs=manifest.reads_pairs, emit=emit)
+    columns = given({"text_column": text_column, "text_pair_column": text_pair_column})
+    options = other_data(folder, str(file), {"encoding": encoding, **columns})
+    reads_pairs = Manifest.read(folder).reads_pairs
+    return read_rows(file, options, as_lines=as_lines, reads_pairs=reads_pairs, emit=emit)
 
 
 @click.command(epilog=EXAMPLES)
@@ -268,7 +261,7 @@ def command(
         emit = progress.enter_context(display.progress())
         if reads_stdin and sys.stdin.isatty():
             emit(Info("classifies each line that is typed; Ctrl-D ends"))
-        from finetune.evaluation.prediction_file import check_output, prediction_file
+        from finetune.evaluation.prediction_file import check_output, json_line, prediction_file
 
         if output is not None:
             check_output(output, source=file)
@@ -283,36 +276,28 @@ def command(
         chunks = predict_stream(run, rows, **options, emit=emit)
         first = next(chunks)
         progress.close()  # a live line would stand between the predictions
-        write = _show_json if display.as_json else _show_lines()
+        write = None
         if output is not None and read_launch().is_main:
             write = stack.enter_context(prediction_file(output))
         for predictions in chain([first], chunks):
-            write(predictions)
+            if write is not None:
+                write(predictions)
+            elif display.as_json:
+                click.echo(escape_controls("\n".join(map(json_line, predictions))))
+            else:
+                _show_lines(predictions, is_first=predictions is first)
 
 
-def _show_json(predictions: "Sequence[Prediction]") -> None:
-    from finetune.evaluation.prediction_file import json_line
-
-    click.echo(escape_controls("\n".join(map(json_line, predictions))))
-
-
-def _show_lines() -> "Callable[[Sequence[Prediction]], None]":
-    """Return what shows predictions in columns: aligned on a terminal, elsewhere between tabs."""
-    is_first = True
-
-    def show(predictions: "Sequence[Prediction]") -> None:
-        nonlocal is_first
-        rows = [_cells(prediction) for prediction in predictions]
-        titles = [title if is_first else "" for title, _ in rows[0]]
-        lines = [[cell for _, cell in row] for row in rows]
-        if sys.stdout.isatty():
-            show_table(titles, lines)
-        else:
-            lines = [titles, *lines] if is_first else lines
-            click.echo("\n".join("\t".join(map(escape_line, line)) for line in lines))
-        is_first = False
-
-    return show
+def _show_lines(predictions: "Sequence[Prediction]", *, is_first: bool) -> None:
+    """Show predictions in columns: aligned on a terminal, elsewhere between tabs."""
+    rows = [_cells(prediction) for prediction in predictions]
+    titles = [title if is_first else "" for title, _ in rows[0]]
+    lines = [[cell for _, cell in row] for row in rows]
+    if sys.stdout.isatty():
+        show_table(titles, lines)
+    else:
+        lines = [titles] * is_first + lines
+        click.echo("\n".join("\t".join(map(escape_line, line)) for line in lines))
 
 
 def _cells(prediction: "Prediction") -> list[tuple[str, str]]:

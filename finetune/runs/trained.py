@@ -138,15 +138,19 @@ def load_split(folder: RunFolder, split: str, *, emit: Emit) -> Dataset:
     return data.splits[split]
 
 
+def other_data(folder: RunFolder, source: str, options: dict[str, Any]) -> OtherData:
+    """Return other data, read as a run's own except for options that are given."""
+    own, manifest = vars(folder.read_config().data), Manifest.read(folder)
+    return OtherData(**{**own, **options, "data": source}, earlier_columns=manifest.columns)
+
+
 def load_other_data(
     folder: RunFolder, source: str, columns: dict[str, Any], *, emit: Emit
 ) -> Dataset:
     """Load all rows of other data, read as a run's own except for columns that are given."""
-    manifest = Manifest.read(folder)
-    options = {**vars(folder.read_config().data), **columns, "data": source}
-    other = OtherData(**options, earlier_columns=manifest.columns)
+    other = other_data(folder, source, columns)
     rows = load_rows(other, task=folder.read_task(), emit=emit)
-    if ("text_pair" in rows.column_names) != (reads_pairs := manifest.reads_pairs):
+    if ("text_pair" in rows.column_names) != (reads_pairs := Manifest.read(folder).reads_pairs):
         kinds = ("single texts", "pairs of texts")
         raise DataError(
             f"{source} has {kinds[not reads_pairs]}, and the model reads {kinds[reads_pairs]}",
