@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from finetune.commands.report import write_pages
@@ -54,9 +53,8 @@ def _lock(work: Work, processes: Processes) -> Iterator[RunFolder]:
 
 def _check_data(preparation: Preparation, continued: RunFolder) -> None:
     remedy = "restore it, or train the model on it as a new run, with --model"
-    now = replace(Manifest.of(preparation), model={})
-    saved = Manifest.read(continued)
-    saved.check(now, remedy=f"{remedy} {continued.model_folder}")
+    now = Manifest.of_data(preparation)
+    Manifest.read(continued).check(now, remedy=f"{remedy} {continued.model_folder}")
 
 
 def train_seeds(work: Work, *, emit: Emit) -> SeedResults:

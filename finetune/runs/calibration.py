@@ -23,13 +23,7 @@ def calibrate_model(
 ) -> tuple[Task, Predicted]:
     """Calibrate the task of a model on validation rows, and scale the output layer accordingly.
 
-    Args:
-        text_model: The best model of a run.
-        predict: Returns logits and labels of the validation split.
-        calibrates: Whether to scale the logits by a temperature.
-
-    Returns:
-        The task of the scaled model, and its logits and labels.
+    ``predict`` returns logits and labels of those rows, as this does for the scaled model.
     """
     parameters, predict_first = text_model.output_parameters, cache(predict)
     task = text_model.task.calibrate(predict_first, fits_temperature=calibrates, emit=emit)

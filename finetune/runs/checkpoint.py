@@ -63,13 +63,7 @@ def step_of(checkpoint: Path) -> int:
 def write_checkpoint(
     folder: Path, *, tensors: Mapping[str, Mapping[str, torch.Tensor]], state: Mapping[str, Any]
 ) -> None:
-    """Write a checkpoint, in place of one that has the same name.
-
-    Args:
-        tensors: Groups of named tensors of any shape, dtype and device. No two tensors of a group
-            may share memory.
-        state: JSON values, without NaN.
-    """
+    """Write groups of named tensors, and JSON, in place of a checkpoint of the same name."""
     partial = folder.with_name(folder.name + PARTIAL_SUFFIX)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

@@ -74,7 +74,7 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs on the same test rows; ``options`` are those that differ, with the value of each run."""
+    """Runs on the same test rows; ``options`` are those that differ, with each run's value."""
 
     task: Task
     samples: int
@@ -114,10 +114,7 @@ class _FinishedRun:
 def compare_runs(
     paths: Sequence[Path], *, baseline: Baseline = "first", max_rows: int, emit: Emit
 ) -> Comparison:
-    """Compare the runs in folders, or in folders of folders, with the first or the best of them.
-
-    At most ``max_rows`` differing rows are kept, each way.
-    """
+    """Compare the runs in folders, or in folders of folders, with the first or the best of them."""
     folders: dict[Path, RunFolder] = {}
     for path in paths:
         folders |= {folder.path.resolve(): folder for folder in _finished_in(path, emit=emit)}

@@ -85,8 +85,7 @@ def _read_or_encode(
 ) -> list[EncodedTexts]:
     """Return token ids in parts, each an entry of the store.
 
-    Each process encodes a contiguous share and then reads those of the others. What another could
-    not write to a store that both see is encoded here as well.
+    Each process encodes a contiguous share, then reads the others' or encodes what is missing.
     """
     store = open_tensor_store(config.cache)
     sizes = sum(pc.binary_length(column).to_numpy().astype(np.int64) for column in texts.columns)

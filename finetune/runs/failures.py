@@ -4,12 +4,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from finetune.errors import (
-    BatchDoesNotFit,
-    Interrupted,
-    LossNotFinite,
-    NotWritten,
-)
+from finetune.errors import BatchDoesNotFit, Interrupted, LossNotFinite, NotWritten
 from finetune.runs.checkpoint import WRITE_ERRORS, reason_of
 from finetune.runs.folder import RunFolder
 from finetune.runs.preparation import Preparation
@@ -50,11 +45,7 @@ def write_errors_explained(folder: RunFolder) -> Iterator[None]:
 
 @contextmanager
 def failures_explained(folder: RunFolder, preparation: Preparation) -> Iterator[None]:
-    """Say what to do where memory runs out, and which texts have a loss that is not finite.
-
-    Memory may run out in work that can't be repeated in smaller micro-batches, such as the
-    optimizer's step: on a GPU, which reports errors late, its inputs are lost by then.
-    """
+    """Say what to do where memory runs out, and which texts have a loss that is not finite."""
     device = preparation.device
     try:
         yield

@@ -42,9 +42,8 @@ def stored_features(
 ) -> tuple[nn.Module, Mapping[str, Examples]]:
     """Return the model that runs at every step, and the splits as it reads them.
 
-    That is the trainable layers and features, computed now or read from the store. Where nothing is
-    frozen, or the model can't be split, it is the whole model and token ids. The model is moved to
-    the device.
+    That is the trainable layers and features, computed now or read from the store, or the whole
+    model and token ids if nothing is frozen or the model can't be split.
     """
     config, text_model, device = preparation.config, preparation.text_model, preparation.device
     whole = text_model.model, preparation.examples

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -108,22 +108,21 @@ class RunFolder:
     def create_next(cls, parent: Path, name: str) -> Iterator["RunFolder"]:
         """Create and lock the first of ``parent/name``, ``parent/name-2``, ... that is free."""
         check_writable(parent)
-        for path in _numbered(parent, name):
-            with ExitStack() as stack:
-                try:
+        with ExitStack() as stack:
+            while True:
+                path = next_free_folder(parent, name)
+                # Another process may create it first.
+                with suppress(FileExistsError):
                     stack.enter_context(_created(path, exist_ok=False))
-                except FileExistsError:
-                    continue
-                yield stack.enter_context(cls(path).lock())
-                return
+                    break
+            yield stack.enter_context(cls(path).lock())
 
     @contextmanager
     def lock(self) -> Iterator["RunFolder"]:
         """Lock the existing folder, so that no other process writes to it.
 
         If the work fails before it has saved a checkpoint or a model, the run that it overwrites
-        comes back. The kernel frees the lock of a process that dies, so a lock file that is left
-        behind does no harm.
+        comes back. The kernel frees the lock of a process that dies.
         """
         from filelock import FileLock, Timeout
 
@@ -210,11 +209,8 @@ class RunFolder:
                 entry.unlink()
 
     def delete_checkpoints(self) -> None:
-        """Delete all checkpoints: the run has finished.
-
-        They lose their name in one step: otherwise a run killed meanwhile would be resumed from
-        half of them.
-        """
+        """Delete all checkpoints: the run has finished."""
+        # Renamed first: else a run killed meanwhile would be resumed from half of them.
         discarded = self.path / f"checkpoints{PARTIAL_SUFFIX}"
         shutil.rmtree(discarded, ignore_errors=True)
         if self.checkpoints_folder.exists():
@@ -251,10 +247,7 @@ class RunFolder:
 
 
 class SeedsFolder(RunFolder):
-    """The folder of several runs that differ in their seed: ``seed-42`` and so on.
-
-    A folder of at least ``count`` runs has finished if they have.
-    """
+    """The folder of several runs, at least ``count``, that differ in their seed: ``seed-42``..."""
 
     def __init__(self, path: Path, count: int = 0) -> None:
         super().__init__(path)
@@ -350,12 +343,8 @@ def check_writable(path: Path) -> None:
 
 def next_free_folder(parent: Path, name: str) -> Path:
     """Return the first of ``parent/name``, ``parent/name-2``, ... that does not exist."""
-    return next(path for path in _numbered(parent, name) if not path.exists())
-
-
-def _numbered(parent: Path, name: str) -> Iterator[Path]:
-    yield parent / name
-    yield from (parent / f"{name}-{number}" for number in count(2))
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    return next(path for one in names if not os.path.lexists(path := parent / one))
 
 
 @contextmanager

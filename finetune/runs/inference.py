@@ -96,7 +96,7 @@ class ConfidenceLimits:
 def find_lowest_probabilities(
     folder: RunFolder, task: Task, limits: ConfidenceLimits, *, emit: Emit
 ) -> Mapping[str, float]:
-    """Return the lowest probability of a prediction of each class; the model abstains below it.
+    """Return the probability of each class below which the model abstains.
 
     It is infinite for classes with too little evidence, of which a warning tells.
     """

@@ -5,7 +5,7 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +20,7 @@ from finetune.runs.results import AutoTunedOption
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from finetune.data.source import DataSource, LoadedData
+    from finetune.data.source import LoadedData
     from finetune.runs.preparation import Preparation
     from finetune.tasks.base import Task
 
@@ -49,21 +49,17 @@ class Manifest:
     """What a run was made from.
 
     Args:
-        sources: sha256 of each source file by its absolute path, or the commit of a data set of the
-            Hub by its id.
+        sources: sha256 of each file by its absolute path, or the commit of a Hub data set.
         splits: A digest of each split's texts and labels in their order.
         model: Commit of the model on the Hub, and digests of its weights and tokenizer files.
-        packages: Versions of the packages that compute.
-        metrics_precision: ``fp32``, ``bf16`` or ``fp16``: of all metrics of the run.
-        reads_pairs: Whether its rows are pairs of texts.
         columns: Of a table, those that were read, by the options that name them.
     """
 
-    sources: Mapping[str, str]
-    splits: Mapping[str, str]
-    model: Mapping[str, str]
-    packages: Mapping[str, str]
-    metrics_precision: str
+    sources: Mapping[str, str] = field(default_factory=dict)
+    splits: Mapping[str, str] = field(default_factory=dict)
+    model: Mapping[str, str] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict)
+    metrics_precision: str = ""
     reads_pairs: bool = False
     columns: Mapping[str, str] = field(default_factory=dict)
 
@@ -72,9 +68,8 @@ class Manifest:
         """Return the manifest of a run that begins now."""
         source = preparation.text_model.source
         commit = {"commit": source.commit} if source.commit else {}
-        return cls(
-            sources=describe_sources(preparation.sources),
-            splits=digest_splits(preparation.splits, preparation.task),
+        return replace(
+            cls.of_data(preparation),
             model=commit | {"weights": source.weights_sha256, "tokenizer": source.tokenizer_sha256},
             packages=package_versions(),
             metrics_precision=preparation.config.training.precision,
@@ -83,11 +78,14 @@ class Manifest:
         )
 
     @classmethod
-    def of_data(cls, data: "LoadedData") -> "Manifest":
+    def of_data(cls, data: "LoadedData | Preparation") -> "Manifest":
         """Return the part of a manifest that says what the data is now."""
-        sources = describe_sources(data.sources)
-        splits = digest_splits(data.splits, data.task)
-        return cls(sources, splits, model={}, packages={}, metrics_precision="")
+        sources = {
+            str(Path(source.name).resolve()) if source.sha256 else source.name: digest
+            for source in data.sources
+            if (digest := source.sha256 or source.commit)
+        }
+        return cls(sources, digest_splits(data.splits, data.task))
 
     @classmethod
     def read(cls, folder: RunFolder) -> "Manifest":
@@ -95,7 +93,7 @@ class Manifest:
         from pydantic import TypeAdapter
 
         if not folder.manifest_file.exists():
-            return cls(sources={}, splits={}, model={}, packages={}, metrics_precision="")
+            return cls()
         return folder.read(folder.manifest_file, TypeAdapter(cls).validate_python)
 
     def write(self, folder: RunFolder) -> None:
@@ -118,15 +116,6 @@ class Manifest:
 
 def _differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     return [name for name, digest in now.items() if before.get(name, digest) != digest]
-
-
-def describe_sources(sources: "Sequence[DataSource]") -> dict[str, str]:
-    """Return sha256 or commit of each source by its name; files by their absolute path."""
-    return {
-        str(Path(source.name).resolve()) if source.sha256 else source.name: digest
-        for source in sources
-        if (digest := source.sha256 or source.commit)
-    }
 
 
 def digest_splits(splits: "Mapping[str, Dataset]", task: "Task") -> dict[str, str]:
@@ -176,10 +165,7 @@ def read_environment(folder: RunFolder) -> tuple[int | None, Sequence[AutoTunedO
 
 
 def restore_threads(threads: int | None) -> None:
-    """Compute with as many CPU threads as the run began with, so that it gives the same bits.
-
-    ``OMP_NUM_THREADS`` takes precedence, and a machine with fewer cores uses all it has.
-    """
+    """Compute with as many CPU threads as the run began with: others give other bits."""
     import torch
 
     if threads is not None and "OMP_NUM_THREADS" not in os.environ:

@@ -38,8 +38,6 @@ class TrainingPlan:
         examples: The training split.
         padded_lengths: Those that a batch may have, ascending.
         pads_batches: Whether repeated examples fill up a batch with too few.
-        early_stopping_patience: Validations in a row without a better model after which training
-            stops; 0: never.
     """
 
     examples: Examples
@@ -142,8 +140,7 @@ def with_plan(
 ) -> Config:
     """Return a configuration that makes the same run again, from any folder.
 
-    Data and model of the Hub are pinned to their commits. It depends neither on defaults by model
-    and mode, nor on the folder in which the command was typed, and names no folder for its output.
+    It has the values of all defaults, absolute paths, and the commits of data and model on the Hub.
     """
     paths = {option.name: option.value_in(config) for option in OPTIONS.values() if option.is_path}
     data, model, hyperparameters = config.data.data, config.model.model, plan.hyperparameters

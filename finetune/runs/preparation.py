@@ -38,12 +38,10 @@ class Preparation:
     Args:
         splits: ``train``, ``test`` and, unless its fraction is 0, ``validation``.
         examples: The splits as the model reads them.
-        text_model: The pretrained model with a new head, frozen as the mode says, on the CPU. A
-            training changes it.
+        text_model: The pretrained model with a new head, on the CPU. A training changes it.
         columns: Of a table, those that were read, by the options that name them.
         option_sources: The file, variable or flag of each option that one of them gives.
         choices: What was chosen by measurements.
-        processes: Those that train together, each with a preparation of its own.
     """
 
     config: Config
@@ -114,10 +112,7 @@ class Preparation:
         return replace(self, config=replace(self.config, training=training)).with_choices(option)
 
     def with_seed(self, seed: int, *, emit: Emit) -> "Preparation":
-        """Return the same for another seed, with the pretrained model and a new head.
-
-        The data, in files and as token ids, is shared.
-        """
+        """Return the same data with the pretrained model and a new head for another seed."""
         config = replace(self.config, training=replace(self.config.training, seed=seed))
         text_model = load_for_training(config, task=self.task, device=self.device, emit=emit)
         return replace(self, config=config, text_model=text_model)
@@ -130,11 +125,7 @@ def prepare(
     emit: Emit,
     processes: Processes = ALONE,
 ) -> Preparation:
-    """Select the device, load the data and the model, and encode the texts.
-
-    ``option_sources`` says where the options of the configuration come from; ``processes`` train
-    together.
-    """
+    """Select the device, load the data and the model, and encode the texts."""
     check_report_to(config)
     device, precision = select_device(config.training.device, emit=emit), config.training.precision
     check_precision(device, precision)

@@ -39,11 +39,7 @@ class AutoTunedOption:
 
 @dataclass(frozen=True)
 class TextLengths:
-    """How many tokens the model reads at once of the texts of a split, and how many are cut.
-
-    Windows are None where each text is read at once. The first bin of the histogram has the texts
-    or windows of 1 to ``bin_tokens`` tokens.
-    """
+    """Tokens of a split's texts, or of their windows, with a histogram; how many texts are cut."""
 
     texts: int
     windows: int | None
@@ -73,7 +69,7 @@ class TextLengths:
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """How many numbers of a part of a model are trained, and how many there are."""
+    """The size of a part of a model."""
 
     trained: int
     total: int
@@ -106,11 +102,9 @@ class TrainingMetrics:
     """What training took, under the Trainer's names.
 
     Args:
-        epoch: Passes over the training split.
         train_runtime: Seconds, without validation.
-        train_loss: Mean loss of all steps.
         train_batch_size: Examples in one forward and backward at the end.
-        train_peak_bytes: Peak memory, None where the device does not count it.
+        train_peak_bytes: None where the device does not count its memory.
     """
 
     epoch: float
@@ -146,7 +140,7 @@ class RunFacts:
 
     Args:
         precision: ``auto`` in a dry run.
-        precision_reason: Why it was chosen; None where it was given.
+        precision_reason: None where the precision was given.
         real_token_share: Fraction of the tokens that are not padding.
     """
 
@@ -225,19 +219,14 @@ def read_results(folder: RunFolder) -> RunResults:
     task = folder.read_task()
 
     def parse(found: dict[str, Any]) -> RunResults:
-        facts, training = (
-            {field.name: found[field.name] for field in fields(part)}
-            for part in (RunFacts, TrainingMetrics)
-        )
-
         def scores(prefix: str) -> Scores:
             named = {name: one for name, one in found.items() if name.startswith(prefix)}
             return Scores.from_json({name.removeprefix(prefix): named[name] for name in named})
 
         return RunResults(
             task=task,
-            facts=RunFacts(**facts),
-            training=TypeAdapter(TrainingMetrics).validate_python(training),
+            facts=RunFacts(**{one.name: found[one.name] for one in fields(RunFacts)}),
+            training=TypeAdapter(TrainingMetrics).validate_python(found),
             details=TypeAdapter(RunDetails).validate_python(found["details"]),
             validation=scores("eval_") if "eval_loss" in found else None,
             test=scores("test_"),
@@ -249,10 +238,7 @@ def read_results(folder: RunFolder) -> RunResults:
 
 
 def best_of(runs: Mapping[Name, RunResults], metric: str | None) -> Name | None:
-    """Return which run has the best model by a validation metric, the first of equals.
-
-    It is None if there are no runs, or one has no validation split.
-    """
+    """Return the best run by a validation metric; None unless all have a validation split."""
     scores = {name: run.validation.metrics for name, run in runs.items() if run.validation}
     if not runs or len(scores) < len(runs):
         return None

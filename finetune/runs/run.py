@@ -62,11 +62,9 @@ class Run:
     """One training of a classifier.
 
     Args:
-        folder: Where it writes; locked by the main process.
         examples: The splits as the model in training reads them: token ids, or features.
         training_state: The model in training, or its trainable layers, with the optimizer.
         batch_size: Examples in one forward and backward.
-        predictor: Computes the logits of the validation and test splits.
     """
 
     folder: RunFolder
@@ -87,10 +85,7 @@ class Run:
     ) -> Iterator["Run"]:
         """Yield a run that is ready for its next step, and explain its failures.
 
-        Args:
-            preparation: Its model is moved and changed.
-            folder: Locked by the main process; the run that it overwrites is deleted at the end.
-            resumes: Whether to go on from the newest checkpoint in the folder.
+        The folder is locked by the main process; the model of the preparation will be changed.
         """
         with failures_explained(folder, preparation):
             run = (cls.resume if resumes else cls.start)(preparation, folder, emit=log)
@@ -320,10 +315,7 @@ class Run:
         return results
 
     def _calibrate(self) -> tuple[Preparation, Predicted | None]:
-        """Choose temperature and thresholds on the validation split and apply them to the model.
-
-        The run itself keeps its task, which the next seed starts from.
-        """
+        """Calibrate the model; the run keeps its task, which the next seed starts from."""
         text_model, validation = self.preparation.text_model, None
         if "validation" in self.examples:
             predict = partial(self.predict, "validation")

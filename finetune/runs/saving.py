@@ -43,21 +43,12 @@ MAX_COPY_FRACTION = 0.5
 class Checkpoints:
     """The checkpoints of a run: what resuming needs, and the best model so far.
 
-    Training waits for a copy in the machine's memory, which a thread writes. Where a copy would
-    take too much memory, it waits until all is written. What can't be written, on a full disk for
-    example, gives a warning and is tried again at the next saving.
+    Training waits for a copy in the machine's memory, which a thread writes; where there is no room
+    for a copy, it waits until all is written. What can't be written, on a full disk for example,
+    gives a warning and is tried again at the next saving.
 
     The order on the disk is journal, best model, checkpoint: each refers only to what is there.
-
-    As a context manager it waits at its end for what is being written.
-
-    Of several processes the main one alone reads and writes, and the others get from it what it has
-    read; each calls all methods.
-
-    Args:
-        folder: The run, locked by the main process.
-        keep: How many checkpoints to resume from are kept, the newest.
-        emit: Receives warnings, never in the thread that writes.
+    Only the main process reads and writes; all call each method.
     """
 
     def __init__(
@@ -125,15 +116,13 @@ class Checkpoints:
     def save(
         self, training_state: TrainingState, progress: Progress, *, is_over: bool = False
     ) -> None:
-        """Save what resuming needs, and delete what is older than those that are kept.
-
-        The optimizer's state is left out of a run that is over: no step is left that needs it.
-        """
+        """Save what resuming needs, and delete what is older than those that are kept."""
         self.wait()
         tensors, state = capture_state(training_state, progress)
         if not self.processes.is_main:
             return
         if is_over:
+            # No step is left that needs it.
             tensors["optimizer"] = {}
         if _fits_in_memory(tensors):
             copies = {group: _copy(named) for group, named in tensors.items()}
@@ -169,11 +158,9 @@ class Checkpoints:
         return None
 
     def _delete_old(self, step: int, needed: set[Path]) -> None:
-        """Keep the newest checkpoints up to a step, and the best models that they refer to.
-
-        Newer ones than this step were damaged, and were skipped when the run was resumed.
-        """
+        """Keep the newest checkpoints up to a step, and the best models that they refer to."""
         parent = self.folder.checkpoints_folder
+        # Newer ones than this step were damaged, and were skipped when the run was resumed.
         kept = [folder for folder in newest_first(parent) if step_of(folder) <= step][: self.keep]
         for folder in kept:
             with suppress(OSError, ValueError, LookupError, TypeError):
@@ -213,7 +200,7 @@ class Checkpoints:
 
 
 def nothing_to_resume(folder: RunFolder) -> UsageError:
-    """Return the error that says of a run that it can't be resumed."""
+    """Return the error for a run that can't be resumed."""
     return UsageError(
         f"the run in {folder.path} has no checkpoint to resume from",
         remedy="start again with --overwrite",

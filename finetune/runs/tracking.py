@@ -33,8 +33,7 @@ def tracked(
 ) -> Iterator["Tracking"]:
     """Yield what reports to the configuration's tracker, if it names one.
 
-    The tracker gets the options of model and training, and nothing of the data. Of several
-    processes only the main one has a tracker.
+    The tracker gets the options of model and training, and nothing of the data.
     """
     name, tracker = config.output.report_to, None
     if name != NONE and is_main:
@@ -68,10 +67,7 @@ def _start(name: str, *, folder: Path, options: Mapping[str, Any]) -> Any:
 
 
 class Tracking:
-    """An ``Emit`` that reports steps and validations to a tracker, and passes all events on.
-
-    The tracker is one of Accelerate's, or None.
-    """
+    """An ``Emit`` that reports steps and validations to a tracker, if there is one."""
 
     def __init__(self, name: str, tracker: Any, emit: Emit) -> None:
         self._name, self._tracker, self._emit = name, tracker, emit

@@ -31,10 +31,7 @@ from finetune.tokenization.examples import ModelInputs
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A run's model on a device; its logits have the precision of the run's metrics.
-
-    With ``reads_pairs`` it was trained on pairs of texts.
-    """
+    """A run's model on a device; its logits have the precision of the run's metrics."""
 
     config: Config
     text_model: TextModel
@@ -46,10 +43,7 @@ class TrainedModel:
     def load(
         cls, folder: RunFolder, *, device: str, emit: Emit, processes: Processes = ALONE
     ) -> "TrainedModel":
-        """Load the model that a run has saved.
-
-        Several processes may share the work; each calls all methods with the same arguments.
-        """
+        """Load the model that a run has saved; each of several processes calls all methods."""
         config = read_trained_config(folder)
         try:
             text_model = load_model(
@@ -87,10 +81,7 @@ class TrainedModel:
         *,
         all_scores: bool = False,
     ) -> Sequence[Prediction]:
-        """Return the prediction for each text or pair, maybe with the scores of all classes.
-
-        There is at least one text; ``pairs`` are the second texts.
-        """
+        """Return the prediction for each text, of which there is at least one, or pair."""
         processes, options = self.predictor.processes, self.config.model
         # Each process encodes its own texts too.
         own = processes.slice(len(texts))

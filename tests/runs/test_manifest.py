@@ -52,7 +52,7 @@ def test_the_second_texts_of_pairs_are_part_of_a_digest() -> None:
     assert len(digests | {digest(single)}) == 3
 
 
-@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"sources": 1}'])
+@pytest.mark.parametrize("content", ["{", "[]", '{"sources": 1}'])
 def test_one_that_makes_no_sense_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(NotARun, match=r"manifest\.json"):
