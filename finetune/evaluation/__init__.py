@@ -1,1 +1,1 @@
-"""What a trained model predicts, and how good that is."""
+"""Predictions of a trained model, and statistics of how good they are."""

@@ -1,4 +1,4 @@
-"""How far probabilities can be trusted, and what abstaining on unsure rows gives."""
+"""Calibration of the probabilities, and the accuracy gained by abstaining on unsure rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class CalibrationScores:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Two splits, ``before`` and ``after`` their logits were divided by the temperature."""
+    """Scores of two splits ``before`` and ``after`` scaling the logits by the temperature."""
 
     temperature: float
     validation: Mapping[str, CalibrationScores]
@@ -61,7 +61,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class CoverageCurve:
-    """What abstaining below a confidence gives, for every confidence that a row has: [points].
+    """Coverage and accuracy when abstaining below a confidence, for each that occurs: [points].
 
     El-Yaniv and Wiener, On the Foundations of Noise-free Selective Classification, JMLR 2010.
     Confidences descend; the coverage is the fraction of rows that are accepted.
@@ -103,7 +103,7 @@ def coverage_curve(confidences: Confidences, is_right: NDArray[np.bool_]) -> Cov
 def measure_calibration(
     task: Task, validation: tuple[Logits, Labels], test: tuple[Logits, Labels]
 ) -> Calibration | None:
-    """Compare the saved model with what it was before temperature scaling, if there was any."""
+    """Compare the saved model with itself before temperature scaling; None without scaling."""
     if task.temperature == 1:
         return None
 
@@ -121,7 +121,7 @@ def measure_calibration(
 def threshold_for_precision(
     confidences: Confidences, is_right: NDArray[np.bool_], *, precision: float
 ) -> float | None:
-    """Return the lowest confidence from which on predictions of a class have a precision.
+    """Return the lowest confidence threshold at which a class reaches a precision.
 
     The precision minus one standard error (Wilson's) is at least the target. The margin makes up
     for choosing among many thresholds on the same rows: without it the precision on other rows is

@@ -1,4 +1,4 @@
-"""Predictions become a file, batch by batch: CSV, JSON lines or Parquet."""
+"""Writes predictions to a file, batch by batch: CSV, JSON lines or Parquet."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""How sure a difference between two models is, and the mean of several trainings."""
+"""Confidence intervals: of the difference between two models, of the mean over seeds."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from finetune.tasks.metrics import WeightedMetrics
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
-# Weights that are in memory at a time: 32 MB.
+# Weights in memory at a time: 32 MB.
 MAX_WEIGHTS = 2**22
 
 
@@ -57,7 +57,7 @@ def paired_differences(
 
 
 def mcnemar_p_value(first_only: int, second_only: int) -> float:
-    """Return the two-sided p-value of McNemar's exact test, of rows that only one has right."""
+    """Return the two-sided p-value of McNemar's exact test, from the rows only one gets right."""
     from scipy.special import bdtr
 
     rows = first_only + second_only

@@ -1,4 +1,4 @@
-"""The model card: what a reader on the Hub, or in the folder, should know of a model."""
+"""The model card, for readers on the Hub or in the folder."""
 
 import html
 import re
@@ -20,7 +20,7 @@ from finetune.runs.manifest import Manifest
 from finetune.runs.results import RunResults
 from finetune.tokenization.windows import head_tokens
 
-# Markdown, in which text is escaped where it occurs.
+# Markdown: templates escape text themselves.
 _MARKDOWN = TEMPLATES.overlay(autoescape=False, trim_blocks=False, lstrip_blocks=False)
 DATASET_IDS = {"trec": "CogComp/trec"}
 
@@ -102,11 +102,11 @@ def _public_config(config: Config) -> str:
 
 
 def _as_words(text: str) -> str:
-    """Return text in which Markdown finds no link, picture, element of HTML or end of a cell."""
+    """Escape text so that Markdown finds no link, image, HTML or end of a cell in it."""
     line = html.escape(escape_line(" ".join(text.split())), quote=False)
     return re.sub(r"([\\`*_\[\]|~])", r"\\\1", line)
 
 
 def _as_code(text: str) -> str:
-    """Return text on one line that does not end the code in which it occurs."""
+    """Return text on one line, without backticks that would end the code around it."""
     return escape_line(text).replace("`", "'")

@@ -1,4 +1,4 @@
-"""Charts as SVG: wide enough for a phone, in the colours of the page around them, or in a file."""
+"""Charts as SVG that fit a phone, styled by the page around them or by their file."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -11,15 +11,15 @@ from finetune.report.templates import TEMPLATES
 from finetune.tasks.tables import format_number
 
 Points = Sequence[tuple[float, float]]
-# Units of the view box are about pixels of a phone; the margins are for ticks and names.
+# A unit of the view box is about a pixel of a phone; margins hold ticks and names.
 WIDTH, HEIGHT = 340.0, 190.0
 LEFT, RIGHT, TOP, BOTTOM = 48.0, 12.0, 8.0, 36.0
 # Of a title or a name in a file.
 LINE_HEIGHT = 16.0
 MAX_TICKS = 5
-# Numbers that are closer to each other, absolutely or relatively, are drawn as one.
+# A smaller range of values, absolute or relative, is drawn as one value.
 MIN_SPREAD = 1e-9
-# More points than pixels show nothing more.
+# More points than pixels add nothing.
 MAX_POINTS = 600
 # Fewer are marked one by one.
 MAX_MARKED_POINTS = 25
@@ -47,7 +47,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Axis:
-    """One of two axes, from a tick below the lowest point to one above the highest by default."""
+    """An axis; by default from a tick below the lowest point to one above the highest."""
 
     name: str
     low: float | None = None
@@ -58,7 +58,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Scale:
-    """Where the numbers of an axis are in the view box, from ``start`` to ``end``.
+    """Maps the numbers of an axis to positions in the view box, ``start`` to ``end``.
 
     Of a logarithmic axis ``low``, ``high`` and ``step`` are exponents of 2.
     """
@@ -88,7 +88,7 @@ class Scale:
 
     @property
     def ticks(self) -> list[float]:
-        """The numbers that are written at the axis."""
+        """The numbers written along the axis."""
         first = math.ceil(self.low / self.step - 1e-9)
         last = math.floor(self.high / self.step + 1e-9)
         ticks = [self.step * number for number in range(first, last + 1)]

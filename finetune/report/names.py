@@ -1,4 +1,4 @@
-"""Names of data and models on pages that may be published: without folders."""
+"""Names of data and models without folders, for pages that may be published."""
 
 import re
 from pathlib import Path

@@ -31,9 +31,9 @@ from finetune.tasks.tables import MAX_MISTAKES, Table, format_interval, format_n
 
 Rows = Sequence[Mapping[str, Any]]
 SHOWN_PROBABILITIES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
-# The style sheet has colours for so many.
+# The style sheet has colours for three.
 MAX_CURVES = 3
-# The accuracy of fewer rows says more about them than about the model.
+# The accuracy of fewer rows is mostly chance.
 MIN_ROWS_OF_ACCURACY = 10
 
 

@@ -1,4 +1,4 @@
-"""How pages are rendered, and how they write values."""
+"""The template engine of all pages, and how values are formatted."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def capitalize(text: str) -> str:
 
 
 def format_value(value: Any) -> str:
-    """Return a class, classes, a number, a fact or the value of an option as people write it."""
+    """Format a label, a number or the value of an option for people."""
     match value:
         case None:
             return "–"

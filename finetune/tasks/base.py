@@ -1,4 +1,4 @@
-"""A task type, such as one label a text: the interface that each implements in one file."""
+"""The interface of a task type, such as one label per text; each type is one file."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Labels = NDArray[Any]
 Logits = NDArray[np.float32]
-# What makes all classes count the same in the loss.
+# The option with which all classes count the same in the loss.
 BALANCE_CLASSES = "--class-weights balanced"
 # The pipeline of transformers that a saved model is for.
 PIPELINE = "text-classification"
@@ -38,7 +38,7 @@ PIPELINE = "text-classification"
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of a text; each of the values, such as ``label``, is an attribute too.
+    """What a model predicts for a text; each value, such as ``label``, is an attribute too.
 
     The label is None where the model abstains. There are ``probabilities`` of the classes if they
     were asked for; ``columns`` are the other columns of the text's row.
@@ -57,7 +57,7 @@ class Prediction:
 
     @property
     def result(self) -> dict[str, Any]:
-        """All that the model says, by name."""
+        """All that the model predicts, by name."""
         more = {} if self.probabilities is None else {"probabilities": self.probabilities}
         return {**self.values, **more}
 
@@ -83,7 +83,7 @@ class Prediction:
 
 
 class Outputs(NamedTuple):
-    """What logits say of each row; None is what the task does not have."""
+    """Predictions for each row; None for what the task does not have."""
 
     predicted: NDArray[Any]
     """Class numbers [rows], yes or no for each class [rows, classes], or numbers [rows]."""
@@ -130,7 +130,7 @@ class Task(ABC):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What else the predictions depend on, in JSON's types."""
+        """Parameters of the predictions beside the weights, as JSON."""
         return {"temperature": self.temperature}
 
     @classmethod
@@ -141,14 +141,14 @@ class Task(ABC):
         return cls(classes, temperature=parameters.get("temperature", 1.0))
 
     def configure(self, config: "PreTrainedConfig") -> None:
-        """Write what users of a model, such as a pipeline, need into its config."""
+        """Write class names and parameters into a model's config, where a pipeline reads them."""
         config.id2label = dict(enumerate(self.output_names))
         config.label2id = {name: number for number, name in config.id2label.items()}
         config.problem_type = self.problem_type
         config.task_specific_params = {PIPELINE: {"task": self.name, **self.parameters}}
 
     def has_outputs_of(self, config: "PreTrainedConfig") -> bool:
-        """Return whether a pretrained head already gives what this task needs."""
+        """Return whether a pretrained head already has the outputs of this task."""
         if not self.class_names:
             return bool(config.num_labels == 1)
         return list((config.id2label or {}).values()) == list(self.class_names)
@@ -203,7 +203,7 @@ class Task(ABC):
     # What the labels of a split are like.
 
     def class_rows(self, labels: Labels) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return row and class number of each class that a row has, in the order of the rows."""
+        """Return a row number and a class number for each label, in the order of the rows."""
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
 
     def strata(self, labels: Labels) -> NDArray[np.int64]:
@@ -211,7 +211,7 @@ class Task(ABC):
         return np.zeros(len(labels), np.int64)
 
     def find_constant(self, labels: Labels) -> str | None:
-        """Return what all rows have in common if there is nothing to learn from them."""
+        """Return the label that all rows share, or None if there are several."""
         is_constant = len(labels) > 0 and bool((labels == labels[0]).all())
         return f"the label {self.format_label(labels[0])!r}" if is_constant else None
 
@@ -228,18 +228,18 @@ class Task(ABC):
         return {self.class_names[numbers[place]]: int(rows[place]) for place in places}
 
     def describe(self, labels: Labels) -> dict[str, float]:
-        """Return statistics of the labels, beside the rows of each class."""
+        """Return statistics of the labels, other than the rows of each class."""
         return {}
 
     def find_oddities(self, labels: Labels) -> Iterator[tuple[str, str]]:
-        """Yield what is odd about training labels, with a suggestion."""
+        """Yield oddities of the training labels, each with a suggestion."""
         yield from find_odd_names(self.class_names)
 
     # How a model learns them.
 
     @abstractmethod
     def with_training_labels(self, labels: Labels, *, is_balanced: bool) -> Self:
-        """Return the task with what its loss takes from the labels of the training rows.
+        """Return the task with the parameters of its loss, computed from the training labels.
 
         If balanced, all classes count the same, however many rows they have.
         """
@@ -254,7 +254,7 @@ class Task(ABC):
 
     @property
     def unweighted(self) -> Self:
-        """The task whose ``losses`` have no class weights, as those of results."""
+        """The task without class weights, as the losses in results need it."""
         return self
 
     def example_weights(self, labels: Labels) -> NDArray[np.float32]:
@@ -268,7 +268,7 @@ class Task(ABC):
     def calibrate(
         self, predict: Callable[[], tuple[Logits, Labels]], *, fits_temperature: bool, emit: Emit
     ) -> Self:
-        """Return the task with thresholds and temperature for the validation rows."""
+        """Return the task with thresholds and temperature chosen on the validation rows."""
         if not (fits_temperature and self.class_names):
             return self
         logits, labels = predict()
@@ -292,11 +292,11 @@ class Task(ABC):
 
     @abstractmethod
     def read_logits(self, logits: Logits) -> Outputs:
-        """Return what logits, [rows, outputs], say of each row."""
+        """Return the predictions of logits, [rows, outputs]."""
 
     @abstractmethod
     def baseline_predictions(self, labels: Labels) -> NDArray[Any]:
-        """Return predictions that are the same for each row, as good as that can be."""
+        """Return the best predictions that are the same for every row."""
 
     def class_columns(self, labels: Labels, outputs: Outputs) -> Mapping[str, Sequence[float]]:
         """Return more fields of ``ClassScores``: a value for each class."""
@@ -336,7 +336,7 @@ class Task(ABC):
     def predict(
         self, texts: Sequence[str], logits: Logits, *, all_scores: bool = False
     ) -> list[Prediction]:
-        """Return what logits, [texts, outputs], say of each text, if asked for of each class."""
+        """Return the prediction of each text from logits, [texts, outputs]."""
         outputs = self.read_logits(logits)
         values = rows_of(self._columns_of(outputs, self.result_name))
         probabilities: Sequence[Mapping[str, float] | None] = [None] * len(texts)
@@ -360,7 +360,7 @@ class Task(ABC):
     def confidences(
         self, logits: Logits, labels: Labels
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Return the probabilities of classes, of one or all for a row; and which are right."""
+        """Return probabilities of the predicted class or of each class, and which are right."""
         outputs = self.read_logits(logits)
         if outputs.confidences is not None:
             return outputs.confidences, outputs.predicted == labels
@@ -370,7 +370,7 @@ class Task(ABC):
     # How models are compared.
 
     def row_errors(self, rows: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
-        """Return how wrong each row of ``predictions.jsonl`` is, 0 if it is right: [rows]."""
+        """Return the error of each row of ``predictions.jsonl``, 0 if it is right: [rows]."""
         labels, predicted = self._read_rows(rows)
         errors = np.abs(np.asarray(labels, np.float64) - predicted)
         return errors if errors.ndim == 1 else np.asarray(errors.sum(axis=1))
@@ -394,13 +394,13 @@ class Task(ABC):
         return f"{len(self.class_names)} classes"
 
     def description(self, subject: str) -> str:
-        """Return what a model of this task is; the subject is ``texts`` or ``pairs of texts``."""
+        """Describe a model of this task; the subject is ``texts`` or ``pairs of texts``."""
         return f"A classifier of {subject} with {self.label_summary}"
 
     @property
     @abstractmethod
     def limits(self) -> Sequence[str]:
-        """Sentences on what its predictions do not say."""
+        """Sentences on the limits of its predictions."""
 
     @abstractmethod
     def mistakes(self, rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -415,7 +415,7 @@ TASK_TYPES: dict[str, type[Task]] = {}
 
 
 def abstain(predictions: Sequence[Prediction], lowest: Mapping[str, float]) -> list[Prediction]:
-    """Return predictions without a label if it is less probable than the lowest of its class."""
+    """Replace the label by None where its probability is below the threshold of its class."""
     return [
         replace(prediction, values={**prediction.values, "label": None})
         if prediction.values["probability"] < lowest[prediction.values["label"]]

@@ -28,7 +28,7 @@ def read_task(config: Mapping[str, Any]) -> Task:
 
 
 def task_of_shape(name: str, *, outputs: int) -> Task:
-    """Return a task with some outputs, to be timed; a type of another process is ``single``."""
+    """Return a task to time, by its number of outputs; an unknown type is ``single``."""
     return TASK_TYPES.get(name, Single)([str(number) for number in range(outputs)])
 
 

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 BAR = "|"
 # In lower case, as pandas reads and writes them.
 MISSING = ("nan", "na", "n/a", "#n/a", "<na>", "null", "none")
-# In a message.
+# What a message lists.
 MAX_LISTED, MAX_LABEL_LENGTH = 20, 60
-# Spaces, and characters without width that web pages and spreadsheets have beside words.
+# Spaces, and the zero-width characters that web pages and spreadsheets leave beside words.
 EDGES = r"^[\s\u200b\u2060\ufeff]+|[\s\u200b\u2060\ufeff]+$"
 LIST_SEPARATORS = f"{BAR};,"
-# Of a longer exponent Python makes no number.
+# Python can't convert a longer exponent.
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,9})?"
 
 
@@ -35,9 +35,9 @@ def is_number(value: str) -> bool:
 
 
 def name_classes(labels: Iterable[str]) -> dict[str, str]:
-    """Return the class of each label: without spaces around it, and one for each number.
+    """Return the class of each label: spaces around it are stripped, equal numbers are one class.
 
-    Numbers of the same value are one class, whose name is the shortest spelling.
+    The name of a number's class is its shortest spelling.
 
     >>> name_classes([" a", "3.0", "0.2", "0.20", "007"])
     {' a': 'a', '3.0': '3', '0.2': '0.2', '0.20': '0.2', '007': '007'}
@@ -71,7 +71,7 @@ def flat_values(column: "Column") -> "Column":
 def map_values(
     column: "Column", convert: Callable[[Any], Any], *, arrow_type: Any = "string"
 ) -> "Column":
-    """Return a column, or lists, of what a function makes of values; it sees each of them once."""
+    """Apply a function to each distinct value of a column, or of its lists, once."""
     import pyarrow
     import pyarrow.compute as pc
 
@@ -83,7 +83,7 @@ def map_values(
 
 
 def find_odd_names(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield classes that may be no class or be one, and what can be done about it.
+    """Yield names that may mean a missing label, or the same class, each with a suggestion.
 
     >>> [found for found, _ in find_odd_names(["Good", "good", "bad", "NaN"])]
     ["classes named as a missing label: 'NaN'", "classes that differ in case alone: 'Good', 'good'"]
@@ -109,7 +109,7 @@ def sort_classes(labels: Iterable[str]) -> list[str]:
 
 
 def find_separator(labels: Iterable[str]) -> str | None:
-    """Return what stands between several labels of a row, or None where each row has one.
+    """Return the separator of several labels in a row, or None if each row has one label.
 
     A comma in names, as in "Congo, Republic", separates nothing: its parts do not recur.
     """

@@ -29,9 +29,9 @@ Compute = Callable[[Array, Array, Floats], Floats]
 # Returns metrics by name, [resamples], from weights: how often each row counts, [resamples, rows].
 WeightedMetrics = Callable[[Floats], Mapping[str, Floats]]
 
-# 95% of a normal distribution are within so many standard errors.
+# 95% of a normal distribution lie within this many standard errors.
 ERRORS_OF_95 = 1.959964
-# A smaller deviation, relative to the largest value, is rounding.
+# A smaller deviation, relative to the largest value, is rounding noise.
 MAX_ROUNDING = 1e-13
 
 
@@ -83,7 +83,7 @@ def metric(
 
 
 def metrics_of(problem_type: ProblemType) -> list[Metric]:
-    """Return the metrics for a kind of labels, the one that matters most first."""
+    """Return the metrics of a problem type, the most important first."""
     return [metric for metric in METRICS.values() if problem_type in metric.problem_types]
 
 
@@ -147,7 +147,7 @@ def accuracy(labels: Array, predicted: Array, weights: Floats) -> Floats:
 
 @metric("micro F1", MULTI, hub_name="f1", baseline="largest class")
 def micro_f1(labels: Array, predicted: Array, weights: Floats) -> Floats:
-    """Return the F1 of all predictions together, whichever class they are about."""
+    """Return the F1 over the predictions of all classes together."""
     right, chosen, true = count_classes(labels, predicted, weights)
     return np.asarray(2 * right.sum(axis=1) / np.maximum((chosen + true).sum(axis=1), 1))
 
@@ -169,7 +169,7 @@ def subset_accuracy(labels: Array, predicted: Array, weights: Floats) -> Floats:
 
 @metric("mean average precision", MULTI, hub_name="map", needs="probabilities")
 def mean_average_precision(labels: Array, probabilities: Array, weights: Floats) -> Floats:
-    """Return the mean of the classes that have rows; it depends on no threshold."""
+    """Return the mean over the classes that have rows; no threshold is involved."""
     has_rows = weights @ (labels > 0) > 0
     total = average_precisions(labels, probabilities, weights).sum(axis=1)
     return np.asarray(total / np.maximum(np.count_nonzero(has_rows, axis=1), 1))
@@ -265,7 +265,7 @@ def _average_precision(true: NDArray[np.bool_], probabilities: Array, weights: F
 
 
 def _rank(values: Array, weights: Floats) -> Floats:
-    """Return the rank of each row in each resample, the mean of equal ones: as weights."""
+    """Return the rank of each row in each resample, [resamples, rows]; ties get their mean."""
     distinct, numbers = np.unique(values, return_inverse=True)
     counts = _count(numbers, weights, len(distinct))
     return np.asarray((np.cumsum(counts, axis=1) - (counts - 1) / 2)[:, numbers])

@@ -1,4 +1,4 @@
-"""Any number of labels a text: each class is a yes or a no of its own."""
+"""Any number of labels per text: each class is a separate yes or no."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 Indicators = NDArray[np.float32]
 DEFAULT_THRESHOLD = 0.5
-# A row of a class weighs at most so much: with one row in 1,000, only that row would count.
+# Without a maximum, the one row of a class in 1,000 would outweigh all others.
 MAX_POSITIVE_WEIGHT = 100.0
-# A threshold chosen on fewer rows says more about these than about the class.
+# A threshold chosen on fewer rows is mostly chance.
 MIN_ROWS_OF_THRESHOLD = 5
-# Two labels that are together in so many of the rows that have either are nearly one.
+# The fraction of shared rows from which on two labels are nearly the same.
 STRONG_OVERLAP = 0.9
-# Classes of fewer rows are reported as rare by the data check anyway.
+# The data check reports classes of fewer rows as rare anyway.
 RARE_ROWS = 10
 # A class with a smaller fraction of the rows has little weight in the loss.
 SMALL_FRACTION = 0.01
@@ -45,7 +45,7 @@ SMALL_FRACTION = 0.01
 
 @dataclass(frozen=True)
 class Multi(Task):
-    """Any number of classes a text; the labels are float32 of shape [rows, classes], 0 or 1.
+    """Any number of classes per text; the labels are float32 of shape [rows, classes], 0 or 1.
 
     A text has the classes whose probability reaches their threshold, by default one half. Rows that
     have a class weigh ``positive_weights`` times as much in its loss as others, by default 1.
@@ -149,7 +149,7 @@ class Multi(Task):
         }
 
     def find_oddities(self, labels: Indicators) -> Iterator[tuple[str, str]]:
-        """Yield odd names, classes of all or of few rows, and those that are always together."""
+        """Yield odd names, classes of all or few rows, and classes that always occur together."""
         yield from super().find_oddities(labels)
         counts = self.count_classes(labels)
         if of_all := [name for name, rows in counts.items() if rows == len(labels)]:
@@ -256,7 +256,7 @@ class Multi(Task):
 
 @cache
 def _on_device(numbers: tuple[float, ...], device: "torch.device") -> "torch.Tensor":
-    """Return numbers as a tensor, made once: a captured step can't copy to a device."""
+    """Return numbers as a cached tensor: a captured step can't copy to a device."""
     import torch
 
     return torch.tensor(numbers, device=device)

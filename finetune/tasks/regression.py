@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from pyarrow import ChunkedArray as Column
 
-# If so many rows have the same number, a model that always gives it looks better than it is.
+# If this fraction of rows has the same number, always predicting it looks good.
 MAX_FRACTION_OF_ONE_NUMBER = 0.5
 
 
@@ -89,7 +89,7 @@ class Regression(Task):
         }
 
     def find_oddities(self, labels: NDArray[np.float32]) -> Iterator[tuple[str, str]]:
-        """Yield a number that most of the rows have."""
+        """Yield the number that most rows have, if there is one."""
         numbers, counts = np.unique(labels, return_counts=True)
         fraction = counts.max() / len(labels)
         if fraction >= MAX_FRACTION_OF_ONE_NUMBER:

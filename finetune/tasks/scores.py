@@ -29,12 +29,12 @@ class ClassScores:
     average_precision: float | None = None
 
     def to_json(self) -> dict[str, float]:
-        """Return the metrics that there are, by name."""
+        """Return the metrics that are not None, by name."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @property
     def cells(self) -> dict[str, str]:
-        """The metrics that there are, as a table shows them, by column."""
+        """The metrics that are not None, formatted for a table, by column."""
         cells = {
             "threshold": f"{self.threshold or 0:.2f}",
             "precision": percent(self.precision),
@@ -51,7 +51,7 @@ class ClassScores:
 
 @dataclass(frozen=True)
 class MetricValue:
-    """A metric of a split, and what it is to be compared with."""
+    """A metric of a split, and a note such as its interval and baseline."""
 
     metric: Metric
     value: float
@@ -86,7 +86,7 @@ class Scores:
 
     @property
     def values(self) -> list[MetricValue]:
-        """The metrics without the loss, the one that matters most first."""
+        """The metrics without the loss, the most important first."""
         values = []
         for metric in (METRICS[name] for name in self.metrics if name != "loss"):
             value, notes = self.metrics[metric.name], []
@@ -100,7 +100,7 @@ class Scores:
 
     @property
     def warning(self) -> str:
-        """Says that the model is no better than a baseline; empty if it is."""
+        """A sentence if the model is no better than a baseline, else empty."""
         for name, baseline in self.baselines.items():
             metric, value = METRICS[name], self.metrics[name]
             if metric.sign * value <= metric.sign * baseline:
@@ -132,7 +132,7 @@ class Scores:
     def with_classes(
         self, names: Sequence[str], labels: Array, predicted: Array, **others: Sequence[float]
     ) -> "Scores":
-        """Return scores with those of each class, ``others`` among their fields."""
+        """Return the scores with those of each class; ``others`` are more fields of them."""
         classes = len(names)
         counts = count_classes(labels, predicted, np.ones((1, len(labels))), classes=classes)
         right, chosen, true = (resamples[0] for resamples in counts)

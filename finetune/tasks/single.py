@@ -1,4 +1,4 @@
-"""One label a text: each text is of exactly one class."""
+"""One label per text: each text has exactly one class."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ ClassNumbers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Single(Task):
-    """One class a text; the labels are int64 of shape [rows].
+    """One class per text; the labels are int64 of shape [rows].
 
     In the loss a row has the weight of its class, by default 1.
     """
@@ -67,7 +67,7 @@ class Single(Task):
         return labels
 
     def with_training_labels(self, labels: ClassNumbers, *, is_balanced: bool) -> Self:
-        """Return the task whose classes weigh rows / (classes × their rows), if balanced."""
+        """Return the task with class weights rows / (classes × rows of the class), if balanced."""
         if not is_balanced:
             return self
         counts = np.bincount(labels, minlength=len(self.class_names))
@@ -92,7 +92,7 @@ class Single(Task):
         return np.full_like(labels, np.bincount(labels).argmax())
 
     def row_errors(self, rows: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
-        """Return the probability of the class that was predicted in place of the true one."""
+        """Return the probability of the predicted class where it is wrong, else 0."""
         errors = (row["probability"] * (row["predicted"] != row["label"]) for row in rows)
         return np.fromiter(errors, np.float64, len(rows))
 

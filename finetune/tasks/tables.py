@@ -1,4 +1,4 @@
-"""Numbers and rows as people read them, and the tables that reports and commands show."""
+"""Numbers and rows formatted for people, and the tables of reports and commands."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from finetune.tasks.metrics import wilson_interval
 
-# Mistakes that a report shows: the first of all, the first of each group, and all in all.
+# Mistakes in a report: shown at first, listed of each group, and listed in total.
 MAX_MISTAKES = 20
 MAX_OF_A_GROUP = 10
 MAX_LISTED = 400

@@ -14,8 +14,8 @@ from finetune.events import Emit, Info
 if TYPE_CHECKING:
     import torch
 
-# A number fitted on n rows costs 1 / 2n nats a row: with 100 rows less than most models gain.
-# With hardly any mistake the fit goes to temperatures near 0 (tests/tasks/test_temperature).
+# A parameter fitted on n rows costs 1 / 2n nats a row: at 100 rows, less than most models gain.
+# With hardly any mistakes the fitted temperature is near 0 (tests/tasks/test_temperature).
 MIN_ROWS = 100
 MIN_MISTAKES = 5
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
