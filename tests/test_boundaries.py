@@ -138,6 +138,5 @@ def test_a_command_leaves_out_what_only_training_needs() -> None:
         {
             # transformers itself imports accelerate when it loads a model.
             "finetune.runs.trained": TRAINING_ONLY | {"datasets", "pandas", "pyarrow"},
-            "finetune.commands.bench_session": {"datasets", "evaluate", "pandas", "sklearn"},
         }
     )

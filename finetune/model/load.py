@@ -121,13 +121,13 @@ def load_model(
     """
     source = find_model(name, revision=revision)
     config, tokenizer = source.read_model_config(), source.read_tokenizer()
+    weights = source.read_weights(may_be_missing=from_scratch)
     has_own_outputs = task.has_outputs_of(config)
     saved = (getattr(config, "task_specific_params", None) or {}).get(PIPELINE, {})
     task.configure(config)
     if getattr(config, "pad_token_id", None) is None:
         # A head that reads a text's last token looks for it before the padding.
         config.pad_token_id = tokenizer.pad_token_id
-    weights = source.read_weights(may_be_missing=from_scratch)
     with source.failures_explained(), silence_transformers():
         model, info = _build(config, weights)
         structure = find_structure(model)

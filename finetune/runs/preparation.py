@@ -169,8 +169,6 @@ def load_for_training(config: Config, *, task: Task, device: Device, emit: Emit)
     )
     mode = config.model.mode
     freeze_parameters(text_model.model, text_model.structure, mode=mode)
-    if config.training.gradient_checkpointing:
-        enable_gradient_checkpointing(text_model.model, device)
     trained, total = count_parameters(text_model.model)
     emit(
         Info(
@@ -178,4 +176,6 @@ def load_for_training(config: Config, *, task: Task, device: Device, emit: Emit)
             f"({trained / total:.1%})"
         )
     )
+    if config.training.gradient_checkpointing:
+        enable_gradient_checkpointing(text_model.model, device)
     return text_model
