@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import combinations, repeat
@@ -82,7 +82,7 @@ class ChosenColumn:
 
     @property
     def name(self) -> str:
-        """Its name, or the names of several with commas, as options take them."""
+        """Its name or names, as options take them."""
         return ",".join(self.names)
 
     def __str__(self) -> str:
@@ -93,7 +93,7 @@ class ChosenColumn:
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of texts, labels and, of pairs, second texts."""
+    """The columns of texts and labels, and of the second texts of pairs."""
 
     text: ChosenColumn
     label: ChosenColumn
@@ -107,10 +107,7 @@ class Columns:
 
 
 def choose_columns(columns: pyarrow.Table, options: DataConfig, *, table: str) -> Columns:
-    """Return the columns of the texts and of their labels, guessed where they are not named.
-
-    Names and values decide together: texts are long and rarely repeat, labels recur.
-    """
+    """Return the columns that are named; others by their names and values: labels recur."""
     names = columns.column_names
     text, pair, label = _named_columns(options, names, table=table)
     if label is None and (indicators := find_indicators(columns)):
@@ -148,10 +145,18 @@ def choose_text_columns(
     return text.names, pair.names if pair else ()
 
 
-def check_columns(names: Sequence[str], columns: Columns, *, table: str) -> None:
-    """Make sure that another table, with these columns, has those that are read."""
-    for option, chosen in columns.by_option.items():
-        _check_names(chosen.names, names, option=option, table=table)
+def check_columns(names: Sequence[str], chosen: Mapping[str, ChosenColumn], *, table: str) -> None:
+    """Make sure that a table with these columns has those that were chosen, by option."""
+    for option, column in chosen.items():
+        for name in column.names:
+            if name not in names:
+                folded = {known.casefold(): known for known in names}
+                near = get_close_matches(name.casefold(), folded, n=1)
+                guess = f"did you mean {folded[near[0]]!r}? " if near else ""
+                raise DataNotFound(
+                    f"{table} has no column {name!r} of texts or numbers",
+                    remedy=f"{guess}{_flag(option)} takes one of: {_listed(names)}",
+                )
 
 
 def columns_named(name: str, names: Sequence[str]) -> tuple[str, ...]:
@@ -176,7 +181,7 @@ def _named_columns(
         full = columns_named((earlier or "") if name is None else name, names)
         if name is not None:
             found[option] = ChosenColumn(full, f"as {_flag(option)} says")
-            _check_names(full, names, option=option, table=table)
+            check_columns(names, {option: found[option]}, table=table)
         elif earlier and earlier not in given and {*full} <= {*names}:
             found[option] = ChosenColumn(full, "as in the run")
     for one, other in combinations(found, 2):
@@ -186,18 +191,6 @@ def _named_columns(
                 remedy="name two columns",
             )
     return [found.get(option) for option in OPTIONS]
-
-
-def _check_names(wanted: Sequence[str], names: Sequence[str], *, option: str, table: str) -> None:
-    for name in wanted:
-        if name not in names:
-            folded = {known.casefold(): known for known in names}
-            near = get_close_matches(name.casefold(), folded, n=1)
-            guess = f"did you mean {folded[near[0]]!r}? " if near else ""
-            raise DataNotFound(
-                f"{table} has no column {name!r} of texts or numbers",
-                remedy=f"{guess}{_flag(option)} takes one of: {_listed(names)}",
-            )
 
 
 def _flag(option: str) -> str:
@@ -291,6 +284,10 @@ class _Facts:
         """Return the facts of a column; the first values say how all look."""
         sample = column.slice(0, SAMPLE_ROWS)
         sample = sample.filter(pc.not_equal(sample, ""))
+        fits = {
+            look: pc.all(pc.match_substring_regex(sample, f"^({pattern})$")).as_py()
+            for look, pattern in LOOKS.items()
+        }
         filled = pc.sum(pc.not_equal(column, "")).as_py() or 0
         return cls(
             name=name,
@@ -298,12 +295,7 @@ class _Facts:
             distinct=pc.count_distinct(column).as_py() - (filled < len(column)),
             empty_share=1 - filled / len(column),
             characters=pc.sum(pc.utf8_length(column)).as_py() / max(filled, 1),
-            looks=frozenset(
-                look
-                for look, pattern in LOOKS.items()
-                if len(sample)
-                and pc.all(pc.match_substring_regex(sample, f"^({pattern})$")).as_py()
-            ),
+            looks=frozenset(filter(fits.__getitem__, fits) if len(sample) else ()),
         )
 
     def name_weight(self, known: Sequence[str]) -> float:
@@ -359,28 +351,25 @@ def _guess(
     """Return the column that looks most like texts or labels."""
     is_label, option = kind == "label", f"--{kind}-column"
     taken = {name for column in without if column for name in column.names}
-    scores = {
-        one: one.label_score if is_label else one.text_score
-        for one in facts
-        if one.name not in taken
-    }
+    free = [one for one in facts if one.name not in taken]
+    scores = {one: one.label_score if is_label else one.text_score for one in free}
     ranked = sorted(filter(scores.__getitem__, scores), key=scores.__getitem__, reverse=True)
     if not ranked:
-        listed = f"there are: {_listed(one.name for one in facts)}"
+        advice = f"name it with {option}"
+        if is_label and len(facts) == 1:
+            advice = "write texts and labels in columns of their own"
         raise DataNotFound(
             f"no column of {table} looks like {'labels' if is_label else 'texts'}",
-            remedy=f"write texts and labels in columns of their own; {listed}"
-            if is_label and len(facts) == 1
-            else f"name it with {option}; {listed}",
+            remedy=f"{advice}; there are: {_listed(one.name for one in facts)}",
         )
     best = ranked[0]
     close = [one.name for one in ranked if CLEAR_LEAD * scores[one] > scores[best]]
     if len(close) > 1:
         candidates = [one.name for one in ranked[: max(len(close), MAX_CANDIDATES)]]
+        several = "" if is_label else f", or several: {option} {','.join(close)}"
         raise DataError(
             f"can't tell which column is the {kind}: {_listed(candidates)}",
-            remedy=f"choose one with {option}"
-            + ("" if is_label else f", or several: {option} {','.join(close)}"),
+            remedy=f"choose one with {option}{several}",
         )
     if best.name_weight(LABEL_NAMES if is_label else TEXT_NAMES) > 1:
         reason = "its name says so"

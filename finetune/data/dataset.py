@@ -106,10 +106,7 @@ def return_freed_memory() -> None:
 def number_texts(
     texts: pyarrow.ChunkedArray, pairs: pyarrow.ChunkedArray | None = None
 ) -> NDArray[np.int64]:
-    """Return the number of each text, or pair, from 0 in order of appearance.
-
-    Texts that differ in case and spaces only share one.
-    """
+    """Return the number of each text, in order of appearance; case and spaces do not matter."""
     numbers = _number(texts)
     if pairs is None:
         return numbers

@@ -115,10 +115,7 @@ def _unreadable(number: int, complaint: str, text: TextFile) -> DataUnreadable:
 
 
 def _find_parser(text: TextFile, *, emit: Emit) -> tuple[Dialect, Parse]:
-    """Return the dialect, and what parses the rows, header included, into columns 0, 1 and so on.
-
-    All have been parsed once then, so that an error comes before the first row.
-    """
+    """Return the dialect, and what parses the rows, header included; an error comes at once."""
     dialect = _find_dialect(text)
     try:
         return dialect, _find_parser_in(dialect, text)

@@ -21,10 +21,9 @@ MAIN_FOLDERS = ("", "data", "default")
 def fetch_splits(
     name: str, part: str | None = None, *, revision: str | None, emit: Emit
 ) -> tuple[dict[str, list[Path]], str]:
-    """Return the files of each split of a dataset, ``train`` among them, and their commit.
+    """Return the files of each split of a dataset, or of one part of it, and their commit.
 
-    ``part`` is the dataset to take of a repository that holds several. Parquet files come first:
-    the repository's own, then those into which the Hub has converted it.
+    Parquet files come first: the repository's own, then those that the Hub has converted.
     """
     emit(Info(f"loading {name} from the Hub"))
     places = [(revision, (PARQUET,)), (revision, SUFFIXES)]
@@ -99,9 +98,7 @@ def find_splits(
 
 def _is_complete(files: Sequence[str]) -> bool:
     """Return whether no part is missing of a split whose parts are numbered, from 0."""
-    numbers = [re.search(r"(\d+)-of-(\d+)|/(\d+)\.\w+$", name) for name in files]
-    parts = [found for found in numbers if found]
-    if not parts:
-        return True
-    counts = {int(found[2]) for found in parts if found[2]} or {len(files)}
-    return {int(found[1] or found[3]) for found in parts} == set(range(max(counts)))
+    numbers = (re.search(r"(\d+)-of-(\d+)|/(\d+)\.\w+$", name) for name in files)
+    parts = list(filter(None, numbers))
+    counts = {int(part[2]) for part in parts if part[2]} or {len(files)}
+    return not parts or {int(part[1] or part[3]) for part in parts} == set(range(max(counts)))

@@ -30,9 +30,8 @@ class RawTable:
 
     Args:
         lines: Returns the line on which each row begins, from 1; ``None`` where rows have no lines.
-        class_names: The names of all classes of a column, where the file has them.
         files: The file of each row, where each has its own.
-        rows: Which rows of the file these are, if not all: int64 of shape [rows].
+        rows: Which rows of the file these are, if not all: of shape [rows].
     """
 
     path: Path
@@ -61,9 +60,7 @@ class RawTable:
 class Reader:
     """How files of one format are read: as a whole, every value as text, or in pieces, as it is.
 
-    Args:
-        first_bytes: Those that no other format has: they decide, whatever the suffix.
-        first_characters: They decide where the suffix is none of a format.
+    ``first_bytes`` decide whatever the suffix, ``first_characters`` where the suffix is unknown.
     """
 
     suffixes: Sequence[str]
@@ -124,10 +121,8 @@ def readable_columns(schema: pyarrow.Schema, *, path: Path, emit: Emit) -> list[
 def report_left_out(names: Sequence[str], *, path: Path, emit: Emit) -> None:
     """Report the columns that can't be texts or labels, if there are any."""
     if names:
-        listed = ", ".join(map(repr, names))
-        emit(
-            Info(f"columns of {path} left out, since they hold neither text nor numbers: {listed}")
-        )
+        left_out = f"columns of {path} left out, since they hold neither text nor numbers"
+        emit(Info(f"{left_out}: {', '.join(map(repr, names))}"))
 
 
 def is_list_of_labels(kind: pyarrow.DataType) -> bool:

@@ -68,7 +68,7 @@ def read_tables(
     if options.data.startswith(HUB_PREFIX):
         tables = _without_unlabelled(tables, columns.label.names, emit=emit)
     for table in tables:
-        check_columns(table.columns.column_names, columns, table=str(table.path))
+        check_columns(table.columns.column_names, columns.by_option, table=str(table.path))
     labels = [read_labels(table.columns, columns.label.names) for table in tables]
     names = first.class_names.get(columns.label.name)
     if options.label_names is not None:
@@ -143,8 +143,8 @@ def _without_unlabelled(
         own = [table.columns[one] for one in label if one in table.columns.column_names]
         if any(pc.any(pc.not_equal(column, "")).as_py() for column in own):
             labelled.add(table.split)
+    remedy = "rows of the training split are held out instead"
     for split in {table.split: None for table in tables if table.split not in labelled}:
-        remedy = "rows of the training split are held out instead"
         emit(WarningMessage(f"the {split} split has no labels and is left out", remedy=remedy))
     return [table for table in tables if table.split in labelled]
 

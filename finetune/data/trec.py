@@ -132,14 +132,9 @@ def _read_folder(folder: Path, emit: Emit) -> tuple[dict[str, Rows], Sequence[Da
         rows = splits[split] = _parse(content, path=path)
         sources.append(DataSource(str(path), hashlib.sha256(content).hexdigest()))
         if sources[-1].sha256 != published.sha256:
-            emit(
-                WarningMessage(
-                    f"{path} is not the published file: it has {len(rows):,} questions, the"
-                    f" published one {published.rows:,}",
-                    remedy="results on it can't be compared with published ones; the original is"
-                    f" at {ORIGINAL_ADDRESS}/{path.name}",
-                )
-            )
+            differs = f"{path} is not the published file: it has {len(rows):,} questions, the"
+            remedy = f"to compare with published results, take {ORIGINAL_ADDRESS}/{path.name}"
+            emit(WarningMessage(f"{differs} published one {published.rows:,}", remedy=remedy))
     return splits, sources
 
 

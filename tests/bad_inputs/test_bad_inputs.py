@@ -15,57 +15,32 @@ from tiny_runs import Command, finetune_in_a_child, flags
 
 FLAGS = """
 run --batch-size -1
-run --batch-size 2147483648
-run --batch-size nan
 run --learning-rate 0
 run --learning-rate nan
-run --head-lr-multiplier 0
 run --num-train-epochs 0
-run --max-steps 0
 run --max-steps 1.5
-run --warmup-fraction 1.1
-run --weight-decay -1
-run --max-grad-norm 0
 run --max-length 2
-run --seed -1
 run --split-seed x
 run --validation-fraction 1
-run --head pooler
-run --class-weights even
-run --precision fp8
 run --device tpu
 run --data questions --metric-for-best-model f1
 run --early-stopping-patience -1
 run --save-strategy steps
-run --save-minutes -1
-run --cache-gib 0
 run --memory-limit much
-run --time-limit 0
-run --freeze-core maybe
 run --head classifier --train-layers 1
 run --set seed=1
-run --set training.seed
-run --set data.seed=1
-run --set training.seed=
-run --config
 run --config no_such_recipe
 run --config offline --resume-from-checkpoint .
 run --resume-from-checkpoint /dev/null
 run --data
-run --output-dir /dev/null
 run --output-dir /proc/run
 evaluate .
-evaluate /dev/null
-evaluate . --split all
 predict . text
 predict . --file missing.txt
 predict . --format xml
 init
-find-batch --device gpu
 config check missing.yaml
-config cp no_such_recipe
 cache clear --cache-dir
-completion tcsh
 doctor --device gpu
 """.strip().splitlines()
 
@@ -73,85 +48,60 @@ MISSING_DATA = """
 run --data .
 data check --data .
 run --data nowhere.csv
-run --data hub:
 init missing.csv
-init .
 data check --data missing.csv
 """.strip().splitlines()
 
 YAML: dict[str, bytes] = {
     "no sections": b"seed: 1",
     "a list": b"- seed",
-    "unknown section": b"train: {seed: 1}",
     "unknown option": b"training: {sead: 1}",
-    "section without options": b"training: 1",
     "duplicate key": b"training: {seed: 1, seed: 2}",
-    "alias": b"training: &a {seed: 1}\nmodel: *a",
     "tag of Python": b"training: !!python/object/apply:os.system [ls]",
     "unclosed": b"training: {seed: 1",
     "not UTF-8": b"training: {seed: \xff}",
-    "NUL": b"training: {seed: \0}",
     "deep": b"[" * 5000,
     "large": b"#" * (2**20 + 1),
-    "boolean for a number": b"training: {batch_size: true}",
-    "mapping for a word": b"data: {data: {name: trec}}",
-    "number too large": b"training: {seed: 99999999999999999999}",
-    "binary": bytes(range(256)),
 }
 
 ENVIRONMENT = {
     "FINETUNE_SEED": "x",
     "FINETUNE_SEEED": "1",
-    "FINETUNE_FREEZE_CORE": "perhaps",
     "FINETUNE_LEARNING_RATE": "",
-    "FINETUNE_": "1",
     "FINETUNE_MODEL__MODEL": "minilm",
     "RANK": "abc",
-    "WORLD_SIZE": "2.0",
 }
 
 ROWS = "".join(f"text number {number},{'ab'[number % 2]}\n" for number in range(40))
 FILES: dict[str, bytes] = {
     "empty.csv": b"",
     "only a header.csv": b"text,label\n",
-    "one column.csv": b"text\nhello\nworld\n",
     "one class.csv": b"text,label\n" + b"hello world,a\n" * 40,
     "texts missing.csv": b"text,label\n" + b",a\n,b\n" * 20,
     "ragged.csv": f"text,label\n{ROWS}too,many,fields\n".encode(),
-    "open quote.csv": f'text,label\n{ROWS}"open,a\n'.encode(),
-    "duplicate header.csv": f"text,text\n{ROWS}".encode(),
     "NUL.csv": f"text,label\n{ROWS}a\0b,a\n".encode(),
     "binary.csv": bytes(range(256)) * 20,
     "UTF-16 cut.csv": f"text,label\n{ROWS}".encode("utf-16")[:-1],
     "gzip.csv": b"\x1f\x8b\x08\0" + bytes(60),
     "zip.csv": b"PK\x03\x04" + bytes(60),
-    "empty.jsonl": b"",
     "no object.jsonl": b"[1, 2]\n" * 20,
     "cut.jsonl": b'{"text": "a", "label": "b"}\n{"text": "a", "la',
-    "no label.jsonl": b'{"text": "hello there"}\n' * 20,
     "nested.jsonl": b'{"text": {"en": "hello"}, "label": {"is": "a"}}\n' * 20,
-    "surrogate.jsonl": b'{"text": "\\ud800", "label": "a"}\n' * 20,
     "not UTF-8.jsonl": b'{"text": "\xff\xfe\xfd", "label": "a"}\n' * 20,
-    "array.json": b"[]",
     "cut.parquet": b"PAR1" + bytes(40),
-    "text.parquet": b"text,label\n",
-    "wrong footer.parquet": b"PAR1" + bytes(40) + b"\xff\xff\xff\x7fPAR1",
     "unknown format.xlsx": b"PK\x03\x04",
     "no suffix": b"text,label\n",
 }
 
 TABLES: dict[str, Any] = {
     "no rows": pa.table({"text": pa.array([], pa.string()), "label": pa.array([], pa.string())}),
-    "one column": pa.table({"text": ["a", "b"]}),
     "all null": pa.table({"text": [None] * 9, "label": [None] * 9}),
-    "floats as labels": pa.table({"text": ["word"] * 40, "label": [n / 7 for n in range(40)]}),
     "lists": pa.table({"text": [["a"], ["b"]] * 9, "label": [["c"], ["d"]] * 9}),
 }
 
 TREC: dict[str, Mapping[str, bytes]] = {
     "no files": {},
     "empty": {"train_5500.label": b"", "TREC_10.label": b""},
-    "no label": {"train_5500.label": b"When is it ?\n", "TREC_10.label": b"NUM:date When ?\n"},
     "unknown label": {"train_5500.label": b"XYZ:abc Who ?\n", "TREC_10.label": b"XYZ:abc Who ?\n"},
     "binary": {"train_5500.label": bytes(range(256)), "TREC_10.label": bytes(range(256))},
 }
@@ -159,21 +109,15 @@ TREC: dict[str, Mapping[str, bytes]] = {
 # File of the model's folder, and what it holds; None: it is missing.
 MODELS: list[tuple[str, bytes | None]] = [
     ("config.json", None),
-    ("config.json", b""),
     ("config.json", b"{}"),
     ("config.json", b'{"model_type": "no_such_model"}'),
     ("config.json", b'{"model_type": "gpt2"}'),
     ("config.json", b'{"model_type": "bert", "hidden_size": "wide"}'),
-    ("config.json", b'{"model_type": "bert", "hidden_size": -1}'),
     ("config.json", b'{"model_type": "bert", "auto_map": {"AutoModel": "evil.Model"}}'),
     ("model.safetensors", None),
-    ("model.safetensors", b""),
     ("model.safetensors", b"\xff" * 100),
     ("model.safetensors", b"\x80\x04}q\x00."),
-    ("model.safetensors", (2).to_bytes(8, "little") + b"{}"),
     ("tokenizer.json", None),
-    ("tokenizer.json", b""),
-    ("tokenizer.json", b"{}"),
     ("tokenizer.json", b'{"model": {"type": "WordPiece", "vocab": {}}}'),
     ("tokenizer_config.json", b"{"),
 ]
@@ -181,20 +125,15 @@ MODELS: list[tuple[str, bytes | None]] = [
 # File of a finished run, what it holds, the command that reads it, and the exit code.
 RUNS: list[tuple[str, bytes | None, str, int]] = [
     ("config.yaml", None, "evaluate", 2),
-    ("config.yaml", b"training: {sead: 1}", "evaluate", 2),
     ("config.yaml", b"\xff", "predict", 2),
     ("manifest.json", b"{}", "evaluate", 2),
-    ("manifest.json", b"[]", "evaluate", 2),
     ("manifest.json", b'{"sources": [], "splits": {}}', "evaluate", 2),
-    ("all_results.json", b"", "run", 2),
     ("all_results.json", b"{}", "run", 2),
     ("predictions.jsonl", None, "report", 2),
     ("predictions.jsonl", b'{"label": "no such class"}\n', "report", 2),
     ("metrics.jsonl", None, "report", 2),
     ("environment.json", b"", "report", 2),
     ("model/config.json", None, "predict", 2),
-    ("model/config.json", b"{}", "predict", 2),
-    ("model/config.json", b'{"id2label": []}', "predict", 2),
     ("model/config.json", b'{"id2label": {"1": "a"}}', "evaluate", 2),
     ("model/model.safetensors", b"half", "predict", 2),
     ("model/tokenizer.json", b"half", "predict", 2),

@@ -89,19 +89,13 @@ def test_the_largest_class_is_compared_with_the_smallest_that_has_rows() -> None
 
 
 @pytest.mark.parametrize(
-    ("lengths", "max_tokens", "suggested"),
-    [
-        ([13, 22, 41], 512, 48),
-        ([13, 22, 48], 512, 48),
-        ([20] * 1000 + [39], 512, 40),
-        ([20] * 1000 + [400], 512, 24),
-        ([700] * 10, 512, 512),
-    ],
+    ("lengths", "suggested"),
+    [([13, 22, 48], 48), ([20] * 1000 + [39], 40), ([20] * 1000 + [400], 24), ([700] * 10, 512)],
 )
 def test_the_suggested_length_cuts_nothing_but_a_long_tail(
-    lengths: list[int], max_tokens: int, suggested: int
+    lengths: list[int], suggested: int
 ) -> None:
-    assert suggest_max_length(np.array(lengths), max_tokens=max_tokens) == suggested
+    assert suggest_max_length(np.array(lengths), max_tokens=512) == suggested
 
 
 def remedies(
@@ -161,14 +155,6 @@ def test_each_oddity_has_its_remedy(
     splits = splits_of(train=train, test=[("another text", "a"), *test])
     [found] = remedies(splits)
     assert found.startswith(remedy)
-
-
-def test_findings_become_json() -> None:
-    found = look(splits_of(train=even_rows(), test=[("text 0", "b")])).to_json()
-    assert list(found) == [
-        *("rows", "classes", "repeats", "conflicts", "short_texts", "overlap", "balance"),
-        *("figures", "odd_labels"),
-    ]
 
 
 def test_a_vocabulary_that_lacks_many_words_suggests_another_model() -> None:

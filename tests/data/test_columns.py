@@ -1,5 +1,7 @@
 """The columns of texts and classes, named or guessed."""
 
+from typing import Any
+
 import pyarrow
 import pytest
 
@@ -13,29 +15,16 @@ MOODS = ["bad", "good", "bad", "good"]
 IDS = ["1", "2", "3", "4"]
 
 
-def choose(
-    *names: str, columns: list[list[str]], text: str | None = None, label: str | None = None
-) -> tuple[str, str]:
-    chosen = choice(*names, columns=columns, text=text, label=label)
+def choose(*names: str, columns: list[list[str]], **options: str | None) -> tuple[str, str]:
+    chosen = choice(*names, columns=columns, **options)
     return chosen.text.name, chosen.label.name
 
 
-def choice(
-    *names: str,
-    columns: list[list[str]],
-    text: str | None = None,
-    pair: str | None = None,
-    label: str | None = None,
-) -> Columns:
+def choice(*names: str, columns: list[list[str]], **options: str | None) -> Columns:
+    """Choose among columns; the options are text, text_pair and label."""
     values = pyarrow.table(dict(zip(names, columns, strict=True)))
-    options = DataConfig("films.csv", text_column=text, text_pair_column=pair, label_column=label)
-    return choose_columns(values, options, table="films.csv")
-
-
-def test_without_such_names_few_values_are_the_label_and_the_longest_texts_the_text() -> None:
-    names = ("id", "author", "said", "mood")
-    authors = ["Ada", "Bea", "Cleo", "Dan"]
-    assert choose(*names, columns=[IDS, authors, TEXTS, MOODS]) == ("said", "mood")
+    named: dict[str, Any] = {f"{option}_column": name for option, name in options.items()}
+    return choose_columns(values, DataConfig("films.csv", **named), table="films.csv")
 
 
 def test_keys_are_no_texts() -> None:
@@ -64,35 +53,27 @@ def test_columns_that_are_named_are_taken_and_the_other_one_is_guessed() -> None
 
 
 @pytest.mark.parametrize(
-    ("names", "option"),
+    ("names", "columns", "option"),
     [
-        (("title", "review", "label"), "--text-column"),
-        (("Text", "text", "label"), "--text-column"),
+        (("title", "review", "label"), [TEXTS, TEXTS, MOODS], "--text-column"),
+        (("text", "mood", "seen"), [TEXTS, MOODS, MOODS], "--label-column"),
     ],
 )
-def test_several_columns_that_may_hold_the_texts_ask_for_the_option(
-    names: tuple[str, ...], option: str
+def test_several_columns_that_may_be_meant_ask_for_the_option(
+    names: tuple[str, ...], columns: list[list[str]], option: str
 ) -> None:
     with pytest.raises(DataError, match=names[1]) as raised:
-        choose(*names, columns=[TEXTS, TEXTS, MOODS])
+        choose(*names, columns=columns)
     assert option in raised.value.remedy
 
 
-@pytest.mark.parametrize("names", [("text", "topic", "class"), ("text", "mood", "seen")])
-def test_several_columns_that_may_hold_the_classes_ask_for_the_option(
-    names: tuple[str, ...],
-) -> None:
-    with pytest.raises(DataError, match=names[1]) as raised:
-        choose(*names, columns=[TEXTS, MOODS, MOODS])
-    assert "--label-column" in raised.value.remedy
-
-
 @pytest.mark.parametrize(
-    ("columns", "words"),
-    [([IDS, TEXTS], "--label-column"), ([IDS, MOODS], "--text-column"), ([TEXTS], "of their own")],
+    ("names", "columns", "words"),
+    [(["number", "said"], [IDS, TEXTS], "--label-column"), (["said"], [TEXTS], "of their own")],
 )
-def test_no_column_to_guess_lists_those_there_are(columns: list[list[str]], words: str) -> None:
-    names = ("number", "said")[-len(columns) :]
+def test_no_column_to_guess_lists_those_there_are(
+    names: list[str], columns: list[list[str]], words: str
+) -> None:
     with pytest.raises(DataNotFound, match=r"films\.csv") as raised:
         choose(*names, columns=columns)
     assert words in raised.value.remedy
@@ -159,13 +140,13 @@ def test_pairs_of_texts_are_found_by_their_names_unless_one_is_chosen(
 def test_a_second_text_is_named_and_the_first_guessed_or_named() -> None:
     names, columns = ("says", "of", "label"), [TEXTS, [*TEXTS[1:], TEXTS[0]], MOODS]
     for text in (None, "says"):
-        found = choice(*names, columns=columns, pair="of", text=text)
+        found = choice(*names, columns=columns, text_pair="of", text=text)
         assert found.pair is not None
         assert (found.text.name, found.pair.name, found.label.name) == names
     with pytest.raises(UsageError, match="--text-pair-column and --label-column are both 'label'"):
-        choice(*names, columns=columns, pair="label", label="label")
+        choice(*names, columns=columns, text_pair="label", label="label")
     with pytest.raises(DataNotFound, match="no column 'off'") as raised:
-        choice(*names, columns=columns, pair="off")
+        choice(*names, columns=columns, text_pair="off")
     assert "did you mean 'of'" in raised.value.remedy
 
 

@@ -49,16 +49,13 @@ def rows_of(columns: list[Any]) -> list[tuple[str, ...]]:
     return list(zip(*(column.to_pylist() for column in columns), strict=True))
 
 
-@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
 @pytest.mark.parametrize(
     ("delimiter", "name"), [(",", "comma"), (";", "semicolon"), ("\t", "tab"), ("|", "bar")]
 )
-def test_each_delimiter_is_found_and_reported(
-    tmp_path: Path, delimiter: str, name: str, line_end: str
-) -> None:
+def test_each_delimiter_is_found_and_reported(tmp_path: Path, delimiter: str, name: str) -> None:
     path = tmp_path / "rows.csv"
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, delimiter=delimiter, lineterminator=line_end)
+        writer = csv.writer(file, delimiter=delimiter)
         writer.writerows([("text", "label"), *ROWS])
     table, emitted = read(tmp_path, path.read_bytes())
     assert rows_of(table.columns.columns) == ROWS
@@ -150,12 +147,11 @@ def test_both_parsers_give_what_was_written(
         assert rows_of(table.columns) == [("text", "label"), *rows]
 
 
-@pytest.mark.parametrize("content", ['text,label\ngood,a\n"fine",b\n', "text,label\ngood,a\n"])
 def test_a_well_formed_file_is_read_by_column(
-    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("finetune.data.delimited._parse_by_row", None)
-    assert read(tmp_path, content)[0].columns.num_rows == content.count("\n") - 1
+    assert read(tmp_path, 'text,label\ngood,a\n"fine",b\n')[0].columns.num_rows == 2
 
 
 PRAISE = "".join(f"The film number {n} was a joy,good\nNever again {n},bad\n" for n in range(5))
@@ -207,10 +203,8 @@ def test_blank_trailing_columns_are_dropped_and_reported(tmp_path: Path) -> None
     [
         (["4,5", "-1", "", "0,25"], ["4.5", "-1", "", "0.25"]),
         (["4,5", "1,2,3"], ["4,5", "1,2,3"]),
-        (["4,5", "good"], ["4,5", "good"]),
         (["1", "NaN", " n/a", "2.5"], ["1", "", "", "2.5"]),
         (["good", "NaN"], ["good", "NaN"]),
-        (["none", "none"], ["none", "none"]),
     ],
 )
 def test_numbers_are_written_in_one_way_and_words_stay(

@@ -58,13 +58,8 @@ def test_an_unknown_name_gets_a_list_and_a_guess(name: str, guess: str) -> None:
     ("source", "options", "flag"),
     [
         ("questions", {"data_dir": "trec"}, "--data-dir"),
-        ("questions", {"label": "label-fine"}, "--label"),
-        ("questions", {"text_column": "text"}, "--text-column"),
         ("trec", {"encoding": "cp1252"}, "--encoding"),
-        ("trec", {"test_file": "test.csv"}, "--test-file"),
-        ("trec", {"label_column": "label"}, "--label-column"),
         ("rows.csv", {"data_dir": "trec"}, "--data-dir"),
-        ("rows.csv", {"label": "label-fine"}, "--label"),
         ("hub:acme/rows", {"validation_file": "dev.csv"}, "--validation-file"),
         ("hub:acme/rows", {"label": "label-fine"}, "--label"),
     ],

@@ -24,33 +24,19 @@ def read(
     train: Path,
     *,
     emitted: list[Event] | None = None,
-    text: str | None = None,
     label: str | None = None,
     data: str = "",
     skip_unknown_labels: bool = False,
     **others: Path,
 ) -> DatasetDict:
-    files = {"train": train, **others}
-    return read_tables(
-        {split: [path] for split, path in files.items()},
-        DataConfig(
-            data,
-            text_column=text,
-            label_column=label,
-            skip_unknown_labels=skip_unknown_labels,
-        ),
-        emit=([] if emitted is None else emitted).append,
-    ).splits
+    files = {split: [path] for split, path in {"train": train, **others}.items()}
+    options = DataConfig(data, label_column=label, skip_unknown_labels=skip_unknown_labels)
+    return read_tables(files, options, emit=([] if emitted is None else emitted).append).splits
 
 
 def rows_of(table: Dataset) -> list[tuple[str, str]]:
     names = table.features["label"].names
     return [(row["text"], names[row["label"]]) for row in table]
-
-
-def classes_of(table: DatasetDict) -> list[str]:
-    names: list[str] = table["train"].features["label"].names
-    return names
 
 
 def warnings_in(emitted: list[Event]) -> list[str]:
@@ -169,21 +155,6 @@ def test_rows_without_text_or_label_are_left_out_and_counted(tmp_path: Path) -> 
     assert f"line 5 of {tmp_path / 'rows.csv'}" in message
 
 
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        ("review,label\n,x\n,y\n", "no row .* has a text in 'review' and a label in 'label'"),
-        ("text,label\na,\n,y\n", "no row .* has a text in 'text' and a label in 'label'"),
-    ],
-)
-def test_a_training_file_with_nothing_to_learn_is_refused(
-    tmp_path: Path, content: str, complaint: str
-) -> None:
-    with pytest.raises(DataError, match=complaint) as raised:
-        read(write(tmp_path / "rows.csv", content))
-    assert "-column" in raised.value.remedy
-
-
 @pytest.mark.parametrize("content", ["text\nc\n", "text,label\nc,\n"])
 def test_a_split_without_labels_is_left_out_only_where_that_is_allowed(
     tmp_path: Path, content: str
@@ -234,12 +205,6 @@ def test_a_column_that_says_no_splits_is_refused(tmp_path: Path) -> None:
         load(table, split_column="use")
     with pytest.raises(UsageError, match="one file"):
         load(table, split_column="split", test_file=str(write(tmp_path / "test.csv", ROWS)))
-
-
-def test_the_place_of_a_row_is_its_line_in_the_file(tmp_path: Path) -> None:
-    table = write(tmp_path / "rows.csv", ROWS.replace("b 2,Dev,y", "b 2,Dev,z"))
-    with pytest.raises(DataError, match="line 3 of"):
-        load(table)
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,8 @@ from finetune.data.trec import (
     load_questions,
     load_trec,
 )
-from finetune.errors import (
-    DataNotFound,
-    DataUnreadable,
-    HubNotReachable,
-    UsageError,
-)
-from finetune.events import Emit, Event, Info, WarningMessage
+from finetune.errors import DataNotFound, DataUnreadable, HubNotReachable, UsageError
+from finetune.events import Emit, Event, Info, WarningMessage, ignore
 
 # Questions in TREC's format, made up here; fine names that several coarse ones share are among
 # them.
@@ -42,10 +37,6 @@ ROWS = [
     ("ENTY:currency", "What do they pay with in Zagreb ?"),
     ("LOC:city", "Which city twinned with Ghent as a sister city ?"),
 ]
-
-
-def ignore(event: Event) -> None:
-    """Show nothing."""
 
 
 def load(folder: Path | None, *, label: str = "label-coarse", emit: Emit = ignore) -> DatasetDict:
@@ -64,19 +55,10 @@ def write_raw(folder: Path, *, train: int = len(ROWS), test: int = 0) -> Path:
 
 def write_parquet(path: Path, rows: list[tuple[str, str]]) -> None:
     """Write rows of fine class and text as the Hub's file is, its classes in another order."""
-    fine_names = sorted(FINE, reverse=True)
     features = Features(
-        {
-            "text": Value("string"),
-            "coarse_label": ClassLabel(names=sorted(COARSE, reverse=True)),
-            "fine_label": ClassLabel(names=fine_names),
-        }
+        {"text": Value("string"), "fine_label": ClassLabel(names=sorted(FINE, reverse=True))}
     )
-    content = {
-        "text": [text for _, text in rows],
-        "coarse_label": [fine.split(":")[0] for fine, _ in rows],
-        "fine_label": [fine for fine, _ in rows],
-    }
+    content = {"text": [text for _, text in rows], "fine_label": [fine for fine, _ in rows]}
     path.parent.mkdir(parents=True, exist_ok=True)
     Dataset.from_dict(content, features=features).to_parquet(path)
 
@@ -93,15 +75,13 @@ def contents(table: DatasetDict) -> dict[str, object]:
     return {split: (rows.features, rows.to_dict()) for split, rows in table.items()}
 
 
-def warning_about(folder: Path) -> str:
+def test_raw_files_become_texts_and_classes_and_an_altered_copy_is_a_warning(
+    tmp_path: Path,
+) -> None:
     emitted: list[Event] = []
-    load(folder, emit=emitted.append)
-    [warning] = [event for event in emitted if isinstance(event, WarningMessage)]
-    return warning.message
-
-
-def test_raw_files_become_texts_and_classes(tmp_path: Path) -> None:
-    table = load(write_raw(tmp_path, test=3))
+    table = load(write_raw(tmp_path, test=3), emit=emitted.append)
+    message = next(event.message for event in emitted if isinstance(event, WarningMessage))
+    assert "is not the published file: it has 10 questions, the published one 5,452" in message
     assert {split: len(rows) for split, rows in table.items()} == {"train": 10, "test": 3}
     assert table["train"].features == Features(
         {"text": Value("string"), "label": ClassLabel(names=list(COARSE))}
@@ -174,16 +154,7 @@ def test_a_missing_folder_or_file_is_named(tmp_path: Path) -> None:
             load(folder)
 
 
-@pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf"])
-def test_a_file_without_questions_is_unreadable(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "train_5500.label").write_bytes(content)
-    with pytest.raises(DataUnreadable, match="has no questions"):
-        load(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "line", ["What is this ?", "NUM:date", "NUM:never When ?", "x" * 500, "\x00\x01"]
-)
+@pytest.mark.parametrize("line", ["What is this ?", "NUM:date", "NUM:never When ?", "x" * 500])
 def test_a_line_that_does_not_parse_is_reported_with_its_number(tmp_path: Path, line: str) -> None:
     path = write_raw(tmp_path, train=2) / "train_5500.label"
     path.write_text(path.read_text() + line + "\n")
@@ -191,11 +162,6 @@ def test_a_line_that_does_not_parse_is_reported_with_its_number(tmp_path: Path, 
         load(tmp_path)
     assert repr(line[:50])[1:-1] in raised.value.message
     assert len(raised.value.message) < 200 + len(str(path))
-
-
-def test_an_altered_copy_is_used_with_a_warning(tmp_path: Path) -> None:
-    message = warning_about(write_raw(tmp_path))
-    assert "is not the published file: it has 10 questions, the published one 5,452" in message
 
 
 @needs_trec
