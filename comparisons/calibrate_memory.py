@@ -19,8 +19,7 @@ from transformers import BertConfig
 
 from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.estimate import live_peaks
-from finetune.batch_finder.trial_model import build_trial_model
-from finetune.batch_finder.worker import measure
+from finetune.batch_finder.trial_model import build_trial_model, measure
 from finetune.config.mode import Mode
 from finetune.devices.host import keep_freed_memory
 from finetune.devices.select import select_device

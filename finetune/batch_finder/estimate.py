@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from transformers.initialization import no_init_weights
 
 from finetune.batch_finder.case import Case
-from finetune.batch_finder.memory_model import MemoryModel, fit_memory
+from finetune.batch_finder.history import MemoryModel, fit_memory
 from finetune.batch_finder.results import EstimateResult, identity_of, parts_of
 from finetune.batch_finder.trial_model import build_trial_model
 from finetune.devices.cpu import CpuDevice

@@ -1,7 +1,8 @@
-"""A model with random weights that takes the steps of training at any batch size."""
+"""A model with random weights that takes the steps of training at any batch size, measured."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -26,6 +27,10 @@ from finetune.training.micro_batches import cut_batch
 from finetune.training.optimizers import Hyperparameters
 from finetune.training.schedule import Schedule
 from finetune.training.step import TrainingState, prepare_training
+
+# Shorter times say more about the machine's other work, and about a GPU that was idle before, than
+# about the batch size.
+_MIN_TIMED_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -192,3 +197,38 @@ def _masked(name: str, tensor: torch.Tensor, *, takes_4d_mask: bool) -> Inputs:
     mask = torch.ones(tensor.shape[:2], dtype=torch.bool)
     mask[0, -1] = False
     return prepare_mask({name: tensor, "attention_mask": mask}, takes_4d_mask=takes_4d_mask)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What steps at a batch size took; the peak is None where the process can't measure its own."""
+
+    peak_bytes: int | None
+    examples_per_second: float
+    is_strained: bool
+
+
+def measure(model: TrialModel, *, batch_size: int, budget_bytes: int) -> Measurement:
+    """Take at least two steps, three on a GPU, and evaluate one batch, of one size.
+
+    Each call starts from no more than the weights, as a run does. Allocations beyond the budget
+    fail, with whatever PyTorch raises then.
+    """
+    device, memory = model.device, model.device.memory
+    model.begin()
+    memory.release()
+    memory.set_memory_limit(budget_bytes)
+    memory.reset_peak()
+    step = partial(model.take_step, batch_size=batch_size)
+    # The first step also pays for new memory, the optimizer's state and kernels.
+    step()
+    # The best of some series of steps, each twice as long.
+    steps = 1 if device.is_reference else 2
+    best_rate = timed_seconds = 0.0
+    while timed_seconds < _MIN_TIMED_SECONDS:
+        seconds = device.time_calls(step, calls=steps)
+        best_rate = max(best_rate, steps * batch_size / seconds)
+        timed_seconds += seconds
+        steps *= 2
+    model.evaluate(batch_size=batch_size)
+    return Measurement(memory.held_peak_bytes(), best_rate, memory.retried_allocations() > 0)

@@ -1,15 +1,21 @@
-"""Tries batch sizes in a child process, and survives whatever becomes of it."""
+"""Tries batch sizes in a child process, and survives whatever becomes of it.
 
+``TrialRunner`` is the parent's end, ``serve`` the child's. The first request is a case with the
+budget of the child before, if there was one; then come batch sizes. The child replies with its
+budget, that it is ready, and a measurement of each size, or why it ends.
+"""
+
+import dataclasses
 import math
 import time
 from typing import Any
 
 from finetune.batch_finder.case import Case
-from finetune.batch_finder.child import Child, ChildEnded
-from finetune.batch_finder.worker import MODULE
+from finetune.batch_finder.child import Child, ChildEnded, connect_to_parent
 from finetune.devices.base import Device
 from finetune.devices.host import gibibytes
 from finetune.devices.host_memory import HostWatch, process_bytes
+from finetune.devices.select import select_device
 from finetune.errors import ModelUnsupported, TrialFailed
 from finetune.events import Emit, Trial, TrialStatus, ignore
 
@@ -40,9 +46,9 @@ class TrialRunner:
         limit_bytes: int | None,
         timeout_seconds: float,
         emit: Emit = ignore,
-        worker: str = MODULE,
+        module: str = "finetune.batch_finder.trials",
     ) -> None:
-        self._case, self._device, self._worker = case, device, worker
+        self._case, self._device, self._module = case, device, module
         self._limit_bytes, self._timeout_seconds, self._emit = limit_bytes, timeout_seconds, emit
         self._budget_bytes: int | None = None
         self._child: Child | None = None
@@ -102,12 +108,12 @@ class TrialRunner:
         return self.run(batch_size)
 
     def _start_child(self) -> Child:
-        child = self._spares.pop(0) if self._spares else Child(self._worker)
+        child = self._spares.pop(0) if self._spares else Child(self._module)
         self._child, self._has_trained = child, False
         # The next children start while this one begins, since importing PyTorch can take ten
         # seconds; but only where they take neither memory nor speed from the one that trains.
         while len(self._spares) < _SPARES and not self._device.memory.is_shared:
-            self._spares.append(Child(self._worker))
+            self._spares.append(Child(self._module))
         budgets = {"limit_bytes": self._limit_bytes, "budget_bytes": self._budget_bytes}
         child.send({"case": self._case.to_json(), **budgets})
         return child
@@ -177,3 +183,33 @@ class _Stopped(Exception):
     def __init__(self, status: TrialStatus, reason: str) -> None:
         super().__init__(reason)
         self.status, self.reason = status, reason
+
+
+def serve() -> None:
+    """Serve the parent until it closes standard input."""
+    requests, reply = connect_to_parent()
+    # Takes seconds, and the parent needs none of it.
+    from finetune.batch_finder.trial_model import build_trial_model, measure
+
+    request = requests.get()
+    case = Case.from_json(request["case"])
+    device = select_device(case.device, emit=lambda _: None)
+    budget_bytes = request["budget_bytes"] or device.memory.budget_bytes(request["limit_bytes"])
+    reply({"budget_bytes": budget_bytes})
+    try:
+        device.memory.set_memory_limit(budget_bytes)
+        model = build_trial_model(case, device=device)
+        reply({"ready": True})
+        while True:
+            measurement = measure(model, batch_size=requests.get(), budget_bytes=budget_bytes)
+            reply({"measurement": dataclasses.asdict(measurement)})
+    except ModelUnsupported as error:
+        reply({"unsupported": error.message, "remedy": error.remedy})
+    # Of every kind that PyTorch, the model or the machine can raise: the parent judges it.
+    except Exception as error:
+        reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+        reply({"failure": reason, "is_out_of_memory": device.memory.is_out_of_memory(error)})
+
+
+if __name__ == "__main__":
+    serve()

@@ -93,7 +93,7 @@ def test_the_end_of_standard_input_ends_a_process_that_is_busy() -> None:
 
 @pytest.mark.slow
 def test_a_worker_takes_its_budget_trains_and_names_the_class_of_an_error() -> None:
-    child = Child("finetune.batch_finder.worker")
+    child = Child("finetune.batch_finder.trials")
     try:
         child.send({"case": tiny_case().to_json(), "limit_bytes": 2**31, "budget_bytes": 2**30})
         assert child.receive(seconds=60) == {"budget_bytes": 2**30}

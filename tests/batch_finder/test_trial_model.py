@@ -9,13 +9,13 @@ import pytest
 import torch
 from tiny_models import ARCHITECTURES, tiny_case
 
-from finetune.batch_finder import worker
+from finetune.batch_finder import trial_model
 from finetune.batch_finder.case import Part
 from finetune.batch_finder.trial_model import (
     TrialModel,
     build_trial_model,
+    measure,
 )
-from finetune.batch_finder.worker import measure
 from finetune.config.mode import Mode
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.select import select_device
@@ -120,7 +120,7 @@ def test_a_trial_of_feature_extraction_evaluates_beside_the_optimizers_state() -
 @pytest.fixture
 def _measure_briefly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Undo the cap that a measurement leaves, and time no longer than a test needs."""
-    monkeypatch.setattr(worker, "_MIN_TIMED_SECONDS", 0.02)
+    monkeypatch.setattr(trial_model, "_MIN_TIMED_SECONDS", 0.02)
     limits = resource.getrlimit(resource.RLIMIT_DATA)
     yield
     resource.setrlimit(resource.RLIMIT_DATA, limits)

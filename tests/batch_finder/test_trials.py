@@ -33,7 +33,7 @@ from finetune.config.mode import Mode
 
 case = Case("cpu", {}, 6, Mode("full"), 16, "fp32", "adamw", gradient_checkpointing=False)
 with TrialRunner(
-    case, CpuDevice(), limit_bytes=None, timeout_seconds=600, worker="odd_worker"
+    case, CpuDevice(), limit_bytes=None, timeout_seconds=600, module="odd_worker"
 ) as runner:
     runner.budget_bytes()
     print("begun", flush=True)
@@ -43,7 +43,7 @@ with TrialRunner(
 
 def odd_runner(device: Device | None = None) -> TrialRunner:
     return TrialRunner(
-        TINY, device or CpuDevice(), limit_bytes=None, timeout_seconds=30, worker="odd_worker"
+        TINY, device or CpuDevice(), limit_bytes=None, timeout_seconds=30, module="odd_worker"
     )
 
 
@@ -157,7 +157,7 @@ def test_where_memory_is_the_devices_own_the_next_children_are_ready_in_time() -
 
 def test_a_child_that_can_not_begin_is_an_error() -> None:
     runner = TrialRunner(
-        TINY, CpuDevice(), limit_bytes=None, timeout_seconds=9, worker="no_such_module"
+        TINY, CpuDevice(), limit_bytes=None, timeout_seconds=9, module="no_such_module"
     )
     with runner, pytest.raises(TrialFailed, match="No module named no_such_module"):
         runner.run(1)

@@ -3,7 +3,7 @@ from batch_finder.simulated_machines import BERT_ON_CPU_MIB, BERT_ON_H200, GIB, 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune.batch_finder.memory_model import fit_memory
+from finetune.batch_finder.history import fit_memory
 
 
 def peaks_on(curve: Curve, *sizes: int) -> dict[int, int]:
