@@ -1,7 +1,7 @@
 """The features of whole splits: computed by the frozen layers, or read from the store."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -15,7 +15,7 @@ from finetune.distributed.processes import ALONE, MAX_SECONDS, Processes
 from finetune.events import Advance, Emit, Info
 from finetune.model.feature_extractor import FeatureExtractor, pooled_inputs
 from finetune.model.tensor_store import TensorStore, key_of
-from finetune.tokenization.buckets import Batch, plan_extraction
+from finetune.tokenization.buckets import Batch, plan_evaluation
 from finetune.tokenization.examples import Examples, Inputs, fill_batch
 
 PROGRESS_EVENTS = 10
@@ -43,10 +43,6 @@ class FrozenLayers:
         on_device = {name: self.device.copy(one) for name, one in inputs.items()}
         with self.device.autocast(self.precision):
             return self.extractor.extract(on_device)
-
-    def vector_counts(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how many vectors the features of texts of some lengths are."""
-        return lengths if self.extractor.per_token else np.ones_like(lengths)
 
 
 def key_of_frozen_layers(extractor: FeatureExtractor, *, device: Device, precision: str) -> str:
@@ -84,41 +80,70 @@ def with_features(
     the others; what another could not write to a store that both see is computed here as well.
     FeaturesNotStored if the store can't be written to.
     """
+    shapes, is_per_token = layers.device.shapes, layers.extractor.per_token
     # The last bits of a text's features depend on its batch, so that the same texts always come in
     # the same batches.
-    batches = plan_extraction(
-        examples.lengths,
-        batch_size=batch_size,
-        padded_lengths=padded_lengths,
-        shapes=layers.device.shapes,
+    batches = plan_evaluation(
+        examples.lengths, batch_size=batch_size, padded_lengths=padded_lengths, shapes=shapes
     )
     tokens = np.cumsum([len(batch.indices) * batch.padded_length for batch in batches])
     ends = np.searchsorted(tokens, tokens[-1] * np.arange(1, processes.count) / processes.count)
     shares = [
-        _Share(examples, layers, batches[start:end], batch_size, notes, emit)
-        for start, end in zip([0, *ends], [*ends, len(batches)], strict=True)
+        batches[start:end] for start, end in zip([0, *ends], [*ends, len(batches)], strict=True)
     ]
-    keys = processes.gather(shares[processes.index].key())
+    counts = examples.lengths if is_per_token else np.ones_like(examples.lengths)
+
+    def inputs_of_batch(batch: Batch) -> Inputs:
+        indices = batch.indices
+        if shapes.pads_batches:
+            filled = max(len(indices), batch_size, shapes.min_examples)
+            indices = fill_batch(indices, batch_size=filled)
+        return examples.inputs_of(indices, batch.padded_length)
+
+    def ingredients(share: Sequence[Batch]) -> Iterator[str | torch.Tensor]:
+        yield layers.key
+        for batch in share:
+            for name, tensor in sorted(inputs_of_batch(batch).items()):
+                yield name
+                yield tensor
+
+    def read_or_compute(share: Sequence[Batch], key: str) -> list[torch.Tensor]:
+        parts = store.read(key, emit=emit)
+        verb = "computing" if parts is None else "reusing"
+        rows, split = len(examples.labels), notes["split"]
+        emit(Info(f"{verb} features of the frozen layers for {rows:,} {split} rows"))
+        if parts is None:
+            vectors = int(sum(counts[batch.indices].sum() for batch in share))
+            shape = (vectors, layers.extractor.hidden_size)
+            parts = store.write(
+                key,
+                ({"features": part} for part in _compute(layers, share, inputs_of_batch, emit)),
+                size_bytes=math.prod(shape) * torch.float32.itemsize,
+                notes={**notes, "shape": shape},
+            )
+        return [part["features"] for part in parts]
+
+    keys = processes.gather(key_of(ingredients(shares[processes.index])))
     own = {processes.index}
     found: dict[int, list[torch.Tensor]] = {}
     for numbers in (own, set(range(processes.count)) - own):
         failure = ""
         with processes.oom_on_all_ranks(layers.device.memory, seconds=MAX_SECONDS):
             try:
-                found |= {one: shares[one].read_or_compute(store, keys[one]) for one in numbers}
+                found |= {one: read_or_compute(shares[one], keys[one]) for one in numbers}
             except OSError as error:
                 failure = error.strerror or str(error)
         if processes.any(bool(failure)):
             raise FeaturesNotStored(failure or "another process can't write to it")
     features = _Features(
         [part for number in range(processes.count) for part in found[number]],
-        layers.vector_counts(examples.lengths),
+        counts,
         order=np.concatenate([batch.indices for batch in batches]),
     )
 
     def inputs_of(indices: NDArray[np.int64], padded_length: int) -> Inputs:
         vectors = features.of(indices)
-        if not layers.extractor.per_token:
+        if not is_per_token:
             return pooled_inputs(vectors, takes_4d_mask=layers.takes_4d_mask)
         mask = examples.inputs_of(indices, padded_length)["attention_mask"]
         embeddings = vectors.new_zeros(len(indices), padded_length, vectors.shape[1])
@@ -128,71 +153,31 @@ def with_features(
     return replace(examples, inputs_of=inputs_of)
 
 
-@dataclass(frozen=True)
-class _Share:
-    """What one process computes of the features of a split."""
-
-    examples: Examples
-    layers: FrozenLayers
-    batches: Sequence[Batch]
-    batch_size: int
-    notes: Mapping[str, str | int]
-    emit: Emit
-
-    def key(self) -> str:
-        def ingredients() -> Iterator[str | torch.Tensor]:
-            yield self.layers.key
-            for batch in self.batches:
-                for name, tensor in sorted(self._inputs(batch).items()):
-                    yield name
-                    yield tensor
-
-        return key_of(ingredients())
-
-    def read_or_compute(self, store: TensorStore, key: str) -> list[torch.Tensor]:
-        parts = store.read(key, emit=self.emit)
-        verb = "computing" if parts is None else "reusing"
-        rows, split = len(self.examples.labels), self.notes["split"]
-        self.emit(Info(f"{verb} features of the frozen layers for {rows:,} {split} rows"))
-        if parts is None:
-            counts = self.layers.vector_counts(self.examples.lengths)
-            vectors = int(sum(counts[batch.indices].sum() for batch in self.batches))
-            shape = (vectors, self.layers.extractor.hidden_size)
-            parts = store.write(
-                key,
-                ({"features": part} for part in self._compute()),
-                size_bytes=math.prod(shape) * torch.float32.itemsize,
-                notes={**self.notes, "shape": shape},
-            )
-        return [part["features"] for part in parts]
-
-    def _compute(self) -> Iterator[torch.Tensor]:
-        """Yield the features without padding, on the CPU, about ``PART_BYTES`` at once."""
-        part = [torch.empty(0, self.layers.extractor.hidden_size)]
-        step = math.ceil(len(self.batches) / PROGRESS_EVENTS)
-        done, total = 0, sum(len(batch.indices) for batch in self.batches)
-        for number, batch in enumerate(self.batches, start=1):
-            inputs, count = self._inputs(batch), len(batch.indices)
-            features = self.layers.features(inputs)[:count].cpu()
-            if self.layers.extractor.per_token:
-                mask = inputs["attention_mask"].reshape(-1, batch.padded_length)[:count]
-                features = features[mask.bool()]
-            if sum(one.nbytes for one in part) >= PART_BYTES:
-                yield torch.cat(part)
-                part = []
-            # An empty tensor of fp32 would make features of bf16 fp32.
-            part = [*(one for one in part if len(one)), features]
-            done += count
-            if number % step == 0 or number == len(self.batches):
-                self.emit(Advance(done, total))
-        yield torch.cat(part)
-
-    def _inputs(self, batch: Batch) -> Inputs:
-        indices, shapes = batch.indices, self.layers.device.shapes
-        if shapes.pads_batches:
-            filled = max(len(indices), self.batch_size, shapes.min_examples)
-            indices = fill_batch(indices, batch_size=filled)
-        return self.examples.inputs_of(indices, batch.padded_length)
+def _compute(
+    layers: FrozenLayers,
+    batches: Sequence[Batch],
+    inputs_of_batch: Callable[[Batch], Inputs],
+    emit: Emit,
+) -> Iterator[torch.Tensor]:
+    """Yield the features without padding, on the CPU, about ``PART_BYTES`` at once."""
+    part: list[torch.Tensor] = []
+    step = math.ceil(len(batches) / PROGRESS_EVENTS)
+    done, total = 0, sum(len(batch.indices) for batch in batches)
+    for number, batch in enumerate(batches, start=1):
+        inputs, count = inputs_of_batch(batch), len(batch.indices)
+        features = layers.features(inputs)[:count].cpu()
+        if layers.extractor.per_token:
+            mask = inputs["attention_mask"].reshape(-1, batch.padded_length)[:count]
+            features = features[mask.bool()]
+        if sum(one.nbytes for one in part) >= PART_BYTES:
+            yield torch.cat(part)
+            part = []
+        part.append(features)
+        done += count
+        if number % step == 0 or number == len(batches):
+            emit(Advance(done, total))
+    # Of few rows, one of several processes may have no batch.
+    yield torch.cat(part) if part else torch.empty(0, layers.extractor.hidden_size)
 
 
 class _Features:

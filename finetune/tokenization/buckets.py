@@ -90,7 +90,9 @@ def plan_epoch(
     for start in range(0, len(order), pool_size):
         pool = order[start : start + pool_size]
         by_length = pool[np.argsort(-padded[pool], kind="stable")]
-        batches += _cut(by_length, lengths, effective_batch_size, padded_lengths)
+        for first in range(0, len(by_length), effective_batch_size):
+            indices = by_length[first : first + effective_batch_size]
+            batches.append(Batch(indices, int(padded[indices].max())))
     return [batches[index] for index in random.permutation(len(batches))]
 
 
@@ -101,27 +103,23 @@ def longest_first(batches: Sequence[Batch]) -> list[Batch]:
 
 
 def plan_evaluation(
-    lengths: NDArray[np.int64], *, batch_size: int, padded_lengths: Sequence[int]
-) -> list[Batch]:
-    """Group examples by length, longest first: an out-of-memory error then comes at once."""
-    order = np.argsort(-lengths, kind="stable")
-    return _cut(order, lengths, batch_size, padded_lengths)
-
-
-def plan_extraction(
     lengths: NDArray[np.int64],
     *,
     batch_size: int,
     padded_lengths: Sequence[int],
-    shapes: BatchShapes,
+    shapes: BatchShapes | None = None,
 ) -> list[Batch]:
-    """Group examples by length, as many as a device's frozen layers should read at once."""
+    """Group examples by length, longest first: an out-of-memory error then comes at once.
+
+    With the shapes of a device, a batch has as many as its frozen layers should read at once.
+    """
     order = np.argsort(-lengths, kind="stable")
     batches: list[Batch] = []
-    start = 0
+    start, size = 0, batch_size
     while start < len(order):
         padded_length = padded_lengths[bisect_left(padded_lengths, lengths[order[start]])]
-        size = shapes.extraction_examples(batch_size, padded_length=padded_length)
+        if shapes:
+            size = shapes.extraction_examples(batch_size, padded_length=padded_length)
         batches.append(Batch(order[start : start + size], padded_length))
         start += size
     return batches
@@ -135,17 +133,3 @@ def real_token_fraction(
         max(len(batch.indices), filled_to) * batch.padded_length for batch in batches
     )
     return float(sum(lengths[batch.indices].sum() for batch in batches) / padded_tokens)
-
-
-def _cut(
-    order: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    batch_size: int,
-    padded_lengths: Sequence[int],
-) -> list[Batch]:
-    batches = []
-    for start in range(0, len(order), batch_size):
-        indices = order[start : start + batch_size]
-        longest = lengths[indices].max()
-        batches.append(Batch(indices, padded_lengths[bisect_left(padded_lengths, longest)]))
-    return batches

@@ -18,7 +18,6 @@ from finetune.tokenization.buckets import (
     longest_first,
     plan_epoch,
     plan_evaluation,
-    plan_extraction,
     real_token_fraction,
 )
 
@@ -153,7 +152,7 @@ def test_frozen_layers_read_as_many_tokens_at_once_as_the_device_should_have(
 ) -> None:
     lengths = np.repeat([20, 10], [20, 80])
     shapes = BatchShapes(extraction_tokens=tokens)
-    batches = plan_extraction(lengths, batch_size=4, padded_lengths=[10, 20], shapes=shapes)
+    batches = plan_evaluation(lengths, batch_size=4, padded_lengths=[10, 20], shapes=shapes)
     assert [len(batch.indices) for batch in batches] == examples
     assert sorted(np.concatenate([batch.indices for batch in batches])) == list(range(100))
     assert all(lengths[batch.indices].max() == batch.padded_length for batch in batches)
