@@ -27,22 +27,18 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Work:
-    """What a call of ``finetune.run`` does.
-
-    Args:
-        config: Of the run.
-        sources: The file, variable or flag of each option that is given.
-        seeds: How many seeds to train; None for a single run.
-        resumed: The folder of the run, or of the seeds, that is resumed; None for a new one.
-        continued: The finished run whose model a new run trains further.
-        results: Of a run that has finished already.
-    """
+    """What a call of ``finetune.run`` does."""
 
     config: Config
+    # The file, variable or flag of each option that is given.
     sources: Mapping[str, str] = field(default_factory=dict)
+    # How many to train; None for a single run.
     seeds: int | None = None
+    # The folder of the run, or of the seeds, that is resumed.
     resumed: RunFolder | None = None
+    # The finished run whose model a new run trains further.
     continued: RunFolder | None = None
+    # Of a run that has finished already.
     results: "RunResults | None" = None
 
     @property
@@ -90,19 +86,11 @@ class Work:
 
 
 def choose_work(
-    given: "LoadedConfig",
-    resume_from: str | Path | None,
-    *,
-    seeds: int | None = None,
-    emit: Emit,
+    given: "LoadedConfig", resume_from: str | Path | None, *, seeds: int | None = None, emit: Emit
 ) -> Work:
-    """Return what to do with the given options: begin a run, or resume one.
+    """Return what to do with all the given options: begin a run, or resume one.
 
-    Args:
-        given: All options.
-        resume_from: ``auto``, a run folder or a checkpoint in it; None for a new run.
-        seeds: How many seeds to train; None for a single run.
-        emit: Receives what was decided.
+    ``resume_from`` is ``auto``, a run folder or a checkpoint in it; None for a new run.
     """
     work = Work(given.config, given.sources, seeds)
     if resume_from is None:
@@ -204,11 +192,7 @@ def _continue(folder: RunFolder, saved: Config, given: "LoadedConfig", *, emit: 
 
 
 def _with_changes(
-    folder: RunFolder,
-    saved: Config,
-    given: "LoadedConfig",
-    *,
-    ignored: Container[str] = (),
+    folder: RunFolder, saved: Config, given: "LoadedConfig", *, ignored: Container[str] = ()
 ) -> Config:
     """Return a run's configuration with those of the given options that may change.
 

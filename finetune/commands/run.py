@@ -115,7 +115,7 @@ def read_options(
     assignments: Sequence[str] = (),
     **options: Any,
 ) -> "LoadedConfig":
-    """Return all options of a run, checked as far as that needs neither data nor model."""
+    """Return all options of a run, checked without its data and model."""
     from finetune.config.load import load_config
 
     if config is not None and resume_from_checkpoint not in (None, "auto"):

@@ -42,8 +42,10 @@ def test_progress_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "working on it\n"
 
 
-def test_an_interactive_session_completes_the_functions() -> None:
+def test_the_package_offers_its_functions_and_nothing_that_is_not_there() -> None:
     assert set(finetune.__all__) <= set(dir(finetune))
+    with pytest.raises(AttributeError, match="fine_tune"):
+        finetune.fine_tune  # noqa: B018
 
 
 @pytest.mark.parametrize("name", finetune.__all__)
