@@ -8,8 +8,7 @@ from tiny_training import copied_parameters, cut_all_rows, random_examples, tiny
 from torch import nn
 
 from finetune.devices.base import Tensors
-from finetune.devices.cuda import CudaDevice
-from finetune.devices.cuda_graphs import CudaGraphs
+from finetune.devices.cuda import CudaDevice, CudaGraphs
 from finetune.training.step import TrainingState
 
 pytestmark = pytest.mark.cuda

@@ -102,7 +102,6 @@ def test_watermarks_that_pytorch_refuses_are_the_remedy_of_the_gpu(
 ) -> None:
     monkeypatch.setenv("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "0.7")
     found = look_at(a_mac(failure="invalid low watermark ratio 1.4"), monkeypatch)
-    assert found["mps_watermarks"].status == "failure"
     assert found["mps"].remedy.startswith("unset PYTORCH_MPS_HIGH_WATERMARK_RATIO")
 
 
