@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,10 +51,7 @@ _MAX_EXAMPLES, _MAX_TOKENS, _MAX_LENGTH = 8, 512, 64
 
 @dataclass(frozen=True)
 class Difference:
-    """How far ``logits`` of a batch, or ``gradients`` of a parameter, are from the CPU's.
-
-    The error is relative, and infinite where the device computed NaN.
-    """
+    """How far ``logits`` or ``gradients`` are from the CPU's, relatively; infinity for NaN."""
 
     part: str
     tensor: str
@@ -82,10 +80,7 @@ def check_device(
     """Compare the device with the CPU between two steps; the state stays as it is.
 
     Of the padded lengths, ascending, it takes the smallest, for which attention has been wrong, and
-    the largest that is quick. If there is no memory for it, a warning says so.
-
-    Raises:
-        DeviceDiffers: If the device computes something else.
+    the largest that is quick. Raises ``DeviceDiffers``; without enough memory it only warns.
     """
     examples, device = examples.without_windows(), state.device
     shortest, *longer = [one for one in padded_lengths if one >= examples.lengths.min()]
@@ -107,15 +102,15 @@ def check_device(
         message = f"not enough memory to compare {device.name} with the CPU: the run continues"
         emit(WarningMessage(message, remedy="lower --batch-size, or use --no-check-device"))
         return
-    raise _device_differs(device, f"after step {step:,}: {failures[0]}")
-
-
-def _device_differs(device: Device, found: str, *, first: str = "") -> DeviceDiffers:
-    return DeviceDiffers(
-        f"{device.name} differs from the CPU {found}",
-        remedy=f"{first}start again with --overwrite --device cpu; finetune doctor --parity "
-        f"--device {device.name} shows more",
+    raise DeviceDiffers(
+        f"{device.name} differs from the CPU after step {step:,}: {failures[0]}",
+        remedy=_remedy(device),
     )
+
+
+def _remedy(device: Device) -> str:
+    parity = f"finetune doctor --parity --device {device.name}"
+    return f"start again with --overwrite --device cpu; {parity} shows more"
 
 
 def compare_with_cpu(
@@ -123,8 +118,7 @@ def compare_with_cpu(
 ) -> list[Difference]:
     """Compare logits of random examples, and the gradients of the last batch, with the CPU's.
 
-    A shape is the number of examples and the padded length of a batch. Parameters and random
-    numbers stay as they are, gradients are dropped.
+    A shape is a batch's number of examples and padded length. Gradients are dropped, nothing else.
     """
     cpu, precision = CpuDevice(), state.accelerator.precision
     loss_scale = max(1.0, state.accelerator.loss_scale / _LOSS_SCALE_MARGIN)
@@ -142,10 +136,8 @@ def compare_with_cpu(
             errors = _errors(actual, expected)
             limits = {one: _TOLERANCES[precision][one[0]] for one in errors}
             if precision != "fp32" and any(not errors[one] <= limits[one] for one in errors):
-                rounded = _compute(
-                    cpu_model, cpu_batches, state.losses, loss_scale=loss_scale,
-                    cpu_precision=precision,
-                )  # fmt: skip
+                in_16_bits = partial(_compute, loss_scale=loss_scale, cpu_precision=precision)
+                rounded = in_16_bits(cpu_model, cpu_batches, state.losses)
                 for one, rounding in _errors(rounded, expected).items():
                     limits[one] = max(limits[one], _ROUNDING_MARGIN * rounding)
     finally:
@@ -214,8 +206,8 @@ def _compute(
 def _errors(actual: Results, expected: Results) -> dict[tuple[str, str], float]:
     """Return the relative error of each tensor.
 
-    Some gradients are zero but for rounding, as those of the biases of attention's keys: each is
-    compared with the mean size of the numbers of its module, at least a hundredth of all modules'.
+    Some gradients are zero but for rounding, as of the biases of attention's keys: each is compared
+    with the mean size of its module's numbers, at least a hundredth of all modules'.
     """
     squares: defaultdict[str, float] = defaultdict(float)
     numbers: defaultdict[str, int] = defaultdict(int)
@@ -236,10 +228,7 @@ def _errors(actual: Results, expected: Results) -> dict[tuple[str, str], float]:
 
 
 def _worst_example_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the norm of the worst example's difference over the mean norm of the examples.
-
-    One wrong example among many counts as if alone. Shapes: [examples, numbers].
-    """
+    """Return the error of the worst example of [examples, numbers], as if it were alone."""
     mean_norm = expected.norm(dim=-1).square().mean().sqrt().item()
     return _ratio((actual - expected).norm(dim=-1).max().item(), mean_norm)
 
@@ -258,10 +247,7 @@ def module_of(parameter: str) -> str:
 def prepare_feature_check(
     extractor: FeatureExtractor, examples: Examples, *, device: Device, precision: str
 ) -> Callable[[Examples], None]:
-    """Compute features of a few examples while the model is still on the CPU.
-
-    Return a function that raises ``DeviceDiffers`` if examples have stored other features.
-    """
+    """Compute features of a few examples on the CPU; return a check of those that are stored."""
     by_length = np.argsort(examples.lengths, kind="stable")
     indices = by_length[:: max(1, len(by_length) // _MAX_EXAMPLES)]
     padded_length = int(examples.lengths[indices].max())
@@ -277,9 +263,11 @@ def prepare_feature_check(
         # Logits have a smaller tolerance, for examples whose rounding is known.
         tolerance = _TOLERANCES[precision]["gradients"]
         if not error <= tolerance:
-            found = f"in the features of the frozen layers: off by {error:.2%}"
-            # The wrong ones are stored by now.
-            first = "finetune cache clear, then "
-            raise _device_differs(device, f"{found}, {tolerance:.2%} passes", first=first)
+            raise DeviceDiffers(
+                f"{device.name} differs from the CPU in the features of the frozen layers: off by "
+                f"{error:.2%}, {tolerance:.2%} passes",
+                # The wrong ones are stored by now.
+                remedy=f"finetune cache clear, then {_remedy(device)}",
+            )
 
     return check

@@ -2,14 +2,13 @@
 
 import shutil
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
-from prepared_runs import parameters_of, prepare_tiny, train_tiny, was_emitted
+from prepared_runs import parameters_of, train_tiny, was_emitted
 from tiny_runs import have_same_bits, run_tiny
 
 import finetune
@@ -17,7 +16,7 @@ from finetune.devices import host
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import Interrupted
-from finetune.events import Event, Info, Step, ignore
+from finetune.events import Event, Info, Step
 from finetune.files import read_json
 from finetune.runs.folder import RunFolder
 from finetune.runs.manifest import Manifest
@@ -50,19 +49,6 @@ def timing(monkeypatch: pytest.MonkeyPatch) -> PlantedTiming:
 
 def choose(cache: Path, *, device: Device | None = None, hidden_size: int = 32) -> str:
     return choose_precision(device or CpuDevice(), hidden_size=hidden_size, cache=cache).precision
-
-
-def test_an_encoder_layer_is_timed_within_a_second(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(host, "bf16_instructions", lambda: ["amx_bf16"])
-    random_state = torch.get_rng_state()
-    started = time.monotonic()
-    choice = choose_precision(CpuDevice(), hidden_size=64, cache=tmp_path)
-    assert time.monotonic() - started < 2
-    assert choice.milliseconds.keys() == {"fp32", "bf16"}
-    assert f"{choice.milliseconds['bf16']:,.1f} ms in bf16" in choice.reason
-    assert torch.equal(torch.get_rng_state(), random_state)
 
 
 def test_a_timing_is_kept_for_the_same_size_and_version_on_the_same_machine(
@@ -166,11 +152,3 @@ def test_a_resumed_run_keeps_its_precision_and_the_reason(
     results = finetune.run(resume_from_checkpoint=str(run), precision="auto")
     assert (timing.count, results.facts.precision) == (1, "bf16")
     assert results.facts.precision_reason == "it is planted"
-
-
-def test_a_given_precision_is_taken_without_a_timing(
-    timing: PlantedTiming, tiny_folder: Path
-) -> None:
-    preparation = prepare_tiny(tiny_folder, precision="bf16")
-    assert preparation.with_precision(emit=ignore) is preparation
-    assert timing.count == 0

@@ -8,9 +8,7 @@ from finetune.runs.checkpoint import read_checkpoint, write_checkpoint
 from finetune.training.snapshot import (
     Progress,
     capture_state,
-    load_trained_tensors,
     restore_state,
-    trained_tensors,
 )
 from finetune.training.step import TrainingState
 
@@ -26,8 +24,6 @@ def save(folder: Path, training_state: TrainingState, progress: Progress) -> Non
         ("full", "bf16", "adamw"),
         ("last-1", "fp32", "adamw"),
         ("full", "fp32", "adafactor"),
-        pytest.param("full", "fp32", "adamw", marks=pytest.mark.slow),
-        pytest.param("classifier", "fp32", "adamw", marks=pytest.mark.slow),
     ],
 )
 def test_interrupted_training_goes_on_bit_for_bit(
@@ -61,22 +57,6 @@ def test_progress_comes_back(tmp_path: Path) -> None:
     assert (
         restore_state(tiny_training_state(), *read_checkpoint(tmp_path / "checkpoint")) == progress
     )
-
-
-def test_trained_parameters_are_copied_in_place() -> None:
-    training_state = tiny_training_state(mode="head")
-    before = training_state.trained_parameters()
-    saved = {
-        name: torch.full_like(tensor, 0.5)
-        for name, tensor in trained_tensors(training_state).items()
-    }
-
-    load_trained_tensors(training_state, saved)
-
-    for name, parameter in training_state.trained_parameters().items():
-        assert parameter is before[name]
-        assert parameter.eq(0.5).all()
-        assert parameter.requires_grad
 
 
 def test_first_score_is_the_best_and_equal_ones_are_no_better() -> None:
