@@ -71,7 +71,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Balance:
-    """The largest and the smallest class with rows, the ratio of their rows, and rare classes."""
+    """The largest and the smallest class with rows, and rare classes."""
 
     largest: str
     smallest: str

@@ -134,10 +134,10 @@ def choose_text_columns(
     if reads_pairs and not text:
         text, pair = _find_pair(names, pair=pair) or (text, pair)
     if reads_pairs and not pair:
+        remedy = "name both with --text-column and --text-pair-column; there are: "
         raise DataNotFound(
             f"the model reads pairs of texts, but no two columns of {table} are named like a pair",
-            remedy="name both with --text-column and --text-pair-column; there are: "
-            f"{_listed(names)}",
+            remedy=remedy + _listed(names),
         )
     if not text:
         facts = [_Facts.of(columns[name], name) for name in names]

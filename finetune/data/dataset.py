@@ -24,7 +24,7 @@ class TextColumns(NamedTuple):
     """The texts of rows, and the second texts where the rows have pairs."""
 
     texts: pyarrow.ChunkedArray
-    pairs: pyarrow.ChunkedArray | None
+    pairs: pyarrow.ChunkedArray | None = None
 
     @property
     def columns(self) -> list[pyarrow.ChunkedArray]:
@@ -40,13 +40,11 @@ class TextColumns(NamedTuple):
 
     def slice(self, start: int, end: int) -> "TextColumns":
         """Return those of the rows from one to before another."""
-        texts, *pairs = (column.slice(start, end - start) for column in self.columns)
-        return TextColumns(texts, pairs[0] if pairs else None)
+        return TextColumns(*(column.slice(start, end - start) for column in self.columns))
 
     def take(self, rows: NDArray[np.int64]) -> "TextColumns":
         """Return those of some rows."""
-        texts, *pairs = (column.take(pyarrow.array(rows)) for column in self.columns)
-        return TextColumns(texts, pairs[0] if pairs else None)
+        return TextColumns(*(column.take(pyarrow.array(rows)) for column in self.columns))
 
 
 def make_dataset(texts: Any, labels: Any, *, task: Task, pairs: Any = None) -> Dataset:
@@ -81,8 +79,8 @@ def column_of(table: Dataset, name: str) -> pyarrow.ChunkedArray:
 
 def texts_of(table: Dataset) -> TextColumns:
     """Return the texts of rows, or their pairs."""
-    pairs = column_of(table, "text_pair") if "text_pair" in table.column_names else None
-    return TextColumns(column_of(table, "text"), pairs)
+    names = [name for name in ("text", "text_pair") if name in table.column_names]
+    return TextColumns(*(column_of(table, name) for name in names))
 
 
 def update_with_texts(digest: "hashlib._Hash", column: pyarrow.ChunkedArray) -> None:

@@ -69,8 +69,8 @@ def _read_classes(path: Path, options: DataConfig, *, emit: Emit) -> RawTable:
         together = Content(path, path, b"\n".join(contents))
         encoding = find_text(together, encoding=options.encoding).encoding
     except DataUnreadable:
-        for file, content in zip(files, contents, strict=True):  # which one it is
-            find_text(Content(file, file, content), encoding=options.encoding or "utf-8")
+        for file in files:  # which one it is
+            find_text(Content(file, file), encoding=options.encoding or "utf-8")
         raise
     classes = len({file.parent for file in files})
     emit(Info(f"reading {path}: {len(files):,} texts in {classes} folders, encoding {encoding}"))

@@ -80,26 +80,20 @@ def _read_by_line(text: TextFile, *, emit: Emit) -> pyarrow.Table:
     rows = [row for _, row in _numbered_objects(text)]
     columns, nested = {}, []
     for name in dict.fromkeys(name for row in rows for name in row):
-        values = [row.get(name) for row in rows]
-        if any(map(_is_nested, values)):
+        values = [_value_as_text(row.get(name)) for row in rows]
+        if None in values:
             nested.append(name)
         else:
-            columns[name] = pyarrow.array(map(_value_as_text, values), "string")
+            columns[name] = pyarrow.array(values, "string")
     report_left_out(nested, path=text.path, emit=emit)
     return pyarrow.table(columns)
 
 
-def _is_nested(value: Any) -> bool:
-    """Return whether a value of JSON is an object, or a list of more than texts and integers."""
-    if isinstance(value, list):
-        return not all(isinstance(one, str | int) for one in value)
-    return isinstance(value, dict)
-
-
-def _value_as_text(value: Any) -> str:
-    if isinstance(value, list):
+def _value_as_text(value: Any) -> str | None:
+    """Return a value of JSON; None for an object, or a list of more than texts and integers."""
+    if isinstance(value, list) and all(isinstance(one, str | int) for one in value):
         return json.dumps([as_text(one) for one in value], ensure_ascii=False)
-    return as_text(value)
+    return None if isinstance(value, list | dict) else as_text(value)
 
 
 def _numbered_objects(text: TextFile) -> Iterator[tuple[int, dict[str, Any]]]:

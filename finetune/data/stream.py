@@ -27,11 +27,6 @@ class Row:
     columns: Mapping[str, Any] = field(default_factory=dict)
     pair: str | None = None
 
-    @property
-    def has_text(self) -> bool:
-        """Whether neither the text nor that of a pair is blank."""
-        return all(text is None or text.strip() for text in (self.text, self.pair))
-
 
 def read_lines(stream: BinaryIO, *, name: str, encoding: str | None) -> Iterator[list[Row]]:
     """Yield the lines of a stream that are not blank, as many as there are at a time."""
@@ -63,12 +58,7 @@ def read_lines(stream: BinaryIO, *, name: str, encoding: str | None) -> Iterator
 
 
 def read_rows(
-    path: Path,
-    options: "DataConfig",
-    *,
-    as_lines: bool,
-    reads_pairs: bool = False,
-    emit: Emit,
+    path: Path, options: "DataConfig", *, as_lines: bool, reads_pairs: bool = False, emit: Emit
 ) -> Iterator[list[Row]]:
     """Return the texts of a table's text column, or the lines of another file, as they are read."""
     from finetune.data.encoding import find_text
@@ -117,10 +107,13 @@ def _read_table(
         )
         return Row(first, record, second if pairs else None)
 
+    def has_text(row: Row) -> bool:
+        return all(text is None or text.strip() for text in (row.text, row.pair))
+
     def rows() -> Iterator[list[Row]]:
         skipped, is_empty = 0, True
         for records in chain([sample], pieces):
-            with_text = [row for row in map(row_of, records) if row.has_text]
+            with_text = list(filter(has_text, map(row_of, records)))
             skipped += len(records) - len(with_text)
             if with_text:
                 is_empty = False

@@ -24,8 +24,6 @@ LINES = {
     "cp1251": "Этот фильм мне очень понравился,хорошо\nУжасное обслуживание в гостинице,плохо\n",
     "cp1253": "Η ταινία ήταν πολύ καλή,καλό\nΔεν θα ξαναπάμε ποτέ,κακό\n",
     "cp1252": "Die Bedienung war „wirklich“ sehr schön – für uns,gut\nIn Maßen gut,schlecht\n",
-    "latin-1": "Le café était délicieux, très bien,bon\nUne soirée décevante à oublier,mauvais\n",
-    "windows-1252": "Hyvää huomenta, elokuva oli pitkä,hyvä\nEi enää koskaan, töykeä,paha\n",
 }
 
 

@@ -62,9 +62,7 @@ def test_half_a_character_becomes_a_replacement(tmp_path: Path) -> None:
     ("line", "complaint"),
     [
         ('{"text": "a", "label": }', "line 2 of .* is not JSON, Expecting value at column 24"),
-        ("text,label", "line 2 .* is not JSON.*text,label"),
         ('["a", "b"]', "line 2 .* is not a JSON object"),
-        ('{"text": "a"} {"text": "b"}', "line 2 .* is not JSON"),
     ],
 )
 def test_a_line_that_is_no_object_is_an_error(tmp_path: Path, line: str, complaint: str) -> None:

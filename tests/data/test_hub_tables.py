@@ -89,24 +89,17 @@ def test_the_converted_branch_serves_a_set_that_a_script_makes(
     assert "rows.py" not in hub.downloads()
 
 
-@pytest.mark.parametrize("has_branch", [True, False])
-def test_without_parquet_files_of_lines_are_taken(
-    hub: HubServer, folder: Path, has_branch: bool
-) -> None:
-    if not has_branch:
-        del hub.folders["datasets"][f"{SET}@{CONVERTED_BRANCH}"]
+def test_without_parquet_files_of_lines_are_taken(hub: HubServer, folder: Path) -> None:
+    del hub.folders["datasets"][f"{SET}@{CONVERTED_BRANCH}"]
     write_lines(folder / "train.jsonl", "a", "b")
     write_lines(folder / "dev.jsonl", "c")
     assert texts_in(load()) == {"train": ["a", "b"], "validation": ["c"]}
 
 
-@pytest.mark.parametrize("on_main", [True, False])
-def test_one_of_several_data_sets_is_named_behind_a_colon(
-    hub: HubServer, folder: Path, converted: Path, on_main: bool
-) -> None:
+def test_one_of_several_data_sets_is_named_behind_a_colon(hub: HubServer, folder: Path) -> None:
     for part in ("mrpc", "rte"):
-        name = f"{part}/train-00000-of-00001.parquet" if on_main else f"{part}/train/0000.parquet"
-        write_parquet((folder if on_main else converted) / name, f"{part} a", f"{part} b")
+        name = f"{part}/train-00000-of-00001.parquet"
+        write_parquet(folder / name, f"{part} a", f"{part} b")
     assert texts_in(load(f"{SET}:rte")) == {"train": ["rte a", "rte b"]}
     assert not any("mrpc" in path for path in hub.downloads())
     with pytest.raises(DataError, match="several datasets: mrpc, rte") as raised:
@@ -137,17 +130,14 @@ def test_a_test_split_without_labels_is_left_out(hub: HubServer, folder: Path) -
     )
 
 
-@pytest.mark.parametrize("where", ["main", "converted", "lines"])
+@pytest.mark.parametrize("is_converted", [True, False])
 def test_the_cache_serves_a_set_when_the_hub_does_not_answer(
-    hub: HubServer, tmp_path: Path, folder: Path, converted: Path, where: str
+    hub: HubServer, tmp_path: Path, folder: Path, converted: Path, is_converted: bool
 ) -> None:
-    match where:
-        case "main":
-            write_parquet(folder / "data/train-00000-of-00001.parquet", "a", "b")
-        case "converted":
-            write_parquet(converted / "default/train/0000.parquet", "a", "b")
-        case "lines":
-            write_lines(folder / "train.jsonl", "a", "b")
+    if is_converted:
+        write_parquet(converted / "default/train/0000.parquet", "a", "b")
+    else:
+        write_lines(folder / "train.jsonl", "a", "b")
     online = texts_in(load())
     for home in (
         hub_client(endpoint="http://127.0.0.1:9", home=tmp_path / "home"),
