@@ -266,21 +266,20 @@ def training_workloads(selection: Selection) -> list[Workload]:
     sizes = _ARTICLE_BATCH_SIZES[:1] if selection.is_quick else _ARTICLE_BATCH_SIZES
     workloads = []
     for mode in MODES:
-        found = {device: by_mode.get(mode, 1) for device, by_mode in selection.found.items()}
+        found = [(by_mode.get(mode, 1), device) for device, by_mode in selection.found.items()]
         batches: list[tuple[int, str | None]] = [(rows, None) for rows in sizes]
-        batches += [(rows, device) for device, rows in found.items() if rows not in sizes]
+        batches += [pair for pair in found if pair[0] not in sizes]
         for rows, device in batches:
-            where = f", found on {device}" if device else ""
-            name = f"{mode}, {ARTICLE_TOKENS} tokens, batch {rows}{where}"
+            name = f"{mode}, {ARTICLE_TOKENS} tokens, batch {rows}"
+            name += f", found on {device}" if device else ""
             build = _build_article(mode, lengths)
             workloads.append(
                 Workload("training", name, build, rows, phases=("training",), device=device)
             )
         name, build = f"{mode}, as finetune run", partial(_build_run, mode, lengths)
+        rows, fewest = len(lengths), _BATCH_SIZE
         workloads.append(
-            Workload(
-                "training", name, build, len(lengths), min_rows=_BATCH_SIZE, phases=("training",)
-            )
+            Workload("training", name, build, rows, min_rows=fewest, phases=("training",))
         )
     return workloads
 
@@ -320,24 +319,22 @@ def _build_run(mode: Mode, lengths: np.ndarray, device: Device) -> Load:
     place(model, device.torch_device)
     padded_lengths = choose_padded_lengths(lengths, device.shapes)
 
-    def extract(examples: Examples) -> Examples:
-        if extractor is None:
-            return examples
-        # In an empty store any key will do.
-        layers = FrozenLayers(extractor, "", device, "fp32", structure.takes_4d_mask)
-        with tempfile.TemporaryDirectory() as folder:
-            return with_features(
-                examples, layers, TensorStore(Path(folder), limit_bytes=2**30),
-                padded_lengths=padded_lengths, batch_size=64, notes={"split": "train"}, emit=ignore,
-            )  # fmt: skip
-
     def load(rows: int) -> Steps:
         device.choose_attention(longest_tokens=padded_lengths[-1])
         inputs = inputs_of_texts(texts_of(lengths[:rows]), takes_4d_mask=structure.takes_4d_mask)
         labels, weights = np.arange(rows) % CLASSES, np.ones(rows, np.float32)
 
         def train() -> None:
-            examples = extract(Examples(inputs.inputs_of, inputs.lengths, labels, weights))
+            examples = Examples(inputs.inputs_of, inputs.lengths, labels, weights)
+            if extractor:
+                # In an empty store any key will do.
+                layers = FrozenLayers(extractor, "", device, "fp32", structure.takes_4d_mask)
+                with tempfile.TemporaryDirectory() as folder:
+                    examples = with_features(
+                        examples, layers, TensorStore(Path(folder), limit_bytes=2**30),
+                        padded_lengths=padded_lengths, batch_size=64, notes={"split": "train"},
+                        emit=ignore,
+                    )  # fmt: skip
             batches = plan_epoch(
                 examples.lengths, effective_batch_size=_BATCH_SIZE, padded_lengths=padded_lengths,
                 seed=SEED, epoch=0,

@@ -63,13 +63,12 @@ def test_more_layers_than_there_are_is_refused() -> None:
     assert "at most 3" in caught.value.remedy
 
 
-@pytest.mark.parametrize("mode", ["head", "classifier"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_head_over_a_frozen_core_trains_without_dropout(architecture: str, mode: str) -> None:
+def test_a_head_over_a_frozen_encoder_trains_without_dropout(architecture: str) -> None:
     model = tiny_model(architecture)
     model.config.classifier_dropout = 0.5
     structure = find_structure(model)
-    freeze_parameters(model, structure, mode=Mode(mode))
+    freeze_parameters(model, structure, mode=Mode("head"))
     inputs = random_examples(takes_4d_mask=structure.takes_4d_mask).inputs_of(np.arange(4), 12)
 
     set_training(model)

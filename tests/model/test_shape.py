@@ -1,10 +1,8 @@
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, SIZES, save_tiny_model, tiny_config, tiny_tokenizer
+from tiny_models import SIZES, save_tiny_model
 from transformers import (
     AutoModelForSequenceClassification,
     BertConfig,
@@ -14,7 +12,6 @@ from transformers import (
     XLNetConfig,
 )
 
-from finetune.errors import ModelUnsupported
 from finetune.model.load import load_model
 from finetune.model.shape import load_shape, most_positions
 from finetune.model.source import MINILM
@@ -49,39 +46,6 @@ def test_a_folder_needs_no_weights(tmp_path: Path) -> None:
     (folder / "model.safetensors").unlink()
     shape = load_shape(str(folder), revision=None)
     assert (shape.hidden_size, shape.num_hidden_layers) == (32, 3)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"model_type": "novel", "auto_map": {"AutoConfig": "custom.Config"}},
-        None,
-    ],
-)
-def test_a_config_that_no_text_classifier_can_be_built_from_is_refused(
-    change: dict[str, Any] | None, tmp_path: Path
-) -> None:
-    file = save_tiny_model(tmp_path / "tiny") / "config.json"
-    file.write_text(json.dumps(change and json.loads(file.read_text()) | change))
-    with pytest.raises(ModelUnsupported, match="does not load as a text classifier"):
-        load_shape(str(file.parent), revision=None)
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_positions_are_those_that_a_run_cuts_texts_to(architecture: str, tmp_path: Path) -> None:
-    folder = save_tiny_model(tmp_path / "tiny", architecture)
-    # Long enough that the model's own positions decide.
-    tokenizer = tiny_tokenizer()
-    tokenizer.model_max_length = 10_000
-    tokenizer.save_pretrained(folder)
-    text_model = load_model(
-        str(folder),
-        revision=None,
-        task=Single(["a", "b"]),
-        from_scratch=False,
-        emit=lambda event: None,
-    )
-    assert most_positions(tiny_config(architecture)) == text_model.max_tokens
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import torch
 from tiny_models import tiny_tokenizer
 
 from finetune.tokenization.encode import encode_texts
-from finetune.tokenization.examples import collate, fill_batch, prepare_mask
+from finetune.tokenization.examples import collate, prepare_mask
 
 MASK = torch.tensor([[True, True, True], [True, False, False]])
 TENSORS = {"input_ids": torch.ones(2, 3, dtype=torch.long), "attention_mask": MASK}
@@ -44,22 +44,11 @@ def test_every_column_has_its_own_padding() -> None:
     assert tensors["attention_mask"].tolist() == [[True, True, True, False, False]]
 
 
-def test_a_batch_is_filled_with_its_last_example() -> None:
-    assert fill_batch(np.array([4, 9, 7]), batch_size=5).tolist() == [4, 9, 7, 7, 7]
-    assert fill_batch(np.array([4, 9, 7]), batch_size=3).tolist() == [4, 9, 7]
+def test_masks_have_a_place_for_heads_and_queries_or_are_of_numbers() -> None:
+    ready = prepare_mask(TENSORS, takes_4d_mask=True)["attention_mask"]
+    usual = prepare_mask(TENSORS, takes_4d_mask=False)["attention_mask"]
 
-
-def test_ready_mask_has_a_place_for_heads_and_queries() -> None:
-    inputs = prepare_mask(TENSORS, takes_4d_mask=True)
-
-    assert inputs["attention_mask"].shape == (2, 1, 1, 3)
-    assert inputs["attention_mask"].dtype == torch.bool
-    assert torch.equal(inputs["attention_mask"][:, 0, 0], MASK)
-    assert inputs["input_ids"] is TENSORS["input_ids"]
-
-
-def test_usual_mask_is_of_numbers() -> None:
-    inputs = prepare_mask(TENSORS, takes_4d_mask=False)
-
-    assert inputs["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
-    assert inputs["attention_mask"].dtype == torch.int64
+    assert (ready.shape, ready.dtype) == ((2, 1, 1, 3), torch.bool)
+    assert torch.equal(ready[:, 0, 0], MASK)
+    assert usual.tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert usual.dtype == torch.int64
