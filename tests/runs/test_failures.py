@@ -6,11 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from datasets import Dataset, DatasetDict
 
 from finetune.config.schema import Config, TrainingConfig
 from finetune.devices.cpu import CpuDevice
-from finetune.errors import BatchDoesNotFit, Interrupted, LossNotFinite
+from finetune.errors import BatchDoesNotFit, Interrupted
 from finetune.runs.failures import failures_explained, interruption_explained
 from finetune.runs.folder import RunFolder
 
@@ -59,17 +58,3 @@ def test_memory_that_ran_out_asks_for_half_the_batch(
         raise MemoryError
     assert f"--batch-size {smaller}" in raised.value.remedy
     assert ("--resume-from-checkpoint" in raised.value.remedy) == can_resume
-
-
-def test_a_loss_that_is_not_finite_names_some_of_the_texts(tmp_path: Path) -> None:
-    train = Dataset.from_dict({"text": [f"text {n}" for n in (8, 5, 2, 1, 0)]})
-    preparation: Any = SimpleNamespace(splits=DatasetDict(train=train), device=CpuDevice())
-    with (
-        pytest.raises(LossNotFinite) as raised,
-        failures_explained(RunFolder(tmp_path), preparation),
-    ):
-        raise LossNotFinite("the loss is nan", remedy="lower it", examples=[1, 2, 3, 4])
-    assert raised.value.message == (
-        "the loss is nan, in a batch of 'text 5', 'text 2', 'text 1', 1 more"
-    )
-    assert raised.value.remedy == "lower it"

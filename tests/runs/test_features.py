@@ -300,22 +300,6 @@ def test_a_second_seed_has_no_forward_of_the_frozen_layers(
         assert was_emitted(emitted, Info, words)
 
 
-def test_damaged_features_are_reported_and_computed_again(
-    tiny_folder: Path, tmp_path: Path
-) -> None:
-    first = extract(tiny_folder, cache_dir=tmp_path, freeze_core=True)
-    expected = {name: one.clone() for name, one in first.train_features().items()}
-    for file in tmp_path.rglob("*.safetensors"):
-        content = file.read_bytes()
-        file.unlink()  # the first run has it mapped
-        file.write_bytes(content[:-8])
-    second = extract(tiny_folder, cache_dir=tmp_path, freeze_core=True)
-    assert sum("is damaged" in warning for warning in second.warnings()) == 2
-    assert have_same_bits(second.train_features(), expected)
-    third = extract(tiny_folder, cache_dir=tmp_path, freeze_core=True)
-    assert third.warnings() == first.warnings()
-
-
 def test_features_that_the_disk_has_no_room_for_are_computed_at_every_step(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

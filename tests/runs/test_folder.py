@@ -78,21 +78,6 @@ def test_folder_of_a_run_is_refused_with_three_suggestions(tmp_path: Path) -> No
         assert flag in refusal.value.remedy
 
 
-def test_overwritten_run_stays_until_the_new_one_deletes_it(tmp_path: Path) -> None:
-    make_run(tmp_path)
-
-    with RunFolder(tmp_path).create(overwrite=True) as folder:
-        folder.set_aside_previous()
-        assert content_of(tmp_path) == [
-            ".lock", "previous", "previous/config.yaml", "previous/model",
-            "previous/model/config.json",
-        ]  # fmt: skip
-        folder.config_file.touch()
-        folder.delete_previous()
-
-    assert content_of(tmp_path) == ["config.yaml"]
-
-
 @pytest.mark.parametrize("is_begun", [True, False])
 def test_overwritten_run_comes_back_when_the_new_one_leaves_nothing(
     tmp_path: Path, is_begun: bool

@@ -63,9 +63,3 @@ def test_the_configuration_keeps_what_was_chosen_by_default(
     assert config.model.model == str(tiny_folder)
     assert config.cache.cache_dir == str(tiny_folder.parent)
     assert (config.output.output_dir, config.output.overwrite) == (None, False)
-
-
-def test_real_tokens_are_a_share_of_what_the_batches_hold(tiny_folder: Path) -> None:
-    plan = prepare_tiny(tiny_folder).plan
-    held = sum(len(batch.indices) * batch.padded_length for batch in plan.batches(0))
-    assert plan.real_token_fraction() == pytest.approx(plan.lengths.sum() / held)

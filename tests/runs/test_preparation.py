@@ -18,14 +18,6 @@ from finetune.errors import (
 from finetune.events import Event, WarningMessage
 
 
-@pytest.mark.parametrize(("rows", "expected"), [(5, 5), (10_000, 729)])
-def test_the_training_rows_can_be_limited(rows: int, expected: int, tiny_folder: Path) -> None:
-    preparation = prepare_tiny(tiny_folder, max_train_samples=rows)
-    assert {split: len(one.labels) for split, one in preparation.examples.items()} == {
-        "train": expected, "validation": 81, "test": 270,
-    }  # fmt: skip
-
-
 def test_examples_are_the_rows_of_their_splits(tiny_folder: Path) -> None:
     preparation = prepare_tiny(tiny_folder, class_weights="balanced")
     for split, examples in preparation.examples.items():
