@@ -24,7 +24,7 @@ FASTER = 1.05
 def make_batch_sizes(preparation: Preparation, *, emit: Emit) -> tuple[BatchSize, BatchSize]:
     """Return the batch sizes of training and evaluation, one where both count as shapes."""
     options, device, plan = preparation.config.training, preparation.device, preparation.plan
-    assert isinstance(options.batch_size, int), "auto has been replaced by what was found"
+    assert isinstance(options.batch_size, int), "auto has been replaced"
     examples, processes = options.batch_size, preparation.processes.count
     if processes > 1:
         # Where batches are filled up, a larger size would fill them with repeated examples.
@@ -53,9 +53,9 @@ def with_batch_sizes(preparation: Preparation, *, emit: Emit) -> Preparation:
     rows_per_step = math.ceil(preparation.plan.rows_per_step / processes.count)
 
     def search(case: Case, largest: int = rows_per_step) -> SearchResult:
-        found = find(case, Search(device, config.search, largest, largest, cache, emit))
-        choices.append(_describe(found, case))
-        return found
+        result = find(case, Search(device, config.search, largest, largest, cache, emit))
+        choices.append(_describe(result, case))
+        return result
 
     with stage("batch size", emit):
         emit(Info("searching for the batch size"))
@@ -77,16 +77,16 @@ def with_batch_sizes(preparation: Preparation, *, emit: Emit) -> Preparation:
             case = replace(case, part="trainable")
         may_choose = case.mode.trains_encoder and text_model.model.supports_gradient_checkpointing
         if options.gradient_checkpointing is None and may_choose:
-            found, checkpointing = _search_both_ways(case, search, rows_per_step, emit=emit)
+            result, checkpointing = _search_both_ways(case, search, rows_per_step, emit=emit)
         else:
-            found, checkpointing = search(case), case.gradient_checkpointing
-        sizes = found.recommended, evaluation or found.recommended
+            result, checkpointing = search(case), case.gradient_checkpointing
+        sizes = result.recommended, evaluation or result.recommended
         all_sizes = processes.gather((*sizes, checkpointing))
-        training, evaluation = (min(one[i] for one in all_sizes) for i in (0, 1))
+        training, evaluation = (min(sizes[i] for sizes in all_sizes) for i in (0, 1))
         if is_one_size:
             training = evaluation = min(training, evaluation)
         # It only lowers the memory of those that did not need it.
-        checkpointing = any(one[2] for one in all_sizes)
+        checkpointing = any(sizes[2] for sizes in all_sizes)
         emit(Info(f"batch size: {training}, and {evaluation} without gradients"))
     if checkpointing:
         enable_gradient_checkpointing(text_model.model, device)
@@ -115,24 +115,24 @@ def _search_both_ways(
         if plain.recommended >= rows_per_step or not plain.is_short_of_memory:
             return plain, False
     emit(Info("searching again, with gradient checkpointing"))
-    found = search(replace(case, gradient_checkpointing=True))
-    is_on = found.examples_per_second >= FASTER * speed
+    checkpointed = search(replace(case, gradient_checkpointing=True))
+    is_on = checkpointed.examples_per_second >= FASTER * speed
     emit(
         Info(
             f"gradient checkpointing: {'on' if is_on else 'off'}, with it the batch size is "
-            f"{found.recommended} instead of {plain.recommended if plain else 0}, at "
-            f"{found.examples_per_second:.3g} instead of {speed:.3g} examples/s"
+            f"{checkpointed.recommended} instead of {plain.recommended if plain else 0}, at "
+            f"{checkpointed.examples_per_second:.3g} instead of {speed:.3g} examples/s"
         )
     )
-    return (found, True) if is_on or plain is None else (plain, False)
+    return (checkpointed, True) if is_on or plain is None else (plain, False)
 
 
-def _describe(found: SearchResult, case: Case) -> AutoTunedOption:
+def _describe(result: SearchResult, case: Case) -> AutoTunedOption:
     subject = "batch size without gradients" if case.part == "features" else "batch size"
     if case.gradient_checkpointing:
         subject = f"{subject}, with gradient checkpointing"
-    trials = {str(trial.batch_size): trial.examples_per_second for trial in found.trials}
-    failed = found.first_failed
-    note = f"{failed} does not fit into {found.budget_bytes / 2**30:.1f} GiB" if failed else ""
+    trials = {str(trial.batch_size): trial.examples_per_second for trial in result.trials}
+    failed = result.first_failed
+    note = f"{failed} does not fit into {result.budget_bytes / 2**30:.1f} GiB" if failed else ""
     speeds = {size: speed for size, speed in trials.items() if speed}
-    return AutoTunedOption(subject, str(found.recommended), "examples/s", speeds, note)
+    return AutoTunedOption(subject, str(result.recommended), "examples/s", speeds, note)

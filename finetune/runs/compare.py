@@ -170,8 +170,8 @@ def _finished_in(path: Path, *, emit: Emit) -> list[RunFolder]:
         )
     paths = sorted(path.iterdir(), key=_natural_order) if path.is_dir() else []
     # A link would name a run of this folder twice.
-    folders = [RunFolder(one) for one in paths if not one.is_symlink()]
-    runs = [one for one in folders if one.config_file.is_file()]
+    folders = [RunFolder(path) for path in paths if not path.is_symlink()]
+    runs = [folder for folder in folders if folder.config_file.is_file()]
     finished = [run for run in runs if run.has_finished]
     if not finished:
         raise NotARun(
@@ -267,4 +267,4 @@ def _differing_options(configs: Sequence[Config]) -> dict[str, list[Any]]:
         for option in OPTIONS.values()
         if option.name not in _OPTIONS_LEFT_OUT
     }
-    return {name: own for name, own in values.items() if any(value != own[0] for value in own)}
+    return {name: row for name, row in values.items() if any(value != row[0] for value in row)}

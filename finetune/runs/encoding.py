@@ -59,9 +59,9 @@ def encode_rows(
         hints.append("read all of it with --long-texts windows")
     _report_long_texts(examples, split, " or ".join(hints) or "shorten them", emit=emit)
     unknown_tokens = sum(part.count(text_model.tokenizer.unk_token_id) for part in encoded)
-    found = suggest_model(unknown_tokens=unknown_tokens, tokens=int(examples.lengths.sum()))
-    if found and split == "train":
-        emit(WarningMessage(found.finding, remedy=found.remedy))
+    advice = suggest_model(unknown_tokens=unknown_tokens, tokens=int(examples.lengths.sum()))
+    if advice and split == "train":
+        emit(WarningMessage(advice.finding, remedy=advice.remedy))
     return examples
 
 
@@ -101,13 +101,13 @@ def _read_or_encode(
         stored = store.read(key, emit=emit)
         if stored is None:
             encoded = _encode(part, text_model, config)
-            tensors = {name: torch.from_numpy(one) for name, one in encoded.to_arrays().items()}
+            tensors = {name: torch.from_numpy(array) for name, array in encoded.to_arrays().items()}
             notes = {"model": config.model.model, "mode": "token ids", "data": config.data.data}
             try:
                 stored = store.write(
                     key,
                     [tensors],
-                    size_bytes=sum(one.nbytes for one in tensors.values()),
+                    size_bytes=sum(tensor.nbytes for tensor in tensors.values()),
                     notes=notes | {"split": split, "rows": len(part.texts)},
                 )
             except OSError as error:
@@ -116,7 +116,7 @@ def _read_or_encode(
                 emit(WarningMessage(f"token ids {reason}: they stay in memory", remedy=remedy))
                 return encoded
         empty = _encode(part.slice(0, 0), text_model, config)
-        return empty.with_arrays({name: one.numpy() for name, one in stored[0].items()})
+        return empty.with_arrays({name: tensor.numpy() for name, tensor in stored[0].items()})
 
     emit(Info(f"encoding {len(texts.texts):,} {split} texts, except those already stored"))
     encoded, done = {}, 0

@@ -55,7 +55,7 @@ class RunFolder:
         self.checkpoints_folder = self.path / "checkpoints"
         # An earlier run, until the one that overwrites it has a model.
         self.previous_run = self.path / "previous"
-        self._layout = [one for name, one in vars(self).items() if name != "path"]
+        self._layout = [path for name, path in vars(self).items() if name != "path"]
         # How the model reads texts, and how confident it was on validation rows.
         self.inference_file = self.model_folder / "inference.json"
         self.confidences_file = self.model_folder / "confidences.json"
@@ -68,7 +68,7 @@ class RunFolder:
     @property
     def can_resume(self) -> bool:
         """Whether there is a checkpoint to resume from, and the configuration of its run."""
-        names = (one.name for one in self.checkpoints_folder.glob("step-*"))
+        names = (path.name for path in self.checkpoints_folder.glob("step-*"))
         # A kill leaves step-N.partial.
         has_checkpoint = any(name.removeprefix("step-").isdecimal() for name in names)
         return has_checkpoint and self.config_file.is_file()
@@ -155,12 +155,12 @@ class RunFolder:
                 f"{self.path} is a file", remedy="choose a folder with --output-dir"
             )
         check_writable(self.path)
-        names = {one.name for one in self.path.iterdir()} if self.path.exists() else set()
+        names = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
         if names <= IGNORED_NAMES:
             return
         names = {name.removesuffix(PARTIAL_SUFFIX) for name in names}
         is_run = not names.isdisjoint({self.config_file.name, LOCK_NAME})
-        if not is_run or not names <= {one.name for one in self._layout} | IGNORED_NAMES:
+        if not is_run or not names <= {path.name for path in self._layout} | IGNORED_NAMES:
             raise RunFolderNotEmpty(
                 f"{self.path} holds files that are not a run's",
                 remedy="choose another folder with --output-dir, or move the files away",
@@ -333,7 +333,7 @@ def _parse_seeds(content: Any) -> tuple[list[int], str | None]:
 
 def check_writable(path: Path) -> None:
     """Raise ``UsageError`` if a folder can't be created, or written to."""
-    existing = next(one for one in (path, *path.absolute().parents) if one.exists())
+    existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise UsageError(
             f"{path} can't be created or written to, because of {existing}",
@@ -344,7 +344,7 @@ def check_writable(path: Path) -> None:
 def next_free_folder(parent: Path, name: str) -> Path:
     """Return the first of ``parent/name``, ``parent/name-2``, ... that does not exist."""
     names = chain([name], (f"{name}-{number}" for number in count(2)))
-    return next(path for one in names if not os.path.lexists(path := parent / one))
+    return next(path for name in names if not os.path.lexists(path := parent / name))
 
 
 @contextmanager
@@ -398,5 +398,5 @@ def _examples(path: Path) -> str:
     """Return the paths of up to three run folders nearby, for an error message."""
     pattern = f"*/{RunFolder(path).config_file.name}"
     folders = [path, path.parent, path.parent.parent, RUNS_FOLDER]
-    found = next(filter(None, (sorted(folder.glob(pattern)) for folder in folders)), [])
-    return ", ".join(str(file.parent) for file in found[:3]) or "runs/trec-minilm-full"
+    files = next(filter(None, (sorted(folder.glob(pattern)) for folder in folders)), [])
+    return ", ".join(str(file.parent) for file in files[:3]) or "runs/trec-minilm-full"

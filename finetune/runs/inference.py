@@ -114,11 +114,11 @@ def find_lowest_probabilities(
             remedy="give --min-confidence, or make the run again with a --validation-fraction",
         )
 
-    def parse(found: dict[str, Any]) -> dict[str, tuple[NDArray[np.float64], NDArray[np.bool_]]]:
-        classes = {name: found["classes"][name] for name in task.class_names}
+    def parse(content: Any) -> dict[str, tuple[NDArray[np.float64], NDArray[np.bool_]]]:
+        rows = [(name, content["classes"][name]) for name in task.class_names]
         return {
-            name: (np.array(own["probabilities"], np.float64), np.array(own["is_right"], bool))
-            for name, own in classes.items()
+            name: (np.array(of_class["probabilities"], float), np.array(of_class["is_right"], bool))
+            for name, of_class in rows
         }
 
     classes = folder.read(folder.confidences_file, parse)

@@ -10,6 +10,11 @@ from finetune.events import Emit, Event, Step, Validation, WarningMessage
 from finetune.files import append_jsonl, write_jsonl
 from finetune.runs.folder import RunFolder
 
+STEP_FIELDS = (
+    *("step", "epoch", "loss", "learning_rate"),
+    *("examples_per_second", "memory_bytes", "held_bytes"),
+)
+
 
 class Journal:
     """An ``Emit`` that appends steps and validations to ``metrics.jsonl``.
@@ -48,16 +53,7 @@ def _row(event: Step | Validation) -> dict[str, Any]:
     if isinstance(event, Validation):
         metrics = {f"eval_{name}": value for name, value in event.metrics.items()}
         return {"kind": "validation", "step": event.step, "epoch": event.epoch, **metrics}
-    return {
-        "kind": "step",
-        "step": event.step,
-        "epoch": event.epoch,
-        "loss": event.loss,
-        "learning_rate": event.learning_rate,
-        "examples_per_second": event.examples_per_second,
-        "memory_bytes": event.memory_bytes,
-        "held_bytes": event.held_bytes,
-    }
+    return {"kind": "step", **{name: getattr(event, name) for name in STEP_FIELDS}}
 
 
 def continue_journal(folder: RunFolder, *, steps: int) -> None:

@@ -159,7 +159,7 @@ def read_environment(folder: RunFolder) -> tuple[int | None, Sequence[AutoTunedO
         choices = TypeAdapter(list[AutoTunedOption]).validate_python
         return folder.read(
             folder.environment_file,
-            lambda found: (int(found["threads"]), choices(found["choices"])),
+            lambda content: (int(content["threads"]), choices(content["choices"])),
         )
     return None, ()
 

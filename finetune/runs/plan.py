@@ -84,7 +84,8 @@ class TrainingPlan:
         """Return the fraction of the first epoch's tokens that are not padding."""
         filled_to = self.effective_batch_size if self.pads_batches else 1
         batches = [
-            replace(one, indices=self.examples.sequences_of(one.indices)) for one in self.batches(0)
+            replace(batch, indices=self.examples.sequences_of(batch.indices))
+            for batch in self.batches(0)
         ]
         return real_token_fraction(batches, self.lengths, filled_to=filled_to)
 

@@ -92,7 +92,7 @@ class RunDetails:
         parts = count_by_part(text_model.model, text_model.structure)
         return cls(
             choices=list(preparation.choices),
-            lengths={split: TextLengths.of(one) for split, one in preparation.examples.items()},
+            lengths={split: TextLengths.of(each) for split, each in preparation.examples.items()},
             parameters={part: ParameterCount(*counts) for part, counts in parts.items()},
         )
 
@@ -206,9 +206,9 @@ class RunResults:
             "details": asdict(self.details),
             **{
                 f"{prefix}_{name}": value
-                for prefix, found in scores.items()
-                if found is not None
-                for name, value in found.to_json().items()
+                for prefix, of_split in scores.items()
+                if of_split is not None
+                for name, value in of_split.to_json().items()
             },
             "calibration": self.calibration and asdict(self.calibration),
         }
@@ -218,20 +218,20 @@ def read_results(folder: RunFolder) -> RunResults:
     """Return what a finished run found, or raise ``NotARun``."""
     task = folder.read_task()
 
-    def parse(found: dict[str, Any]) -> RunResults:
+    def parse(content: dict[str, Any]) -> RunResults:
         def scores(prefix: str) -> Scores:
-            named = {name: one for name, one in found.items() if name.startswith(prefix)}
-            return Scores.from_json({name.removeprefix(prefix): named[name] for name in named})
+            names = [name for name in content if name.startswith(prefix)]
+            return Scores.from_json({name.removeprefix(prefix): content[name] for name in names})
 
         return RunResults(
             task=task,
-            facts=RunFacts(**{one.name: found[one.name] for one in fields(RunFacts)}),
-            training=TypeAdapter(TrainingMetrics).validate_python(found),
-            details=TypeAdapter(RunDetails).validate_python(found["details"]),
-            validation=scores("eval_") if "eval_loss" in found else None,
+            facts=RunFacts(**{field.name: content[field.name] for field in fields(RunFacts)}),
+            training=TypeAdapter(TrainingMetrics).validate_python(content),
+            details=TypeAdapter(RunDetails).validate_python(content["details"]),
+            validation=scores("eval_") if "eval_loss" in content else None,
             test=scores("test_"),
             output_dir=str(folder.path),
-            calibration=TypeAdapter(Calibration | None).validate_python(found["calibration"]),
+            calibration=TypeAdapter(Calibration | None).validate_python(content["calibration"]),
         )
 
     return folder.read(folder.results_file, parse)
@@ -261,7 +261,7 @@ class SeedResults:
         metrics = [run.test.metrics for run in self.runs.values()]
         if len(metrics) < 2:
             return {}
-        return {name: mean_interval([one[name] for one in metrics]) for name in metrics[0]}
+        return {name: mean_interval([of_run[name] for of_run in metrics]) for name in metrics[0]}
 
     @classmethod
     def read(
@@ -285,6 +285,6 @@ class SeedResults:
             "schema_version": SCHEMA_VERSION,
             "seeds": list(self.seeds),
             "best": None if self.best_seed is None else seed_name(self.best_seed),
-            "test": {name: asdict(one) for name, one in self.test.items()},
+            "test": {name: asdict(interval) for name, interval in self.test.items()},
             "runs": runs,
         }

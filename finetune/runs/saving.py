@@ -174,9 +174,9 @@ class Checkpoints:
 
         Damaged ones are skipped with a warning: a power cut may have torn the newest.
         """
-        found, progress = self.processes.broadcast(lambda: self._restore_main(training_state))
+        checkpoint, progress = self.processes.broadcast(lambda: self._restore_main(training_state))
         if not self.processes.is_main:
-            restore_state(training_state, *found)
+            restore_state(training_state, *checkpoint)
         return progress
 
     def _restore_main(
@@ -185,8 +185,8 @@ class Checkpoints:
         """Restore the main process; return what it has read, and where the run stands."""
         for folder in newest_first(self.folder.checkpoints_folder):
             try:
-                found = read_checkpoint(folder)
-                return found, restore_state(training_state, *found)
+                checkpoint = read_checkpoint(folder)
+                return checkpoint, restore_state(training_state, *checkpoint)
             except CheckpointDamaged as error:
                 message = error.message
             except StateUnusable as error:
@@ -208,9 +208,9 @@ def nothing_to_resume(folder: RunFolder) -> UsageError:
 
 
 def _fits_in_memory(tensors: Mapping[str, Tensors]) -> bool:
-    copy_bytes = sum(one.nbytes for named in tensors.values() for one in named.values())
+    copy_bytes = sum(tensor.nbytes for group in tensors.values() for tensor in group.values())
     return copy_bytes <= MAX_COPY_FRACTION * spare_bytes()
 
 
 def _copy(tensors: Tensors) -> Tensors:
-    return {name: one.to("cpu", copy=True) for name, one in tensors.items()}
+    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}

@@ -84,12 +84,11 @@ class TrainedModel:
         """Return the prediction for each text, of which there is at least one, or pair."""
         processes, options = self.predictor.processes, self.config.model
         # Each process encodes its own texts too.
-        own = processes.slice(len(texts))
-        found = None
-        if texts[own]:
+        share, logits = processes.slice(len(texts)), None
+        if texts[share]:
             encoded = self.text_model.encode(
-                texts[own],
-                pairs and pairs[own],
+                texts[share],
+                pairs and pairs[share],
                 max_length=options.max_length,
                 long_texts=options.long_text_handling,
             )
@@ -98,9 +97,10 @@ class TrainedModel:
                 # More texts may follow: lengths of powers of two give them the same shapes.
                 lengths = 2 ** np.ceil(np.log2(lengths)).astype(np.int64)
             alone = replace(self.predictor, processes=ALONE)
-            found = self._logits(self.text_model.inputs(encoded), lengths, alone)
-        logits = np.concatenate([one for one in processes.gather(found) if one is not None])
-        return self.text_model.task.predict(texts, logits, all_scores=all_scores)
+            logits = self._logits(self.text_model.inputs(encoded), lengths, alone)
+        all_logits = [part for part in processes.gather(logits) if part is not None]
+        task = self.text_model.task
+        return task.predict(texts, np.concatenate(all_logits), all_scores=all_scores)
 
     def logits(self, examples: ModelInputs) -> NDArray[np.float32]:
         """Return the logits of examples: float32 of shape [examples, classes], in their order."""
