@@ -1,14 +1,14 @@
 """``finetune export``: a run's model written for onnxruntime or Core ML."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from finetune.commands.console import format_size, show_lines, show_table
-from finetune.commands.options import Display, with_display
+from finetune.commands.options import Display, VersionedResult, with_display
 from finetune.errors import FinetuneError
 from finetune.events import Emit, Info, ignore
 from finetune.runs.folder import RunFolder, open_run_folder
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from finetune.runs.trained import TrainedModel
     from finetune.tokenization.examples import Examples
 
-SCHEMA_VERSION = 1
 # What the same arithmetic in another order may change.
 MAX_LOGIT_DIFFERENCE = 1e-4
 EXAMPLES = """\b
@@ -41,28 +40,20 @@ class ExportedFile:
 
 
 @dataclass(frozen=True)
-class OnnxExport:
+class OnnxExport(VersionedResult):
     """A folder with a model's ONNX files, its config and its tokenizer."""
 
     folder: str
     files: Sequence[ExportedFile]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return what ``finetune export onnx --json`` prints."""
-        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
-
 
 @dataclass(frozen=True)
-class CoreMLExport:
+class CoreMLExport(VersionedResult):
     """A Core ML program, and what was checked of it: all but its predictions, for want of a Mac."""
 
     path: str
     size_bytes: int
     program: "Program"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what ``finetune export coreml --json`` prints."""
-        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
 
 
 def export_onnx(

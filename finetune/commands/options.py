@@ -4,7 +4,7 @@ import os
 import types
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, get_args, get_origin
 
@@ -128,6 +128,14 @@ class Result(Protocol):
     def to_json(self) -> dict[str, Any]:
         """Return what ``--json`` prints."""
         ...
+
+
+class VersionedResult:
+    """A dataclass that is printed with all its fields."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``--json`` prints."""
+        return {"schema_version": 1, **asdict(self)}  # type: ignore[call-overload]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """``finetune push``: a finished run's model, uploaded to the Hugging Face Hub."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +9,11 @@ import click
 
 import finetune
 from finetune.commands.console import format_size, show_lines, show_table
-from finetune.commands.options import Display, with_display
+from finetune.commands.options import Display, VersionedResult, with_display
 from finetune.errors import NotARun, UsageError
 from finetune.events import Emit, Info, WarningMessage, ignore
 from finetune.runs.folder import open_run_folder
 
-SCHEMA_VERSION = 1
 EXAMPLES = """\b
 Examples:
   finetune push runs/demo ada/demo --dry-run     list what would be uploaded
@@ -31,17 +30,13 @@ class PushedFile:
 
 
 @dataclass(frozen=True)
-class Push:
+class Push(VersionedResult):
     """What is on the Hub, or in a dry run would be; ``commit`` is None in a dry run."""
 
     url: str
     public: bool
     files: Sequence[PushedFile]
     commit: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what ``finetune push --json`` prints."""
-        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
 
 
 def push(

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from finetune.errors import FinetuneError, ModelUnsupported, UsageError
-from finetune.export.folder import silence, writing_export
+from finetune.errors import FinetuneError, ModelUnsupported
+from finetune.export.folder import example_inputs, import_extra, silence, writing_export
 from finetune.model.load import TextModel
 from finetune.tokenization.examples import prepare_mask
 
@@ -26,15 +26,10 @@ FOLDED = re.compile(r"rel_embeddings|\bencoder\.LayerNorm|pos_(key_|query_|q_)?p
 
 @dataclass(frozen=True)
 class Program:
-    """What coremltools reads of a program.
+    """What coremltools reads of a program, which takes ``shortest`` to ``longest`` tokens.
 
-    Args:
-        inputs: Their names: int32 of shape [1, tokens].
-        shortest: Fewest tokens.
-        longest: Most tokens.
-        operations: Without constants.
-        parameters: Tensors of the model that are in the program, rounded to fp16.
-        folded: Names of those that coremltools has folded into other constants.
+    ``operations`` do not count constants; ``parameters`` counts tensors of the model, rounded to
+    fp16, without those that coremltools has ``folded`` into other constants.
     """
 
     inputs: Sequence[str]
@@ -62,15 +57,7 @@ class _Logits(nn.Module):
 
 def import_converter() -> Any:
     """Return the module ``coremltools``; UsageError without the extra ``coreml``."""
-    try:
-        with silence():
-            import coremltools
-    except ImportError as error:
-        raise UsageError(
-            f"export to Core ML needs the package {error.name}",
-            remedy="pip install 'finetune-mps[coreml]'",
-        ) from error
-    return coremltools
+    return import_extra("coremltools", extra="coreml")
 
 
 def write_coreml(text_model: TextModel, folder: Path, *, max_length: int) -> None:
@@ -97,13 +84,10 @@ def _convert(text_model: TextModel, *, max_length: int) -> Any:
     coremltools = import_converter()
     model: nn.Module = text_model.model
     model.eval()
-    names = text_model.tokenizer.model_input_names
-    example = {name: torch.zeros(1, EXAMPLE_TOKENS, dtype=torch.long) for name in names}
-    example["input_ids"] += text_model.tokenizer.sep_token_id or 1
-    example["attention_mask"] += 1
+    example = example_inputs(text_model, 1, EXAMPLE_TOKENS)
     length = torch.export.Dim("length", min=MIN_LENGTH, max=max_length)
     exported = torch.export.export(
-        _Logits(text_model), (example,), dynamic_shapes=({name: {1: length} for name in names},)
+        _Logits(text_model), (example,), dynamic_shapes=({name: {1: length} for name in example},)
     )
     aten = torch.ops.aten
     operators_that_coremltools_lacks = {
@@ -118,7 +102,7 @@ def _convert(text_model: TextModel, *, max_length: int) -> Any:
         skip_model_load=True,
     )
     description = program.get_spec()
-    for name in names:  # torch.export names them after the argument that holds them
+    for name in example:  # torch.export names them after the argument that holds them
         coremltools.utils.rename_feature(description, f"inputs_{name}", name)
     # The conversion to float32 drops the shape.
     (logits,) = description.description.output

@@ -1,15 +1,43 @@
-"""The folder of an export: written whole, and nothing replaced that is not an export."""
+"""What exports share: packages, example inputs, and a folder that is written whole."""
 
 import contextlib
 import io
 import logging
 import warnings
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from finetune.errors import NotWritten, UsageError
 from finetune.files import writing_folder
 from finetune.model.load import TextModel
+
+
+def import_extra(*modules: str, extra: str) -> Any:
+    """Import the modules of an extra and return the first; UsageError if one is missing."""
+    try:
+        with silence():
+            first, *_ = map(import_module, modules)
+    except ImportError as error:
+        raise UsageError(
+            f"this export needs the package {error.name}",
+            remedy=f"pip install 'finetune-mps[{extra}]'",
+        ) from error
+    return first
+
+
+def example_inputs(text_model: TextModel, *shape: int) -> dict[str, torch.Tensor]:
+    """Return int64 inputs without padding, from which some models count positions."""
+    inputs = {
+        name: torch.zeros(shape, dtype=torch.long)
+        for name in text_model.tokenizer.model_input_names
+    }
+    inputs["input_ids"] += text_model.tokenizer.sep_token_id or 1
+    inputs["attention_mask"] += 1
+    return inputs
 
 
 @contextlib.contextmanager
@@ -23,8 +51,8 @@ def writing_export(text_model: TextModel, folder: Path, *, name: str) -> Iterato
             f"{folder} is or holds the current folder, and an export replaces what is there",
             remedy="name a new folder with --output-dir",
         )
-    is_empty = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-    if not is_empty and not (folder / name).exists():
+    is_new = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    if not is_new and not (folder / name).exists():
         raise UsageError(
             f"{folder} holds something that no export wrote",
             remedy="name a new folder with --output-dir",

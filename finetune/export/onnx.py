@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from finetune.errors import ModelUnsupported, UsageError
-from finetune.export.folder import silence, writing_export
+from finetune.errors import ModelUnsupported
+from finetune.export.folder import example_inputs, import_extra, silence, writing_export
 from finetune.model.load import TextModel
 from finetune.runs.trained import TrainedModel
 from finetune.tasks.base import Task
@@ -32,10 +32,9 @@ class Verification:
     """An exported model beside the run's, in fp32 on the CPU, on the same rows.
 
     Args:
-        same_labels: Share of the rows that get the same labels, in 0..1.
-        largest_logit_difference: Over all rows and outputs; if logits go beyond 1, as numbers in
-            their own units may, relative to the largest.
-        milliseconds_per_text: Of the exported model at batch size 1: a median.
+        same_labels: Fraction of the rows that get the same labels, in 0..1.
+        largest_logit_difference: Relative to the largest logit, if that is beyond 1.
+        milliseconds_per_text: The median at batch size 1.
     """
 
     samples: int
@@ -76,16 +75,7 @@ class _Logits(nn.Module):
 
 def import_runtime() -> Any:
     """Return the module ``onnxruntime``; UsageError without the extra ``onnx``."""
-    try:
-        import onnx  # noqa: F401
-        import onnxruntime
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise UsageError(
-            f"export to ONNX needs the package {error.name}",
-            remedy="pip install 'finetune-mps[onnx]'",
-        ) from error
-    return onnxruntime
+    return import_extra("onnxruntime", "onnx", "onnxscript", extra="onnx")
 
 
 def write_onnx(text_model: TextModel, folder: Path, *, quantizes: bool) -> None:
@@ -110,12 +100,9 @@ def write_onnx(text_model: TextModel, folder: Path, *, quantizes: bool) -> None:
 def _write_model(text_model: TextModel, file: Path) -> None:
     model: nn.Module = text_model.model
     model.eval()
-    names = list(text_model.tokenizer.model_input_names)
+    example = example_inputs(text_model, *EXAMPLE_SHAPE)
+    names = list(example)
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=text_model.max_tokens)
-    # Any token but padding, since some models count positions from there.
-    example = {name: torch.zeros(EXAMPLE_SHAPE, dtype=torch.long) for name in names}
-    example["input_ids"] += text_model.tokenizer.sep_token_id or 1
-    example["attention_mask"] += 1
     try:
         with silence():
             program = torch.onnx.export(
