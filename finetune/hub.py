@@ -42,10 +42,8 @@ class Repository:
 
     def fetch(self, names: Iterable[str]) -> Path:
         """Return the folder with these files; those that the cache lacks are downloaded."""
-        folder, needed = (
-            _cache_of(self.repo_type, self.name) / "snapshots" / self.commit,
-            list(names),
-        )
+        folder = _cache_of(self.repo_type, self.name) / "snapshots" / self.commit
+        needed = list(names)
         patterns = [glob.escape(name) for name in needed if not (folder / name).is_file()]
         if patterns and self.unreachable:
             raise self.unreachable

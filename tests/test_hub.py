@@ -83,13 +83,6 @@ def test_a_model_comes_with_what_it_needs_and_nothing_else(
         assert (folder / name).read_bytes() == (model_folder / name).read_bytes()
 
 
-def test_a_cached_model_is_not_downloaded_again(hub: HubServer) -> None:
-    folder = fetch_model(MODEL, revision=None)
-    hub.requests.clear()
-    assert fetch_model(MODEL, revision=None) == folder
-    assert hub.downloads() == []
-
-
 def test_a_sharded_model_comes_with_the_shards_that_its_index_names(
     hub: HubServer, model_folder: Path
 ) -> None:

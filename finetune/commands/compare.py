@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from finetune.commands.console import shorten, show_lines, show_table
+from finetune.commands.console import show_lines, show_result_table
 from finetune.commands.options import Display, with_display
 from finetune.errors import NotWritten
 from finetune.events import Emit, ignore
@@ -89,8 +89,7 @@ def _show(comparison: "Comparison", *, page: Path | None) -> None:
 
     for table in tabulate(comparison):
         show_lines(table.title, "")
-        rows = [[*map(shorten, row)] for row in table.rows]
-        show_table(table.columns, rows, numbers=table.columns[table.text_columns :])
+        show_result_table(table)
         if table.note:
             show_lines(*click.wrap_text(table.note).splitlines())
     if page is not None:

@@ -13,6 +13,7 @@ from finetune.escaping import escape_controls, escape_line
 
 if TYPE_CHECKING:
     from finetune.tasks.scores import Scores
+    from finetune.tasks.tables import Table
 
 LINE_WITHOUT_END = 1_000_000
 MAX_EXAMPLE = 60
@@ -59,6 +60,12 @@ def show_table(
     Console(width=width, **LITERAL).print(table)
 
 
+def show_result_table(table: "Table") -> None:
+    """Print a table of results on standard output, with short texts."""
+    rows = [[*map(shorten, row)] for row in table.rows]
+    show_table(table.columns, rows, numbers=table.columns[table.text_columns :])
+
+
 def show_facts(facts: Mapping[str, Any]) -> None:
     """Print names and values in two columns on standard output."""
     show_table(("", ""), [(name.replace("_", " "), as_text(one)) for name, one in facts.items()])
@@ -72,8 +79,7 @@ def show_scores(title: str, scores: "Scores") -> None:
     show_lines(title, *values)
     if table := scores.table:
         show_lines()
-        rows = [[*map(shorten, row)] for row in table.rows]
-        show_table(table.columns, rows, numbers=table.columns[table.text_columns :])
+        show_result_table(table)
 
 
 def shorten(text: str) -> str:

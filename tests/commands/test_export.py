@@ -43,15 +43,6 @@ def test_without_the_extra_an_error_names_it(
     assert not (finished_run / "onnx").exists()
 
 
-def test_a_folder_that_can_not_be_made_is_named(
-    command: "Command", finished_run: Path, tmp_path: Path
-) -> None:
-    pytest.importorskip("onnxscript", reason="needs the extra onnx")
-    (tmp_path / "file").write_text("")
-    done = command("export", "onnx", finished_run, "--output-dir", tmp_path / "file" / "exported")
-    done.assert_refused(1, f"{tmp_path}/file/exported can't be written", "--output-dir")
-
-
 def test_export_to_core_ml_names_its_extra(
     command: "Command", finished_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

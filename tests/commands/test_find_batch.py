@@ -1,18 +1,15 @@
 """``finetune find-batch``, as a function and as a command."""
 
 import json
-import signal
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from batch_finder.simulated_machines import GIB, SimulatedMachine, SimulatedRunner, runner
 from batch_finder.test_results import ESTIMATE, RESULT
-from held import FINETUNE, Hold, Start
 from tiny_models import save_tiny_model
 from tiny_runs import Command, Outcome
 
@@ -404,24 +401,3 @@ def test_estimates_say_once_what_each_is_based_on(capsys: pytest.CaptureFixture[
         "head, last-2, no stored features: a guess",
         "head at 512 tokens: features are extracted with --eval-batch-size 1,500",
     ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_no_child_outlives_the_command(
-    number: signal.Signals, start: Start, tiny_folder: Path, tmp_path: Path
-) -> None:
-    hold = Hold(tmp_path, "finetune.batch_finder.trial_model:TrialModel.take_step")
-    process = start(
-        *FINETUNE, "find-batch", "--model", tiny_folder, "--device", "cpu", "--max-length", "64",
-        "--fresh", "--output-dir", tmp_path / "found",
-        environment=hold.environment(),
-    )  # fmt: skip
-    hold.wait(process)
-    children = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert children
-    assert process.returncode == (130 if number is signal.SIGINT else -number)
-    assert ("error: stopped" in errors) == (number is signal.SIGINT)
-    assert psutil.wait_procs(children, timeout=60)[1] == []

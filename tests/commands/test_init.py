@@ -51,20 +51,6 @@ def test_a_table_is_seen_with_its_columns_classes_and_splits(tmp_path: Path) -> 
     assert facts.longest_characters == len("It was praise and 29.")
 
 
-def test_the_reason_of_a_column_is_its_name_its_values_or_the_user(tmp_path: Path) -> None:
-    table = [{"Text": row["text"], "kind": row["label"]} for row in rows()]
-    facts = look(tmp_path, table)
-    assert facts.text_reason == "its name says so"
-    assert facts.label_reason == "20 rows have 2 different values"
-
-    facts = look(tmp_path, [{"remark": row["text"], "kind": row["label"]} for row in rows()])
-    assert facts.text_reason == "its values have 20 characters on average"
-
-    facts = look(tmp_path, table, text_column="Text", label_column="kind")
-    assert facts.text_reason == "as --text-column says"
-    assert facts.label_reason == "as --label-column says"
-
-
 def test_the_configuration_names_the_table_and_leaves_the_rest_at_its_default(
     tmp_path: Path,
 ) -> None:
