@@ -52,12 +52,8 @@ class Child:
             start_new_session=True,
             env=environment_outside_group() | import_environment(),
         )
+        self.process_id = self._process.pid
         self._received = b""
-
-    @property
-    def process_id(self) -> int:
-        """The child's process id."""
-        return self._process.pid
 
     def send(self, request: Any) -> None:
         """Write a line to the child; if it has ended, ``receive`` says so."""
@@ -110,9 +106,8 @@ class Child:
 
     def describe_end(self) -> str:
         """Return why the child has ended, and the last line of its standard error."""
-        status = self.exit_status()
-        lines = self.error_lines() or ["it wrote no error"]
-        return f"the process {status}: {lines[-1]}"
+        *_, last_line = ["it wrote no error", *self.error_lines()]
+        return f"the process {self.exit_status()}: {last_line}"
 
 
 @contextlib.contextmanager

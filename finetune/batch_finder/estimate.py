@@ -58,6 +58,17 @@ class Calibration:
             example_bytes=self.slope * live.example_bytes,
         )
 
+    def describe(self, case: Case) -> str:
+        """Say what an estimate for a case rests on."""
+        encoder = "trains" if _trains_encoder(case) else "is frozen"
+        basis = f"{self.measurements} measurements on {case.device} where the encoder {encoder}"
+        if not self.measurements:
+            basis = f"no measurements of this project's own on {case.device}"
+        return (
+            f"the live tensors of a step, times {self.slope:.2f}, plus "
+            f"{gibibytes(self.offset_bytes)}: from {basis}; {self.source}"
+        )
+
 
 def estimate_parts(case: Case, mac: Mac, *, stores_features: bool, limit: int) -> EstimateResult:
     """Estimate the batch sizes, up to a limit, of all parts of a model on a Mac."""
@@ -91,7 +102,7 @@ def estimate(case: Case, mac: Mac, *, limit: int) -> EstimateResult:
         batch=batch,
         lowest_batch=lowest,
         highest_batch=highest,
-        basis=_basis(case, calibration),
+        basis=calibration.describe(case),
     )
 
 
@@ -104,9 +115,6 @@ def live_peaks(case: Case, batch_sizes: Sequence[int]) -> list[int]:
     """Take steps one after another; return the most bytes of tensors alive in each.
 
     The first begins without optimizer state. An evaluation keeps less and is left out.
-
-    Raises:
-        ModelUnsupported: If the model can't be split into the case's part, or can't be estimated.
     """
     # Where a model with trainable layers can be split depends on the tensors' values; unsplit, its
     # frozen layers run as well and keep nothing.
@@ -181,17 +189,6 @@ def load_calibration(case: Case) -> Calibration:
 def _trains_encoder(case: Case) -> bool:
     """Return whether the encoder's graph decides the peak, and not only its forward."""
     return case.part != "features" and case.mode.trains_encoder
-
-
-def _basis(case: Case, calibration: Calibration) -> str:
-    encoder = "trains" if _trains_encoder(case) else "is frozen"
-    origin = f"{calibration.measurements} measurements on {case.device} where the encoder {encoder}"
-    if not calibration.measurements:
-        origin = f"no measurements of this project's own on {case.device}"
-    return (
-        f"the live tensors of a step, times {calibration.slope:.2f}, plus "
-        f"{gibibytes(calibration.offset_bytes)}: from {origin}; {calibration.source}"
-    )
 
 
 @cache

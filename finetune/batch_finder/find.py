@@ -69,11 +69,6 @@ def find(case: Case, where: Search) -> SearchResult:
 
     No size is tried that the device computes wrongly. With more memory than an earlier search
     had, this one begins where that one ended.
-
-    Raises:
-        BatchDoesNotFit: If not even one example fits.
-        TrialFailed: If a trial failed for another reason than memory.
-        ModelUnsupported: If the model can't be split into the case's part.
     """
     started = time.perf_counter()
     device, time_limit = where.device, where.options.time_limit

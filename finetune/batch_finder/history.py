@@ -22,8 +22,7 @@ class History:
     """The bounds of a search and its trials.
 
     Args:
-        first: Size to begin with; None for a small one. Where the device slows down, the search
-            begins with one example: only the speed of a size that fits shows that another swaps.
+        first: Size to begin with; None for a small one.
         time_limit_seconds: No trial is begun that would probably end later, except those without
             which there is no result.
         slows_down: Whether the device swaps rather than refuse memory, so that a size which strains

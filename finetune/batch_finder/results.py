@@ -28,11 +28,8 @@ def identity_of(case: Case) -> dict[str, Any]:
 class _Result:
     """What a search and an estimate have in common.
 
-    Args:
-        stores_features: Whether steps take stored features of the frozen layers.
-        budget_bytes: Memory that training may take; None where nothing fits.
-        features_batch: Batch size to extract the features with, and to evaluate; None without.
-        peak_bytes: Peak memory at the largest batch sizes, None where unknown.
+    ``budget_bytes`` is what training may take, None where nothing fits. ``features_batch`` is for
+    extracting features and evaluating. ``peak_bytes`` is at the largest sizes, None where unknown.
     """
 
     device: str
@@ -85,13 +82,9 @@ def least_of(results: Sequence[BatchResult]) -> BatchResult:
 
 @dataclass(frozen=True, kw_only=True)
 class EstimateResult(_Result):
-    """The batch sizes that are expected of a model in one mode on a machine.
+    """The largest batch that is expected to fit, with the bounds of its error; 0 if none does.
 
-    Args:
-        batch: Largest that is expected to fit; 0 where not even one example does.
-        lowest_batch: What fits if the memory is underestimated as far as it may be.
-        highest_batch: What fits if it is overestimated as far as it may be.
-        basis: What the numbers rest on, for the user.
+    ``basis`` tells the user what the numbers rest on.
     """
 
     batch: int

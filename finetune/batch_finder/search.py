@@ -93,10 +93,6 @@ def search(run: RunTrial, *, run_afresh: RunTrial, history: History) -> SearchRe
     """Find the largest batch size that fits, which a fresh process has confirmed, and the fastest.
 
     Memory need not be monotone and trials need not agree: a size that failed once is not returned.
-
-    Raises:
-        BatchDoesNotFit: If not even one example fits.
-        TrialFailed: If a trial failed for another reason than memory, or timed out at one example.
     """
     while following := _next_size(history):
         size, is_fresh = following
@@ -179,6 +175,7 @@ def _bracketing_size(history: History) -> int | None:
 def _first_size(history: History) -> int:
     """Return the size to try while none has passed."""
     if history.slows_down:
+        # Only the speed of a size that fits shows that a larger one swaps.
         return 1
     if not history.trials:
         return min(history.first or FIRST_SIZE, history.limit)

@@ -92,11 +92,7 @@ class TrialModel:
 
 
 def build_trial_model(case: Case, *, device: Device) -> TrialModel:
-    """Build a case's model and make it ready for its steps.
-
-    Raises:
-        ModelUnsupported: If it can't be split into the case's part, or can't recompute activations.
-    """
+    """Build a case's model and make it ready for its steps."""
     device.choose_attention(longest_tokens=case.padded_length)
     # Random weights take the CPU seconds, but splitting a model needs them there.
     is_made_there = case.part == "whole" and not device.memory.is_shared

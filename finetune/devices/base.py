@@ -21,29 +21,23 @@ class OutOfMemoryElsewhere(RuntimeError):
 
 
 class Device:
-    """Where a model trains.
-
-    Attributes:
-        precisions: Number formats that it can compute in, fp32 first.
-        fused_adamw_scales_gradients: Whether fused AdamW divides the gradients by a scale.
-        captures: Whether ``capture`` returns a function.
-        prefetch_tokens: Tokens of the batches that are copied to it together.
-        has_silent_faults_in_16_bits: Whether ``doctor --parity`` has to pass before 16 bits are
-        used
-            by default, since results may be wrong without an error.
-        times_bf16: Whether bf16 may be slower than fp32, and is timed before it is used by default.
-        is_reference: Whether other devices are compared with it.
-    """
+    """Where a model trains."""
 
     name: str
     description: str
     torch_device: torch.device
+    # Number formats that it can compute in, fp32 first.
     precisions: tuple[str, ...]
     fused_adamw_scales_gradients = True
+    # Whether ``capture`` returns a function.
     captures = False
+    # Tokens of the batches that are copied to it together.
     prefetch_tokens = 0
+    # Whether ``doctor --parity`` has to pass before 16 bits are used by default.
     has_silent_faults_in_16_bits = False
+    # Whether bf16 may be slower than fp32, and is timed before it is used by default.
     times_bf16 = False
+    # Whether other devices are compared with it.
     is_reference = False
     memory: "DeviceMemory"
     shapes: "BatchShapes"
@@ -129,18 +123,15 @@ class CapturedFunction(ABC):
 
 
 class DeviceMemory(ABC):
-    """The memory of a device, as far as this process sees it.
+    """The memory of a device, as far as this process sees it."""
 
-    Attributes:
-        is_shared: Whether tensors are in the machine's own memory, where too many harm all
-        processes. swaps: Whether memory beyond what is free is swapped to disk, slowly, instead of
-        refused. out_of_memory_errors: Raised only if memory ran out. out_of_memory_texts: In the
-        text of a RuntimeError that says so.
-    """
-
+    # Whether tensors are in the machine's own memory, where too many harm all processes.
     is_shared = False
+    # Whether memory beyond what is free is swapped to disk, slowly, instead of refused.
     swaps = False
+    # Raised only if memory ran out.
     out_of_memory_errors: tuple[type[BaseException], ...] = ()
+    # In the text of a RuntimeError that says so.
     out_of_memory_texts: tuple[str, ...]
 
     @abstractmethod

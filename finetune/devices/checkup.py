@@ -21,11 +21,10 @@ _DRIVER_SECONDS = 20
 
 def check_gpus() -> Iterator[Check]:
     """Yield a description of each kind of GPU, or why it can't be used."""
-    describe = {"mps": describe_mps, "cuda": describe_cuda}
-    for name in describe:
+    for name, describe in (("mps", describe_mps), ("cuda", describe_cuda)):
         unusable = DEVICES[name].why_not_usable()
         if unusable is None:
-            yield from describe[name]()
+            yield from describe()
         elif unusable.is_absent:
             yield Check(name, "ok", unusable.reason)
         else:
@@ -49,10 +48,8 @@ def describe_mps() -> Iterator[Check]:
     total_bytes = psutil.virtual_memory().total
     recommended_bytes = torch.mps.recommended_max_memory()
     finding = f"recommended working set {gibibytes(recommended_bytes)} of {gibibytes(total_bytes)}"
-    limit_bytes = int(high_ratio() * recommended_bytes)
-    if limit_bytes == 0:
-        finding += "; PyTorch's limit is lifted"
-    else:
+    # check_watermarks warns of a limit that was lifted.
+    if limit_bytes := int(high_ratio() * recommended_bytes):
         finding += f"; PyTorch refuses more than {gibibytes(limit_bytes)}"
     if limit_bytes > total_bytes:
         finding += ", and the Mac swaps before"

@@ -65,8 +65,8 @@ class CudaDevice(Device):
                 remedy="install a PyTorch with CUDA from pytorch.org, or use --device cpu",
                 is_absent=True,
             )
-        if torch.cuda.is_available() and (shared := _take_own_gpu()):
-            return shared
+        if torch.cuda.is_available():
+            _take_own_gpu()
         failure = why_operation_fails(CudaDevice.torch_device)
         if failure is None:
             return None
@@ -258,16 +258,7 @@ class CudaGraphs(CapturedFunction):
         return replay
 
 
-def _take_own_gpu() -> Unusable | None:
-    """Make the GPU of this process's local rank current; return why there is none."""
-    local_rank = int(os.environ.get("LOCAL_RANK") or 0)
-    local_processes = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-    gpus = torch.cuda.device_count()
-    if local_processes > gpus > 1:
-        return Unusable(
-            f"{local_processes} processes were started on this host, which has {gpus} GPUs",
-            remedy="start one process for each GPU",
-        )
-    if local_rank:
-        torch.cuda.set_device(local_rank % gpus)
-    return None
+def _take_own_gpu() -> None:
+    """Make the GPU of this process's local rank current; ``make_group`` refuses shared ones."""
+    if local_rank := int(os.environ.get("LOCAL_RANK") or 0):
+        torch.cuda.set_device(local_rank % torch.cuda.device_count())

@@ -16,7 +16,6 @@ _RESERVE_SHARE = 0.05
 # Systems move single pages to the disk at any time; this is more than that.
 _MAX_SWAP_GROWTH_BYTES = 128 * 2**20
 _KERNEL_COUNTS = Path("/proc/vmstat")
-_PRESSURE_NAMES = {1: "normal", 2: "warning", 4: "critical"}
 # Of macOS: the position of ri_phys_footprint among the 64-bit numbers of rusage_info_v0, after the
 # two of ri_uuid, and room for what a later system may write behind it (sys/resource.h).
 _FOOTPRINT_INDEX = 9
@@ -98,10 +97,7 @@ class HostWatch:
         growth_bytes = psutil.swap_memory().used - self._swapped_bytes
         if growth_bytes > _MAX_SWAP_GROWTH_BYTES:
             return f"the machine swapped {gibibytes(growth_bytes)}"
-        pressure = _pressure()
-        if pressure > self._pressure:
-            return f"memory pressure went up to {_PRESSURE_NAMES.get(pressure, pressure)}"
-        return None
+        return "macOS reports memory pressure" if _pressure() > self._pressure else None
 
     def has_killed(self) -> bool:
         """Return whether the system has killed a process for its memory, where it counts them."""

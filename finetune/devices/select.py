@@ -15,12 +15,7 @@ DEVICES: dict[str, type[Device]] = {one.name: one for one in (CudaDevice, MpsDev
 
 
 def select_device(name: str, *, emit: Emit) -> Device:
-    """Return the device of that name; for ``auto`` the first of cuda, mps and cpu that works.
-
-    Raises:
-        UsageError: If there is no device of that name.
-        DeviceNotAvailable: If the named device can't be used here.
-    """
+    """Return the device of that name; for ``auto`` the first of cuda, mps and cpu that works."""
     if name == "auto":
         return next(usable_devices(emit=emit))
     if name not in DEVICES:

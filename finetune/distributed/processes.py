@@ -115,10 +115,7 @@ class Processes:
         """Run work that all ranks do at the same time; running out of memory on one fails all.
 
         It may not wait for other ranks. At its end a rank waits for them, by default for 20 seconds
-        and twice the time that its own work took.
-
-        Raises:
-            OutOfMemoryElsewhere: If another rank ran out of memory.
+        and twice the time that its own work took. OutOfMemoryElsewhere says that another failed.
         """
         started = time.monotonic()
 
