@@ -1,12 +1,50 @@
 """Which tokens of a long text the model reads, and in which windows."""
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.tokenization.long_texts import AGGREGATIONS, Aggregation
+from finetune.tokenization.long_texts import Aggregation
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    OfAll = Callable[
+        [NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32]
+    ]
+
+
+@dataclass(frozen=True)
+class AggregationFunctions:
+    """A window aggregation, in two forms with the same result: logits [examples, classes].
+
+    Args:
+        of_batch: In training, from the logits, [windows, classes], and which windows are of which
+            example, bool of shape [examples, windows], one or more of each.
+        of_all: In evaluation, from the logits of all windows, and the first window of each text and
+            how many it has, both of shape [texts].
+    """
+
+    of_batch: Callable[["Tensor", "Tensor"], "Tensor"]
+    of_all: "OfAll"
+
+
+# A new one is an entry here with its name in Aggregation.
+AGGREGATIONS: Mapping[Aggregation, AggregationFunctions] = {
+    "mean": AggregationFunctions(
+        of_batch=lambda logits, members: (members / members.sum(1, keepdim=True)) @ logits,
+        of_all=lambda logits, firsts, counts: np.add.reduceat(logits, firsts) / counts[:, None],
+    ),
+    "max": AggregationFunctions(
+        of_batch=lambda logits, members: logits.where(members[..., None], -math.inf).amax(1),
+        of_all=lambda logits, firsts, counts: np.maximum.reduceat(logits, firsts),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -33,10 +71,9 @@ class Windows:
 
     def aggregate(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the logits of texts, [texts, classes], from those of all windows."""
-        found: NDArray[np.float32] = AGGREGATIONS[self.aggregation].of_all(
-            logits, self.firsts, self.counts
-        )
-        return found
+        of_all = AGGREGATIONS[self.aggregation].of_all
+        aggregated = of_all(logits, self.firsts, self.counts)
+        return aggregated.astype(np.float32)
 
 
 def head_tokens(max_length: int) -> int:

@@ -17,7 +17,8 @@ from finetune.devices.base import Device
 from finetune.distributed.processes import ALONE, Processes
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.examples import Examples, Inputs, fill_batch
-from finetune.tokenization.long_texts import AGGREGATIONS, Aggregation
+from finetune.tokenization.long_texts import Aggregation
+from finetune.tokenization.windows import AGGREGATIONS
 
 # Indices of examples and their loss weights.
 _Weighted = tuple[NDArray[np.int64], NDArray[np.float32]]

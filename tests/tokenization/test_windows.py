@@ -6,8 +6,8 @@ from tiny_models import COMMON_WORDS, tiny_tokenizer
 from finetune.tokenization import encode
 from finetune.tokenization.encode import EncodedTexts, encode_texts
 from finetune.tokenization.examples import ModelInputs
-from finetune.tokenization.long_texts import AGGREGATIONS, Aggregation, LongTexts
-from finetune.tokenization.windows import Windows
+from finetune.tokenization.long_texts import Aggregation, LongTexts
+from finetune.tokenization.windows import AGGREGATIONS, Windows
 
 WORDS = COMMON_WORDS.split()
 TEXTS = [" ".join(WORDS[:count]) for count in (5, 41, 1, 30, 8)] + [""]
