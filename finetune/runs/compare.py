@@ -11,12 +11,7 @@ from numpy.typing import NDArray
 
 from finetune.config.schema import OPTIONS, Config
 from finetune.errors import DataDiffers, NotARun, UsageError
-from finetune.evaluation.statistics import (
-    Interval,
-    bootstrap,
-    mcnemar_p_value,
-    paired_differences,
-)
+from finetune.evaluation.statistics import Interval, bootstrap, mcnemar_p_value, paired_differences
 from finetune.events import Emit, WarningMessage
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import RunResults, best_of, read_results

@@ -31,12 +31,7 @@ from finetune.runs.features import stored_features
 from finetune.runs.folder import RunFolder
 from finetune.runs.inference import write_confidences, write_inference
 from finetune.runs.journal import Journal, WarningLog, continue_journal
-from finetune.runs.manifest import (
-    Manifest,
-    read_environment,
-    restore_threads,
-    write_environment,
-)
+from finetune.runs.manifest import Manifest, read_environment, restore_threads, write_environment
 from finetune.runs.plan import TrainingPlan
 from finetune.runs.preparation import Preparation
 from finetune.runs.results import RunDetails, RunFacts, RunResults, TrainingMetrics

@@ -21,9 +21,7 @@ from prepared_runs import (
     was_emitted,
 )
 from tiny_models import ARCHITECTURES, save_tiny_model, save_uncuttable_model
-from tiny_runs import (
-    have_same_bits,
-)
+from tiny_runs import have_same_bits
 from torch import nn
 
 from finetune.devices.batch_size import BatchSize
@@ -89,13 +87,6 @@ def logits_of(run: Run, split: str) -> np.ndarray:
     return run.predictor.logits(run.examples[split], padded_lengths=run.plan.padded_lengths)
 
 
-def loss_of(run: Run) -> float:
-    logits, labels = (torch.tensor(one) for one in (
-        logits_of(run, "test"), run.examples["test"].labels
-    ))  # fmt: skip
-    return nn.functional.cross_entropy(logits, labels).item()
-
-
 def train_both(model: Path, tmp_path: Path, **options: Any) -> tuple[Run, Run]:
     """Train on stored features, and the same with the whole model at every step."""
     options = CLOSE | options
@@ -121,16 +112,6 @@ def test_weights_are_those_of_the_whole_model_at_every_step(
     assert largest_difference(parameters_of(stored), parameters_of(plain)) < 1e-5
     assert stored.progress.loss_sum == pytest.approx(plain.progress.loss_sum, abs=1e-4)
     np.testing.assert_allclose(logits_of(stored, "test"), logits_of(plain, "test"), atol=1e-4)
-
-
-@pytest.mark.parametrize("mode", ["last-1", pytest.param("head", marks=pytest.mark.slow)])
-def test_bf16_differs_by_no_more_than_another_batch_makes_of_its_eight_bits(
-    mode: str, folders: dict[str, Path], tmp_path: Path
-) -> None:
-    stored, plain = train_both(folders["bert"], tmp_path, precision="bf16", **MODES[mode])
-    # 6 steps of at most the learning rate, on both sides.
-    assert largest_difference(parameters_of(stored), parameters_of(plain)) < 1e-3
-    assert loss_of(stored) == pytest.approx(loss_of(plain), abs=2e-3)
 
 
 def test_a_model_that_can_not_be_split_is_reported_and_trains_whole(tmp_path: Path) -> None:
@@ -279,25 +260,6 @@ def test_features_depend_on_the_texts_and_not_on_the_labels(
     assert not computes(prepared_again(**table))
     table["data"] = write_table(tmp_path / "texts.csv", text="?")
     assert computes(prepared_again(**table))
-
-
-@pytest.mark.parametrize("mode", ["last-1", pytest.param("classifier", marks=pytest.mark.slow)])
-def test_a_second_seed_has_no_forward_of_the_frozen_layers(
-    mode: str, tiny_folder: Path, tmp_path: Path
-) -> None:
-    options = {**MODES[mode], "cache_dir": str(tmp_path / "cache"), "max_train_samples": 32}
-    preparation = prepare_tiny(tiny_folder, **options)
-    train_prepared(preparation, tmp_path / "first")
-    emitted: list[Event] = []
-    second = preparation.with_seed(5, emit=emitted.append)
-    with counting_examples() as examples:
-        train_prepared(second, tmp_path / "second", emit=emitted.append)
-    layers = 1 if mode == "last-1" else 0
-    # Two epochs of two steps, each followed by two batches of validation.
-    assert len(examples) == layers * 2 * (2 + 2)
-    for split, count in {"train": 32, "validation": 81, "test": 270}.items():
-        words = f"reusing features of the frozen layers for {count} {split} rows"
-        assert was_emitted(emitted, Info, words)
 
 
 def test_features_that_the_disk_has_no_room_for_are_computed_at_every_step(

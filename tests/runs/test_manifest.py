@@ -16,12 +16,7 @@ from safetensors.torch import load_file, save_file
 from finetune.errors import DataDiffers, NotARun
 from finetune.files import read_json, write_json
 from finetune.runs.folder import RunFolder
-from finetune.runs.manifest import (
-    Manifest,
-    digest_splits,
-    read_environment,
-    restore_threads,
-)
+from finetune.runs.manifest import Manifest, digest_splits, read_environment, restore_threads
 from finetune.tasks.single import Single
 
 MANIFEST = Manifest(

@@ -8,14 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import (
-    QUICK,
-    have_same_bits,
-    logged_metrics,
-    run_tiny,
-    unfinished_files,
-    weights_of,
-)
+from tiny_runs import QUICK, have_same_bits, logged_metrics, run_tiny, unfinished_files, weights_of
 
 import finetune
 from finetune.errors import ConfigurationInvalid, DataDiffers, Interrupted, NotARun, UsageError

@@ -6,30 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from prepared_runs import (
-    prepare_tiny,
-)
+from prepared_runs import prepare_tiny
 from tiny_models import save_tiny_model
-from tiny_runs import (
-    have_same_bits,
-    logged_metrics,
-    run_tiny,
-    weights_of,
-)
+from tiny_runs import have_same_bits, logged_metrics, run_tiny, weights_of
 
 import finetune
-from finetune.errors import (
-    LossNotFinite,
-)
-from finetune.events import (
-    Event,
-    Info,
-    StageFinished,
-    StageStarted,
-    Step,
-    Validation,
-    ignore,
-)
+from finetune.errors import LossNotFinite
+from finetune.events import Event, Info, StageFinished, StageStarted, Step, Validation, ignore
 from finetune.files import read_json
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import WarningLog
