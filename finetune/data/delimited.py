@@ -51,10 +51,11 @@ def read(content: Content, options: DataConfig, emit: Emit) -> RawTable:
     allows_comma = dialect.delimiter == ";" and options.task != Multi.name
     columns = _plain_numbers(columns, allows_comma=allows_comma, path=text.path, emit=emit)
 
-    def find_lines() -> list[int]:
-        return [number for number, _ in dialect.numbered_rows(text)][has_header:]
+    def place(row: int) -> str:
+        number, _ = next(islice(dialect.numbered_rows(text), row + has_header, None))
+        return f"line {number} of {text.path}"
 
-    return RawTable(text.path, columns, find_lines)
+    return RawTable(text.path, columns, place)
 
 
 def stream(content: Content, options: DataConfig, emit: Emit) -> Iterator[Records]:

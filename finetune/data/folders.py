@@ -3,7 +3,6 @@
 import hashlib
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow
@@ -22,8 +21,8 @@ WITHOUT_CLASS = frozenset(("unsup", "unsupervised", "unlabeled", "unlabelled"))
 
 
 @reading_explained()
-def read_folders(path: Path, options: DataConfig, *, emit: Emit) -> list[RawTable]:
-    """Return a table of each split of a folder, with the columns ``text`` and ``label``.
+def read_folders(path: Path, options: DataConfig, *, emit: Emit) -> dict[str, RawTable]:
+    """Return the table of each split of a folder, with the columns ``text`` and ``label``.
 
     The folder of a split is named as one, as ``20news-bydate-test``, and holds folders of classes.
     """
@@ -39,10 +38,7 @@ def read_folders(path: Path, options: DataConfig, *, emit: Emit) -> list[RawTabl
             f"{path} is a dataset that the datasets library has saved to disk",
             remedy=f"save each split as Parquet in Python: {load}.to_parquet('train.parquet')",
         )
-    return [
-        replace(_read_classes(folder, options, emit=emit), split=split)
-        for split, folder in chosen.items()
-    ]
+    return {split: _read_classes(one, options, emit=emit) for split, one in chosen.items()}
 
 
 @reading_explained()
@@ -79,7 +75,7 @@ def _read_classes(path: Path, options: DataConfig, *, emit: Emit) -> RawTable:
         "text": pyarrow.array(texts, "string"),
         "label": pyarrow.array([file.parent.name for file in files], "string"),
     }
-    return RawTable(path, pyarrow.table(columns), files=files)
+    return RawTable(path, pyarrow.table(columns), lambda row: str(files[row]))
 
 
 def _folders_in(path: Path) -> list[Path]:

@@ -41,7 +41,12 @@ def read(content: Content, options: DataConfig, emit: Emit) -> RawTable:
         # To say which line is wrong, or for what Arrow refuses, such as columns of both words and
         # numbers.
         columns = _read_by_line(text, emit=emit)
-    return RawTable(text.path, columns, lambda: [number for number, _ in _numbered_objects(text)])
+
+    def place(row: int) -> str:
+        number, _ = next(islice(_numbered_objects(text), row, None))
+        return f"line {number} of {text.path}"
+
+    return RawTable(text.path, columns, place)
 
 
 def stream(content: Content, options: DataConfig, emit: Emit) -> Iterator[Records]:

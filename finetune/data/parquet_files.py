@@ -49,7 +49,7 @@ def read(content: Content, options: DataConfig, emit: Emit) -> RawTable:
     tables = (pyarrow.Table.from_batches([batch]) for batch in batches)
     with _errors_explained(path):  # a damaged file may have none of its rows
         columns = collect(as_texts(_with_class_names(one, class_names)) for one in tables)
-    return RawTable(path, columns, class_names=class_names)
+    return RawTable(path, columns, lambda row: f"row {row + 1} of {path}", class_names)
 
 
 def stream(content: Content, options: DataConfig, emit: Emit) -> Iterator[Records]:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 from pyarrow import types
 
 from finetune.config.schema import DataConfig
@@ -29,31 +28,36 @@ class RawTable:
     """The columns of a file, every value as text, before it is known what they mean.
 
     Args:
-        lines: Returns the line on which each row begins, from 1; ``None`` where rows have no lines.
-        files: The file of each row, where each has its own.
-        rows: Which rows of the file these are, if not all: of shape [rows].
+        place: Says where a row, counted from 0, is: ``line 7 of reviews.csv``.
+        class_names: The names of all classes of a column, where the file has them.
     """
 
     path: Path
     columns: pyarrow.Table
-    lines: Callable[[], Sequence[int]] | None = None
+    place: Callable[[int], str]
     class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    files: Sequence[Path] = ()
-    rows: NDArray[np.int64] | None = None
-    split: str = "train"
 
     def where(self, is_kept: pyarrow.ChunkedArray) -> "RawTable":
         """Return the rows for which a column of truth values has true."""
         mask = is_kept.to_numpy()
-        return replace(self, columns=filter_rows(self.columns, mask), rows=np.flatnonzero(mask))
+        rows, columns = np.flatnonzero(mask), filter_rows(self.columns, mask)
+        return replace(self, columns=columns, place=lambda row: self.place(int(rows[row])))
 
-    def place(self, row: int) -> str:
-        """Return where a row, counted from 0, is in the file: ``line 7 of reviews.csv``."""
-        row = row if self.rows is None else int(self.rows[row])
-        if self.files:
-            return str(self.files[row])
-        number = f"row {row + 1}" if self.lines is None else f"line {self.lines()[row]}"
-        return f"{number} of {self.path}"
+
+def join_tables(tables: Sequence[RawTable]) -> RawTable:
+    """Return the rows of several files as one table, with the columns that all of them have."""
+    if len(tables) == 1:
+        return tables[0]
+    names = [set(table.columns.column_names) for table in tables]
+    shared = [name for name in tables[0].columns.column_names if all(name in own for own in names)]
+    starts = np.cumsum([0, *(len(table.columns) for table in tables)])
+
+    def place(row: int) -> str:
+        number = int(np.searchsorted(starts, row, side="right")) - 1
+        return tables[number].place(row - int(starts[number]))
+
+    columns = pyarrow.concat_tables(table.columns.select(shared) for table in tables)
+    return replace(tables[0], columns=columns, place=place)
 
 
 @dataclass(frozen=True)

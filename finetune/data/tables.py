@@ -8,9 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow
@@ -32,7 +30,7 @@ from finetune.data.folders import read_folders
 from finetune.data.formats import read_file
 from finetune.data.mapped import filter_rows
 from finetune.data.packed import unpack
-from finetune.data.reader import RawTable
+from finetune.data.reader import RawTable, join_tables
 from finetune.data.source import HUB_PREFIX, NO_COLUMN, SPLIT_OF_WORD, LoadedData
 from finetune.errors import DataError, DataNotFound, UsageError
 from finetune.events import Emit, Info, WarningMessage
@@ -50,79 +48,74 @@ def read_tables(
     files: Mapping[str, Sequence[Path]], options: DataConfig, *, emit: Emit
 ) -> LoadedData:
     """Read each split from its files; one file may hold several splits, and so may a folder."""
-    tables: Sequence[RawTable]
-    if len(files) == 1 and os.path.isdir(files["train"][0]):  # no error where a name is too long
-        tables = read_folders(files["train"][0], options, emit=emit)
+    path = files["train"][0]
+    if len(files) == 1 and os.path.isdir(path):  # no error where a name is too long
+        tables = read_folders(path, options, emit=emit)
     else:
-        tables = [
-            replace(read_file(path, options, emit=emit), split=split)
+        tables = {
+            split: join_tables([read_file(path, options, emit=emit) for path in paths])
             for split, paths in files.items()
-            for path in paths
-        ]
+        }
     return_freed_memory()
     tables = _divide_by_column(tables, options, emit=emit)
-    first = _of_split("train", tables, tables)[0]
-    columns = choose_columns(first.columns, options, table=str(first.path))
+    train = tables["train"]
+    columns = choose_columns(train.columns, options, table=str(train.path))
     second = f", second texts from {columns.pair.name!r}" if columns.pair else ""
     emit(Info(f"texts from column {columns.text}{second}, labels from {columns.label}"))
     if options.data.startswith(HUB_PREFIX):
         tables = _without_unlabelled(tables, columns.label.names, emit=emit)
-    for table in tables:
+    for table in tables.values():
         check_columns(table.columns.column_names, columns.by_option, table=str(table.path))
-    labels = [read_labels(table.columns, columns.label.names) for table in tables]
-    names = first.class_names.get(columns.label.name)
+    labels = [read_labels(table.columns, columns.label.names) for table in tables.values()]
+    names = train.class_names.get(columns.label.name)
     if options.label_names is not None:
         labels, names = _name_labels(labels, options, emit=emit)
-    distinct = distinct_values(_of_split("train", tables, labels))
-    kind, reason = choose_task_type(options.task, distinct, names=names)
+    training = labels[list(tables).index("train")]
+    kind, reason = choose_task_type(options.task, distinct_values([training]), names=names)
     emit(Info(f"task: {kind.name}, {reason}"))
-    rows = [
-        _labelled_rows(table, columns, own, emit=emit)
-        for table, own in zip(tables, kind.parse(labels), strict=True)
-    ]
-    train = pyarrow.concat_tables(_of_split("train", tables, rows))
-    task = kind.of_labels(train["label"], names=names)
-    _warn_of_mojibake(train["text"], path=first.path, emit=emit)
+    rows = {
+        split: _labelled_rows(table, columns, own, emit=emit)
+        for (split, table), own in zip(tables.items(), kind.parse(labels), strict=True)
+    }
+    task = kind.of_labels(rows["train"]["label"], names=names)
+    _warn_of_mojibake(rows["train"]["text"], path=train.path, emit=emit)
     splits = DatasetDict()
-    for split in dict.fromkeys(table.split for table in tables):
-        own = list(zip(*(_of_split(split, tables, one) for one in (tables, rows)), strict=True))
-        known = _with_known_labels(own, train["label"], task, options, emit=emit)
+    for split, own in rows.items():
+        unknown = task.find_unknown(own["label"], training=rows["train"]["label"])
+        if unknown.null_count < len(unknown):
+            numbered = own.append_column("unknown", unknown)
+            _report_unknown(split, tables[split], numbered, task, options, emit=emit)
+        known = filter_rows(own, unknown.is_null().to_numpy())
         pairs = known["text_pair"] if columns.pair else None
         splits[split] = make_dataset(known["text"], known["label"], task=task, pairs=pairs)
-    return LoadedData(splits, task, chosen=columns, column_names=first.columns.column_names)
-
-
-def _of_split(split: str, tables: Sequence[RawTable], values: Sequence[Any]) -> list[Any]:
-    """Return the values that belong to the tables of a split."""
-    return [value for table, value in zip(tables, values, strict=True) if table.split == split]
+    return LoadedData(splits, task, chosen=columns, column_names=train.columns.column_names)
 
 
 def _divide_by_column(
-    tables: Sequence[RawTable], options: DataConfig, *, emit: Emit
-) -> Sequence[RawTable]:
-    """Divide the files of one split by their column of splits, which is named or found."""
-    name, has_one_split = options.split_column, len({table.split for table in tables}) == 1
-    if name == NO_COLUMN or (not has_one_split and name is None):
+    tables: dict[str, RawTable], options: DataConfig, *, emit: Emit
+) -> dict[str, RawTable]:
+    """Divide the only table by its column of splits, which is named or found."""
+    name, table = options.split_column, tables["train"]
+    if name == NO_COLUMN or (len(tables) > 1 and name is None):
         return tables
-    if not has_one_split:
+    if len(tables) > 1:
         raise UsageError("--split-column goes with one file", remedy="leave it out")
-    path, names = tables[0].path, tables[0].columns.column_names
+    path, names = table.path, table.columns.column_names
     if name not in (None, *names):
         listed = ", ".join(map(repr, names))
         raise DataNotFound(f"{path} has no column {name!r}", remedy=f"there are: {listed}")
     for one in [name] if name else [own for own in names if plain_name(own) in SPLIT_NAMES]:
-        values = [table.columns[one] for table in tables if one in table.columns.column_names]
-        words = distinct_values(values) + [""] * (len(values) < len(tables))
+        column = table.columns[one]
+        words = distinct_values([column])
         splits = {word: SPLIT_OF_WORD.get(word.strip().casefold(), "") for word in words}
         if all(splits.values()) and "train" in splits.values() and len(splits) > 1:
             emit(Info(f"splits from column {one!r}; --split-column none ignores it"))
-            divided = []
-            for split, table in product(dict.fromkeys(splits.values()), tables):
+            rest = replace(table, columns=table.columns.drop_columns([one]))
+            divided = {}
+            for split in dict.fromkeys(splits.values()):
                 known = [word for word in splits if splits[word] == split]
-                is_own = pc.is_in(table.columns[one], value_set=pyarrow.array(known, "string"))
-                if pc.any(is_own).as_py():
-                    rest = replace(table, split=split, columns=table.columns.drop_columns([one]))
-                    divided.append(rest.where(is_own))
+                is_own = pc.is_in(column, value_set=pyarrow.array(known, "string"))
+                divided[split] = rest.where(is_own)
             return divided
         listed = ", ".join(map(repr, sorted(splits)[:5]))
         complaint = f"column {one!r} of {path} does not name the split of each row: {listed}"
@@ -135,18 +128,18 @@ def _divide_by_column(
 
 
 def _without_unlabelled(
-    tables: Sequence[RawTable], label: Sequence[str], *, emit: Emit
-) -> Sequence[RawTable]:
+    tables: dict[str, RawTable], label: Sequence[str], *, emit: Emit
+) -> dict[str, RawTable]:
     """Leave out the splits of a dataset that have no labels, as published test splits may have."""
-    labelled = {"train"}
-    for table in tables:
-        own = [table.columns[one] for one in label if one in table.columns.column_names]
-        if any(pc.any(pc.not_equal(column, "")).as_py() for column in own):
-            labelled.add(table.split)
+    labelled = {}
     remedy = "rows of the training split are held out instead"
-    for split in {table.split: None for table in tables if table.split not in labelled}:
-        emit(WarningMessage(f"the {split} split has no labels and is left out", remedy=remedy))
-    return [table for table in tables if table.split in labelled]
+    for split, table in tables.items():
+        own = [table.columns[one] for one in label if one in table.columns.column_names]
+        if split == "train" or any(pc.any(pc.not_equal(column, "")).as_py() for column in own):
+            labelled[split] = table
+        else:
+            emit(WarningMessage(f"the {split} split has no labels and is left out", remedy=remedy))
+    return labelled
 
 
 def _name_labels(
@@ -213,39 +206,26 @@ def _labelled_rows(
     return rows
 
 
-def _with_known_labels(
-    parts: Sequence[tuple[RawTable, pyarrow.Table]],
-    training: pyarrow.ChunkedArray,
-    task: Task,
-    options: DataConfig,
-    *,
-    emit: Emit,
-) -> pyarrow.Table:
-    """Return the rows whose labels occur in the training rows; others are an error or skipped."""
-    kept, unknown = [], []
-    for table, rows in parts:
-        labels = task.find_unknown(rows["label"], training=training)
-        kept.append(filter_rows(rows, labels.is_null().to_numpy()))
-        others = rows.append_column("unknown", labels).filter(labels.is_valid())
-        unknown += [(table, row["row"], row["unknown"]) for row in others.to_pylist()]
-    known = pyarrow.concat_tables(kept)
-    if not unknown:
-        return known
-    table, row, first = unknown[0]
-    counts = listed_counts(Counter(label for *_, label in unknown))
-    if options.skip_unknown_labels and len(known):
-        skipped = f"{len(unknown):,} rows of the {table.split} split skipped"
+def _report_unknown(
+    split: str, table: RawTable, rows: pyarrow.Table, task: Task, options: DataConfig, *, emit: Emit
+) -> None:
+    """Raise an error for labels that no training row has, or report that their rows are skipped."""
+    others = rows.filter(rows["unknown"].is_valid())
+    unknown, has_known = others["unknown"].to_pylist(), len(others) < len(rows)
+    counts = listed_counts(Counter(unknown))
+    if options.skip_unknown_labels and has_known:
+        skipped = f"{len(unknown):,} rows of the {split} split skipped"
         emit(WarningMessage(f"{skipped}: no training row has {counts}"))
-        return known
+        return
     folded = {name.casefold() for name in task.class_names}
     remedy = "correct them, or add training rows of these classes"
-    if all(label.casefold() in folded for *_, label in unknown):
+    if all(label.casefold() in folded for label in unknown):
         remedy = "write them as in the training rows: they differ in case alone"
-    elif len(known):
+    elif has_known:
         remedy += ", or skip the rows with --skip-unknown-labels"
     raise DataError(
-        f"no training row has these labels of the {table.split} split: {counts}; the first is"
-        f" {first!r} in {table.place(row)}",
+        f"no training row has these labels of the {split} split: {counts}; the first is"
+        f" {unknown[0]!r} in {table.place(others['row'][0].as_py())}",
         remedy=remedy,
     )
 

@@ -42,9 +42,10 @@ def read(content: Content, options: DataConfig, emit: Emit) -> RawTable:
             remedy="save the sheet with the texts as a file of its own, such as .csv",
         )
     [rows] = filled.values()
-    columns = [pyarrow.array(values, "string") for values in zip_longest(*rows, fillvalue="")]
-    table = pyarrow.table(columns, names=list(map(str, range(len(columns)))))
-    return RawTable(path, name_columns(table, options, path=path, emit=emit)[0])
+    values = [pyarrow.array(column, "string") for column in zip_longest(*rows, fillvalue="")]
+    table = pyarrow.table(values, names=list(map(str, range(len(values)))))
+    columns = name_columns(table, options, path=path, emit=emit)[0]
+    return RawTable(path, columns, lambda row: f"row {row + 1} of {path}")
 
 
 def stream(content: Content, options: DataConfig, emit: Emit) -> Iterator[Records]:
