@@ -204,7 +204,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         model.register_forward_pre_hook(lambda *_: start(), prepend=True)
 
     def begin_evaluation(self, model: nn.Module) -> None:
-        """Count no more calls, and let a model of fake tensors return zeros, which can be read."""
+        """Count no more calls, and let the model return zeros, which can be read."""
         self._is_recording = self._is_step = False
         self.places.outside = "evaluation"
 

@@ -98,10 +98,8 @@ class Accelerator:
             self._scaler.update(self._scaler.get_scale())
 
     def skipped_steps(self) -> int:
-        """Return how many of the first steps were skipped, since fp16 gradients were infinite.
-
-        Each halves the scale, which doubles only after 2,000 good ones. Waits for the device.
-        """
+        """Return how many of the first steps were skipped in fp16; waits for the device."""
+        # Each halves the scale, which doubles only after 2,000 good ones.
         return max(0, round(math.log2(self._first_scale / self.loss_scale)))
 
     def scaler_state(self) -> dict[str, float]:

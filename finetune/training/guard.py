@@ -22,10 +22,8 @@ class ParameterGuard:
         self._has_gradient: dict[str, torch.Tensor] = {}
 
     def note_gradients(self, model: nn.Module) -> None:
-        """Remember which parameters have a gradient after the first step; does not wait.
-
-        A captured step leaves no gradients behind, but the first is never captured.
-        """
+        """Remember which parameters have a gradient after the first step; does not wait."""
+        # A captured step leaves no gradients behind, but the first is never captured.
         if not self._has_gradient:
             self._has_gradient = {
                 name: (one.grad.abs() > _MIN_GRADIENT).any()

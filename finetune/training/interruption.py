@@ -35,10 +35,7 @@ class StopRequest:
 
 
 class DistributedStopFlag:
-    """A request that holds for all processes at once, whichever of them has got the signal.
-
-    Every process calls it at the same points of its work.
-    """
+    """A request to all processes at once, which all call it at the same points of their work."""
 
     number = 0
 
@@ -53,10 +50,9 @@ class DistributedStopFlag:
 
 @contextmanager
 def raise_on_signal() -> Iterator[StopRequest]:
-    """Let every signal that ends a run raise ``Stopped``, where it would kill the process.
+    """Let every signal that ends a run raise ``Stopped``; yield what has come.
 
-    Yields:
-        What has come: a library may turn the exception into another, such as an ``ImportError``.
+    A library may turn the exception into another, such as an ``ImportError``.
     """
     request = StopRequest()
 
@@ -70,11 +66,7 @@ def raise_on_signal() -> Iterator[StopRequest]:
 
 @contextmanager
 def stop_on_signal(*, apart_seconds: float = 0.0) -> Iterator[StopRequest]:
-    """Yield a request that the first signal makes, which does not raise; a second raises.
-
-    A second within ``apart_seconds`` is a copy of the first. Outside the main thread, where Python
-    handles no signals, none ever comes.
-    """
+    """Yield a request that the first signal makes; a second, not a copy of it, raises."""
     request = StopRequest()
     first_at = 0.0
 
@@ -91,6 +83,7 @@ def stop_on_signal(*, apart_seconds: float = 0.0) -> Iterator[StopRequest]:
 
 @contextmanager
 def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    # Python handles signals in the main thread alone.
     if threading.current_thread() is not threading.main_thread():
         yield
         return

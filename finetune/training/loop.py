@@ -67,8 +67,7 @@ def train(
 ) -> None:
     """Take a run's steps from where it stands to its end, or until the user stops it.
 
-    State and progress are changed in place. A loss or a parameter that is NaN, a device that
-    computes something else than the CPU, and memory for not even one example raise errors.
+    State and progress are changed in place.
     """
     processes = state.processes
     log = _StepLog(state, progress, settings, has_windows=examples.windows is not None)
@@ -101,8 +100,7 @@ def train(
 
     if not is_training_over():
         settings.check_device()
-        # The main process alone compares.
-        processes.barrier()
+        processes.barrier()  # the main process alone compares
     while not is_training_over():
         set_training(state.model)
         log.start_clock()
@@ -124,8 +122,7 @@ def train(
             state.optimizer.zero_grad(set_to_none=True)
             _check_parameters_finite(state, progress)
             _validate(state, progress, settings)
-        # The main process may take its time to keep the best model.
-        processes.barrier()
+        processes.barrier()  # the main process may take its time to keep the best model
         stops = settings.should_stop()
         if settings.saves_each_epoch or stops:
             save()

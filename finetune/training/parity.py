@@ -1,7 +1,6 @@
-"""Compares a device with the CPU: a few examples, the same weights, logits and gradients.
+"""Compares a device with the CPU, as a GPU may compute wrongly without an error.
 
-A GPU may compute wrongly without an error. A run compares before its first step and before its best
-model is kept, ``finetune doctor --parity`` batches of more shapes.
+A run compares before its first step and after its last, ``doctor --parity`` batches of more shapes.
 """
 
 import copy
@@ -9,7 +8,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -131,13 +129,12 @@ def compare_with_cpu(
         batches = _pick_batches(examples, shapes, state.device, seed)
         cpu_batches = _pick_batches(examples, shapes, cpu, seed)
         with without_tf32():
-            actual = _compute(state.model, batches, state.losses, loss_scale=loss_scale)
+            actual = _compute(state.model, batches, state.losses, loss_scale)
             expected = _compute(cpu_model, cpu_batches, state.losses)
             errors = _errors(actual, expected)
             limits = {one: _TOLERANCES[precision][one[0]] for one in errors}
             if precision != "fp32" and any(not errors[one] <= limits[one] for one in errors):
-                in_16_bits = partial(_compute, loss_scale=loss_scale, cpu_precision=precision)
-                rounded = in_16_bits(cpu_model, cpu_batches, state.losses)
+                rounded = _compute(cpu_model, cpu_batches, state.losses, loss_scale, precision)
                 for one, rounding in _errors(rounded, expected).items():
                     limits[one] = max(limits[one], _ROUNDING_MARGIN * rounding)
     finally:
@@ -174,7 +171,6 @@ def _compute(
     model: nn.Module,
     batches: Mapping[str, MicroBatch],
     losses: Losses,
-    *,
     loss_scale: float = 1.0,
     cpu_precision: str = "fp32",
 ) -> Results:
@@ -240,7 +236,7 @@ def _ratio(distance: float, size: float) -> float:
 
 
 def module_of(parameter: str) -> str:
-    """Return the name of the module that a parameter belongs to."""
+    """Return the name of a parameter's module."""
     return parameter.rpartition(".")[0]
 
 

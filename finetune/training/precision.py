@@ -33,10 +33,7 @@ class PrecisionChoice:
 
 
 def choose_precision(device: Device, *, hidden_size: int, cache: Path) -> PrecisionChoice:
-    """Choose fp32 or bf16 for a model of a hidden size.
-
-    Timings are kept in a folder, so that a machine with the same PyTorch chooses the same again.
-    """
+    """Choose fp32 or bf16; timings are kept, so that the same PyTorch chooses the same again."""
     if "bf16" not in device.precisions:
         return PrecisionChoice("fp32", f"{device.name} can't compute in bf16 here")
     if device.has_silent_faults_in_16_bits:

@@ -7,11 +7,6 @@ from dataclasses import dataclass
 class Schedule:
     """Linear warm-up to a peak and linear decay to zero, as a function of the step.
 
-    Args:
-        peak: Highest learning rate.
-        warmup_steps: Steps until the peak is reached.
-        total_steps: Steps of the run.
-
     >>> schedule = Schedule(peak=1.0, warmup_steps=2, total_steps=4)
     >>> [schedule.learning_rate_at(step) for step in range(4)]
     [0.5, 1.0, 1.0, 0.5]

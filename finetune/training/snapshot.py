@@ -33,11 +33,9 @@ class Progress:
     validations_since_best: int = 0
 
     def note_validation(self, *, score: float, loss: float) -> bool:
-        """Take in a validation; return whether its score, higher is better, is the best so far.
-
-        The accuracy on a few examples stands still while the model learns: training has stopped
-        improving only where the loss no longer falls either.
-        """
+        """Take in a validation; return whether its score, higher is better, is the best so far."""
+        # The accuracy on a few examples stands still while the model learns: training has stopped
+        # improving only where the loss no longer falls either.
         is_best = self.best_score is None or score > self.best_score
         is_lowest = self.lowest_loss is None or loss < self.lowest_loss
         if is_best:
@@ -67,10 +65,7 @@ def load_trained_tensors(state: TrainingState, tensors: Mapping[str, torch.Tenso
 def capture_state(
     state: TrainingState, progress: Progress
 ) -> tuple[dict[str, Tensors], dict[str, Any]]:
-    """Return all that the next step depends on, as groups of tensors and as JSON values.
-
-    Every process calls it: only their random states differ.
-    """
+    """Return all that the next step depends on, in all processes: tensors and JSON values."""
     optimizer = {
         f"{index}.{name}": torch.as_tensor(value)
         for index, values in state.optimizer.state_dict()["state"].items()
@@ -88,7 +83,7 @@ def capture_state(
 def restore_state(
     state: TrainingState, tensors: Mapping[str, Tensors], values: Mapping[str, Any]
 ) -> Progress:
-    """Put a training state, and the random numbers to come, where a captured state was.
+    """Put a training state and its random numbers where a captured state was.
 
     Raises ``StateUnusable`` if the state makes no sense or is not of this model.
     """
