@@ -14,9 +14,8 @@ from finetune.tokenization.long_texts import Aggregation
 if TYPE_CHECKING:
     from torch import Tensor
 
-    OfAll = Callable[
-        [NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32]
-    ]
+    Floats = NDArray[np.floating[Any]]
+    OfAll = Callable[[Floats, NDArray[np.int64], NDArray[np.int64]], Floats]
 
 
 @dataclass(frozen=True)
