@@ -11,11 +11,7 @@ from finetune.commands.console import LITERAL, show_json, show_lines, show_table
 from finetune.commands.options import complete_model, debug_option, given, json_option
 from finetune.commands.progress import showing
 from finetune.config.mode import Mode
-from finetune.config.schema import (
-    DEFAULT_BATCH_SIZE,
-    ModelConfig,
-    TrainingConfig,
-)
+from finetune.config.schema import DEFAULT_BATCH_SIZE, ModelConfig, TrainingConfig
 from finetune.devices.check import Check
 from finetune.devices.names import DEVICE_NAMES, PRECISIONS
 from finetune.errors import DeviceNotAvailable, FinetuneError, UsageError
@@ -32,10 +28,7 @@ Examples:
   finetune doctor --ops --model minilm --mode head
   finetune doctor --parity --device mps --precision bf16
 """
-DEFAULTS = {
-    "mode": ModelConfig().mode,
-    "precision": TrainingConfig().precision_without_timing,
-}
+DEFAULTS = {"mode": ModelConfig().mode, "precision": TrainingConfig().precision_without_timing}
 PARITY_BATCH_SIZE = 128
 STYLES = {"ok": "green", "warning": "yellow", "failure": "bold red"}
 MODULES_SHOWN = 2
@@ -99,25 +92,22 @@ def command(*, device: str, ops: bool, parity: bool, as_json: bool, **options: A
 
 
 def _check(device: str, *, as_json: bool) -> None:
-    checks = _checks(device)
-    found = list(checks if as_json else shown(checks))
+    try:
+        from finetune.doctor.checkup import check_machine
+
+        checks = check_machine(device=device)
+    except ModuleNotFoundError as error:
+        name = str(error.name)
+        missing = Check("packages", "failure", f"{name} is not installed", f"pip install {name}")
+        checks = iter([missing])
+    found = list(checks if as_json else _shown(checks))
     if as_json:
         show_json({"schema_version": 1, "device": device, "checks": [*map(asdict, found)]})
     if found[-1].status == "failure":
         sys.exit(DeviceNotAvailable.exit_code)
 
 
-def _checks(device: str) -> Iterator[Check]:
-    try:
-        from finetune.doctor.checkup import check_machine
-    except ModuleNotFoundError as error:
-        name = str(error.name)
-        yield Check("packages", "failure", f"{name} is not installed", f"pip install {name}")
-        return
-    yield from check_machine(device=device)
-
-
-def shown(checks: Iterable[Check]) -> Iterator[Check]:
+def _shown(checks: Iterable[Check]) -> Iterator[Check]:
     """Print each check as it comes, and pass it on."""
     from rich.console import Console
     from rich.text import Text

@@ -11,13 +11,7 @@ import click
 
 from finetune.commands.console import shorten, show_facts, show_json, show_lines, show_table
 from finetune.commands.data import UNLIMITED, find_tokenizer, warn_of_unknown_words
-from finetune.commands.options import (
-    Display,
-    GroupedCommand,
-    chosen_options,
-    given,
-    with_display,
-)
+from finetune.commands.options import Display, GroupedCommand, chosen_options, given, with_display
 from finetune.config.mode import Mode
 from finetune.config.schema import (
     DEFAULT_BATCH_SIZE,
@@ -61,14 +55,9 @@ Examples:
 
 @dataclass(frozen=True)
 class TableFacts:
-    """What a table holds.
+    """What a table holds: ``rows`` with a text and a label, ``examples`` of each class.
 
-    Args:
-        options: The file, and what of it is not to be guessed.
-        rows_of_a_run: By split, once the missing splits are held out.
-        rows: How many have a text and a label.
-        examples: The first text of each class.
-        longer_share: Estimated share of texts that are longer than the model reads, in 0..1.
+    ``longer_share`` estimates the fraction of texts that are longer than the model reads.
     """
 
     options: DataConfig
