@@ -231,7 +231,6 @@ def _report_unknown(
 
 
 def _warn_of_mojibake(texts: pyarrow.ChunkedArray, *, path: Path, emit: Emit) -> None:
-    texts = texts.filter(pc.invert(pc.string_is_ascii(texts)))
     garbled = texts.filter(pc.match_substring_regex(texts, MOJIBAKE))
     if len(garbled):
         emit(

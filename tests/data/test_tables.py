@@ -8,7 +8,9 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
 from finetune.config.schema import DataConfig
+from finetune.data.formats import read_file
 from finetune.data.load import load_data, load_rows
+from finetune.data.reader import join_tables
 from finetune.data.source import LoadedData, OtherData
 from finetune.data.tables import read_tables
 from finetune.errors import DataError, DataNotFound, UsageError
@@ -195,6 +197,19 @@ def test_a_column_of_splits_is_found_named_or_ignored(tmp_path: Path) -> None:
     [warning] = [one.message for one in emitted if isinstance(one, WarningMessage)]
     assert "column 'split' of" in warning
     assert "'b', 'test', 'train'" in warning
+
+
+def test_the_files_of_a_split_are_one_table_that_knows_the_place_of_each_row(
+    tmp_path: Path,
+) -> None:
+    files = [
+        write(tmp_path / "1.csv", "text,label,id\na,x,1\nb,y,2\n"),
+        write(tmp_path / "2.csv", "text,label\nc,x\nd,y\n"),
+    ]
+    table = join_tables([read_file(path, DataConfig(), emit=ignore) for path in files])
+    assert table.columns.to_pydict() == {"text": ["a", "b", "c", "d"], "label": ["x", "y"] * 2}
+    assert table.place(1) == f"line 3 of {files[0]}"
+    assert table.place(2) == f"line 2 of {files[1]}"
 
 
 def test_a_column_that_says_no_splits_is_refused(tmp_path: Path) -> None:
