@@ -170,22 +170,25 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     return install
 
 
-def test_a_package_outside_its_range_is_named_with_the_command_that_helps(
-    install: Install,
+@pytest.mark.parametrize(
+    ("package", "finding", "remedy"),
+    [
+        (("transformers", "4.57.1"), "transformers 4.57.1 is outside <", "'transformers<"),
+        (
+            ("finetune_mps", "0.1.0", "Requires-Dist: nosuchpackage<3,>=2"),
+            "nosuchpackage is not installed",
+            "'nosuchpackage<3,>=2'",
+        ),
+    ],
+)
+def test_a_package_that_is_missing_or_outside_its_range_is_named_with_the_command_that_helps(
+    package: tuple[str, ...], finding: str, remedy: str, install: Install
 ) -> None:
-    install("transformers", "4.57.1")
+    install(*package)
     [check] = check_packages()
     assert check.status == "failure"
-    assert check.finding.startswith("transformers 4.57.1 is outside <")
-    assert check.remedy.startswith("pip install 'transformers<")
-
-
-def test_a_package_that_is_missing_is_named(install: Install) -> None:
-    install("finetune_mps", "0.1.0", "Requires-Dist: nosuchpackage<3,>=2")
-    [check] = check_packages()
-    assert check.status == "failure"
-    assert check.finding == "nosuchpackage is not installed"
-    assert check.remedy == "pip install 'nosuchpackage<3,>=2'"
+    assert check.finding.startswith(finding)
+    assert check.remedy.startswith(f"pip install {remedy}")
 
 
 def test_an_old_python_is_a_failure(install: Install) -> None:
@@ -196,21 +199,10 @@ def test_an_old_python_is_a_failure(install: Install) -> None:
     assert ">=4 is needed" in check.finding
 
 
-@pytest.fixture
-def pretend_free(monkeypatch: pytest.MonkeyPatch):
-    """Return a function that lets every disk have so many bytes free."""
-
-    def pretend(free_bytes: float) -> None:
-        usage = SimpleNamespace(free=int(free_bytes))
-        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-
-    return pretend
-
-
 def test_a_disk_that_is_nearly_full_is_a_warning_with_what_is_needed(
-    tmp_path: Path, pretend_free
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pretend_free(1.2e9)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1_200_000_000))
     check = check_disk("run_disk", tmp_path, remedy="make room")
     assert (check.status, check.remedy) == ("warning", "make room")
     assert check.finding.startswith("1.2 GB free")

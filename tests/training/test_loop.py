@@ -114,14 +114,6 @@ def test_rows_come_in_the_order_of_the_plan() -> None:
     assert seen == planned.tolist()
 
 
-def test_reports_come_every_so_many_steps_and_at_the_end_of_an_epoch() -> None:
-    diary = Diary()
-
-    run(diary, tiny_training_state(total_steps=11), logging_steps=4)
-
-    assert [report.step for report in diary.reports()] == [4, 6, 8, 11]
-
-
 def test_report_tells_the_state_of_the_run() -> None:
     single, diary = Diary(), Diary()
     run(single, tiny_training_state(peak=1e-3, total_steps=12), logging_steps=1)

@@ -63,15 +63,6 @@ def test_a_timing_is_kept_for_the_same_size_and_version_on_the_same_machine(
     assert timing.count == 3
 
 
-def test_a_cache_that_can_not_be_written_costs_another_timing_and_no_run(
-    timing: PlantedTiming, tmp_path: Path
-) -> None:
-    (tmp_path / "file").touch()
-    for _ in range(2):
-        assert choose(tmp_path / "file") == "bf16"
-    assert timing.count == 2
-
-
 @pytest.mark.parametrize(
     ("attributes", "instructions", "expected"),
     [
