@@ -45,9 +45,9 @@ class Repository:
         folder = _cache_of(self.repo_type, self.name) / "snapshots" / self.commit
         needed = list(names)
         patterns = [glob.escape(name) for name in needed if not (folder / name).is_file()]
-        if patterns and self.unreachable:
-            raise self.unreachable
         if patterns:
+            if self.unreachable:
+                raise self.unreachable
             # A download retries for 20 s; this fails at once if the Hub does not answer.
             ask_hub(self.repo_type, self.name, self.commit)
             failure = f"the download of the {self.repo_type} {self.name!r} broke off"

@@ -69,13 +69,8 @@ def evaluate(
     """
     from finetune.config.load import refuse_table
 
-    columns = given(
-        {
-            "text_column": text_column,
-            "text_pair_column": text_pair_column,
-            "label_column": label_column,
-        }
-    )
+    columns = given({"text_column": text_column, "text_pair_column": text_pair_column})
+    columns |= given({"label_column": label_column})
     if split is not None and data is not None:
         raise UsageError(
             "both --split and --data were given", remedy="leave out --split to score other data"
@@ -87,12 +82,12 @@ def evaluate(
     folder = open_run_folder(Path(run))
     from finetune.runs.trained import evaluate_rows, load_other_data, load_split
 
-    name = split or "test" if data is None else str(data)
-    rows = (
-        load_split(folder, name, emit=emit)
-        if data is None
-        else load_other_data(folder, name, columns, emit=emit)
-    )
+    if data is None:
+        name = split or "test"
+        rows = load_split(folder, name, emit=emit)
+    else:
+        name = str(data)
+        rows = load_other_data(folder, name, columns, emit=emit)
     scores = evaluate_rows(folder, rows, name, device=device, metric=evaluate_metric, emit=emit)
     return Evaluation(name, scores)
 
