@@ -1,6 +1,6 @@
 """Freezes what a mode does not train."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from torch import nn
 
@@ -57,15 +57,13 @@ def count_by_part(model: nn.Module, structure: Structure) -> dict[str, tuple[int
     parts |= {"final norm": structure.final_norm, "head": structure.head}
     parameters = dict(model.named_parameters())
     return {
-        part: _count([parameters[name] for name in names]) for part, names in parts.items() if names
+        part: count_parameters(parameters[name] for name in names)
+        for part, names in parts.items()
+        if names
     }
 
 
-def count_parameters(model: nn.Module) -> tuple[int, int]:
-    """Return how many numbers train, and how many the model has."""
-    return _count([*model.parameters()])
-
-
-def _count(parameters: Sequence[nn.Parameter]) -> tuple[int, int]:
-    trained = sum(one.numel() for one in parameters if one.requires_grad)
-    return trained, sum(one.numel() for one in parameters)
+def count_parameters(parameters: Iterable[nn.Parameter]) -> tuple[int, int]:
+    """Return how many numbers of some parameters train, and how many there are."""
+    sizes = [(one.numel(), one.requires_grad) for one in parameters]
+    return sum(size for size, trains in sizes if trains), sum(size for size, _ in sizes)

@@ -169,7 +169,7 @@ def load_for_training(config: Config, *, task: Task, device: Device, emit: Emit)
     )
     mode = config.model.mode
     freeze_parameters(text_model.model, text_model.structure, mode=mode)
-    trained, total = count_parameters(text_model.model)
+    trained, total = count_parameters(text_model.model.parameters())
     emit(
         Info(
             f"model: {config.model.model}, mode {mode}, {trained:,} of {total:,} parameters train "

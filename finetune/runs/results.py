@@ -163,7 +163,7 @@ class RunFacts:
 
         config, text_model = preparation.config, preparation.text_model
         reasons = {choice.subject: choice.note for choice in preparation.choices}
-        trained, total = count_parameters(text_model.model)
+        trained, total = count_parameters(text_model.model.parameters())
         return cls(
             data=config.data.data,
             class_names=list(text_model.task.class_names),
