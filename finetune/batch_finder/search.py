@@ -155,7 +155,7 @@ def _raise_if_nothing_fits(history: History) -> None:
 
 
 def _bracketing_size(history: History) -> int | None:
-    """Return the size to try for the largest, or None when it is bracketed."""
+    """Return the next size on the way to the largest, None once that is bracketed."""
     low, high = history.largest, history.bound
     if not low:
         return _first_size(history)
@@ -173,7 +173,6 @@ def _bracketing_size(history: History) -> int | None:
 
 
 def _first_size(history: History) -> int:
-    """Return the size to try while none has passed."""
     if history.slows_down:
         # Only the speed of a size that fits shows that a larger one swaps.
         return 1

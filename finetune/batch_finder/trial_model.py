@@ -97,7 +97,7 @@ def build_trial_model(case: Case, *, device: Device) -> TrialModel:
     # Random weights take the CPU seconds, but splitting a model needs them there.
     is_made_there = case.part == "whole" and not device.memory.is_shared
     with device.torch_device if is_made_there else torch.device("cpu"):
-        model = build_model(case)
+        model = _build_model(case)
     structure = find_structure(model)
     if case.gradient_checkpointing:
         enable_gradient_checkpointing(model, device)
@@ -121,8 +121,7 @@ def build_trial_model(case: Case, *, device: Device) -> TrialModel:
     return TrialModel(case, training_state, features_of, tokens_of, extractor)
 
 
-def build_model(case: Case) -> PreTrainedModel:
-    """Return a model with random weights in fp32, on PyTorch's default device."""
+def _build_model(case: Case) -> PreTrainedModel:
     architecture = dict(case.architecture)
     config = AutoConfig.for_model(architecture.pop("model_type"), **architecture)
     config.num_labels = case.classes

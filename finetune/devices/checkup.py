@@ -43,7 +43,7 @@ def check_device(asked: str) -> Check:
 
 
 def describe_mps() -> Iterator[Check]:
-    """Yield the description of a Mac's GPU that can be used, and its memory."""
+    """Yield a Mac's GPU, and its memory."""
     yield Check("mps", "ok", f"built, available and usable: {MpsDevice().description}")
     total_bytes = psutil.virtual_memory().total
     recommended_bytes = torch.mps.recommended_max_memory()

@@ -113,8 +113,6 @@ def run_composite(operator: torch._ops.OpOverload, *args: Any, **kwargs: Any) ->
 
 
 class _Replacing(TorchFunctionMode):
-    """Calls other functions in place of some of PyTorch's."""
-
     def __init__(self, functions: Mapping[_Function, _Function]) -> None:
         super().__init__()
         self._functions = functions
@@ -169,8 +167,6 @@ def _run_in_fp32(operator: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> 
 
 
 class _Linear(torch.autograd.Function):
-    """A linear layer as one operator forward and one backward."""
-
     @staticmethod
     def forward(
         ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None

@@ -4,8 +4,6 @@ import os
 import sys
 from dataclasses import dataclass
 
-from finetune.errors import UsageError
-
 # torchrun's variables. With one of them left, a child would wait for the group.
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _GROUP_PREFIXES = ("TORCHELASTIC_", "ROLE_", "GROUP_", "MASTER_")
@@ -29,14 +27,8 @@ class Launch:
 
 def read_launch() -> Launch:
     """Return what the launcher has set; without one there is one process."""
-    texts = {name: os.environ[name] for name in _RANK_VARIABLES if os.environ.get(name)}
-    try:
-        return Launch(**{name.lower(): int(text) for name, text in texts.items()})
-    except ValueError:
-        raise UsageError(
-            f"the environment does not number the processes: {texts}",
-            remedy=f"unset {', '.join(texts)}; torchrun and accelerate launch set them",
-        ) from None
+    ranks = {name.lower(): os.environ[name] for name in _RANK_VARIABLES if os.environ.get(name)}
+    return Launch(**{name: int(text) for name, text in ranks.items()})
 
 
 def module_command(module: str) -> list[str]:

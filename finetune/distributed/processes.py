@@ -17,7 +17,7 @@ from torch import distributed
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from finetune.devices.base import Device, DeviceMemory, OutOfMemoryElsewhere
-from finetune.distributed.launch import Launch, read_launch
+from finetune.distributed.launch import read_launch
 from finetune.errors import ProcessLost
 
 Value = TypeVar("Value")
@@ -162,7 +162,11 @@ def join_processes() -> Processes:
     if not distributed.is_initialized():
         if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun is the parent
             _stop_without_launcher()
-        _divide_threads(launch)
+        # The cores are divided among the processes of this host, unless the user or torchrun has.
+        if _THREADS not in os.environ:
+            torch.set_num_threads(max(1, torch.get_num_threads() // launch.local_world_size))
+            # For child processes; without it Accelerate would warn, and choose a number itself.
+            os.environ[_THREADS] = str(torch.get_num_threads())
         try:
             distributed.init_process_group("gloo", timeout=timedelta(seconds=_JOINING_SECONDS))
         except (RuntimeError, ValueError) as error:
@@ -191,13 +195,3 @@ def _stop_without_launcher() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def _divide_threads(launch: Launch) -> None:
-    """Divide the cores among the processes of this host, unless the user or torchrun has."""
-    if _THREADS in os.environ:
-        return
-    threads = max(1, torch.get_num_threads() // launch.local_world_size)
-    torch.set_num_threads(threads)
-    # For child processes; without it Accelerate would warn, and choose a number, at every use.
-    os.environ[_THREADS] = str(threads)

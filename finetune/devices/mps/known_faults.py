@@ -40,7 +40,7 @@ class Call:
         return self.arguments.get(name) is not None
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return an argument that is a tensor."""
+        """Return one of the tensors."""
         return cast(torch.Tensor, self.arguments[name])
 
     def tensors(self) -> list[torch.Tensor]:
