@@ -30,7 +30,7 @@ from finetune.training.optimizers import Hyperparameters
 from finetune.training.parity import Difference, compare_with_cpu, module_of
 from finetune.training.precision import note_parity
 from finetune.training.schedule import Schedule
-from finetune.training.step import TrainingState, prepare_training
+from finetune.training.step import prepare_training
 
 # Around the blocks of 8 and 32 tokens that attention's kernels work on.
 _LENGTHS = (1, 8, 9, 31, 32, 33, 64)
@@ -86,9 +86,6 @@ def check_parity(
     """Compare a device with the CPU; keep the result, which ``--precision auto`` may need.
 
     The model is a folder, a Hub id or ``minilm``; by default BERT-base with random weights.
-
-    Raises:
-        WrongParametersChanged: If a step changes what is frozen, or not what trains.
     """
     there = select_device(device, emit=emit)
     check_precision(there, precision)
@@ -111,7 +108,11 @@ def check_parity(
 def compare_model(
     model: PreTrainedModel, device: Device, *, mode: Mode, precision: str, max_batch_size: int
 ) -> ParityReport:
-    """Compare a device with the CPU by evaluations and a step of a model, which is moved there."""
+    """Compare a device with the CPU by evaluations and a step of a model, which is moved there.
+
+    Raises:
+        WrongParametersChanged: If the step changes what is frozen, or not what trains.
+    """
     structure = find_structure(model)
     freeze_parameters(model, structure, mode=mode)
     # Stored transposed, as loaded weights may be: MPS once silently skipped in-place operations on
@@ -150,22 +151,18 @@ def compare_model(
     shapes = [(size, length) for length, size in product(lengths, sizes)]
     differences = compare_with_cpu(state, examples, [*shapes, (_GRADIENT_EXAMPLES, longest)])
     report = ParityReport(device.name, precision, tuple(differences))
-    if not report.failures:
-        _check_step(state, examples, padded_length=longest)
-    return report
-
-
-def _check_step(state: TrainingState, examples: Examples, *, padded_length: int) -> None:
-    """Raise unless a step changes what trains and nothing else."""
+    if report.failures:
+        return report
     guard = ParameterGuard(state.model)
-    batch = Batch(np.arange(_GRADIENT_EXAMPLES), padded_length)
+    batch = Batch(np.arange(_GRADIENT_EXAMPLES), longest)
     for number in range(_MAX_STEPS):
-        cut = cut_batch(examples, batch, batch_size=_GRADIENT_EXAMPLES, device=state.device)
+        cut = cut_batch(examples, batch, batch_size=_GRADIENT_EXAMPLES, device=device)
         state.take_step(number, cut)
         guard.note_gradients(state.model)
         if number >= state.accelerator.skipped_steps():
             break
     guard.check(state.model)
+    return report
 
 
 def _worst_by_part(differences: Iterable[Difference]) -> dict[str, Difference]:
