@@ -27,9 +27,7 @@ from transformers import (
 from transformers.utils import logging
 
 from finetune import events
-from finetune.config.mode import Mode
 from finetune.errors import ModelUnsupported
-from finetune.model.freeze import freeze_parameters
 from finetune.model.load import TextModel, load_model, save_model
 from finetune.tasks.single import Single
 
@@ -276,32 +274,6 @@ def test_a_model_without_weights_is_trained_from_scratch_when_asked(folder: Path
     name = "bert.encoder.layer.1.output.dense.weight"
     assert torch.equal(first.model.get_parameter(name), same.model.get_parameter(name))
     assert not torch.equal(first.model.get_parameter(name), other.model.get_parameter(name))
-
-
-@pytest.mark.parametrize(
-    ("architecture", "new"),
-    [
-        ("bert", {"classifier"}),
-        ("distilbert", {"pre_classifier", "classifier"}),
-        ("roberta", {"classifier.dense", "classifier.out_proj"}),
-        ("electra", {"classifier.dense", "classifier.out_proj"}),
-        ("deberta-v2", {"pooler.dense", "classifier"}),
-        ("modernbert", {"head.dense", "head.norm", "classifier"}),
-    ],
-)
-def test_a_new_layer_of_the_head_trains_in_mode_classifier(
-    architecture: str, new: set[str], tmp_path: Path
-) -> None:
-    text_model = load(save_tiny_model(tmp_path, architecture))
-
-    freeze_parameters(text_model.model, text_model.structure, mode=Mode("classifier"))
-
-    trained = {
-        name.rpartition(".")[0]
-        for name, parameter in text_model.model.named_parameters()
-        if parameter.requires_grad
-    }
-    assert trained == new
 
 
 def test_a_pooler_that_the_weights_lack_is_new_and_not_reported(folder: Path) -> None:
