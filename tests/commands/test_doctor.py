@@ -94,15 +94,15 @@ def test_a_package_that_the_command_itself_needs_is_told_to_be_missing(tmp_path:
     assert remedy.strip() == "try: pip install psutil"
 
 
-def test_operators_are_a_table_with_a_verdict(command: Command, tiny_folder: Path) -> None:
+def test_operators_are_a_table_with_a_result(command: Command, tiny_folder: Path) -> None:
     options = ("--mode", "head", "--precision", "bf16")
     outcome = command("doctor", "--ops", "--model", tiny_folder, *options)
     assert outcome.code == 0, outcome.errors
-    titles, *rows, verdict = filter(None, outcome.output.splitlines())
+    titles, *rows, result = filter(None, outcome.output.splitlines())
     assert titles.split() == ["operator", "status", "calls", "called", "by"]
     [fused] = [row for row in rows if row.startswith("aten::_fused_adamw_ ")]
     assert fused.split()[1:] == ["native", "2", "optimizer"]
-    assert verdict == f"MPS has all {len(rows)} operators that {tiny_folder} needs"
+    assert result == f"MPS has all {len(rows)} operators that {tiny_folder} needs"
 
 
 @pytest.fixture
@@ -153,19 +153,19 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("cache")
-def test_parity_tells_parts_and_modules_and_keeps_a_verdict(
+def test_parity_tells_parts_and_modules_and_keeps_the_result(
     command: Command, tiny_folder: Path
 ) -> None:
     outcome = command(*PARITY, "--model", tiny_folder, "--precision", "bf16")
     assert outcome.code == 0, outcome.errors
     assert "in bf16 with the CPU in fp32" in outcome.errors
-    parts, modules, verdict = outcome.output.split("\n\n")
+    parts, modules, result = outcome.output.split("\n\n")
     assert [line.split("  ")[0] for line in parts.splitlines()] == [
         "part", "logits", "gradients",
     ]  # fmt: skip
     assert all(" ok " in line for line in parts.splitlines()[1:])
     assert "\nbert.encoder.layer.*.attention.self.key  " in modules
-    assert verdict == "cpu in bf16 agrees with the CPU in fp32\n"
+    assert result == "cpu in bf16 agrees with the CPU in fp32\n"
     assert has_parity(CpuDevice(), precision="bf16")
 
 

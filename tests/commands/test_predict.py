@@ -23,14 +23,14 @@ from finetune.events import Event, Info, WarningMessage
 from finetune.files import read_json, read_jsonl, write_json
 
 
-def test_predict_answers_the_test_split_as_the_run_did(finished_run: Path) -> None:
+def test_predict_labels_the_test_split_as_the_run_did(finished_run: Path) -> None:
     lines = (finished_run / "predictions.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
-    answers = finetune.predict(finished_run, [row["text"] for row in rows], device="cpu")
-    assert [answer.text for answer in answers] == [row["text"] for row in rows]
-    assert [answer.label for answer in answers] == [row["predicted"] for row in rows]
-    for answer, row in zip(answers, rows, strict=True):
-        assert answer.probability == pytest.approx(row["probability"], abs=1e-6)
+    predictions = finetune.predict(finished_run, [row["text"] for row in rows], device="cpu")
+    assert [prediction.text for prediction in predictions] == [row["text"] for row in rows]
+    assert [prediction.label for prediction in predictions] == [row["predicted"] for row in rows]
+    for prediction, row in zip(predictions, rows, strict=True):
+        assert prediction.probability == pytest.approx(row["probability"], abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -56,20 +56,20 @@ def test_a_run_keeps_its_model_when_its_data_has_gone(finished_run: Path, tmp_pa
     assert len(finetune.predict(tmp_path, TEXTS, device="cpu")) == 3
 
 
-def test_less_sure_answers_are_left_out_and_counted(finished_run: Path) -> None:
+def test_less_sure_predictions_are_left_out_and_counted(finished_run: Path) -> None:
     emitted: list[Event] = []
     texts = [row["text"] for row in read_jsonl(finished_run / "predictions.jsonl")[:40]]
     whole = finetune.predict(finished_run, texts, device="cpu", all_scores=True)
-    limit = sorted(answer.probability for answer in whole)[25]
+    limit = sorted(prediction.probability for prediction in whole)[25]
 
     found = finetune.predict(
         finished_run, texts, device="cpu", all_scores=True, min_confidence=limit,
         emit=emitted.append,
     )  # fmt: skip
 
-    for answer, before in zip(found, whole, strict=True):
-        assert answer.label == (before.label if before.probability >= limit else None)
-        assert (answer.probability, answer.probabilities) == (
+    for prediction, before in zip(found, whole, strict=True):
+        assert prediction.label == (before.label if before.probability >= limit else None)
+        assert (prediction.probability, prediction.probabilities) == (
             before.probability, before.probabilities,
         )  # fmt: skip
     assert emitted[-1] == Info("25 of 40 texts have no prediction")
@@ -77,7 +77,7 @@ def test_less_sure_answers_are_left_out_and_counted(finished_run: Path) -> None:
 
 @pytest.fixture
 def run_with_confidences(finished_run: Path, tmp_path: Path) -> Path:
-    """A run whose validation rows let every answer through of one class, none of another."""
+    """A run whose validation rows let every prediction through of one class, none of another."""
     run = shutil.copytree(finished_run, tmp_path / "run")
     content = read_json(run / "model/confidences.json")
     names = list(content["classes"])
@@ -89,7 +89,7 @@ def run_with_confidences(finished_run: Path, tmp_path: Path) -> Path:
     return run
 
 
-def test_classes_without_the_precision_are_never_answered(run_with_confidences: Path) -> None:
+def test_classes_without_the_precision_are_never_predicted(run_with_confidences: Path) -> None:
     emitted: list[Event] = []
     run = run_with_confidences
     texts = [row["text"] for row in read_jsonl(run / "predictions.jsonl")]
@@ -98,8 +98,8 @@ def test_classes_without_the_precision_are_never_answered(run_with_confidences: 
 
     found = finetune.predict(run, texts, device="cpu", target_precision=0.95, emit=emitted.append)
 
-    labels = [None if answer.label == missed else answer.label for answer in whole]
-    assert [answer.label for answer in found] == labels
+    labels = [None if prediction.label == missed else prediction.label for prediction in whole]
+    assert [prediction.label for prediction in found] == labels
     assert any(
         f"always abstains: {missed} (18 rows)" in event.message
         for event in emitted
@@ -146,15 +146,17 @@ def predicted_texts(outcome: Outcome) -> list[str]:
     return [json.loads(line)["text"] for line in outcome.output.rstrip("\n").split("\n")]
 
 
-def test_the_answers_are_those_of_the_python_api_in_the_order_of_the_texts(
+def test_the_predictions_are_those_of_the_python_api_in_the_order_of_the_texts(
     command: Command, finished_run: Path
 ) -> None:
     outcome = command("predict", finished_run, *TEXTS, "--device=cpu", "--json")
     assert outcome.code == 0, outcome.errors
-    answers = [json.loads(line) for line in outcome.output.splitlines()]
-    assert answers == [one.to_json() for one in finetune.predict(finished_run, TEXTS, device="cpu")]
-    assert [answer["text"] for answer in answers] == TEXTS
-    assert all(answer.keys() == {"text", "label", "probability"} for answer in answers)
+    predictions = [json.loads(line) for line in outcome.output.splitlines()]
+    assert predictions == [
+        one.to_json() for one in finetune.predict(finished_run, TEXTS, device="cpu")
+    ]
+    assert [prediction["text"] for prediction in predictions] == TEXTS
+    assert all(prediction.keys() == {"text", "label", "probability"} for prediction in predictions)
 
 
 def test_a_terminal_that_is_waited_for_is_said_to_be(
@@ -234,14 +236,14 @@ def test_a_table_is_read_as_a_table_and_its_other_columns_are_carried_along(
 ) -> None:
     outcome = command("predict", finished_run, "--json", "-f", write_table(tmp_path / f"t{suffix}"))
     assert outcome.code == 0, outcome.errors
-    answers = [json.loads(line) for line in outcome.output.splitlines()]
-    assert [one["text"] for one in answers] == [
+    predictions = [json.loads(line) for line in outcome.output.splitlines()]
+    assert [one["text"] for one in predictions] == [
         ROWS[0]["question"],
         ROWS[1]["question"],
         ROWS[3]["question"],
     ]
-    assert [int(one["id"]) for one in answers] == [1, 2, 4]
-    assert [one["input_label"] for one in answers] == ["HUM", "LOC", "ABBR"]
+    assert [int(one["id"]) for one in predictions] == [1, 2, 4]
+    assert [one["input_label"] for one in predictions] == ["HUM", "LOC", "ABBR"]
     assert "1 rows" in outcome.errors
     assert "empty text" in outcome.errors
 
@@ -263,11 +265,11 @@ def test_all_scores_are_the_probabilities_of_all_classes(
 ) -> None:
     outcome = command("predict", finished_run, *TEXTS, "--json", "--all-scores")
     for line in outcome.output.splitlines():
-        answer = json.loads(line)
-        assert len(answer["probabilities"]) == 6
-        assert sum(answer["probabilities"].values()) == pytest.approx(1)
-        assert max(answer["probabilities"].values()) == answer["probability"]
-        assert answer["probabilities"][answer["label"]] == answer["probability"]
+        prediction = json.loads(line)
+        assert len(prediction["probabilities"]) == 6
+        assert sum(prediction["probabilities"].values()) == pytest.approx(1)
+        assert max(prediction["probabilities"].values()) == prediction["probability"]
+        assert prediction["probabilities"][prediction["label"]] == prediction["probability"]
     titles, *rows = command("predict", finished_run, *TEXTS, "--all-scores").output.splitlines()
     assert titles.split() == ["label", "ABBR", "ENTY", "DESC", "HUM", "LOC", "NUM", "text"]
     assert len(rows) == len(TEXTS)
@@ -283,10 +285,10 @@ def read_output(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
-def test_answers_are_written_to_a_file(
+def test_predictions_are_written_to_a_file(
     suffix: str, command: Command, finished_run: Path, tmp_path: Path
 ) -> None:
-    table, output = write_table(tmp_path / "t.csv"), tmp_path / f"answers{suffix}"
+    table, output = write_table(tmp_path / "t.csv"), tmp_path / f"predictions{suffix}"
     outcome = command("predict", finished_run, "-f", table, "--output", output)
     assert (outcome.code, outcome.output) == (0, ""), outcome.errors
     printed = command("predict", finished_run, "-f", table, "--json").output.splitlines()
@@ -295,7 +297,8 @@ def test_answers_are_written_to_a_file(
 
 
 @pytest.mark.parametrize(
-    ("output", "word"), [("answers.xlsx", ".jsonl"), ("t.csv", "--output"), ("no/a.csv", "folder")]
+    ("output", "word"),
+    [("predictions.xlsx", ".jsonl"), ("t.csv", "--output"), ("no/a.csv", "folder")],
 )
 def test_an_output_that_can_not_be_written_is_refused_at_once(
     output: str, word: str, command: Command, finished_run: Path, tmp_path: Path
@@ -305,13 +308,13 @@ def test_an_output_that_can_not_be_written_is_refused_at_once(
     outcome.assert_refused(2, word)
 
 
-def test_answers_appear_while_more_lines_may_come(finished_run: Path) -> None:
+def test_predictions_appear_while_more_lines_may_come(finished_run: Path) -> None:
     def lines() -> Iterator[list[Row]]:
         yield [Row("one ?"), Row("two ?")]
         pytest.fail("waited for more")
 
     first = next(predict_stream(finished_run, lines(), device="cpu"))
-    assert [answer.text for answer in first] == ["one ?", "two ?"]
+    assert [prediction.text for prediction in first] == ["one ?", "two ?"]
 
 
 def test_the_first_pieces_are_small(finished_run: Path) -> None:
