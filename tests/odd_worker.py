@@ -98,9 +98,9 @@ def train(size: int) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    orders, answer = connect_to_parent()
-    orders.get()
-    answer({"budget_bytes": BUDGET_BYTES})
-    answer({"ready": True})
+    requests, reply = connect_to_parent()
+    requests.get()
+    reply({"budget_bytes": BUDGET_BYTES})
+    reply({"ready": True})
     while True:
-        answer(train(orders.get()))
+        reply(train(requests.get()))

@@ -19,7 +19,7 @@ GIB = 2**30
 Curve = Callable[[int], float]
 
 
-def hinge(*, floor: float, base: float, row: float) -> Curve:
+def rising_from(*, floor: float, base: float, row: float) -> Curve:
     """Return peak memory that is flat for small batches; in MiB."""
     return lambda batch_size: MIB * max(floor, base + row * batch_size)
 
@@ -48,7 +48,7 @@ def overflowing(*, start: float, row: float, best: int) -> Curve:
 
 
 # BERT-base, 128 tokens, bf16, on an H200: memory as measured.
-BERT_ON_H200 = hinge(floor=2160, base=1962, row=49.5)
+BERT_ON_H200 = rising_from(floor=2160, base=1962, row=49.5)
 BERT_SECONDS_ON_H200 = saturating(start=0.016, row=0.0016)
 # BERT-base, 64 tokens, fp32, resident peaks on a CPU: measured.
 BERT_ON_CPU_MIB = {8: 2577, 16: 3043, 32: 4128, 64: 5901, 128: 9934}
@@ -283,7 +283,7 @@ class UnifiedMemoryMac:
     def swap_bytes(self) -> int:
         return max(0, self.driver_bytes + self.system_bytes - self.physical_bytes)
 
-    def update(self, rows: int, padded_length: int) -> float:
+    def take_step(self, rows: int, padded_length: int) -> float:
         """Take one step and return its seconds.
 
         Raises:
@@ -309,7 +309,7 @@ class UnifiedMemoryMac:
         """Take three steps in a process of its own."""
         mac = replace(self)
         try:
-            seconds = [mac.update(batch_size, padded_length) for _ in range(3)]
+            seconds = [mac.take_step(batch_size, padded_length) for _ in range(3)]
         except RuntimeError as error:
             return did_not_fit(batch_size, "too_big", reason=str(error))
         return fits(

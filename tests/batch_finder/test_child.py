@@ -39,19 +39,19 @@ def test_a_line_that_a_child_can_no_longer_read_is_no_error() -> None:
         child.kill()
 
 
-def test_what_python_prints_as_it_starts_is_no_answer(
+def test_what_python_prints_as_it_starts_is_no_reply(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('welcome to this cluster')\n")
-    (tmp_path / "answering_worker.py").write_text("print('{\"ready\": true}')\n")
+    (tmp_path / "printing_worker.py").write_text("print('{\"ready\": true}')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    child = Child("answering_worker")
+    child = Child("printing_worker")
     try:
-        while (answer := child.receive(seconds=30)) is None:
+        while (reply := child.receive(seconds=30)) is None:
             pass
     finally:
         child.kill()
-    assert answer == {"ready": True}
+    assert reply == {"ready": True}
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="the kernel of Linux does this")

@@ -34,7 +34,7 @@ CALIBRATION_FILE = Path(finetune.batch_finder.__file__).parent / "calibration.js
 
 
 @pytest.fixture(autouse=True, scope="module")
-def take_each_update_once() -> Iterator[None]:
+def take_each_step_once() -> Iterator[None]:
     """Keep what the steps of a case take: it is the same for the same case."""
     known: dict[str, list[int]] = {}
 
@@ -75,7 +75,7 @@ def small_case(architecture: str = "bert", *, layers: int = 2, **changes: Any) -
         ("head", "trainable"),
     ],
 )
-def test_fake_updates_take_what_real_ones_do(mode: str, part: Part) -> None:
+def test_fake_steps_take_what_real_ones_do(mode: str, part: Part) -> None:
     case = small_case(layers=3, mode=Mode(mode), part=part)
     with LiveMemory() as memory:
         trial = build_trial_model(case, device=CpuDevice())

@@ -12,7 +12,7 @@ from batch_finder.simulated_machines import (
     GIB,
     SimulatedMachine,
     SimulatedRunner,
-    hinge,
+    rising_from,
     runner,
 )
 from tiny_models import tiny_case
@@ -203,7 +203,9 @@ def test_a_whole_model_has_one_search(runner: SimulatedRunner) -> None:
 def test_where_features_are_stored_their_extraction_has_its_own_batch_size(
     runner: SimulatedRunner,
 ) -> None:
-    runner.machines["trainable"] = SimulatedMachine(peak_bytes=hinge(floor=100, base=90, row=30))
+    runner.machines["trainable"] = SimulatedMachine(
+        peak_bytes=rising_from(floor=100, base=90, row=30)
+    )
     emitted: list[Event] = []
     result = search_parts(emitted)
     assert [one for one in messages(emitted) if "searching" in one] == [

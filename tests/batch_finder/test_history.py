@@ -11,7 +11,7 @@ def peaks_on(curve: Curve, *sizes: int) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("sizes", [(4, 26), (16, 64), (300, 800), (1, 2, 4, 38), (1, 38, 500)])
-def test_two_points_above_the_hinge_predict_the_top_within_1_percent(sizes: tuple[int]) -> None:
+def test_two_points_above_the_floor_predict_the_top_within_1_percent(sizes: tuple[int]) -> None:
     model = fit_memory(peaks_on(BERT_ON_H200, *sizes))
 
     assert model.peak_bytes(1024) == pytest.approx(BERT_ON_H200(1024), rel=0.01)

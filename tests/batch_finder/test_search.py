@@ -10,8 +10,8 @@ from batch_finder.simulated_machines import (
     UnifiedMemoryMac,
     did_not_fit,
     fits,
-    hinge,
     overflowing,
+    rising_from,
     saturating,
     through,
 )
@@ -47,7 +47,7 @@ CPU_MODELS = {
 }
 GPUS = {
     f"{model}, {cap} GiB": SimulatedMachine(
-        peak_bytes=hinge(floor=floor, base=base, row=row),
+        peak_bytes=rising_from(floor=floor, base=base, row=row),
         step_seconds=saturating(start=start, row=row_seconds),
         budget_bytes=cap * GIB,
     )
@@ -56,7 +56,7 @@ GPUS = {
 }
 CPUS = {
     f"{model}, {cap} GiB": SimulatedMachine(
-        peak_bytes=hinge(floor=floor, base=base, row=row),
+        peak_bytes=rising_from(floor=floor, base=base, row=row),
         step_seconds=overflowing(start=start, row=row_seconds, best=best),
         budget_bytes=cap * GIB,
     )

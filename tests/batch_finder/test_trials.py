@@ -23,7 +23,7 @@ from finetune.devices.mps.device import MpsDevice
 from finetune.errors import TrialFailed
 
 TINY = tiny_case()
-PROBE_ODDLY = """
+TRY_AND_HANG = """
 import sys
 from odd_worker import HANGS
 from finetune.batch_finder.case import Case
@@ -168,7 +168,7 @@ def parent() -> Iterator["subprocess.Popen[str]"]:
     """A process that waits for a child that hangs."""
     path = os.pathsep.join([str(Path(odd_worker.__file__).parent), os.getcwd()])
     with subprocess.Popen(
-        [sys.executable, "-c", PROBE_ODDLY],
+        [sys.executable, "-c", TRY_AND_HANG],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": path},

@@ -9,7 +9,7 @@ from batch_finder.simulated_machines import (
     GIB,
     SimulatedMachine,
     SimulatedRunner,
-    hinge,
+    rising_from,
     runner,
     saturating,
 )
@@ -120,7 +120,7 @@ def test_where_shapes_are_few_a_run_evaluates_at_the_size_of_training(
 def short_machine(*, row_mib: float, row_seconds: float) -> SimulatedMachine:
     """Return a machine with 1 GiB on which every micro-batch costs half a second more."""
     return SimulatedMachine(
-        peak_bytes=hinge(floor=0, base=500, row=row_mib),
+        peak_bytes=rising_from(floor=0, base=500, row=row_mib),
         step_seconds=saturating(start=0.5, row=row_seconds),
         budget_bytes=GIB,
     )

@@ -258,7 +258,7 @@ def test_cache_of_many_shapes_runs_away_before_the_mac_swaps(
     shapes = 0
     while not MpsMemory().cache_exceeds_limit():
         shapes += 1
-        mac.update(100 + shapes, 128)
+        mac.take_step(100 + shapes, 128)
     assert shapes > 3
     assert mac.driver_bytes > mac.recommended_bytes / 2
     assert mac.swap_bytes == 0
@@ -277,5 +277,5 @@ def test_cache_of_a_run_with_few_shapes_does_not_run_away(
     if 4 * fixed_and_widest_bytes > mac.recommended_bytes:
         pytest.skip("is too large for this Mac")
     for padded_length in (128, 22, 43, 64, 86, 107):
-        mac.update(rows, padded_length)
+        mac.take_step(rows, padded_length)
         assert not MpsMemory().cache_exceeds_limit()
