@@ -1,4 +1,4 @@
-"""The README's commands do what it says."""
+"""The commands of the README and of the pages in docs/ do what these say."""
 
 import re
 import shlex
@@ -12,10 +12,14 @@ from tiny_runs import Command
 
 from finetune.commands.main import COMMANDS, cli
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = ("training", "data", "batch-sizes", "devices", "deployment", "python")
+TEXTS = [README, *((ROOT / f"docs/{page}.md").read_text(encoding="utf-8") for page in PAGES)]
 SHELL = [
     line.partition("#")[0].strip()
-    for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    for text in TEXTS
+    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     for line in block.splitlines()
 ]
 # A command ends before a comment, a gap in a table of examples, a pipe or a closing quote.
@@ -59,7 +63,7 @@ def commands_in(text: str) -> list[str]:
 def test_readme_and_helps_have_commands() -> None:
     assert len(SHELL) >= 12
     assert all(line.startswith("finetune ") for line in SHELL)
-    assert len(commands_in(README)) >= 30
+    assert sum(len(commands_in(text)) for text in TEXTS) >= 60
     assert sum(len(TYPED.findall(text)) for text in epilogs()) >= 20
 
 
@@ -68,7 +72,7 @@ def test_every_command_of_readme_and_helps_can_be_typed(
 ) -> None:
     monkeypatch.setattr(click.Command, "invoke", lambda command, context: None)
     in_helps = [line for text in epilogs() for line in TYPED.findall(text)]
-    for line in [*commands_in(README), *in_helps]:
+    for line in [*(line for text in TEXTS for line in commands_in(text)), *in_helps]:
         outcome = command(*shlex.split(line)[1:])
         assert outcome.code == 0, (line, outcome.errors)
 
@@ -98,12 +102,19 @@ def test_command_for_a_mac_fails_elsewhere_with_the_reason(command: Command) -> 
     command(*shlex.split(line)[1:], "--dry-run").assert_refused(4, "MPS")
 
 
-def test_python_of_the_readme_runs(prepared_folder: Path) -> None:
-    [code] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    code = code.replace('model="minilm"', 'model="model", max_train_samples=32, max_steps=1')
-    exec(compile(code, "README.md", "exec"), {})
+def test_python_of_the_readme_and_the_pages_runs(prepared_folder: Path) -> None:
+    codes = [code for text in TEXTS for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL)]
+    assert len(codes) == 2
+    for code in codes:
+        quick = code.replace('model="minilm"', 'model="model", max_train_samples=32, max_steps=1')
+        exec(compile(quick, "README.md", "exec"), {})
+
+
+def test_pages_are_short() -> None:
+    assert len(README.splitlines()) <= 200
+    assert all(len(text.splitlines()) <= 150 for text in TEXTS[1:])
 
 
 def test_every_command_is_in_the_table() -> None:
-    table = README.partition("## Commands")[2].partition("## Train")[0]
+    table = README.partition("## Commands")[2].partition("## Python")[0]
     assert set(re.findall(r"`finetune ([\w-]+)", table)) == set(COMMANDS)
