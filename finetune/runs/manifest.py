@@ -34,7 +34,7 @@ PACKAGES = (
     "accelerate",
     "evaluate",
     "numpy",
-    "scikit-learn",
+    "scipy",
 )
 
 
@@ -55,9 +55,9 @@ class Manifest:
         columns: Of a table, those that were read, by the options that name them.
     """
 
-    sources: Mapping[str, str] = field(default_factory=dict)
-    splits: Mapping[str, str] = field(default_factory=dict)
-    model: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str]
+    splits: Mapping[str, str]
+    model: Mapping[str, str]
     packages: Mapping[str, str] = field(default_factory=dict)
     metrics_precision: str = ""
     reads_pairs: bool = False
@@ -85,7 +85,7 @@ class Manifest:
             for source in data.sources
             if (digest := source.sha256 or source.commit)
         }
-        return cls(sources, digest_splits(data.splits, data.task))
+        return cls(sources, digest_splits(data.splits, data.task), model={})
 
     @classmethod
     def read(cls, folder: RunFolder) -> "Manifest":
@@ -93,7 +93,7 @@ class Manifest:
         from pydantic import TypeAdapter
 
         if not folder.manifest_file.exists():
-            return cls()
+            return cls({}, {}, {})
         return folder.read(folder.manifest_file, TypeAdapter(cls).validate_python)
 
     def write(self, folder: RunFolder) -> None:

@@ -21,7 +21,7 @@ from finetune.training import interruption
 STAGES = {
     "loading": "finetune.runs.preparation.load_model",
     "encoding": "finetune.model.load.encode_texts",
-    "frozen pass": "finetune.model.features.plan_extraction",
+    "frozen pass": "finetune.model.features.plan_evaluation",
     "first step": "finetune.training.step.TrainingState.step",
     "validation": "finetune.tasks.base.compute_metrics",
     "saving": "finetune.runs.checkpoint.save_file",
