@@ -80,7 +80,7 @@ def evaluate(
         raise UsageError(f"--{option} is of other data", remedy="add --data, or leave it out")
     refuse_table(data)
     folder = open_run_folder(Path(run))
-    from finetune.runs.trained import evaluate_rows, load_other_data, load_split
+    from finetune.runs.evaluate import evaluate_rows, load_other_data, load_split
 
     if data is None:
         name = split or "test"

@@ -97,7 +97,7 @@ def export_onnx(
 
 def _load_test_examples(folder: RunFolder, trained: "TrainedModel", *, emit: Emit) -> "Examples":
     from finetune.runs.encoding import encode_rows
-    from finetune.runs.trained import load_split
+    from finetune.runs.evaluate import load_split
 
     rows, text_model = load_split(folder, "test", emit=emit), trained.text_model
     with_plain_mask = replace(text_model.structure, takes_4d_mask=False)

@@ -186,8 +186,8 @@ def read_texts(
     """
     folder = open_run_folder(Path(run))
     from finetune.data.stream import read_rows
+    from finetune.runs.evaluate import other_data
     from finetune.runs.manifest import Manifest
-    from finetune.runs.trained import other_data
 
     columns = given({"text_column": text_column, "text_pair_column": text_pair_column})
     options = other_data(folder, str(file), {"encoding": encoding, **columns})

@@ -15,13 +15,13 @@ from finetune.devices.mps.power import power_facts
 from finetune.errors import DataDiffers, NotARun
 from finetune.files import write_json
 from finetune.runs.folder import RunFolder
-from finetune.runs.results import AutoTunedOption
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
     from finetune.data.source import LoadedData
     from finetune.runs.preparation import Preparation
+    from finetune.runs.results import AutoTunedOption
     from finetune.tasks.base import Task
 
 SCHEMA_VERSION = 1
@@ -151,9 +151,11 @@ def write_environment(folder: RunFolder, preparation: "Preparation") -> None:
     write_json(folder.environment_file, environment)
 
 
-def read_environment(folder: RunFolder) -> tuple[int | None, Sequence[AutoTunedOption]]:
+def read_environment(folder: RunFolder) -> "tuple[int | None, Sequence[AutoTunedOption]]":
     """Return the CPU threads of a run, and what it has chosen by measurements, as far as known."""
     from pydantic import TypeAdapter
+
+    from finetune.runs.results import AutoTunedOption
 
     with suppress(NotARun):
         choices = TypeAdapter(list[AutoTunedOption]).validate_python

@@ -1,0 +1,71 @@
+"""Metrics of a run's model: on a split of its data, or on other data."""
+
+from typing import Any
+
+from datasets import Dataset
+
+from finetune.data.load import load_rows, load_splits
+from finetune.data.source import OtherData
+from finetune.distributed.processes import join_processes
+from finetune.errors import DataError, NotARun
+from finetune.events import Emit, Info
+from finetune.runs.encoding import encode_rows
+from finetune.runs.folder import RunFolder
+from finetune.runs.manifest import Manifest
+from finetune.runs.trained import TrainedModel
+from finetune.tasks.metrics import load_evaluate_metric
+from finetune.tasks.scores import Scores, warn_unless_better
+
+
+def load_split(folder: RunFolder, split: str, *, emit: Emit) -> Dataset:
+    """Load a split of a run's data; raise ``DataDiffers`` if that has changed."""
+    data = load_splits(folder.read_config().data, emit=emit)
+    if split not in data.splits:
+        raise NotARun(
+            f"the run in {folder.path} has no {split} split",
+            remedy=f"it has: {', '.join(data.splits)}",
+        )
+    Manifest.read(folder).check(
+        Manifest.of_data(data),
+        remedy="restore the data, or score other data with finetune evaluate RUN --data FILE",
+    )
+    return data.splits[split]
+
+
+def other_data(folder: RunFolder, source: str, options: dict[str, Any]) -> OtherData:
+    """Return other data, read as a run's own except for options that are given."""
+    own, manifest = vars(folder.read_config().data), Manifest.read(folder)
+    return OtherData(**{**own, **options, "data": source}, earlier_columns=manifest.columns)
+
+
+def load_other_data(
+    folder: RunFolder, source: str, columns: dict[str, Any], *, emit: Emit
+) -> Dataset:
+    """Load all rows of other data, read as a run's own except for columns that are given."""
+    other = other_data(folder, source, columns)
+    rows = load_rows(other, task=folder.read_task(), emit=emit)
+    if ("text_pair" in rows.column_names) != (reads_pairs := Manifest.read(folder).reads_pairs):
+        kinds = ("single texts", "pairs of texts")
+        raise DataError(
+            f"{source} has {kinds[not reads_pairs]}, and the model reads {kinds[reads_pairs]}",
+            remedy="name the columns of texts as in the data that the run was made from",
+        )
+    return rows
+
+
+def evaluate_rows(
+    folder: RunFolder, rows: Dataset, name: str, *, device: str, metric: str | None, emit: Emit
+) -> Scores:
+    """Score a run's model on rows, also by a metric of the library ``evaluate``."""
+    others = [load_evaluate_metric(metric)] if metric else []
+    model = TrainedModel.load(folder, device=device, emit=emit, processes=join_processes())
+    place = f"{model.device.name} ({model.device.description})"
+    emit(Info(f"evaluating {len(rows):,} rows of {name} on {place}"))
+    examples = encode_rows(
+        rows, name, model.text_model, config=model.config, emit=emit,
+        processes=model.predictor.processes,
+    )  # fmt: skip
+    logits = model.logits(examples)
+    scores = model.text_model.task.score(logits, examples.labels, others=others)
+    warn_unless_better(scores, emit=emit)
+    return scores
