@@ -2,14 +2,12 @@
 
 import difflib
 import os
-import re
 import reprlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
 from typing import Any
 
-import pydantic
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from finetune.config.mode import HEADS
 from finetune.config.schema import OPTION_OF_TRAINER, OPTIONS, Config, change_options
@@ -18,7 +16,6 @@ from finetune.errors import ConfigurationInvalid
 
 ENVIRONMENT_PREFIX = "FINETUNE_"
 SECTIONS = [section.name for section in fields(Config)]
-SIZE = re.compile(r"\s*(\d*\.?\d+)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
 # Without a unit, a smaller number is a mistake: bytes were not meant.
 MIN_SIZE_BYTES = 10**6
 # Source, section if it is named, option, value.
@@ -44,19 +41,23 @@ def load_config(
 
     Later ones win. Unknown keys, wrong values and contradictions raise ``ConfigurationInvalid``.
     """
+    given = [] if file is None else list(_read_file(file))
+    for variable, text in (environment or {}).items():
+        if variable.startswith(ENVIRONMENT_PREFIX):
+            option = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+            given.append((variable, None, option, _from_text(text)))
+    for option, value in (flags or {}).items():
+        given.append(("--" + option.replace("_", "-"), None, option, value))
+    given += map(_read_assignment, assignments)
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    for source, section, option, value in (
-        *_read_file(file),
-        *_read_environment(environment or {}),
-        *_read_flags(flags or {}),
-        *map(_read_assignment, assignments),
-    ):
+    for source, section, option, value in given:
         _check_name(option, section, source=source)
         values[option], sources[option] = value, source
-    for option, value in values.items():
-        values[option] = _check_value(option, value, sources[option])
-    config = change_options(Config(), values)
+    config = change_options(
+        Config(),
+        {option: _check_value(option, value, sources[option]) for option, value in values.items()},
+    )
     _check_contradictions(config)
     if config.search.memory_limit is not None:
         parse_size(config.search.memory_limit, source=sources["memory_limit"])
@@ -65,15 +66,14 @@ def load_config(
 
 def parse_size(text: str, *, source: str) -> int:
     """Return the bytes of a size such as ``4GiB``, ``500 MB`` or ``1000000``, at least 1 MB."""
-    size_bytes = 0
-    if found := SIZE.fullmatch(text):
-        number, prefix, binary = found.groups()
-        exponent = " kmgt".index(prefix.lower()) if prefix else 0
-        size_bytes = int(float(number) * (1024 if binary else 1000) ** exponent)
+    try:
+        size_bytes = int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        size_bytes = 0
     if size_bytes < MIN_SIZE_BYTES:
-        problem = "is less than 1 MB" if size_bytes else "is not a memory size"
         raise ConfigurationInvalid(
-            f"{source} is {text!r}, which {problem}", remedy="write for example 4GiB"
+            f"{source} is {text!r}, which is no memory size of at least 1 MB",
+            remedy="write for example 4GiB",
         )
     return size_bytes
 
@@ -87,15 +87,13 @@ def refuse_table(data: object) -> None:
         )
 
 
-def _read_file(file: str | None) -> Iterator[Given]:
-    if file is None:
-        return
+def _read_file(file: str) -> Iterator[Given]:
     path = find_recipe(file)
-    content = read_yaml(path)
-    if not isinstance(content, dict | None):
+    sections = read_yaml(path) or {}
+    if not isinstance(sections, dict):
         remedy = f"write its options under {', '.join(SECTIONS)}; a table of texts is --data {file}"
         raise ConfigurationInvalid(f"{path} has no sections", remedy=remedy)
-    for section, options in (content or {}).items():
+    for section, options in sections.items():
         if section not in SECTIONS:
             remedy = _did_you_mean(section, SECTIONS)
             if section in OPTIONS:
@@ -110,19 +108,6 @@ def _read_file(file: str | None) -> Iterator[Given]:
             yield str(path), section, option, value
 
 
-def _read_environment(environment: Mapping[str, str]) -> Iterator[Given]:
-    for variable, text in environment.items():
-        if variable.startswith(ENVIRONMENT_PREFIX):
-            option = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
-            yield variable, None, option, _from_text(text)
-
-
-def _read_flags(flags: Mapping[str, Any]) -> Iterator[Given]:
-    for option, value in flags.items():
-        path = os.fspath(value) if isinstance(value, os.PathLike) else value
-        yield "--" + option.replace("_", "-"), None, option, path
-
-
 def _read_assignment(assignment: str) -> Given:
     key, separator, text = assignment.partition("=")
     section, dot, option = key.strip().partition(".")
@@ -132,6 +117,10 @@ def _read_assignment(assignment: str) -> Given:
             remedy="write for example --set training.learning_rate=3e-5",
         )
     return f"--set {key.strip()}", section, option, _from_text(text)
+
+
+def _from_text(text: str) -> str | None:
+    return None if text.strip().lower() == "null" else text
 
 
 def _check_name(option: str, section: str | None, *, source: str) -> None:
@@ -145,21 +134,14 @@ def _check_name(option: str, section: str | None, *, source: str) -> None:
         )
 
 
-def _from_text(text: str) -> str | None:
-    return None if text.strip().lower() == "null" else text
-
-
-@cache
-def _validator(option: str) -> pydantic.TypeAdapter[Any]:
-    return pydantic.TypeAdapter(OPTIONS[option].type)
-
-
 def _check_value(option: str, value: Any, source: str) -> Any:
     refuse_table(value)
+    value = os.fspath(value) if isinstance(value, os.PathLike) else value
     try:
         # Pydantic takes true for 1 unless it is strict.
-        return _validator(option).validate_python(value, strict=isinstance(value, bool))
-    except pydantic.ValidationError as error:
+        adapter: TypeAdapter[Any] = TypeAdapter(OPTIONS[option].type)
+        return adapter.validate_python(value, strict=isinstance(value, bool))
+    except ValidationError as error:
         messages = (one["msg"].partition(", unable")[0] for one in error.errors())
         expected = " or ".join(message.removeprefix("Input should be ") for message in messages)
         raise ConfigurationInvalid(

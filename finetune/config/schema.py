@@ -24,11 +24,12 @@ def _option(default: Any, description: str, **marks: Any) -> Any:
     return field(default=default, metadata={"help": description, **marks})
 
 
-_resumable_option = partial(_option, resumable=True)
-_table_option = partial(_option, goes_with=("a file", "a dataset of the Hub"))
+_resumable = partial(_option, resumable=True)
+_of_tables = partial(_option, goes_with=("a file", "a dataset of the Hub"))
 
 # The upper bounds refuse what would overflow in kernels, timeouts or byte counts later.
 Count = Annotated[int, Ge(1), Lt(2**31)]
+NotNegative = Annotated[int, Ge(0), Lt(2**31)]
 Seed = Annotated[int, Ge(0), Lt(2**32)]
 Tracker = Literal["none", "tensorboard", "trackio", "wandb", "mlflow"]
 Positive = Annotated[float, Gt(0.0), Le(1e6)]
@@ -48,52 +49,41 @@ class DataConfig:
         trainer_names=("dataset_name", "train_file"),
     )
     validation_file: str | None = _option(
-        None,
-        "Validation split of data from a file. Default: held out from the training rows.",
-        path="file",
-        goes_with=("a file",),
+        None, "Validation split. Default: held out.", path="file", goes_with=("a file",)
     )
     test_file: str | None = _option(
-        None,
-        "Test split of data from a file. Default: held out from the rows of the file.",
-        path="file",
-        goes_with=("a file",),
+        None, "Test split. Default: held out.", path="file", goes_with=("a file",)
     )
-    text_column: str | None = _table_option(
+    text_column: str | None = _of_tables(
         None,
-        "Column of the texts, by name or number; of several, such as title,body, the texts are "
-        "joined by a line end. Default: guessed and reported.",
+        "Column of the texts, by name or number; several, such as title,body, are joined by a line "
+        "end. Default: guessed and reported.",
     )
-    text_pair_column: str | None = _table_option(
-        None,
-        "Column of the second text of pairs. Default: found by well-known names such as sentence1 "
-        "and sentence2, if --text-column is not given.",
+    text_pair_column: str | None = _of_tables(
+        None, "Column of the second text of pairs. Default: found by its name, such as sentence2."
     )
-    label_column: str | None = _table_option(
-        None,
-        "Column of the labels; several columns of 0 and 1 with commas between their names. "
-        "Default: guessed and reported.",
+    label_column: str | None = _of_tables(
+        None, "Column of the labels, or several of 0 and 1, such as joy,fear. Default: guessed."
     )
     task: str = _option(
         "auto",
         "Task type: single (one class per text), multi (any number of classes), regression (a "
         "number), or auto, which infers it from the label column and reports it.",
     )
-    encoding: str | None = _table_option(
+    encoding: str | None = _of_tables(
         None, "Encoding of text files, such as gb18030. Default: detected, and printed."
     )
-    header: bool | None = _table_option(
+    header: bool | None = _of_tables(
         None, "Whether the first row of CSV and TSV names the columns. Default: detected."
     )
-    split_column: str | None = _table_option(
+    split_column: str | None = _of_tables(
         None,
-        "Column that says whether a row is of the train, validation or test split; none for no "
-        "column. Default: found by its name, such as split, and its values.",
+        "Column that names the split of a row; none for no column. Default: found by its name.",
     )
-    label_names: str | None = _table_option(
+    label_names: str | None = _of_tables(
         None, "File with one class name per line, for labels that are numbers.", path="file"
     )
-    skip_unknown_labels: bool = _table_option(
+    skip_unknown_labels: bool = _of_tables(
         False, "Skip validation and test rows whose label no training row has, instead of failing."
     )
     data_dir: str | None = _option(
@@ -131,34 +121,28 @@ class ModelConfig:
         "Hub id or folder of a text encoder, or minilm (works offline).",
         path="dir",
         names=("minilm",),
-        trainer_names=("model_name", "model_name_or_path"),
+        trainer_names=("model_name_or_path",),
     )
     revision: str | None = _option(None, "Branch, tag or commit of the model on the Hub.")
     from_scratch: bool = _option(
         False, "Accept a model most of whose weights are missing; they start at random."
     )
-    freeze_core: bool = _option(
-        False, "Freeze the encoder, embeddings and layers; only the head trains."
-    )
+    freeze_core: bool = _option(False, "Freeze the encoder; only the head trains.")
     head: HeadName = _option(
         "whole", "Part of the head that trains; classifier freezes a pretrained pooler too."
     )
     train_layers: Count | None = _option(
-        None, "Train only the last N layers of the encoder, and the head."
+        None, "Train only the encoder's last N layers, and the head."
     )
     max_length: Annotated[int, Ge(3), Lt(2**31)] = _option(
-        128,
-        "Maximum length of a text in tokens; the rest is truncated.",
-        trainer_names=("max_seq_length",),
+        128, "Maximum length of a text in tokens; the rest is truncated."
     )
     long_texts: Handling = _option(
         "truncate",
         "Texts longer than --max-length: truncate cuts off their end, head-tail their middle; "
         "windows reads them whole, as windows that overlap.",
     )
-    stride: Annotated[int, Ge(0), Lt(2**31)] = _option(
-        32, "Tokens of overlap between the windows of a text."
-    )
+    stride: NotNegative = _option(32, "Tokens of overlap between the windows of a text.")
     pooling: Aggregation = _option("mean", "How the logits of a text's windows become the text's.")
 
     @property
@@ -179,10 +163,8 @@ class ModelConfig:
 class TrainingConfig:
     """How the model trains."""
 
-    device: DeviceName = _resumable_option(
-        "auto",
-        "Device to train on; auto takes cuda, then mps, then cpu.",
-        trainer_names=("no_cuda", "use_cpu", "use_mps_device"),
+    device: DeviceName = _resumable(
+        "auto", "Device; auto takes cuda, then mps, then cpu.", trainer_names=("no_cuda", "use_cpu")
     )
     precision: PrecisionName = _option(
         "auto",
@@ -191,16 +173,15 @@ class TrainingConfig:
         "--parity has passed in bf16.",
         trainer_names=("bf16", "fp16"),
     )
-    batch_size: Count | Literal["auto"] = _resumable_option(
+    batch_size: Count | Literal["auto"] = _resumable(
         DEFAULT_BATCH_SIZE,
-        "Examples per forward and backward pass on the device; auto searches for the fastest "
-        "that fits.",
+        "Examples per forward and backward pass; auto searches for the fastest that fits.",
         trainer_names=("per_device_train_batch_size",),
     )
-    check_device: bool = _resumable_option(
+    check_device: bool = _resumable(
         True, "Compare a GPU with the CPU on a few examples, and stop if it computes wrongly."
     )
-    gradient_checkpointing: bool | None = _resumable_option(
+    gradient_checkpointing: bool | None = _resumable(
         None,
         "Recompute the layers in the backward pass, which takes less memory and more time. "
         "Default: off; batch size auto switches it on where that is faster.",
@@ -211,18 +192,15 @@ class TrainingConfig:
         "Default: batch size.",
         trainer_names=("gradient_accumulation_steps",),
     )
-    eval_batch_size: Count = _resumable_option(
+    eval_batch_size: Count = _resumable(
         64,
         "Examples per forward pass in evaluation and prediction; on mps a run uses --batch-size.",
-        trainer_names=("per_device_eval_batch_size",),
     )
     optimizer: Literal["adamw", "adafactor"] = _option(
-        "adamw", "Optimizer; adafactor's state takes next to no memory.", trainer_names=("optim",)
+        "adamw", "Optimizer; adafactor's state takes next to no memory."
     )
     learning_rate: Positive | None = _option(
-        None,
-        "Peak learning rate. Default: by mode and hidden size, and reported.",
-        trainer_names=("lr",),
+        None, "Peak learning rate. Default: by mode and hidden size.", trainer_names=("lr",)
     )
     head_lr_multiplier: Positive | None = _option(
         None, "Multiple of the learning rate for the head. Default: 10, 1 for a head alone."
@@ -233,22 +211,18 @@ class TrainingConfig:
         "fewer for many rows.",
         trainer_names=("epochs",),
     )
-    max_steps: Count | None = _option(
-        None, "Stop after N steps, not after epochs.", trainer_names=("max_train_steps",)
-    )
+    max_steps: Count | None = _option(None, "Stop after N steps, not after epochs.")
     warmup_fraction: Annotated[float, Ge(0.0), Le(1.0)] = _option(
         0.1,
-        "Fraction of the steps in which the learning rate rises to its peak.",
-        trainer_names=("warmup_ratio", "warmup_steps"),
+        "Fraction of the steps in which the learning rate rises.",
+        trainer_names=("warmup_steps",),
     )
     weight_decay: Annotated[float, Ge(0.0), Le(1e6)] | None = _option(
         None, "Decoupled weight decay; not on biases and norms. Default: 0.01, 0 for a head alone."
     )
     max_grad_norm: Positive = _option(1.0, "Gradients are clipped to this norm.")
     class_weights: Literal["none", "balanced"] = _option(
-        "none",
-        "balanced weights the loss of each class by the inverse of its frequency; for multi, rows "
-        "with a class count as much as rows without it.",
+        "none", "balanced weights the loss of each class by the inverse of its frequency."
     )
     metric_for_best_model: str | None = _option(
         None,
@@ -256,7 +230,7 @@ class TrainingConfig:
         "micro_f1 and others; for regression pearson, spearman or mae. Default: accuracy, "
         "micro_f1 or pearson.",
     )
-    early_stopping_patience: Annotated[int, Ge(0), Lt(2**31)] | None = _option(
+    early_stopping_patience: NotNegative | None = _option(
         None,
         "Stop after N validations without improvement; 0 for never. Default: 0; 8 for few rows; "
         "for a head alone 30, fewer for many rows.",
@@ -264,8 +238,7 @@ class TrainingConfig:
     calibrate: bool = _option(
         True,
         "Scale the output layer by a temperature fitted on the validation rows, so that the "
-        "probabilities match the accuracy; predictions stay the same. Needs 100 rows and 5 wrong "
-        "predictions.",
+        "probabilities match the accuracy. Needs 100 rows and 5 wrong predictions.",
     )
     seed: Seed = _option(42, "Random seed of the new head, the order of the examples and dropout.")
 
@@ -287,32 +260,23 @@ class OutputConfig:
     """Where the results go and how often progress is reported and saved."""
 
     output_dir: str | None = _option(
-        None,
-        "Run folder. Default: a new folder runs/DATA-MODEL-MODE.",
-        path="dir",
-        trainer_names=("run_name",),
+        None, "Run folder. Default: a new folder runs/DATA-MODEL-MODE.", path="dir"
     )
-    overwrite: bool = _option(
-        False,
-        "Delete the contents of the run folder and start over.",
-        trainer_names=("overwrite_output_dir",),
+    overwrite: bool = _option(False, "Delete the contents of the run folder and start over.")
+    logging_steps: Count = _resumable(10, "Report the training loss every N steps.")
+    report_to: Tracker = _resumable(
+        "none", "Tracker of loss, validations and hyperparameters; tensorboard: in the run folder."
     )
-    logging_steps: Count = _resumable_option(10, "Report the training loss every N steps.")
-    report_to: Tracker = _resumable_option(
-        "none",
-        "Report loss, validations and hyperparameters to a tracker too; tensorboard writes them "
-        "into the run folder.",
-    )
-    save_strategy: Literal["epoch", "no"] = _resumable_option(
+    save_strategy: Literal["epoch", "no"] = _resumable(
         "epoch",
         "epoch: a checkpoint after every epoch, and as --save-minutes and --save-steps say; no: "
         "only if the run is stopped.",
     )
-    save_minutes: Annotated[float, Ge(0.0), Le(1e6)] = _resumable_option(
+    save_minutes: Annotated[float, Ge(0.0), Le(1e6)] = _resumable(
         10.0, "Write a checkpoint every N minutes too; 0 for never."
     )
-    save_steps: Count | None = _resumable_option(None, "Write a checkpoint every N steps too.")
-    save_total_limit: Count = _resumable_option(
+    save_steps: Count | None = _resumable(None, "Write a checkpoint every N steps too.")
+    save_total_limit: Count = _resumable(
         2, "Keep the N newest checkpoints; that of the best model is kept in any case."
     )
 
@@ -321,18 +285,13 @@ class OutputConfig:
 class CacheConfig:
     """Whether and where the features of frozen layers are stored."""
 
-    feature_cache: bool = _resumable_option(
-        True,
-        "Store the features of frozen layers and the token ids of large tables; otherwise they are "
-        "computed at every step and in every run.",
+    feature_cache: bool = _resumable(
+        True, "Store features of frozen layers, and token ids of large tables, for other runs."
     )
-    cache_dir: str | None = _resumable_option(
-        None,
-        "Folder of stored features, token ids and batch sizes. Default: finetune in the Hub's "
-        "assets cache.",
-        path="dir",
+    cache_dir: str | None = _resumable(
+        None, "Folder of what is stored. Default: finetune in the Hub's assets cache.", path="dir"
     )
-    cache_gib: Positive = _resumable_option(
+    cache_gib: Positive = _resumable(
         10.0, "Maximum GiB of stored features and token ids; the least recently used go first."
     )
 

@@ -1,6 +1,7 @@
 """The YAML files of configurations: read, written, and the recipes that come with the package."""
 
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Hashable, Mapping
@@ -46,20 +47,16 @@ class _ConfigLoader(yaml.BaseLoader):
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        mapping: dict[Hashable, Any] = {}
-        for key, value in node.value:
-            if (name := str(key.value)) in mapping:
+        names = [key.value for key, _ in node.value]
+        for index, name in enumerate(names):
+            if name in names[:index]:
                 problem = f"duplicate key {name}"
-                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            mapping[name] = self.construct_object(value, deep=True)
-        return mapping
+                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return super().construct_mapping(node, deep=True)
 
 
 _NULL = "tag:yaml.org,2002:null"
-_ConfigLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag == _NULL]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
+_ConfigLoader.add_implicit_resolver(_NULL, re.compile("(~|null|Null|NULL|)$"), ["~", "n", "N", ""])
 _ConfigLoader.add_constructor(_NULL, lambda loader, node: None)
 
 

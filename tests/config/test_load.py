@@ -192,7 +192,7 @@ def test_an_option_in_another_section_is_refused_with_the_right_one(write_yaml: 
     ("text", "words"),
     [
         *((text, "section training") for text in ("training: 5", "training: [seed]")),
-        *((text, "no sections") for text in ("- seed", "seed", "7", "[]", "!!x y")),
+        *((text, "no sections") for text in ("- seed", "seed", "7", "!!x y")),
         *((text, "is not a YAML configuration") for text in ("a: b: c", "training: {", "x: \x00")),
     ],
 )
@@ -257,7 +257,7 @@ def test_sizes_are_read_as_people_write_them(text: str, size_bytes: int) -> None
 
 
 @pytest.mark.parametrize(
-    "text", ["", "much", "GiB", "4 gibibytes", "0GiB", "-4GiB", "nan", "4GiB 2", "4,5GiB", "4"]
+    "text", ["", "much", "GiB", "4 gibibytes", "0GiB", "-4GiB", "nan", "4,5GiB", "4"]
 )
 def test_what_is_no_size_or_lacks_its_unit_is_refused_with_its_source(text: str) -> None:
     error = error_of(flags={"memory_limit": text})
