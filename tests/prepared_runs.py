@@ -1,5 +1,7 @@
 """Runs of tiny models without the parts that a test does not look at, such as the report."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from finetune.config.load import load_config
 from finetune.config.schema import Config
 from finetune.events import Emit, Event, Info, WarningMessage, ignore
 from finetune.runs.folder import RunFolder
+from finetune.runs.journal import Journal
 from finetune.runs.preparation import Preparation, prepare
 from finetune.runs.results import RunResults
 from finetune.runs.run import Run
@@ -27,10 +30,22 @@ def prepare_tiny(model: Path, *, emit: Emit = ignore, **options: Any) -> Prepara
     return prepare(quick_config(model, **options), emit=emit)
 
 
+@contextmanager
+def begin_run(
+    preparation: Preparation, path: Path, *, resumes: bool = False, emit: Emit = ignore
+) -> Iterator[Run]:
+    """Yield a run that is ready for its next step, in a folder that is locked."""
+    folder = RunFolder(path)
+    with (
+        folder.lock() if resumes else folder.create(overwrite=False),
+        Run.begin(preparation, folder, resumes=resumes, journal=Journal(emit)) as run,
+    ):
+        yield run
+
+
 def train_prepared(preparation: Preparation, folder: Path, *, emit: Emit = ignore) -> Run:
     """Train to the last step and return the run, which has not finished."""
-    with RunFolder(folder).create(overwrite=False) as held:
-        run = Run.start(preparation, held, emit=emit)
+    with begin_run(preparation, folder, emit=emit) as run:
         run.train()
     return run
 

@@ -15,7 +15,7 @@ from finetune.events import Emit, Info
 from finetune.files import write_json
 from finetune.runs.failures import interruption_explained
 from finetune.runs.folder import RunFolder, SeedsFolder
-from finetune.runs.journal import WarningLog
+from finetune.runs.journal import Journal
 from finetune.runs.manifest import Manifest
 from finetune.runs.preparation import Preparation, prepare
 from finetune.runs.results import RunResults, SeedResults
@@ -29,14 +29,14 @@ def train(work: Work, *, emit: Emit) -> RunResults:
     The folder of a new run is created first, and deleted if nothing came of it. Each of several
     processes calls this; a run may be resumed with more of them.
     """
-    log, processes = WarningLog(emit), join_processes()
+    journal, processes = Journal(emit), join_processes()
     with kept_awake(), _lock(work, processes) as folder, interruption_explained(folder):
         preparation = prepare(
-            work.config, option_sources=work.sources, emit=log, processes=processes
+            work.config, option_sources=work.sources, emit=journal, processes=processes
         )
         if work.continued:
             _check_data(preparation, work.continued)
-        with Run.begin(preparation, folder, resumes=bool(work.resumed), log=log) as run:
+        with Run.begin(preparation, folder, resumes=bool(work.resumed), journal=journal) as run:
             run.train()
             return run.finish(write_pages=write_pages)
 
@@ -62,7 +62,7 @@ def train_seeds(work: Work, *, emit: Emit) -> SeedResults:
 
     All use the same data, device and token ids, which are prepared once.
     """
-    config, log = work.config, WarningLog(emit)
+    config, journal = work.config, Journal(emit)
     seeds = range(config.training.seed, config.training.seed + (work.seeds or 1))
 
     with kept_awake(), work.lock() as locked:
@@ -77,7 +77,7 @@ def train_seeds(work: Work, *, emit: Emit) -> SeedResults:
             return read_results()
         with _interruption_explained(folder, seeds):
             first = change_options(config, {"seed": missing[0]})
-            preparation = prepare(first, option_sources=work.sources, emit=log)
+            preparation = prepare(first, option_sources=work.sources, emit=journal)
             if not work.resumed:
                 folder.set_aside_previous()
             elif before := folder.first_begun:
@@ -87,13 +87,13 @@ def train_seeds(work: Work, *, emit: Emit) -> SeedResults:
             write_json(folder.seeds_file, read_results().to_json())
             for seed in missing:
                 emit(Info(f"seed {seed}, {seeds.index(seed) + 1} of {len(seeds)}"))
-                place, run_log = folder.run(seed), log.copy()
+                place, run_journal = folder.run(seed), journal.copy()
                 if seed != missing[0]:
-                    preparation = preparation.with_seed(seed, emit=run_log)
+                    preparation = preparation.with_seed(seed, emit=run_journal)
                 resumes = place.can_resume
                 with (
                     place.lock() if resumes else place.create(overwrite=True),
-                    Run.begin(preparation, place, resumes=resumes, log=run_log) as run,
+                    Run.begin(preparation, place, resumes=resumes, journal=run_journal) as run,
                 ):
                     run.train()
                     run.finish(write_pages=write_pages)

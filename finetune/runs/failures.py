@@ -1,4 +1,4 @@
-"""What a user can do when a run is interrupted, runs out of memory or diverges."""
+"""What to do when a run is interrupted, can't be written, runs out of memory or diverges."""
 
 import shlex
 from collections.abc import Iterator
@@ -21,31 +21,16 @@ def interruption_explained(folder: RunFolder) -> Iterator[None]:
     except KeyboardInterrupt as stop:
         if folder.can_resume:
             remedy = f"resume with: {_resume_command(folder)}"
-        elif folder.config_file.exists():
-            remedy = "start again with --overwrite: nothing was saved yet"
         else:
-            remedy = "start again: nothing was saved yet"
+            overwrite = " with --overwrite" if folder.config_file.exists() else ""
+            remedy = f"start again{overwrite}: nothing was saved yet"
         message, number = str(stop) or "stopped", signal_of(stop)
         raise Interrupted(message, remedy=remedy, signal_number=number) from None
 
 
 @contextmanager
-def write_errors_explained(folder: RunFolder) -> Iterator[None]:
-    """Raise ``NotWritten``, which says where the model is, if the end of a run can't be written."""
-    try:
-        yield
-    except WRITE_ERRORS as error:
-        where = f"the model is in {folder.model_folder}; " if folder.model_folder.is_dir() else ""
-        then = f", then resume with: {_resume_command(folder)}" if folder.can_resume else ""
-        raise NotWritten(
-            f"{folder.path} can't be written: {reason_of(error)}",
-            remedy=f"{where}make room or the folder writable{then}",
-        ) from error
-
-
-@contextmanager
 def failures_explained(folder: RunFolder, preparation: Preparation) -> Iterator[None]:
-    """Say what to do where memory runs out, and which texts have a loss that is not finite."""
+    """Say what to do where memory or disk run out, and which texts have a loss of NaN."""
     device = preparation.device
     try:
         yield
@@ -56,6 +41,15 @@ def failures_explained(folder: RunFolder, preparation: Preparation) -> Iterator[
             texts.append(f"{more:,} more")
         where = f", in a batch of {', '.join(texts)}" if texts else ""
         raise LossNotFinite(error.message + where, remedy=error.remedy) from error
+    except BrokenPipeError:  # of the terminal
+        raise
+    except WRITE_ERRORS as error:
+        where = f"the model is in {folder.model_folder}; " if folder.model_folder.is_dir() else ""
+        then = f", then resume with: {_resume_command(folder)}" if folder.can_resume else ""
+        raise NotWritten(
+            f"{folder.path} can't be written: {reason_of(error)}",
+            remedy=f"{where}make room or the folder writable{then}",
+        ) from error
     except (RuntimeError, MemoryError) as error:
         if not device.memory.is_out_of_memory(error):
             raise

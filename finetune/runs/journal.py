@@ -17,36 +17,58 @@ STEP_FIELDS = (
 
 
 class Journal:
-    """An ``Emit`` that appends steps and validations to ``metrics.jsonl``.
+    """An ``Emit`` that keeps steps and validations in ``metrics.jsonl``, and warnings beside it.
 
-    Rows that can't be written, on a full disk for example, are written with a later one.
+    Rows from before the run has a folder, and rows that can't be written, on a full disk for
+    example, are written with later ones.
     """
 
-    def __init__(self, folder: RunFolder, emit: Emit) -> None:
-        self._file, self._emit = folder.metrics_file, emit
-        self._unwritten: list[dict[str, Any]] = []
+    def __init__(self, emit: Emit, warnings: Sequence[dict[str, Any]] = ()) -> None:
+        self._emit = emit
+        self._folder: RunFolder | None = None
+        self._metrics: list[dict[str, Any]] = []
+        self._warnings = list(warnings)
         self._has_warned = False
 
     def __call__(self, event: Event) -> None:
         """Keep an event and pass it on."""
         if isinstance(event, Step | Validation):
-            self._unwritten.append(_row(event))
+            self._metrics.append(_row(event))
+            self.write()
+        elif isinstance(event, WarningMessage):
+            self._warnings.append(asdict(event))
             self.write()
         self._emit(event)
 
+    def copy(self) -> "Journal":
+        """Return a journal of another run, which begins with the warnings so far."""
+        return Journal(self._emit, self._warnings)
+
+    def open(self, folder: RunFolder) -> None:
+        """Write to a run folder from now on."""
+        self._folder = folder
+        self.write()
+
     def write(self) -> bool:
         """Write the rows that are still to write; return whether all are written."""
+        if self._folder is None:
+            return False
+        file = self._folder.metrics_file
         try:
-            append_jsonl(self._file, self._unwritten)
+            append_jsonl(file, self._metrics)
+            self._metrics.clear()
+            if self._warnings:
+                file = self._folder.warnings_file
+                append_jsonl(file, self._warnings)
+                self._warnings.clear()
+            self._has_warned = False
         except OSError as error:
             if not self._has_warned:
-                message = f"{self._file} can't be written: {error.strerror}"
+                self._has_warned = True
+                message = f"{file} can't be written: {error.strerror}"
                 remedy = "the run goes on and tries again; it writes no checkpoint until then"
-                self._emit(WarningMessage(message, remedy=remedy))
-        else:
-            self._unwritten.clear()
-        self._has_warned = bool(self._unwritten)
-        return not self._unwritten
+                self(WarningMessage(message, remedy=remedy))
+        return not self._has_warned
 
 
 def _row(event: Step | Validation) -> dict[str, Any]:
@@ -64,40 +86,6 @@ def continue_journal(folder: RunFolder, *, steps: int) -> None:
             row = json.loads(line)
             rows += [row] if row["step"] <= steps else []
     write_jsonl(folder.metrics_file, rows)
-
-
-class WarningLog:
-    """An ``Emit`` that keeps the warnings of a run for its report."""
-
-    def __init__(self, emit: Emit) -> None:
-        self._emit = emit
-        self._unwritten: list[dict[str, Any]] = []
-        self._folder: RunFolder | None = None
-
-    def __call__(self, event: Event) -> None:
-        """Keep a warning, and pass on all events."""
-        if isinstance(event, WarningMessage):
-            self._unwritten.append(asdict(event))
-            self._write()
-        self._emit(event)
-
-    def copy(self) -> "WarningLog":
-        """Return a log of another run, which begins with the warnings not yet written."""
-        log = WarningLog(self._emit)
-        log._unwritten += self._unwritten
-        return log
-
-    def write_to(self, folder: RunFolder) -> None:
-        """Write the warnings so far, and those to come, to a run folder."""
-        self._folder = folder
-        self._write()
-
-    def _write(self) -> None:
-        # On a full disk, of which the journal warns, they are written with a later one.
-        if self._folder and self._unwritten:
-            with suppress(OSError):
-                append_jsonl(self._folder.warnings_file, self._unwritten)
-                self._unwritten.clear()
 
 
 def read_warnings(folder: RunFolder) -> Sequence[WarningMessage]:

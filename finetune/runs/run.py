@@ -21,16 +21,16 @@ from finetune.devices.mps.power import why_slowed
 from finetune.distributed.processes import SECONDS_LATE, Processes
 from finetune.evaluation.calibration import measure_calibration
 from finetune.evaluation.predict import Predictor
-from finetune.events import Emit, Info, WarningMessage, stage
+from finetune.events import Info, WarningMessage, stage
 from finetune.files import read_jsonl, write_json, write_jsonl, write_text_atomically
 from finetune.model.load import save_model
 from finetune.runs.batch_sizes import make_batch_sizes, with_batch_sizes
 from finetune.runs.calibration import Predicted, calibrate_model
-from finetune.runs.failures import failures_explained, write_errors_explained
+from finetune.runs.failures import failures_explained
 from finetune.runs.features import stored_features
 from finetune.runs.folder import RunFolder
 from finetune.runs.inference import write_confidences, write_inference
-from finetune.runs.journal import Journal, WarningLog, continue_journal
+from finetune.runs.journal import Journal, continue_journal
 from finetune.runs.manifest import Manifest, read_environment, restore_threads, write_environment
 from finetune.runs.plan import TrainingPlan
 from finetune.runs.preparation import Preparation
@@ -60,6 +60,8 @@ class Run:
         examples: The splits as the model in training reads them: token ids, or features.
         training_state: The model in training, or its trainable layers, with the optimizer.
         batch_size: Examples in one forward and backward.
+        emit: Keeps events in the folder.
+        tracking: Reports events to a tracker too.
     """
 
     folder: RunFolder
@@ -70,25 +72,76 @@ class Run:
     predictor: Predictor
     checkpoints: Checkpoints
     progress: Progress
-    emit: Emit
-    tracking: Tracking | None = None
+    emit: Journal
+    tracking: Tracking
 
     @classmethod
     @contextmanager
     def begin(
-        cls, preparation: Preparation, folder: RunFolder, *, resumes: bool, log: WarningLog
+        cls, preparation: Preparation, folder: RunFolder, *, resumes: bool, journal: Journal
     ) -> Iterator["Run"]:
         """Yield a run that is ready for its next step, and explain its failures.
 
         The folder is locked by the main process; the model of the preparation will be changed.
         """
+        device, processes, emit = preparation.device, preparation.processes, journal
+        is_main = processes.is_main
         with failures_explained(folder, preparation):
-            run = (cls.resume if resumes else cls.start)(preparation, folder, emit=log)
-            is_main, config = run.processes.is_main, run.preparation.resolved_config
+            if resumes:
+                processes.broadcast(lambda: _check_resumable(preparation, folder))
+                threads, choices = processes.broadcast(lambda: read_environment(folder))
+                restore_threads(threads)
+                preparation = replace(preparation, choices=choices)
+            if hint := device.busy_hint():
+                emit(Info(hint))
+            with stage("precision", emit):
+                preparation = preparation.with_precision(emit=emit)
+            preparation = with_batch_sizes(preparation, emit=emit)
+            batch_size, eval_batch_size = make_batch_sizes(preparation, emit=emit)
+            plan, config = preparation.plan, preparation.resolved_config
+            device.choose_attention(longest_tokens=plan.padded_lengths[-1])
+            started = time.perf_counter()
+            with stage("features", emit):
+                model, examples = stored_features(preparation, eval_batch_size, emit=emit)
+            progress = Progress(
+                seconds=preparation.encoding_seconds + time.perf_counter() - started
+            )
+            precision = preparation.config.training.precision
+            training_state = prepare_training(
+                model,
+                head=preparation.text_model.structure.head,
+                device=device,
+                precision=precision,
+                losses=preparation.task.losses,
+                hyperparameters=plan.hyperparameters,
+                processes=processes,
+            )
+            if not is_main:
+                # With the same dropout on every rank the gradient would be noisier.
+                torch.manual_seed(plan.seed + processes.index)
+            keep = config.output.save_total_limit
+            checkpoints = Checkpoints(folder, keep=keep, emit=emit, processes=processes)
+            if resumes:
+                seconds, progress = progress.seconds, checkpoints.restore(training_state)
+                progress.seconds += seconds
+                emit(Info(f"resuming after step {progress.steps:,}"))
             if is_main:
-                log.write_to(folder)
-            with tracked(config, folder, emit=log, is_main=is_main) as tracking:
-                yield replace(run, emit=tracking, tracking=tracking)
+                if resumes:
+                    continue_journal(folder, steps=progress.steps)
+                else:
+                    folder.set_aside_previous()
+                    write_text_atomically(folder.config_file, dump_config(config))
+                    Manifest.of(preparation).write(folder)
+                    write_environment(folder, preparation)
+                journal.open(folder)
+            predictor = Predictor(
+                training_state.model, device, precision, eval_batch_size, processes
+            )
+            with tracked(config, folder, emit=emit, is_main=is_main) as tracking:
+                yield cls(
+                    folder, preparation, examples, training_state, batch_size, predictor,
+                    checkpoints, progress, journal, tracking,
+                )  # fmt: skip
 
     @property
     def config(self) -> Config:
@@ -105,83 +158,10 @@ class Run:
         """Those that train together; the main one alone writes."""
         return self.preparation.processes
 
-    @classmethod
-    def start(cls, preparation: Preparation, folder: RunFolder, *, emit: Emit) -> "Run":
-        """Make all ready for the first step, and write what the run is made from."""
-        run = cls._build(preparation, folder, emit=emit)
-        if run.processes.is_main:
-            folder.set_aside_previous()
-            write_text_atomically(folder.config_file, dump_config(run.preparation.resolved_config))
-            Manifest.of(run.preparation).write(folder)
-            write_environment(folder, run.preparation)
-        return run
-
-    @classmethod
-    def resume(cls, preparation: Preparation, folder: RunFolder, *, emit: Emit) -> "Run":
-        """Restore an interrupted run from its newest checkpoint."""
-        processes = preparation.processes
-        processes.broadcast(lambda: _check_resumable(preparation, folder))
-        threads, choices = processes.broadcast(lambda: read_environment(folder))
-        restore_threads(threads)
-        run = cls._build(replace(preparation, choices=choices), folder, emit=emit)
-        progress = run.checkpoints.restore(run.training_state)
-        progress.seconds += run.progress.seconds
-        if processes.is_main:
-            continue_journal(folder, steps=progress.steps)
-        emit(Info(f"resuming after step {progress.steps:,}"))
-        return replace(run, progress=progress)
-
-    @classmethod
-    def _build(cls, preparation: Preparation, folder: RunFolder, *, emit: Emit) -> "Run":
-        device, processes = preparation.device, preparation.processes
-        if hint := device.busy_hint():
-            emit(Info(hint))
-        with stage("precision", emit):
-            preparation = preparation.with_precision(emit=emit)
-        preparation = with_batch_sizes(preparation, emit=emit)
-        batch_size, eval_batch_size = make_batch_sizes(preparation, emit=emit)
-        device.choose_attention(longest_tokens=preparation.plan.padded_lengths[-1])
-        started = time.perf_counter()
-        with stage("features", emit):
-            model, examples = stored_features(preparation, eval_batch_size, emit=emit)
-        seconds = preparation.encoding_seconds + time.perf_counter() - started
-        options = preparation.config.training
-        training_state = prepare_training(
-            model,
-            head=preparation.text_model.structure.head,
-            device=device,
-            precision=options.precision,
-            losses=preparation.task.losses,
-            hyperparameters=preparation.plan.hyperparameters,
-            processes=processes,
-        )
-        if not processes.is_main:
-            # With the same dropout on every rank the gradient would be noisier.
-            torch.manual_seed(options.seed + processes.index)
-        return cls(
-            folder=folder,
-            preparation=preparation,
-            examples=examples,
-            training_state=training_state,
-            batch_size=batch_size,
-            predictor=Predictor(
-                training_state.model, device, options.precision, eval_batch_size, processes
-            ),
-            checkpoints=Checkpoints(
-                folder,
-                keep=preparation.config.output.save_total_limit,
-                emit=emit,
-                processes=processes,
-            ),
-            progress=Progress(seconds=seconds),
-            emit=emit,
-        )
-
     def train(self) -> None:
         """Take the steps that are left, or until a signal stops them: ``Stopped``."""
         plan, output, checkpoints = self.plan, self.config.output, self.checkpoints
         total_steps = plan.schedule.total_steps
-        journal = Journal(self.folder, self.emit) if self.processes.is_main else None
         saves = output.save_strategy == "epoch"
         with (
             stage("train", self.emit),
@@ -205,13 +185,13 @@ class Run:
                 plan_epoch=plan.batches,
                 validate=self._validate if "validation" in self.examples else None,
                 save_best=partial(checkpoints.save_best, self.training_state),
-                save_progress=partial(self._save_checkpoint, journal=journal),
+                save_progress=self._save_checkpoint,
                 saves_each_epoch=saves,
                 save_every_steps=output.save_steps if saves else None,
                 save_seconds=60 * output.save_minutes if saves else 0,
                 check_device=self._check_device,
                 should_stop=stop,
-                emit=journal or self.emit,
+                emit=self.tracking,
             )
             with checkpoints:
                 train(self.training_state, self.examples["train"], self.progress, settings)
@@ -244,9 +224,9 @@ class Run:
         chosen = choose_metric(self.config.training.metric_for_best_model, task)
         return ValidationResult(chosen.sign * metrics[chosen.name], metrics)
 
-    def _save_checkpoint(self, progress: Progress, *, journal: Journal | None) -> None:
+    def _save_checkpoint(self, progress: Progress) -> None:
         # A checkpoint ahead of the journal would leave a gap in it after resuming.
-        if self.processes.broadcast(lambda: journal is not None and journal.write()):
+        if self.processes.broadcast(self.emit.write):
             self.checkpoints.save(self.training_state, progress, is_over=self._is_over())
 
     def _is_over(self) -> bool:
@@ -272,41 +252,39 @@ class Run:
         self.checkpoints.load_best(self.training_state, self.progress)
         preparation, validation = self._calibrate()
         task, text_model = preparation.task, preparation.text_model
-        with write_errors_explained(folder):
-            if is_main:
-                with stage("save", emit):
-                    save_model(text_model, folder.model_folder)
-                    write_inference(folder, self.config.model, max_tokens=text_model.max_tokens)
-                    if validation:
-                        write_confidences(folder, task, validation)
-            with stage("evaluate", emit):
-                test = self.predict("test")
-            results = RunResults(
-                task=task,
-                facts=RunFacts.of(preparation),
-                training=TrainingMetrics.of(
-                    self.progress, self.plan, self.batch_size.examples, peak_bytes
-                ),
-                details=RunDetails.of(preparation),
-                validation=task.score(*validation) if validation else None,
-                test=task.score(*test),
-                calibration=measure_calibration(task, validation, test) if validation else None,
-                output_dir=str(folder.path),
-            )
-            # Once the run counts as finished nothing more is said of it.
-            warn_unless_better(results.test, emit=emit)
-            if is_main:
-                write_jsonl(folder.predictions_file, _prediction_rows(preparation, test))
-                write_json(folder.state_file, self._trainer_state())
-                write_json(folder.results_file, results.to_json())
-                with stage("report", emit):
-                    write_pages(folder, results)
-                folder.delete_previous()
-                folder.delete_checkpoints()
-        if self.tracking:
-            self.tracking.report_test(
-                results.test.metrics, step=self.progress.steps, epoch=results.training.epoch
-            )
+        if is_main:
+            with stage("save", emit):
+                save_model(text_model, folder.model_folder)
+                write_inference(folder, self.config.model, max_tokens=text_model.max_tokens)
+                if validation:
+                    write_confidences(folder, task, validation)
+        with stage("evaluate", emit):
+            test = self.predict("test")
+        results = RunResults(
+            task=task,
+            facts=RunFacts.of(preparation),
+            training=TrainingMetrics.of(
+                self.progress, self.plan, self.batch_size.examples, peak_bytes
+            ),
+            details=RunDetails.of(preparation),
+            validation=task.score(*validation) if validation else None,
+            test=task.score(*test),
+            calibration=measure_calibration(task, validation, test) if validation else None,
+            output_dir=str(folder.path),
+        )
+        # Once the run counts as finished nothing more is said of it.
+        warn_unless_better(results.test, emit=emit)
+        if is_main:
+            write_jsonl(folder.predictions_file, _prediction_rows(preparation, test))
+            write_json(folder.state_file, self._trainer_state())
+            write_json(folder.results_file, results.to_json())
+            with stage("report", emit):
+                write_pages(folder, results)
+            folder.delete_previous()
+            folder.delete_checkpoints()
+        self.tracking.report(
+            "test", results.test.metrics, step=self.progress.steps, epoch=results.training.epoch
+        )
         return results
 
     def _calibrate(self) -> tuple[Preparation, Predicted | None]:

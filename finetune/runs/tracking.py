@@ -39,7 +39,15 @@ def tracked(
     if name != NONE and is_main:
         options = {**asdict(config.model), **asdict(config.training)}
         options = {option: value for option, value in options.items() if value is not None}
-        tracker = _start(name, folder=folder.path.resolve(), options=options)
+        try:
+            tracker = _make_tracker(name, folder.path.resolve())
+            tracker.start()
+            tracker.store_init_configuration(options)
+        except Exception as error:  # each package has errors of its own
+            raise FinetuneError(
+                f"{name} can't be started: {_reason_of(error)}",
+                remedy=f"look up how to use {name} in its documentation, or leave out --report-to",
+            ) from error
     tracking = Tracking(name, tracker, emit)
     try:
         yield tracking
@@ -47,23 +55,17 @@ def tracked(
         tracking.call("finish")
 
 
-def _start(name: str, *, folder: Path, options: Mapping[str, Any]) -> Any:
-    """Start one of Accelerate's trackers, whose run has the name of the folder of ours."""
+def _make_tracker(name: str, folder: Path) -> Any:
+    """Return one of Accelerate's trackers, whose run has the name of the folder of ours."""
     tracker_type = LOGGER_TYPE_TO_CLASS[name]
-    try:
-        if tracker_type.requires_logging_directory:
-            tracker = tracker_type(name, folder)
-        else:
-            run_name = "run_name" if name == "mlflow" else "name"
-            tracker = tracker_type("finetune", **{run_name: folder.name})
-        tracker.start()
-        tracker.store_init_configuration(dict(options))
-    except Exception as error:  # each package has errors of its own
-        raise FinetuneError(
-            f"{name} can't be started: {' '.join(str(error).split()) or type(error).__name__}",
-            remedy=f"look up how to use {name} in its documentation, or leave out --report-to",
-        ) from error
-    return tracker
+    if tracker_type.requires_logging_directory:
+        return tracker_type(name, folder)
+    run_name = "run_name" if name == "mlflow" else "name"
+    return tracker_type("finetune", **{run_name: folder.name})
+
+
+def _reason_of(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 class Tracking:
@@ -78,15 +80,12 @@ class Tracking:
         # The names under which the Trainer's callbacks report.
         if isinstance(event, Step):
             values = {"loss": event.loss, "learning_rate": event.learning_rate}
-            self._log("train", values, step=event.step, epoch=event.epoch)
+            self.report("train", values, step=event.step, epoch=event.epoch)
         elif isinstance(event, Validation):
-            self._log("eval", event.metrics, step=event.step, epoch=event.epoch)
+            self.report("eval", event.metrics, step=event.step, epoch=event.epoch)
 
-    def report_test(self, metrics: Mapping[str, float], *, step: int, epoch: float) -> None:
-        """Report the metrics of the test split, after the last step."""
-        self._log("test", metrics, step=step, epoch=epoch)
-
-    def _log(self, part: str, values: Mapping[str, float], *, step: int, epoch: float) -> None:
+    def report(self, part: str, values: Mapping[str, float], *, step: int, epoch: float) -> None:
+        """Report values of ``train``, ``eval`` or ``test``."""
         named = {f"{part}/{name}": value for name, value in values.items()}
         self.call("log", {**named, "train/epoch": epoch}, step=step)
 
@@ -98,6 +97,5 @@ class Tracking:
             getattr(self._tracker, method)(*arguments, **options)
         except Exception as error:
             self._tracker = None
-            reason = " ".join(str(error).split()) or type(error).__name__
-            message = f"{self._name} failed, and gets no more of this run: {reason}"
+            message = f"{self._name} failed, and gets no more of this run: {_reason_of(error)}"
             self._emit(WarningMessage(message, remedy="metrics.jsonl has all of it"))

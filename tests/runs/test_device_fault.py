@@ -7,15 +7,13 @@ from typing import Any
 import pytest
 import torch
 from planted_faults import ZeroRows, plant
-from prepared_runs import prepare_tiny, train_prepared
+from prepared_runs import begin_run, prepare_tiny, train_prepared
 from tiny_training import OtherDevice
 
 from finetune.errors import DeviceDiffers
 from finetune.events import Event, Step, ignore
 from finetune.model.features import FrozenLayers
-from finetune.runs.folder import RunFolder
 from finetune.runs.preparation import Preparation
-from finetune.runs.run import Run
 
 
 def prepare_on_other(model: Path, **options: Any) -> Preparation:
@@ -31,10 +29,11 @@ def test_a_run_of_a_device_that_begins_to_err_keeps_no_model(
         if isinstance(event, Step) and event.step == 5:
             plant(run.training_state, ZeroRows())
 
-    with RunFolder(tmp_path / "run").create(overwrite=False) as folder:
-        run = Run.start(preparation, folder, emit=plant_once)
-        with pytest.raises(DeviceDiffers, match="other differs from the CPU after step ") as found:
-            run.train()
+    with (
+        pytest.raises(DeviceDiffers, match="other differs from the CPU after step ") as found,
+        begin_run(preparation, tmp_path / "run", emit=plant_once) as run,
+    ):
+        run.train()
 
     assert found.value.remedy.startswith("start again with --overwrite --device cpu; ")
     assert not (tmp_path / "run" / "model").exists()
@@ -42,8 +41,7 @@ def test_a_run_of_a_device_that_begins_to_err_keeps_no_model(
 
 def test_no_check_device_leaves_the_comparison_out(tiny_folder: Path, tmp_path: Path) -> None:
     preparation = prepare_on_other(tiny_folder, max_steps=2, check_device=False)
-    with RunFolder(tmp_path / "run").create(overwrite=False) as folder:
-        run = Run.start(preparation, folder, emit=ignore)
+    with begin_run(preparation, tmp_path / "run") as run:
         plant(run.training_state, ZeroRows())
         run.train()
     assert run.progress.steps == 2

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from prepared_runs import (
+    begin_run,
     largest_difference,
     parameters_of,
     prepare_tiny,
@@ -27,7 +28,6 @@ from torch import nn
 from finetune.devices.batch_size import BatchSize
 from finetune.events import Emit, Event, Info, Step, WarningMessage, ignore
 from finetune.runs.features import stored_features
-from finetune.runs.folder import RunFolder
 from finetune.runs.preparation import Preparation
 from finetune.runs.run import Run
 from finetune.tokenization.examples import Examples
@@ -307,9 +307,7 @@ def test_a_stopped_run_resumes_with_or_without_stored_features(
     with pytest.raises(KeyboardInterrupt):
         train_prepared(first.with_seed(42, emit=ignore), tmp_path / "run", emit=stop)
     second = prepare_tiny(tiny_folder, feature_cache=second_has_cache, **options)
-    folder = RunFolder(tmp_path / "run")
-    with folder.lock():
-        run = Run.resume(second, folder, emit=ignore)
+    with begin_run(second, tmp_path / "run", resumes=True) as run:
         run.train()
     if first_has_cache == second_has_cache:
         assert have_same_bits(parameters_of(run), parameters_of(whole))

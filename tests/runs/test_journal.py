@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from finetune.events import Event, Info, Step, Validation, WarningMessage
+from finetune.events import Emit, Event, Info, Step, Validation, WarningMessage, ignore
 from finetune.files import read_jsonl
 from finetune.runs.folder import RunFolder
-from finetune.runs.journal import Journal, WarningLog, continue_journal, read_warnings
+from finetune.runs.journal import Journal, continue_journal, read_warnings
 
 
 def step_event(number: int) -> Step:
@@ -25,6 +25,12 @@ def step_event(number: int) -> Step:
     )
 
 
+def open_journal(folder: RunFolder, emit: Emit = ignore) -> Journal:
+    journal = Journal(emit)
+    journal.open(folder)
+    return journal
+
+
 def test_steps_and_validations_are_kept_and_everything_is_passed_on(tmp_path: Path) -> None:
     folder, emitted = RunFolder(tmp_path), list[Event]()
     events: list[Event] = [
@@ -32,7 +38,7 @@ def test_steps_and_validations_are_kept_and_everything_is_passed_on(tmp_path: Pa
         step_event(1),
         Validation(step=1, epoch=0.1, metrics={"accuracy": 0.5}, is_best=True),
     ]
-    emit = Journal(folder, emitted.append)
+    emit = open_journal(folder, emitted.append)
     for event in events:
         emit(event)
     assert emitted == events
@@ -49,17 +55,17 @@ def test_steps_and_validations_are_kept_and_everything_is_passed_on(tmp_path: Pa
 )  # fmt: skip
 def test_what_a_kill_or_a_power_cut_has_torn_is_dropped(torn: bytes, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    Journal(folder, lambda event: None)(step_event(1))
+    open_journal(folder)(step_event(1))
     with folder.metrics_file.open("ab") as file:
         file.write(torn)
     continue_journal(folder, steps=1)
-    Journal(folder, lambda event: None)(step_event(2))
+    open_journal(folder)(step_event(2))
     assert [row["step"] for row in read_jsonl(folder.metrics_file)] == [1, 2]
 
 
 def test_a_full_disk_leaves_no_torn_row(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    emit = Journal(folder, lambda event: None)
+    emit = open_journal(folder)
     emit(step_event(1))
     size = folder.metrics_file.stat().st_size
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -78,11 +84,11 @@ def test_a_full_disk_leaves_no_torn_row(tmp_path: Path) -> None:
 def test_warnings_from_before_and_after_a_run_has_a_folder_are_kept_once(tmp_path: Path) -> None:
     folder, emitted = RunFolder(tmp_path), list[Event]()
     early, late = WarningMessage("some texts are cut", remedy="read all"), WarningMessage("slow")
-    log = WarningLog(emitted.append)
-    log(early)
+    journal = Journal(emitted.append)
+    journal(early)
     assert read_warnings(folder) == ()
-    log.write_to(folder)
+    journal.open(folder)
     for event in (Info("training"), late, early):
-        log(event)
+        journal(event)
     assert emitted == [early, Info("training"), late, early]
     assert read_warnings(folder) == [early, late]

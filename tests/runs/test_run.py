@@ -6,17 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from prepared_runs import prepare_tiny
+from prepared_runs import prepare_tiny, train_prepared
 from tiny_models import save_tiny_model
 from tiny_runs import have_same_bits, logged_metrics, run_tiny, weights_of
 
 import finetune
 from finetune.errors import LossNotFinite
-from finetune.events import Event, Info, StageFinished, StageStarted, Step, Validation, ignore
+from finetune.events import Event, Info, StageFinished, StageStarted, Step, Validation
 from finetune.files import read_json
-from finetune.runs.folder import RunFolder
-from finetune.runs.journal import WarningLog
-from finetune.runs.run import Run
 
 
 def config_text(run: Path) -> str:
@@ -97,10 +94,6 @@ def test_a_loss_that_is_not_finite_names_the_texts_and_what_to_lower(
     torch.nn.init.constant_(
         preparation.text_model.model.get_parameter("classifier.bias"), torch.inf
     )
-    begun = Run.begin(preparation, RunFolder(tmp_path), resumes=False, log=WarningLog(ignore))
-    with (
-        pytest.raises(LossNotFinite, match=r"at step 1, in a batch of .*, \d+ more") as raised,
-        begun as run,
-    ):
-        run.train()
+    with pytest.raises(LossNotFinite, match=r"at step 1, in a batch of .*, \d+ more") as raised:
+        train_prepared(preparation, tmp_path / "run")
     assert "--learning-rate" in raised.value.remedy

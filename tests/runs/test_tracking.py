@@ -46,7 +46,7 @@ def report(name: str, folder: Path) -> list[Event]:
     with tracked(config, RunFolder(folder), emit=seen.append) as emit:
         for event in (STEP, VALIDATION, STEP):
             emit(event)
-        emit.report_test({"accuracy": 0.5}, step=8, epoch=1.0)
+        emit.report("test", {"accuracy": 0.5}, step=8, epoch=1.0)
     return seen
 
 
