@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune.config.schema import OPTIONS, Config
-from finetune.evaluation.calibration import (
+from finetune.evaluation.statistics import (
     Calibration,
     Reliability,
     coverage_curve,
@@ -188,10 +188,10 @@ def _draw_reliability(splits: Mapping[str, Reliability]) -> list[Chart]:
 
 
 def _describe_coverage(probabilities: NDArray[Any], is_right: NDArray[np.bool_]) -> Section:
-    curve = coverage_curve(probabilities, is_right)
-    least = MIN_ROWS_OF_ACCURACY / len(is_right)
-    points = zip(curve.coverages.tolist(), curve.accuracies.tolist(), strict=True)
-    series = Series("accuracy", [point for point in points if point[0] >= least])
+    _, accepted, right = coverage_curve(probabilities, is_right)
+    points = zip(accepted / len(is_right), right / accepted, strict=True)
+    first = int(np.searchsorted(accepted, MIN_ROWS_OF_ACCURACY))
+    series = Series("accuracy", [*points][first:])
     coverage = Axis("coverage, most probable first", low=0.0, high=1.0, show=in_percent)
     charts = chart_of(
         "Accuracy by coverage", [series], coverage, Axis("accuracy", high=1.0, show=in_percent)

@@ -11,7 +11,12 @@ from numpy.typing import NDArray
 
 from finetune.config.schema import OPTIONS, Config
 from finetune.errors import DataDiffers, NotARun, UsageError
-from finetune.evaluation.statistics import Interval, bootstrap, mcnemar_p_value, paired_differences
+from finetune.evaluation.statistics import (
+    Interval,
+    bootstrap,
+    difference_interval,
+    mcnemar_p_value,
+)
 from finetune.events import Emit, WarningMessage
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import RunResults, best_of, read_results
@@ -125,15 +130,14 @@ def compare_runs(
     _check_test_rows(runs, names)
     base = runs[0] if baseline == "first" else _find_best(runs)
     rows = len(base.predictions)
-    resampled = dict(zip(runs, bootstrap([run.metrics for run in runs], rows=rows), strict=True))
+    resampled = {run: bootstrap(run.metrics, rows=rows) for run in runs}
 
     def compare_with_baseline(run: _FinishedRun) -> Versus:
         before, now = base.results.test.metrics, run.results.test.metrics
-        differences = paired_differences(
-            resampled[run],
-            resampled[base],
-            differences={name: value - before[name] for name, value in now.items()},
-        )
+        differences = {
+            name: difference_interval(now[name] - before[name], values, resampled[base][name])
+            for name, values in resampled[run].items()
+        }
         return _compare_rows(run, base, differences, max_rows=max_rows)
 
     return Comparison(

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from finetune.config.schema import Config, ModelConfig
 from finetune.errors import UsageError
-from finetune.evaluation.calibration import threshold_for_precision
+from finetune.evaluation.statistics import threshold_for_precision
 from finetune.events import Emit, Info, WarningMessage
 from finetune.files import write_json
 from finetune.runs.folder import RunFolder

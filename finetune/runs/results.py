@@ -8,8 +8,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from finetune.config.mode import Mode
-from finetune.evaluation.calibration import Calibration
-from finetune.evaluation.statistics import Interval, mean_interval
+from finetune.evaluation.statistics import Calibration, Interval, mean_interval
 from finetune.runs.folder import RunFolder, SeedsFolder, seed_name
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import choose_metric

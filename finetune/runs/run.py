@@ -19,8 +19,8 @@ from finetune.config.yaml_files import dump_config
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.mps.power import why_slowed
 from finetune.distributed.processes import SECONDS_LATE, Processes
-from finetune.evaluation.calibration import measure_calibration
 from finetune.evaluation.predict import Predictor
+from finetune.evaluation.statistics import measure_calibration
 from finetune.events import Info, WarningMessage, stage
 from finetune.files import read_jsonl, write_json, write_jsonl, write_text_atomically
 from finetune.model.load import save_model

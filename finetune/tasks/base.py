@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.events import Emit
+from finetune.events import Emit, Info
 from finetune.tasks.labels import find_odd_names, flat_values, map_values, sort_classes
 from finetune.tasks.metrics import (
     METRICS,
@@ -21,7 +21,6 @@ from finetune.tasks.metrics import (
 )
 from finetune.tasks.scores import Scores, rows_of
 from finetune.tasks.tables import Table
-from finetune.tasks.temperature import fit_temperature, scale_parameters
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +33,11 @@ Logits = NDArray[np.float32]
 BALANCE_CLASSES = "--class-weights balanced"
 # The pipeline of transformers that a saved model is for.
 PIPELINE = "text-classification"
+# A temperature fitted on n rows costs 1 / 2n nats a row: at 100 rows, less than most models gain.
+# With hardly any mistakes it would be near 0 (tests/tasks/test_temperature).
+MIN_ROWS = 100
+MIN_MISTAKES = 5
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,8 @@ class Task(ABC):
     """The name of a prediction in JSON."""
     can_abstain: ClassVar[bool] = False
     """Whether a text has exactly one class, with a probability."""
+    limit: ClassVar[str]
+    """A sentence for the model card on what its predictions can't say."""
 
     class_names: Sequence[str] = ()
     temperature: float = field(default=1.0, kw_only=True)
@@ -167,11 +173,13 @@ class Task(ABC):
 
     def encode(self, labels: "Column") -> "Column":
         """Return parsed labels as the column of a ``Dataset``, of the type of ``feature``."""
+        if not self.class_names:
+            return labels
         return map_values(labels, self.class_numbers.get, arrow_type="int64")
 
     def decode(self, column: "Column") -> "Column":
         """Undo ``encode``."""
-        return map_values(column, self.class_names.__getitem__)
+        return map_values(column, self.class_names.__getitem__) if self.class_names else column
 
     @property
     @abstractmethod
@@ -186,7 +194,14 @@ class Task(ABC):
         """Return, as text, the classes of each row that no training row has; null if none."""
         import pyarrow
 
-        return pyarrow.chunked_array([pyarrow.nulls(len(labels), "string")])
+        if not self.class_names:
+            return pyarrow.chunked_array([pyarrow.nulls(len(labels), "string")])
+        known = set(flat_values(training).unique().to_pylist())
+        unknown = map_values(labels, lambda name: None if name in known else name)
+        if not pyarrow.types.is_list(unknown.type):
+            return unknown
+        rows = (", ".join(filter(None, row)) or None for row in unknown.to_pylist())
+        return pyarrow.chunked_array([pyarrow.array(rows, "string")])
 
     @abstractmethod
     def to_json(self, labels: Labels) -> list[Any]:
@@ -268,14 +283,32 @@ class Task(ABC):
     def calibrate(
         self, predict: Callable[[], tuple[Logits, Labels]], *, fits_temperature: bool, emit: Emit
     ) -> Self:
-        """Return the task with thresholds and temperature chosen on the validation rows."""
+        """Return the task with thresholds and temperature chosen on the validation rows.
+
+        The temperature is that of the lowest mean loss. Guo et al., On Calibration of Modern Neural
+        Networks, ICML 2017 (arXiv 1706.04599), section 4.2.
+        """
         if not (fits_temperature and self.class_names):
             return self
         logits, labels = predict()
         mistakes = int(np.count_nonzero(self.read_logits(logits).predicted != labels))
-        losses = self.unweighted.losses
-        temperature = fit_temperature(losses, logits, labels, mistakes=mistakes, emit=emit)
-        return replace(self, temperature=temperature)
+        if len(labels) < MIN_ROWS or mistakes < MIN_MISTAKES:
+            needed = f"it needs {MIN_ROWS} validation rows and {MIN_MISTAKES} mistakes"
+            found = f"there are {len(labels):,} and {mistakes:,}"
+            emit(Info(f"calibration skipped: {needed}, {found}"))
+            return self
+        import torch
+        from scipy.optimize import minimize_scalar
+
+        outputs, true = torch.tensor(logits, dtype=torch.float64), torch.tensor(labels)
+
+        def mean_loss(log_temperature: float) -> float:
+            return self.unweighted.losses(outputs / np.exp(log_temperature), true).mean().item()
+
+        # The loss is convex in 1 / temperature, so that there is one minimum.
+        bounds = np.log([MIN_TEMPERATURE, MAX_TEMPERATURE])
+        found = minimize_scalar(mean_loss, bounds=bounds, method="bounded", options={"xatol": 1e-4})
+        return replace(self, temperature=float(np.exp(found.x)))
 
     def scale_output_layer(self, parameters: "Sequence[torch.nn.Parameter]") -> Self:
         """Scale the output layer, by default by the temperature; return the task to save."""
@@ -395,23 +428,33 @@ class Task(ABC):
 
     def description(self, subject: str) -> str:
         """Describe a model of this task; the subject is ``texts`` or ``pairs of texts``."""
+        if not self.class_names:
+            return f"A regression model of {subject}"
         return f"A classifier of {subject} with {self.label_summary}"
-
-    @property
-    @abstractmethod
-    def limits(self) -> Sequence[str]:
-        """Sentences on the limits of its predictions."""
 
     @abstractmethod
     def mistakes(self, rows: Sequence[Mapping[str, Any]]) -> Table:
         """Return the worst of the rows of ``predictions.jsonl``."""
 
-    def mistake_groups(self, classes: Iterable[str]) -> dict[str, str]:
+    def class_groups(self, classes: Iterable[str]) -> dict[str, str]:
         """Return the titles of the classes of a mistake, by the ids of ``Table.groups``."""
         return {f"class-{self.class_numbers[name]}": f"Mistakes with {name}" for name in classes}
 
 
 TASK_TYPES: dict[str, type[Task]] = {}
+
+
+def scale_parameters(
+    parameters: "Sequence[torch.nn.Parameter]", factor: float, *, shift: float = 0.0
+) -> None:
+    """Multiply weight and bias of the output layer, in place, and shift the bias."""
+    import torch
+
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter.mul_(factor)
+            if parameter.ndim == 1:
+                parameter.add_(shift)
 
 
 def abstain(predictions: Sequence[Prediction], lowest: Mapping[str, float]) -> list[Prediction]:

@@ -23,7 +23,6 @@ from finetune.tasks.labels import (
 )
 from finetune.tasks.metrics import MULTI, ProblemType, average_precisions
 from finetune.tasks.tables import Table, list_mistakes, text_of
-from finetune.tasks.temperature import describe_calibration
 
 if TYPE_CHECKING:
     import torch
@@ -54,6 +53,11 @@ class Multi(Task):
     name: ClassVar[str] = "multi"
     problem_type: ClassVar[ProblemType] = MULTI
     result_name: ClassVar[str] = "labels"
+    limit: ClassVar[str] = (
+        "A text has a class from the threshold above on, which was chosen on the validation "
+        "split and is in `config.json`. With `top_k=None` the pipeline gives the probability "
+        "of each class; it applies no thresholds."
+    )
 
     thresholds: Sequence[float] = ()
     positive_weights: tuple[float, ...] = ()
@@ -109,13 +113,6 @@ class Multi(Task):
         labels = np.zeros((len(lengths), len(self.class_names)), np.float32)
         labels[np.repeat(np.arange(len(lengths)), lengths), numbers] = 1
         return labels
-
-    def find_unknown(self, labels: "Column", *, training: "Column") -> "Column":
-        import pyarrow
-
-        known = set(flat_values(training).unique().to_pylist())
-        rows = (", ".join(name for name in row if name not in known) for row in labels.to_pylist())
-        return pyarrow.chunked_array([pyarrow.array((row or None for row in rows), "string")])
 
     def to_json(self, labels: NDArray[Any]) -> list[list[str]]:
         names = [self.class_names[number] for number in np.nonzero(labels)[1].tolist()]
@@ -232,22 +229,13 @@ class Multi(Task):
     def label_summary(self) -> str:
         return f"any number of {len(self.class_names)} classes each"
 
-    @property
-    def limits(self) -> Sequence[str]:
-        return (
-            "A text has a class from the threshold above on, which was chosen on the validation "
-            "split and is in `config.json`. With `top_k=None` the pipeline gives the probability "
-            "of each class; it applies no thresholds.",
-            describe_calibration(self.temperature),
-        )
-
     def mistakes(self, rows: Sequence[Mapping[str, Any]]) -> Table:
         mistakes = []
         for row in rows:
             if classes := {*row["label"]} ^ {*row["predicted"]}:
                 names = (", ".join(row["label"]), ", ".join(row["predicted"]))
                 cells = (text_of(row), *names, str(len(classes)))
-                mistakes.append((cells, self.mistake_groups(classes)))
+                mistakes.append((cells, self.class_groups(classes)))
         mistakes.sort(key=lambda mistake: len(mistake[1]), reverse=True)
         columns = ("text", "true", "predicted", "wrong classes")
         note = f"{len(mistakes)} of {len(rows)} test rows have a class too many or too few."

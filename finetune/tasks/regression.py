@@ -8,11 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune.errors import ConfigurationInvalid, DataError
-from finetune.tasks.base import Logits, Outputs, Task
+from finetune.tasks.base import Logits, Outputs, Task, scale_parameters
 from finetune.tasks.labels import NUMBER
 from finetune.tasks.metrics import NUMBERS, ProblemType
 from finetune.tasks.tables import MAX_MISTAKES, Table, format_number, text_of
-from finetune.tasks.temperature import scale_parameters
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +32,7 @@ class Regression(Task):
     name: ClassVar[str] = "regression"
     problem_type: ClassVar[ProblemType] = NUMBERS
     result_name: ClassVar[str] = "value"
+    limit: ClassVar[str] = "A number may lie beyond those of the training rows."
 
     mean: float = 0.0
     deviation: float = 1.0
@@ -53,12 +53,6 @@ class Regression(Task):
     @classmethod
     def of_labels(cls, labels: "Column", *, names: Sequence[str] | None = None) -> Self:
         return cls()
-
-    def encode(self, labels: "Column") -> "Column":
-        return labels
-
-    def decode(self, column: "Column") -> "Column":
-        return column
 
     @property
     def feature(self) -> Any:
@@ -140,13 +134,6 @@ class Regression(Task):
     @property
     def label_summary(self) -> str:
         return "a number each"
-
-    def description(self, subject: str) -> str:
-        return f"A regression model of {subject}"
-
-    @property
-    def limits(self) -> Sequence[str]:
-        return ("A number may lie beyond those of the training rows.",)
 
     def mistakes(self, rows: Sequence[Mapping[str, Any]]) -> Table:
         errors = [(row["predicted"] - row["label"], row) for row in rows]

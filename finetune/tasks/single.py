@@ -12,7 +12,6 @@ from finetune.tasks.base import Logits, Outputs, Task
 from finetune.tasks.labels import distinct_values, map_values, name_classes
 from finetune.tasks.metrics import SINGLE, ProblemType
 from finetune.tasks.tables import MAX_MISTAKES, Table, list_mistakes, percent, text_of
-from finetune.tasks.temperature import describe_calibration
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +31,9 @@ class Single(Task):
     problem_type: ClassVar[ProblemType] = SINGLE
     result_name: ClassVar[str] = "label"
     can_abstain: ClassVar[bool] = True
+    limit: ClassVar[str] = (
+        "Every text gets one of the classes above, even one that belongs to none of them."
+    )
 
     class_weights: tuple[float, ...] = ()
 
@@ -48,11 +50,6 @@ class Single(Task):
 
     def labels(self, column: "Column") -> ClassNumbers:
         return np.asarray(column.to_numpy())
-
-    def find_unknown(self, labels: "Column", *, training: "Column") -> "Column":
-        import pyarrow.compute as pc
-
-        return pc.if_else(pc.is_in(labels, value_set=training.unique()), None, labels)
 
     def to_json(self, labels: ClassNumbers) -> list[str]:
         return [self.class_names[number] for number in labels.tolist()]
@@ -96,23 +93,15 @@ class Single(Task):
         errors = (row["probability"] * (row["predicted"] != row["label"]) for row in rows)
         return np.fromiter(errors, np.float64, len(rows))
 
-    @property
-    def limits(self) -> Sequence[str]:
-        return (
-            "Every text gets one of the classes above, even one that belongs to none of them.",
-            describe_calibration(self.temperature),
-        )
-
     def mistakes(self, rows: Sequence[Mapping[str, Any]]) -> Table:
         wrong = [row for row in rows if row["predicted"] != row["label"]]
         wrong.sort(key=itemgetter("probability"), reverse=True)
         mistakes = []
         for row in wrong:
-            pair = (row["label"], row["predicted"])
-            cell = "-".join(str(self.class_numbers[name]) for name in pair)
-            groups = {f"cell-{cell}": "{} predicted as {}".format(*pair)}
-            cells = (text_of(row), *pair, percent(row["probability"]))
-            mistakes.append((cells, groups | self.mistake_groups(pair)))
+            true, predicted = pair = (row["label"], row["predicted"])
+            cell = "cell-{}-{}".format(*map(self.class_numbers.__getitem__, pair))
+            groups = {cell: f"{true} predicted as {predicted}", **self.class_groups(pair)}
+            mistakes.append(((text_of(row), *pair, percent(row["probability"])), groups))
         note = f"{len(wrong)} of {len(rows)} test rows are misclassified"
         if len(wrong) > MAX_MISTAKES:
             note += f"; these are the {MAX_MISTAKES} with the highest probability"

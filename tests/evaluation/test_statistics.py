@@ -5,9 +5,12 @@ from numpy.typing import NDArray
 from finetune.evaluation.statistics import (
     Interval,
     bootstrap,
+    coverage_curve,
+    difference_interval,
     mcnemar_p_value,
     mean_interval,
-    paired_differences,
+    measure_reliability,
+    threshold_for_precision,
 )
 from finetune.tasks.metrics import WeightedMetrics
 
@@ -19,10 +22,11 @@ def accuracy_of(is_right: NDArray[np.bool_]) -> WeightedMetrics:
 def difference_of(
     first: NDArray[np.bool_], second: NDArray[np.bool_], *, resamples: int
 ) -> Interval:
-    drawn = bootstrap([accuracy_of(first), accuracy_of(second)], rows=len(first),
-                      resamples=resamples)  # fmt: skip
-    found = {"accuracy": float(second.mean() - first.mean())}
-    return paired_differences(drawn[1], drawn[0], differences=found)["accuracy"]
+    drawn = [
+        bootstrap(accuracy_of(is_right), rows=len(first), resamples=resamples)["accuracy"]
+        for is_right in (second, first)
+    ]
+    return difference_interval(float(second.mean() - first.mean()), *drawn)
 
 
 def test_the_interval_contains_the_true_difference_in_about_95_of_100_samples() -> None:
@@ -53,3 +57,50 @@ def test_the_interval_of_a_mean_is_students() -> None:
     found = mean_interval([1.0, 2.0, 3.0])
     assert found.value == 2
     assert (found.low, found.high) == pytest.approx((2 - 2.4842, 2 + 2.4842), abs=1e-4)
+
+
+def test_probabilities_that_are_right_have_almost_no_calibration_error() -> None:
+    rng = np.random.default_rng(0)
+    confidences = rng.uniform(0.3, 1, 100_000)
+    is_right = rng.uniform(size=100_000) < confidences
+    found = measure_reliability(confidences, is_right)
+    assert found.ece < 0.01
+    assert sum(one.count for one in found.bins) == len(confidences)
+    assert all(one.lower <= one.confidence <= one.upper for one in found.bins)
+    assert measure_reliability(np.minimum(1, confidences + 0.1), is_right).ece > 0.08
+
+
+def test_rows_of_one_confidence_are_accepted_together() -> None:
+    confidences = np.array([0.5, 0.9, 0.5, 0.7], np.float32)
+    found, accepted, right = coverage_curve(confidences, np.array([False, True, True, True]))
+    assert found == pytest.approx([0.9, 0.7, 0.5])
+    assert (accepted.tolist(), right.tolist()) == ([1, 2, 4], [1, 2, 3])
+
+
+def test_predictions_from_the_threshold_on_have_the_precision() -> None:
+    confidences = np.repeat([0.9, 0.8, 0.7], [30, 30, 30])
+    is_right = np.append(np.ones(60, bool), np.arange(30) % 2 == 0)
+    assert threshold_for_precision(confidences, is_right, precision=0.95) == 0.8
+    assert threshold_for_precision(confidences, is_right, precision=0.5) == 0.7
+    assert threshold_for_precision(confidences, is_right, precision=0.999) is None
+    assert threshold_for_precision(confidences[:18], is_right[:18], precision=0.95) is None
+    assert threshold_for_precision(confidences[:0], is_right[:0], precision=0.95) is None
+
+
+@pytest.mark.parametrize("rows", [60, 150, 500])
+def test_other_rows_have_the_precision_that_validation_rows_were_asked_for(rows: int) -> None:
+    """Were the precision itself the target, a half of the draws would miss it."""
+    rng = np.random.default_rng(0)
+
+    def true_precision() -> float:
+        confidences = rng.beta(5, 1, rows)
+        lowest = threshold_for_precision(
+            confidences, rng.uniform(size=rows) < confidences, precision=0.9
+        )
+        # The mean of Beta(5, 1) above a value.
+        return 1 if lowest is None else 5 / 6 * (1 - lowest**6) / (1 - lowest**5)
+
+    precisions = np.array([true_precision() for _ in range(300)])
+
+    assert np.mean(precisions >= 0.9) > 0.75
+    assert np.mean(precisions >= 0.88) > 0.9

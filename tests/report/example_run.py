@@ -3,7 +3,7 @@
 import numpy as np
 
 from finetune.config.mode import Mode
-from finetune.evaluation.calibration import (
+from finetune.evaluation.statistics import (
     Calibration,
     CalibrationScores,
     Reliability,

@@ -4,10 +4,9 @@ import torch
 from numpy.typing import NDArray
 
 from finetune.events import Event, Info, ignore
-from finetune.tasks.base import Task
+from finetune.tasks.base import MIN_MISTAKES, MIN_ROWS, Task
 from finetune.tasks.multi import Multi
 from finetune.tasks.single import Single
-from finetune.tasks.temperature import MIN_MISTAKES, MIN_ROWS, fit_temperature
 
 NAMES = ["ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM"]
 
@@ -39,10 +38,11 @@ def test_the_temperature_that_calibrates_is_found(temperature: float) -> None:
 )
 def test_with_too_few_rows_or_mistakes_there_is_no_temperature(rows: int, mistakes: int) -> None:
     emitted: list[Event] = []
-    logits, labels = draw_rows(rows, temperature=2)
-    losses = Single(NAMES).losses
-    found = fit_temperature(losses, logits, labels, mistakes=mistakes, emit=emitted.append)
-    assert found == 1
+    logits, _ = draw_rows(rows, temperature=2)
+    labels = (logits.argmax(axis=1) + (np.arange(rows) < mistakes)) % 6
+    task = Single(NAMES)
+    found = task.calibrate(lambda: (logits, labels), fits_temperature=True, emit=emitted.append)
+    assert found is task
     [event] = emitted
     assert isinstance(event, Info)
     assert event.message.endswith(f"there are {rows} and {mistakes}")
