@@ -1,18 +1,27 @@
-"""What was measured, and the ``bench.json`` that holds it; free of torch."""
+"""What was measured, ``bench.json``, and tables of one bench or two, beside what others published.
+
+Free of torch.
+"""
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Literal, get_args
 
 from finetune.errors import UsageError
+from finetune.tasks.tables import Table
 
 Group = Literal["mlp", "inference", "training", "apple"]
 Phase = Literal["training", "evaluation"]
 
 GROUPS: tuple[Group, ...] = get_args(Group)
-SCHEMA_VERSION: Final = 1
+CPU = "cpu"
+ARTICLE_TEXTS = 1000
+ARTICLE_TOKENS = 512
+# Runs on one machine that differ by more say that something else was at work.
+_STEADY = 1.1
+_NOT_TIMED = "-"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,22 +41,12 @@ class Row:
     device: str
     rows: int
     timed_rows: int = 0
-    seconds: tuple[float, ...] = ()
+    seconds: Sequence[float] = ()
     note: str = ""
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> "Row":
-        """Return the row of which these are the fields."""
-        return cls(**{**fields, "seconds": tuple(fields["seconds"])})
 
     def with_note(self, note: str) -> "Row":
         """Return the row with a note, after the one it has."""
         return replace(self, note="; ".join(filter(None, [self.note, note])))
-
-    @property
-    def place(self) -> tuple[str, str, str, str]:
-        """Group, workload, phase and device, by which it differs from the other rows."""
-        return self.group, self.workload, self.phase, self.device
 
     @property
     def rows_per_second(self) -> float | None:
@@ -77,13 +76,13 @@ class BenchResults:
     texts: str
     is_quick: bool
     is_complete: bool
-    rows: tuple[Row, ...]
+    rows: Sequence[Row]
     found_batches: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1] = 1
 
-    def of(self, group: str) -> tuple[Row, ...]:
+    def of(self, group: str) -> list[Row]:
         """Return the rows of a group."""
-        return tuple(row for row in self.rows if row.group == group)
+        return [row for row in self.rows if row.group == group]
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``bench.json``; its readers get the rows a second as well."""
@@ -97,12 +96,210 @@ def read_results(path: Path) -> BenchResults:
 
     try:
         return pydantic.TypeAdapter(BenchResults).validate_json(path.read_bytes())
-    except OSError as error:
-        reason = error.strerror
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        reason = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
-    raise UsageError(
-        f"{path} can't be read as a bench.json: {reason}",
-        remedy="name two files that finetune bench of this version has written",
+    except (OSError, pydantic.ValidationError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(
+            f"{path} can't be read as a bench.json: {reason}",
+            remedy="name two files that finetune bench of this version has written",
+        ) from error
+
+
+_TITLES = {
+    "mlp": "A network of three layers, forward and backward",
+    "inference": "BERT-base on questions, by batch size",
+    "training": "BERT-base on 1,000 questions: as the article trained it, and as finetune run does",
+    "apple": "Three networks of Apple's chart of May 2022, which names no numbers",
+    "own": "Your own",
+}
+Key = tuple[str, str, str]
+"""Group, workload and phase."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchTable(Table):
+    """A table of a group, or of a comparison; ``source`` says who published its numbers."""
+
+    text_columns: int = 2
+    group: str = ""
+    remarks: tuple[str, ...] = ()
+    source: str = ""
+
+
+_ARTICLE = (
+    "published in May 2022, not measured here: the article on TREC, on a MacBook Pro with a base "
+    "M1 and 8 GB"
+)
+_PUBLISHED = {
+    "training": BenchTable(
+        group="training",
+        title="The article's",
+        columns=("mode", "device", "batch", "rows/s", f"{ARTICLE_TEXTS:,} rows"),
+        # The article's own rates, though a thousand rows in 18 minutes are fewer.
+        rows=(
+            ("full", "CPU", "32", "0.69", "24 min 13 s"),
+            ("full", "MPS", "1 (the largest that fitted)", "1.25", "about 18 min"),
+            ("head only: the classifier", "CPU", "64", "1.95", "8 min 32 s"),
+            ("head only: the classifier", "MPS", "64", "4.18", "3 min 59 s"),
+        ),
+        source=_ARTICLE,
+    ),
+    "inference": BenchTable(
+        group="inference",
+        title="The article's",
+        columns=("workload", "phase", "CPU, ms a step", "MPS, ms a step"),
+        rows=(
+            ("batch 8", "evaluation", "79", "189"),
+            ("batch 64", "evaluation", "547", "345"),
+            ("batch 256", "evaluation", "3,690", "1,560"),
+        ),
+        source=_ARTICLE,
+    ),
+}
+
+
+def tabulate(results: BenchResults) -> list[BenchTable]:
+    """Return a table of each group that has rows, and after it what was published."""
+    tables = []
+    for group in (*GROUPS, "own"):
+        if rows := results.of(group):
+            tables.append(_measured(group, rows))
+            tables += [_PUBLISHED[group]] if group in _PUBLISHED else []
+    return tables
+
+
+def by_device(rows: Iterable[Row]) -> dict[Key, dict[str, Row]]:
+    """Return the rows of each workload by their device, in order."""
+    grouped: dict[Key, dict[str, Row]] = {}
+    for row in rows:
+        grouped.setdefault((row.group, row.workload, row.phase), {})[row.device] = row
+    return grouped
+
+
+def first_faster(rows: Sequence[Row], device: str) -> str | None:
+    """Return the workload from which on a device is faster than the CPU; None if never.
+
+    The rows of a group go from small workloads to large ones; what failed says nothing.
+    """
+    first = None
+    for (_, workload, _), side_by_side in by_device(rows).items():
+        if speedup := speedup_of(side_by_side, device):
+            first = (first or workload) if speedup > 1 else None
+    return first
+
+
+def speedup_of(side_by_side: Mapping[str, Row], device: str) -> float | None:
+    """Return the rows a second of a device over the CPU's in the same run, None if not known."""
+    return _divide(_speed(side_by_side.get(device)), _speed(side_by_side.get(CPU)))
+
+
+def _measured(group: str, rows: Sequence[Row]) -> BenchTable:
+    devices = sorted(dict.fromkeys(row.device for row in rows), key=lambda name: name != CPU)
+    others = devices[1:] if CPU in devices else []
+    titles = [f"{device}, {unit}" for device in devices for unit in ("ms a step", "rows/s")]
+    if group == "training":
+        titles += [f"{device}, min for {ARTICLE_TEXTS:,}" for device in devices]
+    titles += [f"{device} ÷ {CPU}" for device in others]
+    cells = []
+    for (_, workload, phase), side_by_side in by_device(rows).items():
+        values = dict.fromkeys(titles, _NOT_TIMED)
+        for device, row in side_by_side.items():
+            if speed := row.rows_per_second:
+                values[f"{device}, ms a step"] = _milliseconds(row)
+                values[f"{device}, rows/s"] = _number(speed)
+                values[f"{device}, min for {ARTICLE_TEXTS:,}"] = f"{ARTICLE_TEXTS / speed / 60:.2f}"
+            values[f"{device} ÷ {CPU}"] = _number(speedup_of(side_by_side, device))
+        published_rows = next(iter(side_by_side.values())).rows
+        cells.append((workload, phase, f"{published_rows:,}", *(values[one] for one in titles)))
+    return BenchTable(
+        group=group,
+        title=_TITLES[group],
+        columns=("workload", "phase", "rows", *titles),
+        rows=cells,
+        remarks=(*_remarks(group, rows, others),),
     )
+
+
+def _remarks(group: str, rows: Sequence[Row], others: Iterable[str]) -> Iterator[str]:
+    for row in rows:
+        if row.note:
+            timed = f"; {row.timed_rows:,} were timed" if row.timed_rows else ""
+            yield f"{row.workload}, {row.phase}, {row.device}: {row.note}{timed}"
+    for device in others if group in ("mlp", "inference") else ():
+        if any(speedup_of(one, device) for one in by_device(rows).values()):
+            first = first_faster(rows, device)
+            where = f"from {first} on" if first else "at none of these"
+            yield f"{device} is faster than the CPU {where}"
+    if group == "training":
+        yield (
+            f"minutes for one pass over {ARTICLE_TEXTS:,} rows are extrapolated from the rows a "
+            "second; a step of finetune run is a pass over the rows that were timed, the features "
+            "of a frozen encoder included"
+        )
+
+
+def compare_speeds(one: BenchResults, other: BenchResults) -> Iterator[dict[str, Any]]:
+    """Yield workload and phase, the rows a second of A and B by device, and the ratio of both.
+
+    A number is None where it was not measured; the ratio is that of the fastest device of each.
+    """
+    sides = {"A": one, "B": other}
+    grouped = {name: by_device(results.rows) for name, results in sides.items()}
+    for key in dict.fromkeys((*grouped["A"], *grouped["B"])):
+        speeds = {
+            name: {
+                f"{name}, {device}": _speed(grouped[name].get(key, {}).get(device))
+                for device in results.machine.devices
+            }
+            for name, results in sides.items()
+        }
+        fastest = {name: max(filter(None, speeds[name].values()), default=None) for name in sides}
+        ratio = _divide(fastest["B"], fastest["A"])
+        names = {"workload": f"{key[0]}: {key[1]}", "phase": key[2]}
+        yield {**names, **speeds["A"], **speeds["B"], "B ÷ A": ratio}
+
+
+def compare(one: BenchResults, other: BenchResults) -> BenchTable:
+    """Set the rows a second of A and B side by side."""
+    sides = {"A": one, "B": other}
+    titles = [f"{name}, {device}" for name in sides for device in sides[name].machine.devices]
+    compared = list(compare_speeds(one, other))
+    cells = []
+    for row in compared:
+        speeds = (_number(row[title]) for title in titles)
+        cells.append((row["workload"], row["phase"], *speeds, _number(row["B ÷ A"])))
+    remarks = ["the last column compares the fastest device of each"]
+    remarks += [
+        f"{name} is of a quick bench: few rows were timed, and not for long"
+        for name, results in sides.items()
+        if results.is_quick
+    ]
+    if (one.machine.cpu, one.machine.devices) == (other.machine.cpu, other.machine.devices):
+        ratios = [row["B ÷ A"] for row in compared if row["B ÷ A"]]
+        steady = sum(1 / _STEADY <= ratio <= _STEADY for ratio in ratios)
+        remarks.append(
+            f"on one machine, {steady} of {len(ratios)} are within "
+            f"{100 * (_STEADY - 1):.0f}% of each other"
+        )
+    columns = ("workload", "phase", *titles, "B ÷ A")
+    return BenchTable(title="Rows a second", columns=columns, rows=cells, remarks=tuple(remarks))
+
+
+def _speed(row: Row | None) -> float | None:
+    return row.rows_per_second if row else None
+
+
+def _divide(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one / other
+
+
+def _milliseconds(row: Row) -> str:
+    seconds = (statistics.median(row.seconds), min(row.seconds), max(row.seconds))
+    median, lowest, highest = (_number(1e3 * one) for one in seconds)
+    return f"{median} ({lowest}–{highest})" if len(row.seconds) > 1 else median
+
+
+def _number(value: float | None) -> str:
+    """Return a number with three digits or more."""
+    if value is None:
+        return _NOT_TIMED
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,40 +1,153 @@
-"""The child process that times workloads: only it ends by a device that dies.
+"""Times workloads in a child process, and goes on with another where a device ends it.
 
-Its first request is a selection; it replies ``{}`` when it is ready. Each further request names a
-workload by its number, a device, and the rows so far; the reply is the rows with more timings.
+``measure`` is the parent's end, ``main`` the child's. The first request is a selection; the child
+replies ``{}`` when it is ready. Each further request names a workload by its number, a device, and
+the rows so far; the reply is the rows with more timings.
 """
 
 import gc
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain, product
+from typing import Any
 
 import torch
 
-from finetune.batch_finder.child import connect_to_parent
-from finetune.bench.results import Row
-from finetune.bench.workloads import SEED, Load, Selection, Workload, list_workloads
+from finetune.batch_finder.case import Case, architecture_of
+from finetune.batch_finder.child import Child, ChildEnded, connect_to_parent
+from finetune.batch_finder.find import Search, find_parts
+from finetune.bench.results import ARTICLE_TEXTS, ARTICLE_TOKENS, Row
+from finetune.bench.workloads import (
+    CLASSES,
+    MODES,
+    SEED,
+    Load,
+    Selection,
+    Workload,
+    list_workloads,
+)
+from finetune.config.schema import SearchConfig
 from finetune.devices.base import Device
 from finetune.devices.select import select_device
+from finetune.errors import FinetuneError, TrialFailed
+from finetune.events import Emit, Info, WarningMessage, ignore
+from finetune.model.shape import load_shape
 
-# A step that takes this many times as long as the next one also paid for new memory and kernels.
-_COLD = 1.25
+MODULE = "finetune.bench.timing"
+MAX_REPEATS = 4
+"""Of a workload. Where they differ by chance alone, the ranges of four repeats in each of two
+benches do not meet in 3 of 100 cases, those of two repeats in 33."""
+FULL_SECONDS, QUICK_SECONDS = 420.0, 45.0
+"""Once they are over, no workload is repeated."""
+SEARCH_SECONDS = 30.0
+"""Of a search for one device and mode."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long is timed: one step, one timing of as many steps as it takes, one repeat.
-
-    A step that takes longer has fewer rows.
-    """
+    """How long a step and a repeat may take; a step that takes longer has fewer rows."""
 
     step_seconds: float
-    timing_seconds: float
     repeat_seconds: float
 
 
-FULL = Limits(step_seconds=7.0, timing_seconds=0.5, repeat_seconds=1.5)
-QUICK = Limits(step_seconds=0.3, timing_seconds=0.05, repeat_seconds=0.3)
+FULL = Limits(step_seconds=7.0, repeat_seconds=1.5)
+QUICK = Limits(step_seconds=0.3, repeat_seconds=0.3)
+
+
+def measure(
+    selection: Selection,
+    workloads: Sequence[Workload],
+    devices: Sequence[str],
+    *,
+    until: float,
+    emit: Emit,
+    module: str = MODULE,
+) -> Iterator[list[Row]]:
+    """Yield all rows so far after each workload on each device; repeat while time is left.
+
+    Other load comes and goes, so the timings are spread out instead of taken back to back.
+    """
+    child = _start(module, selection, devices)
+    pairs = [
+        (number, device)
+        for number, workload in enumerate(workloads)
+        for device in devices
+        if workload.device in (None, device)
+    ]
+    rows: dict[tuple[int, str], list[Row]] = {}
+    seconds = dict.fromkeys(pairs, 0.0)
+    try:
+        for repeat, pair in product(range(MAX_REPEATS), pairs):
+            number, device = pair
+            workload = workloads[number]
+            if repeat == 0:
+                timed = [workload.row(phase, device) for phase in workload.phases]
+                place = f"{number + 1}/{len(workloads)}"
+            else:
+                timed = rows[pair]
+                place = "again, while time is left:"
+                if time.time() + seconds[pair] > until or not all(row.seconds for row in timed):
+                    continue
+            emit(Info(f"{place} {workload.group}: {workload.name}, {device}"))
+            started = time.time()
+            request = {"workload": number, "device": device, "rows": [*map(asdict, timed)]}
+            try:
+                child.send(request)
+                rows[pair] = [Row(**row) for row in _receive(child)]
+            except ChildEnded:
+                note = f"the process {child.exit_status()}"
+                rows[pair] = [row.with_note(note) for row in timed]
+                seconds[pair] = math.inf
+                child.kill()
+                child = _start(module, selection, devices)
+            else:
+                seconds[pair] = time.time() - started
+            yield list(chain.from_iterable(rows.values()))
+    finally:
+        child.kill()
+
+
+def _start(module: str, selection: Selection, devices: Sequence[str]) -> Child:
+    """Start a child and wait until it is ready."""
+    child = Child(module)
+    try:
+        child.send({"selection": asdict(selection), "devices": devices})
+        _receive(child)
+    except ChildEnded:
+        remedy = "see what finetune doctor says of the machine"
+        raise FinetuneError(child.describe_end(), remedy=remedy) from None
+    return child
+
+
+def _receive(child: Child) -> Any:
+    while (reply := child.receive(seconds=1.0)) is None:
+        pass
+    return reply
+
+
+def find_article_sizes(devices: Iterable[Device], *, emit: Emit) -> dict[str, dict[str, int]]:
+    """Return the batch sizes that ``find-batch`` recommends for the article's rows."""
+    architecture = architecture_of(load_shape("bert-base-uncased", revision=None).to_dict())
+    options = SearchConfig(time_limit=SEARCH_SECONDS)
+    found: dict[str, dict[str, int]] = {}
+    for device, mode in product(devices, MODES):
+        case = Case(
+            device.name, architecture, CLASSES, mode, ARTICLE_TOKENS, precision="fp32",
+            optimizer="adamw", gradient_checkpointing=False,
+        )  # fmt: skip
+        # On two cores a trial of four rows takes longer than the search may.
+        search = Search(device, options, ARTICLE_TEXTS, first=1, cache=None, emit=emit)
+        try:
+            size = find_parts(case, search, stores_features=False).recommended
+        except TrialFailed as error:
+            emit(WarningMessage(error.message, remedy=error.remedy))
+            continue
+        if size:
+            found.setdefault(device.name, {})[mode] = size
+    return found
 
 
 def main() -> None:
@@ -43,20 +156,16 @@ def main() -> None:
     first = requests.get()
     selection = Selection(**first["selection"])
     workloads = list_workloads(selection)
-    devices = {name: select_device(name, emit=lambda _: None) for name in first["devices"]}
+    devices = {name: select_device(name, emit=ignore) for name in first["devices"]}
     for device in devices.values():
         # So that what does not fit fails, in place of a machine that swaps.
         device.memory.set_memory_limit(device.memory.budget_bytes(None))
     limits = QUICK if selection.is_quick else FULL
     reply({})
     while request := requests.get():
-        rows = time_workload(
-            workloads[request["workload"]],
-            devices[request["device"]],
-            limits,
-            rows=[Row.from_json(row) for row in request["rows"]],
-        )
-        reply([asdict(row) for row in rows])
+        rows = [Row(**row) for row in request["rows"]]
+        workload, device = workloads[request["workload"]], devices[request["device"]]
+        reply([asdict(row) for row in time_workload(workload, device, limits, rows=rows)])
 
 
 def time_workload(
@@ -72,7 +181,8 @@ def time_workload(
             timed.append(_time_steps(row, device, load, limits, min_rows=workload.min_rows))
         # Of every kind that PyTorch, a model or a device can raise.
         except Exception as error:
-            timed.append(row.with_note(_explain(error, device)))
+            reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+            timed.append(row.with_note(reason))
     load = None
     gc.collect()
     device.memory.release()
@@ -81,24 +191,21 @@ def time_workload(
 
 def _time_steps(row: Row, device: Device, load: Load, limits: Limits, *, min_rows: int) -> Row:
     """Return the row with more timings, of as many rows a step as before, or as fit."""
-
-    def take_first_step(rows: int) -> tuple[Callable[[], object], list[float]]:
-        step = load(rows)[row.phase]
-        return step, [device.time_calls(step, calls=1)]
-
-    rows = row.timed_rows or min_rows
-    step, taken = take_first_step(rows)
-    wanted = row.timed_rows or row.rows
-    if wanted > rows * limits.step_seconds / taken[-1]:
+    rows, wanted = row.timed_rows or min_rows, row.timed_rows or row.rows
+    step = load(rows)[row.phase]
+    seconds = device.time_calls(step, calls=1)
+    if wanted > rows * limits.step_seconds / seconds:
         # The first step also pays for new memory and kernels.
-        taken.append(device.time_calls(step, calls=1))
-    if wanted > (fitting := max(rows, int(rows * limits.step_seconds / min(taken)))):
+        seconds = device.time_calls(step, calls=1)
+    fitting = max(rows, int(rows * limits.step_seconds / seconds))
+    if wanted > fitting:
         row = row.with_note(f"{wanted:,} rows a step would take too long")
         wanted = fitting
     while rows < wanted:
         try:
-            step, taken = take_first_step(wanted)
-            rows = wanted
+            larger_step = load(wanted)[row.phase]
+            seconds = device.time_calls(larger_step, calls=1)
+            rows, step = wanted, larger_step
         except (RuntimeError, MemoryError) as error:
             if not device.memory.is_out_of_memory(error):
                 raise
@@ -107,25 +214,14 @@ def _time_steps(row: Row, device: Device, load: Load, limits: Limits, *, min_row
             device.memory.release()
             row = row.with_note(f"out of memory with {wanted:,} rows a step")
             wanted //= 2
-    while len(taken) < 2 or (
-        taken[-2] > _COLD * taken[-1]
-        and (len(taken) == 2 or sum(taken[1:]) < limits.repeat_seconds)
-    ):
-        taken.append(device.time_calls(step, calls=1))
-    calls = max(1, math.ceil(limits.timing_seconds / taken[-1]))
-    timings = taken[-2:] if calls == 1 else []
-    while not timings or calls * sum(timings) < limits.repeat_seconds:
+    warm_up = [seconds]
+    while sum(warm_up) < limits.repeat_seconds / 3:
+        warm_up.append(device.time_calls(step, calls=1))
+    calls = math.ceil(limits.repeat_seconds / 3 / warm_up[-1])
+    timings: list[float] = []
+    while calls * sum(timings) < limits.repeat_seconds:
         timings.append(device.time_calls(step, calls=calls) / calls)
-    return replace(row, timed_rows=rows, seconds=(*row.seconds, *timings))
-
-
-def _explain(error: Exception, device: Device) -> str:
-    first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    if isinstance(error, NotImplementedError):
-        return f"{device.name} lacks an operation: {first_line}"
-    if device.memory.is_out_of_memory(error):
-        return f"out of memory: {first_line}"
-    return f"failed: {type(error).__name__}: {first_line}"
+    return replace(row, timed_rows=rows, seconds=[*row.seconds, *timings])
 
 
 if __name__ == "__main__":

@@ -1,12 +1,10 @@
 """What devices are timed at: networks that others have published, and one of the user's own."""
 
 import copy
-import json
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,11 +17,11 @@ from torch import nn
 from torch.utils._pytree import tree_iter, tree_map_only
 from transformers import PreTrainedModel, ResNetConfig, ResNetForImageClassification
 
-from finetune.bench.results import Group, Phase, Row
-from finetune.bench.tables import ARTICLE_TEXTS, ARTICLE_TOKENS
+from finetune.bench.results import ARTICLE_TEXTS, ARTICLE_TOKENS, Group, Phase, Row
 from finetune.config.mode import Mode
+from finetune.config.schema import DataConfig
+from finetune.data.load import load_data
 from finetune.devices.base import Device, place
-from finetune.errors import DataNotFound
 from finetune.evaluation.predict import predict_logits
 from finetune.events import ignore
 from finetune.model.factory import load_factory, loss_of
@@ -44,7 +42,6 @@ from finetune.training.step import prepare_training
 
 CLASSES = 6
 SEED = 0
-TREC_FILE = "train_5500.label"
 # BERT's vocabulary cuts most words that are longer. Counted twice, they make 13.2 tokens a row of
 # TREC's first thousand, where its tokenizer makes 13.4; of the questions 12.9 and 13.0.
 _MAX_WHOLE_WORD = 8
@@ -187,15 +184,15 @@ def apple_workloads(_: Selection) -> list[Workload]:
     def labelled_images(rows: int) -> Batch:
         return {"pixel_values": images(rows), "labels": torch.arange(rows) % _IMAGE_CLASSES}
 
-    networks: tuple[tuple[str, int, Callable[[], nn.Module], Callable[[int], Batch]], ...] = (
-        ("ResNet-50", 128, make_resnet50, labelled_images),
-        ("BERT-base", 64, bert_base, lambda rows: _text_batch([_APPLE_TOKENS] * rows)),
-        ("VGG16", 64, make_vgg16, lambda rows: {"input": images(rows)}),
-    )
+    def texts(rows: int) -> Batch:
+        return _text_batch([_APPLE_TOKENS] * rows, padded_length=_APPLE_TOKENS)
+
     sgd = partial(torch.optim.SGD, lr=1e-3)
+    vgg16 = build_module(make_vgg16, lambda rows: {"input": images(rows)}, sgd)
     return [
-        Workload("apple", name, build_module(make, make_batch, sgd), rows)
-        for name, rows, make, make_batch in networks
+        Workload("apple", "ResNet-50", build_module(make_resnet50, labelled_images, sgd), 128),
+        Workload("apple", "BERT-base", build_module(bert_base, texts, sgd), 64),
+        Workload("apple", "VGG16", vgg16, 64),
     ]
 
 
@@ -221,7 +218,7 @@ def make_vgg16() -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def _text_batch(lengths: Sequence[int], *, padded_length: int = _APPLE_TOKENS) -> Batch:
+def _text_batch(lengths: Sequence[int], *, padded_length: int) -> Batch:
     """Return texts as transformers' BERT takes them: token ids, mask of 1 and 0, classes."""
     rows = np.arange(len(lengths))
     batch = collate(texts_of(lengths), rows, padded_length=padded_length)
@@ -266,22 +263,17 @@ def training_workloads(selection: Selection) -> list[Workload]:
     sizes = _ARTICLE_BATCH_SIZES[:1] if selection.is_quick else _ARTICLE_BATCH_SIZES
     workloads = []
     for mode in MODES:
-        found = [(by_mode.get(mode, 1), device) for device, by_mode in selection.found.items()]
-        batches: list[tuple[int, str | None]] = [(rows, None) for rows in sizes]
-        batches += [pair for pair in found if pair[0] not in sizes]
-        for rows, device in batches:
+        found = [(own.get(mode, 1), device) for device, own in selection.found.items()]
+        build = _build_article(mode, lengths)
+        for rows, device in [(rows, None) for rows in sizes] + found:
+            if device and rows in sizes:
+                continue
             name = f"{mode}, {ARTICLE_TOKENS} tokens, batch {rows}"
             name += f", found on {device}" if device else ""
-            build = _build_article(mode, lengths)
-            workloads.append(
-                Workload("training", name, build, rows, phases=("training",), device=device)
-            )
+            workloads.append(Workload("training", name, build, rows, device=device))
         name, build = f"{mode}, as finetune run", partial(_build_run, mode, lengths)
-        rows, fewest = len(lengths), _BATCH_SIZE
-        workloads.append(
-            Workload("training", name, build, rows, min_rows=fewest, phases=("training",))
-        )
-    return workloads
+        workloads.append(Workload("training", name, build, ARTICLE_TEXTS, min_rows=_BATCH_SIZE))
+    return [replace(one, phases=("training",)) for one in workloads]
 
 
 def _build_article(mode: Mode, lengths: np.ndarray) -> Callable[[Device], Load]:
@@ -302,6 +294,7 @@ def _build_run(mode: Mode, lengths: np.ndarray, device: Device) -> Load:
     model, structure = bert_base(), bert_structure()
     freeze_parameters(model, structure, mode=mode)
     extractor = split_frozen(model, takes_4d_mask=structure.takes_4d_mask, pads_left=False)
+    schedule = Schedule(peak=_LEARNING_RATE, warmup_steps=0, total_steps=1)
     state = prepare_training(
         extractor.trainable if extractor else model,
         head=structure.head,
@@ -309,11 +302,7 @@ def _build_run(mode: Mode, lengths: np.ndarray, device: Device) -> Load:
         precision="fp32",
         losses=cross_entropy,
         hyperparameters=Hyperparameters(
-            optimizer="adamw",
-            schedule=Schedule(peak=_LEARNING_RATE, warmup_steps=0, total_steps=1),
-            head_lr_multiplier=1.0,
-            weight_decay=0.01,
-            max_grad_norm=1.0,
+            "adamw", schedule, head_lr_multiplier=1.0, weight_decay=0.01, max_grad_norm=1.0
         ),
     )
     place(model, device.torch_device)
@@ -353,19 +342,8 @@ def read_lengths(data_dir: Path | None) -> list[int]:
 
     They are counted without BERT's vocabulary, which may not be at hand.
     """
-    if data_dir is None:
-        lines = files("finetune.data").joinpath("questions.jsonl").read_text("utf-8").splitlines()
-        texts = [row["text"] for row in map(json.loads, lines) if row["split"] == "train"]
-    else:
-        file = data_dir.expanduser() / TREC_FILE
-        try:
-            lines = file.read_text("latin-1").splitlines()
-        except OSError as error:
-            raise DataNotFound(
-                f"{file} can't be read: {error.strerror}",
-                remedy="name TREC's folder with --data-dir, or leave it out",
-            ) from error
-        texts = [line.partition(" ")[2] for line in lines]
+    data = DataConfig("trec", data_dir=str(data_dir)) if data_dir else DataConfig("questions")
+    texts = load_data(data, emit=ignore).splits["train"]["text"]
     splitter = BertPreTokenizer()
     words_of_texts = ([word for word, _ in splitter.pre_tokenize_str(text)] for text in texts)
     return [

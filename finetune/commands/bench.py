@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from finetune.batch_finder.child import starting
-from finetune.bench.measure import (
-    FULL_SECONDS,
-    QUICK_SECONDS,
-    SEARCH_SECONDS,
-    TIMING,
-    find_article_sizes,
-    measure,
+from finetune.bench.results import (
+    GROUPS,
+    BenchResults,
+    BenchTable,
+    Group,
+    Machine,
+    Row,
+    compare,
+    compare_speeds,
+    read_results,
+    tabulate,
 )
-from finetune.bench.results import GROUPS, BenchResults, Group, Machine, Row
 from finetune.commands.console import show_json, show_lines, show_table
 from finetune.commands.options import Display, with_display
 from finetune.devices.names import DEVICE_NAMES
@@ -30,7 +32,6 @@ from finetune.runs.folder import check_writable
 from finetune.training.interruption import signal_of
 
 if TYPE_CHECKING:
-    from finetune.bench.tables import BenchTable
     from finetune.devices.base import Device
 
 EXAMPLES = """\b
@@ -66,69 +67,57 @@ def run_bench(
     If the user stops it, what was measured is written.
     """
     check_writable(output_dir)
-    with starting(TIMING) as children:
-        # Each takes seconds to import PyTorch: the child and this process at the same time.
-        from finetune.bench.workloads import (
-            MODES,
-            TREC_FILE,
-            Selection,
-            list_workloads,
-            read_lengths,
-        )
-        from finetune.devices.select import select_device, usable_devices
+    from finetune.bench import timing
+    from finetune.bench.workloads import MODES, Selection, list_workloads, read_lengths
+    from finetune.devices.select import select_device, usable_devices
 
-        found = [select_device(name, emit=emit) for name in dict.fromkeys(devices)]
-        found = found or [*usable_devices(emit=emit)]
-        lengths = read_lengths(data_dir)
-        selection = Selection(groups=groups, model=model, lengths=lengths, is_quick=quick)
-        list_workloads(selection)  # Refuses a model that can't be made.
-        searched = found if "training" in groups and not quick else []
-        seconds = QUICK_SECONDS if quick else FULL_SECONDS
-        minutes = math.ceil((seconds + len(searched) * len(MODES) * SEARCH_SECONDS) / 60)
-        emit(Info(f"this takes about {minutes} min, more where a step takes seconds"))
-        rows: dict[tuple[str, ...], Row] = {}
-        is_complete = False
-        try:
-            selection = replace(selection, found=find_article_sizes(searched, emit=emit))
-            workloads = list_workloads(selection)
-            names = [device.name for device in found]
-            until = time.time() + seconds
-            for timed in measure(children, selection, workloads, names, until=until, emit=emit):
-                rows |= {row.place: row for row in timed}
-            is_complete = True
-        except KeyboardInterrupt as stop:
-            raise Interrupted(
-                "stopped before the end",
-                remedy=f"see what was measured in {output_dir}, or run the command again",
-                signal_number=signal_of(stop),
-            ) from None
-        finally:
-            results = BenchResults(
-                machine=_describe_machine(found),
-                texts="questions" if data_dir is None else TREC_FILE,
-                is_quick=quick,
-                is_complete=is_complete,
-                rows=tuple(rows.values()),
-                found_batches=selection.found,
-            )
-            write_bench(results, output_dir)
-        return results
+    found = [select_device(name, emit=emit) for name in dict.fromkeys(devices)]
+    found = found or [*usable_devices(emit=emit)]
+    lengths = read_lengths(data_dir)
+    selection = Selection(groups=groups, model=model, lengths=lengths, is_quick=quick)
+    list_workloads(selection)  # Refuses a model that can't be made.
+    searched = found if "training" in groups and not quick else []
+    seconds = timing.QUICK_SECONDS if quick else timing.FULL_SECONDS
+    search_seconds = len(searched) * len(MODES) * timing.SEARCH_SECONDS
+    minutes = math.ceil((seconds + search_seconds) / 60)
+    emit(Info(f"this takes about {minutes} min, more where a step takes seconds"))
+    rows: list[Row] = []
+    is_complete = False
+    try:
+        selection = replace(selection, found=timing.find_article_sizes(searched, emit=emit))
+        workloads, names = list_workloads(selection), [device.name for device in found]
+        until = time.time() + seconds
+        for rows in timing.measure(selection, workloads, names, until=until, emit=emit):  # noqa: B007
+            pass
+        is_complete = True
+    except KeyboardInterrupt as stop:
+        raise Interrupted(
+            "stopped before the end",
+            remedy=f"see what was measured in {output_dir}, or run the command again",
+            signal_number=signal_of(stop),
+        ) from None
+    finally:
+        results = BenchResults(
+            machine=_describe_machine(found),
+            texts="TREC" if data_dir else "questions",
+            is_quick=quick,
+            is_complete=is_complete,
+            rows=rows,
+            found_batches=selection.found,
+        )
+        write_bench(results, output_dir)
+    return results
 
 
 def _describe_machine(devices: "Sequence[Device]") -> Machine:
-    import torch
-    import transformers
-
-    import finetune
     from finetune.devices.host import cpu_name
+    from finetune.runs.manifest import package_versions
 
-    libraries = (finetune, torch, transformers)
     return Machine(
         cpu=cpu_name(),
         platform=platform.platform(),
         devices={device.name: device.description for device in devices},
-        versions={"python": platform.python_version()}
-        | {one.__name__: str(one.__version__) for one in libraries},
+        versions={"python": platform.python_version()} | package_versions(),
     )
 
 
@@ -202,13 +191,10 @@ def command(
 
 
 def _compare(one: Path, other: Path, *, as_json: bool) -> None:
-    from finetune.bench.results import SCHEMA_VERSION, read_results
-    from finetune.bench.tables import compare, compare_speeds
-
     results, others = read_results(one), read_results(other)
     if as_json:
         rows = list(compare_speeds(results, others))
-        show_json({"schema_version": SCHEMA_VERSION, "A": str(one), "B": str(other), "rows": rows})
+        show_json({"schema_version": 1, "A": str(one), "B": str(other), "rows": rows})
         return
     table = compare(results, others)
     for name, path, side in (("A", one, results), ("B", other, others)):
@@ -217,9 +203,7 @@ def _compare(one: Path, other: Path, *, as_json: bool) -> None:
     _show_table(table)
 
 
-def _show(results: "BenchResults", *, folder: Path) -> None:
-    from finetune.bench.tables import tabulate
-
+def _show(results: BenchResults, *, folder: Path) -> None:
     for table in tabulate(results):
         _show_table(table)
     if failed := sum(not row.seconds for row in results.rows):
@@ -227,7 +211,7 @@ def _show(results: "BenchResults", *, folder: Path) -> None:
     show_lines(f"results and page: {folder}")
 
 
-def _show_table(table: "BenchTable") -> None:
+def _show_table(table: BenchTable) -> None:
     notes = [f"({table.source})"] if table.source else [f"- {one}" for one in table.remarks]
     show_lines(table.title + (" (published)" if table.source else ""), "")
     if table.rows:

@@ -3,8 +3,15 @@
 import statistics
 from typing import get_args
 
-from finetune.bench.results import BenchResults, Phase
-from finetune.bench.tables import CPU, by_device, first_faster, speedup_of, tabulate
+from finetune.bench.results import (
+    CPU,
+    BenchResults,
+    Phase,
+    by_device,
+    first_faster,
+    speedup_of,
+    tabulate,
+)
 from finetune.report.chart import Axis, Chart, Series, chart_of
 from finetune.report.templates import TEMPLATES
 from finetune.tasks.tables import Table

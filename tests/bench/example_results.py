@@ -10,7 +10,7 @@ def a_row(
     return Row(
         group=group, workload=workload, phase=phase, device=device, rows=rows,
         timed_rows=rows if seconds else 0,
-        seconds=(seconds, 0.9 * seconds, 1.2 * seconds) if seconds else (), note=note,
+        seconds=[seconds, 0.9 * seconds, 1.2 * seconds] if seconds else [], note=note,
     )  # fmt: skip
 
 
@@ -40,6 +40,6 @@ def example_results(*, gpu: str = "gpu", factor: float = 1.0) -> BenchResults:
         texts="questions",
         is_quick=False,
         is_complete=True,
-        rows=(*inference, *training, *apple),
+        rows=[*inference, *training, *apple],
         found_batches={gpu: {"full": 4}},
     )

@@ -7,9 +7,8 @@ import psutil
 import pytest
 from bench.simulated_devices import a_workload
 
-from finetune.batch_finder.child import Child, starting
-from finetune.bench.measure import MAX_REPEATS, measure
 from finetune.bench.results import Row
+from finetune.bench.timing import MAX_REPEATS, measure
 from finetune.bench.workloads import Selection
 from finetune.errors import FinetuneError
 from finetune.events import ignore
@@ -18,42 +17,38 @@ WORKER = "odd_bench_worker"
 
 
 def measure_two(
-    children: list[Child], devices: list[str], *, model: str | None = None, seconds: float = 0.0
+    devices: list[str], *, model: str | None = None, seconds: float = 0.0
 ) -> Iterator[list[Row]]:
     selection = Selection(groups=[], model=model, lengths=[3], is_quick=True)
     workloads = [a_workload(name="a"), a_workload(name="b")]
     until = time.time() + seconds
-    return measure(children, selection, workloads, devices, until=until, emit=ignore, module=WORKER)
-
-
-def time_both(devices: list[str], *, model: str | None = None, seconds: float = 0.0) -> list[Row]:
-    with starting(WORKER) as children:
-        return [row for [row] in measure_two(children, devices, model=model, seconds=seconds)]
+    return measure(selection, workloads, devices, until=until, emit=ignore, module=WORKER)
 
 
 def test_a_device_that_ends_the_process_has_rows_that_say_so_and_the_rest_goes_on() -> None:
     note = "the process was killed by SIGABRT"
     assert [
-        (row.workload, row.device, row.seconds, row.note) for row in time_both(["fragile", "cpu"])
+        (row.workload, row.device, [*row.seconds], row.note)
+        for row in [*measure_two(["fragile", "cpu"])][-1]
     ] == [
-        *(("a", "fragile", (), note), ("a", "cpu", (1.0,), "")),
-        *(("b", "fragile", (), note), ("b", "cpu", (1.0,), "")),
+        *(("a", "fragile", [], note), ("a", "cpu", [1.0], "")),
+        *(("b", "fragile", [], note), ("b", "cpu", [1.0], "")),
     ]
 
 
 def test_all_are_timed_once_and_then_in_turn_while_time_is_left() -> None:
-    rows = time_both(["cpu"], seconds=60.0)
-    assert [(row.workload, len(row.seconds)) for row in rows] == [
-        (name, repeat) for repeat in range(1, MAX_REPEATS + 1) for name in "ab"
-    ]
+    counts = [[len(row.seconds) for row in rows] for rows in measure_two(["cpu"], seconds=60.0)]
+    assert counts[:4] == [[1], [1, 1], [2, 1], [2, 2]]
+    assert counts[-1] == [MAX_REPEATS, MAX_REPEATS]
 
 
 def test_a_process_that_can_not_begin_is_an_error_with_its_last_line() -> None:
     with pytest.raises(FinetuneError, match="no such luck"):
-        time_both(["cpu"], model="unable")
+        next(measure_two(["cpu"], model="unable"))
 
 
 def test_no_process_is_left_where_a_bench_is_stopped() -> None:
-    with starting(WORKER) as children:
-        next(measure_two(children, ["cpu"]))
+    timings = measure_two(["cpu"])
+    next(timings)
+    del timings
     assert not [one for one in psutil.Process().children() if WORKER in str(one.cmdline())]

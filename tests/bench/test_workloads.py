@@ -30,7 +30,7 @@ from finetune.devices.cpu import CpuDevice
 from finetune.errors import DataNotFound
 
 LENGTHS = [3, 9, 5, 7]
-SHORT = Limits(step_seconds=9.0, timing_seconds=0.0, repeat_seconds=0.0)
+SHORT = Limits(step_seconds=9.0, repeat_seconds=1e-9)
 
 
 def select(*groups: Any, **changes: Any) -> Selection:
