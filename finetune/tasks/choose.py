@@ -32,14 +32,6 @@ def task_of_shape(name: str, *, outputs: int) -> Task:
     return TASK_TYPES.get(name, Single)([str(number) for number in range(outputs)])
 
 
-def find_task_type(name: str) -> type[Task]:
-    """Return the task type of a name."""
-    if name not in TASK_TYPES:
-        remedy = f"choose one of {', '.join((AUTO, *TASK_TYPES))}"
-        raise UsageError(f"there is no --task {name!r}", remedy=remedy)
-    return TASK_TYPES[name]
-
-
 def choose_task_type(
     name: str, labels: Iterable[str], *, names: Sequence[str] | None
 ) -> tuple[type[Task], str]:
@@ -47,8 +39,11 @@ def choose_task_type(
 
     Each label is among ``labels`` at least once; a file may have the ``names`` of all classes.
     """
+    if name in TASK_TYPES:
+        return TASK_TYPES[name], "as --task says"
     if name != AUTO:
-        return find_task_type(name), "as --task says"
+        remedy = f"choose one of {', '.join((AUTO, *TASK_TYPES))}"
+        raise UsageError(f"there is no --task {name!r}", remedy=remedy)
     distinct = {label.strip() for label in labels} - {""}
     if are_lists(distinct):
         return Multi, "the labels are lists"
@@ -59,24 +54,23 @@ def choose_task_type(
     _refuse_mistaken_numbers(distinct)
     if separator := find_separator(distinct):
         reason = f"some rows have several labels, with {separator!r} between them"
-        has_numbers = separator == "," and any(map(is_number, distinct))
-        return (
-            Multi,
-            f"{reason}; if that is a decimal comma, write points" if has_numbers else reason,
-        )
+        if separator == "," and any(map(is_number, distinct)):
+            reason += "; if that is a decimal comma, write points"
+        return Multi, reason
     return Single, f"there are {len(distinct)} different labels"
 
 
 def _refuse_mistaken_numbers(distinct: set[str]) -> None:
     numbers = set(filter(is_number, distinct))
-    written = {label for label in distinct - numbers if re.fullmatch(WRITTEN_NUMBER, label)}
-    others = distinct - numbers - written
-    if len(numbers | written) <= MAX_RATINGS or len(others) > MAX_MISTAKES * len(distinct):
+    wrong = sorted(distinct - numbers)
+    written = [label for label in wrong if re.fullmatch(WRITTEN_NUMBER, label)]
+    is_mostly_numbers = len(wrong) - len(written) <= MAX_MISTAKES * len(distinct)
+    if len(numbers) + len(written) <= MAX_RATINGS or not is_mostly_numbers:
         return
     if written or _task_of_numbers(numbers)[0] is Regression:
-        wrong = ", ".join(map(repr, sorted(written | others)[:3]))
+        listed = ", ".join(map(repr, wrong[:3]))
         raise DataError(
-            f"the labels seem to be numbers, but not all are written as such: {wrong}",
+            f"the labels seem to be numbers, but not all are written as such: {listed}",
             remedy="write them as -1234.5, leave out those that are missing or infinite, or take"
             " each for a class with --task single",
         )
@@ -89,8 +83,5 @@ def _task_of_numbers(distinct: Iterable[str]) -> tuple[type[Task], str]:
     if len(values) > MAX_RATINGS and not has_steps and isfinite(values[-1] - values[0]):
         return Regression, f"{reason}; --task single takes each for a class"
     if len(values) > 2:
-        return (
-            Single,
-            f"{reason}, each taken for a class; --task regression takes them for a number",
-        )
+        reason += ", each taken for a class; --task regression takes them for a number"
     return Single, reason

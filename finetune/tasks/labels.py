@@ -2,11 +2,11 @@
 
 import ast
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,24 +35,15 @@ def is_number(value: str) -> bool:
 
 
 def name_classes(labels: Iterable[str]) -> dict[str, str]:
-    """Return the class of each label: spaces around it are stripped, equal numbers are one class.
+    """Return the class of each label: without spaces around it, a whole number without ``.0``.
 
-    The name of a number's class is its shortest spelling.
+    A column of whole numbers with gaps comes out of pandas as 3.0 and the like.
 
-    >>> name_classes([" a", "3.0", "0.2", "0.20", "007"])
-    {' a': 'a', '3.0': '3', '0.2': '0.2', '0.20': '0.2', '007': '007'}
+    >>> name_classes([" a", "3.0", "0.2", "007"])
+    {' a': 'a', '3.0': '3', '0.2': '0.2', '007': '007'}
     """
-    classes: dict[str, str] = {}
-    spellings: dict[Decimal, str] = {}
-    for label in labels:
-        # A column of whole numbers with gaps comes out of pandas as 3.0 and the like.
-        classes[label] = re.sub(r"^([+-]?\d+)\.0+$", r"\1", re.sub(EDGES, "", label))
-    for name in sorted(filter(is_number, classes.values()), key=lambda name: (len(name), name)):
-        spellings.setdefault(Decimal(name), name)
-    return {
-        label: spellings[Decimal(name)] if is_number(name) else name
-        for label, name in classes.items()
-    }
+    stripped = {label: re.sub(EDGES, "", label) for label in labels}
+    return {label: re.sub(r"^([+-]?\d+)\.0+$", r"\1", name) for label, name in stripped.items()}
 
 
 def distinct_values(columns: "Iterable[Column]") -> list[str]:
@@ -100,12 +91,11 @@ def find_odd_names(names: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 def sort_classes(labels: Iterable[str]) -> list[str]:
     """Return the distinct labels: numbers by their value, then words by the alphabet."""
-    return sorted(
-        set(labels),
-        key=lambda label: (
-            (0, float(label), "", label) if is_number(label) else (1, 0.0, label.casefold(), label)
-        ),
-    )
+
+    def order(label: str) -> tuple[float, str, str]:
+        return (float(label) if is_number(label) else math.inf, label.casefold(), label)
+
+    return sorted(set(labels), key=order)
 
 
 def find_separator(labels: Iterable[str]) -> str | None:
@@ -113,7 +103,7 @@ def find_separator(labels: Iterable[str]) -> str | None:
 
     A comma in names, as in "Congo, Republic", separates nothing: its parts do not recur.
     """
-    distinct = {label for label in labels if not is_list(label)}
+    distinct = {label for label in labels if not _is_list(label)}
     for separator in LIST_SEPARATORS:
         lists = [label for label in distinct if separator in label]
         parts = Counter(part.strip() for label in lists for part in label.split(separator))
@@ -124,15 +114,14 @@ def find_separator(labels: Iterable[str]) -> str | None:
     return None
 
 
-def is_list(label: str) -> bool:
-    """Return whether a text is a list, as JSON and Python write it."""
+def _is_list(label: str) -> bool:
     return label.startswith("[") and label.endswith("]")
 
 
 def are_lists(labels: Iterable[str]) -> bool:
     """Return whether labels are lists: all of them, or some, with quotes."""
     labels = list(labels)
-    lists = list(filter(is_list, labels))
+    lists = list(filter(_is_list, labels))
     has_quotes = any(quote in text for text in lists for quote in "'\"")
     return bool(lists) and (has_quotes or len(lists) == len(labels))
 
@@ -141,7 +130,7 @@ def split_labels(label: str, separator: str | None) -> list[str]:
     """Return the labels of a row, without spaces around them; none of an empty text."""
     text = label.strip()
     parts: Iterable[object] = text.split(separator) if separator else [text]
-    if is_list(text):
+    if _is_list(text):
         parts = (part.strip(" '\"") for part in text[1:-1].split(","))
         for read in (ast.literal_eval, json.loads):
             # A list may be nested deeper than either follows.

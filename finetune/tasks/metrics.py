@@ -45,7 +45,6 @@ class Metric:
         is_fraction: Whether it is in 0..1 and shown in percent.
         is_proportion: Whether it is the fraction of rows that are right, which has an interval.
         baseline: What a model must be better at than one that always predicts this.
-        has_curve: Whether a report draws it over the steps.
     """
 
     name: str
@@ -58,7 +57,6 @@ class Metric:
     is_fraction: bool = True
     is_proportion: bool = False
     baseline: str = ""
-    has_curve: bool = True
 
     @property
     def sign(self) -> int:
@@ -199,7 +197,7 @@ def spearman(labels: Array, predicted: Array, weights: Floats) -> Floats:
 
 @metric(
     "mean absolute error", NUMBERS, hub_name="mae", greater_is_better=False, is_fraction=False,
-    baseline="mean", has_curve=False,
+    baseline="mean",
 )  # fmt: skip
 def mae(labels: Array, predicted: Array, weights: Floats) -> Floats:
     """Return the mean distance of predicted and true numbers, in their units."""
@@ -208,7 +206,7 @@ def mae(labels: Array, predicted: Array, weights: Floats) -> Floats:
 
 @metric(
     "loss", SINGLE, MULTI, NUMBERS, hub_name="loss", needs="losses", greater_is_better=False,
-    is_fraction=False, has_curve=False,
+    is_fraction=False,
 )  # fmt: skip
 def loss(labels: Array, losses: Array, weights: Floats) -> Floats:
     """Return the mean loss of a row, without class weights."""

@@ -34,8 +34,6 @@ DEFAULT_THRESHOLD = 0.5
 MAX_POSITIVE_WEIGHT = 100.0
 # A threshold chosen on fewer rows is mostly chance.
 MIN_ROWS_OF_THRESHOLD = 5
-# The fraction of shared rows from which on two labels are nearly the same.
-STRONG_OVERLAP = 0.9
 # The data check reports classes of fewer rows as rare anyway.
 RARE_ROWS = 10
 # A class with a smaller fraction of the rows has little weight in the loss.
@@ -146,7 +144,7 @@ class Multi(Task):
         }
 
     def find_oddities(self, labels: Indicators) -> Iterator[tuple[str, str]]:
-        """Yield odd names, classes of all or few rows, and classes that always occur together."""
+        """Yield odd names, and classes of all or few rows."""
         yield from super().find_oddities(labels)
         counts = self.count_classes(labels)
         if of_all := [name for name, rows in counts.items() if rows == len(labels)]:
@@ -156,17 +154,6 @@ class Multi(Task):
         if few := {name: rows for name, rows in counts.items() if RARE_ROWS <= rows < least}:
             found = f"classes of fewer than {SMALL_FRACTION:.0%} of the training rows"
             yield f"{found}: {listed_counts(few)}", BALANCE_CLASSES
-        together = labels.T @ labels
-        rows = together.diagonal()
-        either = rows[:, None] + rows - together
-        are_one = np.triu((either >= RARE_ROWS) & (together >= STRONG_OVERLAP * either), k=1)
-        for first, second in np.argwhere(are_one).tolist():
-            names = f"{self.class_names[first]!r} and {self.class_names[second]!r}"
-            fraction = together[first, second] / either[first, second]
-            yield (
-                f"{names} are together in {fraction:.0%} of the rows that have either",
-                "join them if they mean the same",
-            )
 
     def with_training_labels(self, labels: Indicators, *, is_balanced: bool) -> Self:
         if not is_balanced:
@@ -180,9 +167,7 @@ class Multi(Task):
         import torch
 
         entropy = torch.nn.functional.binary_cross_entropy_with_logits
-        weights = (
-            _on_device(self.positive_weights, logits.device) if self.positive_weights else None
-        )
+        weights = _on_device(self.positive_weights, logits.device)
         return entropy(logits, labels, reduction="none", pos_weight=weights).mean(dim=1)
 
     def sample_labels(self, count: int) -> Indicators:
@@ -243,11 +228,11 @@ class Multi(Task):
 
 
 @cache
-def _on_device(numbers: tuple[float, ...], device: "torch.device") -> "torch.Tensor":
-    """Return numbers as a cached tensor: a captured step can't copy to a device."""
+def _on_device(numbers: tuple[float, ...], device: "torch.device") -> "torch.Tensor | None":
+    """Return numbers, if any, as a cached tensor: a captured step can't copy to a device."""
     import torch
 
-    return torch.tensor(numbers, device=device)
+    return torch.tensor(numbers, device=device) if numbers else None
 
 
 def find_threshold(probabilities: NDArray[np.float32], true: NDArray[np.bool_]) -> float:

@@ -1,7 +1,7 @@
 """How good a model is on a split: its metrics, those of each class, and their baseline."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,26 +27,6 @@ class ClassScores:
     support: int
     threshold: float | None = None
     average_precision: float | None = None
-
-    def to_json(self) -> dict[str, float]:
-        """Return the metrics that are not None, by name."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
-
-    @property
-    def cells(self) -> dict[str, str]:
-        """The metrics that are not None, formatted for a table, by column."""
-        cells = {
-            "threshold": f"{self.threshold or 0:.2f}",
-            "precision": percent(self.precision),
-            "recall": percent(self.recall),
-            "95% interval": format_interval(self.recall, self.support),
-            "F1": percent(self.f1),
-            "average precision": percent(self.average_precision or 0),
-            "rows": str(self.support),
-        }
-        if self.threshold is None:
-            del cells["threshold"], cells["average precision"]
-        return cells
 
 
 @dataclass(frozen=True)
@@ -115,16 +95,28 @@ class Scores:
         """The metrics of each class; the interval is that of the recall."""
         if not self.per_class:
             return None
-        rows = [{"class": name, **scores.cells} for name, scores in self.per_class.items()]
-        cells = [list(row.values()) for row in rows]
-        return Table("Classes of the test split", list(rows[0]), cells)
+        rows: list[dict[str, str]] = []
+        for name, own in self.per_class.items():
+            row = {"class": name}
+            if own.threshold is not None:
+                row["threshold"] = f"{own.threshold:.2f}"
+            row["precision"], row["recall"] = percent(own.precision), percent(own.recall)
+            row["95% interval"] = format_interval(own.recall, own.support)
+            row["F1"] = percent(own.f1)
+            if own.average_precision is not None:
+                row["average precision"] = percent(own.average_precision)
+            rows.append({**row, "rows": str(own.support)})
+        return Table("Classes of the test split", [*rows[0]], [[*row.values()] for row in rows])
 
     def to_json(self) -> dict[str, Any]:
         """Return the metrics by name, as ``finetune evaluate --json`` prints them."""
         values: dict[str, Any] = {"samples": self.samples, **self.metrics}
         values |= {BASELINE + name: value for name, value in self.baselines.items()}
         if self.per_class is not None:
-            values["per_class"] = {name: own.to_json() for name, own in self.per_class.items()}
+            values["per_class"] = {
+                name: {key: value for key, value in vars(own).items() if value is not None}
+                for name, own in self.per_class.items()
+            }
         if self.confusion_matrix is not None:
             values["confusion_matrix"] = self.confusion_matrix
         return values
@@ -148,24 +140,18 @@ class Scores:
         if matrix is not None and classes <= MAX_CLASSES_OF_MATRIX:
             pairs = np.bincount(labels * classes + predicted, minlength=classes**2)
             matrix = pairs.reshape(classes, classes).tolist()
-        per_class = dict(zip(names, rows, strict=True))
-        return replace(self, per_class=per_class, confusion_matrix=matrix)
+        return replace(self, per_class=dict(zip(names, rows, strict=True)), confusion_matrix=matrix)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Scores":
         """Undo ``to_json``."""
-        classes: Mapping[str, Any] | None = values.get("per_class")
         metrics, baselines = (
             {name: float(values[prefix + name]) for name in METRICS if prefix + name in values}
             for prefix in ("", BASELINE)
         )
-        return cls(
-            values["samples"],
-            metrics,
-            baselines,
-            classes and {name: ClassScores(**scores) for name, scores in classes.items()},
-            values.get("confusion_matrix"),
-        )
+        classes = values.get("per_class")
+        per_class = classes and {name: ClassScores(**own) for name, own in classes.items()}
+        return cls(values["samples"], metrics, baselines, per_class, values.get("confusion_matrix"))
 
 
 def rows_of(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:

@@ -5,15 +5,9 @@ import pytest
 from finetune.tasks.labels import listed_counts, name_classes, sort_classes, split_labels
 
 
-def test_numbers_of_the_same_value_are_one_class() -> None:
-    labels = ["0.20", "0.2", "0.200", "3", "3.0", " 3.00", "007", "1e1", "10", "-1.0", "v3.0", ""]
-    too_large = "7e12345678901234567890"
-    assert name_classes([too_large]) == {too_large: too_large}
-    assert name_classes(labels) == {
-        **dict.fromkeys(labels[:3], "0.2"),
-        **dict.fromkeys(labels[3:6], "3"),
-        **{"007": "007", "1e1": "10", "10": "10", "-1.0": "-1", "v3.0": "v3.0", "": ""},
-    }
+def test_whole_numbers_with_and_without_a_point_are_one_class() -> None:
+    labels = ["3", "3.0", " 3.00", "0.2", "007", "-1.0", "v3.0", ""]
+    assert [*name_classes(labels).values()] == ["3", "3", "3", "0.2", "007", "-1", "v3.0", ""]
 
 
 def test_what_stands_unseen_beside_a_class_is_no_part_of_it() -> None:
