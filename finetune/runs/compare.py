@@ -1,6 +1,5 @@
 """Finished runs side by side: metrics, options, and rows that one gets right and another wrong."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -84,25 +83,25 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``finetune compare --json`` prints."""
-        runs = [
-            {"name": run.name, "path": run.path, "metrics": run.test.metrics,
-             "versus_baseline": run.versus and asdict(run.versus)}
-            for run in self.runs
-        ]  # fmt: skip
         return {
             "schema_version": SCHEMA_VERSION,
             "task": self.task.name,
             "samples": self.samples,
             "baseline": self.baseline,
-            "runs": runs,
+            "runs": [
+                {"name": run.name, "path": run.path, "metrics": run.test.metrics,
+                 "versus_baseline": run.versus and asdict(run.versus)}
+                for run in self.runs
+            ],
             "options": self.options,
-        }
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
 class _FinishedRun:
     """What a finished run has left: ``metrics`` computes metrics of resampled test rows."""
 
+    name: str
     path: Path
     config: Config
     results: RunResults
@@ -110,51 +109,72 @@ class _FinishedRun:
     predictions: Sequence[Mapping[str, Any]]
     metrics: WeightedMetrics
 
+    @classmethod
+    def read(cls, folder: RunFolder, name: str) -> "_FinishedRun":
+        results = read_results(folder)
+
+        def parse(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], WeightedMetrics]:
+            if len(rows) != results.test.samples:
+                raise ValueError(f"{len(rows)} rows, and {results.test.samples} were tested")
+            return rows, results.task.weighted_metrics(rows)
+
+        predictions, metrics = folder.read(folder.predictions_file, parse)
+        digest = folder.read(folder.manifest_file, lambda content: str(content["splits"]["test"]))
+        config = folder.read_config()
+        return cls(name, folder.path, config, results, digest, predictions, metrics)
+
 
 def compare_runs(
     paths: Sequence[Path], *, baseline: Baseline = "first", max_rows: int, emit: Emit
 ) -> Comparison:
     """Compare the runs in folders, or in folders of folders, with the first or the best of them."""
-    folders: dict[Path, RunFolder] = {}
-    for path in paths:
-        folders |= {folder.path.resolve(): folder for folder in _finished_in(path, emit=emit)}
+    found = [folder for path in paths for folder in _finished_in(path, emit=emit)]
+    folders = {folder.path.resolve(): folder for folder in found}
     if len(folders) < 2:
         raise UsageError(
             f"there is nothing to compare {' '.join(map(str, paths))} with",
             remedy="name two runs or more, or a folder that contains several",
         )
-    runs = [_read(folder) for folder in folders.values()]
-    names = [path.name for path in folders]
-    if len({*names}) < len(names):
-        names = [str(run.path) for run in runs]
-    _check_test_rows(runs, names)
-    base = runs[0] if baseline == "first" else _find_best(runs)
+    names_differ = len({path.name for path in folders}) == len(folders)
+    runs = [
+        _FinishedRun.read(folder, path.name if names_differ else str(folder.path))
+        for path, folder in folders.items()
+    ]
+    groups: dict[str, list[str]] = {}
+    for run in runs:
+        groups.setdefault(run.test_digest, []).append(run.name)
+    if len(groups) > 1:
+        raise DataDiffers(
+            "the runs were tested on different rows: "
+            + " | ".join(map(", ".join, groups.values())),
+            remedy="compare runs of one of these groups, or make runs with the same data, test "
+            "split, --task and --split-seed",
+        )
+    base: _FinishedRun | None = runs[0]
+    if baseline == "best":
+        metric = runs[0].config.training.metric_for_best_model
+        base = best_of({run: run.results for run in runs}, metric)
+    if base is None:
+        raise UsageError(
+            "which run is the best is not known: not all have a validation split",
+            remedy="compare with the first, --baseline first",
+        )
     rows = len(base.predictions)
     resampled = {run: bootstrap(run.metrics, rows=rows) for run in runs}
-
-    def compare_with_baseline(run: _FinishedRun) -> Versus:
-        before, now = base.results.test.metrics, run.results.test.metrics
-        differences = {
-            name: difference_interval(now[name] - before[name], values, resampled[base][name])
-            for name, values in resampled[run].items()
-        }
-        return _compare_rows(run, base, differences, max_rows=max_rows)
-
-    return Comparison(
-        task=base.results.task,
-        samples=rows,
-        baseline=names[runs.index(base)],
-        runs=[
-            ComparedRun(
-                name,
-                str(run.path),
-                run.results.test,
-                None if run is base else compare_with_baseline(run),
-            )
-            for name, run in zip(names, runs, strict=True)
-        ],
-        options=_differing_options([run.config for run in runs]),
-    )
+    before, compared = base.results.test.metrics, []
+    for run in runs:
+        versus, test = None, run.results.test
+        if run is not base:
+            differences = {
+                name: difference_interval(
+                    test.metrics[name] - before[name], values, resampled[base][name]
+                )
+                for name, values in resampled[run].items()
+            }
+            versus = _compare_rows(run, base, differences, max_rows=max_rows)
+        compared.append(ComparedRun(run.name, str(run.path), test, versus))
+    options = _differing_options([run.config for run in runs])
+    return Comparison(base.results.task, rows, base.name, compared, options)
 
 
 def _finished_in(path: Path, *, emit: Emit) -> list[RunFolder]:
@@ -167,10 +187,11 @@ def _finished_in(path: Path, *, emit: Emit) -> list[RunFolder]:
             f"the run in {path} has not finished",
             remedy=f"finish it with finetune run --resume-from-checkpoint {path}",
         )
-    paths = sorted(path.iterdir(), key=_natural_order) if path.is_dir() else []
     # A link would name a run of this folder twice.
-    folders = [RunFolder(path) for path in paths if not path.is_symlink()]
-    runs = [folder for folder in folders if folder.config_file.is_file()]
+    paths = [path for path in path.glob("*/") if not path.is_symlink()]
+    # With seed-9 before seed-10.
+    paths.sort(key=lambda path: (path.name.rstrip("0123456789"), len(path.name), path.name))
+    runs = [folder for folder in map(RunFolder, paths) if folder.config_file.is_file()]
     finished = [run for run in runs if run.has_finished]
     if not finished:
         raise NotARun(
@@ -178,53 +199,9 @@ def _finished_in(path: Path, *, emit: Emit) -> list[RunFolder]:
             remedy="name folders that finetune run has written, such as runs/trec-minilm-full",
         )
     for run in runs:
-        if run not in finished:
+        if not run.has_finished:
             emit(WarningMessage(f"{run.path} is left out: the run has not finished"))
     return finished
-
-
-def _natural_order(path: Path) -> list[tuple[int, str]]:
-    """Return a key that sorts ``seed-10`` after ``seed-9``."""
-    parts = re.findall(r"\d+|\D+", path.name)
-    return [(int(part) if part.isdecimal() else -1, part) for part in parts]
-
-
-def _read(folder: RunFolder) -> _FinishedRun:
-    results = read_results(folder)
-
-    def parse(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], WeightedMetrics]:
-        if len(rows) != results.test.samples:
-            raise ValueError(f"{len(rows)} rows, and {results.test.samples} were tested")
-        return rows, results.task.weighted_metrics(rows)
-
-    predictions, metrics = folder.read(folder.predictions_file, parse)
-    digest = folder.read(folder.manifest_file, lambda manifest: str(manifest["splits"]["test"]))
-    config = folder.read_config()
-    return _FinishedRun(folder.path, config, results, digest, predictions, metrics)
-
-
-def _check_test_rows(runs: Sequence[_FinishedRun], names: Sequence[str]) -> None:
-    groups: dict[str, list[str]] = {}
-    for run, name in zip(runs, names, strict=True):
-        groups.setdefault(run.test_digest, []).append(name)
-    if len(groups) > 1:
-        raise DataDiffers(
-            "the runs were tested on different rows: "
-            + " | ".join(", ".join(group) for group in groups.values()),
-            remedy="compare runs of one of these groups, or make runs with the same data, test "
-            "split, --task and --split-seed",
-        )
-
-
-def _find_best(runs: Sequence[_FinishedRun]) -> _FinishedRun:
-    metric = runs[0].config.training.metric_for_best_model
-    best = best_of({run: run.results for run in runs}, metric)
-    if best is None:
-        raise UsageError(
-            "which run is the best is not known: not all have a validation split",
-            remedy="compare with the first, --baseline first",
-        )
-    return best
 
 
 def _compare_rows(
@@ -240,13 +217,11 @@ def _compare_rows(
         """Return the rows that differ most, the first of equals first."""
         gaps = np.where(mask, np.abs(errors - base_errors), 0)
         order = np.argsort(-gaps, kind="stable")[:max_rows]
-        rows = ((row, base.predictions[row]) for row in order[gaps[order] > 0].tolist())
         return [
-            DifferingRow(
-                number, text_of(row), row["label"], row["predicted"],
-                run.predictions[number]["predicted"],
-            )
-            for number, row in rows
+            DifferingRow(row, text_of(before), before["label"], before["predicted"],
+                         run.predictions[row]["predicted"])
+            for row in order[gaps[order] > 0].tolist()
+            for before in [base.predictions[row]]
         ]  # fmt: skip
 
     better, worse = int(is_better.sum()), int(is_worse.sum())
