@@ -1,4 +1,4 @@
-"""A checkpoint as files: written whole or not at all, verified when read, and without pickle.
+"""The checkpoints of a run: written beside training, verified when read, and without pickle.
 
     step-N/ or best-N/
       <group>.safetensors  a file for each group of tensors, such as model and optimizer
@@ -9,10 +9,10 @@ A folder gets its final name when it is complete, so that whenever a process is 
 shows whether its files are what was written.
 """
 
-import os
-import re
 import shutil
 from collections.abc import Mapping
+from concurrent import futures
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,187 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from finetune.errors import CheckpointDamaged
-from finetune.files import PARTIAL_SUFFIX, file_sha256, flush_to_disk, read_json, write_json
+from finetune.devices.host_memory import spare_bytes
+from finetune.distributed.processes import ALONE, Processes
+from finetune.errors import CheckpointDamaged, UsageError
+from finetune.events import Emit, WarningMessage
+from finetune.files import file_sha256, flush_to_disk, read_json, write_json, writing_folder
+from finetune.runs.folder import RunFolder
+from finetune.training.snapshot import (
+    Progress,
+    StateUnusable,
+    Tensors,
+    capture_state,
+    load_trained_tensors,
+    restore_state,
+    trained_tensors,
+)
+from finetune.training.step import TrainingState
 
 MANIFEST_NAME = "manifest.json"
 STATE_NAME = "state.json"
 TENSORS_SUFFIX = ".safetensors"
 # A full disk, or a folder that is gone or may not be written.
 WRITE_ERRORS = (OSError, SafetensorError)
+# Fraction of free memory that a copy may use; training needs the rest.
+MAX_COPY_FRACTION = 0.5
+
+
+class Checkpoints:
+    """The checkpoints of a run: what resuming needs, and the best model so far.
+
+    Training waits for a copy in the machine's memory, which a thread writes; where there is no room
+    for a copy, it waits until all is written. What can't be written, on a full disk for example,
+    gives a warning and is tried again at the next saving.
+
+    The order on the disk is journal, best model, checkpoint: each refers only to what is there.
+    Only the main process reads and writes; all call each method.
+    """
+
+    def __init__(
+        self, folder: RunFolder, *, keep: int, emit: Emit, processes: Processes = ALONE
+    ) -> None:
+        self.folder, self.keep, self.emit, self.processes = folder, keep, emit, processes
+        # Steps and parameters, until the next saving has written them.
+        self._unwritten_best: tuple[int, Tensors] | None = None
+        self._writer = futures.ThreadPoolExecutor(max_workers=1)
+        self._writing: futures.Future[None] | None = None
+
+    def wait(self) -> None:
+        """Wait for what is being written, and report what can't be."""
+        writing, self._writing = self._writing, None
+        try:
+            if writing:
+                writing.result()
+        except WRITE_ERRORS as error:
+            message = f"a checkpoint can't be written: {reason_of(error)}"
+            remedy = "the run goes on and tries again later"
+            self.emit(WarningMessage(message, remedy=remedy))
+
+    def save_best(self, training_state: TrainingState, progress: Progress) -> None:
+        """Keep the trained parameters as those of the best model; the next saving writes them."""
+        if not self.processes.is_main:
+            return
+        self.wait()
+        tensors = trained_tensors(training_state)
+        self._unwritten_best = progress.steps, tensors
+        if not _fits_in_memory({"model": tensors}):
+            self._write_beside(progress.steps, None, waits=True)
+        if self._unwritten_best is not None:
+            self._unwritten_best = progress.steps, _copy(tensors)
+
+    def load_best(self, training_state: TrainingState, progress: Progress) -> None:
+        """Copy the best model's parameters back, in place; where that is lost, keep the last."""
+        if progress.best_step == progress.steps:
+            return
+
+        def read() -> Tensors:
+            if self._unwritten_best is not None:
+                return self._unwritten_best[1]
+            with suppress(CheckpointDamaged, KeyError):
+                return read_checkpoint(self._best(progress.best_step))[0]["model"]
+            return {}
+
+        try:
+            load_trained_tensors(training_state, self.processes.broadcast(read))
+        except StateUnusable:
+            self.emit(
+                WarningMessage(
+                    f"the best model, of step {progress.best_step:,}, can't be read from "
+                    f"{self.folder.checkpoints_folder}",
+                    remedy=f"the model of step {progress.steps:,} takes its place",
+                )
+            )
+            progress.best_score, progress.best_step = None, progress.steps
+
+    def save(
+        self, training_state: TrainingState, progress: Progress, *, is_over: bool = False
+    ) -> None:
+        """Save what resuming needs, and delete what is older than those that are kept."""
+        self.wait()
+        tensors, state = capture_state(training_state, progress)
+        if not self.processes.is_main:
+            return
+        if is_over:
+            # No step is left that needs it.
+            tensors["optimizer"] = {}
+        if fits := _fits_in_memory(tensors):
+            tensors = {group: _copy(named) for group, named in tensors.items()}
+        self._write_beside(progress.steps, (tensors, state), waits=not fits)
+
+    def _write_beside(
+        self,
+        step: int,
+        checkpoint: tuple[Mapping[str, Tensors], Mapping[str, Any]] | None,
+        *,
+        waits: bool,
+    ) -> None:
+        """Write in the thread the best model if that is still to do, then a checkpoint."""
+        parent = self.folder.checkpoints_folder
+
+        def write() -> None:
+            # Not its parents: the run's folder may have been moved.
+            parent.mkdir(exist_ok=True)
+            # After a power cut the journal has all rows up to the checkpoint.
+            flush_to_disk(self.folder.metrics_file)
+            needed = set[Path]()
+            if self._unwritten_best is not None:
+                best_step, best = self._unwritten_best
+                needed.add(path := self._best(best_step))
+                write_checkpoint(path, tensors={"model": best}, state={"steps": best_step})
+                self._unwritten_best = None
+            if checkpoint is not None:
+                tensors, state = checkpoint
+                write_checkpoint(parent / f"step-{step}", tensors=tensors, state=state)
+            self._delete_old(step, needed)
+
+        self._writing = self._writer.submit(write)
+        if waits:
+            self.wait()
+
+    def _best(self, step: int) -> Path:
+        return self.folder.checkpoints_folder / f"best-{step}"
+
+    def _delete_old(self, step: int, needed: set[Path]) -> None:
+        """Keep the newest checkpoints up to a step, and the best models that they refer to."""
+        parent = self.folder.checkpoints_folder
+        # Newer ones than this step were damaged, and were skipped when the run was resumed.
+        kept = [folder for folder in newest_first(parent) if _step_of(folder) <= step][: self.keep]
+        for folder in kept:
+            with suppress(OSError, ValueError, LookupError, TypeError):
+                needed.add(self._best(read_json(folder / STATE_NAME)["progress"]["best_step"]))
+        for path in set(parent.iterdir()) - needed - set(kept):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def restore(self, training_state: TrainingState) -> Progress:
+        """Restore model, optimizer and random state from the newest checkpoint that can be used.
+
+        Damaged ones are skipped with a warning: a power cut may have torn the newest.
+        """
+
+        def restore_main() -> tuple[tuple[dict[str, Tensors], dict[str, Any]], Progress]:
+            for folder in newest_first(self.folder.checkpoints_folder):
+                try:
+                    checkpoint = read_checkpoint(folder)
+                    return checkpoint, restore_state(training_state, *checkpoint)
+                except (CheckpointDamaged, StateUnusable) as error:
+                    message = f"checkpoint {folder} is skipped: {error}"
+                    remedy = "if this happens again, check the disk"
+                    self.emit(WarningMessage(message, remedy=remedy))
+            raise nothing_to_resume(self.folder)
+
+        checkpoint, progress = self.processes.broadcast(restore_main)
+        if not self.processes.is_main:
+            restore_state(training_state, *checkpoint)
+        return progress
+
+
+def nothing_to_resume(folder: RunFolder) -> UsageError:
+    """Return the error for a run that can't be resumed."""
+    return UsageError(
+        f"the run in {folder.path} has no checkpoint to resume from",
+        remedy="start again with --overwrite",
+    )
 
 
 def reason_of(error: Exception) -> str:
@@ -35,28 +208,17 @@ def reason_of(error: Exception) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
-def step_folder(checkpoints_folder: Path, step: int) -> Path:
-    """Return the folder of the checkpoint after a step."""
-    return checkpoints_folder / f"step-{step}"
-
-
-def best_folder(checkpoints_folder: Path, step: int) -> Path:
-    """Return the folder of a best model, that of a step."""
-    return checkpoints_folder / f"best-{step}"
-
-
 def newest_first(checkpoints_folder: Path) -> list[Path]:
     """Return the checkpoints to resume from, damaged or not, by their steps."""
     folders = [
         folder
-        for folder in checkpoints_folder.glob("step-*")
-        if re.fullmatch(r"step-\d+", folder.name) and folder.is_dir()
+        for folder in checkpoints_folder.glob("step-*/")
+        if folder.name.removeprefix("step-").isdecimal()
     ]
-    return sorted(folders, key=step_of, reverse=True)
+    return sorted(folders, key=_step_of, reverse=True)
 
 
-def step_of(checkpoint: Path) -> int:
-    """Return the step in the name of a checkpoint."""
+def _step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
@@ -64,10 +226,7 @@ def write_checkpoint(
     folder: Path, *, tensors: Mapping[str, Mapping[str, torch.Tensor]], state: Mapping[str, Any]
 ) -> None:
     """Write groups of named tensors, and JSON, in place of a checkpoint of the same name."""
-    partial = folder.with_name(folder.name + PARTIAL_SUFFIX)
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
+    with writing_folder(folder) as partial:
         write_json(partial / STATE_NAME, state)
         # safetensors lets only the owner read its files; ours follow the user's umask.
         permissions = (partial / STATE_NAME).stat().st_mode & 0o777
@@ -75,16 +234,9 @@ def write_checkpoint(
             file = partial / f"{group}{TENSORS_SUFFIX}"
             save_file({name: tensor.contiguous() for name, tensor in named_tensors.items()}, file)
             file.chmod(permissions)
-            flush_to_disk(file)
         manifest = {file.name: _fingerprint(file) for file in sorted(partial.iterdir())}
         write_json(partial / MANIFEST_NAME, manifest)
         flush_to_disk(partial)
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.replace(partial, folder)
-    except WRITE_ERRORS:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
     flush_to_disk(folder.parent)
 
 
@@ -110,3 +262,12 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, dict[str, torch.Tensor]], d
 
 def _fingerprint(file: Path) -> dict[str, Any]:
     return {"size_bytes": file.stat().st_size, "sha256": file_sha256(file)}
+
+
+def _fits_in_memory(tensors: Mapping[str, Tensors]) -> bool:
+    copy_bytes = sum(tensor.nbytes for group in tensors.values() for tensor in group.values())
+    return copy_bytes <= MAX_COPY_FRACTION * spare_bytes()
+
+
+def _copy(tensors: Tensors) -> Tensors:
+    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}

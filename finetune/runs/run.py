@@ -26,6 +26,7 @@ from finetune.files import read_jsonl, write_json, write_jsonl, write_text_atomi
 from finetune.model.load import save_model
 from finetune.runs.batch_sizes import make_batch_sizes, with_batch_sizes
 from finetune.runs.calibration import Predicted, calibrate_model
+from finetune.runs.checkpoint import Checkpoints, nothing_to_resume
 from finetune.runs.failures import failures_explained
 from finetune.runs.features import stored_features
 from finetune.runs.folder import RunFolder
@@ -35,7 +36,6 @@ from finetune.runs.manifest import Manifest, read_environment, restore_threads, 
 from finetune.runs.plan import TrainingPlan
 from finetune.runs.preparation import Preparation
 from finetune.runs.results import RunDetails, RunFacts, RunResults, TrainingMetrics
-from finetune.runs.saving import Checkpoints, nothing_to_resume
 from finetune.runs.tracking import Tracking, tracked
 from finetune.tasks.metrics import choose_metric
 from finetune.tasks.scores import warn_unless_better
@@ -193,8 +193,10 @@ class Run:
                 should_stop=stop,
                 emit=self.tracking,
             )
-            with checkpoints:
+            try:
                 train(self.training_state, self.examples["train"], self.progress, settings)
+            finally:
+                checkpoints.wait()
             # If a rank exited now, the launcher would kill the main one before the last checkpoint
             # is on disk.
             self.processes.barrier()

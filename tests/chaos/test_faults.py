@@ -17,9 +17,8 @@ from tiny_training import tiny_training_state
 from finetune.errors import CheckpointDamaged
 from finetune.events import Event, WarningMessage
 from finetune.runs import checkpoint
-from finetune.runs.checkpoint import read_checkpoint
+from finetune.runs.checkpoint import Checkpoints, read_checkpoint
 from finetune.runs.folder import RunFolder
-from finetune.runs.saving import Checkpoints
 from finetune.training.snapshot import Progress
 from finetune.training.step import TrainingState
 
@@ -87,10 +86,11 @@ def save_step(run: Path, step: int, training_state: TrainingState) -> list[Event
     # The third is worse than the second.
     best_step = 2 if step == 3 else step
     progress, emitted = Progress(steps=step, best_step=best_step), list[Event]()
-    with Checkpoints(RunFolder(run), keep=2, emit=emitted.append) as checkpoints:
-        if best_step == step:
-            checkpoints.save_best(training_state, progress)
-        checkpoints.save(training_state, progress)
+    checkpoints = Checkpoints(RunFolder(run), keep=2, emit=emitted.append)
+    if best_step == step:
+        checkpoints.save_best(training_state, progress)
+    checkpoints.save(training_state, progress)
+    checkpoints.wait()
     return emitted
 
 

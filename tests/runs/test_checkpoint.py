@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finetune.errors import CheckpointDamaged
-from finetune.runs.checkpoint import newest_first, read_checkpoint, step_folder, write_checkpoint
+from finetune.runs.checkpoint import newest_first, read_checkpoint, write_checkpoint
 
 STATE = {"step": 7, "best": 0.1 + 0.2, "tiny": 5e-324, "seen": [1, 2, 3], "none": None}
 
 
 def write_step(folder: Path, step: int) -> Path:
-    path = step_folder(folder, step)
+    path = folder / f"step-{step}"
     tensors = {"model": {"weight": torch.full((4,), float(step))}}
     write_checkpoint(path, tensors=tensors, state={"step": step})
     return path

@@ -16,10 +16,9 @@ from transformers import PreTrainedModel
 import finetune
 from finetune.errors import NotWritten
 from finetune.events import Emit, Event, StageStarted, Step, WarningMessage
-from finetune.runs import checkpoint, journal, saving
-from finetune.runs.checkpoint import read_checkpoint
+from finetune.runs import checkpoint, journal
+from finetune.runs.checkpoint import Checkpoints, read_checkpoint
 from finetune.runs.folder import RunFolder
-from finetune.runs.saving import Checkpoints
 from finetune.training.snapshot import Progress
 
 EVERY_THIRD: dict[str, Any] = {"save_steps": 3, "logging_steps": 2}
@@ -87,7 +86,7 @@ def test_steps_go_on_while_a_checkpoint_is_written_unless_memory_is_short(
             assert read_checkpoint(run / "checkpoints" / "step-8")[0]["optimizer"] == {}
 
     monkeypatch.setattr(checkpoint, "save_file", save_late)
-    monkeypatch.setattr(saving, "spare_bytes", lambda: spare_bytes)
+    monkeypatch.setattr(checkpoint, "spare_bytes", lambda: spare_bytes)
     run_tiny(run, model=tiny_folder, emit=look)
     assert went_on == [spare_bytes > 0]
     assert have_same_bits(weights_of(run), weights_of(whole_run))
