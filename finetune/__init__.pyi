@@ -5,7 +5,7 @@ from typing import Literal, TypedDict, Unpack, overload
 
 from finetune.batch_finder.results import FoundBatches
 from finetune.commands.evaluate import Evaluation
-from finetune.devices.names import DeviceName
+from finetune.devices import DeviceName
 from finetune.events import Emit
 from finetune.runs.compare import Baseline, Comparison
 from finetune.runs.results import RunResults, SeedResults

@@ -115,7 +115,7 @@ def test_light_modules_import_nothing_heavy() -> None:
         "finetune.errors",
         "finetune.events",
         "finetune.config.schema",
-        "finetune.devices.names",
+        "finetune.devices",
         "finetune.commands.main",
         # So that its child process can begin before PyTorch is imported.
         "finetune.commands.bench",

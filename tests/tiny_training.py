@@ -1,6 +1,7 @@
 """What the tests of training share: a device with habits of MPS, random rows, tiny models."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from torch import nn
 from finetune.config.mode import Mode
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
-from finetune.devices.mps.device import FewShapes
+from finetune.devices.mps.device import FEW_SHAPES
 from finetune.model.freeze import freeze_parameters, set_training
 from finetune.model.structure import find_structure
 from finetune.tasks.single import cross_entropy
@@ -55,7 +56,7 @@ class FewShapesDevice(CpuDevice):
 
     def __init__(self, *, min_examples: int = 1) -> None:
         super().__init__()
-        self.shapes = FewShapes(min_examples=min_examples)
+        self.shapes = replace(FEW_SHAPES, min_examples=min_examples)
 
 
 class OtherDevice(FewShapesDevice):
@@ -67,7 +68,7 @@ class OtherDevice(FewShapesDevice):
 
 def give_few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the CPU of a run have the batch shapes of MPS."""
-    monkeypatch.setattr("finetune.devices.cpu.BatchShapes", FewShapes)
+    monkeypatch.setattr("finetune.devices.cpu.BatchShapes", lambda: FEW_SHAPES)
 
 
 def random_texts(

@@ -27,7 +27,7 @@ from finetune.batch_finder.history import MemoryModel, fit_memory
 from finetune.batch_finder.results import EstimateResult, identity_of, parts_of
 from finetune.batch_finder.trial_model import build_trial_model
 from finetune.devices.cpu import CpuDevice
-from finetune.devices.emulation import Kernels, keeping_memory_as
+from finetune.devices.emulation import keeping_memory_as
 from finetune.devices.host import gibibytes
 from finetune.devices.mps.chips import Mac
 from finetune.errors import ModelUnsupported
@@ -127,7 +127,7 @@ def live_peaks(case: Case, batch_sizes: Sequence[int]) -> list[int]:
             # What the examples of a trial take from numpy is real.
             FakeTensorMode(allow_non_fake_inputs=True),
             LiveMemory() as memory,
-            keeping_memory_as(Kernels(**_calibrations()[case.device]["kernels"])),
+            keeping_memory_as(case.device),
             no_init_weights(),
         ):
             model = build_trial_model(fake_case, device=CpuDevice())

@@ -132,7 +132,7 @@ class TrialRunner:
             try:
                 reply = child.receive(seconds=_SAMPLE_SECONDS) or {}
             except ChildEnded:
-                raise self._explain_end(child, host) from None
+                raise self._explain_end(child) from None
             if name in reply:
                 return reply[name]
             if "unsupported" in reply:
@@ -159,11 +159,11 @@ class TrialRunner:
         if self._budget_bytes is not None and held_bytes > self._budget_bytes:
             raise _Stopped("too_big", f"it held more than {gibibytes(self._budget_bytes)}")
 
-    def _explain_end(self, child: Child, host: HostWatch) -> "_Stopped":
+    def _explain_end(self, child: Child) -> "_Stopped":
         ending = child.exit_status()
         if line := self._find_oom_message(child):
             return _Stopped("too_big", f"the process {ending}: {line}")
-        if ending.endswith("SIGKILL") and (self._was_nearly_full() or host.has_killed()):
+        if ending.endswith("SIGKILL"):
             reason = f"the process {ending}, which the system does when memory runs out"
             return _Stopped("too_big", reason)
         return _Stopped("failed", child.describe_end())

@@ -24,7 +24,7 @@ from finetune.bench.results import (
 )
 from finetune.commands.console import show_json, show_lines, show_table
 from finetune.commands.options import Display, with_display
-from finetune.devices.names import DEVICE_NAMES
+from finetune.devices import DEVICE_NAMES
 from finetune.errors import Interrupted
 from finetune.events import Emit, Info, ignore
 from finetune.files import write_json, write_text_atomically

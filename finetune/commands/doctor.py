@@ -12,8 +12,8 @@ from finetune.commands.options import complete_model, debug_option, given, json_
 from finetune.commands.progress import showing
 from finetune.config.mode import Mode
 from finetune.config.schema import DEFAULT_BATCH_SIZE, ModelConfig, TrainingConfig
+from finetune.devices import DEVICE_NAMES, PRECISIONS
 from finetune.devices.check import Check
-from finetune.devices.names import DEVICE_NAMES, PRECISIONS
 from finetune.errors import DeviceNotAvailable, FinetuneError, UsageError
 from finetune.escaping import escape_line
 

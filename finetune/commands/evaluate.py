@@ -16,7 +16,7 @@ from finetune.commands.options import (
     text_pair_column_option,
     with_display,
 )
-from finetune.devices.names import DeviceName
+from finetune.devices import DeviceName
 from finetune.errors import UsageError
 from finetune.events import Emit, ignore
 from finetune.runs.folder import open_run_folder

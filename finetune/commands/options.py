@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 from finetune.commands.console import show_json
 from finetune.commands.progress import showing
 from finetune.config.schema import OPTIONS, Option
-from finetune.devices.names import DEVICE_NAMES
+from finetune.devices import DEVICE_NAMES
 from finetune.events import Emit
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from finetune.commands.options import (
     with_display,
 )
 from finetune.data.stream import Row, read_lines
-from finetune.devices.names import DeviceName
+from finetune.devices import DeviceName
 from finetune.distributed.launch import read_launch
 from finetune.errors import DataUnreadable, UsageError
 from finetune.escaping import escape_controls, escape_line

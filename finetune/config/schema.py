@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from annotated_types import Ge, Gt, Le, Lt
 
 from finetune.config.mode import HEADS, HeadName, Mode
-from finetune.devices.names import DeviceName, Precision, PrecisionName
+from finetune.devices import DeviceName, Precision, PrecisionName
 from finetune.tokenization.long_texts import Aggregation, Handling, LongTexts
 
 DEFAULT_BATCH_SIZE = 32

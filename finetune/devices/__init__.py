@@ -1,1 +1,10 @@
-"""The only place that knows one device from another: memory, shapes, precisions, errors."""
+"""The only place that knows one device from another; here their names, free of torch."""
+
+from typing import Literal, get_args
+
+DeviceName = Literal["auto", "mps", "cpu", "cuda"]
+Precision = Literal["fp32", "bf16", "fp16"]
+PrecisionName = Literal["auto", Precision]
+
+DEVICE_NAMES: tuple[str, ...] = get_args(DeviceName)
+PRECISIONS: tuple[str, ...] = get_args(Precision)

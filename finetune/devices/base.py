@@ -2,14 +2,15 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import distributed, nn
 
-Tensors = Mapping[str, torch.Tensor]
+from finetune.devices.captured import CapturedFunction, Function
+
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 # Batches of the evaluation that frozen layers read at once, at most.
@@ -29,7 +30,6 @@ class Device:
     # Number formats that it can compute in, fp32 first.
     precisions: tuple[str, ...]
     fused_adamw_scales_gradients = True
-    # Whether ``capture`` returns a function.
     captures = False
     # Tokens of the batches that are copied to it together.
     prefetch_tokens = 0
@@ -55,11 +55,11 @@ class Device:
         """Copy a CPU tensor to the device, where possible without waiting for queued work."""
         return tensor.to(self.torch_device)
 
-    def capture(
-        self, function: Callable[[Sequence[Tensors]], torch.Tensor]
-    ) -> "CapturedFunction | None":
+    def capture(self, function: Function) -> CapturedFunction | None:
         """Return a function whose kernels are launched together, where the device can do that."""
-        return None
+        if not self.captures:
+            return None
+        return CapturedFunction(function, is_out_of_memory=self.memory.is_out_of_memory)
 
     def time_calls(self, work: Callable[[], object], *, calls: int) -> float:
         """Return the seconds of some calls in a row, with a synchronization before and after."""
@@ -102,24 +102,6 @@ class Device:
             module = torch.get_device_module(self.torch_device)
             if state["device"].shape == module.get_rng_state().shape:
                 module.set_rng_state(state["device"])
-
-
-class CapturedFunction(ABC):
-    """A function captured for each shape of its arguments; ``failure`` says why it can't be."""
-
-    failure: str | None = None
-
-    @abstractmethod
-    def prepare(self, arguments: Sequence[Tensors]) -> Callable[[], torch.Tensor] | None:
-        """Capture the call if its shapes are new; return what replays it on the same arguments.
-
-        None: the caller calls the function itself, this time or, after a ``failure``, always.
-        Only this may run out of memory, and then nothing has changed.
-        """
-
-    @abstractmethod
-    def clear(self) -> None:
-        """Drop all captures, before tensors that they change are replaced."""
 
 
 class DeviceMemory(ABC):
@@ -189,7 +171,7 @@ class BatchShapes:
     Args:
         max_shapes: Most shapes that the steps of a run may have.
         counts_evaluation: Whether evaluation counts among them, at the batch size of training.
-        least_padded_length: Fewest tokens to which a text may be padded.
+        min_padded_length: Fewest tokens to which a text may be padded.
         multiple_of: What divides every padded length.
         pads_batches: Whether repeated examples fill up the last batch, since new shapes are costly.
         max_tokens: Most tokens of a batch, padding included, with right results.
@@ -199,7 +181,7 @@ class BatchShapes:
 
     max_shapes: int | None = None
     counts_evaluation: bool = False
-    least_padded_length: int = 1
+    min_padded_length: int = 1
     multiple_of: int = 1
     pads_batches: bool = False
     max_tokens: int | None = None
@@ -209,7 +191,7 @@ class BatchShapes:
     def padded_length(self, tokens: int) -> int:
         """Return the smallest padded length for a text of some tokens."""
         multiple = -(-tokens // self.multiple_of) * self.multiple_of
-        return max(self.least_padded_length, multiple)
+        return max(self.min_padded_length, multiple)
 
     def max_examples(self, *, padded_length: int) -> int | None:
         """Return the most examples of a padded length with right results, None for any number."""

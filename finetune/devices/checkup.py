@@ -6,10 +6,9 @@ from collections.abc import Iterator
 import psutil
 import torch
 
-from finetune.devices.check import ROOM_FOR_BERT_BASE_BYTES, Check
+from finetune.devices.check import ROOM_FOR_BERT_BASE_BYTES, Check, high_ratio
 from finetune.devices.host import gibibytes
 from finetune.devices.mps.device import MpsDevice
-from finetune.devices.mps.environment import high_ratio
 from finetune.devices.select import DEVICES, select_device
 from finetune.errors import DeviceNotAvailable
 

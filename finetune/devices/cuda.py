@@ -1,19 +1,14 @@
-"""An NVIDIA GPU, its memory, and functions captured as CUDA graphs."""
+"""An NVIDIA GPU and its memory."""
 
-import contextlib
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import distributed
 
 from finetune.devices.base import (
     BatchShapes,
-    CapturedFunction,
     Device,
     DeviceMemory,
-    Tensors,
     Unusable,
     why_operation_fails,
 )
@@ -25,8 +20,16 @@ _RESERVE_BYTES = 512 * 2**20
 
 _MAX_WITHOUT_CUDNN = 96
 
-Shapes = tuple[tuple[tuple[str, torch.Size], ...], ...]
-Replay = Callable[[Sequence[Tensors]], torch.Tensor]
+# Tensor cores work on multiples of 8. A shape is captured in less than 0.1 s (on an H200), which
+# pays off if it comes again, so ragged batches are filled up. In an extraction, the widest
+# activation of BERT-base takes 200 MB.
+CAPTURED_SHAPES = BatchShapes(
+    max_shapes=16,
+    min_padded_length=8,
+    multiple_of=8,
+    pads_batches=True,
+    extraction_tokens=2**14,
+)
 
 # By what PyTorch says when the first operation on the GPU fails.
 _UNUSABLE = {
@@ -85,7 +88,7 @@ class CudaDevice(Device):
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         self.precisions = ("fp32", "bf16", "fp16") if has_bf16 else ("fp32", "fp16")
         self.memory = CudaMemory()
-        self.shapes = CapturedShapes()
+        self.shapes = CAPTURED_SHAPES
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy from pinned memory: other copies wait for the GPU."""
@@ -116,25 +119,6 @@ class CudaDevice(Device):
         os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
         group: distributed.ProcessGroup = distributed.new_group(backend="nccl")
         return group
-
-    def capture(self, function: Callable[[Sequence[Tensors]], torch.Tensor]) -> CapturedFunction:
-        return CudaGraphs(function, is_out_of_memory=self.memory.is_out_of_memory)
-
-
-@dataclass(frozen=True)
-class CapturedShapes(BatchShapes):
-    """Up to 16 padded lengths, in multiples of 8, on which tensor cores work.
-
-    Capturing BERT-base's step takes less than 0.1 s a shape on an H200. It pays off only if the
-    shape comes again, so ragged batches are filled up.
-    """
-
-    max_shapes: int | None = 16
-    least_padded_length: int = 8
-    multiple_of: int = 8
-    pads_batches: bool = True
-    # The widest activation of BERT-base then takes 200 MB.
-    extraction_tokens: int = 2**14
 
 
 class CudaMemory(DeviceMemory):
@@ -179,83 +163,6 @@ class CudaMemory(DeviceMemory):
 
     def release(self) -> None:
         torch.cuda.empty_cache()
-
-
-class CudaGraphs(CapturedFunction):
-    """Calls a function as a CUDA graph: a small model's step is bound by its launches.
-
-    The first call is left to the caller: it makes what a capture can't, such as cuBLAS's workspace.
-    All graphs share a memory pool, of the size of the largest, which should therefore come first.
-    The function may change tensors in place, and must not depend on changing host values.
-    """
-
-    def __init__(
-        self,
-        function: Callable[[Sequence[Tensors]], torch.Tensor],
-        *,
-        is_out_of_memory: Callable[[BaseException], bool],
-    ) -> None:
-        self._function = function
-        self._is_out_of_memory = is_out_of_memory
-        self._replays: dict[Shapes, Replay] = {}
-        self._pool = torch.cuda.graph_pool_handle()
-        # The allocator gives freed memory only to the stream that had it.
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._is_warm = False
-
-    def prepare(self, arguments: Sequence[Tensors]) -> Callable[[], torch.Tensor] | None:
-        if self.failure is not None or not self._is_warm:
-            self._is_warm = True
-            return None
-        shapes = tuple(tuple((name, one.shape) for name, one in each.items()) for each in arguments)
-        if shapes not in self._replays:
-            try:
-                self._replays[shapes] = self._capture(arguments)
-            except RuntimeError as error:
-                if self._is_out_of_memory(error):
-                    raise
-                self.clear()
-                self.failure = str(error).partition("\n")[0]
-                return None
-        replay = self._replays[shapes]
-        return lambda: replay(arguments)
-
-    def clear(self) -> None:
-        self._replays.clear()
-        self._pool = torch.cuda.graph_pool_handle()
-        self._is_warm = False
-
-    def _capture(self, arguments: Sequence[Tensors]) -> Replay:
-        # A graph reads and writes tensors at fixed addresses.
-        fixed = [{name: one.clone() for name, one in each.items()} for each in arguments]
-        # The graphs' pool can't use the memory in the cache.
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        # A capture that fails would leave the generator waiting for its end.
-        generator = torch.cuda.default_generators[torch.cuda.current_device()]
-        random_state = generator.clone_state()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                result = self._function(fixed)
-                # An operation that can't be captured may show only here.
-                graph.capture_end()
-            # Whatever it is: with an open capture nothing could be saved.
-            except BaseException:
-                with contextlib.suppress(RuntimeError):
-                    graph.capture_end()
-                generator.graphsafe_set_state(random_state)
-                raise
-
-        def replay(arguments: Sequence[Tensors]) -> torch.Tensor:
-            for mine, given in zip(fixed, arguments, strict=True):
-                for name, tensor in mine.items():
-                    tensor.copy_(given[name])
-            graph.replay()
-            return result.clone()
-
-        return replay
 
 
 def _take_own_gpu() -> None:

@@ -15,9 +15,8 @@ the same on all devices. These differ, as read in PyTorch 2.13:
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -50,37 +49,25 @@ _IN_FP32_ON_MPS = (
 _Function = Callable[..., Any]
 
 
-@dataclass(frozen=True)
-class Kernels:
-    """Where devices differ in what they keep for the backward pass, as read in PyTorch's sources.
-
-    Args:
-        attention: ``matrix`` keeps the scores of each token for each token, ``fused`` a number per
-            token and head; ``cpu`` is fused without dropout.
-        has_packed_dropout: Dropout keeps a byte per number instead of another number.
-        has_fp32_norms: Autocast computes layer norms in fp32.
-    """
-
-    attention: Literal["cpu", "fused", "matrix"]
-    has_packed_dropout: bool
-    has_fp32_norms: bool
-
-
 @contextmanager
-def keeping_memory_as(kernels: Kernels) -> Iterator[None]:
-    """Let operations on fake tensors of the CPU keep as much memory as a device's kernels."""
+def keeping_memory_as(device: str) -> Iterator[None]:
+    """Let operations on fake tensors of the CPU keep as much memory as a device's kernels.
+
+    MPS keeps the attention scores of each token for each token, the others a number per token and
+    head. CUDA's dropout keeps a byte per number instead of another number. On both GPUs autocast
+    computes layer norms in fp32.
+    """
     functions: dict[_Function, _Function] = {
         # Fake tensors have no values: any two of one shape count as close, and any number will do.
         torch.allclose: lambda *_, **__: True,
         torch.Tensor.item: lambda _: 1.0,
     }
-    if kernels.attention != "cpu":
-        functions[functional.scaled_dot_product_attention] = (
-            _attend_composed if kernels.attention == "matrix" else _attend_fused
-        )
-    if kernels.has_packed_dropout:
-        functions[functional.dropout] = _drop_by_packed_mask
-    in_fp32 = (_aten.layer_norm.default,) if kernels.has_fp32_norms else ()
+    attend = functional.scaled_dot_product_attention
+    if device == "cuda":
+        functions |= {attend: _attend_fused, functional.dropout: _drop_by_packed_mask}
+    elif device == "mps":
+        functions[attend] = _attend_composed
+    in_fp32 = () if device == "cpu" else (_aten.layer_norm.default,)
     with _autocasting_to_fp32(in_fp32), _Replacing(functions):
         yield
 

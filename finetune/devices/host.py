@@ -83,11 +83,6 @@ def macos_major() -> int:
     return int(macos_version().partition(".")[0] or 0)
 
 
-def is_macos_too_old() -> bool:
-    """Return whether this macOS is older than PyTorch's GPU support for Macs."""
-    return macos_major() < OLDEST_MACOS
-
-
 def cpu_name() -> str:
     """Return the CPU's name for itself, such as ``Apple M1``, or an empty string."""
     if is_mac():

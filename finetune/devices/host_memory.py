@@ -15,7 +15,6 @@ from finetune.devices.host import gibibytes
 _RESERVE_SHARE = 0.05
 # Systems move single pages to the disk at any time; this is more than that.
 _MAX_SWAP_GROWTH_BYTES = 128 * 2**20
-_KERNEL_COUNTS = Path("/proc/vmstat")
 # Of macOS: the position of ri_phys_footprint among the 64-bit numbers of rusage_info_v0, after the
 # two of ri_uuid, and room for what a later system may write behind it (sys/resource.h).
 _FOOTPRINT_INDEX = 9
@@ -87,7 +86,6 @@ class HostWatch:
     def __init__(self) -> None:
         self._swapped_bytes = psutil.swap_memory().used
         self._pressure = _pressure()
-        self._kills = _count_kills()
 
     def why_short(self) -> str | None:
         """Return why the machine counts as short of memory, or None if it is not."""
@@ -98,17 +96,6 @@ class HostWatch:
         if growth_bytes > _MAX_SWAP_GROWTH_BYTES:
             return f"the machine swapped {gibibytes(growth_bytes)}"
         return "macOS reports memory pressure" if _pressure() > self._pressure else None
-
-    def has_killed(self) -> bool:
-        """Return whether the system has killed a process for its memory, where it counts them."""
-        return _count_kills() > self._kills
-
-
-def _count_kills() -> int:
-    if not _KERNEL_COUNTS.is_file():
-        return 0
-    counts = dict(line.split() for line in _KERNEL_COUNTS.read_text().splitlines())
-    return int(counts.get("oom_kill", 0))
 
 
 def _pressure() -> int:

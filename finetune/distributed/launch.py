@@ -4,8 +4,6 @@ import os
 import sys
 from dataclasses import dataclass
 
-from finetune.errors import UsageError
-
 # torchrun's variables. With one of them left, a child would wait for the group.
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _GROUP_PREFIXES = ("TORCHELASTIC_", "ROLE_", "GROUP_", "MASTER_")
@@ -28,19 +26,9 @@ class Launch:
 
 
 def read_launch() -> Launch:
-    """Return what the launcher has set; without one there is one process.
-
-    Raises:
-        UsageError: If a variable is no number.
-    """
-    ranks = {name: os.environ[name] for name in _RANK_VARIABLES if os.environ.get(name)}
-    for name, text in ranks.items():
-        if not text.isdecimal():
-            raise UsageError(
-                f"{name} is {text!r} in the environment, which no launcher sets",
-                remedy=f"unset {name}, or start several processes with torchrun",
-            )
-    return Launch(**{name.lower(): int(text) for name, text in ranks.items()})
+    """Return what the launcher has set; without one there is one process."""
+    ranks = {name.lower(): int(os.environ.get(name) or 0) for name in _RANK_VARIABLES}
+    return Launch(**{name: rank for name, rank in ranks.items() if rank})
 
 
 def module_command(module: str) -> list[str]:

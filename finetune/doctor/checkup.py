@@ -15,9 +15,8 @@ from packaging.specifiers import SpecifierSet
 
 from finetune.config.schema import ModelConfig
 from finetune.devices import host
-from finetune.devices.check import ROOM_FOR_BERT_BASE_BYTES, Check
+from finetune.devices.check import ROOM_FOR_BERT_BASE_BYTES, Check, check_fallback, check_watermarks
 from finetune.devices.host_memory import group_limits
-from finetune.devices.mps.environment import check_fallback, check_watermarks
 from finetune.errors import FinetuneError, ModelNotFound
 from finetune.hub import ask_hub, endpoint
 from finetune.runs.manifest import PACKAGES
@@ -64,7 +63,7 @@ def check_system() -> Check:
     if not host.is_mac():
         return Check("system", "ok", platform.platform())
     finding = f"macOS {host.macos_version()}"
-    if platform.machine() != "arm64" or not host.is_macos_too_old():
+    if platform.machine() != "arm64" or host.macos_major() >= host.OLDEST_MACOS:
         return Check("system", "ok", finding)
     finding += f": the GPU needs macOS {host.OLDEST_MACOS} or newer with this PyTorch"
     return Check("system", "warning", finding, host.MACOS_REMEDY)

@@ -32,7 +32,7 @@ from finetune.devices.emulation import (
     run_composite,
     run_on_cpu,
 )
-from finetune.devices.mps.known_faults import Call, KnownFault, known_faults
+from finetune.devices.mps.known_faults import KnownFault, known_faults, named_arguments
 from finetune.devices.mps.operators import Status, status_of
 from finetune.model.factory import loss_of
 from finetune.model.shape import count_positions, random_classifier
@@ -240,14 +240,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for part, calls in self._parts[name].items():
             self._calls[part] += calls if self._is_step else 0
             self._modules[part].add(place)
-        call = Call.of(name, func, args, kwargs)
+        arguments = named_arguments(func, args, kwargs)
         # GradScaler inverts its scale in float64 everywhere but on MPS.
         if place != _SCALING and any(
             isinstance(one, torch.Tensor) and one.dtype in _NOT_HELD
-            for one in tree_iter((list(call.arguments.values()), result))
+            for one in tree_iter((list(arguments.values()), result))
         ):
             self._not_held[name].add(place)
-        for fault in known_faults(call, torch_version=_TORCH_VERSION):
+        for fault in known_faults(name, arguments, torch_version=_TORCH_VERSION):
             self._faults[name, fault].add(place)
         return result
 

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from finetune.devices.base import CapturedFunction, Device, Tensors
+from finetune.devices.base import Device
 from finetune.devices.batch_size import BatchSize
+from finetune.devices.captured import CapturedFunction, Tensors
 from finetune.distributed.processes import ALONE, Processes
 from finetune.model.gradient_checkpointing import has_gradient_checkpointing
 from finetune.training.accelerator import Accelerator

@@ -21,9 +21,9 @@ from finetune.batch_finder.estimate import (
 )
 from finetune.batch_finder.trial_model import build_trial_model
 from finetune.config.mode import Mode
+from finetune.devices import DEVICE_NAMES
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.chips import Mac
-from finetune.devices.names import DEVICE_NAMES
 from finetune.errors import ModelUnsupported
 
 NO_LIMIT = 10**9

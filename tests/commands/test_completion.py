@@ -9,7 +9,7 @@ from tiny_runs import Command
 
 from finetune.commands.main import COMMANDS, cli
 from finetune.config.schema import OPTIONS
-from finetune.devices.names import DEVICE_NAMES
+from finetune.devices import DEVICE_NAMES
 
 HEAVY = ("torch", "transformers", "pydantic", "datasets", "numpy", "rich")
 

@@ -3,9 +3,8 @@ import subprocess
 import pytest
 from machines import LINUX_WITH_CUDA, MACHINES, a_mac, pretend
 
-from finetune.devices.check import Check
+from finetune.devices.check import HIGH, Check
 from finetune.devices.checkup import check_device, describe_cuda, describe_mps
-from finetune.devices.mps.environment import HIGH
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ import torch
 from tiny_training import copied_parameters, cut_all_rows, random_examples, tiny_training_state
 from torch import nn
 
-from finetune.devices.base import Tensors
-from finetune.devices.cuda import CudaDevice, CudaGraphs
+from finetune.devices.captured import CapturedFunction, Tensors
+from finetune.devices.cuda import CudaDevice
 from finetune.training.step import TrainingState
 
 pytestmark = pytest.mark.cuda
@@ -84,8 +84,8 @@ def test_gradients_that_are_scaled_are_not_captured() -> None:
     assert state.cuda_graph_error == "gradients are scaled in fp16"
 
 
-def graphs_of(function: Callable[[Sequence[Tensors]], torch.Tensor]) -> CudaGraphs:
-    return CudaGraphs(function, is_out_of_memory=CudaDevice().memory.is_out_of_memory)
+def graphs_of(function: Callable[[Sequence[Tensors]], torch.Tensor]) -> CapturedFunction:
+    return CapturedFunction(function, is_out_of_memory=CudaDevice().memory.is_out_of_memory)
 
 
 def test_all_shapes_share_one_memory_pool() -> None:

@@ -1,5 +1,4 @@
 from collections.abc import Callable
-from typing import Literal
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from finetune.batch_finder.estimate import LiveMemory
 from finetune.devices.emulation import (
-    Kernels,
     dispatching_as_mps,
     keeping_memory_as,
     name_on_mps,
@@ -57,21 +55,20 @@ def test_attention_is_one_operator_only_without_gradients(trains: bool) -> None:
     assert ("aten::bmm" in names.seen) is trains
 
 
-CPU = Kernels(attention="cpu", has_packed_dropout=False, has_fp32_norms=False)
 NUMBERS = 2**16
 
 
 def kept_bytes(
     action: Callable[[torch.Tensor], torch.Tensor],
     *shape: int,
-    kernels: Kernels,
+    device: str,
     dtype: torch.dtype = torch.float32,
 ) -> int:
     """Return what an action keeps alive beside its input, for the backward pass or as result."""
     with (
         FakeTensorMode(),
         LiveMemory() as memory,
-        keeping_memory_as(kernels),
+        keeping_memory_as(device),
         torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16),
     ):
         tensor = torch.ones(*shape, dtype=dtype, requires_grad=True)
@@ -82,51 +79,37 @@ def kept_bytes(
         return kept
 
 
-def attend(dropout: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    def action(tensor: torch.Tensor) -> torch.Tensor:
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_only_attention_by_matrices_keeps_what_grows_with_the_tokens_squared(
+    dropout: float,
+) -> None:
+    def attend(tensor: torch.Tensor) -> torch.Tensor:
         return functional.scaled_dot_product_attention(tensor, tensor, tensor, dropout_p=dropout)
 
-    return action
+    def growth(device: str) -> float:
+        """Return how much more is kept of four times as many tokens."""
+        few, many = (kept_bytes(attend, 2, 4, tokens, 8, device=device) for tokens in (128, 512))
+        return many / few
 
-
-def attention_growth(attention: Literal["cpu", "fused", "matrix"], *, dropout: float) -> float:
-    """Return how much more attention keeps of four times as many tokens."""
-    kernels = Kernels(attention=attention, has_packed_dropout=False, has_fp32_norms=False)
-    few, many = (
-        kept_bytes(attend(dropout), 2, 4, tokens, 8, kernels=kernels) for tokens in (128, 512)
-    )
-    return many / few
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_fused_attention_keeps_nothing_that_grows_with_the_tokens_squared(dropout: float) -> None:
-    assert attention_growth("fused", dropout=dropout) == 4
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_attention_by_matrices_keeps_what_grows_with_the_tokens_squared(dropout: float) -> None:
-    assert attention_growth("matrix", dropout=dropout) > 12
+    assert growth("cuda") == 4
+    assert growth("mps") > 12
 
 
 def test_dropout_keeps_a_byte_or_a_number_for_each_number() -> None:
-    packed = Kernels(attention="fused", has_packed_dropout=True, has_fp32_norms=True)
-
     def drop(tensor: torch.Tensor) -> torch.Tensor:
         return functional.dropout(tensor, 0.1)
 
-    assert kept_bytes(drop, NUMBERS, kernels=packed) == (4 + 1) * NUMBERS
-    assert kept_bytes(drop, NUMBERS, kernels=CPU) == (4 + 4) * NUMBERS
+    assert kept_bytes(drop, NUMBERS, device="cuda") == (4 + 1) * NUMBERS
+    assert kept_bytes(drop, NUMBERS, device="cpu") == (4 + 4) * NUMBERS
 
 
 def test_autocast_computes_norms_in_fp32_where_the_device_does() -> None:
-    in_fp32 = Kernels(attention="fused", has_packed_dropout=True, has_fp32_norms=True)
-
     def normalize(tensor: torch.Tensor) -> torch.Tensor:
         return functional.layer_norm(tensor, [256])
 
     result, copy, mean_and_deviation = 4 * NUMBERS, 4 * NUMBERS, 2 * 4 * 256
     half = torch.bfloat16
-    assert kept_bytes(normalize, 256, 256, kernels=in_fp32, dtype=half) == (
+    assert kept_bytes(normalize, 256, 256, device="cuda", dtype=half) == (
         result + copy + mean_and_deviation
     )
-    assert kept_bytes(normalize, 256, 256, kernels=CPU, dtype=half) < result
+    assert kept_bytes(normalize, 256, 256, device="cpu", dtype=half) < result

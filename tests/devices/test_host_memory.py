@@ -88,21 +88,6 @@ def test_a_mac_whose_memory_pressure_rises_is_short_of_memory(
     assert watch.why_short() == reason
 
 
-@pytest.fixture
-def kernel_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "vmstat"
-    path.write_text("nr_free_pages 100\noom_kill 2\n")
-    monkeypatch.setattr(host_memory, "_KERNEL_COUNTS", path)
-    return path
-
-
-def test_a_process_that_the_kernel_killed_for_its_memory_is_noticed(kernel_counts: Path) -> None:
-    watch = HostWatch()
-    assert not watch.has_killed()
-    kernel_counts.write_text("nr_free_pages 100\noom_kill 3\n")
-    assert watch.has_killed()
-
-
 FOOTPRINT_BYTES = 62_700_000_000
 
 

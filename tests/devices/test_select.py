@@ -4,8 +4,8 @@ import pytest
 from machines import LINUX, LINUX_WITH_CUDA, a_mac, pretend
 
 from finetune import events
+from finetune.devices import DEVICE_NAMES
 from finetune.devices.cpu import CpuDevice
-from finetune.devices.names import DEVICE_NAMES
 from finetune.devices.select import check_precision, select_device
 from finetune.errors import ConfigurationInvalid, DeviceNotAvailable
 from finetune.events import Event

@@ -11,7 +11,7 @@ from tiny_training import FewShapesDevice
 
 from finetune.devices.base import BatchShapes, Device
 from finetune.devices.cpu import CpuDevice
-from finetune.devices.mps.device import FewShapes
+from finetune.devices.mps.device import FEW_SHAPES
 from finetune.tokenization.buckets import (
     Batch,
     choose_padded_lengths,
@@ -90,7 +90,7 @@ def test_no_other_padded_lengths_waste_fewer_tokens(
     weights = np.array(data.draw(st.lists(
         st.integers(1, 9), min_size=len(lengths), max_size=len(lengths)
     )), float)  # fmt: skip
-    shapes = BatchShapes(max_shapes=count, least_padded_length=4, multiple_of=multiple)
+    shapes = BatchShapes(max_shapes=count, min_padded_length=4, multiple_of=multiple)
 
     def tokens(padded_lengths: Sequence[int]) -> float:
         padded = np.array(padded_lengths)[np.searchsorted(padded_lengths, lengths)]
@@ -118,7 +118,7 @@ def test_plan_depends_on_seed_and_epoch_alone() -> None:
 
 
 def test_of_few_padded_lengths_hardly_any_batch_has_texts_of_two() -> None:
-    shapes = FewShapes()
+    shapes = FEW_SHAPES
     padded_lengths = choose_padded_lengths(LIKE_TREC, shapes)
 
     batches = plan_epoch(

@@ -20,7 +20,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BertForSequenceClassification
 
-from finetune.devices.base import CapturedFunction, Device, Tensors
+from finetune.devices.base import Device
+from finetune.devices.captured import CapturedFunction, Tensors
 from finetune.devices.cpu import CpuDevice
 from finetune.tasks.single import Single
 from finetune.tokenization.examples import Examples

@@ -1,5 +1,6 @@
 """Macs: how much memory training may have, and which batches their chips compute right."""
 
+import difflib
 import re
 from dataclasses import dataclass
 
@@ -30,8 +31,6 @@ CHIPS: dict[str, tuple[int, ...]] = {
 # What macOS and its usual programs hold: a guess, on which the estimates for Macs are calibrated
 # (finetune/batch_finder/calibration.json).
 _HELD_BYTES = 3 * 2**30
-
-_MAX_SMALL_MEMORY_BYTES = 36 * 2**30
 
 # Of a batch whose gradients are right on M1 and M2, in PyTorch 2.14 as well: sums of 32,767
 # products read beyond their operands (pytorch#177116, #195163). The article's 64 examples of 512
@@ -67,9 +66,7 @@ class Mac:
         (pytorch#105839, #130112, llama.cpp#5206, #3213); newer systems recommend more of large
         memories.
         """
-        if self.memory_bytes <= _MAX_SMALL_MEMORY_BYTES:
-            return self.memory_bytes * 2 // 3
-        return self.memory_bytes * 3 // 4
+        return int(self.memory_bytes * (2 / 3 if self.memory_bytes <= 36 * 2**30 else 3 / 4))
 
     @property
     def budget_bytes(self) -> int:
@@ -89,9 +86,9 @@ def find_mac(name: str) -> Mac:
     """Return the Mac of a name such as ``m1-8gb`` or ``M4-Max-128GB``."""
     if mac := MACS.get(name.lower()):
         return mac
-    chip = re.sub(r"-\d*(gb)?$", "", name.lower())
-    if chip in CHIPS:
-        remedy = f"choose {', '.join(f'{chip}-{size}gb' for size in CHIPS[chip])}"
-    else:
-        remedy = f"name a chip and its memory, such as m1-8gb; the chips are {', '.join(CHIPS)}"
-    raise UsageError(f"no Mac is known as {name}", remedy=remedy)
+    near = difflib.get_close_matches(name.lower(), MACS, n=3) or ["m1-8gb"]
+    raise UsageError(
+        f"no Mac is known as {name}",
+        remedy=f"name a chip and its memory, such as {', '.join(near)}; "
+        f"the chips are {', '.join(CHIPS)}",
+    )

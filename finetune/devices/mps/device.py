@@ -2,7 +2,7 @@
 
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import NoReturn
 
 import psutil
@@ -17,9 +17,9 @@ from finetune.devices.base import (
     Unusable,
     why_operation_fails,
 )
+from finetune.devices.check import HIGH, LOW, high_ratio
 from finetune.devices.host import gibibytes
 from finetune.devices.mps.chips import generation, max_tokens
-from finetune.devices.mps.environment import HIGH, LOW, high_ratio
 from finetune.errors import UsageError
 
 # Before it, fused AdamW ignores the gradients' scale and steps although some are infinite
@@ -28,6 +28,13 @@ _FIRST_WITH_16_BITS = "2.13"
 # Before it, an M1 with macOS 26 drops the bias of single vectors (pytorch#188438).
 _FIRST_WITH_BIAS_OF_VECTORS = "2.14"
 _MACOS_WITHOUT_BIAS_OF_VECTORS = 26
+
+# Compiled graphs are never dropped: a run over many shapes held 72 GB within five steps
+# (kyutai-labs/pocket-tts#255). Attention reads out of bounds with 8 or fewer queries
+# (pytorch#169222).
+FEW_SHAPES = BatchShapes(
+    max_shapes=6, counts_evaluation=True, min_padded_length=9, pads_batches=True
+)
 
 # The cache may take this many times the peak of live tensors.
 _MAX_OF_PEAK = 4
@@ -69,7 +76,7 @@ class MpsDevice(Device):
         if platform.machine() != "arm64":
             reason = "MPS needs Apple silicon, and this Mac has an Intel CPU"
             return Unusable(reason, remedy=_USE_CPU, is_absent=True)
-        if host.is_macos_too_old():
+        if host.macos_major() < host.OLDEST_MACOS:
             # PyTorch's own text still says 13 (pytorch#162921).
             return Unusable(
                 f"MPS needs macOS {host.OLDEST_MACOS} or newer, and this is {host.macos_version()}",
@@ -108,8 +115,10 @@ class MpsDevice(Device):
             and host.macos_major() == _MACOS_WITHOUT_BIAS_OF_VECTORS
             and version < _FIRST_WITH_BIAS_OF_VECTORS
         )
-        self.shapes = FewShapes(
-            max_tokens=max_tokens(chip), min_examples=2 if drops_bias_of_vectors else 1
+        self.shapes = replace(
+            FEW_SHAPES,
+            max_tokens=max_tokens(chip),
+            min_examples=2 if drops_bias_of_vectors else 1,
         )
 
     def make_group(self) -> NoReturn:
@@ -117,21 +126,6 @@ class MpsDevice(Device):
             "a Mac's GPU is one device: it trains in one process",
             remedy="start one process, or use --device cpu",
         )
-
-
-@dataclass(frozen=True)
-class FewShapes(BatchShapes):
-    """Few padded lengths, and every batch with all its examples.
-
-    Compiled graphs are never dropped: a run over many shapes held 72 GB within five steps
-    (kyutai-labs/pocket-tts#255). Attention reads out of bounds with 8 or fewer queries
-    (pytorch#169222).
-    """
-
-    max_shapes: int | None = 6
-    counts_evaluation: bool = True
-    least_padded_length: int = 9
-    pads_batches: bool = True
 
 
 class MpsMemory(DeviceMemory):

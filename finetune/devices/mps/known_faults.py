@@ -9,43 +9,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import cast
+from typing import Any
 
 import torch
 import yaml
 from torch.torch_version import TorchVersion
 
-
-@dataclass(frozen=True)
-class Call:
-    """A call of an operator, such as ``aten::bmm``, with the arguments that are given, by name."""
-
-    operator: str
-    arguments: Mapping[str, object]
-
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        operator: torch._ops.OpOverload,
-        args: Sequence[object],
-        kwargs: Mapping[str, object],
-    ) -> "Call":
-        """Return the call of an operator, by the name that it has on MPS."""
-        names = (argument.name for argument in operator._schema.arguments)
-        return cls(name, dict(zip(names, args, strict=False)) | dict(kwargs))
-
-    def has(self, name: str) -> bool:
-        """Return whether an argument is given and not None."""
-        return self.arguments.get(name) is not None
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """Return one of the tensors."""
-        return cast(torch.Tensor, self.arguments[name])
-
-    def tensors(self) -> list[torch.Tensor]:
-        """Return the arguments that are tensors, in the schema's order."""
-        return [one for one in self.arguments.values() if isinstance(one, torch.Tensor)]
+# The arguments that are given to an operator, by their names in its schema.
+Arguments = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -63,15 +34,29 @@ class KnownFault:
     fixed: str | None = None
 
 
-def known_faults(call: Call, *, torch_version: str) -> Iterator[KnownFault]:
-    """Yield the faults that a call meets in a release of PyTorch, such as ``2.13.0+cpu``."""
+def known_faults(
+    operator: str, arguments: Arguments, *, torch_version: str
+) -> Iterator[KnownFault]:
+    """Yield the faults that a call of an operator meets in a release of PyTorch, such as 2.13.0.
+
+    The operator has the name that it has on MPS, such as ``aten::bmm``.
+    """
+    name = operator.removeprefix("aten::")
     for fault in _read_faults():
         if (
-            call.operator.removeprefix("aten::") in fault.operators.split()
+            name in fault.operators.split()
             and (fault.fixed is None or TorchVersion(torch_version) < fault.fixed)
-            and _CONDITIONS[fault.condition](call)
+            and _CONDITIONS[fault.condition](arguments)
         ):
             yield fault
+
+
+def named_arguments(
+    operator: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
+) -> Arguments:
+    """Return the arguments of a call by the names in the operator's schema."""
+    names = (argument.name for argument in operator._schema.arguments)
+    return dict(zip(names, args, strict=False)) | dict(kwargs)
 
 
 @functools.cache
@@ -96,93 +81,90 @@ _VECTOR_BLOCK = 32
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def _is_small_attention(call: Call) -> bool:
-    *_, queries, head_size = call.tensor("query").shape
+def _is_small_attention(call: Arguments) -> bool:
+    *_, queries, head_size = call["query"].shape
     return queries <= _MAX_VECTOR_QUERIES and head_size in _VECTOR_HEAD_SIZES
+
+
+def _tensors(call: Arguments) -> list[torch.Tensor]:
+    return [one for one in call.values() if isinstance(one, torch.Tensor)]
 
 
 def _vectors(tensor: torch.Tensor) -> int:
     return math.prod(tensor.shape[:-1])
 
 
-def _has_long_sum(call: Call) -> bool:
-    match call.operator:
-        case "aten::linear":
-            inputs = call.tensor("input")
-            products = [(_vectors(inputs), inputs.shape[-1], len(call.tensor("weight")))]
-        case "aten::linear_backward":
-            outputs, features = call.tensor("weight").shape
-            vectors = _vectors(call.tensor("self"))
-            products = [(outputs, vectors, features), (vectors, outputs, features)]
-        case _:
-            # After the bias, if there is one.
-            left, right = call.tensors()[-2:]
-            products = [(left.shape[-2], left.shape[-1], right.shape[-1])]
+def _has_long_sum(call: Arguments) -> bool:
+    if "grad_output" in call:
+        outputs, features = call["weight"].shape
+        vectors = _vectors(call["self"])
+        products = [(outputs, vectors, features), (vectors, outputs, features)]
+    elif "input" in call:
+        inputs = call["input"]
+        products = [(_vectors(inputs), inputs.shape[-1], len(call["weight"]))]
+    else:
+        # After the bias, if there is one.
+        left, right = _tensors(call)[-2:]
+        products = [(left.shape[-2], left.shape[-1], right.shape[-1])]
     return any(
         terms > _MAX_SUM and min(rows, columns) >= _MIN_TILED_SIDE
         for rows, terms, columns in products
     )
 
 
-def _has_many_elements(call: Call) -> bool:
-    left, right = call.tensor("self"), call.tensor("mat2")
+def _has_many_elements(call: Arguments) -> bool:
+    left, right = call["self"], call["mat2"]
     outputs = left.shape[0] * left.shape[1] * right.shape[2]
     return max(left.numel(), right.numel(), outputs) > _MAX_ELEMENTS
 
 
-def _has_many_matrices(call: Call) -> bool:
-    shape = call.tensor("input").shape
-    return call.has("bias") and len(shape) > 2 and shape[-3] > _MAX_MATRICES
+def _has_bias(call: Arguments) -> bool:
+    return call.get("bias") is not None
 
 
-def _multiplies_halves_in_batches(call: Call) -> bool:
-    is_backward = call.operator == "aten::linear_backward"
-    inputs = call.tensor("grad_output" if is_backward else "input")
-    return inputs.dtype in _HALF and inputs.ndim > 2 and (is_backward or not call.has("bias"))
+def _has_many_matrices(call: Arguments) -> bool:
+    shape: torch.Size = call["input"].shape
+    return _has_bias(call) and len(shape) > 2 and shape[-3] > _MAX_MATRICES
 
 
-def _is_expanded(call: Call) -> bool:
+def _multiplies_halves_in_batches(call: Arguments) -> bool:
+    inputs: torch.Tensor = call["grad_output" if "grad_output" in call else "input"]
+    return inputs.dtype in _HALF and inputs.ndim > 2 and not _has_bias(call)
+
+
+def _is_expanded(call: Arguments) -> bool:
     return any(
         stride == 0 and size > 1
-        for one in call.tensors()
+        for one in _tensors(call)
         for stride, size in zip(one.stride(), one.shape, strict=True)
     )
 
 
-def _has_frozen_input(call: Call) -> bool:
-    needs_input, *needs_parameters = cast(Sequence[bool], call.arguments["output_mask"])
-    return not needs_input and any(needs_parameters)
-
-
-_CONDITIONS: dict[str, Callable[[Call], bool]] = {
+_CONDITIONS: dict[str, Callable[[Arguments], bool]] = {
     "small permuted attention": lambda call: (
-        _is_small_attention(call)
-        and call.tensor("query").shape[0] > 1
-        and not call.tensor("query").is_contiguous()
+        _is_small_attention(call) and len(call["query"]) > 1 and not call["query"].is_contiguous()
     ),
     "small attention to a partial block": lambda call: (
-        _is_small_attention(call) and call.tensor("key").shape[-2] % _VECTOR_BLOCK != 0
+        _is_small_attention(call) and call["key"].shape[-2] % _VECTOR_BLOCK != 0
     ),
-    "small masked attention": lambda call: _is_small_attention(call) and call.has("attn_mask"),
-    "large softmax": lambda call: call.tensor("self").numel() >= _SOFTMAX_NAN_OUTPUTS,
+    "small masked attention": lambda call: (
+        _is_small_attention(call) and call.get("attn_mask") is not None
+    ),
+    "large softmax": lambda call: call["self"].numel() >= _SOFTMAX_NAN_OUTPUTS,
     "many outputs": lambda call: (
-        _vectors(call.tensor("input")) * len(call.tensor("weight")) > _MAX_LINEAR_OUTPUTS
+        _vectors(call["input"]) * len(call["weight"]) > _MAX_LINEAR_OUTPUTS
     ),
     "many matrices": _has_many_matrices,
-    "single vectors with bias": lambda call: (
-        call.has("bias") and call.tensor("input").shape[-2:-1] == (1,)
-    ),
+    "single vectors with bias": lambda call: _has_bias(call) and call["input"].shape[-2:-1] == (1,),
     "16 bits in batches": _multiplies_halves_in_batches,
     "expanded tensors": _is_expanded,
     "many elements": _has_many_elements,
     "long sum": _has_long_sum,
-    "scaled gradients": lambda call: call.has("found_inf"),
-    "gradients in 16 bits": lambda call: any(
-        one.dtype in _HALF for one in cast(Sequence[torch.Tensor], call.arguments["self"])
-    ),
-    "frozen input": _has_frozen_input,
+    "scaled gradients": lambda call: call.get("found_inf") is not None,
+    "gradients in 16 bits": lambda call: any(one.dtype in _HALF for one in call["self"]),
+    "frozen input": lambda call: not call["output_mask"][0] and any(call["output_mask"][1:]),
     "parameters of another format": lambda call: (
-        call.has("weight") and call.tensor("weight").dtype != call.tensor("input").dtype
+        call.get("weight") is not None and call["weight"].dtype != call["input"].dtype
     ),
-    "padding token": lambda call: cast(int, call.arguments["padding_idx"]) >= 0,
+    "padding token": lambda call: call["padding_idx"] >= 0,
 }

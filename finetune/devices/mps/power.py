@@ -13,11 +13,9 @@ from finetune.devices.host import is_mac
 
 # OSThermalPressureLevel of macOS, from 0 on.
 _THERMAL_PRESSURES = ("nominal", "moderate", "heavy", "trapping", "sleeping")
-_THERMAL_COMMAND = ("notifyutil", "-g", "com.apple.system.thermalpressurelevel")
-_POWER_COMMAND = ("pmset", "-g")
+_THERMAL_COMMAND = "notifyutil -g com.apple.system.thermalpressurelevel"
 # Macs with High Power Mode have ``powermode`` instead, of which 1 is Low Power Mode too.
 _LOW_POWER_MODE = r"^\s*(?:low)?powermode\s+(\d+)"
-_SECONDS = 5
 
 
 @contextmanager
@@ -49,7 +47,7 @@ def power_facts() -> dict[str, str]:
     if battery := psutil.sensors_battery():
         source = "adapter" if battery.power_plugged else "battery"
         facts["power_source"] = f"{source}, charged to {battery.percent:.0f}%"
-    if (mode := _read_number(_POWER_COMMAND, _LOW_POWER_MODE)) is not None:
+    if (mode := _read_number("pmset -g", _LOW_POWER_MODE)) is not None:
         facts["low_power_mode"] = "on" if mode == 1 else "off"
     level = _read_number(_THERMAL_COMMAND, r"(\d+)\s*$")
     if level is not None and level < len(_THERMAL_PRESSURES):
@@ -66,13 +64,7 @@ def why_slowed() -> str | None:
     return None if pressure == "nominal" else f"the Mac is hot: its thermal pressure is {pressure}"
 
 
-def _read_number(command: tuple[str, ...], pattern: str) -> int | None:
+def _read_number(command: str, pattern: str) -> int | None:
     """Return a number in a command's output, None where the command or the number is missing."""
-    try:
-        process = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=_SECONDS
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    found = re.search(pattern, process.stdout, re.MULTILINE)
+    found = re.search(pattern, subprocess.getoutput(command), re.MULTILINE)
     return int(found[1]) if found else None

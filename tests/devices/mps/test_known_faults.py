@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import finetune
-from finetune.devices.mps.known_faults import Call, known_faults
+from finetune.devices.mps.known_faults import known_faults, named_arguments
 
 TORCH = "2.13.0"
 ATTENTION = "_scaled_dot_product_attention_math_for_mps"
@@ -14,8 +14,8 @@ LONG_SUM = "pytorch#177116, #195163"
 
 def faults_met(name: str, *, torch_version: str = TORCH, **arguments: object) -> list[str]:
     """Return the reports of those faults that a call meets."""
-    call = Call(f"aten::{name}", arguments)
-    return [fault.source for fault in known_faults(call, torch_version=torch_version)]
+    faults = known_faults(f"aten::{name}", arguments, torch_version=torch_version)
+    return [fault.source for fault in faults]
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -25,10 +25,9 @@ def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def test_arguments_have_the_names_of_the_schema() -> None:
     tensor = torch.zeros(2, 3, 4)
-    call = Call.of("aten::bmm", torch.ops.aten.bmm.default, (tensor,), {"mat2": tensor})
-    assert call == Call("aten::bmm", {"self": tensor, "mat2": tensor})
-    assert call.has("mat2")
-    assert not call.has("bias")
+    bmm = torch.ops.aten.bmm.default
+    arguments = named_arguments(bmm, (tensor,), {"mat2": tensor})
+    assert arguments == {"self": tensor, "mat2": tensor}
 
 
 @pytest.mark.parametrize(
