@@ -113,7 +113,7 @@ def _has_long_sum(call: Arguments) -> bool:
 
 
 def _has_many_elements(call: Arguments) -> bool:
-    left, right = call["self"], call["mat2"]
+    left, right = _tensors(call)
     outputs = left.shape[0] * left.shape[1] * right.shape[2]
     return max(left.numel(), right.numel(), outputs) > _MAX_ELEMENTS
 
@@ -123,7 +123,7 @@ def _has_bias(call: Arguments) -> bool:
 
 
 def _has_many_matrices(call: Arguments) -> bool:
-    shape: torch.Size = call["input"].shape
+    shape = call["input"].shape
     return _has_bias(call) and len(shape) > 2 and shape[-3] > _MAX_MATRICES
 
 
