@@ -95,7 +95,7 @@ def find_batch(
         raise UsageError(f"--limit is {limit}", remedy="give at least 1")
     output_dir = options.pop("output_dir", None)
     folder = None if output_dir is None else Path(output_dir).expanduser()
-    loaded = load(options, config=None if config is None else str(config))
+    loaded = load(options, config=config)
     search = _Search(loaded.config, "max_length" in loaded.sources, limit, emit)
     if machine is not None:
         return search.estimate(find_mac(machine))

@@ -11,14 +11,10 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from finetune.devices.host import gibibytes
-from finetune.devices.host_memory import spare_bytes
 from finetune.distributed.launch import import_environment, module_command
-from finetune.errors import ProcessLost, UsageError
+from finetune.errors import ProcessLost
 from finetune.training.interruption import STOP_SIGNALS
 
-# Of a process that has imported PyTorch and transformers, and nothing else.
-_LIBRARIES_BYTES = 300 << 20
 # A stopped process finishes its step and writes a checkpoint; a second signal cuts that off.
 _STOPPING_SECONDS = 600
 
@@ -29,12 +25,6 @@ def run_in_processes(count: int, arguments: Sequence[str]) -> int:
     It is that of the process that failed first, or that of the signal that has stopped this
     process and so the others.
     """
-    if count * _LIBRARIES_BYTES > (spare := spare_bytes()):
-        raise UsageError(
-            f"the libraries of {count:,} processes take {gibibytes(count * _LIBRARIES_BYTES)} of "
-            f"memory, and {gibibytes(spare)} are free",
-            remedy="give a lower --num-processes",
-        )
     # The launcher would log the failures that the processes have reported.
     logging.disable(logging.ERROR)
     os.environ |= import_environment()

@@ -9,7 +9,6 @@ import sys
 import time
 import traceback
 from contextlib import suppress
-from difflib import get_close_matches
 from typing import NoReturn
 
 import click
@@ -68,6 +67,8 @@ class _LazyGroup(click.Group):
 
 @click.group(
     cls=_LazyGroup,
+    # In place of the commands, for their names.
+    commands=dict.fromkeys(COMMANDS, click.Command(None)),
     epilog=EXAMPLES,
     context_settings={
         "help_option_names": ["-h", "--help"],
@@ -129,7 +130,10 @@ def _explain(error: BaseException, request: StopRequest) -> FinetuneError:
         number = request.number or signal_of(error.__cause__ or error)
         return Interrupted("stopped", remedy="run the command again", signal_number=number)
     if isinstance(error, click.UsageError):
-        return _explain_usage(error)
+        remedy = f"see {error.ctx.command_path if error.ctx else 'finetune'} --help"
+        if flag := _find_meant(error):
+            return UsageError(error.message, remedy=f"did you mean {flag}? {remedy}")
+        return UsageError(" ".join(error.format_message().split()), remedy=remedy)
     if isinstance(error, FinetuneError):
         return error
     if isinstance(error, OSError) and error.errno in DISK_ERRORS:
@@ -147,28 +151,14 @@ def _explain(error: BaseException, request: StopRequest) -> FinetuneError:
     )
 
 
-def _explain_usage(error: click.UsageError) -> UsageError:
-    """Return click's error in one line, and what to do."""
-    place = error.ctx.command_path if error.ctx else "finetune"
-    remedy = f"see {place} --help"
-    if meant := _find_meant(error):
-        return UsageError(error.message, remedy=f"did you mean {meant}? {remedy}")
-    return UsageError(" ".join(error.format_message().split()), remedy=remedy)
-
-
 def _find_meant(error: click.UsageError) -> str | None:
-    """Return what was meant, unless click's own guess, a name spelt alike, is better."""
-    if error.ctx is None:
-        return None
+    """Return the flag that was meant, unless click's own guess, a name spelt alike, is better."""
     from finetune.config.schema import OPTION_OF_TRAINER
 
-    command, options = error.ctx.command, {one.name for one in error.ctx.command.params}
+    options = {one.name for one in error.ctx.command.params} if error.ctx else set()
     if isinstance(error, click.NoSuchOption):
         option = OPTION_OF_TRAINER.get(error.option_name.strip("-").replace("-", "_"))
         return f"--{option.replace('_', '-')}" if option in options else None
-    if isinstance(error, click.exceptions.NoSuchCommand) and isinstance(command, click.Group):
-        near = get_close_matches(error.command_name, command.list_commands(error.ctx), n=1)
-        return f"{error.ctx.command_path} {near[0]}" if near else None
     if "unexpected extra argument" in error.message and "data" in options:
         return "--data FILE"
     return None

@@ -2,11 +2,12 @@
 
 import os
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, get_args, get_origin
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import click
 from click.shell_completion import CompletionItem
@@ -122,14 +123,6 @@ class GroupedCommand(click.Command):
                     formatter.write_dl(records)
 
 
-class Result(Protocol):
-    """What a command's function returns."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what ``--json`` prints."""
-        ...
-
-
 class VersionedResult:
     """A dataclass that is printed with all its fields."""
 
@@ -150,8 +143,8 @@ class Display:
         """Yield an ``Emit`` that shows events on standard error."""
         return showing(quiet=self.quiet, no_progress=self.no_progress)
 
-    def show(self, result: Result, as_text: Callable[[], None]) -> None:
-        """Print a result, as JSON if that was asked for."""
+    def show(self, result: Any, as_text: Callable[[], None]) -> None:
+        """Print a result, its ``to_json()`` if that was asked for."""
         if self.as_json:
             show_json(result.to_json())
         else:
@@ -172,35 +165,36 @@ def with_display(command: Command) -> Command:
 
 
 def load(
-    flags: dict[str, Any], *, config: str | None = None, assignments: Sequence[str] = ()
+    flags: Mapping[str, Any],
+    *,
+    config: str | Path | None = None,
+    assignments: Sequence[str] = (),
 ) -> "LoadedConfig":
-    """Return the configuration that a file, the environment and a command's flags make."""
+    """Return the configuration that a file, the environment and the flags given make."""
     from finetune.config.load import load_config
 
+    file = None if config is None else str(config)
     return load_config(
-        file=config, environment=os.environ, flags=given(flags), assignments=assignments
+        file=file, environment=os.environ, flags=given(flags), assignments=assignments
     )
 
 
-def given(flags: dict[str, Any]) -> dict[str, Any]:
+def given(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return the flags that were on the command line."""
     return {option: value for option, value in flags.items() if value is not None}
 
 
 def _flag(option: Option) -> Callable[[Command], Command]:
-    kind, help_text = _flag_type(option.type), option.help
+    flag, kind, default = option.flag, _flag_type(option.type), option.default
     if kind is bool:
-        name = option.flag.removeprefix("--")
-        help_text += f"  [default: {name}]" * (option.default is True)
-        return click.option(f"--{name}/--no-{name}", option.name, default=None, help=help_text)
-    if option.default is not None:
-        help_text += f"  [default: {option.default}]"
+        default = option.flag.removeprefix("--") if default else None
+        flag, kind = f"{flag}/--no-{option.flag.removeprefix('--')}", None
     return click.option(
-        option.flag,
+        flag,
         option.name,
         type=kind,
         default=None,
-        help=help_text,
+        help=option.help + (f"  [default: {default}]" if default is not None else ""),
         shell_complete=completes(option.path, option.names) if option.path else None,
     )
 

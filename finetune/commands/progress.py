@@ -117,6 +117,11 @@ class View:
         if self.bar.tasks[0].description == LIBRARIES:
             self._begin("")
         match event:
+            case events.Info():
+                self._print(event.message)
+            case events.WarningMessage():
+                remedy = f" ({event.remedy})" if event.remedy else ""
+                self._print(f"warning: {event.message}{remedy}", style="yellow")
             case events.StageStarted():
                 self._begin(event.name)
             case events.StageFinished():
@@ -124,23 +129,36 @@ class View:
             case events.Advance():
                 self._move_bar(event.done, event.total)
                 if not self._has_bar:
-                    self._print(line_of(event))
+                    self._print(f"  {event.done:,}/{event.total:,} examples")
             case events.Step():
-                self._step = event
-                speed, gib = event.examples_per_second, event.memory_bytes / 2**30
-                report = f"  loss {event.loss:.3f}  {speed:,.0f} examples/s  {gib:.1f} GiB"
-                self._move_bar(event.step, event.total_steps, report)
-                if not self._has_bar and self._is_due(event.step - self._printed_step, STEP_LINES):
-                    self._printed_step = event.step
-                    self._print(line_of(event))
+                self._show_step(event)
             case events.Validation():
                 self._best = event if event.is_best else self._best
                 if self._is_due(event.step - self._printed_validation, VALIDATION_LINES):
                     self._printed_step = self._printed_validation = event.step
-                    self._print(line_of(event))
-            case _:
-                is_warning = isinstance(event, events.WarningMessage)
-                self._print(line_of(event), style="yellow" if is_warning else "")
+                    metrics = ", ".join(
+                        f"{one} {value:.4f}" for one, value in event.metrics.items()
+                    )
+                    best = "  (best so far)" if event.is_best else ""
+                    self._print(f"epoch {event.epoch:.2f}: validation {metrics}{best}")
+            case events.Trial():
+                memory = event.peak_bytes and f"{event.peak_bytes / 2**30:.2f} GiB"
+                speed = event.examples_per_second and f"{event.examples_per_second:,.0f} examples/s"
+                status = f"  batch {event.batch_size:,}: {event.status.replace('_', ' ')}"
+                parts = (status, memory, speed, f"{event.seconds:.0f} s", event.reason)
+                self._print(", ".join(str(part) for part in parts if part))
+
+    def _show_step(self, event: events.Step) -> None:
+        self._step = event
+        loss, speed = f"loss {event.loss:.3f}", f"{event.examples_per_second:,.0f} examples/s"
+        memory = f"{event.memory_bytes / 2**30:.2f} GiB"
+        self._move_bar(event.step, event.total_steps, f"  {loss}  {speed}  {memory}")
+        if not self._has_bar and self._is_due(event.step - self._printed_step, STEP_LINES):
+            self._printed_step = event.step
+            self._print(
+                f"step {event.step}/{event.total_steps}  {loss}  lr {event.learning_rate:.1e}  "
+                f"{speed}  {memory}  {event.remaining_seconds:.0f} s left"
+            )
 
     def _finish(self, event: events.StageFinished) -> None:
         line = f"{event.name}: {clock(event.seconds)}"
@@ -169,31 +187,3 @@ class View:
 
         self._printed = time.monotonic()
         self._console.print(Text(escape_line(line), style=style))
-
-
-def line_of(event: events.Event) -> str:
-    """Return an event in words."""
-    match event:
-        case events.WarningMessage():
-            return f"warning: {event.message}" + (f" ({event.remedy})" if event.remedy else "")
-        case events.Advance():
-            return f"  {event.done:,}/{event.total:,} examples"
-        case events.Step():
-            return (
-                f"step {event.step}/{event.total_steps}  loss {event.loss:.3f}  "
-                f"lr {event.learning_rate:.1e}  {event.examples_per_second:.0f} examples/s  "
-                f"{event.memory_bytes / 2**30:.2f} GiB  {event.remaining_seconds:.0f} s left"
-            )
-        case events.Validation():
-            metrics = ", ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
-            best = "  (best so far)" if event.is_best else ""
-            return f"epoch {event.epoch:.2f}: validation {metrics}{best}"
-        case events.Trial():
-            memory = event.peak_bytes and f"{event.peak_bytes / 2**30:.2f} GiB"
-            speed = event.examples_per_second and f"{event.examples_per_second:,.0f} examples/s"
-            status = f"  batch {event.batch_size:,}: {event.status.replace('_', ' ')}"
-            parts = (status, memory, speed, f"{event.seconds:.0f} s", event.reason)
-            return ", ".join(str(part) for part in parts if part)
-        case events.Info():
-            return event.message
-    return event.name

@@ -4,7 +4,6 @@ The libraries that training needs take seconds to import, so they are imported o
 known to be right.
 """
 
-import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from finetune.commands.options import (
     config_option,
     config_options,
     given,
+    load,
     with_display,
 )
 from finetune.distributed.launch import read_launch
@@ -79,28 +79,23 @@ def run(
     Raises:
         FinetuneError: With an exit code and a remedy.
     """
+    launch = read_launch()
     loaded = read_options(
         config,
+        seeds=seeds,
+        processes=launch.world_size,
         resume_from_checkpoint=resume_from_checkpoint,
         assignments=assignments,
         **options,
     )
-    processes = read_launch().world_size
-    if seeds is not None and seeds < 2:
-        raise UsageError(f"{seeds} seeds are not several", remedy="give --seeds 2 or more")
-    if seeds is not None and processes > 1:
-        raise UsageError(
-            f"several seeds are trained by one process, and there are {processes}",
-            remedy="leave out --seeds, or start without torchrun or accelerate launch",
-        )
     from finetune.commands.resuming import Work, choose_work
 
-    emit = emit if read_launch().is_main else ignore
+    emit = emit if launch.is_main else ignore
 
     def choose() -> Work:
         return choose_work(loaded, resume_from_checkpoint, seeds=seeds, emit=emit)
 
-    if processes == 1:
+    if launch.world_size == 1:
         return choose().train(emit=emit)
     from finetune.distributed.processes import join_processes
 
@@ -111,19 +106,25 @@ def run(
 def read_options(
     config: str | Path | None = None,
     *,
+    seeds: int | None = None,
+    processes: int = 1,
     resume_from_checkpoint: str | Path | None = None,
     assignments: Sequence[str] = (),
     **options: Any,
 ) -> "LoadedConfig":
     """Return all options of a run, checked without its data and model."""
-    from finetune.config.load import load_config
-
+    if seeds is not None and seeds < 2:
+        raise UsageError(f"{seeds} seeds are not several", remedy="give --seeds 2 or more")
+    if seeds is not None and processes > 1:
+        raise UsageError(
+            f"several seeds are trained by one process, not by {processes}",
+            remedy="leave out --seeds or --num-processes, or start without a launcher",
+        )
     if config is not None and resume_from_checkpoint not in (None, "auto"):
         raise ConfigurationInvalid(
             "a run is resumed with its own configuration", remedy="leave out --config"
         )
-    file = None if config is None else str(config)
-    return load_config(file=file, environment=os.environ, flags=options, assignments=assignments)
+    return load(options, config=config, assignments=assignments)
 
 
 def dry_run(
@@ -201,18 +202,21 @@ def command(
     """Fine-tune a classifier and write a run folder."""
     options = given(flags)
     if is_dry_run:
-        for option in ("seeds", "resume_from_checkpoint"):
-            if click.get_current_context().params[option] is not None:
-                raise UsageError(
-                    "--dry-run is for a new run of one seed",
-                    remedy=f"leave out --dry-run or --{option.replace('_', '-')}",
-                )
+        if seeds is not None or "resume_from_checkpoint" in options:
+            raise UsageError(
+                "--dry-run is for a new run of one seed",
+                remedy="leave it out, or --seeds and --resume-from-checkpoint",
+            )
         with display.progress() as emit:
             plan = dry_run(emit=emit, **options)
         (show_json if display.as_json else _show_plan)(plan)
         return
     if num_processes > 1 and read_launch().world_size == 1:
-        sys.exit(_run_in_processes(num_processes, seeds, options))
+        # A wrong option is reported once, and at once.
+        read_options(seeds=seeds, processes=num_processes, **options)
+        from finetune.commands.launch import run_in_processes
+
+        sys.exit(run_in_processes(num_processes, click.get_current_context().obj))
     with display.progress() as emit:
         results: Any = run(seeds=seeds, emit=emit, **options)
     if display.as_json:
@@ -221,19 +225,6 @@ def command(
         _show_run(results)
     else:
         _show_seeds(results)
-
-
-def _run_in_processes(count: int, seeds: int | None, options: dict[str, Any]) -> int:
-    if seeds is not None:
-        raise UsageError(
-            "several seeds are trained by one process",
-            remedy="leave out --seeds or --num-processes",
-        )
-    # A wrong option is reported once, and at once.
-    read_options(**options)
-    from finetune.commands.launch import run_in_processes
-
-    return run_in_processes(count, click.get_current_context().obj)
 
 
 def _show_plan(plan: dict[str, Any]) -> None:
@@ -262,15 +253,16 @@ def _show_run(results: "RunResults") -> None:
 
 
 def _show_seeds(results: "SeedResults") -> None:
-    first, means = next(iter(results.runs.values())), results.test
-    intervals = [(value, means[value.metric.name]) for value in first.test.values]
+    first = next(iter(results.runs.values()))
+    values, intervals = first.test.values, results.test
+    means = [(value, intervals[value.metric.name]) for value in values]
     rows = [[seed_name(seed), *map(str, one.test.values)] for seed, one in results.runs.items()]
-    rows.append(["mean", *(_format_mean(value, one.value) for value, one in intervals)])
-    limits = [
-        (_format_mean(value, one.low), _format_mean(value, one.high)) for value, one in intervals
-    ]
-    rows.append(["95% interval", *(f"{low} to {high}" for low, high in limits)])
-    columns = ("run", *(value.metric.title for value in first.test.values))
+    rows.append(["mean", *(_format_mean(value, one.value) for value, one in means)])
+    limits = (
+        f"{_format_mean(value, one.low)} to {_format_mean(value, one.high)}" for value, one in means
+    )
+    rows.append(["95% interval", *limits])
+    columns = ("run", *(value.metric.title for value in values))
     show_lines(f"test split of {first.facts.data}, {first.test.samples:,} rows", "")
     show_table(columns, rows, numbers=columns[1:])
     best = "not known, there is no validation split"

@@ -17,7 +17,7 @@ from finetune.runs.failures import interruption_explained
 from finetune.runs.folder import RunFolder, SeedsFolder
 from finetune.runs.journal import Journal
 from finetune.runs.manifest import Manifest
-from finetune.runs.preparation import Preparation, prepare
+from finetune.runs.preparation import prepare
 from finetune.runs.results import RunResults, SeedResults
 from finetune.runs.run import Run
 from finetune.training.interruption import signal_of
@@ -34,9 +34,10 @@ def train(work: Work, *, emit: Emit) -> RunResults:
         preparation = prepare(
             work.config, option_sources=work.sources, emit=journal, processes=processes
         )
-        if work.continued:
-            _check_data(preparation, work.continued)
-        with Run.begin(preparation, folder, resumes=bool(work.resumed), journal=journal) as run:
+        resumes, continues = bool(work.resumed), work.continued
+        with Run.begin(
+            preparation, folder, resumes=resumes, continues=continues, journal=journal
+        ) as run:
             run.train()
             return run.finish(write_pages=write_pages)
 
@@ -49,12 +50,6 @@ def _lock(work: Work, processes: Processes) -> Iterator[RunFolder]:
         return
     with work.lock() as folder:
         yield processes.broadcast(lambda: folder)
-
-
-def _check_data(preparation: Preparation, continued: RunFolder) -> None:
-    remedy = "restore it, or train the model on it as a new run, with --model"
-    now = Manifest.of_data(preparation)
-    Manifest.read(continued).check(now, remedy=f"{remedy} {continued.model_folder}")
 
 
 def train_seeds(work: Work, *, emit: Emit) -> SeedResults:

@@ -55,9 +55,7 @@ class DataConfig:
         None, "Test split. Default: held out.", path="file", goes_with=("a file",)
     )
     text_column: str | None = _of_tables(
-        None,
-        "Column of the texts, by name or number; several, such as title,body, are joined by a line "
-        "end. Default: guessed and reported.",
+        None, "Column of the texts, by name or number; several as title,body. Default: guessed."
     )
     text_pair_column: str | None = _of_tables(
         None, "Column of the second text of pairs. Default: found by its name, such as sentence2."
@@ -66,9 +64,7 @@ class DataConfig:
         None, "Column of the labels, or several of 0 and 1, such as joy,fear. Default: guessed."
     )
     task: str = _option(
-        "auto",
-        "Task type: single (one class per text), multi (any number of classes), regression (a "
-        "number), or auto, which infers it from the label column and reports it.",
+        "auto", "single (one class per text), multi (any number), regression, auto (by the labels)."
     )
     encoding: str | None = _of_tables(
         None, "Encoding of text files, such as gb18030. Default: detected, and printed."
@@ -77,8 +73,7 @@ class DataConfig:
         None, "Whether the first row of CSV and TSV names the columns. Default: detected."
     )
     split_column: str | None = _of_tables(
-        None,
-        "Column that names the split of a row; none for no column. Default: found by its name.",
+        None, "Column of each row's split; none for no column. Default: found by its name."
     )
     label_names: str | None = _of_tables(
         None, "File with one class name per line, for labels that are numbers.", path="file"
@@ -87,15 +82,10 @@ class DataConfig:
         False, "Skip validation and test rows whose label no training row has, instead of failing."
     )
     data_dir: str | None = _option(
-        None,
-        "Folder with TREC's raw files, train_5500.label and TREC_10.label.",
-        path="dir",
-        goes_with=("trec",),
+        None, "Folder with train_5500.label and TREC_10.label.", path="dir", goes_with=("trec",)
     )
     label: str = _option(
-        "label-coarse",
-        "Labels of TREC: label-coarse (6 classes) or label-fine (50 classes).",
-        goes_with=("trec",),
+        "label-coarse", "TREC: label-coarse (6 classes) or label-fine (50).", goes_with=("trec",)
     )
     max_train_samples: Count | None = _option(
         None, "Train on N rows. TREC: the first N; otherwise a stratified sample."
@@ -138,9 +128,7 @@ class ModelConfig:
         128, "Maximum length of a text in tokens; the rest is truncated."
     )
     long_texts: Handling = _option(
-        "truncate",
-        "Texts longer than --max-length: truncate cuts off their end, head-tail their middle; "
-        "windows reads them whole, as windows that overlap.",
+        "truncate", "Of texts over --max-length cut the end, the middle, or read all in windows."
     )
     stride: NotNegative = _option(32, "Tokens of overlap between the windows of a text.")
     pooling: Aggregation = _option("mean", "How the logits of a text's windows become the text's.")
@@ -182,19 +170,15 @@ class TrainingConfig:
         True, "Compare a GPU with the CPU on a few examples, and stop if it computes wrongly."
     )
     gradient_checkpointing: bool | None = _resumable(
-        None,
-        "Recompute the layers in the backward pass, which takes less memory and more time. "
-        "Default: off; batch size auto switches it on where that is faster.",
+        None, "Recompute the layers in the backward pass. Default: off; --batch-size auto chooses."
     )
     effective_batch_size: Count | None = _option(
         None,
-        "Examples per step; a multiple of the batch size uses gradient accumulation. "
-        "Default: batch size.",
+        "Examples per step, a multiple of the batch size. Default: batch size.",
         trainer_names=("gradient_accumulation_steps",),
     )
     eval_batch_size: Count = _resumable(
-        64,
-        "Examples per forward pass in evaluation and prediction; on mps a run uses --batch-size.",
+        64, "Examples per forward pass in evaluation; on mps a run uses --batch-size."
     )
     optimizer: Literal["adamw", "adafactor"] = _option(
         "adamw", "Optimizer; adafactor's state takes next to no memory."
@@ -207,8 +191,7 @@ class TrainingConfig:
     )
     num_train_epochs: Positive | None = _option(
         None,
-        "Passes over the training split. Default: 3, more for few rows; for a head alone 100, "
-        "fewer for many rows.",
+        "Passes over the training split. Default: 3, for a head alone 100; adapted to the rows.",
         trainer_names=("epochs",),
     )
     max_steps: Count | None = _option(None, "Stop after N steps, not after epochs.")
@@ -226,19 +209,14 @@ class TrainingConfig:
     )
     metric_for_best_model: str | None = _option(
         None,
-        "Validation metric that selects the model to keep: accuracy, macro_f1 or loss; for multi "
-        "micro_f1 and others; for regression pearson, spearman or mae. Default: accuracy, "
-        "micro_f1 or pearson.",
+        "Validation metric that selects the model to keep, such as macro_f1 or loss. Default: "
+        "accuracy, micro_f1 for multi, pearson for regression.",
     )
     early_stopping_patience: NotNegative | None = _option(
-        None,
-        "Stop after N validations without improvement; 0 for never. Default: 0; 8 for few rows; "
-        "for a head alone 30, fewer for many rows.",
+        None, "Stop after N validations without improvement. Default: 0 (never), 8 or 30 by mode."
     )
     calibrate: bool = _option(
-        True,
-        "Scale the output layer by a temperature fitted on the validation rows, so that the "
-        "probabilities match the accuracy. Needs 100 rows and 5 wrong predictions.",
+        True, "Scale the output layer so that the probabilities match the validation accuracy."
     )
     seed: Seed = _option(42, "Random seed of the new head, the order of the examples and dropout.")
 
@@ -268,9 +246,7 @@ class OutputConfig:
         "none", "Tracker of loss, validations and hyperparameters; tensorboard: in the run folder."
     )
     save_strategy: Literal["epoch", "no"] = _resumable(
-        "epoch",
-        "epoch: a checkpoint after every epoch, and as --save-minutes and --save-steps say; no: "
-        "only if the run is stopped.",
+        "epoch", "Checkpoints: after every epoch too, or (no) only if the run is stopped."
     )
     save_minutes: Annotated[float, Ge(0.0), Le(1e6)] = _resumable(
         10.0, "Write a checkpoint every N minutes too; 0 for never."
@@ -320,7 +296,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Option:
-    """An option of the schema, as its field declares it."""
+    """An option, as its field declares it."""
 
     section: str
     name: str

@@ -78,15 +78,26 @@ class Run:
     @classmethod
     @contextmanager
     def begin(
-        cls, preparation: Preparation, folder: RunFolder, *, resumes: bool, journal: Journal
+        cls,
+        preparation: Preparation,
+        folder: RunFolder,
+        *,
+        resumes: bool,
+        continues: RunFolder | None = None,
+        journal: Journal,
     ) -> Iterator["Run"]:
         """Yield a run that is ready for its next step, and explain its failures.
 
-        The folder is locked by the main process; the model of the preparation will be changed.
+        The folder is locked by the main process; the model of the preparation will be changed. The
+        data must be that of a finished run that it continues.
         """
         device, processes, emit = preparation.device, preparation.processes, journal
         is_main = processes.is_main
         with failures_explained(folder, preparation):
+            if continues:
+                saved, now = Manifest.read(continues), Manifest.of_data(preparation)
+                remedy = "restore it, or train the model on it as a new run, with --model"
+                saved.check(now, remedy=f"{remedy} {continues.model_folder}")
             if resumes:
                 processes.broadcast(lambda: _check_resumable(preparation, folder))
                 threads, choices = processes.broadcast(lambda: read_environment(folder))

@@ -8,7 +8,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import LaunchConfig
 
 from finetune.commands import launch
-from finetune.errors import ProcessLost, UsageError
+from finetune.errors import ProcessLost
 
 
 def failure(exitcode: int, *, second: int) -> ProcessFailure:
@@ -62,12 +62,3 @@ def test_a_signal_that_nohup_has_ignored_does_not_stop_the_processes(
     finally:
         signal.signal(signal.SIGHUP, before)
     assert handled == ["SIGINT,SIGTERM"]
-
-
-def test_more_processes_than_there_is_memory_for_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(launch, "spare_bytes", lambda: 2 << 30)
-
-    with pytest.raises(UsageError, match=r"the libraries of 8 processes take 2\.3 GiB of memory"):
-        launch.run_in_processes(8, ["run"])

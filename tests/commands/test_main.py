@@ -58,7 +58,7 @@ def test_the_version_is_told(command: Command) -> None:
     ("arguments", "words"),
     [
         (["bogus"], ["bogus"]),
-        (["predcit", "runs/demo"], ["predcit", "finetune predict"]),
+        (["predcit", "runs/demo"], ["predcit", "'predict'"]),
         (["completion"], ["bash, zsh, fish"]),
         (["--bogus"], ["--bogus"]),
         (["run", "--batchsize", "8"], ["--batchsize", "--batch-size"]),

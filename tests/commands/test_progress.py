@@ -153,7 +153,7 @@ def test_the_bar_shows_the_running_stage_and_fits_a_terminal() -> None:
         console.print(shown.bar.get_renderable())
     [line] = drawn.get().splitlines()
     assert "train" in line
-    assert "13,999/14,000  loss 1.500  12,310 examples/s  1.5 GiB" in line
+    assert "13,999/14,000  loss 1.500  12,310 examples/s  1.50 GiB" in line
 
 
 def test_the_count_of_one_split_gives_way_to_that_of_the_next() -> None:
