@@ -98,13 +98,13 @@ def predict_stream(
     """Yield predictions in chunks, while ``rows`` yields as many rows as there are at a time."""
     folder = open_run_folder(Path(run))
     from finetune.distributed.processes import join_processes
-    from finetune.runs.inference import ConfidenceLimits, find_lowest_probabilities
+    from finetune.runs.inference import find_lowest_probabilities
     from finetune.runs.trained import TrainedModel
     from finetune.tasks.base import abstain
 
-    limits, lowest = ConfidenceLimits(min_confidence, target_precision), None
-    if limits.are_given:
-        lowest = find_lowest_probabilities(folder, folder.read_task(), limits, emit=emit)
+    lowest = find_lowest_probabilities(
+        folder, min_confidence=min_confidence, target_precision=target_precision, emit=emit
+    )
     model = TrainedModel.load(folder, device=device, emit=emit, processes=join_processes())
     texts = abstained = 0
     for chunk in _chunks(rows):

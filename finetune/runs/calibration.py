@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from finetune.events import Emit, Info, WarningMessage
+from finetune.events import Emit, Info
 from finetune.model.load import TextModel
 from finetune.tasks.base import Labels, Task
 
@@ -46,8 +46,4 @@ def calibrate_model(
             "chosen on the validation rows"
         )
     )
-    differs = task.read_logits(before).predicted != scaled.read_logits(after).predicted
-    if changed := np.count_nonzero(differs.reshape(len(labels), -1).any(axis=1)):
-        message = f"rounding has changed {changed:,} of {len(labels):,} predictions on validation"
-        emit(WarningMessage(message, remedy="train with --precision fp32 or --no-calibrate"))
     return scaled, (after, labels)

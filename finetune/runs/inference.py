@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from finetune.config.schema import Config, ModelConfig
@@ -16,7 +15,6 @@ from finetune.events import Emit, Info, WarningMessage
 from finetune.files import write_json
 from finetune.runs.folder import RunFolder
 from finetune.tasks.base import Task
-from finetune.tokenization.long_texts import Aggregation, Handling
 
 if TYPE_CHECKING:
     from finetune.runs.calibration import Predicted
@@ -24,22 +22,15 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 
 
-@dataclass(frozen=True)
-class Inference:
-    """How texts are read; ``max_length`` is at most the model's."""
-
-    max_length: int
-    long_texts: Handling
-    stride: int
-    pooling: Aggregation
+# The options of a model that ``inference.json`` holds.
+READING_OPTIONS = ("max_length", "long_texts", "stride", "pooling")
 
 
 def write_inference(folder: RunFolder, options: ModelConfig, *, max_tokens: int) -> None:
     """Write ``inference.json`` beside a run's model, which reads ``max_tokens`` at once."""
-    max_length = min(options.max_length, max_tokens)
-    inference = Inference(max_length, options.long_texts, options.stride, options.pooling)
-    content = {"schema_version": SCHEMA_VERSION, **asdict(inference)}
-    write_json(folder.inference_file, content)
+    content = {name: getattr(options, name) for name in READING_OPTIONS}
+    content["max_length"] = min(options.max_length, max_tokens)
+    write_json(folder.inference_file, {"schema_version": SCHEMA_VERSION, **content})
 
 
 def read_trained_config(folder: RunFolder) -> Config:
@@ -47,8 +38,12 @@ def read_trained_config(folder: RunFolder) -> Config:
     config = folder.read_config()
     if not folder.inference_file.is_file():
         return config
-    inference = folder.read(folder.inference_file, TypeAdapter(Inference).validate_python)
-    return replace(config, model=replace(config.model, **asdict(inference)))
+
+    def parse(content: Any) -> ModelConfig:
+        changes = {name: content[name] for name in READING_OPTIONS}
+        return TypeAdapter(ModelConfig).validate_python(asdict(config.model) | changes)
+
+    return replace(config, model=folder.read(folder.inference_file, parse))
 
 
 def write_confidences(folder: RunFolder, task: Task, validation: "Predicted") -> None:
@@ -67,78 +62,62 @@ def write_confidences(folder: RunFolder, task: Task, validation: "Predicted") ->
     write_json(folder.confidences_file, {"schema_version": SCHEMA_VERSION, "classes": classes})
 
 
-@dataclass(frozen=True)
-class ConfidenceLimits:
-    """When a model abstains: below a probability, or below what gives each class a precision."""
-
-    min_confidence: float | None = None
-    target_precision: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.min_confidence is not None and self.target_precision is not None:
-            raise UsageError(
-                "both --min-confidence and --target-precision were given",
-                remedy="give one of them",
-            )
-        for option, value in asdict(self).items():
-            if value is not None and not 0 <= value <= 1:
-                raise UsageError(
-                    f"--{option.replace('_', '-')} is {value:g}",
-                    remedy="give a fraction from 0 to 1, such as 0.95",
-                )
-
-    @property
-    def are_given(self) -> bool:
-        """Whether there is one."""
-        return self != ConfidenceLimits()
-
-
 def find_lowest_probabilities(
-    folder: RunFolder, task: Task, limits: ConfidenceLimits, *, emit: Emit
-) -> Mapping[str, float]:
-    """Return the probability of each class below which the model abstains.
+    folder: RunFolder,
+    *,
+    min_confidence: float | None,
+    target_precision: float | None,
+    emit: Emit,
+) -> Mapping[str, float] | None:
+    """Return the probability of each class below which the model abstains; None for never.
 
     It is infinite for classes with too little evidence, of which a warning tells.
     """
+    options = {"--min-confidence": min_confidence, "--target-precision": target_precision}
+    given = [(option, value) for option, value in options.items() if value is not None]
+    if not given:
+        return None
+    if len(given) > 1:
+        raise UsageError(f"both {' and '.join(options)} were given", remedy="give one of them")
+    [(option, limit)] = given
+    if not 0 <= limit <= 1:
+        raise UsageError(
+            f"{option} is {limit:g}", remedy="give a fraction from 0 to 1, such as 0.95"
+        )
+    task = folder.read_task()
     if not task.can_abstain:
         raise UsageError(
             f"a model of --task {task.name} does not give one label with a probability",
-            remedy="leave out --min-confidence and --target-precision",
+            remedy=f"leave out {option}",
         )
-    precision = limits.target_precision
-    if precision is None:
-        return dict.fromkeys(task.class_names, limits.min_confidence or 0.0)
+    if target_precision is None:
+        return dict.fromkeys(task.class_names, limit)
     if not folder.confidences_file.is_file():
         raise UsageError(
             f"the run in {folder.path} has kept no confidences of validation rows",
             remedy="give --min-confidence, or make the run again with a --validation-fraction",
         )
 
-    def parse(content: Any) -> dict[str, tuple[NDArray[np.float64], NDArray[np.bool_]]]:
-        rows = [(name, content["classes"][name]) for name in task.class_names]
+    def parse(content: Any) -> dict[str, float | None]:
+        rows = {name: content["classes"][name] for name in task.class_names}
         return {
-            name: (np.array(of_class["probabilities"], float), np.array(of_class["is_right"], bool))
-            for name, of_class in rows
+            f"{name} ({len(of_class['is_right']):,} rows)": threshold_for_precision(
+                np.array(of_class["probabilities"], float),
+                np.array(of_class["is_right"], bool),
+                precision=limit,
+            )
+            for name, of_class in rows.items()
         }
 
-    classes = folder.read(folder.confidences_file, parse)
-    thresholds = {
-        name: threshold_for_precision(probabilities, is_right, precision=precision)
-        for name, (probabilities, is_right) in classes.items()
-    }
+    thresholds = folder.read(folder.confidences_file, parse)
     reached = ", ".join(f"{name} {low:.3f}" for name, low in thresholds.items() if low is not None)
-    emit(Info(f"lowest probability for precision {precision:g}: {reached or 'none'}"))
-    missed = ", ".join(
-        f"{name} ({len(classes[name][1]):,} rows)"
-        for name, low in thresholds.items()
-        if low is None
-    )
-    if missed:
+    emit(Info(f"lowest probability for precision {limit:g}: {reached or 'none'}"))
+    if missed := ", ".join(name for name, low in thresholds.items() if low is None):
         emit(
             WarningMessage(
-                f"too few right validation rows for precision {precision:g}, always abstains: "
-                f"{missed}",
+                f"too few right validation rows for precision {limit:g}, always abstains: {missed}",
                 remedy="lower --target-precision, or train with more validation rows",
             )
         )
-    return {name: math.inf if low is None else low for name, low in thresholds.items()}
+    lowest = (math.inf if low is None else low for low in thresholds.values())
+    return dict(zip(task.class_names, lowest, strict=True))
