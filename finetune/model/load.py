@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from numpy import float64, int64
+from numpy import int64
 from numpy.typing import NDArray
 from torch import nn
 from transformers import (
@@ -92,15 +92,9 @@ class TextModel:
                 )
         return inputs_of_texts(encoded, takes_4d_mask=self.structure.takes_4d_mask)
 
-    def padded_lengths(
-        self,
-        lengths: NDArray[int64],
-        shapes: BatchShapes,
-        *,
-        weights: NDArray[float64] | None = None,
-    ) -> list[int]:
+    def padded_lengths(self, lengths: NDArray[int64], shapes: BatchShapes) -> list[int]:
         """Return those of ``choose_padded_lengths``, within the model's positions."""
-        chosen = choose_padded_lengths(lengths, shapes, weights=weights)
+        chosen = choose_padded_lengths(lengths, shapes)
         return sorted({min(padded_length, self.max_tokens) for padded_length in chosen})
 
 

@@ -4,14 +4,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import torch
 from datasets import DatasetDict
 
 from finetune.config.mode import Mode
-from finetune.config.schema import Config
+from finetune.config.schema import OPTIONS, Config, change_options
 from finetune.data.dataset import column_of
-from finetune.data.load import load_splits
+from finetune.data.load import KNOWN_BY_NAME, load_splits
 from finetune.data.source import DataSource
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
@@ -20,9 +22,10 @@ from finetune.events import Emit, Info, stage
 from finetune.model.freeze import count_parameters, freeze_parameters
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.load import TextModel, load_model
+from finetune.model.source import MINILM
 from finetune.runs.cache import cache_folder
 from finetune.runs.encoding import encode_rows
-from finetune.runs.plan import TrainingPlan, plan_training, with_plan
+from finetune.runs.plan import TrainingPlan, plan_training
 from finetune.runs.results import AutoTunedOption
 from finetune.runs.tracking import check_report_to
 from finetune.tasks.base import Task
@@ -73,13 +76,29 @@ class Preparation:
 
     @property
     def resolved_config(self) -> Config:
-        """All options, with which the same run can be made again from any folder."""
-        return with_plan(
-            self.config,
-            self.plan,
-            data_commit=next((source.commit for source in self.sources if source.commit), None),
-            model_commit=self.text_model.source.commit,
-        )
+        """All options, with which the same run can be made again from any folder.
+
+        It has the values of all defaults, absolute paths, and the commits of data and model.
+        """
+        config, plan = self.config, self.plan
+        data, model = config.data.data, config.model.model
+        if data not in KNOWN_BY_NAME:
+            commit = next((source.commit for source in self.sources if source.commit), None)
+            data = f"{data.partition('@')[0]}@{commit}" if commit else _absolute(data)
+        paths = {one.name: one.value_in(config) for one in OPTIONS.values() if one.is_path}
+        pinned: dict[str, Any] = {
+            **{option: path and _absolute(path) for option, path in paths.items()},
+            **vars(plan.values),
+            "data": data,
+            "model": model if model == MINILM else _absolute(model),
+            "revision": self.text_model.source.commit,
+            "gradient_checkpointing": bool(config.training.gradient_checkpointing),
+            "effective_batch_size": plan.effective_batch_size,
+            "learning_rate": plan.schedule.peak,
+            "output_dir": None,
+            "overwrite": False,
+        }
+        return change_options(config, pinned)
 
     @property
     def checks_device(self) -> bool:
@@ -105,10 +124,10 @@ class Preparation:
         )
         emit(Info(f"precision: {choice.precision}, as {choice.reason}; --precision sets another"))
         training = replace(self.config.training, precision=choice.precision)
+        quantity = "ms for one encoder layer"
         option = AutoTunedOption(
-            "precision", choice.precision, "ms for one encoder layer", choice.milliseconds,
-            choice.reason,
-        )  # fmt: skip
+            "precision", choice.precision, quantity, choice.milliseconds, choice.reason
+        )
         return replace(self, config=replace(self.config, training=training)).with_choices(option)
 
     def with_seed(self, seed: int, *, emit: Emit) -> "Preparation":
@@ -179,3 +198,9 @@ def load_for_training(config: Config, *, task: Task, device: Device, emit: Emit)
     if config.training.gradient_checkpointing:
         enable_gradient_checkpointing(text_model.model, device)
     return text_model
+
+
+def _absolute(source: str) -> str:
+    """Return the absolute path of a file or folder; anything else, such as a Hub id, as it is."""
+    path = Path(source).expanduser()
+    return str(path.resolve()) if path.exists() else source

@@ -192,7 +192,7 @@ class Run:
                 batch_size=self.batch_size,
                 steps_per_epoch=plan.steps_per_epoch,
                 logging_steps=output.logging_steps,
-                patience=plan.early_stopping_patience,
+                patience=plan.values.early_stopping_patience,
                 plan_epoch=plan.batches,
                 validate=self._validate if "validation" in self.examples else None,
                 save_best=partial(checkpoints.save_best, self.training_state),
@@ -246,7 +246,7 @@ class Run:
         return is_over(
             self.progress,
             total_steps=self.plan.schedule.total_steps,
-            patience=self.plan.early_stopping_patience,
+            patience=self.plan.values.early_stopping_patience,
         )
 
     def predict(self, split: str) -> Predicted:
@@ -320,7 +320,7 @@ class Run:
         return {
             "global_step": progress.steps,
             "max_steps": self.plan.schedule.total_steps,
-            "num_train_epochs": self.plan.num_train_epochs,
+            "num_train_epochs": self.plan.values.num_train_epochs,
             "epoch": progress.steps / self.plan.steps_per_epoch,
             "best_metric": progress.best_score and sign * progress.best_score,
             "best_global_step": progress.best_step,

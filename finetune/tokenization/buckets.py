@@ -25,20 +25,15 @@ class Batch:
     padded_length: int
 
 
-def choose_padded_lengths(
-    lengths: NDArray[np.int64], shapes: BatchShapes, *, weights: NDArray[np.float64] | None = None
-) -> list[int]:
-    """Return the padded lengths, ascending, with which texts take the fewest tokens.
-
-    ``weights`` say how often each text is read, equally often by default.
-    """
-    present, texts = np.unique(lengths, return_inverse=True)
-    allowed = np.array([shapes.padded_length(tokens) for tokens in present.tolist()])
+def choose_padded_lengths(lengths: NDArray[np.int64], shapes: BatchShapes) -> list[int]:
+    """Return the padded lengths, ascending, with which texts take the fewest tokens."""
+    present, texts = np.unique(lengths, return_counts=True)
+    allowed = [shapes.padded_length(tokens) for tokens in present.tolist()]
     padded, groups = np.unique(allowed, return_inverse=True)
     if shapes.max_shapes is None or len(padded) <= shapes.max_shapes:
         return [int(tokens) for tokens in padded]
-    by_length = np.bincount(groups[texts], weights).astype(np.float64)
-    return _fewest_tokens(padded, by_length, count=shapes.max_shapes)
+    weights = np.bincount(groups, texts).astype(np.float64)
+    return _fewest_tokens(padded, weights, count=shapes.max_shapes)
 
 
 def _fewest_tokens(

@@ -128,25 +128,21 @@ def encode_texts(
                 constants[name] = column[0]
             columns[name].append(column)
     offsets = np.cumsum(np.concatenate([[0], *lengths]))
+    joined = {
+        name: np.broadcast_to(constants[name], offsets[-1])
+        if name in constants
+        else np.concatenate([np.empty(0, np.int32), *pieces])
+        for name, pieces in columns.items()
+    }
+    padding = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
+    all_windows = Windows(np.concatenate(counts), long_texts.aggregation)
     return EncodedTexts(
-        columns={
-            name: np.broadcast_to(constants[name], offsets[-1])
-            if name in constants
-            else np.concatenate([np.empty(0, np.int32), *pieces])
-            for name, pieces in columns.items()
-        },
-        offsets=offsets,
-        padding={
-            name: tokenizer.pad_token_id if name == "input_ids" else tokenizer.pad_token_type_id
-            for name in names
-        },
+        joined,
+        offsets,
+        padding={name: padding[name] for name in names},
         pads_left=tokenizer.padding_side == "left",
         truncated_texts=truncated_texts,
-        windows=(
-            Windows(np.concatenate(counts), long_texts.aggregation)
-            if handling == "windows"
-            else None
-        ),
+        windows=all_windows if handling == "windows" else None,
     )
 
 
@@ -196,7 +192,7 @@ def _pieces(
     texts: "Texts", pairs: "Texts | None", *, emit: Emit
 ) -> Iterator[list[str] | list[tuple[str, str]]]:
     """Yield the texts, or pairs, in slices, and report every few seconds how many are done."""
-    started = reported = time.monotonic()
+    reported, has_reported = time.monotonic(), False
     for start in range(0, len(texts), TEXTS_A_CALL):
         piece = _as_list(texts[start : start + TEXTS_A_CALL])
         if pairs is None:
@@ -208,11 +204,11 @@ def _pieces(
         else:
             yield list(zip(piece, _as_list(pairs[start : start + TEXTS_A_CALL]), strict=True))
         done, now = start + len(piece), time.monotonic()
-        is_end = done == len(texts) and reported > started
-        if is_end or now - reported > SECONDS_BETWEEN_REPORTS:
-            if reported == started:
-                emit(Info(f"encoding {len(texts):,} texts"))
-            reported = now
+        is_late = now - reported > SECONDS_BETWEEN_REPORTS
+        if is_late and not has_reported:
+            emit(Info(f"encoding {len(texts):,} texts"))
+        if is_late or (has_reported and done == len(texts)):
+            reported, has_reported = now, True
             emit(Advance(done, len(texts)))
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,35 +14,12 @@ from finetune.tokenization.long_texts import Aggregation
 if TYPE_CHECKING:
     from torch import Tensor
 
-    Floats = NDArray[np.floating[Any]]
-    OfAll = Callable[[Floats, NDArray[np.int64], NDArray[np.int64]], Floats]
-
-
-@dataclass(frozen=True)
-class AggregationFunctions:
-    """A window aggregation, in two forms with the same result: logits [examples, classes].
-
-    Args:
-        of_batch: In training, from the logits, [windows, classes], and which windows are of which
-            example, bool of shape [examples, windows], one or more of each.
-        of_all: In evaluation, from the logits of all windows, and the first window of each text and
-            how many it has, both of shape [texts].
-    """
-
-    of_batch: Callable[["Tensor", "Tensor"], "Tensor"]
-    of_all: "OfAll"
-
-
-# A new one is an entry here with its name in Aggregation.
-AGGREGATIONS: Mapping[Aggregation, AggregationFunctions] = {
-    "mean": AggregationFunctions(
-        of_batch=lambda logits, members: (members / members.sum(1, keepdim=True)) @ logits,
-        of_all=lambda logits, firsts, counts: np.add.reduceat(logits, firsts) / counts[:, None],
-    ),
-    "max": AggregationFunctions(
-        of_batch=lambda logits, members: logits.where(members[..., None], -math.inf).amax(1),
-        of_all=lambda logits, firsts, counts: np.maximum.reduceat(logits, firsts),
-    ),
+# In training: the logits of texts from those of all windows in a batch, [windows, classes], and
+# which windows are of which text, bool of shape [texts, windows]. A new one is an entry here with
+# its name in Aggregation, which is one of ``torch.segment_reduce`` too.
+AGGREGATIONS: "Mapping[Aggregation, Callable[[Tensor, Tensor], Tensor]]" = {
+    "mean": lambda logits, members: (members / members.sum(1, keepdim=True)) @ logits,
+    "max": lambda logits, members: logits.where(members[..., None], -math.inf).amax(1),
 }
 
 
@@ -70,9 +47,13 @@ class Windows:
 
     def aggregate(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the logits of texts, [texts, classes], from those of all windows."""
-        of_all = AGGREGATIONS[self.aggregation].of_all
-        aggregated = of_all(logits, self.firsts, self.counts)
-        return aggregated.astype(np.float32)
+        import torch
+
+        windows, counts = torch.from_numpy(logits), torch.from_numpy(self.counts)
+        aggregated: NDArray[np.float32] = torch.segment_reduce(
+            windows, self.aggregation, lengths=counts
+        ).numpy()
+        return aggregated
 
 
 def head_tokens(max_length: int) -> int:

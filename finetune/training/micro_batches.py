@@ -79,7 +79,7 @@ class WindowBatch:
 
     def aggregate(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the logits of the examples from those of the windows, both fp32."""
-        return AGGREGATIONS[self.aggregation].of_batch(logits, self.members)
+        return AGGREGATIONS[self.aggregation](logits, self.members)
 
 
 AnyMicroBatch = MicroBatch | WindowBatch

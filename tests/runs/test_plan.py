@@ -29,18 +29,21 @@ def test_steps_follow_from_epochs_rows_and_max_steps(
     assert plan.steps_per_epoch == len(plan.batches(0)) == steps_per_epoch
     assert plan.schedule.total_steps == total_steps
     assert max(len(batch.indices) for batch in plan.batches(0)) <= plan.effective_batch_size
-    assert sum(len(batch.indices) for batch in plan.batches(0)) == len(plan.lengths)
+    assert sum(len(batch.indices) for batch in plan.batches(0)) == len(plan.examples.lengths)
 
 
 def test_defaults_depend_on_model_and_mode(tiny_folder: Path) -> None:
     options: dict[str, Any] = {"learning_rate": None, "num_train_epochs": None}
     full = prepare_tiny(tiny_folder, **options).plan
     assert full.schedule.peak == pytest.approx(5e-5 * 768 / 32)
-    assert (full.num_train_epochs, full.early_stopping_patience) == (40, 8)  # few rows
+    assert (full.values.num_train_epochs, full.values.early_stopping_patience) == (
+        40,
+        8,
+    )  # few rows
     head = prepare_tiny(tiny_folder, freeze_core=True, **options).plan
     assert head.schedule.peak == 5e-4
-    assert head.num_train_epochs == 100
-    assert head.early_stopping_patience == HEAD_DEFAULTS.early_stopping_patience
+    assert head.values.num_train_epochs == 100
+    assert head.values.early_stopping_patience == HEAD_DEFAULTS.early_stopping_patience
     assert head.hyperparameters.weight_decay == 0
 
 

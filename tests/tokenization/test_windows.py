@@ -58,7 +58,7 @@ def test_logits_of_windows_become_those_of_their_texts_in_training_and_evaluatio
     members = torch.from_numpy(np.repeat(np.arange(3), counts) == np.arange(3)[:, None])
 
     of_all = Windows(counts, aggregation).aggregate(logits)
-    of_batch = AGGREGATIONS[aggregation].of_batch(torch.from_numpy(logits), members)
+    of_batch = AGGREGATIONS[aggregation](torch.from_numpy(logits), members)
 
     reduce = getattr(np, aggregation)
     expected = np.stack([reduce(part, axis=0) for part in np.split(logits, [2, 3])])
