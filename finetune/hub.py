@@ -6,7 +6,6 @@ commit. If the Hub does not answer, or ``HF_HUB_OFFLINE`` is set, they come from
 
 import glob
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from huggingface_hub import errors as hub_errors
 from huggingface_hub.file_download import repo_folder_name
 
 from finetune import errors
-from finetune.errors import DataNotFound, HubNotReachable, ModelIsGated, UsageError
+from finetune.errors import DataNotFound, HubNotReachable, UsageError
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -43,22 +42,22 @@ class Repository:
     def fetch(self, names: Iterable[str]) -> Path:
         """Return the folder with these files; those that the cache lacks are downloaded."""
         folder = _cache_of(self.repo_type, self.name) / "snapshots" / self.commit
-        needed = list(names)
-        patterns = [glob.escape(name) for name in needed if not (folder / name).is_file()]
-        if patterns:
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing:
             if self.unreachable:
                 raise self.unreachable
             # A download retries for 20 s; this fails at once if the Hub does not answer.
             ask_hub(self.repo_type, self.name, self.commit)
-            failure = f"the download of the {self.repo_type} {self.name!r} broke off"
-            with _errors_explained(self.repo_type, self.name, failure):
+            with _errors_explained(
+                self.repo_type, self.name, f"the download of {self.name} broke off"
+            ):
                 snapshot_download(
                     self.name,
                     repo_type=self.repo_type,
                     revision=self.commit,
-                    allow_patterns=patterns,
+                    allow_patterns=list(map(glob.escape, missing)),
                 )
-        for name in needed:
+        for name in missing:
             if not (folder / name).is_file():
                 raise self.lacks(f"file {name}", remedy="look for it at {page}")
         return folder
@@ -141,28 +140,21 @@ def upload_model(
     ``public``; one that is private stays so.
     """
     api = HfApi()
-    try:
-        with _errors_explained("model", name, f"the upload to {name} broke off"):
-            try:
-                is_public = not api.repo_info(name, timeout=constants.HF_HUB_ETAG_TIMEOUT).private
-            except hub_errors.RepositoryNotFoundError:
-                is_public = public
-                api.create_repo(name, private=not public, token=True)
-            if is_public and not public:
-                raise UsageError(
-                    f"{name} is public on the Hub: everybody would see the model",
-                    remedy="give --public if that is right, or choose another name",
-                )
-            if revision is not None:
-                api.create_branch(name, branch=revision, exist_ok=True)
-            added = [CommitOperationAdd(path, file) for path, file in files.items()]
-            commit = api.create_commit(name, added, commit_message=message, revision=revision)
-    except ModelIsGated as error:
-        raise UsageError(
-            f"the Hub does not let you write to {name}: {error.message}",
-            remedy=f"make a token that may at {endpoint()}/settings/tokens, then run `hf auth "
-            "login` or set HF_TOKEN; or choose an OWNER to whom you belong",
-        ) from error
+    with _errors_explained("model", name, f"the upload to {name} broke off"):
+        try:
+            is_public = not api.repo_info(name, timeout=constants.HF_HUB_ETAG_TIMEOUT).private
+        except hub_errors.RepositoryNotFoundError:
+            is_public = public
+            api.create_repo(name, private=not public, token=True)
+        if is_public and not public:
+            raise UsageError(
+                f"{name} is public on the Hub: everybody would see the model",
+                remedy="give --public if that is right, or choose another name",
+            )
+        if revision is not None:
+            api.create_branch(name, branch=revision, exist_ok=True)
+        added = [CommitOperationAdd(path, file) for path, file in files.items()]
+        commit = api.create_commit(name, added, commit_message=message, revision=revision)
     return commit.oid, is_public
 
 
@@ -214,48 +206,40 @@ def _without_password(text: str) -> str:
 @contextmanager
 def _errors_explained(repo_type: RepoType, name: str, failure: str) -> Iterator[None]:
     """Raise our errors in place of the library's; ``failure`` is what could not be done."""
+    is_model, page = repo_type == "model", _page(repo_type, name)
+    not_found = errors.ModelNotFound if is_model else DataNotFound
+    refused = errors.ModelIsGated if is_model else DataNotFound
     try:
         yield
+    except hub_errors.GatedRepoError as error:
+        message = f"the {repo_type} {name!r} is only for users who accepted its terms"
+        remedy = f"accept them at {page} and set HF_TOKEN to a token of yours"
+        raise refused(message, remedy=remedy) from error
+    except (hub_errors.HFValidationError, hub_errors.RepositoryNotFoundError) as error:
+        message = f"there is no folder and on the Hub no {repo_type} {name!r}"
+        remedy = f"check the spelling; if {page} is private, set HF_TOKEN"
+        raise not_found(message, remedy=remedy) from error
+    except hub_errors.RevisionNotFoundError as error:
+        message = f"the {repo_type} {name!r} has no such revision"
+        raise not_found(message, remedy=f"choose one of those at {page}/tree/main") from error
     # hf_xet, the Hub's transfer protocol, reports every failure as a bare RuntimeError.
     except (HTTPError, OSError, RuntimeError, ValueError) as error:
-        error_type, message, remedy = _explain(error, repo_type, name, failure)
-        raise error_type(_without_password(message), remedy=remedy) from error
-
-
-def _explain(
-    error: Exception, repo_type: RepoType, name: str, failure: str
-) -> tuple[type[errors.FinetuneError], str, str]:
-    """Return the type, the message and the remedy of our error for one of the library's."""
-    not_found = errors.ModelNotFound if repo_type == "model" else DataNotFound
-    refused = ModelIsGated if repo_type == "model" else DataNotFound
-    repository, page = f"the {repo_type} {name!r}", _page(repo_type, name)
-    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    match error:
-        case hub_errors.GatedRepoError():
-            message = f"{repository} is only for users who accepted its terms"
-            return refused, message, f"accept them at {page} and set HF_TOKEN to a token of yours"
-        case hub_errors.HFValidationError():
-            message = f"there is no folder {name}, which is no name on the Hub"
-            return not_found, message, "check the spelling"
-        case hub_errors.RepositoryNotFoundError():
-            message = f"there is no folder and on the Hub no {repo_type} {name!r}"
-            return not_found, message, f"check the spelling; if {page} is private, set HF_TOKEN"
-        case hub_errors.RevisionNotFoundError():
-            remedy = f"choose one of those at {page}/tree/main"
-            return not_found, f"{repository} has no such revision", remedy
-        case hub_errors.LocalTokenNotFoundError():
-            return refused, "there is no token", "run `hf auth login` or set HF_TOKEN"
-        case _ if status in (401, 403, 409):  # 409: to create what the token can't even see
-            remedy = f"make a token that may read it at {endpoint()}/settings/tokens"
-            return refused, f"HF_TOKEN gives no access to {repository}: {reason}", remedy
-        case _ if status == 429:
-            reason = "it limits requests; wait 5 minutes, or set HF_TOKEN for a higher limit"
-        case OSError(errno=int(), strerror=cause):
-            message = f"the cache in {constants.HF_HUB_CACHE} can't be written: {cause}"
-            remedy = "make room there, or set HF_HOME to a folder on another disk"
-            return errors.FinetuneError, message, remedy
-        case json.JSONDecodeError():
-            reason = "another server answers, such as a hotel's network"
-    remedy = "check the network, HF_ENDPOINT and HF_HUB_OFFLINE, and run again"
-    return HubNotReachable, f"{failure}: {reason}", remedy
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        reason = _without_password((str(error).strip() or type(error).__name__).splitlines()[0])
+        is_refused = isinstance(error, hub_errors.LocalTokenNotFoundError)
+        if is_refused or status in (401, 403, 409):  # 409: to create what the token can't even see
+            raise refused(
+                f"your token gives no access to the {repo_type} {name!r}: {reason}",
+                remedy=f"make one that does at {endpoint()}/settings/tokens, then run `hf auth "
+                "login` or set HF_TOKEN; or choose an OWNER to whom you belong",
+            ) from error
+        if isinstance(error, OSError) and error.errno is not None:
+            raise errors.FinetuneError(
+                f"the cache in {constants.HF_HUB_CACHE} can't be written: {error.strerror}",
+                remedy="make room there, or set HF_HOME to a folder on another disk",
+            ) from error
+        raise HubNotReachable(
+            f"{failure}: {reason}",
+            remedy="check the network, HF_ENDPOINT and HF_HUB_OFFLINE, and run again; if the Hub "
+            "limits requests, wait 5 minutes",
+        ) from error
