@@ -330,16 +330,12 @@ def test_nothing_that_fits_is_exit_code_5(
     [
         (("--for", "m1-9gb"), ("m1-9gb", "m1-8gb, m1-16gb")),
         (("--for", "pentium"), ("pentium", "m4-max")),
-        (("--for", ""), ("m1-8gb",)),
         (("--memory", "much"), ("--memory", "'much'")),
-        (("--memory", "5MB"), ("--memory", "'5MB'", "less than any Mac has")),
-        (("--memory", ""), ("--memory", "''")),
+        (("--memory", "5kB"), ("--memory", "'5kB'")),
         (("--for", "m1-8gb", "--memory", "8GiB"), ("--for", "--memory")),
         (("--limit", "0"), ("--limit",)),
         (("--time-limit", "0"), ("time_limit",)),
         (("--limit", "1", "--memory-limit", "much"), ("--memory-limit", "'much'", "4GiB")),
-        (("--limit", "1", "--memory-limit", "-1GiB"), ("--memory-limit", "'-1GiB'")),
-        (("--limit", "1", "--memory-limit", ""), ("--memory-limit", "''")),
         (("--output-dir", __file__), (__file__, "--output-dir")),
     ],
 )
@@ -399,6 +395,7 @@ def test_estimates_say_once_what_each_is_based_on(capsys: pytest.CaptureFixture[
     assert lines[4:] == [
         "These are estimates: nothing was run on such a machine. They are based on",
         "full: measurements",
-        "head, last-2, no stored features: a guess",
+        "head: a guess",
+        "last-2, no stored features: a guess",
         "head at 512 tokens: features are extracted with --eval-batch-size 1,500",
     ]
