@@ -10,7 +10,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
-import pyarrow
 from charset_normalizer import from_bytes
 
 from finetune.data.packed import Content
@@ -52,18 +51,6 @@ class TextFile:
         """Yield the text in pieces of so many characters that they take little memory."""
         with self.open(errors=errors) as file:
             yield from iter(partial(file.read, PIECE_BYTES), "")
-
-    def open_for_arrow(self) -> pyarrow.NativeFile:
-        """Open it from its start as UTF-8, in memory of Arrow's own.
-
-        Its threads release Python's bytes under Python's lock, and abort where Python is ending.
-        """
-        if self.encoding == "utf-8" and self.content.unpacked is None:
-            return pyarrow.OSFile(str(self.path))
-        sink = pyarrow.BufferOutputStream()
-        for piece in self.pieces():
-            sink.write(piece.encode())
-        return pyarrow.BufferReader(sink.getvalue())
 
     def find_fault(self) -> DataUnreadable | None:
         """Return an error that says where the file is damaged, or is no text, if it is."""

@@ -5,11 +5,12 @@ A new format is a file with a ``READER``, such as json_lines.py, and a line in `
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from finetune.config.schema import DataConfig
 from finetune.data import delimited, json_lines, parquet_files, workbook
 from finetune.data.packed import Content, unpack
-from finetune.data.reader import RawTable, Reader, Records
+from finetune.data.reader import RawTable, Reader
 from finetune.errors import DataUnreadable
 from finetune.events import Emit
 
@@ -42,7 +43,7 @@ def read_file(path: Path, options: DataConfig, *, emit: Emit) -> RawTable:
     return _find_reader(content).read(content, options, emit)
 
 
-def stream_file(path: Path, options: DataConfig, *, emit: Emit) -> Iterator[Records]:
+def stream_file(path: Path, options: DataConfig, *, emit: Emit) -> Iterator[list[dict[str, Any]]]:
     """Yield the rows of a file, which may be packed, in pieces, with their values as they are."""
     content = unpack(path, SUFFIXES)
     return _find_reader(content).stream(content, options, emit)

@@ -1,26 +1,72 @@
 """What the reader of a format is, and the table that it gives: every value as text."""
 
 import json
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow
 import pyarrow.compute as pc
-from pyarrow import types
 
 from finetune.config.schema import DataConfig
-from finetune.data.mapped import filter_rows
+from finetune.data.mapped import collect, filter_rows
 from finetune.data.packed import Content
-from finetune.events import Emit, Info
-from finetune.tasks.labels import map_lists, map_values
+from finetune.events import Emit, Info, ignore
 
-# In a piece of a stream.
+# How many rows are held as objects of Python at a time.
 STREAM_ROWS = 1_024
-Records = list[dict[str, Any]]
+Row = tuple[int, dict[str, Any]]
+"""The number of a row's line, or of the row itself, and its values by column."""
+Columns = tuple[pyarrow.Table, Mapping[str, Sequence[str]]]
+"""The columns of a file as text, and the names of all classes of those that have them."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How files of one format are read.
+
+    Args:
+        rows: Yields the rows, with their values as they are.
+        columns: Reads the columns as text, where they are more than the text of each value.
+        unit: What the number of a row counts.
+        first_bytes: Decide whatever the suffix.
+        first_characters: Decide where the suffix is unknown.
+    """
+
+    suffixes: Sequence[str]
+    rows: Callable[[Content, DataConfig, Emit], Iterator[Row]]
+    columns: Callable[[Content, DataConfig, Emit], Columns] | None = None
+    unit: str = "line"
+    first_bytes: bytes | None = None
+    first_characters: bytes | None = None
+
+    def read(self, content: Content, options: DataConfig, emit: Emit) -> "RawTable":
+        """Read a file whole."""
+        if self.columns:
+            columns, class_names = self.columns(content, options, emit)
+        else:
+            columns = columns_of(self.rows(content, options, emit), path=content.path, emit=emit)
+            class_names = {}
+
+        def place(row: int) -> str:
+            rows = self.rows(content, options, ignore)
+            number, _ = next(islice(rows, row, None))
+            return f"{self.unit} {number} of {content.path}"
+
+        return RawTable(content.path, columns, place, class_names)
+
+    def stream(
+        self, content: Content, options: DataConfig, emit: Emit
+    ) -> Iterator[list[dict[str, Any]]]:
+        """Yield the rows of a file in pieces; an error in any row comes before the first piece."""
+        deque(self.rows(content, options, ignore), maxlen=0)
+        rows = self.rows(content, options, emit)
+        while piece := [values for _, values in islice(rows, STREAM_ROWS)]:
+            yield piece
 
 
 @dataclass(frozen=True)
@@ -60,32 +106,49 @@ def join_tables(tables: Sequence[RawTable]) -> RawTable:
     return replace(tables[0], columns=columns, place=place)
 
 
-@dataclass(frozen=True)
-class Reader:
-    """How files of one format are read: as a whole, every value as text, or in pieces, as it is.
+def columns_of(rows: Iterator[Row], *, path: Path, emit: Emit) -> pyarrow.Table:
+    """Return the columns of rows as text; those that hold other values too are left out."""
+    names: dict[str, None] = {}
+    others: set[str] = set()
 
-    ``first_bytes`` decide whatever the suffix, ``first_characters`` where the suffix is unknown.
+    def pieces() -> Iterator[pyarrow.Table]:
+        while piece := [values for _, values in islice(rows, STREAM_ROWS)]:
+            names.update(dict.fromkeys(name for values in piece for name in values))
+            columns = {}
+            for name in names:
+                texts = [as_text(values.get(name)) for values in piece]
+                columns[name] = pyarrow.array(texts, "string")
+                if columns[name].null_count:
+                    others.add(name)
+            yield pyarrow.table(columns)
+
+    # A column that the first rows lack begins a new table.
+    alike = groupby(pieces(), key=lambda piece: piece.column_names)
+    tables = [collect(own) for _, own in alike]
+    joined = pyarrow.concat_tables(tables, promote_options="default")
+    report_left_out([name for name in names if name in others], path=path, emit=emit)
+    return pyarrow.table(
+        {
+            name: pc.fill_null(column, "") if column.null_count else column
+            for name, column in zip(joined.column_names, joined.columns, strict=True)
+            if name not in others
+        }
+    )
+
+
+def as_text(value: Any) -> str | None:
+    """Return a value as text, a list as JSON; None for what is no text or number, such as bytes.
+
+    >>> [as_text(value) for value in ("3.0", 3.0, 2.5, True, None, b"x", ["x", 1], {"y": 1})]
+    ['3.0', '3', '2.5', 'true', '', None, '["x", "1"]', None]
     """
-
-    suffixes: Sequence[str]
-    read: "Callable[[Content, DataConfig, Emit], RawTable]"
-    stream: "Callable[[Content, DataConfig, Emit], Iterator[Records]]"
-    first_bytes: bytes | None = None
-    first_characters: bytes | None = None
-
-
-def records_of(table: pyarrow.Table) -> Iterator[Records]:
-    """Yield the rows of a table in the pieces of a stream."""
-    return (batch.to_pylist() for batch in table.to_batches(STREAM_ROWS))
-
-
-def as_text(value: Any) -> str:
-    """Return a value as text; what is no text or number, such as bytes, is an empty text.
-
-    >>> [as_text(value) for value in ("3.0", 3.0, 2.5, True, float("nan"), None, b"x", ["x"])]
-    ['3.0', '3', '2.5', 'true', '', '', '', '']
-    """
-    if value is None or value != value or isinstance(value, bytes | list | dict):
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(one, str | int) for one in value):
+        return json.dumps(list(map(as_text, value)), ensure_ascii=False)
+    if isinstance(value, bytes | list | dict):
+        return None
+    if value is None or value != value:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
@@ -94,55 +157,8 @@ def as_text(value: Any) -> str:
     return str(value)
 
 
-def as_texts(table: pyarrow.Table) -> pyarrow.Table:
-    """Return columns of texts, numbers and truth values as text; lists as JSON."""
-    columns = {}
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        if types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
-        if is_list_of_labels(column.type):
-            values = pc.binary_join(map_lists(column, _as_json), ", ")
-            column = pc.binary_join_element_wise("[", values, "]", "")
-        if types.is_floating(column.type):
-            column = column.cast("float64")  # half precision has no unique values
-            column = map_values(column, as_text)
-        columns[name] = pc.fill_null(column.cast("string"), "")
-    return pyarrow.table(columns)
-
-
-def _as_json(values: pyarrow.Array) -> pyarrow.Array:
-    texts = pc.fill_null(values.cast("string"), "")
-    return map_values(texts, partial(json.dumps, ensure_ascii=False))
-
-
-def readable_columns(schema: pyarrow.Schema, *, path: Path, emit: Emit) -> list[str]:
-    """Return the columns of texts, numbers, truth values and labels; the others are reported."""
-    names = [one.name for one in schema if _is_plain(one.type) or is_list_of_labels(one.type)]
-    report_left_out([name for name in schema.names if name not in names], path=path, emit=emit)
-    return names
-
-
 def report_left_out(names: Sequence[str], *, path: Path, emit: Emit) -> None:
     """Report the columns that can't be texts or labels, if there are any."""
     if names:
         left_out = f"columns of {path} left out, since they hold neither text nor numbers"
         emit(Info(f"{left_out}: {', '.join(map(repr, names))}"))
-
-
-def is_list_of_labels(kind: pyarrow.DataType) -> bool:
-    """Return whether a column holds lists of texts or of whole numbers."""
-    if not (types.is_list(kind) or types.is_large_list(kind)):
-        return False
-    own = kind.value_type
-    return _is_plain(own) and not (types.is_floating(own) or types.is_boolean(own))
-
-
-def _is_plain(kind: pyarrow.DataType) -> bool:
-    """Return whether a column holds a text, a number or a truth value in each row."""
-    if types.is_dictionary(kind):
-        return _is_plain(kind.value_type)
-    tests = (
-        *(types.is_string, types.is_large_string, types.is_string_view),
-        *(types.is_integer, types.is_floating, types.is_decimal, types.is_boolean, types.is_null),
-    )
-    return any(is_of(kind) for is_of in tests)

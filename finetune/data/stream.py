@@ -94,7 +94,7 @@ def _read_table(
     sample = next(pieces, [])
     names = dict.fromkeys(name for record in sample for name in record)
     columns = pyarrow.table(
-        {name: [as_text(record.get(name)) for record in sample] for name in names},
+        {name: [as_text(record.get(name)) or "" for record in sample] for name in names},
         schema=pyarrow.schema([(name, "string") for name in names]),
     )
     texts, pairs = choose_text_columns(columns, options, reads_pairs=reads_pairs, table=str(path))
@@ -102,9 +102,8 @@ def _read_table(
     emit(Info(f"texts from column {named} of {path}"))
 
     def row_of(record: dict[str, Any]) -> Row:
-        first, second = (
-            join_texts([as_text(record.pop(name, "")) for name in own]) for own in (texts, pairs)
-        )
+        values = ([as_text(record.pop(name, "")) or "" for name in own] for own in (texts, pairs))
+        first, second = map(join_texts, values)
         return Row(first, record, second if pairs else None)
 
     def has_text(row: Row) -> bool:

@@ -1,21 +1,18 @@
 """Excel workbooks, read by openpyxl where it is installed."""
 
 from collections.abc import Iterator
-from itertools import zip_longest
 from typing import Any
 
-import pyarrow
-
 from finetune.config.schema import DataConfig
-from finetune.data.delimited import name_columns
+from finetune.data.delimited import NumberedValues, name_values
 from finetune.data.packed import ZIP, Content
-from finetune.data.reader import RawTable, Reader, Records, as_text, records_of
+from finetune.data.reader import Reader, Row, as_text
 from finetune.errors import DataUnreadable
 from finetune.events import Emit, Info
 
 
-def read(content: Content, options: DataConfig, emit: Emit) -> RawTable:
-    """Read the one sheet that has any rows; formulas have the values that Excel has saved."""
+def rows(content: Content, options: DataConfig, emit: Emit) -> Iterator[Row]:
+    """Yield those of the one sheet that has any; formulas have the values that Excel has saved."""
     path = content.path
     emit(Info(f"reading {path}: an Excel workbook"))
     try:
@@ -28,7 +25,7 @@ def read(content: Content, options: DataConfig, emit: Emit) -> RawTable:
     try:
         with content.open() as file:
             book = openpyxl.load_workbook(file, read_only=True, data_only=True)
-            sheets = {sheet.title: _rows_of(sheet) for sheet in book.worksheets}
+            sheets = {sheet.title: _values_of(sheet) for sheet in book.worksheets}
     # What openpyxl raises on damaged files: of every kind.
     except Exception as error:
         raise DataUnreadable(
@@ -41,28 +38,22 @@ def read(content: Content, options: DataConfig, emit: Emit) -> RawTable:
             f"{path} has rows in {len(filled)} sheets: {', '.join(filled)}",
             remedy="save the sheet with the texts as a file of its own, such as .csv",
         )
-    [rows] = filled.values()
-    values = [pyarrow.array(column, "string") for column in zip_longest(*rows, fillvalue="")]
-    table = pyarrow.table(values, names=list(map(str, range(len(values)))))
-    columns = name_columns(table, options, path=path, emit=emit)[0]
-    return RawTable(path, columns, lambda row: f"row {row + 1} of {path}")
+    [numbered] = filled.values()
+    return name_values(iter(numbered), options, path=path, emit=emit)
 
 
-def stream(content: Content, options: DataConfig, emit: Emit) -> Iterator[Records]:
-    """Yield the rows of the sheet."""
-    return records_of(read(content, options, emit).columns)
-
-
-def _rows_of(sheet: Any) -> list[list[str]]:
-    """Return the rows that are not blank."""
+def _values_of(sheet: Any) -> list[NumberedValues]:
+    """Return the rows that are not blank, all of one length."""
     from openpyxl.utils.escape import unescape
 
     rows = (
         # Excel writes the returns of a text as _x000D_.
-        [unescape(value) if isinstance(value, str) else as_text(value) for value in row]
+        [unescape(value) if isinstance(value, str) else as_text(value) or "" for value in row]
         for row in sheet.iter_rows(values_only=True)
     )
-    return [row for row in rows if any(value.strip() for value in row)]
+    filled = [row for row in enumerate(rows, start=1) if any(map(str.strip, row[1]))]
+    width = max((len(row) for _, row in filled), default=0)
+    return [(number, row + [""] * (width - len(row))) for number, row in filled]
 
 
-READER = Reader((".xlsx",), read, stream, first_bytes=ZIP)
+READER = Reader((".xlsx",), rows, unit="row", first_bytes=ZIP)

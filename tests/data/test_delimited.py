@@ -3,17 +3,15 @@
 import csv
 import gzip
 import zipfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pyarrow
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finetune.config.schema import DataConfig
-from finetune.data.delimited import Dialect, _parse_by_arrow
+from finetune.data.delimited import read_values
 from finetune.data.encoding import TextFile
 from finetune.data.formats import read_file
 from finetune.data.packed import Content
@@ -39,10 +37,6 @@ def read(
     emitted: list[Event] = []
     table = read_file(path, DataConfig("", **options), emit=emitted.append)
     return table, "; ".join(event.message for event in emitted if isinstance(event, Info))
-
-
-def utf8(path: Path) -> TextFile:
-    return TextFile(Content(path, path), "utf-8")
 
 
 def rows_of(columns: list[Any]) -> list[tuple[str, ...]]:
@@ -126,7 +120,7 @@ def test_what_does_not_parse_is_reported_with_its_line(
     line_end=st.sampled_from(["\n", "\r\n"]),
     quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
 )
-def test_both_parsers_give_what_was_written(
+def test_the_rows_are_those_that_were_written(
     tmp_path_factory: pytest.TempPathFactory,
     rows: list[tuple[str, str]],
     delimiter: str,
@@ -137,18 +131,9 @@ def test_both_parsers_give_what_was_written(
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, delimiter=delimiter, lineterminator=line_end, quoting=quoting)
         writer.writerows([("text", "label"), *rows])
-    dialect = Dialect(delimiter)
-    assert [tuple(row) for _, row in dialect.numbered_rows(utf8(path))][1:] == rows
-    with suppress(pyarrow.ArrowInvalid):
-        [table] = _parse_by_arrow(dialect, utf8(path), columns=2)
-        assert rows_of(table.columns) == [("text", "label"), *rows]
-
-
-def test_a_well_formed_file_is_read_by_column(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("finetune.data.delimited._parse_by_row", None)
-    assert read(tmp_path, 'text,label\ngood,a\n"fine",b\n')[0].columns.num_rows == 2
+    text = TextFile(Content(path, path), "utf-8")
+    read_back = [tuple(row) for _, row in read_values(text, delimiter, has_quotes=True)]
+    assert read_back == [("text", "label"), *rows]
 
 
 PRAISE = "".join(f"The film number {n} was a joy,good\nNever again {n},bad\n" for n in range(5))
@@ -184,10 +169,7 @@ def test_the_user_has_the_last_word_on_the_header(tmp_path: Path) -> None:
     assert table.columns.column_names == ["says", "spam"]
 
 
-def test_blank_trailing_columns_are_dropped_and_reported(tmp_path: Path) -> None:
-    table, emitted = read(tmp_path, "text,label,,\na,x,,\nb,y,,\n")
-    assert table.columns.to_pydict() == {"text": ["a", "b"], "label": ["x", "y"]}
-    assert "dropped 2 blank columns of" in emitted
+def test_blank_values_at_the_end_of_a_row_are_no_columns(tmp_path: Path) -> None:
     table, _ = read(tmp_path, "text,label\na,x,,\nb,y, ,\n")
     assert table.columns.to_pydict() == {"text": ["a", "b"], "label": ["x", "y"]}
     table, _ = read(tmp_path, "text,label,\na,x,\nb,y,note\n")

@@ -4,7 +4,6 @@ import codecs
 import random
 from pathlib import Path
 
-import pyarrow
 import pytest
 
 from finetune.data.encoding import TextFile, find_text
@@ -112,10 +111,3 @@ def test_bytes_that_are_no_text_are_refused(content: bytes) -> None:
     with pytest.raises(DataUnreadable, match="not a text file") as raised:
         find(content)
     assert "UTF-8" in raised.value.remedy
-
-
-def test_what_arrows_threads_release_does_not_need_pythons_lock() -> None:
-    before = pyarrow.total_allocated_bytes()
-    encoded = find((text := "Käse, 😀\n" * 1000).encode()).open_for_arrow().read_buffer()
-    assert encoded.to_pybytes().decode() == text
-    assert pyarrow.total_allocated_bytes() - before >= encoded.size  # Python's bytes don't count

@@ -149,7 +149,7 @@ VALUES = (
 
 @settings(max_examples=80)
 @given(columns=st.dictionaries(st.sampled_from(["text", "label", "é"]), VALUES, min_size=1))
-def test_json_lines_read_by_column_are_as_read_line_by_line(
+def test_json_lines_are_read_as_text(
     tmp_path_factory: pytest.TempPathFactory, columns: dict[str, list[Any]]
 ) -> None:
     path = tmp_path_factory.mktemp("tables") / "rows.jsonl"
@@ -157,11 +157,3 @@ def test_json_lines_read_by_column_are_as_read_line_by_line(
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     expected = {name: [as_text(value) for value in values] for name, values in columns.items()}
     assert columns_of(read(path)) == expected
-
-
-def test_json_lines_of_one_kind_a_column_are_read_by_column(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("finetune.data.json_lines._read_by_line", None)
-    table = read_lines(tmp_path, {"text": "2024-05-01", "label": 1}, {"text": "b", "label": 2.5})
-    assert columns_of(table) == {"text": ["2024-05-01", "b"], "label": ["1", "2.5"]}
