@@ -25,7 +25,7 @@ def __getattr__(name: str) -> Any:
     """Load the functions when they are first used: torch and transformers take seconds."""
     if name in __all__:
         function = getattr(import_module(f"finetune.commands.{name}"), name)
-        return import_module("finetune.commands.python_api").shown_live(function)
+        return import_module("finetune.commands.progress").shown_live(function)
     raise AttributeError(f"module 'finetune' has no attribute {name!r}")
 
 

@@ -14,7 +14,7 @@ TrialStatus = Literal["fits", "too_big", "timed_out", "failed"]
 
 @dataclass(frozen=True)
 class Info:
-    """What the work does now, such as ``reading TREC``, or a fact that it has found."""
+    """What the work does now, or a fact that it has found."""
 
     message: str
 
@@ -54,8 +54,7 @@ class Advance:
 class Trial:
     """A batch size was tried, with a ``part`` of the model.
 
-    ``reason`` says why it does not fit. It is strained if it barely fits: the allocator had to free
-    its cache and try again, or the system began to swap.
+    It is strained if the allocator had to free its cache, or the system began to swap.
     """
 
     batch_size: int
@@ -70,11 +69,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class Step:
-    """The state of the training loop after a step, every ``logging_steps``.
+    """Training after so many steps, every ``logging_steps``.
 
     Args:
-        step: Steps done, from 1.
-        total_steps: Steps of the run unless it stops early.
         loss: Mean training loss since the last report.
         memory_bytes: Memory in use on the device.
         held_bytes: Memory that the process holds there, with what is cached for later.

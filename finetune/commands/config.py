@@ -18,6 +18,12 @@ from finetune.commands.options import (
     load,
 )
 from finetune.config.schema import OPTIONS
+from finetune.config.yaml_files import (
+    describe_recipes,
+    make_json_schema,
+    recipes_folder,
+    write_new_file,
+)
 from finetune.errors import UsageError
 from finetune.escaping import escape_line
 
@@ -51,24 +57,21 @@ def show(*, config: str | None, assignments: tuple[str, ...], as_json: bool, **f
     The source is default, a file, an environment variable or a flag; a later one overrides.
     """
     loaded = load(flags, config=config, assignments=assignments)
-    options = [
-        dict(
-            section=option.section,
-            option=name,
-            value=option.value_in(loaded.config),
-            origin=loaded.sources.get(name, "default"),
-        )
+    rows = [
+        (option.section, name, option.value_in(loaded.config), loaded.sources.get(name, "default"))
         for name, option in OPTIONS.items()
     ]
     if as_json:
+        names = ("section", "option", "value", "origin")
+        options = [dict(zip(names, row, strict=True)) for row in rows]
         show_json({"schema_version": 1, "options": options})
         return
-    rows, section = [], ""
-    for one in options:
-        value = one["value"] if isinstance(one["value"], str) else json.dumps(one["value"])
-        is_first, section = one["section"] != section, one["section"]
-        rows.append((section if is_first else "", one["option"], value, one["origin"]))
-    show_table(("section", "option", "value", "source"), rows)
+    cells, shown = [], ""
+    for section, name, value, source in rows:
+        text = value if isinstance(value, str) else json.dumps(value)
+        cells.append((section if section != shown else "", name, text, source))
+        shown = section
+    show_table(("section", "option", "value", "source"), cells)
 
 
 @command.command(epilog=EXAMPLES)
@@ -90,8 +93,6 @@ def validate(*, files: tuple[str, ...]) -> None:
 @debug_option
 def schema() -> None:
     """Print the JSON Schema of the YAML files, for editors."""
-    from finetune.config.yaml_files import make_json_schema
-
     click.echo(json.dumps(make_json_schema(), indent=2))
 
 
@@ -99,8 +100,6 @@ def schema() -> None:
 @debug_option
 def list_recipes() -> None:
     """List the recipes that come with the package."""
-    from finetune.config.yaml_files import describe_recipes
-
     recipes = describe_recipes()
     width = max(map(len, recipes))
     for name, purpose in recipes.items():
@@ -113,8 +112,6 @@ def list_recipes() -> None:
 @debug_option
 def copy(*, name: str, file: Path | None) -> None:
     """Copy the recipe NAME to a new FILE, by default NAME.yaml in the current folder."""
-    from finetune.config.yaml_files import describe_recipes, recipes_folder, write_new_file
-
     if name not in (recipes := describe_recipes()):
         remedy = f"take one of {', '.join(recipes)}"
         raise UsageError(f"there is no recipe {name}", remedy=remedy)

@@ -6,13 +6,16 @@ Rich is imported where something is shown, so that ``--help`` stays quick.
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import wraps
 from importlib.util import find_spec
+from inspect import Parameter, getdoc, signature
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from finetune import events
 from finetune.commands.console import LITERAL, clock
+from finetune.config.schema import OPTIONS
 from finetune.distributed.launch import read_launch
 from finetune.escaping import escape_line
 
@@ -27,6 +30,10 @@ MIN_STAGE_SECONDS = 0.1
 VALIDATION_LINES = 10
 STEP_LINES = 7
 MAX_SILENCE_SECONDS = 600.0
+_API_HELP = """
+
+It shows how far it is in a notebook and on a terminal, as the command does; with ``progress=True``
+everywhere, with ``progress=False`` or an ``emit`` nowhere."""
 
 
 @contextmanager
@@ -52,6 +59,45 @@ def showing(*, quiet: bool, no_progress: bool) -> Iterator[events.Emit]:
         yield view.show
     finally:
         view.bar.stop()
+
+
+def shown_live(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of the Python API that shows its events, unless it gets an ``emit``.
+
+    ``progress`` says whether; without it they are shown where someone sees them.
+    """
+
+    @wraps(function)
+    def call(
+        *arguments: Any,
+        emit: events.Emit | None = None,
+        progress: bool | None = None,
+        **options: Any,
+    ) -> Any:
+        is_shown = is_watched() if progress is None else progress
+        if emit or not is_shown:
+            return function(*arguments, emit=emit or events.ignore, **options)
+        with showing(quiet=False, no_progress=False) as show:
+            return function(*arguments, emit=show, **options)
+
+    call.__doc__ = f"{getdoc(function)}{_API_HELP}"
+    shape = signature(function)
+    named = {"emit": None, "progress": None}
+    parameters = [one for name, one in shape.parameters.items() if name not in named]
+    if parameters[-1].kind is Parameter.VAR_KEYWORD:
+        parameters.pop()
+        named |= {option.name: option.default for option in OPTIONS.values()}
+    parameters += [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default) for name, default in named.items()
+    ]
+    # Read by help() and by what completes names in notebooks.
+    vars(call)["__signature__"] = shape.replace(parameters=parameters)
+    return call
+
+
+def is_watched() -> bool:
+    """Return whether someone sees what is shown: in a notebook or on a terminal."""
+    return "ipykernel" in sys.modules or bool(sys.stderr and sys.stderr.isatty())
 
 
 def _can_draw(console: "Console") -> bool:

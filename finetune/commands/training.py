@@ -2,14 +2,14 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from finetune.commands.report import write_pages
 from finetune.commands.resuming import Work
 from finetune.config.schema import change_options
 from finetune.devices.mps.power import kept_awake
-from finetune.distributed.processes import Processes, join_processes
+from finetune.distributed.processes import join_processes
 from finetune.errors import Interrupted
 from finetune.events import Emit, Info
 from finetune.files import write_json
@@ -30,7 +30,10 @@ def train(work: Work, *, emit: Emit) -> RunResults:
     processes calls this; a run may be resumed with more of them.
     """
     journal, processes = Journal(emit), join_processes()
-    with kept_awake(), _lock(work, processes) as folder, interruption_explained(folder):
+    lock = work.lock() if processes.is_main else nullcontext(RunFolder(Path()))
+    with kept_awake(), lock as locked, interruption_explained(locked):
+        # The main process tells the others which it is.
+        folder = processes.broadcast(lambda: locked)
         preparation = prepare(
             work.config, option_sources=work.sources, emit=journal, processes=processes
         )
@@ -40,16 +43,6 @@ def train(work: Work, *, emit: Emit) -> RunResults:
         ) as run:
             run.train()
             return run.finish(write_pages=write_pages)
-
-
-@contextmanager
-def _lock(work: Work, processes: Processes) -> Iterator[RunFolder]:
-    """Let the main process lock the run's folder, and tell the others which it is."""
-    if not processes.is_main:
-        yield processes.broadcast(lambda: RunFolder(Path()))
-        return
-    with work.lock() as folder:
-        yield processes.broadcast(lambda: folder)
 
 
 def train_seeds(work: Work, *, emit: Emit) -> SeedResults:

@@ -30,27 +30,26 @@ class Head:
 
 def _output_layer_and_new(structure: Any) -> frozenset[str]:
     # What is new would otherwise stay as random as it was drawn.
-    names: frozenset[str] = structure.output_layer | structure.new
-    return names
+    return structure.output_layer | structure.new  # type: ignore[no-any-return]
 
 
 def _learning_rate_of_linear_model(structure: Any) -> float:
     # The input from MiniLM's pooler is a tenth of BERT-base's: one rate for both costs the other 3
     # points of accuracy. It is far too high if layers beneath the output layer train too.
-    if _output_layer_and_new(structure) != structure.output_layer:
+    if structure.new - structure.output_layer:
         return NEW_HEAD_LEARNING_RATE
     return float(f"{7e-3 / (structure.output_layer_input or TYPICAL_OUTPUT_LAYER_INPUT):.2g}")
 
 
 HEADS: Mapping[HeadName, Head] = {
     "whole": Head(
-        mode="head",
+        "head",
         freezes_encoder=False,
         trained_names=lambda structure: structure.head,
         learning_rate=lambda _: NEW_HEAD_LEARNING_RATE,
     ),
     "classifier": Head(
-        mode="classifier",
+        "classifier",
         freezes_encoder=True,
         trained_names=_output_layer_and_new,
         learning_rate=_learning_rate_of_linear_model,

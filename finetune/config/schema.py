@@ -356,37 +356,34 @@ def default_learning_rate(mode: Mode, *, hidden_size: int, structure: Any) -> fl
 
 @dataclass(frozen=True)
 class ModeDefaults:
-    """Values of the options that are not given; these are for a mode that trains the encoder."""
+    """Values of the options that are not given."""
 
-    num_train_epochs: float = 3.0
-    # Half a point of accuracy on TREC over 10 splits; 5 and 20 times gave the same.
-    head_lr_multiplier: float = 10.0
-    weight_decay: float = 0.01
-    early_stopping_patience: int = 0
+    num_train_epochs: float
+    head_lr_multiplier: float
+    weight_decay: float
+    early_stopping_patience: int
 
 
-# A head over stored features trains until it stops improving: 100 epochs are a maximum.
-HEAD_DEFAULTS = ModeDefaults(
-    num_train_epochs=100.0, head_lr_multiplier=1.0, weight_decay=0.0, early_stopping_patience=30
-)
-# The steps of 100 epochs of TREC. Larger data needs fewer epochs, and is validated after each.
+# A head over stored features trains until it stops improving: 100 epochs are a maximum, of fewer
+# steps than those of TREC. Larger data needs fewer epochs, and is validated after each.
+MAX_EPOCHS_OF_A_HEAD = 100
 MAX_STEPS_OF_A_HEAD = 14_000
 
 # Few rows need more epochs: from 250 steps on, five datasets of 150 to 1,000 rows came within a
 # point of their best of 3, 10, 20 and 40 epochs. TREC takes three (docs/measurements.md).
+MIN_EPOCHS = 3
 MIN_STEPS = 250
 MAX_EPOCHS_OF_FEW_ROWS = 40
 PATIENCE_OF_FEW_ROWS = 8
+# Half a point of accuracy on TREC over 10 splits; 5 and 20 times gave the same.
+LR_MULTIPLIER = 10.0
 
 
 def mode_defaults(mode: Mode, *, steps_per_epoch: int) -> ModeDefaults:
     """Return the defaults that depend on the mode and the number of rows."""
     if mode.trains_encoder:
-        epochs = float(min(math.ceil(MIN_STEPS / steps_per_epoch), MAX_EPOCHS_OF_FEW_ROWS))
-        if epochs <= ModeDefaults.num_train_epochs:
-            return ModeDefaults()
-        return ModeDefaults(num_train_epochs=epochs, early_stopping_patience=PATIENCE_OF_FEW_ROWS)
-    max_epochs = HEAD_DEFAULTS.num_train_epochs
-    epochs = max(1, min(MAX_STEPS_OF_A_HEAD // steps_per_epoch, max_epochs))
-    patience = math.ceil(epochs / max_epochs * HEAD_DEFAULTS.early_stopping_patience)
-    return replace(HEAD_DEFAULTS, num_train_epochs=epochs, early_stopping_patience=patience)
+        epochs = min(math.ceil(MIN_STEPS / steps_per_epoch), MAX_EPOCHS_OF_FEW_ROWS)
+        patience = PATIENCE_OF_FEW_ROWS if epochs > MIN_EPOCHS else 0
+        return ModeDefaults(float(max(epochs, MIN_EPOCHS)), LR_MULTIPLIER, 0.01, patience)
+    epochs = max(1, min(MAX_STEPS_OF_A_HEAD // steps_per_epoch, MAX_EPOCHS_OF_A_HEAD))
+    return ModeDefaults(float(epochs), 1.0, 0.0, math.ceil(epochs * 30 / 100))

@@ -122,19 +122,17 @@ def _comment(text: str, *, indent: str) -> str:
 
 
 def check_is_new(path: Path) -> None:
-    """Raise ``UsageError`` if a file exists."""
+    """Raise ``UsageError`` if a file exists or its folder can't be written."""
     if path.exists():
         raise UsageError(f"{path} already exists", remedy="delete it, or name another file")
+    if not os.access(path.parent, os.W_OK):
+        raise UsageError(f"{path} can't be written", remedy="name a file in a writable folder")
 
 
 def write_new_file(path: Path, text: str) -> None:
     """Write a file; raise ``UsageError`` if it exists or its folder can't be written."""
     check_is_new(path)
-    try:
-        write_text_atomically(path, text)
-    except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
-        message = f"{path} can't be written: {error.strerror}"
-        raise UsageError(message, remedy="name a file in a writable folder") from error
+    write_text_atomically(path, text)
 
 
 def make_json_schema() -> dict[str, Any]:

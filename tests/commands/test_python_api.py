@@ -6,8 +6,8 @@ import pytest
 from option_types import STUB, make_stub
 
 import finetune
-from finetune.commands import python_api
-from finetune.commands.python_api import shown_live
+from finetune.commands import progress
+from finetune.commands.progress import shown_live
 from finetune.config.schema import OPTIONS, ModelConfig
 from finetune.events import Emit, Event, Info, ignore
 
@@ -27,7 +27,7 @@ def test_where_nobody_watches_nothing_is_shown(capsys: pytest.CaptureFixture[str
 def test_where_someone_watches_events_are_shown_unless_the_caller_takes_them(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(python_api, "is_watched", lambda: True)
+    monkeypatch.setattr(progress, "is_watched", lambda: True)
     work("it")
     assert capsys.readouterr() == ("", "working on it\n")
     emitted: list[Event] = []

@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 from prepared_runs import prepare_tiny
 
-from finetune.config.schema import HEAD_DEFAULTS
-
 
 @pytest.mark.parametrize(
     ("options", "steps_per_epoch", "total_steps"),
@@ -43,7 +41,7 @@ def test_defaults_depend_on_model_and_mode(tiny_folder: Path) -> None:
     head = prepare_tiny(tiny_folder, freeze_core=True, **options).plan
     assert head.schedule.peak == 5e-4
     assert head.values.num_train_epochs == 100
-    assert head.values.early_stopping_patience == HEAD_DEFAULTS.early_stopping_patience
+    assert head.values.early_stopping_patience == 30
     assert head.hyperparameters.weight_decay == 0
 
 
