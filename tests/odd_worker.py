@@ -5,13 +5,10 @@ import signal
 import sys
 import time
 
-import psutil
-
 from finetune.batch_finder.child import connect_to_parent
 
 KILLED, ABORTED, ABORTED_FOR_MEMORY, SEGFAULT, HANGS, FAILS, NO_MEMORY, EXITS = range(101, 109)
 GROWS, SPEAKS_OF_MEMORY, STRAINED, KNOWS_NO_PEAK = range(109, 113)
-MAKES_NO_CODE, GROWS_AND_MAKES_NO_CODE = range(113, 115)
 BUDGET_BYTES = 64 * 2**20
 # A variable: the folder in which the parent leaves a file after each look at a child's memory.
 LOOKS = "LOOKS_AT_MEMORY"
@@ -35,11 +32,6 @@ def hold(size_bytes: int) -> bytearray:
         while len(os.listdir(looks)) < before + 2:
             time.sleep(0.01)
     return held
-
-
-def almost_all() -> int:
-    """Return what takes this process to nearly its budget; coverage makes Python itself larger."""
-    return int(0.95 * BUDGET_BYTES) - int(psutil.Process().memory_info().rss)
 
 
 def complain(text: str) -> None:
@@ -73,12 +65,6 @@ def train(size: int) -> dict[str, object]:
         sys.exit("the library gave up")
     if size == GROWS:
         hold(3 * BUDGET_BYTES)
-    if size in (MAKES_NO_CODE, GROWS_AND_MAKES_NO_CODE):
-        hold(almost_all() if size == GROWS_AND_MAKES_NO_CODE else 1)
-        return {
-            "failure": "RuntimeError: could not create a primitive",
-            "is_out_of_memory": False,
-        }
     if size == KNOWS_NO_PEAK:
         hold(30 * 2**20)
     if size == SPEAKS_OF_MEMORY:

@@ -1,6 +1,5 @@
 """What a search is about: a step of which model, and where."""
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,16 +34,6 @@ class Case:
     gradient_checkpointing: bool
     part: Part = "whole"
     task: str = "single"
-
-    def to_json(self) -> str:
-        """Return one line of JSON, the same for equal cases."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True)
-
-    @classmethod
-    def from_json(cls, line: str) -> "Case":
-        """Return the case of a line that ``to_json`` returned."""
-        fields = json.loads(line)
-        return cls(**fields | {"mode": Mode(fields["mode"])})
 
 
 def architecture_of(model_config: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,9 +8,8 @@ import json
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from importlib.resources import files
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -41,13 +40,13 @@ _BATCH_SIZES = (1, 256, 1024)
 class Calibration:
     """What measurements on a device showed: peak bytes = ``offset + slope * live bytes``.
 
-    ``error_share`` says how far a peak may be from the prediction, as a share of the latter.
+    ``error_share`` says how far a peak may be from the prediction, as a share of the latter, and
+    ``source`` what the numbers rest on.
     """
 
     slope: float
     offset_bytes: int
     error_share: float
-    measurements: int
     source: str
 
     def apply(self, live: MemoryModel) -> MemoryModel:
@@ -56,17 +55,6 @@ class Calibration:
             floor_bytes=self.offset_bytes + self.slope * live.floor_bytes,
             base_bytes=self.offset_bytes + self.slope * live.base_bytes,
             example_bytes=self.slope * live.example_bytes,
-        )
-
-    def describe(self, case: Case) -> str:
-        """Say what an estimate for a case rests on."""
-        encoder = "trains" if _trains_encoder(case) else "is frozen"
-        basis = f"{self.measurements} measurements on {case.device} where the encoder {encoder}"
-        if not self.measurements:
-            basis = f"no measurements of this project's own on {case.device}"
-        return (
-            f"the live tensors of a step, times {self.slope:.2f}, plus "
-            f"{gibibytes(self.offset_bytes)}: from {basis}; {self.source}"
         )
 
 
@@ -102,7 +90,8 @@ def estimate(case: Case, mac: Mac, *, limit: int) -> EstimateResult:
         batch=batch,
         lowest_batch=lowest,
         highest_batch=highest,
-        basis=calibration.describe(case),
+        basis=f"the live tensors of a step, times {calibration.slope:.2f}, plus "
+        f"{gibibytes(calibration.offset_bytes)}: {calibration.source}",
     )
 
 
@@ -183,15 +172,10 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def load_calibration(case: Case) -> Calibration:
     """Return what is known of a case's device and of what trains."""
     part = "core" if _trains_encoder(case) else "head"
-    return Calibration(**_calibrations()[case.device][part])
+    text = files("finetune.batch_finder").joinpath("calibration.json").read_text(encoding="utf-8")
+    return Calibration(**json.loads(text)[case.device][part])
 
 
 def _trains_encoder(case: Case) -> bool:
     """Return whether the encoder's graph decides the peak, and not only its forward."""
     return case.part != "features" and case.mode.trains_encoder
-
-
-@cache
-def _calibrations() -> dict[str, dict[str, dict[str, Any]]]:
-    text = files("finetune.batch_finder").joinpath("calibration.json").read_text(encoding="utf-8")
-    return cast(dict[str, dict[str, dict[str, Any]]], json.loads(text))

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -78,7 +79,10 @@ def find(case: Case, where: Search) -> SearchResult:
     limit_bytes = where.limit_bytes()
     bounds = {"limit": limit, "first": first} | asdict(where.options)
     file = where.cache and where.cache / f"{_key(case, device, bounds)}.json"
-    cached = _read(file) if file else None
+    cached = None
+    if file:
+        with suppress(OSError, ValueError):
+            cached = TypeAdapter(SearchResult).validate_json(file.read_bytes())
     with TrialRunner(
         case, device, limit_bytes=limit_bytes, timeout_seconds=time_limit, emit=where.emit
     ) as runner:
@@ -146,14 +150,6 @@ def find_parts(case: Case, where: Search, *, stores_features: bool) -> BatchResu
 def _key(case: Case, device: Device, bounds: dict[str, Any]) -> str:
     """Return a key of all that a result depends on but the budget."""
     versions = [f"{package} {version(package)}" for package in _PACKAGES]
-    limits = json.dumps(bounds, sort_keys=True)
-    ingredients = "\n".join([case.to_json(), device.description, *versions, limits])
+    case_json, limits = (json.dumps(one, sort_keys=True) for one in (asdict(case), bounds))
+    ingredients = "\n".join([case_json, device.description, *versions, limits])
     return hashlib.sha256(ingredients.encode()).hexdigest()
-
-
-def _read(file: Path) -> SearchResult | None:
-    """Return what an earlier search wrote, or None if there is nothing that can be read."""
-    try:
-        return TypeAdapter(SearchResult).validate_json(file.read_bytes())
-    except (OSError, ValueError):
-        return None

@@ -143,24 +143,11 @@ class MemoryModel:
 def fit_memory(peaks: Mapping[int, int]) -> MemoryModel:
     """Fit a model to measured peaks in bytes by batch size; at least one.
 
-    Any number of the smallest sizes may be on the floor: the smallest error decides. Large sizes
-    weigh more, since the model is asked about larger ones.
+    The line goes through the two largest sizes that are far enough apart; those below may be on the
+    floor.
     """
-    sizes = sorted(peaks)
-    spread = [size for size in sizes if size * MIN_SPAN <= sizes[-1]]
-    models = []
-    for flat in range(max(1, len(spread))):
-        rising = sizes[flat:]
-        weight = sum(rising)
-        mean_size = sum(size**2 for size in rising) / weight
-        mean_peak = sum(size * peaks[size] for size in rising) / weight
-        variance = sum(size * (size - mean_size) ** 2 for size in rising)
-        covariance = sum(size * (size - mean_size) * (peaks[size] - mean_peak) for size in rising)
-        slope = max(0.0, covariance / variance) if variance else 0.0
-        floor = max((peaks[size] for size in sizes[:flat]), default=0)
-        models.append(MemoryModel(floor, mean_peak - slope * mean_size, slope))
-
-    def largest_error(model: MemoryModel) -> float:
-        return max(abs(model.peak_bytes(size) / peak - 1) for size, peak in peaks.items())
-
-    return min(models, key=largest_error)
+    smallest, largest = min(peaks), max(peaks)
+    size = max((one for one in peaks if one * MIN_SPAN <= largest), default=0)
+    growth_bytes = peaks[largest] - peaks[size] if size else 0
+    slope = max(0.0, growth_bytes / (largest - size))
+    return MemoryModel(peaks[smallest], peaks[largest] - slope * largest, slope)

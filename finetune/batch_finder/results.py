@@ -1,7 +1,6 @@
 """What was found for a model on a device, and what is estimated for one that is not here."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 from finetune.batch_finder.case import Case, Part
@@ -10,7 +9,13 @@ from finetune.events import Trial
 
 SCHEMA_VERSION = 1
 # The names in JSON are those that users' scripts read.
-_JSON_NAMES = {"padded_length": "max_length", "features_batch": "prefix_batch"}
+_JSON_NAMES = {
+    "padded_length": "max_length",
+    "features_batch": "prefix_batch",
+    "trials": "probes",
+    "batch_size": "batch",
+    "status": "outcome",
+}
 _JSON_PARTS = {"whole": "whole", "features": "prefix", "trainable": "suffix"}
 
 
@@ -43,8 +48,7 @@ class _Result:
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``find-batch --json`` prints."""
-        names = [field.name for field in fields(self)]
-        return {_JSON_NAMES.get(name, name): getattr(self, name) for name in names}
+        return {_JSON_NAMES.get(name, name): value for name, value in vars(self).items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,28 +60,13 @@ class BatchResult(BatchSizes, _Result):
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``find-batch --json`` prints."""
-        values = super().to_json()
-        del values["trials"]
-        return values | {"probes": [_trial_json(trial) for trial in self.trials]}
+        return super().to_json() | {"probes": [_trial_json(trial) for trial in self.trials]}
 
 
 def _trial_json(trial: Trial) -> dict[str, Any]:
-    values = asdict(trial)
+    values = {_JSON_NAMES.get(name, name): value for name, value in vars(trial).items()}
     del values["is_strained"]
-    part, batch, status = (values.pop(name) for name in ("part", "batch_size", "status"))
-    return {"part": _JSON_PARTS[part], "batch": batch, "outcome": status, **values}
-
-
-def least_of(results: Sequence[BatchResult]) -> BatchResult:
-    """Return sizes that fit in each of the processes that have found these, for the same case."""
-    smallest = min(results, key=lambda one: one.max_verified)
-    features = [one.features_batch for one in results if one.features_batch is not None]
-    return replace(
-        smallest,
-        recommended=min(one.recommended for one in results),
-        fastest=min(one.fastest for one in results),
-        features_batch=min(features, default=None),
-    )
+    return values | {"part": _JSON_PARTS[trial.part]}
 
 
 @dataclass(frozen=True, kw_only=True)

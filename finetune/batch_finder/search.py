@@ -1,7 +1,7 @@
 """Which batch size to try next, and when to stop: numbers only, no device.
 
 The search grows until the memory model has a slope, goes near the size that the model predicts, and
-brackets the largest that fits to 1%. One more trial looks for a smaller size that is as fast.
+brackets the largest that fits to 1%. If that leaves no room, one more trial is for one that does.
 
 A trial takes a few steps at one padded length, a run thousands at many lengths: on a CPU, 50 steps
 of mixed lengths took a fifth more memory per example. So a recommended size leaves a tenth of the
@@ -34,15 +34,11 @@ STEP_DOWN_SHARE = 0.02
 FAR_SHARE = 0.75
 # A size this close to the best speed, as a share of it, counts as fastest.
 FASTEST_SHARE = 0.97
-# An untried size should be this close, since speeds are measured with an error of a per cent.
-TARGET_SPEED_SHARE = 0.98
 # What a recommended size uses at most, of the budget and of the size at which memory ends.
 SAFE_BUDGET_SHARE = 0.9
 SAFE_SIZE_SHARE = 0.75
-# An untried size is worth a trial if all that would do as well are this much larger or smaller.
+# A size that leaves room is tried if none that passed is at least so large, as a share of it.
 WORTHWHILE_SHARE = 0.75
-# After this many trials none is spent on a size that is only smaller, and not safer.
-FEW_TRIALS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,14 +118,14 @@ def _next_size(history: History) -> tuple[int, bool] | None:
             return size, not is_growing or size in (affordable, history.limit)
     if history.largest not in history.checked_sizes:
         return max(1, history.largest), True
-    size = size_worth_trying(history)
+    size = size_with_room(history)
     is_affordable = size and size <= history.affordable_size(history.seconds_left)
     return (size, False) if size and is_affordable and len(history.trials) < MAX_TRIALS else None
 
 
 def _is_exhausted(history: History) -> bool:
     """Return whether no trial is left but the one that finds a size to recommend."""
-    kept = 1 if history.passed and size_worth_trying(history) else 0
+    kept = 1 if history.passed and size_with_room(history) else 0
     return len(history.trials) >= MAX_TRIALS - kept
 
 
@@ -161,15 +157,28 @@ def _bracketing_size(history: History) -> int | None:
         return _first_size(history)
     if low == history.limit or (high is not None and high - low <= _tolerance(history)):
         return None
-    predicted = history.predict_largest()
+    tolerance, predicted = _tolerance(history), history.predict_largest()
+    # The size that fits even if all of the peak so far was due to the examples.
+    peak_bytes = history.passed[low].peak_bytes or history.budget_bytes
+    proportional = max(low, low * history.budget_bytes // peak_bytes)
     if predicted is None:
         # It fits if examples took at most half of the peak so far, or is the double.
-        size = max(2 * low, 2 * _proportional_size(history) - low)
+        size = max(2 * low, 2 * proportional - low)
         size = size if high is None else min(size, math.isqrt(low * high))
+    elif (target := math.ceil(TARGET_SHARE * predicted)) < low + tolerance:
+        # If one tolerance more fails, the largest size is bracketed. Beyond the prediction, which
+        # was too low then, the distance grows.
+        size = low + (low - target if low > predicted else tolerance)
+        size = size if high is None else min(size, (low + high) // 2)
+    elif high is None or target < high:
+        size = target
+    elif proportional < FAR_SHARE * high:
+        # The memory model expected one to fit that failed, and here rests on too little.
+        size = math.isqrt(proportional * high)
     else:
-        size = _size_near(predicted, history)
-    end = high or history.limit + 1
-    return min(max(size, low + 1), end - 1)
+        share = STEP_DOWN_SHARE * 2 ** (len(history.sizes("too_big")) - 1)
+        size = max((low + high) // 2, int((1 - share) * high))
+    return min(max(size, low + 1), (high or history.limit + 1) - 1)
 
 
 def _first_size(history: History) -> int:
@@ -180,33 +189,6 @@ def _first_size(history: History) -> int:
         return min(history.first or FIRST_SIZE, history.limit)
     smallest = min(trial.batch_size for trial in history.trials)
     return FIRST_SIZE if smallest > 2 * FIRST_SIZE else 1
-
-
-def _size_near(predicted: int, history: History) -> int:
-    """Return the size to try when the memory model predicts the largest."""
-    low, high = history.largest, history.bound
-    target = math.ceil(TARGET_SHARE * predicted)
-    if target < low + _tolerance(history):
-        # If one tolerance more fails, the largest size is bracketed. Beyond the prediction, which
-        # was too low then, the distance grows.
-        size = low + (low - target if low > predicted else _tolerance(history))
-        return size if high is None else min(size, (low + high) // 2)
-    if high is None or target < high:
-        return target
-    # The memory model expected one to fit that failed.
-    proportional = _proportional_size(history)
-    if proportional < FAR_SHARE * high:
-        return math.isqrt(proportional * high)
-    share = STEP_DOWN_SHARE * 2 ** (len(history.sizes("too_big")) - 1)
-    return max((low + high) // 2, int((1 - share) * high))
-
-
-def _proportional_size(history: History) -> int:
-    """Return the size that fits even if all of the peak so far was due to the examples."""
-    peak_bytes = history.passed[history.largest].peak_bytes
-    if not peak_bytes:
-        return history.largest
-    return max(history.largest, history.largest * history.budget_bytes // peak_bytes)
 
 
 def _tolerance(history: History) -> int:
@@ -235,23 +217,21 @@ def recommended_size(history: History) -> int:
     return fastest_size(roomy) if roomy else min(history.speeds)
 
 
-def size_worth_trying(history: History) -> int | None:
-    """Return an untried size that would probably be recommended, or None if none is worth it."""
-    fastest = fastest_size(history.speeds)
-    size = promising_size(history.speeds)
-    if _leaves_room(fastest, history):
-        # Once the search has come down from the largest, a smaller size adds little more.
-        has_come_down = history.trials[-1].batch_size < history.largest
-        is_cheap = len(history.trials) < FEW_TRIALS and not has_come_down
-        is_worth = is_cheap and size <= WORTHWHILE_SHARE * fastest
-    else:
-        size = max(1, min(size, _largest_with_room(history)))
-        is_worth = not any(
-            _leaves_room(other, history) and other >= WORTHWHILE_SHARE * size
-            for other in history.passed
-        )
+def size_with_room(history: History) -> int | None:
+    """Return an untried size that should leave room, None if one that passed is nearly as good."""
+    if _leaves_room(fastest_size(history.speeds), history):
+        return None
+    cramped = min(size for size in history.passed if not _leaves_room(size, history))
+    predicted = history.predict_largest(budget_share=SAFE_BUDGET_SHARE)
+    end = _end_of_memory(history)
+    bounds = (cramped - 1, predicted, end and int(SAFE_SIZE_SHARE * end))
+    size = max(1, min(bound for bound in bounds if bound is not None))
+    is_reached = any(
+        _leaves_room(other, history) and other >= WORTHWHILE_SHARE * size
+        for other in history.passed
+    )
     is_tried = size in {trial.batch_size for trial in history.trials}
-    return size if is_worth and not is_tried else None
+    return None if is_reached or is_tried else size
 
 
 def _leaves_room(size: int, history: History) -> bool:
@@ -270,15 +250,6 @@ def _end_of_memory(history: History) -> int | None:
     return min(history.sizes("too_big") | strained, default=None) or history.predict_largest()
 
 
-def _largest_with_room(history: History) -> int:
-    """Predict the largest size that leaves room, where the fastest that passed does not."""
-    cramped = min(size for size in history.passed if not _leaves_room(size, history))
-    predicted = history.predict_largest(budget_share=SAFE_BUDGET_SHARE)
-    end = _end_of_memory(history)
-    bounds = (cramped - 1, predicted, end and int(SAFE_SIZE_SHARE * end))
-    return min(bound for bound in bounds if bound is not None)
-
-
 def fastest_size(speeds: Mapping[int, float]) -> int:
     """Return the smallest size whose speed, in examples per second, is within 3% of the best.
 
@@ -287,22 +258,3 @@ def fastest_size(speeds: Mapping[int, float]) -> int:
     """
     best = max(speeds.values())
     return min(size for size, speed in speeds.items() if speed >= FASTEST_SHARE * best)
-
-
-def promising_size(speeds: Mapping[int, float]) -> int:
-    """Predict the smallest size that is about as fast as the fastest.
-
-    A step's seconds are taken to lie on a line from the next smaller size, which is slower.
-
-    >>> promising_size({size: size / (1 + 0.1 * size) for size in (8, 2000)})
-    392
-    """
-    fast = fastest_size(speeds)
-    slow = max((size for size in speeds if size < fast), default=fast)
-    if slow == fast:
-        return fast
-    slow_seconds, fast_seconds = slow / speeds[slow], fast / speeds[fast]
-    example_seconds = (fast_seconds - slow_seconds) / (fast - slow)
-    fixed_seconds = slow_seconds - example_seconds * slow
-    speed = min(TARGET_SPEED_SHARE * max(speeds.values()), speeds[fast])
-    return min(fast, math.ceil(speed * fixed_seconds / (1 - speed * example_seconds)))

@@ -6,12 +6,12 @@ budget, that it is ready, and a measurement of each size, or why it ends.
 """
 
 import dataclasses
-import math
 import time
 from typing import Any
 
 from finetune.batch_finder.case import Case
 from finetune.batch_finder.child import Child, ChildEnded, connect_to_parent
+from finetune.config.mode import Mode
 from finetune.devices.base import Device
 from finetune.devices.host import gibibytes
 from finetune.devices.host_memory import HostWatch, process_bytes
@@ -25,10 +25,6 @@ _SAMPLE_SECONDS = 0.02
 _HOST_SAMPLE_SECONDS = 0.25
 # Most searches need three fresh children within a few seconds, or one more.
 _SPARES = 2
-# A child that is killed while it holds this share of its budget has been killed for memory.
-_NEARLY_SHARE = 0.9
-# What oneDNN says when it gets no memory for the code that it makes, but for other reasons as well.
-_VAGUE_TEXT = "could not create a primitive"
 
 
 class TrialRunner:
@@ -115,7 +111,7 @@ class TrialRunner:
         while len(self._spares) < _SPARES and not self._device.memory.is_shared:
             self._spares.append(Child(self._module))
         budgets = {"limit_bytes": self._limit_bytes, "budget_bytes": self._budget_bytes}
-        child.send({"case": self._case.to_json(), **budgets})
+        child.send({"case": dataclasses.asdict(self._case), **budgets})
         return child
 
     def _end_child(self) -> None:
@@ -138,9 +134,7 @@ class TrialRunner:
             if "unsupported" in reply:
                 raise ModelUnsupported(reply["unsupported"], remedy=reply["remedy"])
             if reason := reply.get("failure"):
-                has_no_room = _VAGUE_TEXT in reason and self._was_nearly_full()
-                is_out_of_memory = reply["is_out_of_memory"] or has_no_room
-                raise _Stopped("too_big" if is_out_of_memory else "failed", reason)
+                raise _Stopped("too_big" if reply["is_out_of_memory"] else "failed", reason)
             if "ready" in reply:
                 self._peak_bytes = 0
             if self._device.memory.is_shared:
@@ -168,9 +162,6 @@ class TrialRunner:
             return _Stopped("too_big", reason)
         return _Stopped("failed", child.describe_end())
 
-    def _was_nearly_full(self) -> bool:
-        return self._peak_bytes > _NEARLY_SHARE * (self._budget_bytes or math.inf)
-
     def _find_oom_message(self, child: Child) -> str | None:
         texts = self._device.memory.out_of_memory_texts
         lines = (line for line in child.error_lines() if any(text in line for text in texts))
@@ -192,7 +183,7 @@ def serve() -> None:
     from finetune.batch_finder.trial_model import build_trial_model, measure
 
     request = requests.get()
-    case = Case.from_json(request["case"])
+    case = Case(**request["case"] | {"mode": Mode(request["case"]["mode"])})
     device = select_device(case.device, emit=lambda _: None)
     budget_bytes = request["budget_bytes"] or device.memory.budget_bytes(request["limit_bytes"])
     reply({"budget_bytes": budget_bytes})

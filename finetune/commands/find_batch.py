@@ -127,7 +127,7 @@ def _search(
 ) -> "FoundBatches":
     """Search on each device, in each mode; of several processes, each tries its own device."""
     from finetune.batch_finder.find import Search, find_parts
-    from finetune.batch_finder.results import FoundBatches, least_of
+    from finetune.batch_finder.results import FoundBatches
     from finetune.devices.select import select_device, usable_devices
     from finetune.runs.cache import cache_folder
     from finetune.runs.features import stores_features
@@ -139,7 +139,8 @@ def _search(
         search = Search(device, config.search, texts.rows, None, cache, emit)
         case, is_stored = _case(config, device, mode, texts), stores_features(config.cache, mode)
         own = find_parts(case, search, stores_features=is_stored)
-        results.append(least_of(processes.on(device).gather(own)))
+        everywhere = processes.on(device).gather(own)
+        results.append(min(everywhere, key=lambda result: result.recommended))
     if not any(result.max_verified for result in results):
         raise BatchDoesNotFit(
             "not even a batch of one example fits in memory",

@@ -62,11 +62,12 @@ class CpuMemory(DeviceMemory):
 
     is_shared = True
     out_of_memory_errors = (MemoryError,)
-    # PyTorch's texts where the system has posix_memalign, and elsewhere; then those of C++ and of
-    # the threads' library, which end the process.
+    # PyTorch's texts where the system has posix_memalign, and elsewhere; oneDNN's, which has no
+    # memory for its code; those of C++ and the threads' library, which end the process.
     out_of_memory_texts = (
         "DefaultCPUAllocator: can't allocate memory",
         "DefaultCPUAllocator: not enough memory",
+        "could not create a primitive",
         "std::bad_alloc",
         "libgomp: Out of memory",
     )

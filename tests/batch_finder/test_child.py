@@ -4,6 +4,7 @@ import platform
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -95,7 +96,7 @@ def test_the_end_of_standard_input_ends_a_process_that_is_busy() -> None:
 def test_a_worker_takes_its_budget_trains_and_names_the_class_of_an_error() -> None:
     child = Child("finetune.batch_finder.trials")
     try:
-        child.send({"case": tiny_case().to_json(), "limit_bytes": 2**31, "budget_bytes": 2**30})
+        child.send({"case": asdict(tiny_case()), "limit_bytes": 2**31, "budget_bytes": 2**30})
         assert child.receive(seconds=60) == {"budget_bytes": 2**30}
         assert child.receive(seconds=60) == {"ready": True}
         child.send(2)

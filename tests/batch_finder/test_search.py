@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finetune.batch_finder.history import History, RunTrial
-from finetune.batch_finder.search import SearchResult, fastest_size, promising_size, search
+from finetune.batch_finder.search import SearchResult, search
 from finetune.errors import BatchDoesNotFit, FinetuneError, TrialFailed
 from finetune.events import Trial
 
@@ -321,25 +321,3 @@ def test_any_trials_whatever_end_soon_with_a_size_that_passed_or_an_error(
         assert size <= found.max_verified
     assert found.max_verified in checked
     assert found.predicted_maximum is None or found.max_verified <= found.predicted_maximum <= limit
-
-
-@given(start=st.floats(1e-4, 1), row=st.floats(1e-6, 1), small=st.integers(1, 9))
-def test_promising_size_of_a_gpu_is_as_fast_and_hardly_larger_than_need_be(
-    start: float, row: float, small: int
-) -> None:
-    seconds = saturating(start=start, row=row)
-    speeds = {size: size / seconds(size) for size in (small, 100_000)}
-
-    size = promising_size(speeds)
-
-    assert small <= size <= 100_000
-    assert size / seconds(size) >= 0.97 * max(speeds.values())
-    if size > small:
-        assert (size - 1) / seconds(size - 1) < 0.981 * max(speeds.values())
-
-
-def test_promising_size_of_a_cpu_lies_before_its_fastest() -> None:
-    seconds = overflowing(start=0.6, row=0.28, best=12)
-    speeds = {size: size / seconds(size) for size in (1, 40, 80)}
-
-    assert 1 < promising_size(speeds) <= fastest_size(speeds) == 40

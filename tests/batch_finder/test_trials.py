@@ -106,11 +106,9 @@ def test_a_child_is_used_again_until_it_fails_or_a_new_one_is_wanted(runner: Tri
         (odd_worker.ABORTED, "failed", "SIGABRT: -[MTLDebugDevice newBuffer]: failed assertion"),
         (odd_worker.EXITS, "failed", "ended with exit code 1: the library gave up"),
         (odd_worker.FAILS, "failed", "ValueError: no such thing"),
-        (odd_worker.MAKES_NO_CODE, "failed", "RuntimeError: could not create a primitive"),
         (odd_worker.NO_MEMORY, "too_big", "RuntimeError: can't allocate"),
         (odd_worker.ABORTED_FOR_MEMORY, "too_big", "SIGABRT: terminate called after"),
         (odd_worker.GROWS, "too_big", "it held more than 0.1 GiB"),
-        (odd_worker.GROWS_AND_MAKES_NO_CODE, "too_big", "could not create a primitive"),
     ],
 )
 def test_each_end_of_a_child_is_called_by_its_name(
