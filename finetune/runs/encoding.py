@@ -2,7 +2,7 @@
 
 import hashlib
 from importlib.metadata import version
-from itertools import chain, pairwise
+from itertools import pairwise
 
 import numpy as np
 import pyarrow.compute as pc
@@ -39,19 +39,19 @@ def encode_rows(
 
     Each of several processes calls this with the same rows.
     """
-    texts = texts_of(rows)
+    texts, task = texts_of(rows), text_model.task
     if len(rows) < MANY_TEXTS or not config.cache.feature_cache:
         encoded = [_encode(texts, text_model, config, emit=emit)]
     else:
         encoded = _read_or_encode(texts, split, text_model, config, emit=emit, processes=processes)
-    labels = text_model.task.labels(column_of(rows, "label"))
+    labels = task.labels(column_of(rows, "label"))
     inputs = join_inputs([text_model.inputs(part) for part in encoded])
     examples = Examples(
-        inputs_of=inputs.inputs_of,
-        lengths=inputs.lengths,
+        inputs.inputs_of,
+        inputs.lengths,
+        labels,
+        task.example_weights(labels),
         windows=inputs.windows,
-        labels=labels,
-        weights=text_model.task.example_weights(labels),
         truncated_texts=sum(part.truncated_texts for part in encoded),
     )
     hints = ["raise --max-length"] if text_model.max_tokens > config.model.max_length else []
@@ -91,42 +91,34 @@ def _read_or_encode(
     sizes = sum(pc.binary_length(column).to_numpy().astype(np.int64) for column in texts.columns)
     starts = np.flatnonzero(np.diff(np.cumsum(sizes) // PART_BYTES)) + 1
     parts = [texts.slice(*ends) for ends in pairwise([0, *starts.tolist(), len(texts.texts)])]
-    own = range(len(parts))[processes.slice(len(parts))]
-    own_keys = [_key(parts[number], text_model, config) for number in own]
-    keys = [*chain.from_iterable(processes.gather(own_keys))]
+    empty = _encode(texts.slice(0, 0), text_model, config)
+    notes = {"model": config.model.model, "mode": "token ids", "data": config.data.data}
 
-    def get(number: int) -> EncodedTexts:
-        """Return the token ids that the store has, mapped, or encode and store them."""
-        part, key = parts[number], keys[number]
+    def read_or_encode(part: TextColumns) -> EncodedTexts:
+        key = _key(part, text_model, config)
         stored = store.read(key, emit=emit)
         if stored is None:
             encoded = _encode(part, text_model, config)
             tensors = {name: torch.from_numpy(array) for name, array in encoded.to_arrays().items()}
-            notes = {"model": config.model.model, "mode": "token ids", "data": config.data.data}
+            size_bytes = sum(tensor.nbytes for tensor in tensors.values())
+            of_part = notes | {"split": split, "rows": len(part.texts)}
             try:
-                stored = store.write(
-                    key,
-                    [tensors],
-                    size_bytes=sum(tensor.nbytes for tensor in tensors.values()),
-                    notes=notes | {"split": split, "rows": len(part.texts)},
-                )
+                stored = store.write(key, [tensors], size_bytes=size_bytes, notes=of_part)
             except OSError as error:
                 reason = f"can't be written to {store.folder} ({error.strerror})"
                 remedy = "make room with finetune cache clear, or name a folder with --cache-dir"
                 emit(WarningMessage(f"token ids {reason}: they stay in memory", remedy=remedy))
                 return encoded
-        empty = _encode(part.slice(0, 0), text_model, config)
         return empty.with_arrays({name: tensor.numpy() for name, tensor in stored[0].items()})
 
     emit(Info(f"encoding {len(texts.texts):,} {split} texts, except those already stored"))
-    encoded, done = {}, 0
-    total = sum(len(parts[number].texts) for number in own)
-    for number in own:
-        encoded[number] = get(number)
-        done += len(parts[number].texts)
-        emit(Advance(done, total))
+    own = range(len(parts))[processes.slice(len(parts))]
+    encoded, ends = {}, np.cumsum([len(parts[number].texts) for number in own]).tolist()
+    for number, end in zip(own, ends, strict=True):
+        encoded[number] = read_or_encode(parts[number])
+        emit(Advance(end, ends[-1]))
     processes.barrier()
-    return [encoded[number] if number in own else get(number) for number in range(len(parts))]
+    return [encoded.get(number) or read_or_encode(part) for number, part in enumerate(parts)]
 
 
 def _key(part: TextColumns, text_model: TextModel, config: Config) -> str:
@@ -135,13 +127,13 @@ def _key(part: TextColumns, text_model: TextModel, config: Config) -> str:
     for column in part.columns:
         update_with_texts(digest, column)
     max_length = min(config.model.max_length, text_model.max_tokens)
+    packages = ("tokenizers", "transformers", "finetune-mps")
     return key_of(
         [
             f"{len(part.columns)} columns {digest.hexdigest()}",
             f"tokenizer {text_model.source.tokenizer_sha256}",
             f"max_length {max_length}, {config.model.long_text_handling}",
-            *(f"{name} {version(name)}" for name in ("tokenizers", "transformers")),
-            f"finetune {version('finetune-mps')}",
+            *(f"{name} {version(name)}" for name in packages),
         ]
     )
 

@@ -9,7 +9,7 @@ import numpy as np
 from finetune.config.schema import Config, ModeDefaults, default_learning_rate, mode_defaults
 from finetune.devices.base import BatchShapes
 from finetune.model.load import TextModel
-from finetune.tokenization.buckets import Batch, plan_epoch, real_token_fraction
+from finetune.tokenization.buckets import Batch, plan_epoch
 from finetune.tokenization.examples import Examples
 from finetune.training.optimizers import Hyperparameters
 from finetune.training.schedule import Schedule
@@ -62,12 +62,11 @@ class TrainingPlan:
 
     def real_token_fraction(self) -> float:
         """Return the fraction of the first epoch's tokens that are not padding."""
-        filled_to = self.effective_batch_size if self.pads_batches else 1
-        batches = [
-            replace(batch, indices=self.examples.sequences_of(batch.indices))
-            for batch in self.batches(0)
-        ]
-        return real_token_fraction(batches, self.examples.lengths, filled_to=filled_to)
+        padded_tokens, filled_to = 0, self.effective_batch_size if self.pads_batches else 1
+        for batch in self.batches(0):
+            sequences = len(self.examples.sequences_of(batch.indices))
+            padded_tokens += max(sequences, filled_to) * batch.padded_length
+        return float(self.examples.lengths.sum() / padded_tokens)
 
 
 def plan_training(

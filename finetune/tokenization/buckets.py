@@ -118,13 +118,3 @@ def plan_evaluation(
         batches.append(Batch(order[start : start + size], padded_length))
         start += size
     return batches
-
-
-def real_token_fraction(
-    batches: Sequence[Batch], lengths: NDArray[np.int64], *, filled_to: int = 1
-) -> float:
-    """Return the fraction of tokens that are not padding, in batches filled up to some examples."""
-    padded_tokens = sum(
-        max(len(batch.indices), filled_to) * batch.padded_length for batch in batches
-    )
-    return float(sum(lengths[batch.indices].sum() for batch in batches) / padded_tokens)

@@ -28,6 +28,8 @@ def test_steps_follow_from_epochs_rows_and_max_steps(
     assert plan.schedule.total_steps == total_steps
     assert max(len(batch.indices) for batch in plan.batches(0)) <= plan.effective_batch_size
     assert sum(len(batch.indices) for batch in plan.batches(0)) == len(plan.examples.lengths)
+    tokens = sum(len(batch.indices) * batch.padded_length for batch in plan.batches(0))
+    assert plan.real_token_fraction() == plan.examples.lengths.sum() / tokens
 
 
 def test_defaults_depend_on_model_and_mode(tiny_folder: Path) -> None:
