@@ -19,14 +19,18 @@ Predicted = tuple[NDArray[np.float32], Labels]
 
 
 def calibrate_model(
-    text_model: TextModel, predict: Callable[[], Predicted], *, calibrates: bool, emit: Emit
-) -> tuple[Task, Predicted]:
+    text_model: TextModel, predict: Callable[[], Predicted] | None, *, calibrates: bool, emit: Emit
+) -> tuple[Task, Predicted | None]:
     """Calibrate the task of a model on validation rows, and scale the output layer accordingly.
 
-    ``predict`` returns logits and labels of those rows, as this does for the scaled model.
+    ``predict`` returns logits and labels of those rows, as this does for the scaled model; None if
+    there are none.
     """
-    parameters, predict_first = text_model.output_parameters, cache(predict)
-    task = text_model.task.calibrate(predict_first, fits_temperature=calibrates, emit=emit)
+    parameters, task = text_model.output_parameters, text_model.task
+    if predict is None:
+        return task.scale_output_layer(parameters), None
+    predict_first = cache(predict)
+    task = task.calibrate(predict_first, fits_temperature=calibrates, emit=emit)
     if task.temperature == 1:
         return task.scale_output_layer(parameters), predict()
     before, labels = predict_first()
@@ -34,16 +38,16 @@ def calibrate_model(
     scaled = task.scale_output_layer(parameters)
     after, _ = predict()
     deviation = np.abs(before - scaled.temperature * after).max()
-    if not deviation <= MAX_DEVIATION * np.abs(before).max():
-        emit(Info("calibration skipped: scaling the output layer did not scale the logits"))
-        with torch.no_grad():
-            for parameter, values in zip(parameters, saved, strict=True):
-                parameter.copy_(values)
-        return replace(task, temperature=1.0).scale_output_layer(parameters), (before, labels)
-    emit(
-        Info(
-            f"calibration: the logits are divided by {scaled.temperature:.3g}, a temperature "
-            "chosen on the validation rows"
+    if deviation <= MAX_DEVIATION * np.abs(before).max():
+        emit(
+            Info(
+                f"calibration: the logits are divided by {scaled.temperature:.3g}, a temperature "
+                "chosen on the validation rows"
+            )
         )
-    )
-    return scaled, (after, labels)
+        return scaled, (after, labels)
+    emit(Info("calibration skipped: scaling the output layer did not scale the logits"))
+    with torch.no_grad():
+        for parameter, values in zip(parameters, saved, strict=True):
+            parameter.copy_(values)
+    return replace(task, temperature=1.0).scale_output_layer(parameters), (before, labels)

@@ -184,7 +184,8 @@ class Checkpoints:
                     checkpoint = read_checkpoint(folder)
                     return checkpoint, restore_state(training_state, *checkpoint)
                 except (CheckpointDamaged, StateUnusable) as error:
-                    message = f"checkpoint {folder} is skipped: {error}"
+                    reason = error.__cause__ or error
+                    message = f"checkpoint {folder} is damaged and is skipped: {reason}"
                     remedy = "if this happens again, check the disk"
                     self.emit(WarningMessage(message, remedy=remedy))
             raise nothing_to_resume(self.folder)

@@ -7,18 +7,16 @@ Run.finish    the best model saved and evaluated, results and report written
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
 
-from finetune.config.schema import Config
 from finetune.config.yaml_files import dump_config
-from finetune.devices.batch_size import BatchSize
 from finetune.devices.mps.power import why_slowed
-from finetune.distributed.processes import SECONDS_LATE, Processes
+from finetune.distributed.processes import SECONDS_LATE
 from finetune.evaluation.predict import Predictor
 from finetune.evaluation.statistics import measure_calibration
 from finetune.events import Info, WarningMessage, stage
@@ -33,18 +31,16 @@ from finetune.runs.folder import RunFolder
 from finetune.runs.inference import write_confidences, write_inference
 from finetune.runs.journal import Journal, continue_journal
 from finetune.runs.manifest import Manifest, read_environment, restore_threads, write_environment
-from finetune.runs.plan import TrainingPlan
 from finetune.runs.preparation import Preparation
 from finetune.runs.results import RunDetails, RunFacts, RunResults, TrainingMetrics
 from finetune.runs.tracking import Tracking, tracked
 from finetune.tasks.metrics import choose_metric
 from finetune.tasks.scores import warn_unless_better
-from finetune.tokenization.examples import Examples
 from finetune.training.interruption import DistributedStopFlag, Stopped, stop_on_signal
 from finetune.training.loop import LoopSettings, ValidationResult, is_over, train
 from finetune.training.parity import check_device
 from finetune.training.snapshot import Progress
-from finetune.training.step import TrainingState, prepare_training
+from finetune.training.step import prepare_training
 
 WritePages = Callable[[RunFolder, RunResults], object]
 
@@ -52,11 +48,11 @@ WritePages = Callable[[RunFolder, RunResults], object]
 _COPIES_SECONDS = 1.0
 
 
-@dataclass(frozen=True)
 class Run:
-    """One training of a classifier.
+    """One training of a classifier, ready for its next step.
 
-    Args:
+    Attributes:
+        preparation: With precision and batch sizes chosen; its model changes.
         examples: The splits as the model in training reads them: token ids, or features.
         training_state: The model in training, or its trainable layers, with the optimizer.
         batch_size: Examples in one forward and backward.
@@ -64,15 +60,6 @@ class Run:
         tracking: Reports events to a tracker too.
     """
 
-    folder: RunFolder
-    preparation: Preparation
-    examples: Mapping[str, Examples]
-    training_state: TrainingState
-    batch_size: BatchSize
-    predictor: Predictor
-    checkpoints: Checkpoints
-    progress: Progress
-    emit: Journal
     tracking: Tracking
 
     @classmethod
@@ -86,13 +73,11 @@ class Run:
         continues: RunFolder | None = None,
         journal: Journal,
     ) -> Iterator["Run"]:
-        """Yield a run that is ready for its next step, and explain its failures.
+        """Yield a run in a folder that the main process has locked, and explain its failures.
 
-        The folder is locked by the main process; the model of the preparation will be changed. The
-        data must be that of a finished run that it continues.
+        The data must be that of a finished run that it continues.
         """
-        device, processes, emit = preparation.device, preparation.processes, journal
-        is_main = processes.is_main
+        processes = preparation.processes
         with failures_explained(folder, preparation):
             if continues:
                 saved, now = Manifest.read(continues), Manifest.of_data(preparation)
@@ -103,71 +88,68 @@ class Run:
                 threads, choices = processes.broadcast(lambda: read_environment(folder))
                 restore_threads(threads)
                 preparation = replace(preparation, choices=choices)
-            if hint := device.busy_hint():
-                emit(Info(hint))
-            with stage("precision", emit):
-                preparation = preparation.with_precision(emit=emit)
-            preparation = with_batch_sizes(preparation, emit=emit)
-            batch_size, eval_batch_size = make_batch_sizes(preparation, emit=emit)
-            plan, config = preparation.plan, preparation.resolved_config
-            device.choose_attention(longest_tokens=plan.padded_lengths[-1])
-            started = time.perf_counter()
-            with stage("features", emit):
-                model, examples = stored_features(preparation, eval_batch_size, emit=emit)
-            progress = Progress(
-                seconds=preparation.encoding_seconds + time.perf_counter() - started
-            )
-            precision = preparation.config.training.precision
-            training_state = prepare_training(
-                model,
-                head=preparation.text_model.structure.head,
-                device=device,
-                precision=precision,
-                losses=preparation.task.losses,
-                hyperparameters=plan.hyperparameters,
-                processes=processes,
-            )
-            if not is_main:
-                # With the same dropout on every rank the gradient would be noisier.
-                torch.manual_seed(plan.seed + processes.index)
-            keep = config.output.save_total_limit
-            checkpoints = Checkpoints(folder, keep=keep, emit=emit, processes=processes)
+            run = cls(preparation, folder, journal)
             if resumes:
-                seconds, progress = progress.seconds, checkpoints.restore(training_state)
-                progress.seconds += seconds
-                emit(Info(f"resuming after step {progress.steps:,}"))
-            if is_main:
-                if resumes:
-                    continue_journal(folder, steps=progress.steps)
-                else:
-                    folder.set_aside_previous()
-                    write_text_atomically(folder.config_file, dump_config(config))
-                    Manifest.of(preparation).write(folder)
-                    write_environment(folder, preparation)
+                run.restore()
+            if processes.is_main:
+                if not resumes:
+                    run.write_origin()
                 journal.open(folder)
-            predictor = Predictor(
-                training_state.model, device, precision, eval_batch_size, processes
-            )
-            with tracked(config, folder, emit=emit, is_main=is_main) as tracking:
-                yield cls(
-                    folder, preparation, examples, training_state, batch_size, predictor,
-                    checkpoints, progress, journal, tracking,
-                )  # fmt: skip
+            with tracked(run.config, folder, emit=journal, is_main=processes.is_main) as tracking:
+                run.tracking = tracking
+                yield run
 
-    @property
-    def config(self) -> Config:
-        """The run's options."""
-        return self.preparation.config
+    def __init__(self, preparation: Preparation, folder: RunFolder, journal: Journal) -> None:
+        self.folder, self.emit, self.processes = folder, journal, preparation.processes
+        device, emit = preparation.device, journal
+        if hint := device.busy_hint():
+            emit(Info(hint))
+        with stage("precision", emit):
+            preparation = preparation.with_precision(emit=emit)
+        self.preparation = preparation = with_batch_sizes(preparation, emit=emit)
+        self.config, self.plan = preparation.resolved_config, preparation.plan
+        self.batch_size, eval_batch_size = make_batch_sizes(preparation, emit=emit)
+        device.choose_attention(longest_tokens=self.plan.padded_lengths[-1])
+        started = time.perf_counter()
+        with stage("features", emit):
+            model, self.examples = stored_features(preparation, eval_batch_size, emit=emit)
+        seconds = preparation.encoding_seconds + time.perf_counter() - started
+        self.progress = Progress(seconds=seconds)
+        precision = preparation.config.training.precision
+        self.training_state = prepare_training(
+            model,
+            head=preparation.text_model.structure.head,
+            device=device,
+            precision=precision,
+            losses=preparation.task.losses,
+            hyperparameters=self.plan.hyperparameters,
+            processes=self.processes,
+        )
+        if not self.processes.is_main:
+            # With the same dropout on every rank the gradient would be noisier.
+            torch.manual_seed(self.plan.seed + self.processes.index)
+        self.predictor = Predictor(
+            self.training_state.model, device, precision, eval_batch_size, self.processes
+        )
+        self.checkpoints = Checkpoints(
+            folder, keep=self.config.output.save_total_limit, emit=emit, processes=self.processes
+        )
 
-    @property
-    def plan(self) -> TrainingPlan:
-        """The run's steps."""
-        return self.preparation.plan
+    def restore(self) -> None:
+        """Go back to where an interrupted run stood, at its newest checkpoint."""
+        seconds = self.progress.seconds
+        self.progress = self.checkpoints.restore(self.training_state)
+        self.progress.seconds += seconds
+        if self.processes.is_main:
+            continue_journal(self.folder, steps=self.progress.steps)
+        self.emit(Info(f"resuming after step {self.progress.steps:,}"))
 
-    @property
-    def processes(self) -> Processes:
-        """Those that train together; the main one alone writes."""
-        return self.preparation.processes
+    def write_origin(self) -> None:
+        """Write what the run is made from."""
+        self.folder.set_aside_previous()
+        write_text_atomically(self.folder.config_file, dump_config(self.config))
+        Manifest.of(self.preparation).write(self.folder)
+        write_environment(self.folder, self.preparation)
 
     def train(self) -> None:
         """Take the steps that are left, or until a signal stops them: ``Stopped``."""
@@ -263,8 +245,15 @@ class Run:
         folder, emit, is_main = self.folder, self.emit, self.processes.is_main
         peak_bytes = self.preparation.device.memory.peak_bytes()
         self.checkpoints.load_best(self.training_state, self.progress)
-        preparation, validation = self._calibrate()
-        task, text_model = preparation.task, preparation.text_model
+        task, validation = calibrate_model(
+            self.preparation.text_model,
+            partial(self.predict, "validation") if "validation" in self.examples else None,
+            calibrates=self.config.training.calibrate,
+            emit=emit,
+        )
+        # The run keeps its task, which the next seed starts from.
+        text_model = replace(self.preparation.text_model, task=task)
+        preparation = replace(self.preparation, text_model=text_model)
         if is_main:
             with stage("save", emit):
                 save_model(text_model, folder.model_folder)
@@ -299,20 +288,6 @@ class Run:
             "test", results.test.metrics, step=self.progress.steps, epoch=results.training.epoch
         )
         return results
-
-    def _calibrate(self) -> tuple[Preparation, Predicted | None]:
-        """Calibrate the model; the run keeps its task, which the next seed starts from."""
-        text_model, validation = self.preparation.text_model, None
-        if "validation" in self.examples:
-            predict = partial(self.predict, "validation")
-            calibrates = self.config.training.calibrate
-            task, validation = calibrate_model(
-                text_model, predict, calibrates=calibrates, emit=self.emit
-            )
-        else:
-            task = text_model.task.scale_output_layer(text_model.output_parameters)
-        calibrated = replace(self.preparation, text_model=replace(text_model, task=task))
-        return calibrated, validation
 
     def _trainer_state(self) -> dict[str, object]:
         progress, name = self.progress, self.config.training.metric_for_best_model
