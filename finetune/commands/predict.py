@@ -67,21 +67,16 @@ def predict(
             rows, predictions of the class have at least this precision, in 0..1.
         emit: Receives the events of ``finetune.events``.
     """
-    is_array = getattr(texts, "ndim", 1) == 1  # a table of pandas yields the names of its columns
-    if not isinstance(texts, Iterable) or isinstance(texts, str | bytes | Mapping) or not is_array:
+    is_table = hasattr(texts, "columns")  # one of pandas yields the names of its columns
+    if not isinstance(texts, Iterable) or isinstance(texts, str | bytes | Mapping) or is_table:
         raise UsageError(
             f"{type(texts).__name__} was given in place of a list of texts",
             remedy="write [text], or of a table one column, such as table['text']",
         )
     chunks = predict_stream(
-        run,
-        [[_as_row(text) for text in texts]],
-        device=device,
-        all_scores=all_scores,
-        min_confidence=min_confidence,
-        target_precision=target_precision,
-        emit=emit,
-    )
+        run, [[_as_row(text) for text in texts]], device=device, all_scores=all_scores,
+        min_confidence=min_confidence, target_precision=target_precision, emit=emit,
+    )  # fmt: skip
     return [prediction for chunk in chunks for prediction in chunk]
 
 
@@ -136,18 +131,13 @@ def _chunks(rows: Iterable[Sequence[Row]]) -> Iterator[Sequence[Row]]:
 
 
 def _check_pairs(rows: Sequence[Row], *, reads_pairs: bool) -> None:
-    text = next((row.text[:60] for row in rows if (row.pair is not None) != reads_pairs), None)
-    if text is None:
-        return
-    if reads_pairs:
-        raise UsageError(
-            f"the model reads pairs of texts, and {text!r} has no second one",
-            remedy="add --text-pair for each text, or name a table with --file",
-        )
-    raise UsageError(
-        f"the model reads single texts, and {text!r} has a second one",
-        remedy="leave out --text-pair",
-    )
+    for row in rows:
+        if (row.pair is not None) != reads_pairs:
+            kinds = ("single texts", "pairs of texts")
+            raise UsageError(
+                f"the model reads {kinds[reads_pairs]}, and {row.text[:60]!r} is not one of them",
+                remedy="give --text-pair for each text of a pair, and of no other",
+            )
 
 
 def _as_row(text: object) -> Row:
@@ -171,28 +161,20 @@ def _as_row(text: object) -> Row:
 
 
 def read_texts(
-    run: str | Path,
-    file: Path,
-    *,
-    text_column: str | None = None,
-    text_pair_column: str | None = None,
-    encoding: str | None = None,
-    as_lines: bool = False,
-    emit: Emit = ignore,
+    run: Path, file: Path, *, as_lines: bool = False, emit: Emit = ignore, **options: str | None
 ) -> Iterator[list[Row]]:
     """Return the rows of a table, or the lines of a file, as they are read.
 
     If a table has the run's columns of texts, they are read unless others are named.
     """
-    folder = open_run_folder(Path(run))
+    folder = open_run_folder(run)
     from finetune.data.stream import read_rows
     from finetune.runs.evaluate import other_data
     from finetune.runs.manifest import Manifest
 
-    columns = given({"text_column": text_column, "text_pair_column": text_pair_column})
-    options = other_data(folder, str(file), {"encoding": encoding, **columns})
+    data = other_data(folder, str(file), given(options))
     reads_pairs = Manifest.read(folder).reads_pairs
-    return read_rows(file, options, as_lines=as_lines, reads_pairs=reads_pairs, emit=emit)
+    return read_rows(file, data, as_lines=as_lines, reads_pairs=reads_pairs, emit=emit)
 
 
 @click.command(epilog=EXAMPLES)
