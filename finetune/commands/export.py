@@ -1,20 +1,19 @@
 """``finetune export``: a run's model written for onnxruntime or Core ML."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from finetune.commands.console import format_size, show_lines, show_table
+from finetune.commands.console import format_size, show_facts, show_lines
 from finetune.commands.options import Display, VersionedResult, with_display
 from finetune.errors import FinetuneError
 from finetune.events import Emit, Info, ignore
 from finetune.runs.folder import RunFolder, open_run_folder
 
 if TYPE_CHECKING:
-    from finetune.export.coreml import Program
     from finetune.export.onnx import Verification
     from finetune.runs.trained import TrainedModel
     from finetune.tokenization.examples import Examples
@@ -27,7 +26,6 @@ Examples:
   finetune export onnx runs/demo --int8 --output-dir exported
   finetune export coreml runs/demo
 """
-COLUMNS = ("labels as PyTorch's", "largest difference", "metric", "PyTorch's", "ms/text", "PyTorch")
 
 
 @dataclass(frozen=True)
@@ -49,11 +47,15 @@ class OnnxExport(VersionedResult):
 
 @dataclass(frozen=True)
 class CoreMLExport(VersionedResult):
-    """A Core ML program, and what was checked of it: all but its predictions, for want of a Mac."""
+    """A Core ML program, of which all but the predictions was checked, for want of a Mac.
+
+    ``parameters`` of the model are in it; coremltools has ``folded`` others into constants.
+    """
 
     path: str
     size_bytes: int
-    program: "Program"
+    parameters: int
+    folded: Sequence[str]
 
 
 def export_onnx(
@@ -110,7 +112,7 @@ def export_coreml(
 ) -> CoreMLExport:
     """Write a run's model as a Core ML program; FinetuneError if it lacks a weight."""
     folder = open_run_folder(Path(run))
-    from finetune.export.coreml import MODEL_FILE, import_converter, read_program, write_coreml
+    from finetune.export.coreml import MODEL_FILE, check_weights, import_converter, write_coreml
     from finetune.runs.trained import TrainedModel
 
     import_converter()
@@ -119,10 +121,18 @@ def export_coreml(
     emit(Info(f"exporting {folder.path} to {target}"))
     write_coreml(trained.text_model, target, max_length=trained.config.model.max_length)
     file = target / MODEL_FILE
-    emit(Info("reading the program"))
-    program = read_program(file, trained.text_model)
+    folded = check_weights(file, trained.text_model)
+    parameters = len(list(trained.text_model.model.parameters())) - len(folded)
     size_bytes = sum(one.stat().st_size for one in file.rglob("*") if one.is_file())
-    return CoreMLExport(str(file), size_bytes, program)
+    return CoreMLExport(str(file), size_bytes, parameters, folded)
+
+
+def _output_option(folder: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option(
+        "--output-dir",
+        type=click.Path(path_type=Path),
+        help=f"Folder to write; an earlier export there is replaced.  [default: RUN/{folder}]",
+    )
 
 
 @click.group(epilog=EXAMPLES)
@@ -132,11 +142,7 @@ def command() -> None:
 
 @command.command("onnx", epilog=EXAMPLES, short_help="As ONNX, for onnxruntime and others.")
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option(
-    "--output-dir",
-    type=click.Path(path_type=Path),
-    help="Folder to write; an earlier export there is replaced.  [default: RUN/onnx]",
-)
+@_output_option("onnx")
 @click.option("--int8", is_flag=True, help="Also write int8 weights, and compare the predictions.")
 @click.option(
     "--verify", is_flag=True, help="Compare all predictions on the test split with PyTorch's."
@@ -154,11 +160,7 @@ def onnx_command(*, display: Display, **options: Any) -> None:
 
 @command.command("coreml", epilog=EXAMPLES, short_help="As a Core ML program, for Apple devices.")
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option(
-    "--output-dir",
-    type=click.Path(path_type=Path),
-    help="Folder to write; an earlier export there is replaced.  [default: RUN/coreml]",
-)
+@_output_option("coreml")
 @with_display
 def coreml_command(*, display: Display, **options: Any) -> None:
     """Write the model of the run folder RUN as a Core ML program, for apps on a Mac or an iPhone.
@@ -171,34 +173,26 @@ def coreml_command(*, display: Display, **options: Any) -> None:
 
 
 def _show_onnx(exported: OnnxExport) -> None:
-    rows = [
-        (
-            Path(file.path).name,
-            format_size(file.size_bytes),
-            f"{found.same_labels:.1%}",
-            f"{found.largest_logit_difference:.1e}",
-            f"{name} {found.metrics[name]:.4f}",
-            f"{found.pytorch_metrics[name]:.4f}",
-            f"{found.milliseconds_per_text:.1f}",
-            f"{found.pytorch_milliseconds_per_text:.1f}",
-        )
-        for file in exported.files
-        if (found := file.verification)
-        for name in list(found.metrics)[:1]
-    ]
-    if rows:
-        show_table(("file", "size", *COLUMNS), rows, numbers=("size", *COLUMNS))
     for file in exported.files:
         show_lines(f"{file.path}, {format_size(file.size_bytes)}")
+        if found := file.verification:
+            metric = next(iter(found.metrics))
+            show_facts(
+                {
+                    "labels as PyTorch's": f"{found.same_labels:.1%} of {found.samples:,}",
+                    "largest difference": f"{found.largest_logit_difference:.1e}",
+                    metric: f"{found.metrics[metric]:.4f}, "
+                    f"PyTorch's {found.pytorch_metrics[metric]:.4f}",
+                    "ms/text": f"{found.milliseconds_per_text:.1f}, "
+                    f"PyTorch's {found.pytorch_milliseconds_per_text:.1f}",
+                }
+            )
 
 
 def _show_coreml(exported: CoreMLExport) -> None:
-    program = exported.program
-    folded = f", {' and '.join(program.folded)} folded into constants" * bool(program.folded)
+    folded = f", {' and '.join(exported.folded)} folded into constants" * bool(exported.folded)
     show_lines(
         f"{exported.path}, {format_size(exported.size_bytes)}",
-        f"checked: coremltools reads {program.operations:,} operations that take "
-        f"{' and '.join(program.inputs)} of {program.shortest} to {program.longest} tokens; "
-        f"{program.parameters:,} parameters of the model are in it, in fp16{folded}",
+        f"checked: {exported.parameters:,} parameters of the model are in it, in fp16{folded}",
         "not checked: its predictions, which only a Mac computes",
     )

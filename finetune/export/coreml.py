@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +21,6 @@ MIN_LENGTH = 2
 EXAMPLE_TOKENS = 7
 # What DeBERTa computes from its relative positions alone is the same for all texts.
 FOLDED = re.compile(r"rel_embeddings|\bencoder\.LayerNorm|pos_(key_|query_|q_)?proj")
-
-
-@dataclass(frozen=True)
-class Program:
-    """What coremltools reads of a program, which takes ``shortest`` to ``longest`` tokens.
-
-    ``operations`` do not count constants; ``parameters`` counts tensors of the model, rounded to
-    fp16, without those that coremltools has ``folded`` into other constants.
-    """
-
-    inputs: Sequence[str]
-    shortest: int
-    longest: int
-    operations: int
-    parameters: int
-    folded: Sequence[str]
 
 
 class _Logits(nn.Module):
@@ -121,36 +104,27 @@ def _new_ones(
     return torch.full(size, 1, dtype=dtype or like.dtype)
 
 
-def read_program(file: Path, text_model: TextModel) -> Program:
-    """Return what coremltools reads of a program; FinetuneError if it lacks a weight."""
+def check_weights(file: Path, text_model: TextModel) -> list[str]:
+    """Return the parameters that were folded into constants; FinetuneError if another is missing.
+
+    All others are in the program, rounded to fp16.
+    """
     coremltools = import_converter()
     with silence():
-        model = coremltools.models.MLModel(str(file), skip_model_load=True)
-        constants = coremltools.optimize.coreml.get_weights_metadata(model, weight_threshold=1)
-    description = model.get_spec()
-    inputs = {one.name: one.type.multiArrayType for one in description.description.input}
-    weights = [one.val for one in constants.values() if one.val.dtype == np.float16]
-    known = set(map(_bytes_of, weights))
-    parameters = {
-        name: _bytes_of(one.detach().half().numpy())
+        program = coremltools.models.MLModel(str(file), skip_model_load=True)
+        constants = coremltools.optimize.coreml.get_weights_metadata(program, weight_threshold=1)
+    weights = {_bytes_of(one.val) for one in constants.values() if one.val.dtype == np.float16}
+    folded = [
+        name
         for name, one in text_model.model.named_parameters()
-    }
-    folded = [name for name, content in parameters.items() if content not in known]
+        if _bytes_of(one.detach().half().numpy()) not in weights
+    ]
     if lost := [name for name in folded if not FOLDED.search(name)]:
         raise FinetuneError(
             f"{file} is not the run's model: it lacks {lost[0]}",
             remedy="use the run's model with transformers, and report this",
         )
-    lengths = inputs["input_ids"].shapeRange.sizeRanges[1]
-    (block,) = description.mlProgram.functions["main"].block_specializations.values()
-    return Program(
-        inputs=list(inputs),
-        shortest=lengths.lowerBound,
-        longest=lengths.upperBound,
-        operations=sum(one.type != "const" for one in block.operations),
-        parameters=len(parameters) - len(folded),
-        folded=folded,
-    )
+    return folded
 
 
 def _bytes_of(values: np.ndarray[Any, Any]) -> bytes:
