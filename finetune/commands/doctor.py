@@ -1,18 +1,23 @@
 """``finetune doctor``: is this machine ready, and does its GPU compute correctly?"""
 
 import sys
-from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from finetune.commands.console import LITERAL, show_json, show_lines, show_table
-from finetune.commands.options import complete_model, debug_option, given, json_option
+from finetune.commands.console import show_json, show_lines, show_table
+from finetune.commands.options import (
+    complete_model,
+    debug_option,
+    device_option,
+    given,
+    json_option,
+)
 from finetune.commands.progress import showing
 from finetune.config.mode import Mode
 from finetune.config.schema import DEFAULT_BATCH_SIZE, ModelConfig, TrainingConfig
-from finetune.devices import DEVICE_NAMES, PRECISIONS
+from finetune.devices import PRECISIONS
 from finetune.devices.check import Check
 from finetune.errors import DeviceNotAvailable, FinetuneError, UsageError
 from finetune.escaping import escape_line
@@ -30,26 +35,12 @@ Examples:
 """
 DEFAULTS = {"mode": ModelConfig().mode, "precision": TrainingConfig().precision_without_timing}
 PARITY_BATCH_SIZE = 128
-STYLES = {"ok": "green", "warning": "yellow", "failure": "bold red"}
+COLORS = {"ok": "green", "warning": "yellow", "failure": "red"}
 MODULES_SHOWN = 2
 
 
-def _check_mode(_: click.Context, __: click.Parameter, mode: str | None) -> Mode | None:
-    try:
-        return None if mode is None else Mode(mode)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
-
-
 @click.command(epilog=EXAMPLES)
-@click.option(
-    "--device",
-    type=click.Choice(DEVICE_NAMES),
-    default="auto",
-    envvar="FINETUNE_DEVICE",
-    show_envvar=True,
-    help="Device that must work.",
-)
+@device_option
 @click.option("--ops", is_flag=True, help="Check whether MPS has a model's operators.")
 @click.option("--parity", is_flag=True, help="Compare the results of the device with the CPU's.")
 @click.option(
@@ -58,7 +49,7 @@ def _check_mode(_: click.Context, __: click.Parameter, mode: str | None) -> Mode
     help="For both: a folder, a Hub id, minilm; for --ops also package.module:function, which "
     "returns a module and a batch. Default: BERT-base, for --parity with random weights.",
 )
-@click.option("--mode", callback=_check_mode, help="What trains: full (default), last-N, head, ...")
+@click.option("--mode", type=Mode, help="What trains: full (default), last-N, head, ...")
 @click.option("--precision", type=click.Choice(PRECISIONS), help="Default: fp32.")
 @click.option(
     "--batch-size",
@@ -100,26 +91,18 @@ def _check(device: str, *, as_json: bool) -> None:
         name = str(error.name)
         missing = Check("packages", "failure", f"{name} is not installed", f"pip install {name}")
         checks = iter([missing])
-    found = list(checks if as_json else _shown(checks))
+    found = []
+    for check in checks:  # each is shown as it comes
+        found.append(check)
+        if not as_json:
+            status = click.style(f"{check.status:<9}", fg=COLORS[check.status])
+            click.echo(f"{status}{check.name.replace('_', ' '):<16}{escape_line(check.finding)}")
+            if check.remedy:
+                click.echo(f"{'':<25}try: {escape_line(check.remedy)}")
     if as_json:
         show_json({"schema_version": 1, "device": device, "checks": [*map(asdict, found)]})
     if found[-1].status == "failure":
         sys.exit(DeviceNotAvailable.exit_code)
-
-
-def _shown(checks: Iterable[Check]) -> Iterator[Check]:
-    """Print each check as it comes, and pass it on."""
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(soft_wrap=True, **LITERAL)
-    for check in checks:
-        status = (f"{check.status:<9}", STYLES[check.status])
-        name = check.name.replace("_", " ")
-        console.print(Text.assemble(status, f"{name:<16}{escape_line(check.finding)}"))
-        if check.remedy:
-            console.print(f"{'':<25}try: {escape_line(check.remedy)}")
-        yield check
 
 
 def _check_operators(chosen: dict[str, Any], *, as_json: bool) -> None:
@@ -150,10 +133,9 @@ def _check_operators(chosen: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _callers(operator: "Operator") -> str:
-    count = len(operator.modules)
-    if operator.status == "missing" or count <= MODULES_SHOWN + 1:
-        return ", ".join(operator.modules)
-    return f"{', '.join(operator.modules[:MODULES_SHOWN])} and {count - MODULES_SHOWN} more"
+    shown = len(operator.modules) if operator.status == "missing" else MODULES_SHOWN
+    more = len(operator.modules) - shown
+    return ", ".join(operator.modules[:shown]) + f" and {more} more" * (more > 0)
 
 
 def _check_parity(device: str, chosen: dict[str, Any], *, as_json: bool) -> None:
@@ -183,13 +165,11 @@ def _show_parity(report: "ParityReport") -> None:
     columns = ("part", "worst error", "tolerance", "status", "where")
     show_table(columns, rows, numbers=columns[1:3])
     show_lines()
-    by_module = report.worst_by_module()
-    parts = list(dict.fromkeys(part for by_part in by_module.values() for part in by_part))
-    module_rows = []
-    for module, by_part in by_module.items():
-        worst = max(by_part.values(), key=lambda one: one.error / one.tolerance)
-        errors = (f"{by_part[part].error:.1e}" for part in parts)
-        module_rows.append((module, *errors, f"{worst.tensor}, {worst.part}"))
-    show_table(("module", *parts, "worst"), module_rows, numbers=parts)
+    module_rows = [
+        (module, part, f"{one.error:.1e}", one.tensor)
+        for module, by_part in report.worst_by_module().items()
+        for part, one in by_part.items()
+    ]
+    show_table(("module", "part", "worst error", "where"), module_rows, numbers=("worst error",))
     if not report.failures:
         show_lines(f"{report.device} in {report.precision} agrees with the CPU in fp32")
