@@ -99,8 +99,8 @@ def copy_run(run: Path, to: Path, *, answers: Sequence[Any] = (), **options: Any
     changed = [row | {"predicted": answer} for row, answer in zip(rows, answers, strict=False)]
     rows = changed + rows[len(changed) :]
     write_jsonl(to / "predictions.jsonl", rows)
-    metrics = RunFolder(run).read_task().weighted_metrics(rows)(np.ones((1, len(rows))))
-    found = {f"test_{name}": value.item() for name, value in metrics.items()}
+    metrics = RunFolder(run).read_task().weighted_metrics(rows)(np.ones(len(rows)))
+    found = {f"test_{name}": value for name, value in metrics.items()}
     write_json(to / "all_results.json", read_json(run / "all_results.json") | found)
     config = (run / "config.yaml").read_text(encoding="utf-8")
     for option, value in options.items():

@@ -13,8 +13,6 @@ from finetune.tasks.metrics import WeightedMetrics, wilson_interval
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
-# Weights in memory at a time: 32 MB.
-MAX_WEIGHTS = 2**22
 # Of a reliability diagram, as in Guo et al. 2017.
 BINS = 15
 # A threshold is chosen so that the precision is this many standard errors above the target.
@@ -77,14 +75,9 @@ def bootstrap(
 ) -> dict[str, NDArray[np.float64]]:
     """Return metrics of resampled rows by name, [resamples]; each call draws the same resamples."""
     generator = np.random.default_rng(0)
-    size = max(1, MAX_WEIGHTS // rows)
-    chunks = []
-    for first in range(0, resamples, size):
-        count = min(size, resamples - first)
-        drawn = generator.integers(rows, size=(count, rows)) + rows * np.arange(count)[:, None]
-        weights = np.bincount(drawn.ravel(), minlength=count * rows).astype(np.float64)
-        chunks.append(compute(weights.reshape(count, rows)))
-    return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
+    drawn = (generator.integers(rows, size=rows) for _ in range(resamples))
+    metrics = [compute(np.bincount(own, minlength=rows).astype(np.float64)) for own in drawn]
+    return {name: np.array([own[name] for own in metrics]) for name in metrics[0]}
 
 
 def difference_interval(difference: float, run: Floats, baseline: Floats) -> Interval:

@@ -2,17 +2,17 @@
 
 import html
 import re
-from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import yaml
 from huggingface_hub import EvalResult, ModelCardData
 
-from finetune.config.schema import Config
+from finetune.config.schema import OPTIONS, Config
 from finetune.data.source import HUB_PREFIX
 from finetune.escaping import escape_controls, escape_line
 from finetune.files import write_text_atomically
-from finetune.report.names import hub_id, name_of_data, name_of_model, without_folders
+from finetune.report.names import hub_id, without_folder
 from finetune.report.templates import TEMPLATES, capitalize
 from finetune.runs.folder import RunFolder
 from finetune.runs.inference import read_trained_config
@@ -40,7 +40,7 @@ def write_model_card(folder: RunFolder, results: RunResults) -> Path:
         training=results.training,
         test=results.test,
         task=results.task,
-        base=_as_code(hub_id(facts.model) or name_of_model(facts.model)),
+        base=_as_code(_published_model(facts.model)),
         data=_as_code(_title_of_data(facts.data)),
         cell=_as_words,
         reads_pairs=Manifest.read(folder).reads_pairs,
@@ -85,18 +85,21 @@ def _metadata(results: RunResults, config: Config, *, name: str) -> ModelCardDat
 def _title_of_data(data: str) -> str:
     if data.startswith(HUB_PREFIX):
         return data.removeprefix(HUB_PREFIX).partition("@")[0]
-    return name_of_data(data)
+    return str(without_folder("data", data))
+
+
+def _published_model(model: str) -> str:
+    return hub_id(model) or Path(model).name
 
 
 def _public_config(config: Config) -> str:
     """Return the options that decide the model as YAML, without folders of this machine."""
-    sections = asdict(without_folders(config))
-    sections["data"]["data_dir"] = None
-    sections["model"]["model"] = hub_id(config.model.model) or name_of_model(config.model.model)
-    chosen = {
-        name: {option: value for option, value in sections[name].items() if value is not None}
-        for name in ("data", "model", "training")
-    }
+    chosen: dict[str, dict[str, Any]] = {"data": {}, "model": {}, "training": {}}
+    for name, option in OPTIONS.items():
+        value = without_folder(name, option.value_in(config))
+        if option.section in chosen and value is not None and name != "data_dir":
+            chosen[option.section][name] = value
+    chosen["model"]["model"] = _published_model(config.model.model)
     shown = yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True)
     return shown if shown == escape_controls(shown) else yaml.safe_dump(chosen, sort_keys=False)
 

@@ -18,7 +18,7 @@ from finetune.evaluation.statistics import Calibration, coverage_curve, measure_
 from finetune.events import WarningMessage
 from finetune.files import write_text_atomically
 from finetune.report.chart import Axis, Chart, Points, Series, chart_of, in_percent
-from finetune.report.names import name_of_data, name_of_model, remove_folders, without_folder
+from finetune.report.names import remove_folders, without_folder
 from finetune.report.templates import TEMPLATES, format_value
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import read_warnings
@@ -46,7 +46,7 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
 
     The report may be published: of a path on this machine it names at most the last part.
     """
-    config, facts, test = folder.read_config(), results.facts, results.test
+    config, test = folder.read_config(), results.test
     rows, mistakes = folder.read(
         folder.predictions_file, lambda rows: (rows, results.task.mistakes(rows))
     )
@@ -63,11 +63,12 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
     rows_of_one_class = [row for row in rows if "probability" in row]
     probabilities = np.array([row["probability"] for row in rows_of_one_class])
     is_right = np.array([row["predicted"] == row["label"] for row in rows_of_one_class])
-    name, details = folder.path.resolve().name, results.details
+    facts, details, name = results.facts, results.details, folder.path.resolve().name
+    data, model = without_folder("data", facts.data), without_folder("model", facts.model)
     numbers = [] if test.table else [(row["label"], row["predicted"]) for row in rows]
     page = TEMPLATES.get_template("report.html.j2").render(
         name=name,
-        facts=replace(facts, data=name_of_data(facts.data), model=name_of_model(facts.model)),
+        facts=replace(facts, data=data, model=model),
         results=results,
         warnings=warnings,
         groups={group: title for titles in mistakes.groups for group, title in titles.items()},

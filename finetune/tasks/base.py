@@ -345,7 +345,7 @@ class Task(ABC):
 
     def score(self, logits: Logits, labels: Labels, *, others: Sequence[Metric] = ()) -> Scores:
         """Compare logits, [rows, outputs], with the true labels; there is one row at least."""
-        outputs, weights = self.read_logits(logits), np.ones((1, len(labels)))
+        outputs, weights = self.read_logits(logits), np.ones(len(labels))
         needed: dict[Needs, NDArray[Any] | None] = {
             "predictions": outputs.predicted,
             "probabilities": outputs.probabilities,
@@ -355,12 +355,12 @@ class Task(ABC):
         for metric in others:
             metrics[metric.name] = metric.compute(labels, outputs.predicted, weights)
         baseline = self.baseline_predictions(labels)
-        scores = Scores(
-            len(labels),
-            {name: value.item() for name, value in metrics.items()},
-            {name: METRICS[name].compute(labels, baseline, weights).item()
-             for name in metrics if METRICS[name].baseline},
-        )  # fmt: skip
+        baselines = {
+            name: METRICS[name].compute(labels, baseline, weights)
+            for name in metrics
+            if METRICS[name].baseline
+        }
+        scores = Scores(len(labels), metrics, baselines)
         if not self.class_names:
             return scores
         more = self.class_columns(labels, outputs)

@@ -25,9 +25,9 @@ NUMBERS: ProblemType = "regression"
 # What a metric reads, with a row for each row of the labels. Predictions are class numbers [rows],
 # 0 or 1 for each class [rows, classes], or numbers [rows]; probabilities are [rows, classes].
 Needs = Literal["predictions", "probabilities", "losses"]
-Compute = Callable[[Array, Array, Floats], Floats]
-# Returns metrics by name, [resamples], from weights: how often each row counts, [resamples, rows].
-WeightedMetrics = Callable[[Floats], Mapping[str, Floats]]
+Compute = Callable[[Array, Array, Floats], float]
+# Returns metrics by name from weights: how often each row counts, [rows].
+WeightedMetrics = Callable[[Floats], Mapping[str, float]]
 
 # 95% of a normal distribution lie within this many standard errors.
 ERRORS_OF_95 = 1.959964
@@ -40,8 +40,8 @@ class Metric:
     """A number that says how good predictions are; the title is its name in sentences.
 
     Args:
-        compute: Returns the metric of each resample, [resamples], from labels [rows, ...], what it
-            ``needs`` [rows, ...], and how often each row counts: [resamples, rows].
+        compute: Returns the metric from labels [rows, ...], what it ``needs`` [rows, ...], and how
+            often each row counts, [rows].
         is_fraction: Whether it is in 0..1 and shown in percent.
         is_proportion: Whether it is the fraction of rows that are right, which has an interval.
         baseline: What a model must be better at than one that always predicts this.
@@ -100,7 +100,7 @@ def choose_metric(name: str | None, task: "Task") -> Metric:
 def load_evaluate_metric(name: str) -> Metric:
     """Return a metric of the library ``evaluate``: a folder with its code, or an id of the Hub.
 
-    Its code runs here, so that only a user may name it. It is for all rows, not for resamples.
+    Its code runs here, so that only a user may name it. It is for all rows, each counted once.
     """
     import evaluate
 
@@ -113,9 +113,9 @@ def load_evaluate_metric(name: str) -> Metric:
                 remedy="name a folder with a metric, or one of huggingface.co/evaluate-metric",
             ) from error
 
-    def compute(labels: Array, predicted: Array, weights: Floats) -> Floats:
+    def compute(labels: Array, predicted: Array, weights: Floats) -> float:
         result = attempt(module.compute, predictions=predicted, references=labels)
-        return np.array([float(result.get(module.name, next(iter(result.values()))))])
+        return float(result.get(module.name, next(iter(result.values()))))
 
     module = attempt(evaluate.load, name)
     key = f"evaluate_{module.name}"
@@ -128,8 +128,8 @@ def compute_metrics(
     labels: Array,
     outputs: Mapping[Needs, Array | None],
     weights: Floats,
-) -> dict[str, Floats]:
-    """Return the metrics whose needs are among the outputs, by name: each [resamples]."""
+) -> dict[str, float]:
+    """Return the metrics whose needs are among the outputs, by name."""
     return {
         metric.name: metric.compute(labels, needed, weights)
         for metric in metrics_of(problem_type)
@@ -138,59 +138,54 @@ def compute_metrics(
 
 
 @metric("accuracy", SINGLE, hub_name="accuracy", is_proportion=True, baseline="largest class")
-def accuracy(labels: Array, predicted: Array, weights: Floats) -> Floats:
+def accuracy(labels: Array, predicted: Array, weights: Floats) -> float:
     """Return the fraction of rows whose class is right."""
     return mean(labels == predicted, weights)
 
 
 @metric("micro F1", MULTI, hub_name="f1", baseline="largest class")
-def micro_f1(labels: Array, predicted: Array, weights: Floats) -> Floats:
+def micro_f1(labels: Array, predicted: Array, weights: Floats) -> float:
     """Return the F1 over the predictions of all classes together."""
     right, chosen, true = count_classes(labels, predicted, weights)
-    return np.asarray(2 * right.sum(axis=1) / np.maximum((chosen + true).sum(axis=1), 1))
+    return float(2 * right.sum() / max((chosen + true).sum(), 1))
 
 
 @metric("macro F1", SINGLE, MULTI, hub_name="f1")
-def macro_f1(labels: Array, predicted: Array, weights: Floats) -> Floats:
+def macro_f1(labels: Array, predicted: Array, weights: Floats) -> float:
     """Return the mean F1 of the classes that are predicted or true."""
     right, chosen, true = count_classes(labels, predicted, weights)
-    f1 = 2 * right / np.maximum(chosen + true, 1)
-    occurring = np.count_nonzero(chosen + true, axis=1)
-    return np.asarray(f1.sum(axis=1) / np.maximum(occurring, 1))
+    occurs = chosen + true > 0
+    return float((2 * right / np.maximum(chosen + true, 1)).sum() / max(occurs.sum(), 1))
 
 
 @metric("subset accuracy", MULTI, hub_name="accuracy", is_proportion=True)
-def subset_accuracy(labels: Array, predicted: Array, weights: Floats) -> Floats:
+def subset_accuracy(labels: Array, predicted: Array, weights: Floats) -> float:
     """Return the fraction of rows whose classes are all right, and no other is predicted."""
     return mean((labels == predicted).all(axis=1), weights)
 
 
 @metric("mean average precision", MULTI, hub_name="map", needs="probabilities")
-def mean_average_precision(labels: Array, probabilities: Array, weights: Floats) -> Floats:
+def mean_average_precision(labels: Array, probabilities: Array, weights: Floats) -> float:
     """Return the mean over the classes that have rows; no threshold is involved."""
     has_rows = weights @ (labels > 0) > 0
-    total = average_precisions(labels, probabilities, weights).sum(axis=1)
-    return np.asarray(total / np.maximum(np.count_nonzero(has_rows, axis=1), 1))
+    total = average_precisions(labels, probabilities, weights).sum()
+    return float(total / max(has_rows.sum(), 1))
 
 
 @metric("Pearson", NUMBERS, hub_name="pearsonr", is_fraction=False)
-def pearson(labels: Array, predicted: Array, weights: Floats) -> Floats:
+def pearson(labels: Array, predicted: Array, weights: Floats) -> float:
     """Return the linear correlation, in -1..1; 0 if one side is constant."""
-    weights = weights / weights.sum(axis=1, keepdims=True)
-    sides = [np.asarray(values, np.float64) for values in (labels, predicted)]
-    centered = [side - (weights * side).sum(axis=1, keepdims=True) for side in sides]
-    product = np.ones(len(weights))
-    for side, distances in zip(sides, centered, strict=True):
-        variance = (weights * distances**2).sum(axis=1)
-        is_rounding = variance <= (MAX_ROUNDING * np.abs(side).max()) ** 2
-        product *= np.where(is_rounding, 0.0, variance)
-    covariance = (weights * centered[0] * centered[1]).sum(axis=1)
-    undefined = np.zeros(len(weights))
-    return np.asarray(np.divide(covariance, np.sqrt(product), where=product > 0, out=undefined))
+    sides = np.stack([labels, predicted]).astype(np.float64)
+    centered = sides - (sides @ weights / weights.sum())[:, None]
+    sums = np.sqrt(centered**2 @ weights)
+    rounding = MAX_ROUNDING * np.abs(sides).max(axis=1) * np.sqrt(weights.sum())
+    if (sums <= rounding).any():
+        return 0.0
+    return float((centered * weights)[0] @ centered[1] / sums.prod())
 
 
 @metric("Spearman", NUMBERS, hub_name="spearmanr", is_fraction=False)
-def spearman(labels: Array, predicted: Array, weights: Floats) -> Floats:
+def spearman(labels: Array, predicted: Array, weights: Floats) -> float:
     """Return the correlation of the ranks."""
     return pearson(_rank(labels, weights), _rank(predicted, weights), weights)
 
@@ -199,7 +194,7 @@ def spearman(labels: Array, predicted: Array, weights: Floats) -> Floats:
     "mean absolute error", NUMBERS, hub_name="mae", greater_is_better=False, is_fraction=False,
     baseline="mean",
 )  # fmt: skip
-def mae(labels: Array, predicted: Array, weights: Floats) -> Floats:
+def mae(labels: Array, predicted: Array, weights: Floats) -> float:
     """Return the mean distance of predicted and true numbers, in their units."""
     return mean(np.abs(predicted - labels), weights)
 
@@ -208,65 +203,54 @@ def mae(labels: Array, predicted: Array, weights: Floats) -> Floats:
     "loss", SINGLE, MULTI, NUMBERS, hub_name="loss", needs="losses", greater_is_better=False,
     is_fraction=False,
 )  # fmt: skip
-def loss(labels: Array, losses: Array, weights: Floats) -> Floats:
+def loss(labels: Array, losses: Array, weights: Floats) -> float:
     """Return the mean loss of a row, without class weights."""
     return mean(losses, weights)
 
 
-def mean(values: Array, weights: Floats) -> Floats:
-    """Return the mean of a value for each row, [rows], in each resample."""
-    return np.asarray(weights @ np.asarray(values, np.float64) / weights.sum(axis=1))
+def mean(values: Array, weights: Floats) -> float:
+    """Return the mean of a value for each row, [rows]."""
+    return float(values @ weights / weights.sum())
 
 
 def count_classes(
     labels: Array, predicted: Array, weights: Floats, *, classes: int = 0
 ) -> tuple[Floats, Floats, Floats]:
-    """Return how often each class is right, predicted and true: each [resamples, classes].
+    """Return how often each class is right, predicted and true: each [classes].
 
     Labels and predictions are class numbers [rows], or 0 and 1: [rows, classes].
     """
     if labels.ndim == 2:
-        # Exact in float32: these are counts of rows.
-        weights = weights.astype(np.float32)
-        true, chosen = (np.asarray(values, np.float32) for values in (labels, predicted))
-        return weights @ (true * chosen), weights @ chosen, weights @ true
+        weights = weights.astype(np.float32)  # exact: these are counts of rows
+        return weights @ (labels * predicted), weights @ predicted, weights @ labels
     classes = classes or int(max(labels.max(), predicted.max())) + 1
-    is_right = labels == predicted
     return (
-        _count(labels[is_right], weights[:, is_right], classes),
-        _count(predicted, weights, classes),
-        _count(labels, weights, classes),
+        np.bincount(labels, weights * (labels == predicted), classes),
+        np.bincount(predicted, weights, classes),
+        np.bincount(labels, weights, classes),
     )
 
 
-def _count(numbers: NDArray[np.int64], weights: Floats, classes: int) -> Floats:
-    places = numbers + classes * np.arange(len(weights))[:, None]
-    counts = np.bincount(places.ravel(), weights.ravel(), minlength=classes * len(weights))
-    return np.asarray(counts.reshape(len(weights), classes), np.float64)
-
-
 def average_precisions(labels: Array, probabilities: Array, weights: Floats) -> Floats:
-    """Return the average precision of each class, 0 without rows: [resamples, classes]."""
+    """Return the average precision of each class, 0 without rows: [classes]."""
     columns = zip(labels.T > 0, probabilities.T, strict=True)
-    return np.stack([_average_precision(*column, weights) for column in columns], axis=1)
+    return np.array([_average_precision(*column, weights) for column in columns])
 
 
-def _average_precision(true: NDArray[np.bool_], probabilities: Array, weights: Floats) -> Floats:
+def _average_precision(true: NDArray[np.bool_], probabilities: Array, weights: Floats) -> float:
     order = np.argsort(-probabilities, kind="stable")
-    ordered = probabilities[order]
+    ordered, weights = probabilities[order], weights[order]
     is_last = np.append(ordered[1:] != ordered[:-1], True)
-    weights = weights[:, order]
-    right = np.cumsum(weights * true[order], axis=1)[:, is_last]
-    precision = right / np.maximum(np.cumsum(weights, axis=1)[:, is_last], 1)
-    gained = np.diff(right, axis=1, prepend=0)
-    return np.asarray((precision * gained).sum(axis=1) / np.maximum(right[:, -1], 1))
+    right = np.cumsum(weights * true[order])[is_last]
+    precision = right / np.maximum(np.cumsum(weights)[is_last], 1)
+    return float(precision @ np.diff(right, prepend=0) / max(right[-1], 1))
 
 
 def _rank(values: Array, weights: Floats) -> Floats:
-    """Return the rank of each row in each resample, [resamples, rows]; ties get their mean."""
-    distinct, numbers = np.unique(values, return_inverse=True)
-    counts = _count(numbers, weights, len(distinct))
-    return np.asarray((np.cumsum(counts, axis=1) - (counts - 1) / 2)[:, numbers])
+    """Return the rank of each row, [rows]; ties get their mean."""
+    _, numbers = np.unique(values, return_inverse=True)
+    counts = np.bincount(numbers, weights)
+    return (np.cumsum(counts) - (counts - 1) / 2)[numbers]
 
 
 def wilson_interval(

@@ -206,8 +206,7 @@ class Multi(Task):
 
     def class_columns(self, labels: Indicators, outputs: Outputs) -> Mapping[str, Sequence[float]]:
         assert outputs.probabilities is not None
-        weights = np.ones((1, len(labels)))
-        [precisions] = average_precisions(labels, outputs.probabilities, weights)
+        precisions = average_precisions(labels, outputs.probabilities, np.ones(len(labels)))
         return {"threshold": self._thresholds, "average_precision": precisions.tolist()}
 
     @property

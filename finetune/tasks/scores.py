@@ -126,8 +126,8 @@ class Scores:
     ) -> "Scores":
         """Return the scores with those of each class; ``others`` are more fields of them."""
         classes = len(names)
-        counts = count_classes(labels, predicted, np.ones((1, len(labels))), classes=classes)
-        right, chosen, true = (resamples[0] for resamples in counts)
+        weights = np.ones(len(labels))
+        right, chosen, true = count_classes(labels, predicted, weights, classes=classes)
         columns: dict[str, Sequence[float]] = {
             "precision": (right / np.maximum(chosen, 1)).tolist(),
             "recall": (right / np.maximum(true, 1)).tolist(),

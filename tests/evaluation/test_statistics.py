@@ -16,7 +16,7 @@ from finetune.tasks.metrics import WeightedMetrics
 
 
 def accuracy_of(is_right: NDArray[np.bool_]) -> WeightedMetrics:
-    return lambda weights: {"accuracy": weights @ is_right / weights.sum(axis=1)}
+    return lambda weights: {"accuracy": weights @ is_right / weights.sum()}
 
 
 def difference_of(
