@@ -215,7 +215,7 @@ def mean(values: Array, weights: Floats) -> float:
 
 def count_classes(
     labels: Array, predicted: Array, weights: Floats, *, classes: int = 0
-) -> tuple[Floats, Floats, Floats]:
+) -> tuple[Array, Array, Array]:
     """Return how often each class is right, predicted and true: each [classes].
 
     Labels and predictions are class numbers [rows], or 0 and 1: [rows, classes].
