@@ -7,15 +7,12 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from finetune.bench import GROUPS, Phase
 from finetune.errors import UsageError
 from finetune.tasks.tables import Table
 
-Group = Literal["mlp", "inference", "training", "apple"]
-Phase = Literal["training", "evaluation"]
-
-GROUPS: tuple[Group, ...] = get_args(Group)
 CPU = "cpu"
 ARTICLE_TEXTS = 1000
 ARTICLE_TOKENS = 512

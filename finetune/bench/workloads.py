@@ -17,7 +17,8 @@ from torch import nn
 from torch.utils._pytree import tree_iter, tree_map_only
 from transformers import PreTrainedModel, ResNetConfig, ResNetForImageClassification
 
-from finetune.bench.results import ARTICLE_TEXTS, ARTICLE_TOKENS, Group, Phase, Row
+from finetune.bench import Group, Phase
+from finetune.bench.results import ARTICLE_TEXTS, ARTICLE_TOKENS, Row
 from finetune.config.mode import Mode
 from finetune.config.schema import DataConfig
 from finetune.data.load import load_data

@@ -10,18 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from finetune.bench.results import (
-    GROUPS,
-    BenchResults,
-    BenchTable,
-    Group,
-    Machine,
-    Row,
-    compare,
-    compare_speeds,
-    read_results,
-    tabulate,
-)
+from finetune.bench import GROUPS, Group
 from finetune.commands.console import show_json, show_lines, show_table
 from finetune.commands.options import Display, with_display
 from finetune.devices import DEVICE_NAMES
@@ -32,7 +21,7 @@ from finetune.runs.folder import check_writable
 from finetune.training.interruption import signal_of
 
 if TYPE_CHECKING:
-    from finetune.devices.base import Device
+    from finetune.bench.results import BenchResults, BenchTable, Row
 
 EXAMPLES = """\b
 Groups:
@@ -61,15 +50,18 @@ def run_bench(
     data_dir: Path | None = None,
     quick: bool = False,
     emit: Emit = ignore,
-) -> BenchResults:
+) -> "BenchResults":
     """Time workloads on devices, all that work if none is named; write JSON, a page and pictures.
 
     If the user stops it, what was measured is written.
     """
     check_writable(output_dir)
     from finetune.bench import timing
+    from finetune.bench.results import BenchResults, Machine
     from finetune.bench.workloads import MODES, Selection, list_workloads, read_lengths
+    from finetune.devices.host import cpu_name
     from finetune.devices.select import select_device, usable_devices
+    from finetune.runs.manifest import package_versions
 
     found = [select_device(name, emit=emit) for name in dict.fromkeys(devices)]
     found = found or [*usable_devices(emit=emit)]
@@ -98,7 +90,12 @@ def run_bench(
         ) from None
     finally:
         results = BenchResults(
-            machine=_describe_machine(found),
+            machine=Machine(
+                cpu=cpu_name(),
+                platform=platform.platform(),
+                devices={device.name: device.description for device in found},
+                versions={"python": platform.python_version()} | package_versions(),
+            ),
             texts="TREC" if data_dir else "questions",
             is_quick=quick,
             is_complete=is_complete,
@@ -109,19 +106,7 @@ def run_bench(
     return results
 
 
-def _describe_machine(devices: "Sequence[Device]") -> Machine:
-    from finetune.devices.host import cpu_name
-    from finetune.runs.manifest import package_versions
-
-    return Machine(
-        cpu=cpu_name(),
-        platform=platform.platform(),
-        devices={device.name: device.description for device in devices},
-        versions={"python": platform.python_version()} | package_versions(),
-    )
-
-
-def write_bench(results: BenchResults, folder: Path) -> None:
+def write_bench(results: "BenchResults", folder: Path) -> None:
     """Write results as ``bench.json``, ``bench.html`` and pictures that need no page."""
     from finetune.report.bench import CHARTS, render_bench
     from finetune.report.chart import picture_of
@@ -191,6 +176,8 @@ def command(
 
 
 def _compare(one: Path, other: Path, *, as_json: bool) -> None:
+    from finetune.bench.results import compare, compare_speeds, read_results
+
     results, others = read_results(one), read_results(other)
     if as_json:
         rows = list(compare_speeds(results, others))
@@ -203,7 +190,9 @@ def _compare(one: Path, other: Path, *, as_json: bool) -> None:
     _show_table(table)
 
 
-def _show(results: BenchResults, *, folder: Path) -> None:
+def _show(results: "BenchResults", *, folder: Path) -> None:
+    from finetune.bench.results import tabulate
+
     for table in tabulate(results):
         _show_table(table)
     if failed := sum(not row.seconds for row in results.rows):
@@ -211,7 +200,7 @@ def _show(results: BenchResults, *, folder: Path) -> None:
     show_lines(f"results and page: {folder}")
 
 
-def _show_table(table: BenchTable) -> None:
+def _show_table(table: "BenchTable") -> None:
     notes = [f"({table.source})"] if table.source else [f"- {one}" for one in table.remarks]
     show_lines(table.title + (" (published)" if table.source else ""), "")
     if table.rows:

@@ -3,10 +3,10 @@
 import statistics
 from typing import get_args
 
+from finetune.bench import Phase
 from finetune.bench.results import (
     CPU,
     BenchResults,
-    Phase,
     by_device,
     first_faster,
     speedup_of,

@@ -1,6 +1,7 @@
 """Results of a bench that never was, on a CPU and a device that is faster at large batches."""
 
-from finetune.bench.results import BenchResults, Machine, Phase, Row
+from finetune.bench import Phase
+from finetune.bench.results import BenchResults, Machine, Row
 
 
 def a_row(
