@@ -54,7 +54,15 @@ def with_batch_sizes(preparation: Preparation, *, emit: Emit) -> Preparation:
 
     def search(case: Case, largest: int = rows_per_step) -> SearchResult:
         result = find(case, Search(device, config.search, largest, largest, cache, emit))
-        choices.append(_describe(result, case))
+        subject = "batch size without gradients" if case.part == "features" else "batch size"
+        subject += ", with gradient checkpointing" * case.gradient_checkpointing
+        trials = {str(trial.batch_size): trial.examples_per_second for trial in result.trials}
+        speeds = {size: speed for size, speed in trials.items() if speed}
+        note, failed = "", result.first_failed
+        if failed:
+            note = f"{failed} does not fit into {result.budget_bytes / 2**30:.1f} GiB"
+        size = str(result.recommended)
+        choices.append(AutoTunedOption(subject, size, "examples/s", speeds, note))
         return result
 
     with stage("batch size", emit):
@@ -77,11 +85,10 @@ def with_batch_sizes(preparation: Preparation, *, emit: Emit) -> Preparation:
             case = replace(case, part="trainable")
         may_choose = case.mode.trains_encoder and text_model.model.supports_gradient_checkpointing
         if options.gradient_checkpointing is None and may_choose:
-            result, checkpointing = _search_both_ways(case, search, rows_per_step, emit=emit)
+            training, checkpointing = _search_both_ways(case, search, rows_per_step, emit=emit)
         else:
-            result, checkpointing = search(case), case.gradient_checkpointing
-        sizes = result.recommended, evaluation or result.recommended
-        all_sizes = processes.gather((*sizes, checkpointing))
+            training, checkpointing = search(case).recommended, case.gradient_checkpointing
+        all_sizes = processes.gather((training, evaluation or training, checkpointing))
         training, evaluation = (min(sizes[i] for sizes in all_sizes) for i in (0, 1))
         if is_one_size:
             training = evaluation = min(training, evaluation)
@@ -103,36 +110,25 @@ def with_batch_sizes(preparation: Preparation, *, emit: Emit) -> Preparation:
 
 def _search_both_ways(
     case: Case, search: Callable[[Case], SearchResult], rows_per_step: int, *, emit: Emit
-) -> tuple[SearchResult, bool]:
+) -> tuple[int, bool]:
     """Search for the batch size of a step, with gradient checkpointing if that is faster.
 
     It may be where memory is short: fewer and larger micro-batches, each layer computed twice.
     """
-    plain, speed = None, 0.0
+    size, speed = 0, 0.0
     with suppress(BatchDoesNotFit):
         plain = search(case)
-        speed = plain.examples_per_second
-        if plain.recommended >= rows_per_step or not plain.is_short_of_memory:
-            return plain, False
+        size, speed = plain.recommended, plain.examples_per_second
+        if size >= rows_per_step or not plain.is_short_of_memory:
+            return size, False
     emit(Info("searching again, with gradient checkpointing"))
-    checkpointed = search(replace(case, gradient_checkpointing=True))
-    is_on = checkpointed.examples_per_second >= FASTER * speed
+    other = search(replace(case, gradient_checkpointing=True))
+    is_on = size == 0 or other.examples_per_second >= FASTER * speed
     emit(
         Info(
             f"gradient checkpointing: {'on' if is_on else 'off'}, with it the batch size is "
-            f"{checkpointed.recommended} instead of {plain.recommended if plain else 0}, at "
-            f"{checkpointed.examples_per_second:.3g} instead of {speed:.3g} examples/s"
+            f"{other.recommended} instead of {size}, at {other.examples_per_second:.3g} instead "
+            f"of {speed:.3g} examples/s"
         )
     )
-    return (checkpointed, True) if is_on or plain is None else (plain, False)
-
-
-def _describe(result: SearchResult, case: Case) -> AutoTunedOption:
-    subject = "batch size without gradients" if case.part == "features" else "batch size"
-    if case.gradient_checkpointing:
-        subject = f"{subject}, with gradient checkpointing"
-    trials = {str(trial.batch_size): trial.examples_per_second for trial in result.trials}
-    failed = result.first_failed
-    note = f"{failed} does not fit into {result.budget_bytes / 2**30:.1f} GiB" if failed else ""
-    speeds = {size: speed for size, speed in trials.items() if speed}
-    return AutoTunedOption(subject, str(result.recommended), "examples/s", speeds, note)
+    return other.recommended if is_on else size, is_on

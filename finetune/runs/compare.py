@@ -173,30 +173,29 @@ def compare_runs(
             }
             versus = _compare_rows(run, base, differences, max_rows=max_rows)
         compared.append(ComparedRun(run.name, str(run.path), test, versus))
-    options = _differing_options([run.config for run in runs])
-    return Comparison(base.results.task, rows, base.name, compared, options)
+    options = {
+        option.name: [option.value_in(run.config) for run in runs]
+        for option in OPTIONS.values()
+        if option.name not in _OPTIONS_LEFT_OUT
+    }
+    differing = {name: row for name, row in options.items() if any(one != row[0] for one in row)}
+    return Comparison(base.results.task, rows, base.name, compared, differing)
 
 
 def _finished_in(path: Path, *, emit: Emit) -> list[RunFolder]:
     """Return a run, or the finished runs in a folder, by name."""
-    folder = RunFolder(path)
-    if folder.has_finished:
-        return [folder]
-    if folder.config_file.is_file():
-        raise NotARun(
-            f"the run in {path} has not finished",
-            remedy=f"finish it with finetune run --resume-from-checkpoint {path}",
-        )
     # A link would name a run of this folder twice.
     paths = [path for path in path.glob("*/") if not path.is_symlink()]
     # With seed-9 before seed-10.
     paths.sort(key=lambda path: (path.name.rstrip("0123456789"), len(path.name), path.name))
-    runs = [folder for folder in map(RunFolder, paths) if folder.config_file.is_file()]
+    is_run = RunFolder(path).config_file.is_file()
+    runs = [run for run in map(RunFolder, [path] if is_run else paths) if run.config_file.is_file()]
     finished = [run for run in runs if run.has_finished]
     if not finished:
         raise NotARun(
             f"{path} is neither a finished run nor a folder of finished runs",
-            remedy="name folders that finetune run has written, such as runs/trec-minilm-full",
+            remedy="name folders that finetune run has written, such as runs/trec-minilm-full, or "
+            "finish the run with finetune run --resume-from-checkpoint",
         )
     for run in runs:
         if not run.has_finished:
@@ -233,12 +232,3 @@ def _compare_rows(
         better_rows=differing_rows(is_better),
         worse_rows=differing_rows(is_worse),
     )
-
-
-def _differing_options(configs: Sequence[Config]) -> dict[str, list[Any]]:
-    values = {
-        option.name: [option.value_in(config) for config in configs]
-        for option in OPTIONS.values()
-        if option.name not in _OPTIONS_LEFT_OUT
-    }
-    return {name: row for name, row in values.items() if any(value != row[0] for value in row)}

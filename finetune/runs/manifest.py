@@ -6,7 +6,6 @@ import platform
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,19 +25,11 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 PACKAGES = (
-    "finetune-mps",
-    "torch",
-    "transformers",
-    "tokenizers",
-    "datasets",
-    "accelerate",
-    "evaluate",
-    "numpy",
-    "scipy",
+    *("finetune-mps", "torch", "transformers", "tokenizers", "datasets"),
+    *("accelerate", "evaluate", "numpy", "scipy"),
 )
 
 
-@cache
 def package_versions() -> dict[str, str]:
     """Return the versions of the packages that compute."""
     return {package: version(package) for package in PACKAGES}
@@ -67,10 +58,10 @@ class Manifest:
     def of(cls, preparation: "Preparation") -> "Manifest":
         """Return the manifest of a run that begins now."""
         source = preparation.text_model.source
-        commit = {"commit": source.commit} if source.commit else {}
+        model = {"weights": source.weights_sha256, "tokenizer": source.tokenizer_sha256}
         return replace(
             cls.of_data(preparation),
-            model=commit | {"weights": source.weights_sha256, "tokenizer": source.tokenizer_sha256},
+            model=model | ({"commit": source.commit} if source.commit else {}),
             packages=package_versions(),
             metrics_precision=preparation.config.training.precision,
             reads_pairs="text_pair" in preparation.splits["train"].column_names,
@@ -105,17 +96,19 @@ class Manifest:
 
         Fields missing on either side are not compared.
         """
+        parts = (
+            ("{}", self.sources, now.sources),
+            ("the {} split", self.splits, now.splits),
+            ("the model's {}", self.model, now.model),
+        )
         differing = [
-            *_differing(self.sources, now.sources),
-            *(f"the {split} split" for split in _differing(self.splits, now.splits)),
-            *(f"the model's {part}" for part in _differing(self.model, now.model)),
+            words.format(name)
+            for words, before, digests in parts
+            for name, digest in digests.items()
+            if before.get(name, digest) != digest
         ]
         if differing:
             raise DataDiffers(f"changed since the run began: {', '.join(differing)}", remedy=remedy)
-
-
-def _differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    return [name for name, digest in now.items() if before.get(name, digest) != digest]
 
 
 def digest_splits(splits: "Mapping[str, Dataset]", task: "Task") -> dict[str, str]:

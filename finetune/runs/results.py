@@ -52,18 +52,12 @@ class TextLengths:
     @classmethod
     def of(cls, examples: "Examples") -> "TextLengths":
         """Return the lengths of a split."""
-        lengths = examples.lengths
-        width = -(-int(lengths.max()) // MAX_BINS)
-        return cls(
-            texts=len(examples.labels),
-            windows=len(lengths) if examples.windows else None,
-            cut=examples.truncated_texts,
-            median=float(np.median(lengths)),
-            p95=float(np.percentile(lengths, 95)),
-            longest=int(lengths.max()),
-            bin_tokens=width,
-            bins=np.bincount((lengths - 1) // width).tolist(),
-        )
+        lengths, longest = examples.lengths, int(examples.lengths.max())
+        windows, width = len(lengths) if examples.windows else None, -(-longest // MAX_BINS)
+        median, p95 = np.percentile(lengths, (50, 95)).tolist()
+        bins = np.bincount((lengths - 1) // width).tolist()
+        texts, cut = len(examples.labels), examples.truncated_texts
+        return cls(texts, windows, cut, median, p95, longest, width, bins)
 
 
 @dataclass(frozen=True)
@@ -160,16 +154,16 @@ class RunFacts:
         """Return the facts of a run."""
         from finetune.model.freeze import count_parameters
 
-        config, text_model = preparation.config, preparation.text_model
+        config, device = preparation.config, preparation.device
         reasons = {choice.subject: choice.note for choice in preparation.choices}
-        trained, total = count_parameters(text_model.model.parameters())
+        trained, total = count_parameters(preparation.text_model.model.parameters())
         return cls(
             data=config.data.data,
-            class_names=list(text_model.task.class_names),
+            class_names=list(preparation.task.class_names),
             model=config.model.model,
             mode=preparation.mode,
-            device=preparation.device.name,
-            device_description=preparation.device.description,
+            device=device.name,
+            device_description=device.description,
             precision=config.training.precision,
             precision_reason=reasons.get("precision"),
             trained_parameters=trained,
@@ -197,18 +191,18 @@ class RunResults:
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``all_results.json``, under the Trainer's names."""
         scores = {"eval": self.validation, "test": self.test}
+        named = {
+            f"{prefix}_{name}": value
+            for prefix, of_split in scores.items()
+            for name, value in (of_split.to_json() if of_split else {}).items()
+        }
         return {
             "schema_version": SCHEMA_VERSION,
             "task": self.task.name,
             **asdict(self.facts),
             **asdict(self.training),
             "details": asdict(self.details),
-            **{
-                f"{prefix}_{name}": value
-                for prefix, of_split in scores.items()
-                if of_split is not None
-                for name, value in of_split.to_json().items()
-            },
+            **named,
             "calibration": self.calibration and asdict(self.calibration),
         }
 
@@ -274,12 +268,10 @@ class SeedResults:
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``seeds.json``."""
         runs = {
-            seed_name(seed): {
-                "eval": run.validation and run.validation.metrics,
-                "test": run.test.metrics,
-            }
-            for seed, run in self.runs.items()
-        }
+            seed_name(seed): {"eval": one.validation and one.validation.metrics,
+                              "test": one.test.metrics}
+            for seed, one in self.runs.items()
+        }  # fmt: skip
         return {
             "schema_version": SCHEMA_VERSION,
             "seeds": list(self.seeds),

@@ -50,20 +50,15 @@ class TrainedModel:
         except ModelUnsupported as error:
             remedy = f"restore {folder.model_folder}, or make the run again"
             raise ModelUnsupported(error.message, remedy=remedy) from error
-        chosen, precision = select_device(device, emit=emit), config.training.precision
+        chosen, options = select_device(device, emit=emit), config.training
         place(text_model.model, chosen.torch_device)
+        precision = options.precision
         if precision not in chosen.precisions:
-            emit(
-                WarningMessage(
-                    f"{chosen.name} can't compute in {precision}, the precision of this run's "
-                    "metrics",
-                    remedy="metrics and probabilities are computed in fp32 and may differ slightly",
-                )
-            )
+            message = f"{chosen.name} can't compute in {precision}, the precision of this run's "
+            remedy = "metrics and probabilities are computed in fp32 and may differ slightly"
+            emit(WarningMessage(f"{message}metrics", remedy=remedy))
             precision = "fp32"
-        batch_size = BatchSize(
-            config.training.eval_batch_size, "evaluation batch size", chosen, emit
-        )
+        batch_size = BatchSize(options.eval_batch_size, "evaluation batch size", chosen, emit)
         predictor = Predictor(text_model.model, chosen, precision, batch_size, processes.on(chosen))
         return cls(config, text_model, chosen, predictor, Manifest.read(folder).reads_pairs)
 
