@@ -60,13 +60,9 @@ def test_the_version_is_told(command: Command) -> None:
         (["bogus"], ["bogus"]),
         (["predcit", "runs/demo"], ["predcit", "'predict'"]),
         (["completion"], ["bash, zsh, fish"]),
-        (["--bogus"], ["--bogus"]),
         (["run", "--batchsize", "8"], ["--batchsize", "--batch-size"]),
         (["run", "--batch-size", "many"], ["--batch-size", "many", "integer"]),
-        (["run", "--batch-size", "1.5"], ["--batch-size", "1.5"]),
-        (["run", "--learning-rate", "fast"], ["--learning-rate", "fast"]),
         (["run", "--device", "gpu"], ["--device", "gpu", "cpu"]),
-        (["run", "--seed"], ["--seed"]),
         (["run", "surplus"], ["surplus", "--data"]),
         (["run", "--gradient_accumulation_steps", "2"], ["did you mean --effective-batch-size?"]),
         (["run", "--bf16"], ["did you mean --precision?"]),
@@ -76,14 +72,11 @@ def test_the_version_is_told(command: Command) -> None:
         (["run", "--batch-size", "0", "--num-processes", "2"], ["--batch-size", "0"]),
         (["run", "--seeds", "2", "--num-processes", "2"], ["--seeds or --num-processes"]),
         (["run", "--config", "missing.yaml"], ["missing.yaml", "trec_head"]),
-        (["run", "--set", "training.sead=1"], ["sead", "seed"]),
         (["run", "--freeze-core", "--train-layers", "2"], ["--freeze-core", "--train-layers"]),
         (["run", "--resume-from-checkpoint", "missing"], ["missing"]),
         (["run", "--resume-from-checkpoint", "runs/a", "--dry-run"], ["--resume-from-checkpoint"]),
         (["evaluate"], ["RUN"]),
-        (["evaluate", "missing"], ["missing"]),
         (["evaluate", "missing", "--split", "dev"], ["--split", "dev", "validation"]),
-        (["predict"], ["RUN"]),
         (["predict", "missing", "text"], ["missing"]),
     ],
     ids=" ".join,
@@ -205,14 +198,7 @@ print(json.dumps(imported))
 
 def test_help_takes_little_longer_than_click_itself(tmp_path: Path) -> None:
     hello = tmp_path / "hello.py"
-    hello.write_text(
-        "import click\n"
-        "@click.command()\n"
-        "@click.option('--name', default='world')\n"
-        "def hello(name):\n"
-        "    click.echo(name)\n"
-        "hello()\n"
-    )
+    hello.write_text("import click\n@click.command()\ndef hello():\n    pass\nhello()\n")
 
     def cpu_seconds(*arguments: str) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -221,19 +207,10 @@ def test_help_takes_little_longer_than_click_itself(tmp_path: Path) -> None:
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     # Taken in turns, so that whatever else the machine does slows all of them.
-    rounds = [
-        (
-            cpu_seconds(str(hello), "--help"),
-            cpu_seconds("-m", "finetune", "--help"),
-            cpu_seconds("-m", "finetune", "run", "--help"),
-        )
-        for _ in range(3)
-    ]
-    hello_seconds, help_seconds, run_help_seconds = map(
-        statistics.median, zip(*rounds, strict=True)
-    )
-    assert help_seconds < 4 * hello_seconds
-    assert run_help_seconds < 4 * hello_seconds
+    commands = ([str(hello)], ["-m", "finetune"], ["-m", "finetune", "run"])
+    rounds = [[cpu_seconds(*one, "--help") for one in commands] for _ in range(3)]
+    hello_seconds, *others = map(statistics.median, zip(*rounds, strict=True))
+    assert max(others) < 4 * hello_seconds
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

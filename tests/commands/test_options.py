@@ -32,16 +32,11 @@ def test_what_is_not_given_stays_out() -> None:
     ("arguments", "options"),
     [
         (["--learning-rate", "1e-5"], {"learning_rate": 1e-5}),
-        (["--eval-batch-size", "8"], {"eval_batch_size": 8}),
         (["--batch-size", "auto"], {"batch_size": "auto"}),
         (["--max-steps=5"], {"max_steps": 5}),
         (["--freeze-core"], {"freeze_core": True}),
         (["--no-freeze-core"], {"freeze_core": False}),
         (["--model", "someone/tiny"], {"model": "someone/tiny"}),
-        (["--head", "classifier"], {"head": "classifier"}),
-        (["--metric-for-best-model", "macro_f1"], {"metric_for_best_model": "macro_f1"}),
-        (["--seed", "0"], {"seed": 0}),
-        (["--weight-decay", "0"], {"weight_decay": 0.0}),
         (["--output-dir", ""], {"output_dir": ""}),
     ],
 )

@@ -100,17 +100,11 @@ DEFAULTS = {
 }
 
 
-def load_text(text: str, folder: Path) -> Config:
-    file = folder / "starter.yaml"
-    file.write_text(text, encoding="utf-8")
-    return load(str(file))
-
-
 def starter(values: dict[str, Any], **notes: str) -> str:
     return make_starter(values, notes=notes, heading="Made for a test.")
 
 
-def test_a_default_is_a_comment_that_loads_once_its_mark_is_gone(tmp_path: Path) -> None:
+def test_a_default_is_a_comment_that_loads_once_its_mark_is_gone() -> None:
     text = starter(DEFAULTS)
     assert yaml.safe_load(text) == {section.name: None for section in fields(Config)}
     names = [f"  # {option}: " for option in DEFAULTS]
@@ -125,19 +119,17 @@ def test_a_default_is_a_comment_that_loads_once_its_mark_is_gone(tmp_path: Path)
     "name", ["yes", "1", "", " a", "a: b", "# a", "größe", "😀", "a\nb", "a " * 99, "'\""]
 )
 def test_any_name_of_a_column_is_read_back(name: str, tmp_path: Path) -> None:
-    assert load_text(starter({"text_column": name}), tmp_path).data.text_column == name
+    file = tmp_path / "starter.yaml"
+    file.write_text(starter({"text_column": name}), encoding="utf-8")
+    assert load(str(file)).data.text_column == name
 
 
 def test_each_option_is_explained_by_its_help_and_a_note() -> None:
     lines = starter({"max_length": 64, "seed": 7}, seed="Any number will do.").splitlines()
+    assert max(map(len, lines)) <= MAX_LINE
     comments = " ".join(line.strip(" #") for line in lines)
     assert "Maximum length of a text in tokens; the rest is truncated. max_length: 64" in comments
     assert "order of the examples and dropout. Any number will do. seed: 7" in comments
-
-
-def test_no_comment_is_longer_than_a_line() -> None:
-    text = starter(DEFAULTS, seed="word " * 99)
-    assert max(map(len, text.splitlines())) <= MAX_LINE
 
 
 def test_options_stand_in_the_order_of_the_schema() -> None:
@@ -172,21 +164,11 @@ def test_the_schema_admits_every_recipe(path: Path, validator: Draft202012Valida
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        {},
-        {"data": None},
-        {"training": {"learning_rate": None}},
-        {"training": {"learning_rate": 1}},
-    ],
-    ids=str,
+    "content", [{"data": None}, {"training": {"learning_rate": None}}], ids=str
 )
-def test_the_schema_admits_what_loads(
-    content: dict[str, Any], validator: Draft202012Validator, tmp_path: Path
+def test_the_schema_admits_what_is_left_out(
+    content: dict[str, Any], validator: Draft202012Validator
 ) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text(yaml.safe_dump(content))
-    load(str(file))
     assert validator.is_valid(content)
 
 
@@ -199,9 +181,7 @@ def test_the_schema_admits_what_loads(
         {"training": {"batch_size": 0}},
         {"training": {"precision": "fp8"}},
         {"data": {"validation_fraction": 1.0}},
-        {"model": {"freeze_core": "perhaps"}},
         {"model": []},
-        [],
     ],
     ids=str,
 )
