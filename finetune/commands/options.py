@@ -194,7 +194,7 @@ def _flag(option: Option) -> Callable[[Command], Command]:
         option.name,
         type=kind,
         default=None,
-        help=option.help + (f"  [default: {default}]" if default is not None else ""),
+        help=option.description + (f"  [default: {default}]" if default is not None else ""),
         shell_complete=completes(option.path, option.names) if option.path else None,
     )
 

@@ -90,20 +90,15 @@ def refuse_table(data: object) -> None:
 def _read_file(file: str) -> Iterator[Given]:
     path = find_recipe(file)
     sections = read_yaml(path) or {}
-    if not isinstance(sections, dict):
-        remedy = f"write its options under {', '.join(SECTIONS)}; a table of texts is --data {file}"
-        raise ConfigurationInvalid(f"{path} has no sections", remedy=remedy)
+    if not isinstance(sections, dict) or any(
+        not isinstance(options, dict | None) for options in sections.values()
+    ):
+        raise ConfigurationInvalid(
+            f"{path} has no options in sections",
+            remedy="write one `option: value` a line, indented, below training: or another of the "
+            f"sections {', '.join(SECTIONS)}; a table of texts is --data {file}",
+        )
     for section, options in sections.items():
-        if section not in SECTIONS:
-            remedy = _did_you_mean(section, SECTIONS)
-            if section in OPTIONS:
-                remedy = f"{section} is an option: write it below {OPTIONS[section].section}:"
-            raise ConfigurationInvalid(f"unknown section {section} in {path}", remedy=remedy)
-        if not isinstance(options, dict | None):
-            raise ConfigurationInvalid(
-                f"section {section} in {path} has no options",
-                remedy="write one `option: value` a line below it, indented",
-            )
         for option, value in (options or {}).items():
             yield str(path), section, option, value
 
@@ -129,7 +124,7 @@ def _check_name(option: str, section: str | None, *, source: str) -> None:
         raise ConfigurationInvalid(f"{source}: there is no option {option}", remedy=remedy)
     if section not in (None, OPTIONS[option].section):
         raise ConfigurationInvalid(
-            f"{source}: {option} is not an option of section {section}",
+            f"{source}: {option} is not an option of a section {section}",
             remedy=f"it belongs to section {OPTIONS[option].section}",
         )
 

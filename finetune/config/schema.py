@@ -21,7 +21,7 @@ DEFAULT_BATCH_SIZE = 32
 
 # The marks are fields of ``Option``.
 def _option(default: Any, description: str, **marks: Any) -> Any:
-    return field(default=default, metadata={"help": description, **marks})
+    return field(default=default, metadata={"description": description, **marks})
 
 
 _resumable = partial(_option, resumable=True)
@@ -33,6 +33,8 @@ NotNegative = Annotated[int, Ge(0), Lt(2**31)]
 Seed = Annotated[int, Ge(0), Lt(2**32)]
 Tracker = Literal["none", "tensorboard", "trackio", "wandb", "mlflow"]
 Positive = Annotated[float, Gt(0.0), Le(1e6)]
+Amount = Annotated[float, Ge(0.0), Le(1e6)]
+Fraction = Annotated[float, Ge(0.0), Lt(1.0)]
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,8 @@ class DataConfig:
     task: str = _option(
         "auto", "single (one class per text), multi (any number), regression, auto (by the labels)."
     )
-    encoding: str | None = _of_tables(
-        None, "Encoding of text files, such as gb18030. Default: detected, and printed."
-    )
-    header: bool | None = _of_tables(
-        None, "Whether the first row of CSV and TSV names the columns. Default: detected."
-    )
+    encoding: str | None = _of_tables(None, "Encoding, such as gb18030. Default: detected.")
+    header: bool | None = _of_tables(None, "The first row names columns. Default: detected.")
     split_column: str | None = _of_tables(
         None, "Column of each row's split; none for no column. Default: found by its name."
     )
@@ -90,16 +88,12 @@ class DataConfig:
     max_train_samples: Count | None = _option(
         None, "Train on N rows. TREC: the first N; otherwise a stratified sample."
     )
-    validation_fraction: Annotated[float, Ge(0.0), Lt(1.0)] = _option(
-        0.1, "Fraction of the training rows held out for validation; 0 for none."
-    )
+    validation_fraction: Fraction = _option(0.1, "Fraction of rows held out for validation; or 0.")
     test_fraction: Annotated[float, Gt(0.0), Lt(1.0)] = _option(
         0.1, "Fraction of the rows held out as test split where the data has none."
     )
     split_seed: Seed = _option(0, "Random seed of the held-out splits.")
-    private_data: bool = _option(
-        False, "Mark the data as private: finetune push refuses the report, which shows texts."
-    )
+    private_data: bool = _option(False, "Keep the texts private: push refuses the report.")
 
 
 @dataclass(frozen=True)
@@ -114,19 +108,13 @@ class ModelConfig:
         trainer_names=("model_name_or_path",),
     )
     revision: str | None = _option(None, "Branch, tag or commit of the model on the Hub.")
-    from_scratch: bool = _option(
-        False, "Accept a model most of whose weights are missing; they start at random."
-    )
+    from_scratch: bool = _option(False, "Accept a model most of whose weights are missing.")
     freeze_core: bool = _option(False, "Freeze the encoder; only the head trains.")
     head: HeadName = _option(
         "whole", "Part of the head that trains; classifier freezes a pretrained pooler too."
     )
-    train_layers: Count | None = _option(
-        None, "Train only the encoder's last N layers, and the head."
-    )
-    max_length: Annotated[int, Ge(3), Lt(2**31)] = _option(
-        128, "Maximum length of a text in tokens; the rest is truncated."
-    )
+    train_layers: Count | None = _option(None, "Train only the last N layers, and the head.")
+    max_length: Annotated[int, Ge(3), Lt(2**31)] = _option(128, "Maximum tokens of a text.")
     long_texts: Handling = _option(
         "truncate", "Of texts over --max-length cut the end, the middle, or read all in windows."
     )
@@ -166,9 +154,7 @@ class TrainingConfig:
         "Examples per forward and backward pass; auto searches for the fastest that fits.",
         trainer_names=("per_device_train_batch_size",),
     )
-    check_device: bool = _resumable(
-        True, "Compare a GPU with the CPU on a few examples, and stop if it computes wrongly."
-    )
+    check_device: bool = _resumable(True, "Compare a GPU with the CPU on a few examples.")
     gradient_checkpointing: bool | None = _resumable(
         None, "Recompute the layers in the backward pass. Default: off; --batch-size auto chooses."
     )
@@ -200,7 +186,7 @@ class TrainingConfig:
         "Fraction of the steps in which the learning rate rises.",
         trainer_names=("warmup_steps",),
     )
-    weight_decay: Annotated[float, Ge(0.0), Le(1e6)] | None = _option(
+    weight_decay: Amount | None = _option(
         None, "Decoupled weight decay; not on biases and norms. Default: 0.01, 0 for a head alone."
     )
     max_grad_norm: Positive = _option(1.0, "Gradients are clipped to this norm.")
@@ -215,9 +201,7 @@ class TrainingConfig:
     early_stopping_patience: NotNegative | None = _option(
         None, "Stop after N validations without improvement. Default: 0 (never), 8 or 30 by mode."
     )
-    calibrate: bool = _option(
-        True, "Scale the output layer so that the probabilities match the validation accuracy."
-    )
+    calibrate: bool = _option(True, "Scale the logits so that probabilities match accuracy.")
     seed: Seed = _option(42, "Random seed of the new head, the order of the examples and dropout.")
 
     @property
@@ -248,37 +232,27 @@ class OutputConfig:
     save_strategy: Literal["epoch", "no"] = _resumable(
         "epoch", "Checkpoints: after every epoch too, or (no) only if the run is stopped."
     )
-    save_minutes: Annotated[float, Ge(0.0), Le(1e6)] = _resumable(
-        10.0, "Write a checkpoint every N minutes too; 0 for never."
-    )
+    save_minutes: Amount = _resumable(10.0, "Also write a checkpoint every N minutes; 0: never.")
     save_steps: Count | None = _resumable(None, "Write a checkpoint every N steps too.")
-    save_total_limit: Count = _resumable(
-        2, "Keep the N newest checkpoints; that of the best model is kept in any case."
-    )
+    save_total_limit: Count = _resumable(2, "Keep the N newest checkpoints, and the best.")
 
 
 @dataclass(frozen=True)
 class CacheConfig:
     """Whether and where the features of frozen layers are stored."""
 
-    feature_cache: bool = _resumable(
-        True, "Store features of frozen layers, and token ids of large tables, for other runs."
-    )
+    feature_cache: bool = _resumable(True, "Store features and token ids for other runs.")
     cache_dir: str | None = _resumable(
         None, "Folder of what is stored. Default: finetune in the Hub's assets cache.", path="dir"
     )
-    cache_gib: Positive = _resumable(
-        10.0, "Maximum GiB of stored features and token ids; the least recently used go first."
-    )
+    cache_gib: Positive = _resumable(10.0, "Maximum GiB stored; the least recently used go.")
 
 
 @dataclass(frozen=True)
 class SearchConfig:
     """How a batch size is searched for, by ``find-batch`` and by ``--batch-size auto``."""
 
-    memory_limit: str | None = _option(
-        None, "Maximum memory that a batch may use, such as 4GiB. Default: what is free."
-    )
+    memory_limit: str | None = _option(None, "Memory to use, such as 4GiB. Default: all free.")
     time_limit: Positive = _option(300.0, "Maximum seconds of the search for each device and mode.")
 
 
@@ -302,7 +276,7 @@ class Option:
     name: str
     type: Any
     default: Any
-    help: str
+    description: str
     resumable: bool = False  # it may change when a run is resumed
     path: Literal["", "file", "dir"] = ""
     names: tuple[str, ...] = ()  # words with a meaning of their own, in place of a path

@@ -108,7 +108,7 @@ def make_starter(values: Mapping[str, Any], *, notes: Mapping[str, str], heading
                 value = values[option.name]
                 line = yaml.safe_dump({option.name: value}, allow_unicode=True, width=sys.maxsize)
                 entries.append(
-                    _comment(f"{option.help} {notes.get(option.name, '')}", indent="  ")
+                    _comment(f"{option.description} {notes.get(option.name, '')}", indent="  ")
                     + textwrap.indent(line, "  # " if value == option.default else "  ")
                 )
         if entries:
@@ -142,13 +142,10 @@ def make_json_schema() -> dict[str, Any]:
     """
     import pydantic
 
-    schema = pydantic.TypeAdapter(Config).json_schema() | {"additionalProperties": False}
-    for section in fields(Config):
-        reference = schema["properties"][section.name]
-        definition = schema["$defs"][reference["$ref"].rpartition("/")[2]]
+    schema = pydantic.TypeAdapter(Config).json_schema()
+    for definition in (schema, *schema["$defs"].values()):
         definition["additionalProperties"] = False
-        for name, option in definition["properties"].items():
-            option["description"] = OPTIONS[name].help
+    for section, reference in schema["properties"].items():
         # A section with all of its options commented out is empty, not an object.
-        schema["properties"][section.name] = {"anyOf": [reference, {"type": "null"}]}
+        schema["properties"][section] = {"anyOf": [reference, {"type": "null"}]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

@@ -21,7 +21,9 @@ from finetune.model.structure import find_structure
 def test_every_option_has_a_name_of_its_own_and_help_in_a_sentence() -> None:
     kinds = typing.get_type_hints(Config).values()
     assert len(OPTIONS) == sum(len(fields(kind)) for kind in kinds)
-    assert [one.name for one in OPTIONS.values() if not re.fullmatch(r".{10,}\.", one.help)] == []
+    assert [
+        one.name for one in OPTIONS.values() if not re.fullmatch(r".{10,}\.", one.description)
+    ] == []
 
 
 def test_options_change_in_their_sections() -> None:

@@ -128,7 +128,7 @@ def test_each_option_is_explained_by_its_help_and_a_note() -> None:
     lines = starter({"max_length": 64, "seed": 7}, seed="Any number will do.").splitlines()
     assert max(map(len, lines)) <= MAX_LINE
     comments = " ".join(line.strip(" #") for line in lines)
-    assert "Maximum length of a text in tokens; the rest is truncated. max_length: 64" in comments
+    assert "Maximum tokens of a text. max_length: 64" in comments
     assert "order of the examples and dropout. Any number will do. seed: 7" in comments
 
 
@@ -198,4 +198,4 @@ def test_the_schema_explains_every_option_as_the_help_does() -> None:
         for definition in definitions
         for name, option in definition["properties"].items()
     }
-    assert explained == {name: option.help for name, option in OPTIONS.items()}
+    assert explained == {name: option.description for name, option in OPTIONS.items()}
