@@ -51,7 +51,6 @@ class Machine:
         cuda: The version that PyTorch is built for, if it is.
         gpus: Name and free GiB of each NVIDIA GPU, of 139.8 GiB each.
         has_bf16: Whether those compute in bf16.
-        driver: What ``nvidia-smi`` says of the driver, if it is there.
         failure: What a first operation on the GPU fails with.
     """
 
@@ -69,7 +68,6 @@ class Machine:
     cuda: str | None = None
     gpus: tuple[tuple[str, float], ...] = ()
     has_bf16: bool = True
-    driver: str | None = None
     failure: str | None = None
 
 
@@ -126,7 +124,6 @@ LINUX_WITH_CUDA = Machine(
     cpuinfo="model name\t: Intel(R) Xeon(R) Platinum 8480C\nflags\t: avx512_bf16 amx_bf16 amx_tile",
     cuda="13.0",
     gpus=(("NVIDIA H200", 139.1),),
-    driver="580.159.04",
 )
 MACHINES = {
     "an Intel Mac": INTEL_MAC,
@@ -200,13 +197,9 @@ def _pretend_system(machine: Machine, patch: pytest.MonkeyPatch) -> None:
 
 
 def _run(machine: Machine) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Stand in for ``subprocess.run`` of macOS's ``sysctl`` and of ``nvidia-smi``."""
+    """Stand in for ``subprocess.run`` of macOS's ``sysctl``."""
 
     def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        if command[0] == "nvidia-smi":
-            if machine.driver is None:
-                raise FileNotFoundError("nvidia-smi")
-            return subprocess.CompletedProcess(command, 0, f"{machine.driver}\n", "")
         program, option, name = command
         assert (machine.system, program, option) == ("Darwin", "/usr/sbin/sysctl", "-n")
         if name in machine.sysctls:

@@ -38,17 +38,16 @@ def simulate_memory(
 ) -> None:
     """Let PyTorch tell the memory of a simulated Mac, its peak too unless it is too old to."""
 
-    def memory_stats() -> dict[str, int]:
+    def max_memory_allocated() -> int:
         if not counts_peak:
             raise RuntimeError("Allocator for mps is not a DeviceAllocator.")
-        return {}
+        return mac.peak_bytes
 
     monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: mac.live_bytes)
     monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: mac.driver_bytes)
     monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: mac.recommended_bytes)
     monkeypatch.setattr(torch.mps, "empty_cache", mac.empty_cache)
-    monkeypatch.setattr(torch.accelerator, "memory_stats", memory_stats)
-    monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda: mac.peak_bytes)
+    monkeypatch.setattr(torch.accelerator, "max_memory_allocated", max_memory_allocated)
 
 
 class FewShapesDevice(CpuDevice):

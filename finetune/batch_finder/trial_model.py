@@ -15,11 +15,10 @@ from finetune.batch_finder.case import Case
 from finetune.devices.base import Device, place
 from finetune.errors import ModelUnsupported
 from finetune.evaluation.predict import predict_logits
-from finetune.model.feature_extractor import FeatureExtractor, pooled_inputs, split_frozen
+from finetune.model.feature_extractor import FeatureExtractor, split_frozen
 from finetune.model.freeze import freeze_parameters, set_training
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.structure import Structure, find_structure
-from finetune.tasks.base import Task
 from finetune.tasks.choose import task_of_shape
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.examples import Examples, Inputs, InputsOf, ModelInputs, prepare_mask
@@ -79,10 +78,11 @@ class TrialModel:
         )
 
     def _train(self, batch_size: int) -> None:
+        task = task_of_shape(self.case.task, outputs=self.case.classes)
         examples = Examples(
             inputs_of=self.inputs_of,
             lengths=np.full(batch_size, self.case.padded_length),
-            labels=_task_of(self.case).sample_labels(batch_size),
+            labels=task.sample_labels(batch_size),
             weights=np.ones(batch_size, np.float32),
         )
         batch = Batch(np.arange(batch_size), self.case.padded_length)
@@ -115,10 +115,16 @@ def build_trial_model(case: Case, *, device: Device) -> TrialModel:
     training_state = _prepare(case, extractor.trainable, structure, device=device)
     tokens_of = _random_tokens(model, takes_4d_mask=structure.takes_4d_mask)
     features = _extract(extractor, tokens_of(np.arange(1), case.padded_length), training_state)
-    features_of = _repeated_features(features, takes_4d_mask=structure.takes_4d_mask)
-    if case.part == "trainable":
-        return TrialModel(case, training_state, features_of, tokens_of)
-    return TrialModel(case, training_state, features_of, tokens_of, extractor)
+    # Of one example, repeated: [1, tokens, hidden], or one vector for its pooled text.
+    features = features if features.ndim == 3 else features[:, None]
+    features_of = _inputs_of(
+        "inputs_embeds",
+        lambda rows, _: features.repeat(rows, 1, 1),
+        takes_4d_mask=structure.takes_4d_mask,
+    )
+    return TrialModel(
+        case, training_state, features_of, tokens_of, extractor if case.part == "features" else None
+    )
 
 
 def _build_model(case: Case) -> PreTrainedModel:
@@ -147,14 +153,11 @@ def _prepare(
     hyperparameters = Hyperparameters(
         case.optimizer, schedule, head_lr_multiplier=1.0, weight_decay=0.01, max_grad_norm=1.0
     )
+    losses = task_of_shape(case.task, outputs=case.classes).losses
     return prepare_training(
         model, head=structure.head, device=device, precision=case.precision,
-        losses=_task_of(case).losses, hyperparameters=hyperparameters,
+        losses=losses, hyperparameters=hyperparameters,
     )  # fmt: skip
-
-
-def _task_of(case: Case) -> Task:
-    return task_of_shape(case.task, outputs=case.classes)
 
 
 def _extract(
@@ -167,31 +170,26 @@ def _extract(
         return extractor.extract(on_device).cpu()
 
 
+def _inputs_of(
+    name: str, make: Callable[[int, int], torch.Tensor], *, takes_4d_mask: bool
+) -> InputsOf:
+    """Return what makes inputs from tensors of so many examples and tokens."""
+
+    def inputs_of(rows: NDArray[np.int64], padded_length: int) -> Inputs:
+        tensor = make(len(rows), padded_length)
+        mask = torch.ones(tensor.shape[:2], dtype=torch.bool)
+        # Where no token is masked, attention takes a cheaper path.
+        mask[0, -1] = tensor.shape[1] == 1
+        return prepare_mask({name: tensor, "attention_mask": mask}, takes_4d_mask=takes_4d_mask)
+
+    return inputs_of
+
+
 def _random_tokens(model: PreTrainedModel, *, takes_4d_mask: bool) -> InputsOf:
-    def inputs_of(rows: NDArray[np.int64], padded_length: int) -> Inputs:
-        tokens = torch.randint(model.config.vocab_size, (len(rows), padded_length))
-        return _masked("input_ids", tokens, takes_4d_mask=takes_4d_mask)
-
-    return inputs_of
-
-
-def _repeated_features(features: torch.Tensor, *, takes_4d_mask: bool) -> InputsOf:
-    """Make inputs from one example's features, [1, padded length, hidden] or [1, hidden]."""
-
-    def inputs_of(rows: NDArray[np.int64], padded_length: int) -> Inputs:
-        repeated = features.repeat(len(rows), *[1] * (features.ndim - 1))
-        if features.ndim == 2:
-            return pooled_inputs(repeated, takes_4d_mask=takes_4d_mask)
-        return _masked("inputs_embeds", repeated, takes_4d_mask=takes_4d_mask)
-
-    return inputs_of
-
-
-def _masked(name: str, tensor: torch.Tensor, *, takes_4d_mask: bool) -> Inputs:
-    """Add a mask with one token masked: where none is, attention takes a cheaper path."""
-    mask = torch.ones(tensor.shape[:2], dtype=torch.bool)
-    mask[0, -1] = False
-    return prepare_mask({name: tensor, "attention_mask": mask}, takes_4d_mask=takes_4d_mask)
+    vocabulary = model.config.vocab_size
+    return _inputs_of(
+        "input_ids", lambda *size: torch.randint(vocabulary, size), takes_4d_mask=takes_4d_mask
+    )
 
 
 @dataclass(frozen=True)

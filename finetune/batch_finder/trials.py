@@ -5,8 +5,8 @@ budget of the child before, if there was one; then come batch sizes. The child r
 budget, that it is ready, and a measurement of each size, or why it ends.
 """
 
-import dataclasses
 import time
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from finetune.batch_finder.case import Case
@@ -27,6 +27,7 @@ _HOST_SAMPLE_SECONDS = 0.25
 _SPARES = 2
 
 
+@dataclass
 class TrialRunner:
     """Tries batch sizes in a child process, and in a new one after each failure.
 
@@ -34,24 +35,18 @@ class TrialRunner:
     that thread. ``timeout_seconds`` limits a trial and the start of its process.
     """
 
-    def __init__(
-        self,
-        case: Case,
-        device: Device,
-        *,
-        limit_bytes: int | None,
-        timeout_seconds: float,
-        emit: Emit = ignore,
-        module: str = "finetune.batch_finder.trials",
-    ) -> None:
-        self._case, self._device, self._module = case, device, module
-        self._limit_bytes, self._timeout_seconds, self._emit = limit_bytes, timeout_seconds, emit
-        self._budget_bytes: int | None = None
-        self._child: Child | None = None
-        self._spares: list[Child] = []
-        self._has_trained = False
-        # The most of the machine's memory that the child was seen to hold in this trial.
-        self._peak_bytes = 0
+    case: Case
+    device: Device
+    limit_bytes: int | None
+    timeout_seconds: float
+    emit: Emit = ignore
+    module: str = "finetune.batch_finder.trials"
+    _budget_bytes: int | None = field(init=False, default=None)
+    _child: Child | None = field(init=False, default=None)
+    _spares: list[Child] = field(init=False, default_factory=list)
+    _has_trained: bool = field(init=False, default=False)
+    # The most of the machine's memory that the child was seen to hold in this trial.
+    _peak_bytes: int = field(init=False, default=0)
 
     def __enter__(self) -> "TrialRunner":
         return self
@@ -92,9 +87,9 @@ class TrialRunner:
             self._end_child()
             found = {"status": stop.status, "reason": stop.reason, "examples_per_second": None}
             found["peak_bytes"] = self._peak_bytes or None
-        seconds, part = time.perf_counter() - started, self._case.part
+        seconds, part = time.perf_counter() - started, self.case.part
         trial = Trial(batch_size=batch_size, seconds=seconds, part=part, **found)
-        self._emit(trial)
+        self.emit(trial)
         return trial
 
     def run_afresh(self, batch_size: int) -> Trial:
@@ -104,14 +99,14 @@ class TrialRunner:
         return self.run(batch_size)
 
     def _start_child(self) -> Child:
-        child = self._spares.pop(0) if self._spares else Child(self._module)
+        child = self._spares.pop(0) if self._spares else Child(self.module)
         self._child, self._has_trained = child, False
         # The next children start while this one begins, since importing PyTorch can take ten
         # seconds; but only where they take neither memory nor speed from the one that trains.
-        while len(self._spares) < _SPARES and not self._device.memory.is_shared:
-            self._spares.append(Child(self._module))
-        budgets = {"limit_bytes": self._limit_bytes, "budget_bytes": self._budget_bytes}
-        child.send({"case": dataclasses.asdict(self._case), **budgets})
+        while len(self._spares) < _SPARES and not self.device.memory.is_shared:
+            self._spares.append(Child(self.module))
+        budgets = {"limit_bytes": self.limit_bytes, "budget_bytes": self._budget_bytes}
+        child.send({"case": asdict(self.case), **budgets})
         return child
 
     def _end_child(self) -> None:
@@ -137,7 +132,7 @@ class TrialRunner:
                 raise _Stopped("too_big" if reply["is_out_of_memory"] else "failed", reason)
             if "ready" in reply:
                 self._peak_bytes = 0
-            if self._device.memory.is_shared:
+            if self.device.memory.is_shared:
                 held_bytes = process_bytes(child.process_id)
                 self._peak_bytes = max(self._peak_bytes, held_bytes)
                 self._check_budget(held_bytes)
@@ -146,8 +141,8 @@ class TrialRunner:
                 host_sampled = now
                 if why_short := host.why_short():
                     raise _Stopped("too_big", why_short)
-            if now - started > self._timeout_seconds:
-                raise _Stopped("timed_out", f"not done after {self._timeout_seconds:g} s")
+            if now - started > self.timeout_seconds:
+                raise _Stopped("timed_out", f"not done after {self.timeout_seconds:g} s")
 
     def _check_budget(self, held_bytes: int) -> None:
         if self._budget_bytes is not None and held_bytes > self._budget_bytes:
@@ -163,9 +158,10 @@ class TrialRunner:
         return _Stopped("failed", child.describe_end())
 
     def _find_oom_message(self, child: Child) -> str | None:
-        texts = self._device.memory.out_of_memory_texts
-        lines = (line for line in child.error_lines() if any(text in line for text in texts))
-        return next(lines, None)
+        texts = self.device.memory.out_of_memory_texts
+        return next(
+            (one for one in child.error_lines() if any(text in one for text in texts)), None
+        )
 
 
 class _Stopped(Exception):
@@ -193,7 +189,7 @@ def serve() -> None:
         reply({"ready": True})
         while True:
             measurement = measure(model, batch_size=requests.get(), budget_bytes=budget_bytes)
-            reply({"measurement": dataclasses.asdict(measurement)})
+            reply({"measurement": asdict(measurement)})
     except ModelUnsupported as error:
         reply({"unsupported": error.message, "remedy": error.remedy})
     # Of every kind that PyTorch, the model or the machine can raise: the parent judges it.

@@ -111,9 +111,7 @@ class DeviceMemory(ABC):
     is_shared = False
     # Whether memory beyond what is free is swapped to disk, slowly, instead of refused.
     swaps = False
-    # Raised only if memory ran out.
-    out_of_memory_errors: tuple[type[BaseException], ...] = ()
-    # In the text of a RuntimeError that says so.
+    # In the text of a RuntimeError that says that memory ran out.
     out_of_memory_texts: tuple[str, ...]
 
     @abstractmethod
@@ -146,7 +144,7 @@ class DeviceMemory(ABC):
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Return whether an error says that the device ran out of memory."""
-        return isinstance(error, (*self.out_of_memory_errors, OutOfMemoryElsewhere)) or (
+        return isinstance(error, (MemoryError, torch.OutOfMemoryError, OutOfMemoryElsewhere)) or (
             isinstance(error, RuntimeError)
             and any(text in str(error) for text in self.out_of_memory_texts)
         )

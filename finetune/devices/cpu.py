@@ -61,7 +61,6 @@ class CpuMemory(DeviceMemory):
     """The machine's memory, as the system counts it for this process."""
 
     is_shared = True
-    out_of_memory_errors = (MemoryError,)
     # PyTorch's texts where the system has posix_memalign, and elsewhere; oneDNN's, which has no
     # memory for its code; those of C++ and the threads' library, which end the process.
     out_of_memory_texts = (

@@ -124,7 +124,6 @@ class CudaDevice(Device):
 class CudaMemory(DeviceMemory):
     """The memory of the current GPU, as PyTorch's allocator counts it."""
 
-    out_of_memory_errors = (torch.OutOfMemoryError,)
     # The allocator's, the driver's and cuBLAS's.
     out_of_memory_texts = (
         "CUDA out of memory",

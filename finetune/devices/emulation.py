@@ -10,12 +10,11 @@ the same on all devices. These differ, as read in PyTorch 2.13:
     attention, with      …_flash_attention_for_cpu  composed of matmul, softmax and others
       gradient
     linear layer         addmm, mm, t, view         linear, linear_backward
-    autocast             in 16 bits: norms, sums    in fp32
+    autocast             layer norms in 16 bits     in fp32
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -33,19 +32,6 @@ _NAMES_ON_MPS = {
     "aten::_slow_conv2d_forward": "aten::_mps_convolution",
     "aten::_slow_conv2d_backward.output_mask": "aten::mps_convolution_backward",
 }
-# Of the operators that autocast keeps in fp32 on MPS alone, those that encoders use.
-_IN_FP32_ON_MPS = (
-    _aten.layer_norm.default,
-    _aten.softmax.int,
-    _aten.log_softmax.int,
-    _aten.sum.default,
-    _aten.sum.dim_IntList,
-    _aten.cumsum.default,
-    _aten.exp.default,
-    _aten.log.default,
-    _aten.pow.Tensor_Scalar,
-    _aten.rsqrt.default,
-)
 _Function = Callable[..., Any]
 
 
@@ -67,8 +53,7 @@ def keeping_memory_as(device: str) -> Iterator[None]:
         functions |= {attend: _attend_fused, functional.dropout: _drop_by_packed_mask}
     elif device == "mps":
         functions[attend] = _attend_composed
-    in_fp32 = () if device == "cpu" else (_aten.layer_norm.default,)
-    with _autocasting_to_fp32(in_fp32), _Replacing(functions):
+    with nullcontext() if device == "cpu" else _norms_in_fp32(), _Replacing(functions):
         yield
 
 
@@ -76,7 +61,7 @@ def keeping_memory_as(device: str) -> Iterator[None]:
 def dispatching_as_mps() -> Iterator[None]:
     """Let the CPU's tensors dispatch what MPS's would, in the whole process."""
     functions = {functional.scaled_dot_product_attention: _attend_as_mps}
-    with _autocasting_to_fp32(_IN_FP32_ON_MPS) as library, _Replacing(functions):
+    with _norms_in_fp32() as library, _Replacing(functions):
         library.impl("linear", _linear, "AutogradCPU")
         yield
 
@@ -134,23 +119,19 @@ def _drop_by_packed_mask(
 
 
 @contextmanager
-def _autocasting_to_fp32(operators: Iterable[torch._ops.OpOverload]) -> Iterator[Any]:
-    """Let the CPU's autocast compute some operators in fp32; yield the library that does so."""
+def _norms_in_fp32() -> Iterator[Any]:
+    """Let the CPU's autocast compute layer norms in fp32; yield the library that does so."""
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    for operator in operators:
-        library.impl(operator, partial(_run_in_fp32, operator), "AutocastCPU")
+    library.impl("layer_norm", _layer_norm_in_fp32, "AutocastCPU")
     try:
         yield library
     finally:
         library._destroy()
 
 
-def _run_in_fp32(operator: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
-    def to_fp32(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
-
+def _layer_norm_in_fp32(*args: Any) -> Any:
     with torch.autocast("cpu", enabled=False):
-        return operator(*tree_map_only(torch.Tensor, to_fp32, args), **kwargs)
+        return _aten.layer_norm(*tree_map_only(torch.Tensor, torch.Tensor.float, args))
 
 
 class _Linear(torch.autograd.Function):

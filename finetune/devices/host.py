@@ -61,11 +61,7 @@ def is_mac() -> bool:
 
 def is_under_rosetta() -> bool:
     """Return whether this Python runs as a program for Intel on a Mac with Apple silicon."""
-    if not is_mac() or platform.machine() == "arm64":
-        return False
-    # Rosetta's own flag for a process that it translates, and the hardware's, which such a process
-    # sees as well.
-    return "1" in (read_sysctl("sysctl.proc_translated"), read_sysctl("hw.optional.arm64"))
+    return is_mac() and read_sysctl("sysctl.proc_translated") == "1"
 
 
 def macos_version() -> str:

@@ -85,7 +85,6 @@ class HostWatch:
 
     def __init__(self) -> None:
         self._swapped_bytes = psutil.swap_memory().used
-        self._pressure = _pressure()
 
     def why_short(self) -> str | None:
         """Return why the machine counts as short of memory, or None if it is not."""
@@ -95,11 +94,4 @@ class HostWatch:
         growth_bytes = psutil.swap_memory().used - self._swapped_bytes
         if growth_bytes > _MAX_SWAP_GROWTH_BYTES:
             return f"the machine swapped {gibibytes(growth_bytes)}"
-        return "macOS reports memory pressure" if _pressure() > self._pressure else None
-
-
-def _pressure() -> int:
-    """Return a Mac's memory pressure: 1 for normal, 2 for a warning, 4 for critical."""
-    if not host.is_mac():
-        return 1
-    return int(host.read_sysctl("kern.memorystatus_vm_pressure_level") or 1)
+        return None

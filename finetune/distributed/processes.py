@@ -2,7 +2,6 @@
 
 import atexit
 import os
-import re
 import signal
 import threading
 import time
@@ -21,8 +20,6 @@ from finetune.distributed.launch import read_launch
 from finetune.errors import ProcessLost
 
 Value = TypeVar("Value")
-# The place in gloo's source that its messages begin with.
-_PLACE = re.compile(r"^\[\S+\] ")
 
 # Where all ranks do the same work, one that is so much later than this one counts as lost.
 SECONDS_LATE = 20
@@ -144,7 +141,7 @@ def raise_if_rank_died() -> Iterator[None]:
     except RuntimeError as error:
         raise ProcessLost(
             "another process of the run has ended, or no longer answers "
-            f"({_PLACE.sub('', str(error)).partition('. ')[0].splitlines()[0]})",
+            f"({str(error).splitlines()[0]})",
             remedy="see the error of that process; --resume-from-checkpoint auto continues from "
             "the last checkpoint",
         ) from error
@@ -176,13 +173,8 @@ def join_processes() -> Processes:
                 remedy="see the errors of the others, and whether each host reaches MASTER_ADDR",
             ) from error
         _set_pg_timeout(timedelta(seconds=MAX_SECONDS))
-        atexit.register(_leave_group)
+        atexit.register(distributed.destroy_process_group)
     return Processes(launch.rank, launch.world_size)
-
-
-def _leave_group() -> None:
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
 
 
 def _stop_without_launcher() -> None:

@@ -1,5 +1,3 @@
-import subprocess
-
 import pytest
 from machines import LINUX_WITH_CUDA, MACHINES, a_mac, pretend
 
@@ -41,26 +39,9 @@ def test_a_device_that_was_asked_for_is_a_failure_where_it_does_not_work(
         assert bool(check.remedy) == (device not in works), device
 
 
-def test_the_driver_and_the_gpu_are_described(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_and_the_gpu_are_described(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(LINUX_WITH_CUDA, monkeypatch)
     assert list(describe_cuda()) == [
-        Check("cuda", "ok", "usable: PyTorch is built for CUDA 13.0, the driver is 580.159.04"),
+        Check("cuda", "ok", "usable: PyTorch is built for CUDA 13.0"),
         Check("cuda_0", "ok", "NVIDIA H200, capability 9.0, 139.1 GiB of 139.8 GiB free"),
     ]
-
-
-@pytest.mark.parametrize(
-    "failure",
-    [FileNotFoundError("nvidia-smi"), PermissionError("nvidia-smi"),
-     subprocess.TimeoutExpired("nvidia-smi", 10)],
-)  # fmt: skip
-def test_a_driver_that_nobody_can_be_asked_about_is_unknown(
-    failure: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run(command: list[str], *, timeout: float, **_: object) -> None:
-        assert timeout > 0
-        raise failure
-
-    pretend(LINUX_WITH_CUDA, monkeypatch)
-    monkeypatch.setattr(subprocess, "run", run)
-    assert "unknown version" in next(iter(describe_cuda())).finding

@@ -62,32 +62,6 @@ def test_a_machine_that_fills_up_or_swaps_is_short_of_memory(
     assert watch.why_short() == reason
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "reason"),
-    [
-        ("1", "1", None),
-        ("1", "2", "macOS reports memory pressure"),
-        ("2", "4", "macOS reports memory pressure"),
-        ("2", "2", None),
-        ("2", "1", None),
-    ],
-)
-def test_a_mac_whose_memory_pressure_rises_is_short_of_memory(
-    pretend_mac: Callable[..., None],
-    pretend_host: Callable[..., None],
-    before: str,
-    after: str,
-    reason: str | None,
-) -> None:
-    pretend_host()
-    pretend_mac(sysctls={"kern.memorystatus_vm_pressure_level": before})
-    pretend_host()
-    watch = HostWatch()
-    pretend_mac(sysctls={"kern.memorystatus_vm_pressure_level": after})
-    pretend_host()
-    assert watch.why_short() == reason
-
-
 FOOTPRINT_BYTES = 62_700_000_000
 
 

@@ -2,6 +2,7 @@
 
 import os
 import platform
+from contextlib import suppress
 from dataclasses import replace
 from typing import NoReturn
 
@@ -160,10 +161,14 @@ class MpsMemory(DeviceMemory):
         return self.held_bytes() > min(recommended_bytes, max(recommended_bytes // 2, needed_bytes))
 
     def peak_bytes(self) -> int | None:
-        return torch.accelerator.max_memory_allocated() if _counts_peak() else None
+        # From PyTorch 2.13 on (pytorch#186748).
+        try:
+            return torch.accelerator.max_memory_allocated()
+        except RuntimeError:
+            return None
 
     def reset_peak(self) -> None:
-        if _counts_peak():
+        with suppress(RuntimeError):
             torch.accelerator.reset_peak_memory_stats()
 
     def budget_bytes(self, limit_bytes: int | None) -> int:
@@ -191,14 +196,3 @@ class MpsMemory(DeviceMemory):
 
     def release(self) -> None:
         torch.mps.empty_cache()
-
-
-def _counts_peak() -> bool:
-    """Return whether the allocator keeps statistics: from PyTorch 2.13 on (pytorch#186748)."""
-    try:
-        torch.accelerator.memory_stats()
-    except RuntimeError as error:
-        if "is not a DeviceAllocator" in str(error):
-            return False
-        raise
-    return True

@@ -25,18 +25,17 @@ def kept_awake() -> Iterator[None]:
     if program is None:
         yield
         return
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [program, "-i", "-w", str(os.getpid())],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
-    )
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait()
+    ) as process:
+        try:
+            yield
+        finally:
+            process.terminate()
 
 
 def power_facts() -> dict[str, str]:
