@@ -168,19 +168,12 @@ def check(*, config: str | None, display: Display, **flags: Any) -> None:
 
 
 def _show(report: DataReport) -> None:
-    found, splits = report.findings, list(report.findings.rows)
-    classes = {
-        name: {split: found.classes[split][name] for split in splits}
-        for name in found.classes["train"]
-    }
-    _show_counts("class", splits, classes | {"all rows": found.rows})
-    if names := list(found.figures["train"]):
-        rows = [(name, *(as_text(found.figures[one][name]) for one in splits)) for name in names]
-        show_lines()
-        show_table(("labels", *splits), rows, numbers=splits)
+    found, splits, lengths = report.findings, list(report.findings.rows), report.lengths
+    _show_by_split("class", splits, _by_name(found.classes) | {"all rows": found.rows})
+    _show_by_split("labels", splits, _by_name(found.figures))
     run = ", ".join(f"{rows:,} {split}" for split, rows in report.rows_of_a_run.items())
     show_lines(f"rows of a run: {run}")
-    counts: dict[str, dict[str, int]] = {}
+    counts: dict[str, dict[str, float]] = {}
     examples = []
     for by_split in found.checks.values():
         for split, finding in by_split.items():
@@ -188,9 +181,17 @@ def _show(report: DataReport) -> None:
                 if count.title:
                     counts.setdefault(count.title, {})[split] = count.number
             examples += [(one.title, shorten(one.text)) for one in finding.examples]
-    _show_counts("texts", splits, counts)
-    if report.lengths:
-        _show_lengths(report.lengths)
+    _show_by_split("texts", splits, counts)
+    if lengths:
+        tokens = _by_name(lengths.splits)
+        titles = {"cut_rows": "truncated", "cut_share": "truncated, share"}
+        named = {titles.get(name, name): values for name, values in tokens.items()}
+        _show_by_split("tokens of a text", splits, named)
+        show_lines(
+            f"tokens counted by the tokenizer of {lengths.model}, truncated at --max-length "
+            f"{lengths.max_length}; --max-length {lengths.suggested_max_length} truncates "
+            f"{lengths.beyond_suggested:,} texts"
+        )
     if examples:
         show_lines()
         show_table(("example", "text"), examples)
@@ -198,33 +199,20 @@ def _show(report: DataReport) -> None:
         show_lines(suggestion.finding, f"  try: {suggestion.remedy}")
 
 
-def _show_counts(
-    title: str, splits: Sequence[str], counts: Mapping[str, Mapping[str, int]]
+def _by_name(by_split: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    return {
+        name: {split: values[name] for split, values in by_split.items()}
+        for name in by_split["train"]
+    }
+
+
+def _show_by_split(
+    title: str, splits: Sequence[str], values: Mapping[str, Mapping[str, float]]
 ) -> None:
-    show_lines()
-    rows = [
-        (shorten(name), *(f"{by_split[one]:,}" if one in by_split else "" for one in splits))
-        for name, by_split in counts.items()
-    ]
-    show_table((title, *splits), rows, numbers=splits)
-
-
-def _show_lengths(lengths: "Lengths") -> None:
-    numbers = ("mean", "p50", "p95", "p99", "max", f"over {lengths.max_length}", "share")
-    rows = [
-        (
-            split,
-            *(f"{tokens[name]:,.1f}" for name in ("mean", "p50", "p95", "p99")),
-            *(f"{tokens[name]:,}" for name in ("max", "cut_rows")),
-            f"{tokens['cut_share']:.1%}",
-        )
-        for split, tokens in lengths.splits.items()
-    ]
-    show_lines()
-    show_table(("tokens of a text", *numbers), rows, numbers=numbers)
-    limit, beyond = f"--max-length {lengths.suggested_max_length}", lengths.beyond_suggested
-    show_lines(
-        f"tokens counted by the tokenizer of {lengths.model}; longest text: "
-        f"{lengths.splits['train']['max']:,} tokens, "
-        + (f"{limit} truncates {beyond:,} texts" if beyond else f"fits {limit}")
-    )
+    if values:
+        rows = [
+            (shorten(name), *(as_text(own[one]) if one in own else "" for one in splits))
+            for name, own in values.items()
+        ]
+        show_lines()
+        show_table((title, *splits), rows, numbers=splits)

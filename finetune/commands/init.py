@@ -21,7 +21,7 @@ from finetune.config.schema import (
     mode_defaults,
 )
 from finetune.config.yaml_files import check_is_new, make_starter, write_new_file
-from finetune.events import Emit, Info
+from finetune.events import Emit
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,9 +40,6 @@ MAX_TOKENS = 512
 MULTILINGUAL_MODEL = "bert-base-multilingual-cased"
 FIRST_LETTER_BEYOND_LATIN = "\u0250"
 SCRIPT_TEXTS = 1000
-# Of a large table, a random sample is encoded, and the longest texts.
-SAMPLE_TEXTS = 20_000
-LONGEST_TEXTS = 20
 MAX_CLASSES_SHOWN = 20
 SCHEMA_VERSION = 1
 EXAMPLES = """\b
@@ -131,21 +128,16 @@ def _suggest_model(texts: "pyarrow.ChunkedArray") -> str:
 def _count_tokens(
     texts: "TextColumns", model: str, *, emit: Emit
 ) -> tuple["NDArray[np.int64]", int]:
-    """Return the tokens of texts, or of a sample, and the maximum that the model reads."""
+    """Return the tokens of each text and the maximum that the model reads."""
     import numpy as np
     import pyarrow.compute as pc
 
     from finetune.tokenization.encode import encode_texts
 
-    size_bytes = pc.binary_length(texts.joined).to_numpy().astype(np.int64)
     tokenizer = find_tokenizer(ModelConfig(model=model), emit=emit)
     if tokenizer is None:
+        size_bytes = pc.binary_length(texts.joined).to_numpy().astype(np.int64)
         return size_bytes // BYTES_A_TOKEN + SPECIAL_TOKENS, MAX_TOKENS
-    if len(size_bytes) > SAMPLE_TEXTS:
-        emit(Info(f"in {SAMPLE_TEXTS:,} of the {len(size_bytes):,} texts, and in the longest"))
-        rows = np.random.default_rng(0).choice(len(size_bytes), SAMPLE_TEXTS, replace=False)
-        longest = np.argsort(size_bytes)[-LONGEST_TEXTS:]
-        texts = texts.take(np.sort(np.append(rows, longest)))
     encoded = encode_texts(tokenizer, *texts, max_length=UNLIMITED, emit=emit)
     warn_of_unknown_words(encoded, tokenizer, emit=emit)
     return encoded.lengths, tokenizer.model_max_length
@@ -182,29 +174,20 @@ def make_config(facts: TableFacts) -> str:
 def _notes(facts: TableFacts) -> dict[str, str]:
     """Return what the table adds to the help of an option."""
     rows = [count for count in facts.class_rows.values() if count] or [facts.rows]
-    is_single = facts.task == "single"
-    price = " and costs accuracy, on two tables 4 and 17 points" if is_single else ""
     steps_per_epoch = math.ceil(facts.rows_of_a_run["train"] / DEFAULT_BATCH_SIZE)
-    modes = (Mode("full"), Mode("head"))
-    full, head = (mode_defaults(one, steps_per_epoch=steps_per_epoch) for one in modes)
+    full, head = (
+        mode_defaults(Mode(name), steps_per_epoch=steps_per_epoch) for name in ("full", "head")
+    )
     return {
         "data": "A path that is not absolute counts from the folder in which finetune runs.",
-        "max_length": (
-            f"Here a text has {facts.mean_characters:,.0f} characters on average and "
-            f"{facts.longest_characters:,} at most; a token is about 4 of English, 1 of Chinese."
-        ),
-        "long_texts": (
-            f"Here about {facts.longer_share:.1%} of the texts are longer than the model reads at "
-            "once."
-        ),
-        "num_train_epochs": (
-            f"Here it is {full.num_train_epochs:g}, or at most {head.num_train_epochs:g} if only "
-            "the head trains."
-        ),
-        "class_weights": (
-            f"Here the smallest class has {min(rows):,} rows and the largest {max(rows):,}: "
-            f"balanced finds more of the small classes{price}."
-        ),
+        "max_length": f"Here a text has {facts.mean_characters:,.0f} characters on average and "
+        f"{facts.longest_characters:,} at most; a token is about 4 of English, 1 of Chinese.",
+        "long_texts": f"Here about {facts.longer_share:.1%} of the texts are longer than the model "
+        "reads at once.",
+        "num_train_epochs": f"Here it is {full.num_train_epochs:g}, or at most "
+        f"{head.num_train_epochs:g} if only the head trains.",
+        "class_weights": f"Here the smallest class has {min(rows):,} rows and the largest "
+        f"{max(rows):,}: balanced finds more of the small classes and may cost accuracy.",
     }
 
 
@@ -248,20 +231,19 @@ def command(
 
 
 def _show(facts: TableFacts) -> None:
-    show_facts(
-        {
-            "rows": facts.rows,
-            "columns": ", ".join(facts.columns),
-            "text column": f"{facts.text_column} ({facts.text_reason})",
-            **({"second text": second} if (second := facts.text_pair_column) else {}),
-            "label column": f"{facts.label_column} ({facts.label_reason})",
-            "task": facts.task,
-            **facts.label_figures,
-            "rows of a run": facts.rows_of_a_run,
-            "model": facts.model,
-            **({"classes": len(facts.class_rows)} if facts.class_rows else {}),
-        }
-    )
+    described = {
+        "rows": facts.rows,
+        "columns": ", ".join(facts.columns),
+        "text column": f"{facts.text_column} ({facts.text_reason})",
+        "second text": facts.text_pair_column,
+        "label column": f"{facts.label_column} ({facts.label_reason})",
+        "task": facts.task,
+        **facts.label_figures,
+        "rows of a run": facts.rows_of_a_run,
+        "model": facts.model,
+        "classes": len(facts.class_rows) or None,
+    }
+    show_facts(given(described))
     if not facts.class_rows:
         return
     show_lines()
