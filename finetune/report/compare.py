@@ -19,26 +19,24 @@ def render_comparison(comparison: Comparison) -> str:
         option: [without_folder(option, value) for value in values]
         for option, values in comparison.options.items()
     }
-    comparison = replace(comparison, options=options)
-    names = {run.name: run.name for run in comparison.runs}
-    tables = [
-        replace(table, columns=[names.get(name, capitalize(name)) for name in table.columns])
-        for table in tabulate(comparison)
-    ]
+    tables = tabulate(replace(comparison, options=options))
     return TEMPLATES.get_template("compare.html.j2").render(comparison=comparison, tables=tables)
 
 
 def tabulate(comparison: Comparison) -> list[Table]:
     """Return metrics, rows that differ and options that differ, as tables."""
-    tables = [_tabulate_metrics(comparison), _tabulate_counts(comparison)]
-    if comparison.options:
-        columns = ("option", *(run.name for run in comparison.runs))
-        rows = [
-            (option.replace("_", " "), *map(format_value, values))
-            for option, values in comparison.options.items()
-        ]
-        tables.append(Table("Options that differ", columns, rows, text_columns=len(columns)))
-    return tables + [table for run in comparison.runs for table in _tabulate_rows(comparison, run)]
+    columns = ("option", *(run.name for run in comparison.runs))
+    rows = [
+        (option.replace("_", " "), *map(format_value, values))
+        for option, values in comparison.options.items()
+    ]
+    options = Table("Options that differ", columns, rows, text_columns=len(columns))
+    return [
+        _tabulate_metrics(comparison),
+        _tabulate_counts(comparison),
+        *([options] if rows else []),
+        *(table for run in comparison.runs for table in _tabulate_rows(comparison, run)),
+    ]
 
 
 def _tabulate_metrics(comparison: Comparison) -> Table:
@@ -94,14 +92,12 @@ def _tabulate_rows(comparison: Comparison, run: ComparedRun) -> Iterator[Table]:
     if versus is None:
         return
     title = "Only {} correct" if comparison.task.class_names else "{} closer"
+    columns = ("text", "true", baseline, run.name)
     for name, count, rows in (
         (run.name, versus.better, versus.better_rows),
         (baseline, versus.worse, versus.worse_rows),
     ):
+        cells = [(row.text, *map(format_value, (row.label, row.baseline, row.run))) for row in rows]
+        note = f"{len(rows):,} of {count:,} rows." if len(rows) < count else ""
         if rows:
-            cells = [
-                (row.text, *map(format_value, (row.label, row.baseline, row.run))) for row in rows
-            ]
-            note = f"{len(rows):,} of {count:,} rows." if len(rows) < count else ""
-            columns = ("text", "true", baseline, run.name)
             yield Table(title.format(name), columns, cells, text_columns=4, note=note)

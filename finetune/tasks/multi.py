@@ -22,7 +22,7 @@ from finetune.tasks.labels import (
     split_labels,
 )
 from finetune.tasks.metrics import MULTI, ProblemType, average_precisions
-from finetune.tasks.tables import Table, list_mistakes, text_of
+from finetune.tasks.tables import MAX_LISTED, Table, text_of
 
 if TYPE_CHECKING:
     import torch
@@ -214,16 +214,18 @@ class Multi(Task):
         return f"any number of {len(self.class_names)} classes each"
 
     def mistakes(self, rows: Sequence[Mapping[str, Any]]) -> Table:
-        mistakes = []
-        for row in rows:
-            if classes := {*row["label"]} ^ {*row["predicted"]}:
-                names = (", ".join(row["label"]), ", ".join(row["predicted"]))
-                cells = (text_of(row), *names, str(len(classes)))
-                mistakes.append((cells, self.class_groups(classes)))
-        mistakes.sort(key=lambda mistake: len(mistake[1]), reverse=True)
+        pairs = [(row, {*row["label"]} ^ {*row["predicted"]}) for row in rows]
+        wrong = [(row, classes) for row, classes in pairs if classes]
+        wrong.sort(key=lambda mistake: len(mistake[1]), reverse=True)
+        note = f"{len(wrong)} of {len(rows)} test rows have a class too many or too few."
+        del wrong[MAX_LISTED:]
+        cells = [
+            (text_of(row), ", ".join(row["label"]), ", ".join(row["predicted"]), str(len(classes)))
+            for row, classes in wrong
+        ]
         columns = ("text", "true", "predicted", "wrong classes")
-        note = f"{len(mistakes)} of {len(rows)} test rows have a class too many or too few."
-        return list_mistakes("Most wrong classes", columns, mistakes, note=note)
+        groups = [self.class_groups(classes) for _, classes in wrong]
+        return Table("Most wrong classes", columns, cells, 3, note, groups)
 
 
 @cache

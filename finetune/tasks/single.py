@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from finetune.tasks.base import Logits, Outputs, Task
 from finetune.tasks.labels import distinct_values, map_values, name_classes
 from finetune.tasks.metrics import SINGLE, ProblemType
-from finetune.tasks.tables import MAX_MISTAKES, Table, list_mistakes, percent, text_of
+from finetune.tasks.tables import MAX_LISTED, MAX_MISTAKES, Table, percent, text_of
 
 if TYPE_CHECKING:
     import torch
@@ -96,17 +96,17 @@ class Single(Task):
     def mistakes(self, rows: Sequence[Mapping[str, Any]]) -> Table:
         wrong = [row for row in rows if row["predicted"] != row["label"]]
         wrong.sort(key=itemgetter("probability"), reverse=True)
-        mistakes = []
-        for row in wrong:
+        cells, groups = [], []
+        for row in wrong[:MAX_LISTED]:
             true, predicted = pair = (row["label"], row["predicted"])
             cell = "cell-{}-{}".format(*map(self.class_numbers.__getitem__, pair))
-            groups = {cell: f"{true} predicted as {predicted}", **self.class_groups(pair)}
-            mistakes.append(((text_of(row), *pair, percent(row["probability"])), groups))
+            groups.append({cell: f"{true} predicted as {predicted}", **self.class_groups(pair)})
+            cells.append((text_of(row), *pair, percent(row["probability"])))
         note = f"{len(wrong)} of {len(rows)} test rows are misclassified"
         if len(wrong) > MAX_MISTAKES:
             note += f"; these are the {MAX_MISTAKES} with the highest probability"
         columns = ("text", "true", "predicted", "probability")
-        return list_mistakes("Most confident mistakes", columns, mistakes, note=f"{note}.")
+        return Table("Most confident mistakes", columns, cells, 3, f"{note}.", groups)
 
 
 def cross_entropy(logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":

@@ -1,15 +1,13 @@
 """Numbers and rows formatted for people, and the tables of reports and commands."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from finetune.tasks.metrics import wilson_interval
 
-# Mistakes in a report: shown at first, listed of each group, and listed in total.
+# Mistakes in a report: shown at first, and listed to be shown by their group.
 MAX_MISTAKES = 20
-MAX_OF_A_GROUP = 10
 MAX_LISTED = 400
 MAX_CHARACTERS = 500
 
@@ -55,25 +53,3 @@ def text_of(row: Mapping[str, Any]) -> str:
     return " | ".join(
         one if len(one) <= MAX_CHARACTERS else f"{one[:MAX_CHARACTERS]} …" for one in texts
     )
-
-
-def list_mistakes(
-    title: str,
-    columns: Sequence[str],
-    mistakes: Sequence[tuple[Sequence[str], Mapping[str, str]]],
-    *,
-    note: str = "",
-) -> Table:
-    """Return a table of mistakes, cells and groups of each, the worst first.
-
-    It has the first of all, and the first of each group.
-    """
-    seen: Counter[str] = Counter()
-    listed = []
-    for number, (cells, groups) in enumerate(mistakes):
-        seen.update(list(groups))
-        if number < MAX_MISTAKES or min(map(seen.__getitem__, groups)) <= MAX_OF_A_GROUP:
-            listed.append((cells, groups))
-    del listed[MAX_LISTED:]
-    rows, groups_of_rows = [cells for cells, _ in listed], [groups for _, groups in listed]
-    return Table(title, columns, rows, len(columns) - 1, note, groups_of_rows)

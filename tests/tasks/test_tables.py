@@ -1,5 +1,5 @@
 from finetune.tasks.regression import Regression
-from finetune.tasks.tables import MAX_MISTAKES, format_interval, format_number, list_mistakes
+from finetune.tasks.tables import format_interval, format_number
 
 
 def test_numbers_are_short() -> None:
@@ -16,10 +16,3 @@ def test_the_interval_of_a_fraction_is_in_percent() -> None:
     assert format_interval(0.95, 100) == "88.8–97.8%"
     assert format_interval(0.0, 9) == "0.0–29.9%"
     assert format_interval(0.0, 0) == "–"
-
-
-def test_rare_mistakes_are_listed_beside_the_worst() -> None:
-    groups = [{"common": ""}] * 100 + [{"rare": ""}]
-    mistakes = [((str(number),), own) for number, own in enumerate(groups)]
-    table = list_mistakes("", ("", ""), mistakes)
-    assert [row for (row,) in table.rows] == [*map(str, range(MAX_MISTAKES)), "100"]
