@@ -12,7 +12,7 @@ from finetune.bench.results import (
     speedup_of,
     tabulate,
 )
-from finetune.report.chart import Axis, Chart, Series, chart_of
+from finetune.report.chart import ANY, Axis, Chart, Series, chart_of
 from finetune.report.templates import TEMPLATES
 from finetune.tasks.tables import Table
 
@@ -49,13 +49,8 @@ def draw_inference(results: BenchResults) -> list[Chart]:
             for value in (min, max, statistics.median)
         )
         lines.append(Series(device, medians, band=[*lowest, *reversed(highest)]))
-    heights = [y for line in lines for _, y in line.band]
     crossovers = [
-        Series(
-            f"{row.device} is faster from {row.rows} on",
-            [(row.rows, min(heights)), (row.rows, max(heights))],
-            "guide",
-        )
+        Series(f"{row.device} is faster from {row.rows} on", [(row.rows, ANY)], "guide")
         for row in timed
         if row.workload == first_faster(timed, row.device)
     ]
@@ -74,16 +69,16 @@ def draw_speedups(results: BenchResults) -> list[Chart]:
     for phase in get_args(Phase) if devices else ():
         networks = {key[1]: timings for key, timings in grouped.items() if key[2] == phase}
         names, width = [*networks], BARS_WIDTH / len(devices)
-        low, high = -0.5, len(names) - 0.5
         series = []
         for number, device in enumerate(devices):
             left = number * width - BARS_WIDTH / 2
             speedups = [speedup_of(timings, device) or 0.0 for timings in networks.values()]
             bars = [(place + left, speedup) for place, speedup in enumerate(speedups)]
             series.append(Series(device, bars, "bars", bar_width=width))
-        series.append(Series("the CPU", [(low, 1.0), (high, 1.0)], "guide"))
+        series.append(Series("the CPU", [(ANY, 1.0)], "guide"))
         title = f"{phase.capitalize()}, times as fast as the CPU"
-        x = Axis("", low, high, lambda place, names=names: names[round(place)])  # type: ignore[misc]
+        show = names.__getitem__
+        x = Axis("", -0.5, len(names) - 0.5, lambda place, show=show: show(round(place)))  # type: ignore[misc]
         charts.append(Chart(title, series, x, Axis("times", low=0.0)))
     return charts
 

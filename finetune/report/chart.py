@@ -23,6 +23,7 @@ MIN_SPREAD = 1e-9
 MAX_POINTS = 600
 # Fewer are marked one by one.
 MAX_MARKED_POINTS = 25
+ANY = math.nan
 
 
 def in_percent(fraction: float) -> str:
@@ -35,7 +36,8 @@ class Series:
     """A line, dots, bars, or a guide: a thin line to compare others with.
 
     The points of bars are their left edges and heights. A band is the outline of an area in the
-    colour of the series, such as its range.
+    colour of the series, such as its range. A guide of one point, with ANY in the place of a
+    number, crosses the chart.
     """
 
     name: str
@@ -73,12 +75,11 @@ class Scale:
     @classmethod
     def of(cls, axis: Axis, values: Sequence[float], start: float, end: float) -> "Scale":
         """Return the scale of an axis for some values."""
-        if axis.is_log:
-            values = [*map(math.log2, values)]
+        values = [math.log2(one) if axis.is_log else one for one in values if not math.isnan(one)]
         low = min(values, default=0.0) if axis.low is None else axis.low
         high = max(values, default=1.0) if axis.high is None else axis.high
         size = max(abs(low), abs(high))
-        if high - low <= max(MIN_SPREAD * size, MIN_SPREAD):
+        if high - low <= MIN_SPREAD * max(size, 1.0):
             widens_down = axis.low is None and high > MIN_SPREAD
             low, high = (low - size, high) if widens_down else (low, low + max(size, 1.0))
         step = max(_round_up((high - low) / MAX_TICKS), 1.0 if axis.is_log else 0.0)
@@ -126,8 +127,8 @@ class Chart:
 
     @property
     def across(self) -> Scale:
-        edges = [x for series in self.series for x, _ in series.points]
-        edges += [x + series.bar_width for series in self.series for x, _ in series.points]
+        bars = [(x, series.bar_width) for series in self.series for x, _ in series.points]
+        edges = [edge for x, width in bars for edge in (x, x + width)]
         return Scale.of(self.x, edges, LEFT, WIDTH - RIGHT)
 
     @property
@@ -149,6 +150,11 @@ class Chart:
 
     def _path(self, series: Series) -> str:
         across, up = self.across, self.up
+        if series.kind == "guide" and len(series.points) == 1:
+            [(x, y)] = series.points
+            if math.isnan(x):
+                return f"M{across.start} {up.place(y)}H{across.end}"
+            return f"M{across.place(x)} {up.start}V{up.end}"
         every = math.ceil(len(series.points) / MAX_POINTS)
         shown = [*series.points[:-1:every], *series.points[-1:]]
         placed = [(across.place(x), up.place(y)) for x, y in shown]
@@ -161,11 +167,9 @@ class Chart:
 
     def draw(self, *, top: float = 0.0) -> Markup:
         """Return the chart as an ``svg`` element; ``top`` is where it begins in another one."""
-        return Markup(
-            TEMPLATES.get_template("chart.svg.j2").render(
-                chart=self, across=self.across, up=self.up, top=top, width=WIDTH, height=HEIGHT
-            )
-        )
+        template = TEMPLATES.get_template("chart.svg.j2")
+        size = {"width": WIDTH, "height": HEIGHT}
+        return Markup(template.render(chart=self, across=self.across, up=self.up, top=top, **size))
 
 
 def chart_of(title: str, series: Iterable[Series], x: Axis, y: Axis) -> list[Chart]:
@@ -176,14 +180,8 @@ def chart_of(title: str, series: Iterable[Series], x: Axis, y: Axis) -> list[Cha
 
 def picture_of(charts: Sequence[Chart]) -> str:
     """Return charts, one below another with titles and legends, as an SVG file of its own."""
-    tops, height = [], 0.0
-    for chart in charts:
-        tops.append(height)
-        height += LINE_HEIGHT * (2 + len(chart.series)) + HEIGHT
-    return TEMPLATES.get_template("picture.svg.j2").render(
-        charts=[*zip(tops, charts, strict=True)], width=WIDTH, height=height, left=LEFT,
-        line=LINE_HEIGHT,
-    )  # fmt: skip
+    sizes = {"width": WIDTH, "chart_height": HEIGHT, "left": LEFT, "line": LINE_HEIGHT}
+    return TEMPLATES.get_template("picture.svg.j2").render(charts=charts, **sizes)
 
 
 def _round_up(least: float) -> float:

@@ -9,6 +9,7 @@ from finetune.batch_finder.case import Part
 from finetune.batch_finder.results import BatchResult
 from finetune.events import Trial
 from finetune.report.batches import draw_batches
+from finetune.report.chart import ANY
 
 
 def trial(batch: int, *, part: Part = "whole") -> Trial:
@@ -35,13 +36,13 @@ def test_each_device_and_mode_has_a_line_of_memory_and_of_speed() -> None:
     assert {one.name: one.points for one in memory.series} == {
         "cpu, full, 41 tokens": [(4, 0.25390625), (64, 0.3125), (96, 0.34375)],
         "cpu, head, 41 tokens": [(32, 0.28125)],
-        "budget on cpu": [(4, 1.0), (96, 1.0)],
+        "budget on cpu": [(ANY, 1.0)],
     }
     assert {one.name: one.points for one in speed.series} == {
         "cpu, full, 41 tokens": [(4, 104.0), (64, 164.0), (96, 196.0)],
         "cpu, head, 41 tokens": [(32, 132.0)],
-        "cpu, full, 41 tokens: 64 is recommended": [(64, 104.0), (64, 196.0)],
-        "cpu, head, 41 tokens: 32 is recommended": [(32, 104.0), (32, 196.0)],
+        "cpu, full, 41 tokens: 64 is recommended": [(64, ANY)],
+        "cpu, head, 41 tokens: 32 is recommended": [(32, ANY)],
     }
 
 
