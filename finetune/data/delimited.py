@@ -22,7 +22,7 @@ from finetune.tasks.labels import MISSING, NUMBER, is_number
 from finetune.tasks.multi import Multi
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
-SAMPLE_ROWS = 100
+SAMPLE_ROWS, SAMPLE_CHARACTERS = 100, 2**20
 HEADER_ROWS = 1_000
 MAX_NAME = 60
 # The module's own limit is 131,072 characters, fewer than a long document has.
@@ -129,7 +129,8 @@ def _find_delimiter(text: TextFile) -> str:
 
     Of several, commas go first in a ``.csv`` and tabs elsewhere, since texts have commas.
     """
-    sample = next(text.pieces(), "")
+    with text.open() as file:
+        sample = file.read(SAMPLE_CHARACTERS)
 
     def score(delimiter: str) -> float:
         reader = csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter)

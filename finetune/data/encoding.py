@@ -2,11 +2,10 @@
 
 import codecs
 import io
-import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TextIO
 
@@ -26,7 +25,8 @@ ENCODINGS = (
     *("cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp874"),
     *("koi8_r", "gb18030", "big5", "cp932", "euc_jp", "cp949", "latin_1"),
 )
-PIECE_BYTES = 2**20
+CHUNK_BYTES = 2**20
+SAMPLE_LINES = 1_000
 
 
 @dataclass(frozen=True)
@@ -47,37 +47,17 @@ class TextFile:
             self.content.open(), encoding=self.encoding, newline=newline, errors=errors
         )
 
-    def pieces(self, *, errors: str = "strict") -> Iterator[str]:
-        """Yield the text in pieces of so many characters that they take little memory."""
-        with self.open(errors=errors) as file:
-            yield from iter(partial(file.read, PIECE_BYTES), "")
-
-    def find_fault(self) -> DataUnreadable | None:
-        """Return an error that says where the file is damaged, or is no text, if it is."""
-        decoder = text_decoder(self.encoding)
-        bytes_before = lines_before = 0
+    def check(self) -> None:
+        """Raise an error that says where the file is damaged, or is no text, if it is."""
         with self.content.open() as file:
-            for chunk in chain(iter(partial(file.read, PIECE_BYTES), b""), [b""]):
-                bytes_before += len(chunk)
-                try:
-                    text = decoder.decode(chunk, final=not chunk)
-                except UnicodeDecodeError as error:
-                    line = lines_before + error.object[: error.start].count(b"\n") + 1
-                    byte = bytes_before - len(error.object) + error.start + 1
-                    return DataUnreadable(
-                        f"line {line} of {self.path} is damaged {self.encoding.upper()}:"
-                        f" {error.reason}, byte {byte} of the file",
-                        remedy="correct the line, or name the encoding with --encoding",
-                    )
+            chunks = iter(partial(file.read, CHUNK_BYTES), b"")
+            for text in decode(chunks, self.encoding, name=str(self.path)):
                 if "\0" in text:
-                    line = lines_before + text[: text.index("\0")].count("\n") + 1
-                    return _not_text(self.path, f": line {line} has the character NUL")
-                lines_before += text.count("\n")
-        return None
+                    raise _not_text(self.path, ": it has the character NUL")
 
 
-def text_decoder(encoding: str) -> codecs.IncrementalDecoder:
-    """Return what decodes a text piece by piece."""
+def decode(chunks: Iterable[bytes], encoding: str, *, name: str) -> Iterator[str]:
+    """Yield the text of each chunk, and at last what is left; an error names the line."""
     try:
         io.TextIOWrapper(io.BytesIO(), encoding)  # refuses those of bytes, such as base64
         decoder = codecs.getincrementaldecoder(encoding)()
@@ -87,7 +67,18 @@ def text_decoder(encoding: str) -> codecs.IncrementalDecoder:
             f"there is no encoding {encoding!r}",
             remedy="use a name such as gb18030 or cp1251, or leave out --encoding",
         ) from error
-    return decoder
+    lines_before = 0
+    for chunk in chain(chunks, [b""]):
+        try:
+            text = decoder.decode(chunk, final=not chunk)
+        except UnicodeDecodeError as error:
+            line = lines_before + error.object[: error.start].count(b"\n") + 1
+            raise DataUnreadable(
+                f"line {line} of {name} is not {error.encoding.upper()}: {error.reason}",
+                remedy="correct it, or name the encoding, such as --encoding cp1252",
+            ) from error
+        lines_before += text.count("\n")
+        yield text
 
 
 def find_text(content: Content, *, encoding: str | None, emit: Emit = ignore) -> TextFile:
@@ -96,16 +87,16 @@ def find_text(content: Content, *, encoding: str | None, emit: Emit = ignore) ->
     marked = [name for mark, name in BYTE_ORDER_MARKS.items() if start.startswith(mark)]
     known = encoding or next(iter(marked), None)
     text = TextFile(content, known or "utf-8")
-    fault = text.find_fault()
-    if fault and not known and not _is_mostly_utf8(text):
+    try:
+        text.check()
+    except DataUnreadable:
+        if known or _is_mostly_utf8(text):
+            raise
         detected = _detect(content)
-        text = TextFile(content, detected or "cp1252")
-        fault = text.find_fault()
-        if fault and not detected:
-            fault = _not_text(content.path)
-    if fault:
-        raise fault
-    if not known and text.encoding != "utf-8":
+        if detected is None:
+            raise _not_text(content.path) from None
+        text = TextFile(content, detected)
+        text.check()
         emit(
             WarningMessage(
                 f"{text.path} is not UTF-8; its encoding was detected as {text.encoding}",
@@ -122,25 +113,18 @@ def _not_text(path: Path, reason: str = "") -> DataUnreadable:
 def _is_mostly_utf8(text: TextFile) -> bool:
     """Return whether more letters beyond ASCII are valid UTF-8 than are not."""
     damaged = beyond_ascii = 0
-    for piece in text.pieces(errors="replace"):
-        damaged += piece.count("\N{REPLACEMENT CHARACTER}")
-        beyond_ascii += len(piece) - len(piece.encode("ascii", errors="ignore"))
+    with text.open(errors="replace") as file:
+        for piece in iter(partial(file.read, CHUNK_BYTES), ""):
+            damaged += piece.count("\N{REPLACEMENT CHARACTER}")
+            beyond_ascii += len(piece) - len(piece.encode("ascii", errors="ignore"))
     return beyond_ascii - damaged > damaged
 
 
 def _detect(content: Content) -> str | None:
-    """Return the encoding that fits best the bytes around the first that is not ASCII."""
+    """Return the encoding that fits best the first lines that are not ASCII."""
     with content.open() as file:
-        start = 0
-        for chunk in iter(partial(file.read, PIECE_BYTES), b""):
-            if found := re.search(rb"[\x80-\xff]", chunk):
-                start += found.start()
-                break
-            start += len(chunk)
-        file.seek(max(0, start - PIECE_BYTES // 2))
-        sample = file.read(PIECE_BYTES)
-        if file.read(1):  # not to cut a character in two
-            sample = sample[: sample.rfind(b"\n") + 1] or sample
+        lines = (line for line in file if not line.isascii())
+        sample = b"".join(islice(lines, SAMPLE_LINES))
     matches = list(from_bytes(sample, cp_isolation=list(ENCODINGS)))
     best = [(one.chaos, one.coherence) for one in matches[:1]]
     names = {

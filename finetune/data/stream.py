@@ -6,6 +6,7 @@ Lines of a pipe are read without what reads tables, which is imported where a ta
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -30,29 +31,16 @@ class Row:
 
 def read_lines(stream: BinaryIO, *, name: str, encoding: str | None) -> Iterator[list[Row]]:
     """Yield the lines of a stream that are not blank, as many as there are at a time."""
-    from finetune.data.encoding import text_decoder
+    from finetune.data.encoding import decode
 
-    decoder = text_decoder(encoding or "utf-8-sig")
-    rest, lines_before, is_empty = "", 0, True
-    while True:
-        chunk: bytes = stream.read1(CHUNK_BYTES)  # type: ignore[attr-defined]
-        try:
-            # Not splitlines, which also splits at marks that stand inside texts, such as U+2028.
-            *lines, rest = (rest + decoder.decode(chunk, final=not chunk)).split("\n")
-        except UnicodeDecodeError as error:
-            line = lines_before + error.object[: error.start].count(b"\n") + 1
-            raise DataUnreadable(
-                f"line {line:,} of {name} is not {error.encoding.upper()}: {error.reason}",
-                remedy="name its encoding with --encoding, such as --encoding cp1252",
-            ) from error
-        lines_before += len(lines)
-        if not chunk:
-            lines.append(rest)
+    chunks = iter(partial(stream.read1, CHUNK_BYTES), b"")  # type: ignore[attr-defined]
+    line, is_empty = "", True
+    for text in chain(decode(chunks, encoding or "utf-8-sig", name=name), ["\n"]):
+        # Not splitlines, which also splits at marks that stand inside texts, such as U+2028.
+        *lines, line = (line + text).split("\n")
         if rows := [Row(line.removesuffix("\r")) for line in lines if line.strip()]:
             is_empty = False
             yield rows
-        if not chunk:
-            break
     if is_empty:
         raise DataNotFound(f"{name} has no texts", remedy="write one text per line")
 

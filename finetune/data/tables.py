@@ -150,7 +150,7 @@ def _name_labels(
     They count its lines from 0, or from 1 if none is 0 and one is the number of lines; -1 is none.
     """
     path = Path(options.label_names or "").expanduser()
-    text = "".join(find_text(unpack(path), encoding=options.encoding).pieces())
+    text = find_text(unpack(path), encoding=options.encoding).open().read()
     names = [line.strip() for line in text.splitlines() if line.strip()]
     if len(set(names)) < len(names) or not names:
         raise DataError(

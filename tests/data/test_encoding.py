@@ -31,7 +31,7 @@ def find(content: bytes, *, encoding: str | None = None) -> TextFile:
 
 
 def text_of(file: TextFile) -> str:
-    return "".join(file.pieces())
+    return file.open().read()
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_detected_encoding_is_a_warning_unless_it_is_named() -> None:
 def test_letters_far_from_the_beginning_of_a_large_file_are_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("finetune.data.encoding.PIECE_BYTES", 1000)
+    monkeypatch.setattr("finetune.data.encoding.CHUNK_BYTES", 1000)
     text = "text,label\n" + "plain English,a\n" * 200 + LINES["cp932"] * 40
     assert text_of(find(text.encode("cp932"))) == text
 
@@ -91,15 +91,15 @@ def test_an_encoding_that_is_named_is_taken() -> None:
 @pytest.mark.parametrize(
     ("damage", "complaint"),
     [
-        (b"caf\xe9 and", "line 42 of .* is damaged UTF-8: .*, byte 947 of"),
-        (b"a\0b", "line 42 has the character NUL"),
-        (b"cut \xf0\x9f", "line 42 of .* unexpected end of data, byte 948 of"),
+        (b"caf\xe9 and", "line 42 of .* is not UTF-8: "),
+        (b"a\0b", "not a text file: it has the character NUL"),
+        (b"cut \xf0\x9f", "line 42 of .* unexpected end of data"),
     ],
 )
 def test_damage_behind_the_first_piece_of_a_file_is_reported_with_its_place(
     damage: bytes, complaint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("finetune.data.encoding.PIECE_BYTES", 64)
+    monkeypatch.setattr("finetune.data.encoding.CHUNK_BYTES", 64)
     with pytest.raises(DataUnreadable, match=complaint):
         find("é, a word or two 😀\n".encode() * 41 + damage)
 

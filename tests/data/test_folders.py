@@ -84,5 +84,5 @@ def test_a_folder_without_classes_is_refused_and_a_changed_text_changes_the_dige
 def test_the_file_in_another_encoding_than_the_others_is_named(tmp_path: Path) -> None:
     root = write(tmp_path, a__1="schön", b__1="schön\ngrün")
     (root / "b/2").write_bytes("one\nschön".encode("cp1252"))
-    with pytest.raises(DataUnreadable, match=r"line 2 of .*b/2 is damaged UTF-8"):
+    with pytest.raises(DataUnreadable, match=r"line 2 of .*b/2 is not UTF-8"):
         rows_of(root)

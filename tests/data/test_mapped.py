@@ -69,8 +69,9 @@ def test_memory_does_not_hold_the_texts_of_a_large_table(table: Path, cache: Pat
 def test_memory_does_not_hold_a_text_file(
     suffix: str, table: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("finetune.data.encoding.PIECE_BYTES", 2**16)
+    monkeypatch.setattr("finetune.data.encoding.CHUNK_BYTES", 2**16)
     monkeypatch.setattr("finetune.data.delimited.HEADER_ROWS", 10)
+    monkeypatch.setattr("finetune.data.delimited.SAMPLE_CHARACTERS", 2**16)
     monkeypatch.setattr("finetune.data.reader.STREAM_ROWS", 10)
     path, frame = table.with_suffix(f".{suffix}"), pandas.read_parquet(table)
     if suffix == "csv":
