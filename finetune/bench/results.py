@@ -5,7 +5,7 @@ Free of torch.
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,18 +63,13 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchResults:
-    """All rows that were measured on a machine.
-
-    ``texts`` says where the lengths of the texts are from, ``found_batches`` what ``find-batch``
-    found at 512 tokens, by device and mode.
-    """
+    """All rows that were measured on a machine; ``texts`` says where their lengths are from."""
 
     machine: Machine
     texts: str
     is_quick: bool
     is_complete: bool
     rows: Sequence[Row]
-    found_batches: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     schema_version: Literal[1] = 1
 
     def of(self, group: str) -> list[Row]:

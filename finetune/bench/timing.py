@@ -8,32 +8,20 @@ the rows so far; the reply is the rows with more timings.
 import gc
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, product
 from typing import Any
 
 import torch
 
-from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.child import Child, ChildEnded, connect_to_parent
-from finetune.batch_finder.find import Search, find_parts
-from finetune.bench.results import ARTICLE_TEXTS, ARTICLE_TOKENS, Row
-from finetune.bench.workloads import (
-    CLASSES,
-    MODES,
-    SEED,
-    Load,
-    Selection,
-    Workload,
-    list_workloads,
-)
-from finetune.config.schema import SearchConfig
+from finetune.bench.results import Row
+from finetune.bench.workloads import SEED, Load, Selection, Workload, list_workloads
 from finetune.devices.base import Device
 from finetune.devices.select import select_device
-from finetune.errors import FinetuneError, TrialFailed
-from finetune.events import Emit, Info, WarningMessage, ignore
-from finetune.model.shape import load_shape
+from finetune.errors import FinetuneError
+from finetune.events import Emit, Info, ignore
 
 MODULE = "finetune.bench.timing"
 MAX_REPEATS = 4
@@ -41,8 +29,6 @@ MAX_REPEATS = 4
 benches do not meet in 3 of 100 cases, those of two repeats in 33."""
 FULL_SECONDS, QUICK_SECONDS = 420.0, 45.0
 """Once they are over, no workload is repeated."""
-SEARCH_SECONDS = 30.0
-"""Of a search for one device and mode."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +57,7 @@ def measure(
     Other load comes and goes, so the timings are spread out instead of taken back to back.
     """
     child = _start(module, selection, devices)
-    pairs = [
-        (number, device)
-        for number, workload in enumerate(workloads)
-        for device in devices
-        if workload.device in (None, device)
-    ]
+    pairs = list(product(range(len(workloads)), devices))
     rows: dict[tuple[int, str], list[Row]] = {}
     seconds = dict.fromkeys(pairs, 0.0)
     try:
@@ -126,28 +107,6 @@ def _receive(child: Child) -> Any:
     while (reply := child.receive(seconds=1.0)) is None:
         pass
     return reply
-
-
-def find_article_sizes(devices: Iterable[Device], *, emit: Emit) -> dict[str, dict[str, int]]:
-    """Return the batch sizes that ``find-batch`` recommends for the article's rows."""
-    architecture = architecture_of(load_shape("bert-base-uncased", revision=None).to_dict())
-    options = SearchConfig(time_limit=SEARCH_SECONDS)
-    found: dict[str, dict[str, int]] = {}
-    for device, mode in product(devices, MODES):
-        case = Case(
-            device.name, architecture, CLASSES, mode, ARTICLE_TOKENS, precision="fp32",
-            optimizer="adamw", gradient_checkpointing=False,
-        )  # fmt: skip
-        # On two cores a trial of four rows takes longer than the search may.
-        search = Search(device, options, ARTICLE_TEXTS, first=1, cache=None, emit=emit)
-        try:
-            size = find_parts(case, search, stores_features=False).recommended
-        except TrialFailed as error:
-            emit(WarningMessage(error.message, remedy=error.remedy))
-            continue
-        if size:
-            found.setdefault(device.name, {})[mode] = size
-    return found
 
 
 def main() -> None:

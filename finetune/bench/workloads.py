@@ -3,7 +3,7 @@
 import copy
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -70,8 +70,7 @@ Load = Callable[[int], Steps]
 class Workload:
     """What devices are timed at.
 
-    ``min_rows`` are the fewest that are timed where a step takes too long, or too much memory;
-    ``device`` is the only one that it is for.
+    ``min_rows`` are the fewest that are timed where a step takes too long, or too much memory.
     """
 
     group: str
@@ -80,7 +79,6 @@ class Workload:
     rows: int
     min_rows: int = 1
     phases: tuple[Phase, ...] = ("training", "evaluation")
-    device: str | None = None
 
     def row(self, phase: Phase, device: str) -> Row:
         """Return a row of it without timings."""
@@ -95,7 +93,6 @@ class Selection:
     model: str | None
     lengths: Sequence[int]
     is_quick: bool
-    found: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 def list_workloads(selection: Selection) -> list[Workload]:
@@ -264,14 +261,10 @@ def training_workloads(selection: Selection) -> list[Workload]:
     sizes = _ARTICLE_BATCH_SIZES[:1] if selection.is_quick else _ARTICLE_BATCH_SIZES
     workloads = []
     for mode in MODES:
-        found = [(own.get(mode, 1), device) for device, own in selection.found.items()]
         build = _build_article(mode, lengths)
-        for rows, device in [(rows, None) for rows in sizes] + found:
-            if device and rows in sizes:
-                continue
+        for rows in sizes:
             name = f"{mode}, {ARTICLE_TOKENS} tokens, batch {rows}"
-            name += f", found on {device}" if device else ""
-            workloads.append(Workload("training", name, build, rows, device=device))
+            workloads.append(Workload("training", name, build, rows))
         name, build = f"{mode}, as finetune run", partial(_build_run, mode, lengths)
         workloads.append(Workload("training", name, build, ARTICLE_TEXTS, min_rows=_BATCH_SIZE))
     return [replace(one, phases=("training",)) for one in workloads]

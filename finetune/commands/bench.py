@@ -4,7 +4,6 @@ import math
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +57,7 @@ def run_bench(
     check_writable(output_dir)
     from finetune.bench import timing
     from finetune.bench.results import BenchResults, Machine
-    from finetune.bench.workloads import MODES, Selection, list_workloads, read_lengths
+    from finetune.bench.workloads import Selection, list_workloads, read_lengths
     from finetune.devices.host import cpu_name
     from finetune.devices.select import select_device, usable_devices
     from finetune.runs.manifest import package_versions
@@ -67,17 +66,13 @@ def run_bench(
     found = found or [*usable_devices(emit=emit)]
     lengths = read_lengths(data_dir)
     selection = Selection(groups=groups, model=model, lengths=lengths, is_quick=quick)
-    list_workloads(selection)  # Refuses a model that can't be made.
-    searched = found if "training" in groups and not quick else []
+    workloads, names = list_workloads(selection), [device.name for device in found]
     seconds = timing.QUICK_SECONDS if quick else timing.FULL_SECONDS
-    search_seconds = len(searched) * len(MODES) * timing.SEARCH_SECONDS
-    minutes = math.ceil((seconds + search_seconds) / 60)
+    minutes = math.ceil(seconds / 60)
     emit(Info(f"this takes about {minutes} min, more where a step takes seconds"))
     rows: list[Row] = []
     is_complete = False
     try:
-        selection = replace(selection, found=timing.find_article_sizes(searched, emit=emit))
-        workloads, names = list_workloads(selection), [device.name for device in found]
         until = time.time() + seconds
         for rows in timing.measure(selection, workloads, names, until=until, emit=emit):  # noqa: B007
             pass
@@ -100,7 +95,6 @@ def run_bench(
             is_quick=quick,
             is_complete=is_complete,
             rows=rows,
-            found_batches=selection.found,
         )
         write_bench(results, output_dir)
     return results

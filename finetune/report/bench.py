@@ -23,13 +23,8 @@ BARS_WIDTH = 0.8
 def render_bench(results: BenchResults) -> str:
     """Return ``bench.html``, which needs no other file."""
     machine = results.machine
-    batches = [
-        (f"find-batch, {device}", f"{mode} {size} at 512 tokens")
-        for device, sizes in results.found_batches.items()
-        for mode, size in sizes.items()
-    ]
     facts = [("CPU", machine.cpu), ("System", machine.platform), *machine.devices.items()]
-    rows = [*facts, *machine.versions.items(), *batches]
+    rows = [*facts, *machine.versions.items()]
     return TEMPLATES.get_template("bench.html.j2").render(
         results=results,
         tables=tabulate(results),

@@ -42,5 +42,4 @@ def example_results(*, gpu: str = "gpu", factor: float = 1.0) -> BenchResults:
         is_quick=False,
         is_complete=True,
         rows=[*inference, *training, *apple],
-        found_batches={gpu: {"full": 4}},
     )

@@ -63,14 +63,6 @@ def test_every_workload_on_texts_is_timed_on_the_cpu(group: str) -> None:
 
 
 @pytest.mark.usefixtures("tiny_bert")
-def test_a_batch_size_that_was_found_is_timed_on_its_device_alone() -> None:
-    found = {"cpu": {"full": 4, "classifier": 64}}
-    found_workloads = training_workloads(select(found=found, is_quick=False))
-    [extra] = [one for one in found_workloads if one.device]
-    assert (extra.name, extra.device) == ("full, 16 tokens, batch 4, found on cpu", "cpu")
-
-
-@pytest.mark.usefixtures("tiny_bert")
 @pytest.mark.parametrize("mode", ["full", "classifier"])
 def test_the_articles_steps_change_what_its_mode_trains(
     mode: str, monkeypatch: pytest.MonkeyPatch
