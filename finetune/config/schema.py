@@ -25,6 +25,8 @@ def _option(default: Any, description: str, **marks: Any) -> Any:
 
 
 _resumable = partial(_option, resumable=True)
+_of_trec = partial(_option, goes_with=("trec",))
+_of_files = partial(_option, path="file", goes_with=("a file",))
 _of_tables = partial(_option, goes_with=("a file", "a dataset of the Hub"))
 
 # The upper bounds refuse what would overflow in kernels, timeouts or byte counts later.
@@ -50,18 +52,12 @@ class DataConfig:
         names=("trec", "questions"),
         trainer_names=("dataset_name", "train_file"),
     )
-    validation_file: str | None = _option(
-        None, "Validation split. Default: held out.", path="file", goes_with=("a file",)
-    )
-    test_file: str | None = _option(
-        None, "Test split. Default: held out.", path="file", goes_with=("a file",)
-    )
+    validation_file: str | None = _of_files(None, "Validation split. Default: held out.")
+    test_file: str | None = _of_files(None, "Test split. Default: held out.")
     text_column: str | None = _of_tables(
         None, "Column of the texts, by name or number; several as title,body. Default: guessed."
     )
-    text_pair_column: str | None = _of_tables(
-        None, "Column of the second text of pairs. Default: found by its name, such as sentence2."
-    )
+    text_pair_column: str | None = _of_tables(None, "Column of second texts. Default: by its name.")
     label_column: str | None = _of_tables(
         None, "Column of the labels, or several of 0 and 1, such as joy,fear. Default: guessed."
     )
@@ -70,21 +66,11 @@ class DataConfig:
     )
     encoding: str | None = _of_tables(None, "Encoding, such as gb18030. Default: detected.")
     header: bool | None = _of_tables(None, "The first row names columns. Default: detected.")
-    split_column: str | None = _of_tables(
-        None, "Column of each row's split; none for no column. Default: found by its name."
-    )
-    label_names: str | None = _of_tables(
-        None, "File with one class name per line, for labels that are numbers.", path="file"
-    )
-    skip_unknown_labels: bool = _of_tables(
-        False, "Skip validation and test rows whose label no training row has, instead of failing."
-    )
-    data_dir: str | None = _option(
-        None, "Folder with train_5500.label and TREC_10.label.", path="dir", goes_with=("trec",)
-    )
-    label: str = _option(
-        "label-coarse", "TREC: label-coarse (6 classes) or label-fine (50).", goes_with=("trec",)
-    )
+    split_column: str | None = _of_tables(None, "Column of splits, or none. Default: by its name.")
+    label_names: str | None = _of_tables(None, "File of class names, one a line.", path="file")
+    skip_unknown_labels: bool = _of_tables(False, "Skip rows whose label no training row has.")
+    data_dir: str | None = _of_trec(None, "Folder with the raw files of TREC.", path="dir")
+    label: str = _of_trec("label-coarse", "TREC: label-coarse (6 classes) or label-fine (50).")
     max_train_samples: Count | None = _option(
         None, "Train on N rows. TREC: the first N; otherwise a stratified sample."
     )
@@ -226,9 +212,7 @@ class OutputConfig:
     )
     overwrite: bool = _option(False, "Delete the contents of the run folder and start over.")
     logging_steps: Count = _resumable(10, "Report the training loss every N steps.")
-    report_to: Tracker = _resumable(
-        "none", "Tracker of loss, validations and hyperparameters; tensorboard: in the run folder."
-    )
+    report_to: Tracker = _resumable("none", "Also report losses and validations to a tracker.")
     save_strategy: Literal["epoch", "no"] = _resumable(
         "epoch", "Checkpoints: after every epoch too, or (no) only if the run is stopped."
     )
