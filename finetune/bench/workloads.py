@@ -273,7 +273,7 @@ def training_workloads(selection: Selection) -> list[Workload]:
 def _build_article(mode: Mode, lengths: np.ndarray) -> Callable[[Device], Load]:
     def make_model() -> nn.Module:
         model = bert_base()
-        if mode.freezes_layers:
+        if mode != "full":
             model.base_model.requires_grad_(False)
         return model
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from finetune.commands.console import format_size, show_facts, show_lines
-from finetune.commands.options import Display, VersionedResult, with_display
+from finetune.commands.options import Display, with_display
 from finetune.errors import FinetuneError
 from finetune.events import Emit, Info, ignore
 from finetune.runs.folder import RunFolder, open_run_folder
@@ -38,7 +38,7 @@ class ExportedFile:
 
 
 @dataclass(frozen=True)
-class OnnxExport(VersionedResult):
+class OnnxExport:
     """A folder with a model's ONNX files, its config and its tokenizer."""
 
     folder: str
@@ -46,7 +46,7 @@ class OnnxExport(VersionedResult):
 
 
 @dataclass(frozen=True)
-class CoreMLExport(VersionedResult):
+class CoreMLExport:
     """A Core ML program, of which all but the predictions was checked, for want of a Mac.
 
     ``parameters`` of the model are in it; coremltools has ``folded`` others into constants.

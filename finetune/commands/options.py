@@ -123,14 +123,6 @@ class GroupedCommand(click.Command):
                     formatter.write_dl(records)
 
 
-class VersionedResult:
-    """A dataclass that is printed with all its fields."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what ``--json`` prints."""
-        return {"schema_version": 1, **asdict(self)}  # type: ignore[call-overload]
-
-
 @dataclass(frozen=True)
 class Display:
     """How a command shows its progress and its result, by the flags for its output."""
@@ -144,11 +136,13 @@ class Display:
         return showing(quiet=self.quiet, no_progress=self.no_progress)
 
     def show(self, result: Any, as_text: Callable[[], None]) -> None:
-        """Print a result, its ``to_json()`` if that was asked for."""
-        if self.as_json:
+        """Print a dataclass; as JSON with its ``to_json()``, or all its fields."""
+        if not self.as_json:
+            as_text()
+        elif hasattr(result, "to_json"):
             show_json(result.to_json())
         else:
-            as_text()
+            show_json({"schema_version": 1, **asdict(result)})
 
 
 def with_display(command: Command) -> Command:

@@ -9,7 +9,7 @@ import click
 
 import finetune
 from finetune.commands.console import format_size, show_lines, show_table
-from finetune.commands.options import Display, VersionedResult, with_display
+from finetune.commands.options import Display, with_display
 from finetune.errors import NotARun, UsageError
 from finetune.events import Emit, Info, WarningMessage, ignore
 from finetune.runs.folder import open_run_folder
@@ -30,7 +30,7 @@ class PushedFile:
 
 
 @dataclass(frozen=True)
-class Push(VersionedResult):
+class Push:
     """What is on the Hub, or in a dry run would be; ``commit`` is None in a dry run."""
 
     url: str

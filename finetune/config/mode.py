@@ -86,11 +86,6 @@ class Mode(str):
         return self.head is None
 
     @property
-    def freezes_layers(self) -> bool:
-        """Whether a part of the model stays as it was pretrained."""
-        return self != "full"
-
-    @property
     def trained_layers(self) -> int | None:
         """The number of layers that train, from the top; None for all of them."""
         if self == "full":
