@@ -118,14 +118,14 @@ def _next_size(history: History) -> tuple[int, bool] | None:
             return size, not is_growing or size in (affordable, history.limit)
     if history.largest not in history.checked_sizes:
         return max(1, history.largest), True
-    size = size_with_room(history)
+    size = _untried_size_with_room(history)
     is_affordable = size and size <= history.affordable_size(history.seconds_left)
     return (size, False) if size and is_affordable and len(history.trials) < MAX_TRIALS else None
 
 
 def _is_exhausted(history: History) -> bool:
     """Return whether no trial is left but the one that finds a size to recommend."""
-    kept = 1 if history.passed and size_with_room(history) else 0
+    kept = 1 if history.passed and _untried_size_with_room(history) else 0
     return len(history.trials) >= MAX_TRIALS - kept
 
 
@@ -154,7 +154,9 @@ def _bracketing_size(history: History) -> int | None:
     """Return the next size on the way to the largest, None once that is bracketed."""
     low, high = history.largest, history.bound
     if not low:
-        return _first_size(history)
+        # Where memory is swapped, only the speed of a size that fits shows that a larger one swaps.
+        is_small = history.trials or history.slows_down
+        return 1 if is_small else min(history.first or FIRST_SIZE, history.limit)
     if low == history.limit or (high is not None and high - low <= _tolerance(history)):
         return None
     tolerance, predicted = _tolerance(history), history.predict_largest()
@@ -181,16 +183,6 @@ def _bracketing_size(history: History) -> int | None:
     return min(max(size, low + 1), (high or history.limit + 1) - 1)
 
 
-def _first_size(history: History) -> int:
-    if history.slows_down:
-        # Only the speed of a size that fits shows that a larger one swaps.
-        return 1
-    if not history.trials:
-        return min(history.first or FIRST_SIZE, history.limit)
-    smallest = min(trial.batch_size for trial in history.trials)
-    return FIRST_SIZE if smallest > 2 * FIRST_SIZE else 1
-
-
 def _tolerance(history: History) -> int:
     """Return how far apart the largest size and one that does not fit may be."""
     is_late = len(history.sizes("too_big")) >= 2
@@ -210,44 +202,26 @@ def _predict_maximum(history: History) -> int | None:
 
 def recommended_size(history: History) -> int:
     """Return the fastest size that leaves room, or the smallest that passed if none does."""
-    fastest = fastest_size(history.speeds)
-    if _leaves_room(fastest, history):
-        return fastest
-    roomy = {size: speed for size, speed in history.speeds.items() if _leaves_room(size, history)}
+    largest = size_with_room(history)
+    roomy = {size: speed for size, speed in history.speeds.items() if size <= largest}
     return fastest_size(roomy) if roomy else min(history.speeds)
 
 
-def size_with_room(history: History) -> int | None:
-    """Return an untried size that should leave room, None if one that passed is nearly as good."""
-    if _leaves_room(fastest_size(history.speeds), history):
-        return None
-    cramped = min(size for size in history.passed if not _leaves_room(size, history))
-    predicted = history.predict_largest(budget_share=SAFE_BUDGET_SHARE)
-    end = _end_of_memory(history)
-    bounds = (cramped - 1, predicted, end and int(SAFE_SIZE_SHARE * end))
-    size = max(1, min(bound for bound in bounds if bound is not None))
-    is_reached = any(
-        _leaves_room(other, history) and other >= WORTHWHILE_SHARE * size
-        for other in history.passed
-    )
+def _untried_size_with_room(history: History) -> int | None:
+    """Return a size to recommend, None if one that passed does nearly as well."""
+    size = size_with_room(history)
+    is_reached = any(WORTHWHILE_SHARE * size <= other <= size for other in history.passed)
     is_tried = size in {trial.batch_size for trial in history.trials}
-    return None if is_reached or is_tried else size
+    return None if is_reached or is_tried or fastest_size(history.speeds) <= size else size
 
 
-def _leaves_room(size: int, history: History) -> bool:
-    trial = history.passed[size]
-    end = _end_of_memory(history)
-    return (
-        not trial.is_strained
-        and (trial.peak_bytes or 0) <= SAFE_BUDGET_SHARE * history.budget_bytes
-        and (end is None or size <= SAFE_SIZE_SHARE * end)
-    )
-
-
-def _end_of_memory(history: History) -> int | None:
-    """Return the first size that failed or strained the device, or else the largest predicted."""
+def size_with_room(history: History) -> int:
+    """Return the largest size, tried or not, that should leave room."""
     strained = {size for size, trial in history.passed.items() if trial.is_strained}
-    return min(history.sizes("too_big") | strained, default=None) or history.predict_largest()
+    end = min(history.sizes("too_big") | strained, default=None) or history.predict_largest()
+    predicted = history.predict_largest(budget_share=SAFE_BUDGET_SHARE)
+    bounds = (history.limit, predicted, end and int(SAFE_SIZE_SHARE * end))
+    return max(1, min(bound for bound in bounds if bound is not None))
 
 
 def fastest_size(speeds: Mapping[int, float]) -> int:
