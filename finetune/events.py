@@ -52,10 +52,7 @@ class Advance:
 
 @dataclass(frozen=True)
 class Trial:
-    """A batch size was tried, with a ``part`` of the model.
-
-    It is strained if the allocator had to free its cache, or the system began to swap.
-    """
+    """A batch size was tried, with a ``part`` of the model."""
 
     batch_size: int
     status: TrialStatus
@@ -63,7 +60,6 @@ class Trial:
     examples_per_second: float | None
     seconds: float
     reason: str = ""
-    is_strained: bool = False
     part: str = "whole"
 
 

@@ -8,7 +8,7 @@ import time
 from finetune.batch_finder.child import connect_to_parent
 
 KILLED, ABORTED, ABORTED_FOR_MEMORY, SEGFAULT, HANGS, FAILS, NO_MEMORY, EXITS = range(101, 109)
-GROWS, SPEAKS_OF_MEMORY, STRAINED, KNOWS_NO_PEAK = range(109, 113)
+GROWS, SPEAKS_OF_MEMORY, KNOWS_NO_PEAK = range(109, 112)
 BUDGET_BYTES = 64 * 2**20
 # A variable: the folder in which the parent leaves a file after each look at a child's memory.
 LOOKS = "LOOKS_AT_MEMORY"
@@ -74,7 +74,6 @@ def train(size: int) -> dict[str, object]:
         "measurement": {
             "peak_bytes": None if size == KNOWS_NO_PEAK else 1000 * size,
             "examples_per_second": float(os.getpid()),
-            "is_strained": size == STRAINED,
         }
     }
 

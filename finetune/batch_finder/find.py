@@ -95,7 +95,7 @@ def find(case: Case, where: Search) -> SearchResult:
             first = cached.max_verified
         elif cached:
             trial = runner.run_afresh(cached.recommended)
-            if trial.status == "fits" and not trial.is_strained:
+            if trial.status == "fits":
                 return replace(cached, budget_bytes=budget_bytes)
         seconds_left = time_limit - (time.perf_counter() - started)
         history = History(budget_bytes, limit, first, seconds_left, device.memory.swaps)

@@ -25,8 +25,8 @@ class History:
         first: Size to begin with; None for a small one.
         time_limit_seconds: No trial is begun that would probably end later, except those without
             which there is no result.
-        slows_down: Whether the device swaps rather than refuse memory, so that a size which strains
-            it, or is less than half as fast as a smaller one, is too big.
+        slows_down: Whether the device swaps rather than refuse memory, so that a size less than
+            half as fast as a smaller one is too big.
         checked_sizes: Sizes that were tried in a fresh process.
     """
 
@@ -79,12 +79,7 @@ class History:
 
     def predict_largest(self, *, budget_share: float = 1.0) -> int | None:
         """Predict the largest size within a share of the budget; None while no slope is known."""
-        # The allocator of a strained device has freed what it could: such a peak is too low.
-        peaks = {
-            size: trial.peak_bytes
-            for size, trial in self.passed.items()
-            if trial.peak_bytes and not trial.is_strained
-        }
+        peaks = {size: one.peak_bytes for size, one in self.passed.items() if one.peak_bytes}
         return fit_memory(peaks).largest_batch(budget_share * self.budget_bytes) if peaks else None
 
     def affordable_size(self, seconds: float) -> int:
@@ -100,8 +95,6 @@ class History:
         """Call a size too big that passed, but only because the system swapped."""
         if trial.status != "fits":
             return trial
-        if trial.is_strained:
-            return replace(trial, status="too_big", reason="the system began to swap")
         smaller = [each for each in self.trials if each.batch_size < trial.batch_size]
         best = max((each.examples_per_second or 0.0 for each in smaller), default=0.0)
         speed = trial.examples_per_second or 0.0

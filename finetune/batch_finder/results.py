@@ -65,7 +65,6 @@ class BatchResult(BatchSizes, _Result):
 
 def _trial_json(trial: Trial) -> dict[str, Any]:
     values = {_JSON_NAMES.get(name, name): value for name, value in vars(trial).items()}
-    del values["is_strained"]
     return values | {"part": _JSON_PARTS[trial.part]}
 
 

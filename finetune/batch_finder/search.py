@@ -5,7 +5,7 @@ brackets the largest that fits to 1%. If that leaves no room, one more trial is 
 
 A trial takes a few steps at one padded length, a run thousands at many lengths: on a CPU, 50 steps
 of mixed lengths took a fifth more memory per example. So a recommended size leaves a tenth of the
-budget, and a quarter of the batch size at which memory ends, and the allocator never retried at it.
+budget, and a quarter of the batch size at which memory ends.
 """
 
 import math
@@ -217,8 +217,7 @@ def _untried_size_with_room(history: History) -> int | None:
 
 def size_with_room(history: History) -> int:
     """Return the largest size, tried or not, that should leave room."""
-    strained = {size for size, trial in history.passed.items() if trial.is_strained}
-    end = min(history.sizes("too_big") | strained, default=None) or history.predict_largest()
+    end = min(history.sizes("too_big"), default=None) or history.predict_largest()
     predicted = history.predict_largest(budget_share=SAFE_BUDGET_SHARE)
     bounds = (history.limit, predicted, end and int(SAFE_SIZE_SHARE * end))
     return max(1, min(bound for bound in bounds if bound is not None))

@@ -198,7 +198,6 @@ class Measurement:
 
     peak_bytes: int | None
     examples_per_second: float
-    is_strained: bool
 
 
 def measure(model: TrialModel, *, batch_size: int, budget_bytes: int) -> Measurement:
@@ -224,4 +223,4 @@ def measure(model: TrialModel, *, batch_size: int, budget_bytes: int) -> Measure
         timed_seconds += seconds
         steps *= 2
     model.evaluate(batch_size=batch_size)
-    return Measurement(memory.held_peak_bytes(), best_rate, memory.retried_allocations() > 0)
+    return Measurement(memory.held_peak_bytes(), best_rate)

@@ -124,7 +124,7 @@ class DeviceMemory(ABC):
 
     @abstractmethod
     def reset_peak(self) -> None:
-        """Count peaks and retries from now on, where the device can."""
+        """Count peaks from now on, where the device can."""
 
     def held_bytes(self) -> int:
         """Return the memory that this process holds on the device now, its cache included."""
@@ -156,10 +156,6 @@ class DeviceMemory(ABC):
     def cache_exceeds_limit(self) -> bool:
         """Return whether the cache has outgrown what a run needs; does not wait for the device."""
         return False
-
-    def retried_allocations(self) -> int:
-        """Return how often since ``reset_peak`` an allocation succeeded only without the cache."""
-        return 0
 
 
 @dataclass(frozen=True)

@@ -139,16 +139,12 @@ class CudaMemory(DeviceMemory):
 
     def reset_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats()
-        torch.cuda.reset_accumulated_memory_stats()
 
     def held_bytes(self) -> int:
         return torch.cuda.memory_reserved()
 
     def held_peak_bytes(self) -> int:
         return torch.cuda.max_memory_reserved()
-
-    def retried_allocations(self) -> int:
-        return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
 
     def budget_bytes(self, limit_bytes: int | None) -> int:
         """Return the memory that the allocator may hold, beside CUDA's context of about 300 MB."""

@@ -63,7 +63,6 @@ class SimulatedMachine:
         step_seconds: Time of a step.
         budget_bytes: What the search is emitted.
         capacity_share: Share of the budget beyond which a batch really fails.
-        strain_share: Share of the budget beyond which the allocator has to try again.
         peak_noise: Relative standard deviation of the peak that a trial reports.
         speed_noise: The same of the speed.
         start_seconds: Time that a fresh process takes until it trains.
@@ -74,7 +73,6 @@ class SimulatedMachine:
     step_seconds: Curve = BERT_SECONDS_ON_H200
     budget_bytes: int = 8 * GIB
     capacity_share: float = 1.0
-    strain_share: float = 1.0
     peak_noise: float = 0.0
     speed_noise: float = 0.0
     start_seconds: float = 8.0
@@ -119,7 +117,6 @@ class SimulatedMachine:
             examples_per_second=self.examples_per_second(batch_size)
             * self._noise(self.speed_noise),
             seconds=seconds,
-            is_strained=peak_bytes > self.strain_share * self.budget_bytes,
         )
 
     def run_afresh(self, batch_size: int) -> Trial:
@@ -137,7 +134,6 @@ def fits(
     peak_bytes: int | None = None,
     examples_per_second: float = 100.0,
     seconds: float = 1.0,
-    is_strained: bool = False,
     part: str = "whole",
 ) -> Trial:
     return Trial(
@@ -146,7 +142,6 @@ def fits(
         peak_bytes=peak_bytes,
         examples_per_second=examples_per_second,
         seconds=seconds,
-        is_strained=is_strained,
         part=part,
     )
 
@@ -312,12 +307,13 @@ class UnifiedMemoryMac:
             seconds = [mac.take_step(batch_size, padded_length) for _ in range(3)]
         except RuntimeError as error:
             return did_not_fit(batch_size, "too_big", reason=str(error))
+        if self.reports_swap and mac.swap_bytes > 0:
+            return did_not_fit(batch_size, "too_big", reason="the machine swapped")
         return fits(
             batch_size,
             peak_bytes=mac.driver_bytes,
             examples_per_second=batch_size / seconds[-1],
             seconds=sum(seconds),
-            is_strained=self.reports_swap and mac.swap_bytes > 0,
         )
 
     def largest_without_swap(self, *, padded_length: int = 128) -> int:

@@ -142,12 +142,11 @@ def test_a_damaged_file_is_replaced_by_a_new_search(
     assert found_in(cache) == json.loads(whole)
 
 
-@pytest.mark.parametrize("shares", [{"strain_share": 0.5}, {"capacity_share": 0.5}], ids=str)
 def test_a_cached_size_that_no_longer_fits_is_searched_anew(
-    shares: dict[str, float], cache: Path, runner: SimulatedRunner
+    cache: Path, runner: SimulatedRunner
 ) -> None:
     before = found_in(cache)
-    runner.machine = SimulatedMachine(**shares)  # type: ignore[arg-type]
+    runner.machine = SimulatedMachine(capacity_share=0.5)
     found, sizes = find_in(cache)
     assert len(sizes) == 1 + len(found.trials)
     assert sizes[0] == before["recommended"] > found.recommended

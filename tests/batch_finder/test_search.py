@@ -287,7 +287,6 @@ def test_any_trials_whatever_end_soon_with_a_size_that_passed_or_an_error(
                 peak_bytes=data.draw(st.none() | st.integers(0, 2**41)),
                 examples_per_second=data.draw(st.floats(1e-3, 1e6)),
                 seconds=seconds,
-                is_strained=data.draw(st.booleans()),
             )
             if status == "fits"
             else did_not_fit(batch_size, status, seconds=seconds)

@@ -133,7 +133,6 @@ def test_each_part_is_measured(part: Part) -> None:
     model = build_trial_model(tiny_case(mode=Mode("head"), part=part), device=device)
     measurement = measure(model, batch_size=4, budget_bytes=device.memory.budget_bytes(None))
     assert measurement.examples_per_second > 0
-    assert not measurement.is_strained
     assert measurement.peak_bytes is None or measurement.peak_bytes > 2**20
 
 
