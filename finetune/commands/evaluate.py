@@ -22,7 +22,7 @@ from finetune.events import Emit, ignore
 from finetune.runs.folder import open_run_folder
 
 if TYPE_CHECKING:
-    from finetune.tasks.scores import Scores
+    from finetune.tasks.metrics import Scores
 
 SCHEMA_VERSION = 1
 EXAMPLES = """\b

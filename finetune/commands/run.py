@@ -34,7 +34,7 @@ from finetune.runs.folder import RunFolder, seed_name
 if TYPE_CHECKING:
     from finetune.config.load import LoadedConfig
     from finetune.runs.results import RunResults, SeedResults
-    from finetune.tasks.scores import MetricValue
+    from finetune.tasks.metrics import MetricValue
 
 SCHEMA_VERSION = 1
 EXAMPLES = """\b

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune.tasks.base import Labels, Logits, Task
-from finetune.tasks.metrics import WeightedMetrics, wilson_interval
+from finetune.tasks.metrics import WeightedMetrics
+from finetune.tasks.tables import wilson_interval
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from finetune.report.templates import TEMPLATES, capitalize, format_value
 from finetune.runs.compare import ComparedRun, Comparison
-from finetune.tasks.metrics import METRICS
-from finetune.tasks.scores import MetricValue
+from finetune.tasks.metrics import METRICS, MetricValue
 from finetune.tasks.tables import Table, format_number
 
 

@@ -20,8 +20,7 @@ from finetune.events import Emit, WarningMessage
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import RunResults, best_of, read_results
 from finetune.tasks.base import Task
-from finetune.tasks.metrics import WeightedMetrics
-from finetune.tasks.scores import Scores
+from finetune.tasks.metrics import Scores, WeightedMetrics
 from finetune.tasks.tables import text_of
 
 SCHEMA_VERSION = 1

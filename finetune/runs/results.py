@@ -11,8 +11,7 @@ from finetune.config.mode import Mode
 from finetune.evaluation.statistics import Calibration, Interval, mean_interval
 from finetune.runs.folder import RunFolder, SeedsFolder, seed_name
 from finetune.tasks.base import Task
-from finetune.tasks.metrics import choose_metric
-from finetune.tasks.scores import Scores
+from finetune.tasks.metrics import Scores, choose_metric
 
 if TYPE_CHECKING:
     from finetune.runs.plan import TrainingPlan

@@ -34,8 +34,7 @@ from finetune.runs.manifest import Manifest, read_environment, restore_threads, 
 from finetune.runs.preparation import Preparation
 from finetune.runs.results import RunDetails, RunFacts, RunResults, TrainingMetrics
 from finetune.runs.tracking import Tracking, tracked
-from finetune.tasks.metrics import choose_metric
-from finetune.tasks.scores import warn_unless_better
+from finetune.tasks.metrics import choose_metric, warn_unless_better
 from finetune.training.interruption import DistributedStopFlag, Stopped, stop_on_signal
 from finetune.training.loop import LoopSettings, ValidationResult, is_over, train
 from finetune.training.parity import check_device

@@ -16,10 +16,11 @@ from finetune.tasks.metrics import (
     Metric,
     Needs,
     ProblemType,
+    Scores,
     WeightedMetrics,
     compute_metrics,
+    rows_of,
 )
-from finetune.tasks.scores import Scores, rows_of
 from finetune.tasks.tables import Table
 
 if TYPE_CHECKING:

@@ -4,12 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from finetune.tasks.metrics import wilson_interval
+import numpy as np
+from numpy.typing import NDArray
 
 # Mistakes in a report: shown at first, and listed to be shown by their group.
 MAX_MISTAKES = 20
 MAX_LISTED = 400
 MAX_CHARACTERS = 500
+# 95% of a normal distribution lie within this many standard errors.
+ERRORS_OF_95 = 1.959964
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,26 @@ def format_interval(fraction: float, rows: int) -> str:
         return "–"
     low, high = wilson_interval(fraction * rows, rows)
     return f"{100 * low:.1f}–{100 * high:.1f}%"
+
+
+def wilson_interval(
+    right: NDArray[Any] | float, rows: NDArray[Any] | float, *, errors: float = ERRORS_OF_95
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the interval of a fraction of rows, ``errors`` standard errors to each side.
+
+    Wilson, Probable Inference, the Law of Succession, and Statistical Inference, JASA 1927. It
+    holds for few rows, and near 0 and 1, too.
+
+    >>> low, high = wilson_interval(95, 100)
+    >>> round(float(low), 3), round(float(high), 3)
+    (0.888, 0.978)
+    """
+    fraction, squared = np.asarray(right / rows, np.float64), errors**2
+    middle = fraction + squared / (2 * rows)
+    half = errors * np.sqrt(fraction * (1 - fraction) / rows + squared / (4 * rows**2))
+    # Rounding may leave a little less than 0.
+    low = np.maximum(middle - half, 0.0)
+    return low / (1 + squared / rows), (middle + half) / (1 + squared / rows)
 
 
 def text_of(row: Mapping[str, Any]) -> str:

@@ -10,10 +10,11 @@ from sklearn import metrics as sklearn_metrics
 
 from finetune.errors import ConfigurationInvalid
 from finetune.tasks.base import Task
-from finetune.tasks.metrics import METRICS, choose_metric, pearson, spearman, wilson_interval
+from finetune.tasks.metrics import METRICS, choose_metric, pearson, spearman
 from finetune.tasks.multi import Multi
 from finetune.tasks.regression import Regression
 from finetune.tasks.single import Single
+from finetune.tasks.tables import wilson_interval
 
 ROWS = 40
 NAMES = ["a", "b", "c", "d"]

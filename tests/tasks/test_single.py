@@ -4,7 +4,7 @@ from sklearn.utils.class_weight import compute_sample_weight
 
 from finetune.events import Event, WarningMessage
 from finetune.tasks.base import Prediction, abstain
-from finetune.tasks.scores import MAX_CLASSES_OF_MATRIX, ClassScores, Scores, warn_unless_better
+from finetune.tasks.metrics import MAX_CLASSES_OF_MATRIX, ClassScores, Scores, warn_unless_better
 from finetune.tasks.single import Single
 
 NAMES = ["ABBR", "DESC", "ENTY", "HUM"]
