@@ -135,15 +135,19 @@ class WrongNormGradients(TorchFunctionMode):
 
 
 def plant(training_state: TrainingState, fault: TorchFunctionMode) -> None:
-    """Let forwards of a model on its device, but not those of copies, run under a fault."""
+    """Let forwards of a model with its own weights, but not with copies, run under a fault."""
     model = training_state.model
+    last = list(model.parameters())[-1]
 
-    def begin(module: nn.Module, *_: Any) -> None:
-        if module is model:
+    def has_own_weights() -> bool:
+        return list(model.parameters())[-1] is last
+
+    def begin(*_: Any) -> None:
+        if has_own_weights():
             fault.__enter__()
 
-    def end(module: nn.Module, *_: Any) -> None:
-        if module is model:
+    def end(*_: Any) -> None:
+        if has_own_weights():
             fault.__exit__(None, None, None)
 
     model.register_forward_pre_hook(begin)

@@ -69,13 +69,14 @@ class TrialModel:
         if self.extractor is not None:
             self._train(1)  # which makes the optimizer's state
         self.training_state.optimizer.zero_grad(set_to_none=True)
-        predict_logits(
-            self.training_state.model,
-            ModelInputs(self.inputs_of, np.full(batch_size, self.case.padded_length)),
-            padded_lengths=[self.case.padded_length],
-            batch_size=batch_size,
-            device=self.device,
-        )
+        with self.device.autocast(self.case.precision):
+            predict_logits(
+                self.training_state.model,
+                ModelInputs(self.inputs_of, np.full(batch_size, self.case.padded_length)),
+                padded_lengths=[self.case.padded_length],
+                batch_size=batch_size,
+                device=self.device,
+            )
 
     def _train(self, batch_size: int) -> None:
         task = task_of_shape(self.case.task, outputs=self.case.classes)
@@ -165,7 +166,7 @@ def _extract(
 ) -> torch.Tensor:
     """Return the features of one batch, on the CPU."""
     torch_device = training_state.device.torch_device
-    with training_state.accelerator.autocast():
+    with training_state.device.autocast(training_state.accelerator.precision):
         on_device = {name: tensor.to(torch_device) for name, tensor in inputs.items()}
         return extractor.extract(on_device).cpu()
 

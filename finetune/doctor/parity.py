@@ -16,7 +16,7 @@ from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
 from finetune.doctor.operators import CLASSES, with_stars
 from finetune.events import Emit, Info
-from finetune.model.freeze import freeze_parameters
+from finetune.model.freeze import freeze_parameters, set_training
 from finetune.model.load import load_model
 from finetune.model.shape import count_positions, random_classifier
 from finetune.model.structure import find_structure
@@ -153,6 +153,7 @@ def compare_model(
     report = ParityReport(device.name, precision, tuple(differences))
     if report.failures:
         return report
+    set_training(state.model)
     guard = ParameterGuard(state.model)
     batch = Batch(np.arange(_GRADIENT_EXAMPLES), longest)
     for number in range(_MAX_STEPS):

@@ -1,15 +1,13 @@
-"""What is left to Accelerate: placement, autocast, gradient scaling."""
+"""What is left to Accelerate: its configuration, backward, gradient scaling."""
 
 import math
-from contextlib import AbstractContextManager
 
 import accelerate
 import torch
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, GradientAccumulationPlugin
-from torch import nn
 
-from finetune.devices.base import Device, place
+from finetune.devices.base import Device
 from finetune.errors import UsageError
 
 # Each process has the whole model; TrainingState sums the gradients.
@@ -18,7 +16,7 @@ _PRECISIONS = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 
 class Accelerator:
-    """Places a model on a device and runs its arithmetic in ``fp32``, ``bf16`` or ``fp16``."""
+    """Backward and optimizer steps in ``fp32``, ``bf16`` or ``fp16``."""
 
     def __init__(self, device: Device, *, precision: str) -> None:
         # Accelerate keeps device and precision for the whole life of a process and refuses others,
@@ -50,25 +48,6 @@ class Accelerator:
     def loss_scale(self) -> float:
         """What losses are multiplied by before the backward pass; waits for the device in fp16."""
         return self._scaler.get_scale() if self._scaler else 1.0
-
-    def prepare(self, model: nn.Module) -> nn.Module:
-        """Move a model and let its forward run in the precision; its outputs stay fp32."""
-        place(model, self._accelerator.device)
-        # As if for evaluation: DDP would wait for other processes inside of backward, where memory
-        # may run out in one of them.
-        prepared: nn.Module = self._accelerator.prepare_model(
-            model, device_placement=False, evaluation_mode=True
-        )
-        return prepared
-
-    def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return a copy of a prepared model with the forward that it had before."""
-        unwrapped: nn.Module = self._accelerator.unwrap_model(model, keep_fp32_wrapper=False)
-        return unwrapped
-
-    def autocast(self) -> AbstractContextManager[None]:
-        """Return the context in which a forward without gradients runs in the precision."""
-        return self._accelerator.autocast()  # type: ignore[no-any-return]
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add a loss's gradients to those of the parameters."""

@@ -3,25 +3,24 @@
 A run compares before its first step and after its last, ``doctor --parity`` batches of more shapes.
 """
 
-import copy
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from finetune.devices.base import Device, without_tf32
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import DeviceDiffers
 from finetune.events import Emit, WarningMessage
 from finetune.model.feature_extractor import FeatureExtractor, unread_parameters
-from finetune.model.freeze import set_training
 from finetune.tokenization.buckets import Batch
-from finetune.tokenization.examples import Examples
+from finetune.tokenization.examples import Examples, Inputs
 from finetune.training.micro_batches import MicroBatch, cut_batch
 from finetune.training.step import Losses, TrainingState, weighted_loss
 
@@ -44,7 +43,7 @@ _ATTEMPTS_IN_16_BITS = 3
 # So far below the loss scale of training that no gradient of other examples overflows.
 _LOSS_SCALE_MARGIN = 64
 # Of a micro-batch of a run: examples, tokens with padding, tokens of an example.
-_MAX_EXAMPLES, _MAX_TOKENS, _MAX_LENGTH = 8, 512, 64
+_MAX_EXAMPLES, _MAX_TOKENS, _MAX_LENGTH = 8, 128, 64
 
 
 @dataclass(frozen=True)
@@ -116,41 +115,52 @@ def compare_with_cpu(
 ) -> list[Difference]:
     """Compare logits of random examples, and the gradients of the last batch, with the CPU's.
 
-    A shape is a batch's number of examples and padded length. Gradients are dropped, nothing else.
+    A shape is a batch's number of examples and padded length. Gradients are dropped, and the model
+    is left in evaluation mode.
     """
-    cpu, precision = CpuDevice(), state.accelerator.precision
+    cpu, model, precision = CpuDevice(), state.model, state.accelerator.precision
     loss_scale = max(1.0, state.accelerator.loss_scale / _LOSS_SCALE_MARGIN)
     least = state.device.shapes.min_examples
     shapes = [(max(count, least), length) for count, length in shapes]
     state.optimizer.zero_grad(set_to_none=True)
-    state.model.train(False)
-    try:
-        cpu_model = _copy_to_cpu(state)
-        batches = _pick_batches(examples, shapes, state.device, seed)
-        cpu_batches = _pick_batches(examples, shapes, cpu, seed)
-        with without_tf32():
-            actual = _compute(state.model, batches, state.losses, loss_scale)
-            expected = _compute(cpu_model, cpu_batches, state.losses)
-            errors = _errors(actual, expected)
-            limits = {one: _TOLERANCES[precision][one[0]] for one in errors}
-            if precision != "fp32" and any(not errors[one] <= limits[one] for one in errors):
-                rounded = _compute(cpu_model, cpu_batches, state.losses, loss_scale, precision)
-                for one, rounding in _errors(rounded, expected).items():
-                    limits[one] = max(limits[one], _ROUNDING_MARGIN * rounding)
-    finally:
-        set_training(state.model)
+    model.train(False)
+    weights = _weights_on_cpu(model)
+    trained = state.trained_parameters()
+    cpu_trained = {name: weights[name] for name in trained}
+
+    def on_device(inputs: Inputs) -> torch.Tensor:
+        with state.device.autocast(precision):
+            logits: torch.Tensor = model(**inputs).logits
+        return logits
+
+    def on_cpu(inputs: Inputs, precision: str = "fp32") -> torch.Tensor:
+        with cpu.autocast(precision):
+            logits: torch.Tensor = functional_call(model, weights, kwargs=inputs).logits
+        return logits
+
+    batches = _pick_batches(examples, shapes, state.device, seed)
+    cpu_batches = _pick_batches(examples, shapes, cpu, seed)
+    with without_tf32():
+        actual = _compute(on_device, trained, batches, state.losses, loss_scale)
+        expected = _compute(on_cpu, cpu_trained, cpu_batches, state.losses, is_reference=True)
+        errors = _errors(actual, expected)
+        limits = {one: _TOLERANCES[precision][one[0]] for one in errors}
+        if precision != "fp32" and any(not errors[one] <= limits[one] for one in errors):
+            in_16_bits = partial(on_cpu, precision=precision)
+            rounded = _compute(in_16_bits, cpu_trained, cpu_batches, state.losses, loss_scale)
+            for one, rounding in _errors(rounded, expected).items():
+                limits[one] = max(limits[one], _ROUNDING_MARGIN * rounding)
     return [Difference(*one, error, limits[one]) for one, error in errors.items()]
 
 
-def _copy_to_cpu(state: TrainingState) -> nn.Module:
-    """Return the model in fp32 on the CPU, without the weights that no forward reads."""
-    unread = unread_parameters(state.model)
-    # deepcopy takes what its memo has in place of copies.
-    memo: dict[int, Any] = {id(one): one.cpu() for one in state.model.buffers()}
-    for name, one in state.model.named_parameters():
-        values = torch.zeros(()).expand(one.shape) if name in unread else one.detach().cpu()
-        memo[id(one)] = nn.Parameter(values, requires_grad=one.requires_grad)
-    return state.accelerator.unwrap(copy.deepcopy(state.model, memo)).eval()
+def _weights_on_cpu(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return parameters and buffers in fp32 on the CPU, without those that no forward reads."""
+    unread = unread_parameters(model)
+    return {
+        name: one.detach().cpu().requires_grad_(one.requires_grad)
+        for name, one in (*model.named_parameters(), *model.named_buffers())
+        if name not in unread
+    }
 
 
 def _pick_batches(
@@ -168,26 +178,28 @@ def _pick_batches(
 
 
 def _compute(
-    model: nn.Module,
+    forward: Callable[[Inputs], torch.Tensor],
+    trained: Mapping[str, torch.Tensor],
     batches: Mapping[str, MicroBatch],
     losses: Losses,
     loss_scale: float = 1.0,
-    cpu_precision: str = "fp32",
+    *,
+    is_reference: bool = False,
 ) -> Results:
-    """Return what a model computes of batches, in fp32 on the CPU."""
+    """Return logits of all batches, and the gradients of the last, on the CPU.
 
-    def forward(batch: MicroBatch) -> torch.Tensor:
-        # A model that trains has a context of its own within.
-        with CpuDevice().autocast(cpu_precision):
-            logits: torch.Tensor = model(**batch.inputs).logits.float()
-            return logits
-
+    The logits are computed without a graph, but the reference's of the last batch.
+    """
+    last, batch = list(batches.items())[-1]
     with torch.inference_mode():
-        results = {("logits", shape): forward(one).cpu() for shape, one in batches.items()}
-    batch = list(batches.values())[-1]
-    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        results = {
+            ("logits", shape): forward(one.inputs).float().cpu()
+            for shape, one in batches.items()
+            if not (is_reference and shape == last)
+        }
     with torch.enable_grad():
-        logits = forward(batch)
+        logits = forward(batch.inputs).float()
+        results.setdefault(("logits", last), logits.detach().cpu())
         loss = weighted_loss(logits, batch, losses)
         # Once an example is learned, its gradient is only rounding noise: add one of the logits.
         signs = 1 - 2 * (torch.arange(logits.numel(), device=logits.device) % 2)
@@ -245,7 +257,10 @@ def prepare_feature_check(
 ) -> Callable[[Examples], None]:
     """Compute features of a few examples on the CPU; return a check of those that are stored."""
     by_length = np.argsort(examples.lengths, kind="stable")
-    indices = by_length[:: max(1, len(by_length) // _MAX_EXAMPLES)]
+    quick = by_length[: max(1, int((examples.lengths <= _MAX_LENGTH).sum()))]
+    count = min(_MAX_EXAMPLES, len(quick), max(1, _MAX_TOKENS // examples.lengths[quick[-1]]))
+    # One in the middle of each part of the lengths: the longest would add much padding.
+    indices = quick[(2 * np.arange(count) + 1) * len(quick) // (2 * count)]
     padded_length = int(examples.lengths[indices].max())
     inputs = examples.inputs_of(indices, padded_length)
     features = extractor.extract(inputs)

@@ -12,11 +12,12 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from finetune.devices.base import Device
+from finetune.devices.base import Device, place
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.captured import CapturedFunction, Tensors
 from finetune.distributed.processes import ALONE, Processes
 from finetune.model.gradient_checkpointing import has_gradient_checkpointing
+from finetune.tokenization.examples import Inputs
 from finetune.training.accelerator import Accelerator
 from finetune.training.micro_batches import AnyMicroBatch, MicroBatch, WindowBatch
 from finetune.training.optimizers import (
@@ -106,7 +107,7 @@ class TrainingState:
                 loss = self._backward_by_slices(micro_batch)
             else:
                 [inputs] = micro_batch.slices()
-                loss = weighted_loss(self.model(**inputs).logits, micro_batch, self.losses)
+                loss = weighted_loss(self.logits(inputs), micro_batch, self.losses)
                 self.accelerator.backward(loss)
             losses.append(loss.detach())
         loss = torch.stack(losses).sum()
@@ -116,6 +117,12 @@ class TrainingState:
         else:
             self._clip_gradients()
         return partial(self._finish_step, loss, flat_gradients)
+
+    def logits(self, inputs: Inputs) -> torch.Tensor:
+        """Return the model's logits in fp32, computed in the precision of the run."""
+        with self.device.autocast(self.accelerator.precision):
+            logits: torch.Tensor = self.model(**inputs).logits
+        return logits.float()
 
     def _finish_step(self, loss: torch.Tensor, flat_gradients: torch.Tensor | None) -> torch.Tensor:
         if flat_gradients is not None:
@@ -135,15 +142,13 @@ class TrainingState:
         """
         random_state = self.device.random_state()
         # With a graph, though none is kept: the second pass has to take the same kernels.
-        logits = torch.cat(
-            [self.model(**inputs).logits.float().detach() for inputs in batch.slices()]
-        )
+        logits = torch.cat([self.logits(inputs).detach() for inputs in batch.slices()])
         loss = weighted_loss(logits.requires_grad_(), batch, self.losses)
         [gradient] = torch.autograd.grad(loss, [logits])
         self.device.set_random_state(random_state)
         gradients = torch.split(gradient, batch.slice_sizes)
         for inputs, of_slice in zip(batch.slices(), gradients, strict=True):
-            self.accelerator.backward((self.model(**inputs).logits.float() * of_slice).sum())
+            self.accelerator.backward((self.logits(inputs) * of_slice).sum())
         return loss
 
     def _gradients(self) -> list[torch.Tensor]:
@@ -213,10 +218,8 @@ def prepare_training(
     """
     accelerator = Accelerator(device, precision=precision)
     optimizer = build_optimizer(model, hyperparameters, head=head, device=device)
-    prepared = accelerator.prepare(model)
-    state = TrainingState(
-        prepared, optimizer, device, accelerator, losses, hyperparameters, processes
-    )
+    place(model, device.torch_device)
+    state = TrainingState(model, optimizer, device, accelerator, losses, hyperparameters, processes)
     if _why_not_capturable(state):
         return state
     return replace(state, captured=device.capture(partial(_captured_step, state)))
@@ -239,7 +242,7 @@ def _captured_step(state: TrainingState, micro_batches: Sequence[Tensors]) -> to
 
 def weighted_loss(logits: torch.Tensor, micro_batch: AnyMicroBatch, losses: Losses) -> torch.Tensor:
     """Return the sum of the examples' weighted losses: a scalar in fp32."""
-    of_examples = micro_batch.aggregate(logits.float())
+    of_examples = micro_batch.aggregate(logits)
     return (losses(of_examples, micro_batch.labels) * micro_batch.loss_weights).sum()
 
 

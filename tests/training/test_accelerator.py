@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 import torch
 from accelerate.utils import DistributedType
@@ -25,8 +24,6 @@ def test_bf16_is_for_the_arithmetic_alone() -> None:
         assert parameter.grad is not None
         assert parameter.grad.dtype == torch.float32
         assert not torch.equal(parameter, before[name])
-    inputs = examples.inputs_of(np.arange(4), 12)
-    assert training_state.model(**inputs).logits.dtype == torch.float32
 
 
 def test_process_may_run_again_in_another_precision() -> None:
@@ -72,13 +69,13 @@ def test_step_that_fp16_leaves_out_after_resuming_is_counted() -> None:
     accelerator = Accelerator(CudaDevice(), precision="fp16")
     scale = accelerator.scaler_state()["scale"]
 
-    layer = torch.nn.Linear(2, 2)
-    placed, optimizer = accelerator.prepare(layer), torch.optim.AdamW(layer.parameters())
+    layer = torch.nn.Linear(2, 2, device="cuda")
+    optimizer = torch.optim.AdamW(layer.parameters())
 
     # As after 4,000 good steps; the next has gradients that are too large.
     accelerator.load_scaler_state({**accelerator.scaler_state(), "scale": 4 * scale})
     assert accelerator.skipped_steps() == 0
-    accelerator.backward(placed(torch.ones(2, device="cuda")).sum() * torch.inf)
+    accelerator.backward(layer(torch.ones(2, device="cuda")).sum() * torch.inf)
     accelerator.unscale_gradients(optimizer)
     accelerator.step(optimizer)
 

@@ -258,7 +258,7 @@ def test_a_reason_is_given_where_steps_are_not_captured() -> None:
     assert adafactor.cuda_graph_error == "Adafactor counts its steps on the CPU"
 
 
-def test_three_functions_lie_between_a_run_and_its_model(
+def test_four_functions_lie_between_a_run_and_its_model(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
@@ -273,4 +273,4 @@ def test_three_functions_lie_between_a_run_and_its_model(
 
     monkeypatch.setattr(BertForSequenceClassification, "forward", look_up)
     run_tiny(tmp_path / "run", model=tiny_folder, max_steps=2)
-    assert seen == [["loop.train", "step.step", "step.compute_gradients"]] * 2
+    assert seen == [["loop.train", "step.step", "step.compute_gradients", "step.logits"]] * 2
