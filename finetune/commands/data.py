@@ -168,6 +168,8 @@ def check(*, config: str | None, display: Display, **flags: Any) -> None:
 
 
 def _show(report: DataReport) -> None:
+    from finetune.data.check import TITLES
+
     found, splits, lengths = report.findings, list(report.findings.rows), report.lengths
     _show_by_split("class", splits, _by_name(found.classes) | {"all rows": found.rows})
     _show_by_split("labels", splits, _by_name(found.figures))
@@ -175,11 +177,11 @@ def _show(report: DataReport) -> None:
     show_lines(f"rows of a run: {run}")
     counts: dict[str, dict[str, float]] = {}
     examples = []
-    for by_split in found.checks.values():
+    for name, by_split in found.checks.items():
         for split, finding in by_split.items():
-            for count in finding.counts:
-                if count.title:
-                    counts.setdefault(count.title, {})[split] = count.number
+            for key, count in finding.counts.items():
+                if title := TITLES.get((name, key)):
+                    counts.setdefault(title, {})[split] = count
             examples += [(one.title, shorten(one.text)) for one in finding.examples]
     _show_by_split("texts", splits, counts)
     if lengths:

@@ -20,7 +20,6 @@ from finetune.tasks.labels import listed_counts
 
 MAX_EXAMPLES = 3
 SHORT_CHARACTERS = 3
-UP_TO_CASE = "duplicates ignoring case and spaces"
 RARE_ROWS = 10
 STRONG_IMBALANCE = 10.0
 # A few texts count as long if the longest has more than so many times the tokens of 99.5% of them.
@@ -38,15 +37,6 @@ class Suggestion:
 
 
 @dataclass(frozen=True)
-class Count:
-    """A number of rows or texts: its key in the JSON, and its title in the table if it has one."""
-
-    key: str
-    number: int
-    title: str = ""
-
-
-@dataclass(frozen=True)
 class Example:
     """A text with what is odd about it, for the table, and as it is in the JSON."""
 
@@ -57,16 +47,14 @@ class Example:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check has found in a split: something, if the first count is not 0."""
+    """What a check has found in a split: something, if the first count is not 0.
 
-    counts: Sequence[Count]
+    The counts have the keys of the JSON; those with a title in ``TITLES`` are in the table too.
+    """
+
+    counts: Mapping[str, int]
     examples: Sequence[Example]
     suggestion: Suggestion | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return its counts and examples."""
-        counts = {count.key: count.number for count in self.counts}
-        return {**counts, "examples": [example.json for example in self.examples]}
 
 
 @dataclass(frozen=True)
@@ -77,6 +65,16 @@ class Balance:
     smallest: str
     ratio: float
     rare: dict[str, int]
+
+    @property
+    def suggestions(self) -> Iterator[Suggestion]:
+        """What a user can do about either."""
+        if self.ratio >= STRONG_IMBALANCE:
+            found = f"{self.largest} has {self.ratio:.1f} times the training rows of"
+            yield Suggestion(f"{found} {self.smallest}", BALANCE_CLASSES)
+        if self.rare:
+            found = f"classes with fewer than {RARE_ROWS} training rows: {listed_counts(self.rare)}"
+            yield Suggestion(found, "add rows of these classes, or merge them with others")
 
 
 @dataclass(frozen=True)
@@ -92,18 +90,13 @@ class Findings:
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``finetune data check --json`` prints of it."""
-        checks = {
-            name: {split: finding.to_json() for split, finding in by_split.items()}
-            for name, by_split in self.checks.items()
-        }
-        return {
-            "rows": self.rows,
-            "classes": self.classes,
-            **checks,
-            "balance": self.balance and asdict(self.balance),
-            "figures": self.figures,
-            "odd_labels": list(map(asdict, self.odd_labels)),
-        }
+        found = asdict(self)
+        for name, by_split in found.pop("checks").items():
+            found[name] = {
+                split: {**one["counts"], "examples": [each["json"] for each in one["examples"]]}
+                for split, one in by_split.items()
+            }
+        return found
 
 
 @dataclass(frozen=True)
@@ -157,12 +150,12 @@ def find_repeats(split: Split, train: Split) -> Finding:
     _, first_rows, counts = np.unique(split.numbers, return_index=True, return_counts=True)
     repeated = np.sort(first_rows[counts > 1])
     return Finding(
-        [
-            Count("rows", int((exact - 1).sum()), "duplicates of an earlier row"),
-            Count("texts", int((exact > 1).sum()), "texts with duplicates"),
-            Count("rows_up_to_case", len(split.numbers) - len(counts), UP_TO_CASE),
-            Count("texts_up_to_case", len(repeated)),
-        ],
+        {
+            "rows": int((exact - 1).sum()),
+            "texts": int((exact > 1).sum()),
+            "rows_up_to_case": len(split.numbers) - len(counts),
+            "texts_up_to_case": len(repeated),
+        },
         [Example(f"duplicate in {split.name}", text, text) for _, text in split.examples(repeated)],
     )
 
@@ -179,11 +172,8 @@ def find_conflicts(split: Split, train: Split) -> Finding:
         title = f"{' and '.join(labels)} in {split.name}"
         examples.append(Example(title, text, {"text": text, "labels": labels}))
     found = f"texts of {split.name} with several labels: {len(rows):,}"
-    return Finding(
-        [Count("texts", len(rows), "texts with contradictory labels")],
-        examples,
-        Suggestion(found, "decide on one label for each"),
-    )
+    suggestion = Suggestion(found, "decide on one label for each")
+    return Finding({"texts": len(rows)}, examples, suggestion)
 
 
 def find_short_texts(split: Split, train: Split) -> Finding:
@@ -192,13 +182,9 @@ def find_short_texts(split: Split, train: Split) -> Finding:
         [pc.utf8_length(pc.utf8_trim_whitespace(one)).to_numpy() for one in split.texts.columns]
     )
     rows = np.flatnonzero(characters < SHORT_CHARACTERS)
-    short = f"shorter than {SHORT_CHARACTERS} characters"
-    found = f"texts of {split.name} {short}: {len(rows):,}"
+    found = f"texts of {split.name} shorter than {SHORT_CHARACTERS} characters: {len(rows):,}"
     return Finding(
-        [
-            Count("rows", len(rows), f"texts {short}"),
-            Count("empty", int(np.count_nonzero(characters == 0))),
-        ],
+        {"rows": len(rows), "empty": int(np.count_nonzero(characters == 0))},
         [Example(f"short in {split.name}", text, text) for _, text in split.examples(rows)],
         Suggestion(found, "check that they say enough to be classified"),
     )
@@ -217,18 +203,12 @@ def find_overlap(split: Split, train: Split) -> Finding | None:
         title = f"{' and '.join(there)} in train, {label} in {split.name}"
         shown = {"text": text, "label": label, "train_labels": there}
         examples.append(Example(title, text, shown))
-    return Finding(
-        [
-            Count("rows", len(shared), "rows whose text is in train too"),
-            Count("disagreeing", disagreeing, "rows that have another label there"),
-        ],
-        examples,
-        Suggestion(
-            f"rows of {split.name} whose text is in train too: {len(shared):,}, with another label"
-            f" there: {disagreeing:,}",
-            "remove them from train: a model that has seen them looks better than it is",
-        ),
+    suggestion = Suggestion(
+        f"rows of {split.name} whose text is in train too: {len(shared):,}, with another label"
+        f" there: {disagreeing:,}",
+        "remove them from train: a model that has seen them looks better than it is",
     )
+    return Finding({"rows": len(shared), "disagreeing": disagreeing}, examples, suggestion)
 
 
 # By their key in the JSON.
@@ -237,6 +217,16 @@ CHECKS: Mapping[str, Callable[[Split, Split], Finding | None]] = {
     "conflicts": find_conflicts,
     "short_texts": find_short_texts,
     "overlap": find_overlap,
+}
+# What the counts of checks are called in the table.
+TITLES = {
+    ("repeats", "rows"): "duplicates of an earlier row",
+    ("repeats", "texts"): "texts with duplicates",
+    ("repeats", "rows_up_to_case"): "duplicates ignoring case and spaces",
+    ("conflicts", "texts"): "texts with contradictory labels",
+    ("short_texts", "rows"): f"texts shorter than {SHORT_CHARACTERS} characters",
+    ("overlap", "rows"): "rows whose text is in train too",
+    ("overlap", "disagreeing"): "rows that have another label there",
 }
 
 
@@ -256,7 +246,6 @@ def check_splits(splits: DatasetDict, task: Task) -> Findings:
     train = next(part for part in parts if part.name == "train")
     classes = {split: task.count_classes(own) for split, own in labels.items()}
     balance = measure_balance(classes["train"]) if task.class_names else None
-    oddities = task.find_oddities(labels["train"])
     return Findings(
         rows={split: len(rows) for split, rows in splits.items()},
         classes=classes,
@@ -266,7 +255,10 @@ def check_splits(splits: DatasetDict, task: Task) -> Findings:
         },
         balance=balance,
         figures={split: task.describe(own) for split, own in labels.items()},
-        odd_labels=[*_suggest_balance(balance), *(Suggestion(*oddity) for oddity in oddities)],
+        odd_labels=[
+            *(balance.suggestions if balance else ()),
+            *(Suggestion(*oddity) for oddity in task.find_oddities(labels["train"])),
+        ],
     )
 
 
@@ -276,17 +268,6 @@ def measure_balance(counts: Mapping[str, int]) -> Balance:
     largest, smallest = max(present, key=present.__getitem__), min(present, key=present.__getitem__)
     rare = {name: count for name, count in counts.items() if count < RARE_ROWS}
     return Balance(largest, smallest, present[largest] / present[smallest], rare)
-
-
-def _suggest_balance(balance: Balance | None) -> Iterator[Suggestion]:
-    if balance is None:
-        return
-    if balance.ratio >= STRONG_IMBALANCE:
-        found = f"{balance.largest} has {balance.ratio:.1f} times the training rows of"
-        yield Suggestion(f"{found} {balance.smallest}", BALANCE_CLASSES)
-    if balance.rare:
-        found = f"classes with fewer than {RARE_ROWS} training rows: {listed_counts(balance.rare)}"
-        yield Suggestion(found, "add rows of these classes, or merge them with others")
 
 
 def describe_lengths(
@@ -330,19 +311,19 @@ def suggest_changes(
 ) -> list[Suggestion]:
     """Return what a user may want to change; ``lengths`` are ``None`` without a tokenizer."""
     changes = list(findings.odd_labels)
-    for by_split in findings.checks.values():
-        for one in by_split.values():
-            if one.suggestion and one.counts[0].number:
-                changes.append(one.suggestion)
+    found_in_splits = (one for by_split in findings.checks.values() for one in by_split.values())
+    for found in found_in_splits:
+        if found.suggestion and next(iter(found.counts.values())):
+            changes.append(found.suggestion)
     if lengths and lengths.suggested_max_length > lengths.max_length:
         train = lengths.splits["train"]
-        found = f"training texts truncated to {lengths.max_length} tokens: {train['cut_rows']:,}"
+        cut = f"training texts truncated to {lengths.max_length} tokens: {train['cut_rows']:,}"
         remedy = f"--max-length {lengths.suggested_max_length}"
-        changes.append(Suggestion(f"{found} ({train['cut_share']:.1%})", remedy))
+        changes.append(Suggestion(f"{cut} ({train['cut_share']:.1%})", remedy))
     if lengths and lengths.beyond_model:
         share = lengths.beyond_model / findings.rows["train"]
-        found = f"training texts longer than the model can read at once: {lengths.beyond_model:,}"
+        long = f"training texts longer than the model can read at once: {lengths.beyond_model:,}"
         for_pairs = "shorten the longer text of each pair"
         remedy = for_pairs if reads_pairs else "--long-texts windows, which reads all of them"
-        changes.append(Suggestion(f"{found} ({share:.1%})", remedy))
+        changes.append(Suggestion(f"{long} ({share:.1%})", remedy))
     return changes

@@ -11,7 +11,6 @@ import os
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
 
 from datasets import DatasetDict
 
@@ -49,19 +48,16 @@ FINE = tuple(f"{coarse}:{fine}" for coarse in COARSE for fine in _FINE_OF_COARSE
 CLASSES_OF_LABEL = {"label-coarse": COARSE, "label-fine": FINE}
 
 
-class RawFile(NamedTuple):
-    """A file as it was published."""
-
-    name: str
-    sha256: str
-    rows: int
-
-
-_TRAIN = "9e4c8bdcaffb96ed61041bd64b564183d52793a8e91d84fc3a8646885f466ec3"
-_TEST = "033f22c028c2bbba9ca682f68ffe204dc1aa6e1cf35dd6207f2d4ca67f0d0e8e"
+# The files as they were published, and their sha256.
 PUBLISHED = {
-    "train": RawFile("train_5500.label", _TRAIN, TRAINING_ROWS),
-    "test": RawFile("TREC_10.label", _TEST, 500),
+    "train": (
+        "train_5500.label",
+        "9e4c8bdcaffb96ed61041bd64b564183d52793a8e91d84fc3a8646885f466ec3",
+    ),
+    "test": (
+        "TREC_10.label",
+        "033f22c028c2bbba9ca682f68ffe204dc1aa6e1cf35dd6207f2d4ca67f0d0e8e",
+    ),
 }
 # Fine class, such as NUM:date, and question.
 Rows = list[tuple[str, str]]
@@ -76,12 +72,12 @@ def load_trec(options: DataConfig, *, emit: Emit) -> LoadedData:
         )
     read, sources = _read_folder(Path(folder).expanduser(), emit) if folder else _fetch(emit)
     task = Single(CLASSES_OF_LABEL[label])
-    splits = {}
+    splits = DatasetDict()
     for split, rows in read.items():
         fine, texts = zip(*rows, strict=True)
         labels = fine if label == "label-fine" else [name.partition(":")[0] for name in fine]
         splits[split] = make_dataset(texts, labels, task=task)
-    return LoadedData(DatasetDict(splits), task, sources)
+    return LoadedData(splits, task, sources)
 
 
 def _fetch(emit: Emit) -> tuple[dict[str, Rows], Sequence[DataSource]]:
@@ -91,50 +87,43 @@ def _fetch(emit: Emit) -> tuple[dict[str, Rows], Sequence[DataSource]]:
         folder = hub.Repository("dataset", HUB_REPOSITORY, HUB_REVISION).fetch(names.values())
     except (HubNotReachable, DataNotFound) as error:
         emit(Info(f"{error}; trying {ORIGINAL_ADDRESS}"))
-        return _read_folder(_fetch_raw_files(), emit)
-    splits = {}
-    for split, name in names.items():
-        columns = read_file(folder / name, DataConfig(), emit=emit).columns
-        fine, texts = (columns[one].to_pylist() for one in ("fine_label", "text"))
-        splits[split] = list(zip(fine, texts, strict=True))
-    return splits, [DataSource(f"hub:{HUB_REPOSITORY}", commit=HUB_REVISION)]
-
-
-def _fetch_raw_files() -> Path:
+    else:
+        splits = {}
+        for split, name in names.items():
+            columns = read_file(folder / name, DataConfig(), emit=emit).columns
+            fine, texts = (columns[one].to_pylist() for one in ("fine_label", "text"))
+            splits[split] = list(zip(fine, texts, strict=True))
+        return splits, [DataSource(f"hub:{HUB_REPOSITORY}", commit=HUB_REVISION)]
     folder = hub.cache_folder("trec")
     try:
-        for file in PUBLISHED.values():
-            url = f"{ORIGINAL_ADDRESS}/{file.name}"
-            hub.fetch_file(url, sha256=file.sha256, to=folder / file.name)
+        for name, sha256 in PUBLISHED.values():
+            hub.fetch_file(f"{ORIGINAL_ADDRESS}/{name}", sha256=sha256, to=folder / name)
     except HubNotReachable as error:
         raise HubNotReachable(
             "TREC is not in the cache, and neither the Hub nor TREC's own address can be reached",
             remedy="go online for the first run, name a folder with train_5500.label as --data-dir,"
             " or take --data questions, which comes with the package",
         ) from error
-    return folder
+    return _read_folder(folder, emit)
 
 
 def _read_folder(folder: Path, emit: Emit) -> tuple[dict[str, Rows], Sequence[DataSource]]:
     emit(Info(f"reading TREC from {folder}"))
-    if not os.path.isfile(folder / PUBLISHED["train"].name):  # no error where it is closed
-        raise DataNotFound(
-            f"there is no file {folder / PUBLISHED['train'].name}",
-            remedy=f"put it there from {ORIGINAL_ADDRESS}, or leave out --data-dir to download it",
-        )
     splits, sources = {}, []
-    for split, published in PUBLISHED.items():
-        path = folder / published.name
-        if not path.is_file():
-            continue
+    for split, (name, sha256) in PUBLISHED.items():
+        path = folder / name
+        if not os.path.isfile(path):  # no error where it is closed
+            if split == "test":
+                continue
+            remedy = f"put it there from {ORIGINAL_ADDRESS}, or leave out --data-dir to download it"
+            raise DataNotFound(f"there is no file {path}", remedy=remedy)
         with reading_explained():
             content = path.read_bytes()
-        rows = splits[split] = _parse(content, path=path)
+        splits[split] = _parse(content, path=path)
         sources.append(DataSource(str(path), hashlib.sha256(content).hexdigest()))
-        if sources[-1].sha256 != published.sha256:
-            differs = f"{path} is not the published file: it has {len(rows):,} questions, the"
-            remedy = f"to compare with published results, take {ORIGINAL_ADDRESS}/{path.name}"
-            emit(WarningMessage(f"{differs} published one {published.rows:,}", remedy=remedy))
+        if sources[-1].sha256 != sha256:
+            remedy = f"to compare with published results, take {ORIGINAL_ADDRESS}/{name}"
+            emit(WarningMessage(f"{path} is not the published file", remedy=remedy))
     return splits, sources
 
 
@@ -147,17 +136,15 @@ def _parse(content: bytes, *, path: Path) -> Rows:
     for number, line in enumerate(io.StringIO(text, newline=None), start=1):
         # One space of the training file is the byte 0xF0 by accident ("sister city"); the Hub's
         # versions mend it in this way too.
-        match line.replace("\xf0", " ").strip().split(maxsplit=1):
-            case []:
-                continue
-            case [fine, question] if fine in FINE:
-                rows.append((fine, question))
-            case _:
-                raise DataUnreadable(
-                    f"line {number} of {path} is not a class followed by a question: {line[:60]!r}",
-                    remedy="write it as 'NUM:date When was the telephone invented ?', in one of "
-                    "the 50 classes",
-                )
+        words = line.replace("\xf0", " ").strip().split(maxsplit=1)
+        if len(words) == 2 and words[0] in FINE:
+            rows.append((words[0], words[1]))
+        elif words:
+            raise DataUnreadable(
+                f"line {number} of {path} is not a class followed by a question: {line[:60]!r}",
+                remedy="write it as 'NUM:date When was the telephone invented ?', in one of the 50"
+                " classes",
+            )
     if not rows:
         raise DataUnreadable(
             f"{path} has no questions", remedy=f"replace it with {ORIGINAL_ADDRESS}/{path.name}"
