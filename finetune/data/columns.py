@@ -2,17 +2,17 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import combinations, repeat
-from math import log2
+from math import log2, prod
 
 import pyarrow
 import pyarrow.compute as pc
 
 from finetune.config.schema import DataConfig
-from finetune.data.mapped import map_pieces
+from finetune.data.mapped import map_pieces, pieces_of
 from finetune.data.source import earlier_columns
 from finetune.errors import DataError, DataNotFound, UsageError
 from finetune.tasks.labels import NUMBER
@@ -29,8 +29,6 @@ LABEL_NAMES = (
     *("topic", "y", "label_coarse", "coarse_label", "rating", "stars", "score", "polarity"),
     "similarity",
 )
-# What is to be learned: a rating or a score beside it may say something else of the row.
-TARGET = "target"
 # Words in the names of columns that hold neither.
 OTHER_WORDS = frozenset(
     (
@@ -56,20 +54,116 @@ LOOKS = {
     "word": r"[!-~]+",
 }
 SAMPLE_ROWS = 10_000
-# How many values a column has is counted in memory: of a larger table in so many parts of it.
-MAX_BYTES, SAMPLE_PARTS = 2**26, 16
+MAX_BYTES = 2**26
 # Columns of 0 and 1, one for each class; two may well be something else.
 MIN_INDICATORS = 3
 YES = pyarrow.array(["1", "true", "True", "TRUE", "1.0"])
 WORDS = frozenset({"false", "true"})
 FLAGS = WORDS | {"", "0", "0.0", "1", "1.0"}
-MAX_LABEL = 60
-# Numbers in a column named as labels count as at most so many classes: more likely than a category
-# with another name, less likely than three classes in a column named as labels.
-NUMBERS_AS_CLASSES = 24
 # The best column must be so many times as good as the next one.
 CLEAR_LEAD = 2.0
 MAX_CANDIDATES = 5
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a column holds; characters are those of a value that is not empty, on average."""
+
+    name: str
+    rows: int
+    distinct: int
+    filled: float
+    characters: float
+    looks: frozenset[str]
+
+    @classmethod
+    def of(cls, column: pyarrow.ChunkedArray, name: str) -> "Facts":
+        """Return the facts of a column; the first values say how all look."""
+        sample = column.slice(0, SAMPLE_ROWS)
+        sample = sample.filter(pc.not_equal(sample, ""))
+        fits = {
+            look: pc.all(pc.match_substring_regex(sample, f"^({pattern})$")).as_py()
+            for look, pattern in LOOKS.items()
+        }
+        filled = pc.sum(pc.not_equal(column, "")).as_py() or 0
+        return cls(
+            name=name,
+            rows=len(column),
+            distinct=pc.count_distinct(column).as_py() - (filled < len(column)),
+            filled=filled / len(column),
+            characters=pc.sum(pc.utf8_length(column)).as_py() / max(filled, 1),
+            looks=frozenset(filter(fits.__getitem__, fits) if len(sample) else ()),
+        )
+
+    @property
+    def recurs(self) -> bool:
+        """Whether it has few values for its rows."""
+        return 2 <= self.distinct <= max(2, self.rows // 3) and self.distinct < self.rows
+
+
+Rule = tuple[float, Callable[[Facts], bool]]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How columns of texts, or of labels, are told from others: by scores.
+
+    A score is a measure of the values times the factors of the name and of all rules that hold.
+    """
+
+    names: Sequence[str]
+    measure: Callable[[Facts], float]
+    unless_named: Sequence[Rule]
+    always: Sequence[Rule] = ()
+
+    def name_factor(self, column: Facts) -> float:
+        """Return how much the name says that a column is of this kind."""
+        plain = plain_name(column.name)
+        if plain in self.names:
+            # A rating or a score beside a target may say something else of the row.
+            return 1000.0 if plain == self.names[0] else 12.0 if plain == "target" else 6.0
+        spaced = re.sub(r"([a-z])([A-Z])", r"\1 \2", column.name).casefold()
+        words = set(re.findall(r"[^\W\d_]+", spaced))
+        return (4.0 if words & set(self.names) else 1.0) * (0.2 if words & OTHER_WORDS else 1.0)
+
+    def score(self, column: Facts) -> float:
+        """Return how much a column looks like one of this kind; 0 if it does not."""
+        is_named = plain_name(column.name) in self.names
+        rules = self.always if is_named else (*self.always, *self.unless_named)
+        factors = prod(factor for factor, holds in rules if holds(column))
+        return self.name_factor(column) * self.measure(column) * factors
+
+
+def _label_measure(column: Facts) -> float:
+    # Named numbers are more likely than a category with another name, less likely than 3 classes.
+    is_score = "number" in column.looks and plain_name(column.name) in LABEL_NAMES
+    classes = min(column.distinct or 1, 24 if is_score else column.rows)
+    return max(column.filled, 1e-6) / (1 + log2(classes))
+
+
+KINDS = {
+    "text": Kind(
+        TEXT_NAMES,
+        lambda column: max(column.filled * column.distinct / column.rows * column.characters, 1e-6),
+        always=(
+            (0.0, lambda column: "list" in column.looks),
+            (0.1, lambda column: "word" in column.looks),
+        ),
+        unless_named=(
+            (0.0, lambda column: column.filled == 0),
+            (0.0, lambda column: not column.looks.isdisjoint(("number", "date"))),
+        ),
+    ),
+    "label": Kind(
+        LABEL_NAMES,
+        _label_measure,
+        unless_named=(
+            (0.0, lambda column: not column.recurs or column.characters > 60),
+            (0.0, lambda column: "date" in column.looks),
+            (0.1, lambda column: "number" in column.looks and "integer" not in column.looks),
+        ),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -117,8 +211,9 @@ def choose_columns(columns: pyarrow.Table, options: DataConfig, *, table: str) -
         text, pair = _find_pair(others, pair=pair) or (text, pair)
     if text and label:
         return Columns(text, label, pair)
-    sample = _spread_sample(columns)
-    facts = [_Facts.of(sample[name], name) for name in names]
+    # How many values a column has is counted in memory: of a large table in a part of its pieces.
+    pieces = list(pieces_of(columns))[:: columns.nbytes // MAX_BYTES + 1]
+    facts = [Facts.of(pyarrow.concat_tables(pieces)[name], name) for name in names]
     label = label or _guess("label", facts, without=(text, pair), table=table)
     text = text or _guess("text", facts, without=(label, pair), table=table)
     return Columns(text, label, pair)
@@ -140,7 +235,7 @@ def choose_text_columns(
             remedy=remedy + _listed(names),
         )
     if not text:
-        facts = [_Facts.of(columns[name], name) for name in names]
+        facts = [Facts.of(columns[name], name) for name in names]
         text = _guess("text", facts, without=(pair,), table=table)
     return text.names, pair.names if pair else ()
 
@@ -232,7 +327,7 @@ def read_labels(columns: pyarrow.Table, names: Sequence[str]) -> pyarrow.Chunked
     if len(names) == 1:
         return columns[names[0]]
     for one in names:
-        if not _holds_flags(columns[one]):
+        if not _flags_in(columns[one]):
             raise DataError(
                 f"column {one!r} has values other than 0 and 1",
                 remedy="name one --label-column, or several columns of 0 and 1, one for each class",
@@ -248,132 +343,49 @@ def find_indicators(columns: pyarrow.Table) -> tuple[str, ...]:
     """Return the columns of 0 and 1, or of true and false, that are labels; none if too few are."""
     if any(plain_name(name) in LABEL_NAMES for name in columns.column_names):
         return ()
-    flags = [name for name in columns.column_names if _holds_flags(columns[name])]
-    words = [name for name in flags if _distinct(columns[name]) & WORDS]
+    flags = {name: own for name in columns.column_names if (own := _flags_in(columns[name]))}
+    words = [name for name, own in flags.items() if own & WORDS]
     found = max([name for name in flags if name not in words], words, key=len)
     return tuple(found) if len(found) >= MIN_INDICATORS else ()
 
 
-def _holds_flags(column: pyarrow.ChunkedArray) -> bool:
-    values = _distinct(column)
-    return values <= FLAGS and bool(values - {""})
-
-
-def _distinct(column: pyarrow.ChunkedArray) -> set[str]:
-    return {one.casefold() for one in pc.unique(column.slice(0, SAMPLE_ROWS)).to_pylist()}
+def _flags_in(column: pyarrow.ChunkedArray) -> set[str]:
+    """Return the different values of a column of flags, or nothing if it has others."""
+    values = {one.casefold() for one in pc.unique(column.slice(0, SAMPLE_ROWS)).to_pylist()}
+    return values - {""} if values <= FLAGS else set()
 
 
 def plain_name(name: str) -> str:
     """Return a column's name in lower case, with underscores."""
-    return re.sub(r"[\s-]", "_", name.strip().casefold())
-
-
-@dataclass(frozen=True)
-class _Facts:
-    """What a column holds; characters are those of a value that is not empty, on average."""
-
-    name: str
-    rows: int
-    distinct: int
-    empty_share: float
-    characters: float
-    looks: frozenset[str]
-
-    @classmethod
-    def of(cls, column: pyarrow.ChunkedArray, name: str) -> "_Facts":
-        """Return the facts of a column; the first values say how all look."""
-        sample = column.slice(0, SAMPLE_ROWS)
-        sample = sample.filter(pc.not_equal(sample, ""))
-        fits = {
-            look: pc.all(pc.match_substring_regex(sample, f"^({pattern})$")).as_py()
-            for look, pattern in LOOKS.items()
-        }
-        filled = pc.sum(pc.not_equal(column, "")).as_py() or 0
-        return cls(
-            name=name,
-            rows=len(column),
-            distinct=pc.count_distinct(column).as_py() - (filled < len(column)),
-            empty_share=1 - filled / len(column),
-            characters=pc.sum(pc.utf8_length(column)).as_py() / max(filled, 1),
-            looks=frozenset(filter(fits.__getitem__, fits) if len(sample) else ()),
-        )
-
-    def name_weight(self, known: Sequence[str]) -> float:
-        """Return how much the name says that the column is one of the known ones."""
-        # gold_label stands beside label1, label2 and so on, those of single annotators.
-        plain = plain_name(self.name).removeprefix("gold_")
-        if plain in known:
-            return 1000.0 if plain == known[0] else 12.0 if plain == TARGET else 6.0
-        spaced = re.sub(r"([a-z])([A-Z])", r"\1 \2", self.name).casefold()
-        words = set(re.findall(r"[^\W\d_]+", spaced))
-        return (4.0 if words & set(known) else 1.0) * (0.2 if words & OTHER_WORDS else 1.0)
-
-    @property
-    def label_score(self) -> float:
-        """How much the column looks like labels; 0 if it does not."""
-        weight = self.name_weight(LABEL_NAMES)
-        recurs = 2 <= self.distinct <= max(2, self.rows // 3) and self.distinct < self.rows
-        is_short = self.characters <= MAX_LABEL and "date" not in self.looks
-        if weight < 6.0 and not (recurs and is_short):
-            return 0.0
-        classes = self.distinct or 1
-        if weight >= 6.0 and "number" in self.looks:
-            classes = min(classes, NUMBERS_AS_CLASSES)
-        elif "number" in self.looks and "integer" not in self.looks:
-            weight *= 0.1
-        return weight * max(1 - self.empty_share, 1e-6) / (1 + log2(classes))
-
-    @property
-    def text_score(self) -> float:
-        """How much the column looks like texts; 0 if it does not."""
-        weight = 0.0 if "list" in self.looks else self.name_weight(TEXT_NAMES)
-        if weight < 6.0 and not {"number", "date"}.isdisjoint(self.looks):
-            return 0.0
-        if "word" in self.looks:
-            weight *= 0.1
-        share = (1 - self.empty_share) * self.distinct / self.rows
-        return weight * (share * self.characters or 1e-6 * (weight >= 6.0))
-
-
-def _spread_sample(columns: pyarrow.Table) -> pyarrow.Table:
-    """Return rows from all over a large table; all of another."""
-    rows, size_bytes = len(columns), columns.nbytes
-    size = int(rows * MAX_BYTES / max(size_bytes, 1)) // SAMPLE_PARTS
-    if size_bytes <= MAX_BYTES or size == 0:
-        return columns
-    starts = (number * (rows - size) // (SAMPLE_PARTS - 1) for number in range(SAMPLE_PARTS))
-    return pyarrow.concat_tables(columns.slice(start, size) for start in starts)
+    # gold_label stands beside label1, label2 and so on, those of single annotators.
+    return re.sub(r"[\s-]", "_", name.strip().casefold()).removeprefix("gold_")
 
 
 def _guess(
-    kind: str, facts: Sequence[_Facts], *, without: Sequence[ChosenColumn | None], table: str
+    kind: str, facts: Sequence[Facts], *, without: Sequence[ChosenColumn | None], table: str
 ) -> ChosenColumn:
     """Return the column that looks most like texts or labels."""
-    is_label, option = kind == "label", f"--{kind}-column"
     taken = {name for column in without if column for name in column.names}
-    free = [one for one in facts if one.name not in taken]
-    scores = {one: one.label_score if is_label else one.text_score for one in free}
+    scores = {one: KINDS[kind].score(one) for one in facts if one.name not in taken}
     ranked = sorted(filter(scores.__getitem__, scores), key=scores.__getitem__, reverse=True)
     if not ranked:
-        advice = f"name it with {option}"
-        if is_label and len(facts) == 1:
-            advice = "write texts and labels in columns of their own"
         raise DataNotFound(
-            f"no column of {table} looks like {'labels' if is_label else 'texts'}",
-            remedy=f"{advice}; there are: {_listed(one.name for one in facts)}",
+            f"no column of {table} looks like {kind}s",
+            remedy=f"write texts and labels in columns of their own, or name them with"
+            f" --{kind}-column; there are: {_listed(one.name for one in facts)}",
         )
     best = ranked[0]
     close = [one.name for one in ranked if CLEAR_LEAD * scores[one] > scores[best]]
     if len(close) > 1:
         candidates = [one.name for one in ranked[: max(len(close), MAX_CANDIDATES)]]
-        several = "" if is_label else f", or several: {option} {','.join(close)}"
+        several = f", or several: --text-column {','.join(close)}" if kind == "text" else ""
         raise DataError(
             f"can't tell which column is the {kind}: {_listed(candidates)}",
-            remedy=f"choose one with {option}{several}",
+            remedy=f"choose one with --{kind}-column{several}",
         )
-    if best.name_weight(LABEL_NAMES if is_label else TEXT_NAMES) > 1:
+    if KINDS[kind].name_factor(best) > 1:
         reason = "its name says so"
-    elif is_label:
+    elif kind == "label":
         reason = f"{best.rows:,} rows have {best.distinct:,} different values"
     else:
         reason = f"its values have {best.characters:,.0f} characters on average"
