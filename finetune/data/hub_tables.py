@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import product
 from pathlib import Path
 
 from finetune import hub
@@ -26,23 +27,19 @@ def fetch_splits(
     Parquet files come first: the repository's own, then those that the Hub has converted.
     """
     emit(Info(f"loading {name} from the Hub"))
-    places = [(revision, (PARQUET,)), (revision, SUFFIXES)]
-    if revision is None:
-        places.insert(1, (CONVERTED_BRANCH, (PARQUET,)))
+    repositories = []
     unreachable = None
-    for branch, suffixes in places:
+    for branch in [revision] if revision else [None, CONVERTED_BRANCH]:
         try:
-            repository = hub.resolve("dataset", name, revision=branch)
+            repositories.append(hub.resolve("dataset", name, revision=branch))
+            unreachable = unreachable or repositories[-1].unreachable
         except HubNotReachable as error:
             unreachable = error  # the cache may hold the files of another branch
-            continue
         except DataNotFound:
             if branch == revision:
                 raise
-            continue
-        unreachable = unreachable or repository.unreachable
-        found = (find_splits(repository.files, part, suffix=suffix) for suffix in suffixes)
-        if splits := next(filter(None, found), None):
+    for suffix, repository in product((PARQUET, *SUFFIXES), repositories):
+        if splits := find_splits(repository.files, part, suffix=suffix):
             break
     else:
         raise unreachable or DataNotFound(

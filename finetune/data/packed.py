@@ -86,9 +86,8 @@ def _find_table(names: Sequence[str], suffixes: Sequence[str], path: Path) -> st
     tables = [name for name in files if Path(name).suffix.lower() in suffixes]
     found = tables or [name for name in files if not Path(name).name.lower().startswith("readme")]
     if len(found) != 1:
-        listed = f", not one: {', '.join(found[:5])}" if found else ""
         raise DataUnreadable(
-            f"{path} holds {len(found) or 'no'} tables{listed}",
+            f"{path} holds {len(found)} tables, not one: {', '.join(found[:5])}",
             remedy="unpack it, and name one table as --data",
         )
     return found[0]

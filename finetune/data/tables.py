@@ -34,7 +34,6 @@ from finetune.data.reader import RawTable, join_tables
 from finetune.data.source import HUB_PREFIX, NO_COLUMN, SPLIT_OF_WORD, LoadedData
 from finetune.errors import DataError, DataNotFound, UsageError
 from finetune.events import Emit, Info, WarningMessage
-from finetune.tasks.base import Task
 from finetune.tasks.choose import choose_task_type
 from finetune.tasks.labels import distinct_values, listed_counts, map_values
 
@@ -84,7 +83,7 @@ def read_tables(
         unknown = task.find_unknown(own["label"], training=rows["train"]["label"])
         if unknown.null_count < len(unknown):
             numbered = own.append_column("unknown", unknown)
-            _report_unknown(split, tables[split], numbered, task, options, emit=emit)
+            _report_unknown(split, tables[split], numbered, options, emit=emit)
         known = filter_rows(own, unknown.is_null().to_numpy())
         pairs = known["text_pair"] if columns.pair else None
         splits[split] = make_dataset(known["text"], known["label"], task=task, pairs=pairs)
@@ -100,29 +99,25 @@ def _divide_by_column(
         return tables
     if len(tables) > 1:
         raise UsageError("--split-column goes with one file", remedy="leave it out")
-    path, names = table.path, table.columns.column_names
+    names = table.columns.column_names
     if name not in (None, *names):
         listed = ", ".join(map(repr, names))
-        raise DataNotFound(f"{path} has no column {name!r}", remedy=f"there are: {listed}")
+        raise DataNotFound(f"{table.path} has no column {name!r}", remedy=f"there are: {listed}")
     for one in [name] if name else [own for own in names if plain_name(own) in SPLIT_NAMES]:
         column = table.columns[one]
         words = distinct_values([column])
-        splits = {word: SPLIT_OF_WORD.get(word.strip().casefold(), "") for word in words}
-        if all(splits.values()) and "train" in splits.values() and len(splits) > 1:
+        splits = [SPLIT_OF_WORD.get(word.strip().casefold(), "") for word in words]
+        if all(splits) and "train" in splits and len(splits) > 1:
             emit(Info(f"splits from column {one!r}; --split-column none ignores it"))
             rest = replace(table, columns=table.columns.drop_columns([one]))
-            divided = {}
-            for split in dict.fromkeys(splits.values()):
-                known = [word for word in splits if splits[word] == split]
-                is_own = pc.is_in(column, value_set=pyarrow.array(known, "string"))
-                divided[split] = rest.where(is_own)
-            return divided
-        listed = ", ".join(map(repr, sorted(splits)[:5]))
-        complaint = f"column {one!r} of {path} does not name the split of each row: {listed}"
+            own = map_values(column, dict(zip(words, splits, strict=True)).__getitem__)
+            return {split: rest.where(pc.equal(own, split)) for split in dict.fromkeys(splits)}
+        listed = ", ".join(map(repr, sorted(words)[:5]))
+        complaint = f"column {one!r} of {table.path} does not name the split of each row: {listed}"
         remedy = "write train, validation or test, or name another --split-column, or none"
         if name:
             raise DataError(complaint, remedy=remedy)
-        if any(splits.values()):
+        if any(splits):
             emit(WarningMessage(f"{complaint}; it is ignored", remedy=remedy))
     return tables
 
@@ -207,26 +202,21 @@ def _labelled_rows(
 
 
 def _report_unknown(
-    split: str, table: RawTable, rows: pyarrow.Table, task: Task, options: DataConfig, *, emit: Emit
+    split: str, table: RawTable, rows: pyarrow.Table, options: DataConfig, *, emit: Emit
 ) -> None:
     """Raise an error for labels that no training row has, or report that their rows are skipped."""
     others = rows.filter(rows["unknown"].is_valid())
-    unknown, has_known = others["unknown"].to_pylist(), len(others) < len(rows)
+    unknown = others["unknown"].to_pylist()
     counts = listed_counts(Counter(unknown))
-    if options.skip_unknown_labels and has_known:
+    if options.skip_unknown_labels and len(others) < len(rows):
         skipped = f"{len(unknown):,} rows of the {split} split skipped"
         emit(WarningMessage(f"{skipped}: no training row has {counts}"))
         return
-    folded = {name.casefold() for name in task.class_names}
-    remedy = "correct them, or add training rows of these classes"
-    if all(label.casefold() in folded for label in unknown):
-        remedy = "write them as in the training rows: they differ in case alone"
-    elif has_known:
-        remedy += ", or skip the rows with --skip-unknown-labels"
     raise DataError(
         f"no training row has these labels of the {split} split: {counts}; the first is"
         f" {unknown[0]!r} in {table.place(others['row'][0].as_py())}",
-        remedy=remedy,
+        remedy="correct them, also in upper and lower case, add training rows of these classes, or"
+        " skip the rows with --skip-unknown-labels",
     )
 
 

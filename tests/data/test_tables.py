@@ -70,13 +70,9 @@ def test_labels_that_training_lacks_are_named_or_skipped(tmp_path: Path, split: 
         read(train, **files)
     assert "'z' in line 4 of" in raised.value.message
     assert "--skip-unknown-labels" in raised.value.remedy
-    with pytest.raises(DataError, match=r"'X' \(1\)") as raised:
-        read(train, **{split: write(tmp_path / "case.csv", "text,label\nc,X\n")})
-    assert "differ in case alone" in raised.value.remedy
     none_known: dict[str, Any] = {split: write(tmp_path / "none.csv", "text,label\nc,z\n")}
-    with pytest.raises(DataError, match=r"'z' \(1\)") as raised:
+    with pytest.raises(DataError, match=r"'z' \(1\)"):
         read(train, skip_unknown_labels=True, **none_known)
-    assert "--skip-unknown-labels" not in raised.value.remedy
 
     emitted: list[Event] = []
     table = read(train, emitted=emitted, skip_unknown_labels=True, **files)
