@@ -88,7 +88,6 @@ def look_at_table(options: DataConfig, *, model: str | None, emit: Emit) -> Tabl
 
     table = read_tables({"train": [Path(options.data)]}, options, emit=emit)
     rows, task, chosen = table.splits["train"], table.task, table.chosen
-    assert chosen is not None
     texts = texts_of(rows)
     characters = pc.utf8_length(texts.joined)
     labels = task.labels(column_of(rows, "label"))
@@ -98,11 +97,11 @@ def look_at_table(options: DataConfig, *, model: str | None, emit: Emit) -> Tabl
     return TableFacts(
         options=options,
         columns=table.column_names,
-        text_column=chosen.text.name,
-        text_reason=chosen.text.reason,
-        text_pair_column=chosen.pair.name if chosen.pair else None,
-        label_column=chosen.label.name,
-        label_reason=chosen.label.reason,
+        text_column=chosen["text_column"].name,
+        text_reason=chosen["text_column"].reason,
+        text_pair_column=table.columns.get("text_pair_column"),
+        label_column=chosen["label_column"].name,
+        label_reason=chosen["label_column"].reason,
         rows_of_a_run={split: len(rows) for split, rows in splits.items()},
         task=task.name,
         rows=len(rows),

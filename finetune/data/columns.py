@@ -18,7 +18,7 @@ from finetune.errors import DataError, DataNotFound, UsageError
 from finetune.tasks.labels import NUMBER
 
 # The fields of DataConfig that name columns.
-OPTIONS = ("text_column", "text_pair_column", "label_column")
+TEXT, PAIR, LABEL = OPTIONS = ("text_column", "text_pair_column", "label_column")
 # Names that say what a column holds; the first of each leaves no doubt.
 TEXT_NAMES = (
     *("text", "sentence", "question", "review", "content", "comment", "message", "tweet"),
@@ -142,7 +142,7 @@ def _label_measure(column: Facts) -> float:
 
 
 KINDS = {
-    "text": Kind(
+    TEXT: Kind(
         TEXT_NAMES,
         lambda column: max(column.filled * column.distinct / column.rows * column.characters, 1e-6),
         always=(
@@ -154,7 +154,7 @@ KINDS = {
             (0.0, lambda column: not column.looks.isdisjoint(("number", "date"))),
         ),
     ),
-    "label": Kind(
+    LABEL: Kind(
         LABEL_NAMES,
         _label_measure,
         unless_named=(
@@ -185,59 +185,43 @@ class ChosenColumn:
         return f"{self.name!r} ({self.reason}{others})"
 
 
-@dataclass(frozen=True)
-class Columns:
-    """The columns of texts and labels, and of the second texts of pairs."""
-
-    text: ChosenColumn
-    label: ChosenColumn
-    pair: ChosenColumn | None = None
-
-    @property
-    def by_option(self) -> dict[str, ChosenColumn]:
-        """The columns by the options that name them."""
-        chosen = dict(zip(OPTIONS, (self.text, self.pair, self.label), strict=True))
-        return {option: one for option, one in chosen.items() if one}
+# The chosen columns, by the options that name them.
+Columns = dict[str, ChosenColumn]
 
 
-def choose_columns(columns: pyarrow.Table, options: DataConfig, *, table: str) -> Columns:
-    """Return the columns that are named; others by their names and values: labels recur."""
+def choose_columns(
+    columns: pyarrow.Table,
+    options: DataConfig,
+    *,
+    table: str,
+    wanted: Sequence[str] = OPTIONS,
+) -> Columns:
+    """Return the columns that are named; others by their names and values: labels recur.
+
+    Of the columns that are ``wanted``, the second one of pairs may be missing if labels are there.
+    """
     names = columns.column_names
-    text, pair, label = _named_columns(options, names, table=table)
-    if label is None and (indicators := find_indicators(columns)):
-        label = ChosenColumn(indicators, "columns of 0 and 1")
-    if text is None:
-        others = [name for name in names if not label or name not in label.names]
-        text, pair = _find_pair(others, pair=pair) or (text, pair)
-    if text and label:
-        return Columns(text, label, pair)
-    # How many values a column has is counted in memory: of a large table in a part of its pieces.
-    pieces = list(pieces_of(columns))[:: columns.nbytes // MAX_BYTES + 1]
-    facts = [Facts.of(pyarrow.concat_tables(pieces)[name], name) for name in names]
-    label = label or _guess("label", facts, without=(text, pair), table=table)
-    text = text or _guess("text", facts, without=(label, pair), table=table)
-    return Columns(text, label, pair)
-
-
-def choose_text_columns(
-    columns: pyarrow.Table, options: DataConfig, *, reads_pairs: bool, table: str
-) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the columns of the texts in a table without labels and, of pairs, the second texts."""
-    names = columns.column_names
-    wanted = OPTIONS[:2] if reads_pairs else OPTIONS[:1]
-    text, pair, _ = _named_columns(options, names, table=table, wanted=wanted)
-    if reads_pairs and not text:
-        text, pair = _find_pair(names, pair=pair) or (text, pair)
-    if reads_pairs and not pair:
-        remedy = "name both with --text-column and --text-pair-column; there are: "
+    chosen = _named_columns(options, names, table=table, wanted=wanted)
+    if LABEL in wanted and LABEL not in chosen and (indicators := find_indicators(columns)):
+        chosen[LABEL] = ChosenColumn(indicators, "columns of 0 and 1")
+    if PAIR in wanted and TEXT not in chosen:
+        taken = chosen[LABEL].names if LABEL in chosen else ()
+        others = [name for name in names if name not in taken]
+        chosen |= _find_pair(others, pair=chosen.get(PAIR))
+    if PAIR in wanted and PAIR not in chosen and LABEL not in wanted:
         raise DataNotFound(
             f"the model reads pairs of texts, but no two columns of {table} are named like a pair",
-            remedy=remedy + _listed(names),
+            remedy="name both with --text-column and --text-pair-column; there are:"
+            f" {_listed(names)}",
         )
-    if not text:
-        facts = [Facts.of(columns[name], name) for name in names]
-        text = _guess("text", facts, without=(pair,), table=table)
-    return text.names, pair.names if pair else ()
+    missing = [option for option in (LABEL, TEXT) if option in wanted and option not in chosen]
+    if missing:
+        # How many values a column has is counted in memory: in some pieces of a large table.
+        pieces = list(pieces_of(columns))[:: columns.nbytes // MAX_BYTES + 1]
+        facts = [Facts.of(pyarrow.concat_tables(pieces)[name], name) for name in names]
+        for option in missing:
+            chosen[option] = _guess(option, facts, chosen=chosen, table=table)
+    return chosen
 
 
 def check_columns(names: Sequence[str], chosen: Mapping[str, ChosenColumn], *, table: str) -> None:
@@ -266,11 +250,11 @@ def columns_named(name: str, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _named_columns(
-    options: DataConfig, names: Sequence[str], *, table: str, wanted: Sequence[str] = OPTIONS
-) -> list[ChosenColumn | None]:
+    options: DataConfig, names: Sequence[str], *, table: str, wanted: Sequence[str]
+) -> Columns:
     """Return the column of each option: the one named, or the run's if the table has it."""
     given = [getattr(options, option) for option in wanted]
-    found: dict[str, ChosenColumn] = {}
+    found: Columns = {}
     for option, name in zip(wanted, given, strict=True):
         earlier = earlier_columns(options).get(option)
         full = columns_named((earlier or "") if name is None else name, names)
@@ -285,24 +269,22 @@ def _named_columns(
                 f"{_flag(one)} and {_flag(other)} are both {found[one].name!r}",
                 remedy="name two columns",
             )
-    return [found.get(option) for option in OPTIONS]
+    return found
 
 
 def _flag(option: str) -> str:
     return f"--{option.replace('_', '-')}"
 
 
-def _find_pair(
-    names: Sequence[str], *, pair: ChosenColumn | None
-) -> tuple[ChosenColumn, ChosenColumn] | None:
-    """Return the two columns with the names of a pair of texts, the second one as it is named."""
+def _find_pair(names: Sequence[str], *, pair: ChosenColumn | None) -> Columns:
+    """Return the columns with the names of a pair of texts, the second one as it is named."""
     plain = {re.sub(r"[\W_]", "", name).casefold(): name for name in reversed(names)}
     for one, two in PAIRS:
         if one in plain and two in plain and (pair is None or pair.name == plain[two]):
             first, second = plain[one], plain[two]
             reason = f"{first!r} and {second!r} are names of pairs; --text-column reads one text"
-            return ChosenColumn((first,), reason), ChosenColumn((second,), reason)
-    return None
+            return {TEXT: ChosenColumn((first,), reason), PAIR: ChosenColumn((second,), reason)}
+    return {}
 
 
 def read_texts(columns: pyarrow.Table, names: Sequence[str]) -> pyarrow.ChunkedArray:
@@ -361,31 +343,30 @@ def plain_name(name: str) -> str:
     return re.sub(r"[\s-]", "_", name.strip().casefold()).removeprefix("gold_")
 
 
-def _guess(
-    kind: str, facts: Sequence[Facts], *, without: Sequence[ChosenColumn | None], table: str
-) -> ChosenColumn:
+def _guess(option: str, facts: Sequence[Facts], *, chosen: Columns, table: str) -> ChosenColumn:
     """Return the column that looks most like texts or labels."""
-    taken = {name for column in without if column for name in column.names}
-    scores = {one: KINDS[kind].score(one) for one in facts if one.name not in taken}
+    kind, flag = KINDS[option], _flag(option)
+    taken = {name for column in chosen.values() for name in column.names}
+    scores = {one: kind.score(one) for one in facts if one.name not in taken}
     ranked = sorted(filter(scores.__getitem__, scores), key=scores.__getitem__, reverse=True)
     if not ranked:
         raise DataNotFound(
-            f"no column of {table} looks like {kind}s",
-            remedy=f"write texts and labels in columns of their own, or name them with"
-            f" --{kind}-column; there are: {_listed(one.name for one in facts)}",
+            f"no column of {table} looks like {kind.names[0]}s",
+            remedy=f"write texts and labels in columns of their own, or name them with {flag};"
+            f" there are: {_listed(one.name for one in facts)}",
         )
     best = ranked[0]
     close = [one.name for one in ranked if CLEAR_LEAD * scores[one] > scores[best]]
     if len(close) > 1:
         candidates = [one.name for one in ranked[: max(len(close), MAX_CANDIDATES)]]
-        several = f", or several: --text-column {','.join(close)}" if kind == "text" else ""
+        several = f", or several: {flag} {','.join(close)}" if option == TEXT else ""
         raise DataError(
-            f"can't tell which column is the {kind}: {_listed(candidates)}",
-            remedy=f"choose one with --{kind}-column{several}",
+            f"can't tell which column is the {kind.names[0]}: {_listed(candidates)}",
+            remedy=f"choose one with {flag}{several}",
         )
-    if KINDS[kind].name_factor(best) > 1:
+    if kind.name_factor(best) > 1:
         reason = "its name says so"
-    elif kind == "label":
+    elif option == LABEL:
         reason = f"{best.rows:,} rows have {best.distinct:,} different values"
     else:
         reason = f"its values have {best.characters:,.0f} characters on average"

@@ -51,11 +51,10 @@ class LoadedData:
     splits: "DatasetDict"
     task: Task
     sources: Sequence[DataSource] = ()
-    chosen: "Columns | None" = None
+    chosen: "Columns" = field(default_factory=dict)
     column_names: Sequence[str] = ()
 
     @property
     def columns(self) -> dict[str, str]:
         """The columns of a table that were read, by the options that name them."""
-        chosen = self.chosen.by_option if self.chosen else {}
-        return {option: column.name for option, column in chosen.items()}
+        return {option: column.name for option, column in self.chosen.items()}

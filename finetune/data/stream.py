@@ -74,7 +74,7 @@ def _read_table(
 ) -> Iterator[list[Row]]:
     import pyarrow
 
-    from finetune.data.columns import choose_text_columns, join_texts
+    from finetune.data.columns import PAIR, TEXT, choose_columns, join_texts
     from finetune.data.formats import stream_file
     from finetune.data.reader import as_text
 
@@ -85,8 +85,10 @@ def _read_table(
         {name: [as_text(record.get(name)) or "" for record in sample] for name in names},
         schema=pyarrow.schema([(name, "string") for name in names]),
     )
-    texts, pairs = choose_text_columns(columns, options, reads_pairs=reads_pairs, table=str(path))
-    named = " and ".join(repr(",".join(own)) for own in (texts, pairs) if own)
+    wanted = (TEXT, PAIR) if reads_pairs else (TEXT,)
+    chosen = choose_columns(columns, options, table=str(path), wanted=wanted)
+    texts, pairs = (chosen[one].names if one in chosen else () for one in (TEXT, PAIR))
+    named = " and ".join(repr(column.name) for column in chosen.values())
     emit(Info(f"texts from column {named} of {path}"))
 
     def row_of(record: dict[str, Any]) -> Row:

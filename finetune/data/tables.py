@@ -17,6 +17,9 @@ from datasets import DatasetDict
 
 from finetune.config.schema import DataConfig
 from finetune.data.columns import (
+    LABEL,
+    PAIR,
+    TEXT,
     Columns,
     check_columns,
     choose_columns,
@@ -59,14 +62,15 @@ def read_tables(
     tables = _divide_by_column(tables, options, emit=emit)
     train = tables["train"]
     columns = choose_columns(train.columns, options, table=str(train.path))
-    second = f", second texts from {columns.pair.name!r}" if columns.pair else ""
-    emit(Info(f"texts from column {columns.text}{second}, labels from {columns.label}"))
+    label = columns[LABEL].names
+    second = f", second texts from {columns[PAIR].name!r}" if PAIR in columns else ""
+    emit(Info(f"texts from column {columns[TEXT]}{second}, labels from {columns[LABEL]}"))
     if options.data.startswith(HUB_PREFIX):
-        tables = _without_unlabelled(tables, columns.label.names, emit=emit)
+        tables = _without_unlabelled(tables, label, emit=emit)
     for table in tables.values():
-        check_columns(table.columns.column_names, columns.by_option, table=str(table.path))
-    labels = [read_labels(table.columns, columns.label.names) for table in tables.values()]
-    names = train.class_names.get(columns.label.name)
+        check_columns(table.columns.column_names, columns, table=str(table.path))
+    labels = [read_labels(table.columns, label) for table in tables.values()]
+    names = train.class_names.get(columns[LABEL].name)
     if options.label_names is not None:
         labels, names = _name_labels(labels, options, emit=emit)
     training = labels[list(tables).index("train")]
@@ -85,7 +89,7 @@ def read_tables(
             numbered = own.append_column("unknown", unknown)
             _report_unknown(split, tables[split], numbered, options, emit=emit)
         known = filter_rows(own, unknown.is_null().to_numpy())
-        pairs = known["text_pair"] if columns.pair else None
+        pairs = known["text_pair"] if PAIR in columns else None
         splits[split] = make_dataset(known["text"], known["label"], task=task, pairs=pairs)
     return LoadedData(splits, task, chosen=columns, column_names=train.columns.column_names)
 
@@ -176,8 +180,11 @@ def _labelled_rows(
     table: RawTable, columns: Columns, labels: pyarrow.ChunkedArray, *, emit: Emit
 ) -> pyarrow.Table:
     """Return the rows that have their texts and a label, and ``row``, their number in the table."""
-    chosen = {"text": columns.text, **({"text_pair": columns.pair} if columns.pair else {})}
-    texts = {name: read_texts(table.columns, own.names) for name, own in chosen.items()}
+    chosen = [columns[option] for option in (TEXT, PAIR) if option in columns]
+    texts = {
+        name: read_texts(table.columns, own.names)
+        for name, own in zip(("text", "text_pair"), chosen, strict=False)
+    }
     is_kept = pc.is_valid(labels)
     for column in texts.values():
         is_blank = pc.or_(pc.equal(column, ""), pc.utf8_is_space(column))
@@ -185,9 +192,9 @@ def _labelled_rows(
     numbered = {**texts, "label": labels, "row": pyarrow.array(np.arange(len(labels)))}
     rows = filter_rows(pyarrow.table(numbered), is_kept.to_numpy())
     if not len(rows):
-        named = " and in ".join(repr(one.name) for one in chosen.values())
+        named = " and in ".join(repr(one.name) for one in chosen)
         raise DataError(
-            f"no row of {table.path} has a text in {named} and a label in {columns.label.name!r}",
+            f"no row of {table.path} has a text in {named} and a label in {columns[LABEL].name!r}",
             remedy="name the right columns with --text-column and --label-column",
         )
     if len(rows) < len(labels):

@@ -16,8 +16,8 @@ IDS = ["1", "2", "3", "4"]
 
 
 def choose(*names: str, columns: list[list[str]], **options: str | None) -> tuple[str, str]:
-    chosen = choice(*names, columns=columns, **options)
-    return chosen.text.name, chosen.label.name
+    text, label = names_in(choice(*names, columns=columns, **options))
+    return text, label
 
 
 def choice(*names: str, columns: list[list[str]], **options: str | None) -> Columns:
@@ -25,6 +25,11 @@ def choice(*names: str, columns: list[list[str]], **options: str | None) -> Colu
     values = pyarrow.table(dict(zip(names, columns, strict=True)))
     named: dict[str, Any] = {f"{option}_column": name for option, name in options.items()}
     return choose_columns(values, DataConfig("films.csv", **named), table="films.csv")
+
+
+def names_in(chosen: Columns) -> tuple[str, ...]:
+    options = ("text_column", "text_pair_column", "label_column")
+    return tuple(chosen[one].name for one in options if one in chosen)
 
 
 def test_keys_are_no_texts() -> None:
@@ -40,8 +45,8 @@ def test_of_a_large_table_rows_from_all_over_it_decide(monkeypatch: pytest.Monke
     texts = [f"{row} films were long" for row in range(400)]
     moods = ["bad"] * 200 + ["good"] * 200
     chosen = choice("a", "b", columns=[texts, moods])
-    assert (chosen.text.name, chosen.label.name) == ("a", "b")
-    assert "2 different values" in chosen.label.reason
+    assert (chosen["text_column"].name, chosen["label_column"].name) == ("a", "b")
+    assert "2 different values" in chosen["label_column"].reason
 
 
 def test_columns_that_are_named_are_taken_and_the_other_one_is_guessed() -> None:
@@ -103,9 +108,10 @@ REVIEWS = {
 
 def test_the_choice_is_shown_with_its_reason_and_its_runners_up() -> None:
     chosen = choice(*REVIEWS, columns=list(REVIEWS.values()))
-    assert str(chosen.text) == "'Review Text' (its name says so; next: 'Title', 'Class Name')"
-    assert chosen.label.runners_up[0] == "Class Name"
-    assert "Date" not in chosen.label.runners_up
+    reason = "'Review Text' (its name says so; next: 'Title', 'Class Name')"
+    assert str(chosen["text_column"]) == reason
+    assert chosen["label_column"].runners_up[0] == "Class Name"
+    assert "Date" not in chosen["label_column"].runners_up
 
 
 def test_dates_and_fractions_are_no_labels() -> None:
@@ -130,19 +136,18 @@ def test_pairs_of_texts_are_found_by_their_names_unless_one_is_chosen(
     short = [text[:4] for text in TEXTS]
     names, columns = ("no", *reversed(pair), "label"), [IDS, short, TEXTS, MOODS]
     found = choice(*names, columns=columns)
-    assert found.pair is not None
-    assert (found.text.name, found.pair.name, found.label.name) == (*pair, "label")
-    assert "--text-column" in found.text.reason
+    assert names_in(found) == (*pair, "label")
+    assert "--text-column" in found["text_column"].reason
     one = choice(*names, columns=columns, text=pair[1])
-    assert (one.text.name, one.pair) == (pair[1], None)
+    assert one["text_column"].name == pair[1]
+    assert "text_pair_column" not in one
 
 
 def test_a_second_text_is_named_and_the_first_guessed_or_named() -> None:
     names, columns = ("says", "of", "label"), [TEXTS, [*TEXTS[1:], TEXTS[0]], MOODS]
     for text in (None, "says"):
         found = choice(*names, columns=columns, text_pair="of", text=text)
-        assert found.pair is not None
-        assert (found.text.name, found.pair.name, found.label.name) == names
+        assert names_in(found) == names
     with pytest.raises(UsageError, match="--text-pair-column and --label-column are both 'label'"):
         choice(*names, columns=columns, text_pair="label", label="label")
     with pytest.raises(DataNotFound, match="no column 'off'") as raised:
@@ -153,9 +158,9 @@ def test_a_second_text_is_named_and_the_first_guessed_or_named() -> None:
 def test_columns_are_named_by_their_number_and_several_are_joined() -> None:
     names, columns = ("title", "review", "mood"), [TEXTS, TEXTS[::-1], MOODS]
     found = choice(*names, columns=columns, text="title,review", label="3")
-    assert (found.text.name, found.label.name) == ("title,review", "mood")
+    assert (found["text_column"].name, found["label_column"].name) == ("title,review", "mood")
     numbered = choice(*names, columns=columns, text="2, 1")
-    assert (numbered.text.name, numbered.label.name) == ("review,title", "mood")
+    assert (numbered["text_column"].name, numbered["label_column"].name) == ("review,title", "mood")
     with pytest.raises(DataNotFound, match="no column 'reviews'"):
         choice(*names, columns=columns, text="title,reviews")
     table = pyarrow.table({"a": ["x", "", "y"], "b": ["1", "2", ""], "a,b": ["p", "q", "r"]})

@@ -83,8 +83,10 @@ def test_the_right_columns_and_kind_are_guessed(
     columns = read_file(tmp_path / "table.tsv", options, emit=ignore).columns
     found = choose_columns(columns, options, table="table.tsv")
     names = [None if place is None else columns.column_names[place] for place in expected]
-    assert [found.text.name, found.pair and found.pair.name, found.label.name] == names
-    assert choose_task_type(AUTO, columns[found.label.name].to_pylist(), names=None)[0].name == task
+    options_of = ("text_column", "text_pair_column", "label_column")
+    assert [found[one].name if one in found else None for one in options_of] == names
+    labels = columns[found["label_column"].name].to_pylist()
+    assert choose_task_type(AUTO, labels, names=None)[0].name == task
 
 
 @pytest.mark.parametrize(
@@ -104,9 +106,10 @@ def test_columns_of_0_and_1_are_labels_of_several_classes(
     columns = read_file(tmp_path / "table.tsv", options, emit=ignore).columns
     names = header.split(",")
     found = choose_columns(columns, options, table="table.tsv")
-    assert found.label.name == ",".join(names[flags])
-    assert (found.text.name, found.pair) == (names[text], None)
-    labels = read_labels(columns, found.label.names).to_pylist()
+    assert found["label_column"].name == ",".join(names[flags])
+    assert found["text_column"].name == names[text]
+    assert "text_pair_column" not in found
+    labels = read_labels(columns, found["label_column"].names).to_pylist()
     assert choose_task_type(AUTO, labels, names=None)[0].name == "multi"
 
 
