@@ -20,11 +20,9 @@ from finetune.errors import FinetuneError
 from finetune.events import Emit, Event, Info, WarningMessage
 
 if TYPE_CHECKING:
-    from datasets import DatasetDict
-    from transformers import PreTrainedTokenizerFast
+    from datasets import Dataset
 
     from finetune.data.check import Findings, Lengths, Suggestion
-    from finetune.tokenization.encode import EncodedTexts
 
 SCHEMA_VERSION = 1
 UNLIMITED = 2**31 - 1
@@ -81,7 +79,7 @@ def check_data(config: Config, *, emit: Emit) -> DataReport:
     splits = split_table(loaded.splits, config.data, task=loaded.task, emit=emit_and_keep)
     given = DatasetDict({name: loaded.splits[name] for name in splits if name in loaded.splits})
     findings = check_splits(given, loaded.task)
-    lengths = _measure_tokens(given, config.model, emit=emit_and_keep)
+    lengths = measure_tokens(given, config.model, emit=emit_and_keep)
     reads_pairs = "text_pair" in given["train"].column_names
     return DataReport(
         data=config.data.data,
@@ -93,20 +91,30 @@ def check_data(config: Config, *, emit: Emit) -> DataReport:
     )
 
 
-def _measure_tokens(splits: "DatasetDict", options: ModelConfig, *, emit: Emit) -> "Lengths | None":
-    from finetune.data.check import Lengths, describe_lengths, suggest_max_length
+def measure_tokens(
+    splits: "Mapping[str, Dataset]", options: ModelConfig, *, emit: Emit
+) -> "Lengths | None":
+    """Describe the lengths of texts in tokens; None, with a warning, without a tokenizer."""
+    from finetune.data.check import Lengths, describe_lengths, suggest_max_length, suggest_model
     from finetune.data.dataset import texts_of
+    from finetune.model.source import load_tokenizer
     from finetune.tokenization.encode import encode_texts
 
-    tokenizer = find_tokenizer(options, emit=emit)
-    if tokenizer is None:
+    emit(Info(f"counting tokens as {options.model} does"))
+    try:
+        tokenizer = load_tokenizer(options.model, revision=options.revision)
+    except FinetuneError as error:
+        warning = f"the lengths of the texts are missing: {error.message}"
+        emit(WarningMessage(warning, remedy=error.remedy))
         return None
     encoded = {
         split: encode_texts(tokenizer, *texts_of(rows), max_length=UNLIMITED, emit=emit)
         for split, rows in splits.items()
     }
-    unknown_share = warn_of_unknown_words(encoded["train"], tokenizer, emit=emit)
     lengths, max_tokens = encoded["train"].lengths, tokenizer.model_max_length
+    unknown, tokens = encoded["train"].count(tokenizer.unk_token_id), int(lengths.sum())
+    if suggestion := suggest_model(unknown_tokens=unknown, tokens=tokens):
+        emit(WarningMessage(suggestion.finding, remedy=suggestion.remedy))
     suggested = suggest_max_length(lengths, max_tokens=max_tokens)
     return Lengths(
         model=options.model,
@@ -114,37 +122,12 @@ def _measure_tokens(splits: "DatasetDict", options: ModelConfig, *, emit: Emit) 
         suggested_max_length=suggested,
         beyond_suggested=int((lengths > suggested).sum()),
         beyond_model=int((lengths > max_tokens).sum()),
-        unknown_share=unknown_share,
+        unknown_share=unknown / tokens,
         splits={
             split: describe_lengths(texts.lengths, max_length=options.max_length)
             for split, texts in encoded.items()
         },
     )
-
-
-def find_tokenizer(options: ModelConfig, *, emit: Emit) -> "PreTrainedTokenizerFast | None":
-    """Return a model's tokenizer, or None with a warning if it can't be loaded."""
-    from finetune.model.source import load_tokenizer
-
-    emit(Info(f"counting tokens as {options.model} does"))
-    try:
-        return load_tokenizer(options.model, revision=options.revision)
-    except FinetuneError as error:
-        warning = f"the lengths of the texts are missing: {error.message}"
-        emit(WarningMessage(warning, remedy=error.remedy))
-        return None
-
-
-def warn_of_unknown_words(
-    encoded: "EncodedTexts", tokenizer: "PreTrainedTokenizerFast", *, emit: Emit
-) -> float:
-    """Return the share of tokens that the vocabulary lacks, in 0..1; warn if it is large."""
-    from finetune.data.check import suggest_model
-
-    unknown_tokens, tokens = encoded.count(tokenizer.unk_token_id), int(encoded.offsets[-1])
-    if suggestion := suggest_model(unknown_tokens=unknown_tokens, tokens=tokens):
-        emit(WarningMessage(suggestion.finding, remedy=suggestion.remedy))
-    return unknown_tokens / tokens
 
 
 @click.group(epilog=EXAMPLES)

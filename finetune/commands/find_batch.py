@@ -286,24 +286,21 @@ def show_batches(found: "FoundBatches", *, folder: str) -> None:
     rows = [_cells(result) for result in results]
     titles = list(rows[0])
     show_table(titles, [list(row.values()) for row in rows], numbers=titles[2:])
-    notes = [
-        f"{result.mode} at {result.padded_length} tokens: features are extracted with "
-        f"--eval-batch-size {result.features_batch:,}"
-        for result in results
-        if result.features_batch
-    ]
+    notes = []
+    for one in results:
+        place = f"{one.mode} at {one.padded_length} tokens"
+        if one.features_batch:
+            option = f"--eval-batch-size {one.features_batch:,}"
+            notes.append(f"{place}: features are extracted with {option}")
+        if maximum := getattr(one, "predicted_maximum", None):
+            ended = "the time limit ended the search; memory is predicted to hold"
+            notes.append(f"{place}: {ended} {maximum:,} examples")
     if found.estimates:
         title = "These are estimates: nothing was run on such a machine. They are based on"
         bases = dict.fromkeys(f"{_mode(one)}: {one.basis}" for one in found.estimates)
         show_lines(title, *bases, *notes)
-        return
-    notes += [
-        f"{result.mode} at {result.padded_length} tokens: the time limit ended the search; memory "
-        f"is predicted to hold {result.predicted_maximum:,} examples"
-        for result in found.results
-        if result.predicted_maximum
-    ]
-    show_lines(*notes, f"results and picture: {folder}")
+    else:
+        show_lines(*notes, f"results and picture: {folder}")
 
 
 def _cells(result: "BatchResult | EstimateResult") -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from finetune.commands.console import shorten, show_facts, show_json, show_lines, show_table
-from finetune.commands.data import UNLIMITED, find_tokenizer, warn_of_unknown_words
+from finetune.commands.data import measure_tokens
 from finetune.commands.options import Display, GroupedCommand, chosen_options, given, with_display
 from finetune.config.mode import Mode
 from finetune.config.schema import (
@@ -24,11 +24,7 @@ from finetune.config.yaml_files import check_is_new, make_starter, write_new_fil
 from finetune.events import Emit
 
 if TYPE_CHECKING:
-    import numpy as np
     import pyarrow
-    from numpy.typing import NDArray
-
-    from finetune.data.dataset import TextColumns
 
 # Without a tokenizer, the estimate is rather too high, which costs nothing: BERT's takes 3.8 bytes
 # of TREC's questions a token, and of Chinese a character, which is 3.
@@ -92,7 +88,12 @@ def look_at_table(options: DataConfig, *, model: str | None, emit: Emit) -> Tabl
     characters = pc.utf8_length(texts.joined)
     labels = task.labels(column_of(rows, "label"))
     model = model or _suggest_model(texts.joined)
-    lengths, max_tokens = _count_tokens(texts, model, emit=emit)
+    if lengths := measure_tokens({"train": rows}, ModelConfig(model=model), emit=emit):
+        max_length, longer = lengths.suggested_max_length, lengths.beyond_model
+    else:
+        tokens = pc.binary_length(texts.joined).to_numpy() // BYTES_A_TOKEN + SPECIAL_TOKENS
+        max_length = suggest_max_length(tokens, max_tokens=MAX_TOKENS)
+        longer = int((tokens > MAX_TOKENS).sum())
     splits = split_table(table.splits, options, task=task, emit=emit)
     return TableFacts(
         options=options,
@@ -111,8 +112,8 @@ def look_at_table(options: DataConfig, *, model: str | None, emit: Emit) -> Tabl
         mean_characters=pc.mean(characters).as_py(),
         longest_characters=pc.max(characters).as_py(),
         model=model,
-        suggested_max_length=suggest_max_length(lengths, max_tokens=max_tokens),
-        longer_share=float((lengths > max_tokens).mean()),
+        suggested_max_length=max_length,
+        longer_share=longer / len(rows),
     )
 
 
@@ -122,24 +123,6 @@ def _suggest_model(texts: "pyarrow.ChunkedArray") -> str:
     letters = list(filter(str.isalpha, first))
     latin = sum(letter < FIRST_LETTER_BEYOND_LATIN for letter in letters)
     return MULTILINGUAL_MODEL if 2 * latin < len(letters) else Config().model.model
-
-
-def _count_tokens(
-    texts: "TextColumns", model: str, *, emit: Emit
-) -> tuple["NDArray[np.int64]", int]:
-    """Return the tokens of each text and the maximum that the model reads."""
-    import numpy as np
-    import pyarrow.compute as pc
-
-    from finetune.tokenization.encode import encode_texts
-
-    tokenizer = find_tokenizer(ModelConfig(model=model), emit=emit)
-    if tokenizer is None:
-        size_bytes = pc.binary_length(texts.joined).to_numpy().astype(np.int64)
-        return size_bytes // BYTES_A_TOKEN + SPECIAL_TOKENS, MAX_TOKENS
-    encoded = encode_texts(tokenizer, *texts, max_length=UNLIMITED, emit=emit)
-    warn_of_unknown_words(encoded, tokenizer, emit=emit)
-    return encoded.lengths, tokenizer.model_max_length
 
 
 def make_config(facts: TableFacts) -> str:

@@ -11,7 +11,7 @@ import finetune
 from finetune.commands.console import format_size, show_lines, show_table
 from finetune.commands.options import Display, with_display
 from finetune.errors import NotARun, UsageError
-from finetune.events import Emit, Info, WarningMessage, ignore
+from finetune.events import Emit, Info, ignore
 from finetune.runs.folder import open_run_folder
 
 EXAMPLES = """\b
@@ -64,9 +64,6 @@ def push(
     commit, is_public = upload_model(
         paths, repository, public=public, revision=revision, message=message
     )
-    if public and not is_public:
-        warning = f"{repository} was private before, and still is"
-        emit(WarningMessage(warning, remedy=f"its settings are at {url}/settings"))
     return Push(url, is_public, files, commit)
 
 
