@@ -22,7 +22,7 @@ from finetune.tokenization.windows import head_tokens
 
 # Markdown: templates escape text themselves.
 _MARKDOWN = TEMPLATES.overlay(autoescape=False, trim_blocks=False, lstrip_blocks=False)
-DATASET_IDS = {"trec": "CogComp/trec"}
+TREC_ID = "CogComp/trec"
 
 
 def write_model_card(folder: RunFolder, results: RunResults) -> Path:
@@ -55,7 +55,7 @@ def write_model_card(folder: RunFolder, results: RunResults) -> Path:
 
 def _metadata(results: RunResults, config: Config, *, name: str) -> ModelCardData:
     data, values = _title_of_data(results.facts.data), results.test.values
-    dataset_id, part = DATASET_IDS.get(data), config.data.label if data in DATASET_IDS else None
+    dataset_id, part = (TREC_ID, config.data.label) if data == "trec" else (None, None)
     if results.facts.data.startswith(HUB_PREFIX):
         dataset_id, _, part = data.partition(":")
     return ModelCardData(

@@ -6,7 +6,6 @@ Its text is in ``report.html.j2``; here are its charts and tables.
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -211,17 +210,12 @@ def show_lengths(lengths: Mapping[str, TextLengths]) -> Part:
 
 
 def tabulate_parts(parts: Mapping[str, ParameterCount]) -> Table:
-    """Return parameters by part; consecutive layers that are alike are one row."""
-    rows = []
-    for (is_layer, count), same in groupby(
-        parts.items(), key=lambda part: (part[0].startswith("layer "), part[1])
-    ):
-        names = [name for name, _ in same]
-        name = ", ".join(names)
-        if is_layer and len(names) > 1:
-            name = f"layers {names[0].split()[1]}–{names[-1].split()[1]}, each"
-        fraction = percent(count.trained / count.total) if count.total else "–"
-        rows.append((name, f"{count.trained:,}", f"{count.total:,}", fraction))
+    """Return parameters by part of the model."""
+    rows = [
+        (part, f"{count.trained:,}", f"{count.total:,}",
+         percent(count.trained / count.total) if count.total else "–")
+        for part, count in parts.items()
+    ]  # fmt: skip
     return Table("Trained parameters", ("part", "trained", "of", "percent"), rows)
 
 

@@ -332,9 +332,9 @@ class Task(ABC):
     def baseline_predictions(self, labels: Labels) -> NDArray[Any]:
         """Return the best predictions that are the same for every row."""
 
-    def class_columns(self, labels: Labels, outputs: Outputs) -> Mapping[str, Sequence[float]]:
-        """Return more fields of ``ClassScores``: a value for each class."""
-        return {}
+    def class_columns(self, labels: Labels, outputs: Outputs) -> Sequence[NDArray[Any]]:
+        """Return the last fields of ``ClassScores``: each [classes]."""
+        return ()
 
     def evaluation_losses(self, logits: Logits, labels: Labels) -> NDArray[np.float32]:
         """Return the loss of each row without class weights: [rows]."""
@@ -365,7 +365,7 @@ class Task(ABC):
         if not self.class_names:
             return scores
         more = self.class_columns(labels, outputs)
-        return scores.with_classes(self.class_names, labels, outputs.predicted, **more)
+        return scores.with_classes(self.class_names, labels, outputs.predicted, *more)
 
     def predict(
         self, texts: Sequence[str], logits: Logits, *, all_scores: bool = False

@@ -362,25 +362,20 @@ class Scores:
         return values
 
     def with_classes(
-        self, names: Sequence[str], labels: Array, predicted: Array, **others: Sequence[float]
+        self, names: Sequence[str], labels: Array, predicted: Array, *others: Array
     ) -> "Scores":
-        """Return the scores with those of each class; ``others`` are more fields of them."""
-        classes = len(names)
-        weights = np.ones(len(labels))
-        right, chosen, true = count_classes(labels, predicted, weights, classes=classes)
-        columns: dict[str, Sequence[float]] = {
-            "precision": (right / np.maximum(chosen, 1)).tolist(),
-            "recall": (right / np.maximum(true, 1)).tolist(),
-            "f1": (2 * right / np.maximum(chosen + true, 1)).tolist(),
-            "support": true.astype(np.int64).tolist(),
-            **others,
-        }
-        rows = (ClassScores(**row) for row in rows_of(columns))
+        """Return the scores with those of each class; ``others`` are more columns of them."""
+        count, weights = len(names), np.ones(len(labels))
+        right, chosen, true = count_classes(labels, predicted, weights, classes=count)
+        f1 = 2 * right / np.maximum(chosen + true, 1)
+        columns = (right / np.maximum(chosen, 1), right / np.maximum(true, 1), f1)
+        rows = zip(*(own.tolist() for own in (*columns, true.astype(int), *others)), strict=True)
+        per_class = {name: ClassScores(*row) for name, row in zip(names, rows, strict=True)}
         matrix: list[list[int]] | None = None if labels.ndim == 2 else []
-        if matrix is not None and classes <= MAX_CLASSES_OF_MATRIX:
-            pairs = np.bincount(labels * classes + predicted, minlength=classes**2)
-            matrix = pairs.reshape(classes, classes).tolist()
-        return replace(self, per_class=dict(zip(names, rows, strict=True)), confusion_matrix=matrix)
+        if matrix is not None and count <= MAX_CLASSES_OF_MATRIX:
+            pairs = np.bincount(labels * count + predicted, minlength=count**2)
+            matrix = pairs.reshape(count, count).tolist()
+        return replace(self, per_class=per_class, confusion_matrix=matrix)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Scores":

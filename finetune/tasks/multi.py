@@ -204,10 +204,10 @@ class Multi(Task):
         is_largest = np.arange(labels.shape[1]) == labels.sum(axis=0).argmax()
         return np.broadcast_to(is_largest, labels.shape)
 
-    def class_columns(self, labels: Indicators, outputs: Outputs) -> Mapping[str, Sequence[float]]:
+    def class_columns(self, labels: Indicators, outputs: Outputs) -> Sequence[NDArray[Any]]:
         assert outputs.probabilities is not None
         precisions = average_precisions(labels, outputs.probabilities, np.ones(len(labels)))
-        return {"threshold": self._thresholds, "average_precision": precisions.tolist()}
+        return np.array(self._thresholds), precisions
 
     @property
     def label_summary(self) -> str:
