@@ -104,13 +104,10 @@ class Checkpoints:
         try:
             load_trained_tensors(training_state, self.processes.broadcast(read))
         except StateUnusable:
-            self.emit(
-                WarningMessage(
-                    f"the best model, of step {progress.best_step:,}, can't be read from "
-                    f"{self.folder.checkpoints_folder}",
-                    remedy=f"the model of step {progress.steps:,} takes its place",
-                )
-            )
+            folder = self.folder.checkpoints_folder
+            message = f"the best model, of step {progress.best_step:,}, can't be read from {folder}"
+            remedy = f"the model of step {progress.steps:,} takes its place"
+            self.emit(WarningMessage(message, remedy=remedy))
             progress.best_score, progress.best_step = None, progress.steps
 
     def save(

@@ -141,19 +141,12 @@ def _key(part: TextColumns, text_model: TextModel, config: Config) -> str:
 def _report_long_texts(examples: Examples, split: str, hint: str, *, emit: Emit) -> None:
     """Warn of texts that have lost tokens; say into how many windows others are cut."""
     texts, longest = len(examples.labels), examples.lengths.max()
-    if examples.windows:
-        cut = np.count_nonzero(examples.windows.counts > 1)
-        emit(
-            Info(
-                f"{cut:,} of the {texts:,} {split} texts ({cut / texts:.1%}) are longer than "
-                f"{longest} tokens: {len(examples.lengths):,} windows in all"
-            )
-        )
-    elif lost := examples.truncated_texts:
-        emit(
-            WarningMessage(
-                f"{lost:,} of the {texts:,} {split} texts ({lost / texts:.1%}) are longer than "
-                f"{longest} tokens and are truncated",
-                remedy=f"if the rest matters, {hint}",
-            )
-        )
+    windows, truncated = examples.windows, examples.truncated_texts
+    longer = int(np.count_nonzero(windows.counts > 1)) if windows else truncated
+    message = f"{longer:,} of the {texts:,} {split} texts ({longer / texts:.1%}) are longer than "
+    message += f"{longest} tokens"
+    if windows:
+        emit(Info(f"{message}: {len(examples.lengths):,} windows in all"))
+    elif truncated:
+        message += " and are truncated"
+        emit(WarningMessage(message, remedy=f"if the rest matters, {hint}"))

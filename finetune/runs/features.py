@@ -56,10 +56,9 @@ def stored_features(
         return whole
     precision = config.training.precision
     # The key is made of tensors on the CPU, and so are the features to compare with.
-    key = key_of_frozen_layers(extractor, device=device, precision=precision)
-    train = preparation.examples["train"]
-    check = None
+    key, check = key_of_frozen_layers(extractor, device=device, precision=precision), None
     if preparation.checks_device:
+        train = preparation.examples["train"]
         check = prepare_feature_check(extractor, train, device=device, precision=precision)
     place(text_model.model, device.torch_device)
     layers = FrozenLayers(extractor, key, device, precision, text_model.structure.takes_4d_mask)
@@ -83,12 +82,9 @@ def stored_features(
     try:
         features = {name: compute(name, split) for name, split in preparation.examples.items()}
     except FeaturesNotStored as error:
-        emit(
-            WarningMessage(
-                f"the features can't be stored ({error}): the frozen layers run at every step",
-                remedy="make room with finetune cache clear, or name a folder with --cache-dir",
-            )
-        )
+        message = f"the features can't be stored ({error}): the frozen layers run at every step"
+        remedy = "make room with finetune cache clear, or name a folder with --cache-dir"
+        emit(WarningMessage(message, remedy=remedy))
         return whole
     if check:
         check(features["train"])

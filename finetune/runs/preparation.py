@@ -115,12 +115,10 @@ class Preparation:
         """Return the same with fp32 or bf16 in place of ``auto``."""
         if self.config.training.precision != "auto":
             return self
+        hidden_size = self.text_model.model.config.hidden_size
+        cache = cache_folder(self.config.cache, "precision")
         choice = self.processes.broadcast(
-            lambda: choose_precision(
-                self.device,
-                hidden_size=self.text_model.model.config.hidden_size,
-                cache=cache_folder(self.config.cache, "precision"),
-            )
+            lambda: choose_precision(self.device, hidden_size=hidden_size, cache=cache)
         )
         emit(Info(f"precision: {choice.precision}, as {choice.reason}; --precision sets another"))
         training = replace(self.config.training, precision=choice.precision)
@@ -189,12 +187,8 @@ def load_for_training(config: Config, *, task: Task, device: Device, emit: Emit)
     mode = config.model.mode
     freeze_parameters(text_model.model, text_model.structure, mode=mode)
     trained, total = count_parameters(text_model.model.parameters())
-    emit(
-        Info(
-            f"model: {config.model.model}, mode {mode}, {trained:,} of {total:,} parameters train "
-            f"({trained / total:.1%})"
-        )
-    )
+    counts = f"{trained:,} of {total:,} parameters train ({trained / total:.1%})"
+    emit(Info(f"model: {config.model.model}, mode {mode}, {counts}"))
     if config.training.gradient_checkpointing:
         enable_gradient_checkpointing(text_model.model, device)
     return text_model

@@ -89,10 +89,18 @@ class Run:
                 preparation = replace(preparation, choices=choices)
             run = cls(preparation, folder, journal)
             if resumes:
-                run.restore()
+                seconds = run.progress.seconds
+                run.progress = run.checkpoints.restore(run.training_state)
+                run.progress.seconds += seconds
+                journal(Info(f"resuming after step {run.progress.steps:,}"))
             if processes.is_main:
-                if not resumes:
-                    run.write_origin()
+                if resumes:
+                    continue_journal(folder, steps=run.progress.steps)
+                else:
+                    folder.set_aside_previous()
+                    write_text_atomically(folder.config_file, dump_config(run.config))
+                    Manifest.of(run.preparation).write(folder)
+                    write_environment(folder, run.preparation)
                 journal.open(folder)
             with tracked(run.config, folder, emit=journal, is_main=processes.is_main) as tracking:
                 run.tracking = tracking
@@ -134,22 +142,6 @@ class Run:
             folder, keep=self.config.output.save_total_limit, emit=emit, processes=self.processes
         )
 
-    def restore(self) -> None:
-        """Go back to where an interrupted run stood, at its newest checkpoint."""
-        seconds = self.progress.seconds
-        self.progress = self.checkpoints.restore(self.training_state)
-        self.progress.seconds += seconds
-        if self.processes.is_main:
-            continue_journal(self.folder, steps=self.progress.steps)
-        self.emit(Info(f"resuming after step {self.progress.steps:,}"))
-
-    def write_origin(self) -> None:
-        """Write what the run is made from."""
-        self.folder.set_aside_previous()
-        write_text_atomically(self.folder.config_file, dump_config(self.config))
-        Manifest.of(self.preparation).write(self.folder)
-        write_environment(self.folder, self.preparation)
-
     def train(self) -> None:
         """Take the steps that are left, or until a signal stops them: ``Stopped``."""
         plan, output, checkpoints = self.plan, self.config.output, self.checkpoints
@@ -159,16 +151,12 @@ class Run:
             stage("train", self.emit),
             stop_on_signal(apart_seconds=_COPIES_SECONDS * (self.processes.count > 1)) as request,
         ):
-            self.emit(
-                Info(
-                    f"training: {total_steps:,} steps of {plan.effective_batch_size} examples, "
-                    f"learning rate {plan.schedule.peak:g}, "
-                    f"{plan.real_token_fraction():.1%} of the tokens are not padding"
-                )
-            )
-            stop = DistributedStopFlag(
-                request, partial(self.processes.all_reduce_max, seconds=SECONDS_LATE)
-            )
+            message = f"training: {total_steps:,} steps of {plan.effective_batch_size} examples"
+            rate, real = plan.schedule.peak, plan.real_token_fraction()
+            message += f", learning rate {rate:g}, {real:.1%} of the tokens are not padding"
+            self.emit(Info(message))
+            all_reduce = partial(self.processes.all_reduce_max, seconds=SECONDS_LATE)
+            stop = DistributedStopFlag(request, all_reduce)
             settings = LoopSettings(
                 batch_size=self.batch_size,
                 steps_per_epoch=plan.steps_per_epoch,
@@ -193,13 +181,10 @@ class Run:
             # is on disk.
             self.processes.barrier()
             if stop.number and not self._is_over():
-                raise Stopped(
-                    stop.number,
-                    f"stopped after step {self.progress.steps:,} of {total_steps:,}",
-                )
+                done = self.progress.steps
+                raise Stopped(stop.number, f"stopped after step {done:,} of {total_steps:,}")
         if reason := why_slowed():
-            message = f"{reason}, so training may have taken longer than it could"
-            self.emit(WarningMessage(message))
+            self.emit(WarningMessage(f"{reason}, so training may have taken longer than it could"))
 
     def _check_device(self) -> None:
         if self.preparation.checks_device:
