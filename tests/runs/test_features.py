@@ -50,12 +50,8 @@ CASES = [
     for case in ((architecture, list(MODES)[(turn + other) % 4]) for other in (0, 2))
 ]
 # Adam makes steps of the learning rate's size even out of gradients that are rounding errors.
-CLOSE: dict[str, Any] = {
-    "learning_rate": 1e-4,
-    "max_train_samples": 32,
-    "num_train_epochs": 3,
-    "validation_fraction": 0,
-}
+CLOSE: dict[str, Any] = {"learning_rate": 1e-4, "num_train_epochs": 3}
+CLOSE |= {"max_train_samples": 32, "validation_fraction": 0}
 
 
 @pytest.fixture(scope="module")
@@ -221,21 +217,8 @@ def flip_a_bit(model: nn.Module) -> None:
     weight.data.view(torch.int32)[299, 31] ^= 1
 
 
-def move_positions(model: nn.Module) -> None:
-    model.get_buffer("bert.embeddings.position_ids").roll(1)
-    model.get_buffer("bert.embeddings.position_ids")[0, 0] = 1
-
-
 @pytest.mark.parametrize(
-    "change",
-    [
-        flip_a_bit,
-        move_positions,
-        lambda model: setattr(model.config, "hidden_act", "relu"),
-        lambda model: setattr(model.config, "layer_norm_eps", 1e-5),
-        lambda model: setattr(model.config, "position_embedding_type", "relative_key"),
-    ],
-    ids=["weight", "buffer", "activation", "eps", "positions"],
+    "change", [flip_a_bit, lambda model: setattr(model.config, "layer_norm_eps", 1e-5)]
 )
 def test_another_model_has_other_features(
     change: Callable[[Any], None], prepared_again: Callable[..., Preparation]

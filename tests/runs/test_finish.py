@@ -17,55 +17,27 @@ def overfitted_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) 
     """A run whose validation loss is lowest before its end."""
     folder = tmp_path_factory.mktemp("runs") / "overfitted"
     run_tiny(
-        folder,
-        model=tiny_folder,
-        metric_for_best_model="loss",
-        learning_rate=5e-3,
-        head_lr_multiplier=1,
-        num_train_epochs=4,
-        max_train_samples=32,
-    )
+        folder, model=tiny_folder, metric_for_best_model="loss", learning_rate=5e-3,
+        head_lr_multiplier=1, num_train_epochs=4, max_train_samples=32,
+    )  # fmt: skip
     return folder
 
 
 def test_a_run_leaves_all_that_it_should_and_nothing_else(finished_run: Path) -> None:
-    assert {path.name for path in finished_run.iterdir()} == {
-        "config.yaml",
-        "manifest.json",
-        "environment.json",
-        "metrics.jsonl",
-        "warnings.jsonl",
-        "predictions.jsonl",
-        "all_results.json",
-        "trainer_state.json",
-        "report.html",
-        "model",
-    }
-    assert {path.name for path in (finished_run / "model").iterdir()} == {
-        "confidences.json",
-        "config.json",
-        "inference.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "README.md",
-    }
+    files = "config.yaml manifest.json environment.json metrics.jsonl warnings.jsonl model"
+    files += " predictions.jsonl all_results.json trainer_state.json report.html"
+    assert {path.name for path in finished_run.iterdir()} == {*files.split()}
+    files = "confidences.json config.json inference.json model.safetensors README.md"
+    files += " tokenizer.json tokenizer_config.json"
+    assert {path.name for path in (finished_run / "model").iterdir()} == {*files.split()}
     assert unfinished_files(finished_run) == []
 
 
 def test_the_results_have_the_names_that_trainer_gives_them(finished_run: Path) -> None:
     results = read_json(finished_run / "all_results.json")
-    assert results.keys() >= {
-        "epoch",
-        "train_samples",
-        "train_loss",
-        "train_runtime",
-        "train_samples_per_second",
-        "train_steps_per_second",
-        "eval_samples",
-        "eval_loss",
-        "eval_accuracy",
-    }
+    names = "epoch train_samples train_loss train_runtime train_samples_per_second"
+    names += " train_steps_per_second eval_samples eval_loss eval_accuracy"
+    assert results.keys() >= {*names.split()}
     assert results["schema_version"] == 1
     assert (results["epoch"], results["train_samples"]) == (2.0, 64)
     seconds = results["train_runtime"]

@@ -87,16 +87,9 @@ def test_stored_features_of_windows_give_the_same_model(
     if pooling == "max":
         give_few_shapes(monkeypatch)
     options = {**WINDOWS, **mode, "pooling": pooling}
+    options |= {"model": tiny_folder, "cache_dir": str(tmp_path / "cache")}
     results = [
-        finish_run(
-            train_tiny(
-                tmp_path / f"run-{is_stored}",
-                model=tiny_folder,
-                feature_cache=is_stored,
-                cache_dir=str(tmp_path / "cache"),
-                **options,
-            )
-        )
+        finish_run(train_tiny(tmp_path / str(is_stored), feature_cache=is_stored, **options))
         for is_stored in (True, False)
     ]
 
@@ -107,11 +100,6 @@ def test_stored_features_of_windows_give_the_same_model(
 def test_pairs_and_strides_as_long_as_a_window_are_refused(tiny_folder: Path) -> None:
     text_model = prepare_tiny(tiny_folder, max_train_samples=8).text_model
     with pytest.raises(ConfigurationInvalid, match="windows is for single texts"):
-        text_model.encode(
-            ["a"],
-            ["b"],
-            max_length=10,
-            long_texts=LongTexts("windows", 2, "max"),
-        )
+        text_model.encode(["a"], ["b"], max_length=10, long_texts=LongTexts("windows", 2, "max"))
     with pytest.raises(ConfigurationInvalid, match="--stride is 8, but windows of 10"):
         prepare_tiny(tiny_folder, **WINDOWS | {"stride": 8})

@@ -68,12 +68,8 @@ def test_every_example_comes_once_in_batches_that_hold_it(
         assert sizes[1:] == [batch_size] * (len(batches) - 1)
         assert 0 < sizes[0] <= batch_size
         for batch in batches:
-            fitting = [
-                padded_length
-                for padded_length in padded_lengths
-                if padded_length >= lengths[batch.indices].max()
-            ]
-            assert batch.padded_length == min(fitting)
+            longest = lengths[batch.indices].max()
+            assert batch.padded_length == min(one for one in padded_lengths if one >= longest)
 
 
 @settings(max_examples=50)

@@ -2,6 +2,7 @@ import numpy as np
 import pyarrow
 import pytest
 from tiny_models import COMMON_WORDS, tiny_tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from finetune.events import Advance, Event, Info
 from finetune.tokenization import encode
@@ -11,6 +12,12 @@ TEXTS = ["Who wrote the word?", "", "many many many", "unheardof", "city " * 30,
 CLS, SEP = 2, 3
 
 
+def tokenizer_with_types() -> PreTrainedTokenizerFast:
+    tokenizer = tiny_tokenizer()
+    tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    return tokenizer
+
+
 def tokens_of(encoded: EncodedTexts, column: str = "input_ids") -> list[list[int]]:
     return [part.tolist() for part in np.split(encoded.columns[column], encoded.offsets[1:-1])]
 
@@ -18,9 +25,8 @@ def tokens_of(encoded: EncodedTexts, column: str = "input_ids") -> list[list[int
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("max_length", [3, 6, 20])
 def test_ids_and_types_are_those_of_transformers(side: str, max_length: int) -> None:
-    tokenizer = tiny_tokenizer()
+    tokenizer = tokenizer_with_types()
     tokenizer.truncation_side = side
-    tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
     texts = [*TEXTS, "a [MASK] [SEP] b", "déjà vu \u200b 都", "\x00\ud7ff", " \t\n"]
     expected = tokenizer(texts, truncation=True, max_length=max_length)
     # What an earlier call has left must not matter.
@@ -37,9 +43,8 @@ def test_ids_and_types_are_those_of_transformers(side: str, max_length: int) -> 
 def test_pairs_are_truncated_and_typed_as_transformers_does(
     side: str, max_length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizer = tiny_tokenizer()
+    tokenizer = tokenizer_with_types()
     tokenizer.truncation_side = side
-    tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
     pairs = ["city " * 12, "the", *TEXTS[:4]]
     expected = tokenizer(TEXTS, pairs, truncation=True, max_length=max_length)
     monkeypatch.setattr(encode, "TEXTS_A_CALL", 4)
@@ -66,20 +71,15 @@ def test_long_texts_lose_their_end_and_are_counted() -> None:
 
 
 def test_columns_are_those_that_the_model_takes_but_the_mask() -> None:
-    tokenizer = tiny_tokenizer()
-    assert list(encode_texts(tokenizer, TEXTS, max_length=20).columns) == ["input_ids"]
-
-    tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
-    encoded = encode_texts(tokenizer, TEXTS, max_length=20)
-
+    assert list(encode_texts(tiny_tokenizer(), TEXTS, max_length=20).columns) == ["input_ids"]
+    encoded = encode_texts(tokenizer_with_types(), TEXTS, max_length=20)
     assert list(encoded.columns) == ["input_ids", "token_type_ids"]
     assert not encoded.columns["token_type_ids"].any()
     assert len(encoded.columns["token_type_ids"]) == len(encoded.columns["input_ids"])
 
 
 def test_padding_is_the_tokenizers() -> None:
-    tokenizer = tiny_tokenizer()
-    tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    tokenizer = tokenizer_with_types()
     tokenizer.pad_token = "[MASK]"
     tokenizer.padding_side = "left"
 
