@@ -154,7 +154,7 @@ def dry_run(
     return {
         "schema_version": SCHEMA_VERSION,
         **facts,
-        "rows": dict(preparation.splits.num_rows),
+        "rows": dict(preparation.data.splits.num_rows),
         "rows_by_class": preparation.task.count_classes(preparation.examples["train"].labels),
         "tokens": describe_lengths(plan.examples.lengths),
         "batch_size": chosen.training.batch_size,

@@ -35,7 +35,7 @@ def failures_explained(folder: RunFolder, preparation: Preparation) -> Iterator[
     try:
         yield
     except LossNotFinite as error:
-        rows = preparation.splits["train"].select(error.examples[:MAX_EXAMPLES])
+        rows = preparation.data.splits["train"].select(error.examples[:MAX_EXAMPLES])
         texts = [repr(text[:60]) for text in rows["text"]]
         if more := len(error.examples) - len(texts):
             texts.append(f"{more:,} more")

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -14,10 +14,7 @@ from finetune.evaluation.statistics import threshold_for_precision
 from finetune.events import Emit, Info, WarningMessage
 from finetune.files import write_json
 from finetune.runs.folder import RunFolder
-from finetune.tasks.base import Task
-
-if TYPE_CHECKING:
-    from finetune.runs.calibration import Predicted
+from finetune.tasks.base import Labels, Logits, Task
 
 SCHEMA_VERSION = 1
 
@@ -46,12 +43,12 @@ def read_trained_config(folder: RunFolder) -> Config:
     return replace(config, model=folder.read(folder.inference_file, parse))
 
 
-def write_confidences(folder: RunFolder, task: Task, validation: "Predicted") -> None:
+def write_confidences(folder: RunFolder, task: Task, logits: Logits, labels: Labels) -> None:
     """Write ``confidences.json`` beside a run's model, if it may abstain."""
     if not task.can_abstain:
         return
-    probabilities, is_right = task.confidences(*validation)
-    predicted = task.read_logits(validation[0]).predicted
+    probabilities, is_right = task.confidences(logits, labels)
+    predicted = task.read_logits(logits).predicted
     classes = {
         name: {
             "probabilities": probabilities[predicted == number].tolist(),

@@ -60,16 +60,16 @@ class Manifest:
         source = preparation.text_model.source
         model = {"weights": source.weights_sha256, "tokenizer": source.tokenizer_sha256}
         return replace(
-            cls.of_data(preparation),
+            cls.of_data(preparation.data),
             model=model | ({"commit": source.commit} if source.commit else {}),
             packages=package_versions(),
             metrics_precision=preparation.config.training.precision,
-            reads_pairs="text_pair" in preparation.splits["train"].column_names,
-            columns=preparation.columns,
+            reads_pairs="text_pair" in preparation.data.splits["train"].column_names,
+            columns=preparation.data.columns,
         )
 
     @classmethod
-    def of_data(cls, data: "LoadedData | Preparation") -> "Manifest":
+    def of_data(cls, data: "LoadedData") -> "Manifest":
         """Return the part of a manifest that says what the data is now."""
         sources = {
             str(Path(source.name).resolve()) if source.sha256 else source.name: digest

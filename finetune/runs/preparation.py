@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import DatasetDict
 
 from finetune.config.mode import Mode
 from finetune.config.schema import OPTIONS, Config, change_options
 from finetune.data.dataset import column_of
 from finetune.data.load import KNOWN_BY_NAME, load_splits
-from finetune.data.source import DataSource
+from finetune.data.source import LoadedData
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
 from finetune.distributed.processes import ALONE, Processes
@@ -39,22 +38,19 @@ class Preparation:
     """Device, data, token ids and a pretrained model.
 
     Args:
-        splits: ``train``, ``test`` and, unless its fraction is 0, ``validation``.
+        data: Its splits are ``train``, ``test`` and, unless its fraction is 0, ``validation``.
         examples: The splits as the model reads them.
         text_model: The pretrained model with a new head, on the CPU. A training changes it.
-        columns: Of a table, those that were read, by the options that name them.
         option_sources: The file, variable or flag of each option that one of them gives.
         choices: What was chosen by measurements.
     """
 
     config: Config
     device: Device
-    sources: Sequence[DataSource]
-    splits: DatasetDict
+    data: LoadedData
     examples: Mapping[str, Examples]
     text_model: TextModel
     encoding_seconds: float
-    columns: Mapping[str, str] = field(default_factory=dict)
     option_sources: Mapping[str, str] = field(default_factory=dict)
     choices: Sequence[AutoTunedOption] = ()
     processes: Processes = ALONE
@@ -83,7 +79,7 @@ class Preparation:
         config, plan = self.config, self.plan
         data, model = config.data.data, config.model.model
         if data not in KNOWN_BY_NAME:
-            commit = next((source.commit for source in self.sources if source.commit), None)
+            commit = next((source.commit for source in self.data.sources if source.commit), None)
             data = f"{data.partition('@')[0]}@{commit}" if commit else _absolute(data)
         paths = {one.name: one.value_in(config) for one in OPTIONS.values() if one.is_path}
         pinned: dict[str, Any] = {
@@ -151,10 +147,9 @@ def prepare(
     emit(Info(f"device: {device.name} ({device.description}){several}, precision {precision}"))
     is_balanced = config.training.class_weights == "balanced"
     with stage("load", emit):
-        loaded = load_splits(config.data, emit=emit)
-        splits = loaded.splits
-        labels = loaded.task.labels(column_of(splits["train"], "label"))
-        task = loaded.task.with_training_labels(labels, is_balanced=is_balanced)
+        data = load_splits(config.data, emit=emit)
+        labels = data.task.labels(column_of(data.splits["train"], "label"))
+        task = data.task.with_training_labels(labels, is_balanced=is_balanced)
         choose_metric(config.training.metric_for_best_model, task)
         text_model = load_for_training(config, task=task, device=device, emit=emit)
     if is_balanced:
@@ -165,12 +160,12 @@ def prepare(
             split: encode_rows(
                 rows, split, text_model, config=config, emit=emit, processes=processes
             )
-            for split, rows in splits.items()
+            for split, rows in data.splits.items()
         }
     seconds = time.perf_counter() - started
     return Preparation(
-        config, device, loaded.sources, splits, examples, text_model, seconds,
-        columns=loaded.columns, option_sources=option_sources or {}, processes=processes,
+        config, device, data, examples, text_model, seconds, option_sources or {},
+        processes=processes,
     )  # fmt: skip
 
 

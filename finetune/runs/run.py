@@ -10,20 +10,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from finetune.config.yaml_files import dump_config
 from finetune.devices.mps.power import why_slowed
 from finetune.distributed.processes import SECONDS_LATE
 from finetune.evaluation.predict import Predictor
 from finetune.evaluation.statistics import measure_calibration
-from finetune.events import Info, WarningMessage, stage
+from finetune.events import Emit, Info, WarningMessage, stage
 from finetune.files import read_jsonl, write_json, write_jsonl, write_text_atomically
-from finetune.model.load import save_model
+from finetune.model.load import TextModel, save_model
 from finetune.runs.batch_sizes import make_batch_sizes, with_batch_sizes
-from finetune.runs.calibration import Predicted, calibrate_model
 from finetune.runs.checkpoint import Checkpoints, nothing_to_resume
 from finetune.runs.failures import failures_explained
 from finetune.runs.features import stored_features
@@ -34,6 +35,7 @@ from finetune.runs.manifest import Manifest, read_environment, restore_threads, 
 from finetune.runs.preparation import Preparation
 from finetune.runs.results import RunDetails, RunFacts, RunResults, TrainingMetrics
 from finetune.runs.tracking import Tracking, tracked
+from finetune.tasks.base import Labels, Task
 from finetune.tasks.metrics import choose_metric, warn_unless_better
 from finetune.training.interruption import DistributedStopFlag, Stopped, stop_on_signal
 from finetune.training.loop import LoopSettings, ValidationResult, is_over, train
@@ -41,8 +43,11 @@ from finetune.training.parity import check_device
 from finetune.training.snapshot import Progress
 from finetune.training.step import prepare_training
 
+Predicted = tuple[NDArray[np.float32], Labels]
 WritePages = Callable[[RunFolder, RunResults], object]
 
+# How far logits may be from proportional, as a fraction of the largest: bf16 rounds by less.
+MAX_DEVIATION = 0.03
 # A scheduler sends a signal to all processes, and their launcher sends it to each once more.
 _COPIES_SECONDS = 1.0
 
@@ -79,7 +84,7 @@ class Run:
         processes = preparation.processes
         with failures_explained(folder, preparation):
             if continues:
-                saved, now = Manifest.read(continues), Manifest.of_data(preparation)
+                saved, now = Manifest.read(continues), Manifest.of_data(preparation.data)
                 remedy = "restore it, or train the model on it as a new run, with --model"
                 saved.check(now, remedy=f"{remedy} {continues.model_folder}")
             if resumes:
@@ -243,7 +248,7 @@ class Run:
                 save_model(text_model, folder.model_folder)
                 write_inference(folder, self.config.model, max_tokens=text_model.max_tokens)
                 if validation:
-                    write_confidences(folder, task, validation)
+                    write_confidences(folder, task, *validation)
         with stage("evaluate", emit):
             test = self.predict("test")
         results = RunResults(
@@ -296,6 +301,41 @@ def _check_resumable(preparation: Preparation, folder: RunFolder) -> None:
 
 def _prediction_rows(preparation: Preparation, test: Predicted) -> list[dict[str, object]]:
     """Return the test split's columns with predictions and losses, a dict for each text."""
-    columns = preparation.splits["test"].remove_columns("label").with_format("arrow")[:]
+    columns = preparation.data.splits["test"].remove_columns("label").with_format("arrow")[:]
     rows = zip(columns.to_pylist(), preparation.task.prediction_rows(*test), strict=True)
     return [{**texts, **predictions} for texts, predictions in rows]
+
+
+def calibrate_model(
+    text_model: TextModel, predict: Callable[[], Predicted] | None, *, calibrates: bool, emit: Emit
+) -> tuple[Task, Predicted | None]:
+    """Calibrate the task of a model on validation rows, and scale the output layer accordingly.
+
+    ``predict`` returns logits and labels of those rows, as this does for the scaled model; None if
+    there are none.
+    """
+    parameters, task = text_model.output_parameters, text_model.task
+    if predict is None:
+        return task.scale_output_layer(parameters), None
+    predict_first = cache(predict)
+    task = task.calibrate(predict_first, fits_temperature=calibrates, emit=emit)
+    if task.temperature == 1:
+        return task.scale_output_layer(parameters), predict()
+    before, labels = predict_first()
+    saved = [parameter.detach().clone() for parameter in parameters]
+    scaled = task.scale_output_layer(parameters)
+    after, _ = predict()
+    deviation = np.abs(before - scaled.temperature * after).max()
+    if deviation <= MAX_DEVIATION * np.abs(before).max():
+        emit(
+            Info(
+                f"calibration: the logits are divided by {scaled.temperature:.3g}, a temperature "
+                "chosen on the validation rows"
+            )
+        )
+        return scaled, (after, labels)
+    emit(Info("calibration skipped: scaling the output layer did not scale the logits"))
+    with torch.no_grad():
+        for parameter, values in zip(parameters, saved, strict=True):
+            parameter.copy_(values)
+    return replace(task, temperature=1.0).scale_output_layer(parameters), (before, labels)

@@ -13,9 +13,9 @@ from transformers import pipeline
 from finetune.events import Event, Info, ignore
 from finetune.files import read_json, read_jsonl
 from finetune.model.load import load_model
-from finetune.runs.calibration import calibrate_model
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import read_results
+from finetune.runs.run import calibrate_model
 from finetune.tasks.single import Single
 
 

@@ -44,7 +44,7 @@ def encode(plain: Preparation, tiny_folder: Path, tmp_path: Path) -> Encode:
         config = quick_config(tiny_folder, **{"cache_dir": str(tmp_path / "cache")} | options)
         # Each process has a tokenizer of its own.
         text_model = replace(plain.text_model, tokenizer=deepcopy(plain.text_model.tokenizer))
-        rows = rows or plain.splits["train"]
+        rows = rows or plain.data.splits["train"]
         return encoding.encode_rows(
             rows, "train", text_model, config=config, **{"emit": ignore} | own
         )
@@ -87,7 +87,7 @@ def test_stored_token_ids_are_those_of_the_texts_and_are_used_again(
     options: dict[str, Any], plain: Preparation, encode: Encode, encoded_texts: list[int]
 ) -> None:
     expected = encode(feature_cache=False, **options)
-    for texts_to_encode in (len(plain.splits["train"]), 0):
+    for texts_to_encode in (len(plain.data.splits["train"]), 0):
         encoded_texts.clear()
         assert_same(encode(**options), expected)
         assert sum(encoded_texts) == texts_to_encode
@@ -96,7 +96,7 @@ def test_stored_token_ids_are_those_of_the_texts_and_are_used_again(
 def test_what_token_ids_depend_on_is_in_their_key(
     plain: Preparation, encode: Encode, encoded_texts: list[int], tmp_path: Path
 ) -> None:
-    others = plain.splits["train"].map(lambda row: {"text": row["text"] + "!"})
+    others = plain.data.splits["train"].map(lambda row: {"text": row["text"] + "!"})
     for arguments, options in [((), one) for one in LONG_TEXTS] + [((others,), {})]:
         encoded_texts.clear()
         encode(*arguments, **options)
@@ -121,7 +121,7 @@ def test_each_of_two_processes_encodes_its_share(
 
     with ThreadPoolExecutor() as pool:
         found = [*pool.map(lambda index: encode(processes=Threads(index, 2)), range(2))]
-    assert sum(encoded_texts) == len(plain.splits["train"])
+    assert sum(encoded_texts) == len(plain.data.splits["train"])
     for examples in found:
         assert_same(examples, encode(feature_cache=False))
 

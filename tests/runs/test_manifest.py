@@ -60,7 +60,9 @@ def test_a_run_writes_what_it_was_made_from(tiny_folder: Path, tmp_path: Path) -
     preparation = prepare_tiny(tiny_folder, data=str(data), precision="bf16")
     manifest = Manifest.of(preparation)
     assert manifest.sources == {str(data): hashlib.sha256(data.read_bytes()).hexdigest()}
-    assert manifest.splits == {split: digest(rows) for split, rows in preparation.splits.items()}
+    assert manifest.splits == {
+        split: digest(rows) for split, rows in preparation.data.splits.items()
+    }
     assert manifest.splits.keys() == {"train", "validation", "test"}
     assert manifest.packages["torch"] == version("torch")
     assert manifest.metrics_precision == "bf16"

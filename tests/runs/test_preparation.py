@@ -21,7 +21,7 @@ from finetune.events import Event, WarningMessage
 def test_examples_are_the_rows_of_their_splits(tiny_folder: Path) -> None:
     preparation = prepare_tiny(tiny_folder, class_weights="balanced")
     for split, examples in preparation.examples.items():
-        assert examples.labels.tolist() == preparation.splits[split]["label"]
+        assert examples.labels.tolist() == preparation.data.splits[split]["label"]
     trained = preparation.examples["train"]
     sums = np.bincount(trained.labels, weights=trained.weights)
     np.testing.assert_allclose(sums, sums[0], rtol=1e-5)
