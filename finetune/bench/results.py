@@ -6,8 +6,11 @@ Free of torch.
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
+
+import yaml
 
 from finetune.bench import GROUPS, Phase
 from finetune.errors import UsageError
@@ -107,7 +110,7 @@ Key = tuple[str, str, str]
 """Group, workload and phase."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class BenchTable(Table):
     """A table of a group, or of a comparison; ``source`` says who published its numbers."""
 
@@ -117,45 +120,21 @@ class BenchTable(Table):
     source: str = ""
 
 
-_ARTICLE = (
+_SOURCE = (
     "published in May 2022, not measured here: the article on TREC, on a MacBook Pro with a base "
     "M1 and 8 GB"
 )
-_PUBLISHED = {
-    "training": BenchTable(
-        group="training",
-        title="The article's",
-        columns=("mode", "device", "batch", "rows/s", f"{ARTICLE_TEXTS:,} rows"),
-        # The article's own rates, though a thousand rows in 18 minutes are fewer.
-        rows=(
-            ("full", "CPU", "32", "0.69", "24 min 13 s"),
-            ("full", "MPS", "1 (the largest that fitted)", "1.25", "about 18 min"),
-            ("head only: the classifier", "CPU", "64", "1.95", "8 min 32 s"),
-            ("head only: the classifier", "MPS", "64", "4.18", "3 min 59 s"),
-        ),
-        source=_ARTICLE,
-    ),
-    "inference": BenchTable(
-        group="inference",
-        title="The article's",
-        columns=("workload", "phase", "CPU, ms a step", "MPS, ms a step"),
-        rows=(
-            ("batch 8", "evaluation", "79", "189"),
-            ("batch 64", "evaluation", "547", "345"),
-            ("batch 256", "evaluation", "3,690", "1,560"),
-        ),
-        source=_ARTICLE,
-    ),
-}
 
 
 def tabulate(results: BenchResults) -> list[BenchTable]:
     """Return a table of each group that has rows, and after it what was published."""
+    published = yaml.safe_load((files("finetune.bench") / "published.yaml").read_text("utf-8"))
     tables = []
     for group in (*GROUPS, "own"):
         if rows := results.of(group):
             tables.append(_measured(group, rows))
-            tables += [_PUBLISHED[group]] if group in _PUBLISHED else []
+            if table := published.get(group):
+                tables.append(BenchTable("The article's", **table, group=group, source=_SOURCE))
     return tables
 
 
