@@ -80,11 +80,6 @@ def test_wide_joined_and_hostile_characters_do_not_move_the_next_column(
     assert len({cell_len(line.removesuffix("12")) for line in lines}) == 1
 
 
-def test_a_table_without_titles_has_no_header(capsys: pytest.CaptureFixture[str]) -> None:
-    show_table(("", ""), [("a", "b")])
-    assert capsys.readouterr().out == "a  b\n"
-
-
 @pytest.mark.parametrize(
     ("value", "shown"),
     [

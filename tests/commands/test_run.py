@@ -21,7 +21,7 @@ from tiny_runs import (
 
 import finetune
 from finetune.commands.run import dry_run
-from finetune.errors import ModelNotFound, RunFolderNotEmpty
+from finetune.errors import RunFolderNotEmpty
 from finetune.files import read_json
 
 CLOSED = "http://127.0.0.1:9"
@@ -230,6 +230,8 @@ def test_run_takes_a_file_with_options_on_top_and_returns_what_it_writes(
 
 def test_a_dry_run_reports_what_the_run_does(tiny_folder: Path, tmp_path: Path) -> None:
     options = {"train_layers": 1, "num_train_epochs": 1.5}
+    with pytest.raises(RunFolderNotEmpty):
+        dry_run(model=str(tiny_folder), output_dir=str(tiny_folder), **QUICK)
     facts = dry_run(model=str(tiny_folder), output_dir=str(tmp_path / "run"), **QUICK | options)
     assert list(tmp_path.iterdir()) == []
     results = run_tiny(tmp_path / "run", model=tiny_folder, **options)
@@ -239,10 +241,3 @@ def test_a_dry_run_reports_what_the_run_does(tiny_folder: Path, tmp_path: Path) 
     assert facts["total_steps"] / facts["steps_per_epoch"] == results["epoch"]
     assert facts["rows"]["train"] == results["train_samples"]
     assert sum(facts["batches_by_width"].values()) == facts["steps_per_epoch"]
-
-
-def test_a_dry_run_fails_where_the_run_would(tiny_folder: Path, finished_run: Path) -> None:
-    with pytest.raises(RunFolderNotEmpty):
-        dry_run(model=str(tiny_folder), output_dir=str(finished_run), **QUICK)
-    with pytest.raises(ModelNotFound):
-        dry_run(**QUICK | {"model": "no/such/folder"})

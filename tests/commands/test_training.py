@@ -75,14 +75,11 @@ def test_finished_seeds_are_read_with_their_mean_and_not_trained_again(
     assert results.to_json() == read_json(parent / "seeds.json")
 
 
-def test_the_folder_of_all_stands_for_the_best(parent: Path) -> None:
+def test_the_folder_of_all_stands_for_the_best(parent: Path, tmp_path: Path) -> None:
     best = parent / read_json(parent / "seeds.json")["best"]
     assert finetune.predict(parent, TEXTS, device="cpu") == finetune.predict(
         best, TEXTS, device="cpu"
     )
-
-
-def test_where_the_best_is_not_known_a_seed_is_to_be_named(tmp_path: Path) -> None:
     write_json(tmp_path / "seeds.json", {"seeds": [1, 2], "best": None})
     with pytest.raises(NotARun, match="best is not known") as caught:
         finetune.predict(tmp_path, TEXTS)
