@@ -102,9 +102,11 @@ def main(arguments: list[str] | None = None) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     try:
         launch = read_launch()
-    except UsageError as error:
-        _show(error, arguments)
-        sys.exit(error.exit_code)
+    except ValueError as error:
+        remedy = "unset RANK, WORLD_SIZE and the like, or start processes with torchrun"
+        wrong = UsageError(f"a variable of a launcher is no number: {error}", remedy=remedy)
+        _show(wrong, arguments)
+        sys.exit(wrong.exit_code)
     if not launch.is_main:
         _discard_output()
     try:

@@ -146,7 +146,7 @@ class TrainingConfig:
     )
     effective_batch_size: Count | None = _option(
         None,
-        "Examples per step, a multiple of the batch size. Default: batch size.",
+        "Examples per optimizer step; gradients are accumulated. Default: the batch size.",
         trainer_names=("gradient_accumulation_steps",),
     )
     eval_batch_size: Count = _resumable(
@@ -185,7 +185,7 @@ class TrainingConfig:
         "accuracy, micro_f1 for multi, pearson for regression.",
     )
     early_stopping_patience: NotNegative | None = _option(
-        None, "Stop after N validations without improvement. Default: 0 (never), 8 or 30 by mode."
+        None, "Stop after N validations without gain. Default: 0 (never), few rows 8, a head 30."
     )
     calibrate: bool = _option(True, "Scale the logits so that probabilities match accuracy.")
     seed: Seed = _option(42, "Random seed of the new head, the order of the examples and dropout.")
