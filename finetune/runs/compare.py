@@ -42,14 +42,10 @@ class DifferingRow:
 
 @dataclass(frozen=True)
 class Versus:
-    """A run against the baseline.
+    """A run against the baseline: metrics minus the baseline's, with paired intervals.
 
-    Args:
-        differences: Of each metric, the run's minus the baseline's, with a paired interval.
-        better: Rows that only the run has right; of numbers, where it is nearer.
-        worse: Rows that only the baseline has right.
-        p_value: Of McNemar's exact test, in 0..1; None for numbers.
-        better_rows: Those where the runs differ most.
+    ``better`` counts rows that only the run has right or, of numbers, where it is nearer; the first
+    are those where both differ most. The p-value is of McNemar's exact test, None for numbers.
     """
 
     differences: Mapping[str, Interval]

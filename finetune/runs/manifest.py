@@ -39,11 +39,8 @@ def package_versions() -> dict[str, str]:
 class Manifest:
     """What a run was made from.
 
-    Args:
-        sources: sha256 of each file by its absolute path, or the commit of a Hub data set.
-        splits: A digest of each split's texts and labels in their order.
-        model: Commit of the model on the Hub, and digests of its weights and tokenizer files.
-        columns: Of a table, those that were read, by the options that name them.
+    Sources are files by absolute path with their sha256, or Hub data sets with their commit; splits
+    have a digest of texts and labels. ``columns`` of a table have the options that name them.
     """
 
     sources: Mapping[str, str]

@@ -17,13 +17,10 @@ from finetune.training.schedule import Schedule
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """The steps of a run, a function of its configuration and its examples.
+    """The steps of a run over the training split, a function of its configuration and examples.
 
-    Args:
-        examples: The training split.
-        padded_lengths: Those that a batch may have, ascending.
-        pads_batches: Whether repeated examples fill up a batch with too few.
-        values: The options whose defaults depend on the mode, as given or by default.
+    Padded lengths ascend. ``pads_batches`` says whether repeated examples fill up a batch with too
+    few; ``values`` are the options whose defaults depend on the mode, as given or by default.
     """
 
     examples: Examples

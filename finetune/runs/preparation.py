@@ -35,14 +35,10 @@ from finetune.training.precision import choose_precision
 
 @dataclass(frozen=True)
 class Preparation:
-    """Device, data, token ids and a pretrained model.
+    """Device, data, the splits as token ids, and a pretrained model with a new head, on the CPU.
 
-    Args:
-        data: Its splits are ``train``, ``test`` and, unless its fraction is 0, ``validation``.
-        examples: The splits as the model reads them.
-        text_model: The pretrained model with a new head, on the CPU. A training changes it.
-        option_sources: The file, variable or flag of each option that one of them gives.
-        choices: What was chosen by measurements.
+    A training changes the model. ``option_sources`` are the file, variable or flag of each option
+    that one of them gives; ``choices`` what was chosen by measurements.
     """
 
     config: Config

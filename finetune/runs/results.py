@@ -91,12 +91,9 @@ class RunDetails:
 
 @dataclass(frozen=True)
 class TrainingMetrics:
-    """What training took, under the Trainer's names.
+    """What training took, under the Trainer's names: seconds are without validation.
 
-    Args:
-        train_runtime: Seconds, without validation.
-        train_batch_size: Examples in one forward and backward at the end.
-        train_peak_bytes: None where the device does not count its memory.
+    The batch size is that at the end; the peak is None where the device does not count its memory.
     """
 
     epoch: float
@@ -130,10 +127,8 @@ class TrainingMetrics:
 class RunFacts:
     """What was trained, on what, and where.
 
-    Args:
-        precision: ``auto`` in a dry run.
-        precision_reason: None where the precision was given.
-        real_token_share: Fraction of the tokens that are not padding.
+    The precision is ``auto`` in a dry run, without a reason where it was given. The share of real
+    tokens, those that are not padding, is a fraction.
     """
 
     data: str

@@ -1,9 +1,7 @@
 """One training of a text classifier, from its options to its results.
 
-prepare       device, data, model and token ids, for one run or several; in preparation.py
-Run.begin     precision, batch size, features, optimizer; or all of it from a checkpoint
-Run.train     the steps, with validation and checkpoints between them; in training/loop.py
-Run.finish    the best model saved and evaluated, results and report written
+After ``prepare`` of preparation.py, ``Run.begin`` chooses precision and batch sizes or restores a
+checkpoint, ``Run.train`` takes the steps, ``Run.finish`` saves and evaluates the best model.
 """
 
 import time
@@ -55,13 +53,8 @@ _COPIES_SECONDS = 1.0
 class Run:
     """One training of a classifier, ready for its next step.
 
-    Attributes:
-        preparation: With precision and batch sizes chosen; its model changes.
-        examples: The splits as the model in training reads them: token ids, or features.
-        training_state: The model in training, or its trainable layers, with the optimizer.
-        batch_size: Examples in one forward and backward.
-        emit: Keeps events in the folder.
-        tracking: Reports events to a tracker too.
+    Its examples are token ids and its training state has the whole model; or they are features, and
+    it has the trainable layers. ``emit`` keeps events in the folder, ``tracking`` reports them too.
     """
 
     tracking: Tracking

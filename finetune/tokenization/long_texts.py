@@ -11,11 +11,8 @@ Aggregation = Literal["mean", "max"]
 class LongTexts:
     """What becomes of texts with more tokens than the maximum.
 
-    Args:
-        handling: ``truncate``: they lose their end. ``head-tail``: they lose their middle.
-            ``windows``: they become windows that overlap.
-        stride: Tokens of overlap between two windows.
-        aggregation: How the logits of a text's windows become the text's.
+    They lose their end, or their middle (``head-tail``), or become windows that overlap by
+    ``stride`` tokens and whose logits are aggregated.
     """
 
     handling: Handling
