@@ -31,23 +31,8 @@ CAPTURED_SHAPES = BatchShapes(
     extraction_tokens=2**14,
 )
 
-# By what PyTorch says when the first operation on the GPU fails.
-_UNUSABLE = {
-    "Found no NVIDIA driver": Unusable(
-        "CUDA needs an NVIDIA driver, and none is installed",
-        remedy="install the driver of your GPU from nvidia.com/drivers, or use --device cpu",
-        is_absent=True,
-    ),
-    "driver on your system is too old": Unusable(
-        f"the NVIDIA driver is too old for PyTorch {torch.__version__}",
-        remedy="update the driver, or install a PyTorch for an older CUDA from pytorch.org",
-    ),
-    "No CUDA GPUs are available": Unusable(
-        "no NVIDIA GPU is visible",
-        remedy="compare nvidia-smi -L with CUDA_VISIBLE_DEVICES, or use --device cpu",
-        is_absent=True,
-    ),
-}
+# What PyTorch says where there is none.
+_NO_GPU_TEXTS = ("Found no NVIDIA driver", "No CUDA GPUs are available")
 
 
 class CudaDevice(Device):
@@ -73,12 +58,12 @@ class CudaDevice(Device):
         failure = why_operation_fails(CudaDevice.torch_device)
         if failure is None:
             return None
-        unknown = Unusable(
-            f"an operation on the NVIDIA GPU fails: {failure}",
-            remedy="see nvidia-smi for what occupies the GPU and pytorch.org for a PyTorch that "
-            "supports it, or use --device cpu",
+        return Unusable(
+            f"no NVIDIA GPU can be used: {failure}",
+            remedy="compare nvidia-smi with CUDA_VISIBLE_DEVICES, install a driver from "
+            "nvidia.com/drivers or a PyTorch for yours from pytorch.org, or use --device cpu",
+            is_absent=any(text in failure for text in _NO_GPU_TEXTS),
         )
-        return next((known for text, known in _UNUSABLE.items() if text in failure), unknown)
 
     def __init__(self) -> None:
         _take_own_gpu()

@@ -79,13 +79,13 @@ class Processes:
             work.wait(timedelta(seconds=seconds))
         return int(numbers.item())
 
-    def any(self, flag: bool, *, seconds: float = MAX_SECONDS) -> bool:
-        """Return whether a flag is set on any rank; wait at most so many seconds."""
-        return bool(self.all_reduce_max(int(flag), seconds=seconds))
+    def any(self, flag: bool) -> bool:
+        """Return whether a flag is set on any rank."""
+        return bool(self.all_reduce_max(int(flag)))
 
-    def barrier(self, *, seconds: float = MAX_SECONDS) -> None:
-        """Wait until all ranks have come here, at most so many seconds."""
-        self.all_reduce_max(0, seconds=seconds)
+    def barrier(self) -> None:
+        """Wait until all ranks have come here."""
+        self.all_reduce_max(0)
 
     def broadcast(self, make: Callable[[], Value]) -> Value:
         """Return what ``make`` returns on the main rank, which alone calls it."""
@@ -116,17 +116,17 @@ class Processes:
         """
         started = time.monotonic()
 
-        def is_any(flag: bool) -> bool:
-            own_seconds = time.monotonic() - started
-            return self.any(flag, seconds=seconds or SECONDS_LATE + _TIMES_OWN_WORK * own_seconds)
+        def count_failures(own: int) -> int:
+            patience = SECONDS_LATE + _TIMES_OWN_WORK * (time.monotonic() - started)
+            return self.all_reduce_max(own, seconds=seconds or patience)
 
         try:
             yield
         except (RuntimeError, MemoryError) as error:
             if memory.is_out_of_memory(error):
-                is_any(True)
+                count_failures(1)
             raise
-        if is_any(False):
+        if count_failures(0):
             raise OutOfMemoryElsewhere
 
 

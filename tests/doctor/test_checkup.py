@@ -102,7 +102,7 @@ def test_watermarks_that_pytorch_refuses_are_the_remedy_of_the_gpu(
 ) -> None:
     monkeypatch.setenv("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "0.7")
     found = look_at(a_mac(failure="invalid low watermark ratio 1.4"), monkeypatch)
-    assert found["mps"].remedy.startswith("unset PYTORCH_MPS_HIGH_WATERMARK_RATIO")
+    assert "unset PYTORCH_MPS_HIGH_WATERMARK_RATIO" in found["mps"].remedy
 
 
 def test_what_needs_no_pytorch_is_told_where_pytorch_ends_the_process(tmp_path: Path) -> None:

@@ -43,17 +43,6 @@ _MAX_OF_PEAK = 4
 _MIN_FRACTION = 0.001
 
 _USE_CPU = "use --device cpu"
-# By what PyTorch says when the first operation on the GPU fails.
-_REMEDIES = {
-    # Whatever is not between the bounds of the two (kohya-ss/sd-scripts#603).
-    "watermark ratio": f"unset {HIGH} and {LOW}",
-    # On virtual Macs, such as GitHub's runners, MPS is available and yet every allocation fails
-    # (actions/runner-images#9918, #11899).
-    "MPS backend out of memory": f"{_USE_CPU}; the GPU of a virtual Mac can't be used, whatever "
-    f"the text says of {HIGH}",
-    # Whatever else.
-    "": f"{_USE_CPU}, and look the text up in github.com/pytorch/pytorch/issues",
-}
 
 
 class MpsDevice(Device):
@@ -96,7 +85,9 @@ class MpsDevice(Device):
         if failure := why_operation_fails(MpsDevice.torch_device):
             return Unusable(
                 f"MPS is built and available, but an operation on it fails: {failure}",
-                remedy=next(remedy for text, remedy in _REMEDIES.items() if text in failure),
+                # A virtual Mac's GPU refuses all memory (actions/runner-images#9918, #11899).
+                remedy=f"{_USE_CPU}, as on a virtual Mac; unset {HIGH} and {LOW} if they are set; "
+                "or look the text up in github.com/pytorch/pytorch/issues",
             )
         return None
 

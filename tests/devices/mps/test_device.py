@@ -136,7 +136,7 @@ def test_an_old_macos_is_to_be_updated(pretend_mac: Callable[..., None], macos: 
 def test_a_virtual_mac_is_found_out_by_trying(pretend_mac: Callable[..., None], text: str) -> None:
     pretend_mac(failure=text)
     assert text in explain().reason
-    assert explain().remedy.startswith("use --device cpu; the GPU of a virtual Mac can't be used")
+    assert explain().remedy.startswith("use --device cpu, as on a virtual Mac")
 
 
 def test_a_failure_that_nobody_knows_is_told_with_its_text(
