@@ -328,7 +328,6 @@ def test_nothing_that_fits_is_exit_code_5(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--for", "m1-9gb"), ("m1-9gb", "m1-8gb, m1-16gb")),
         (("--for", "pentium"), ("pentium", "m4-max")),
         (("--memory", "much"), ("--memory", "'much'")),
         (("--memory", "5kB"), ("--memory", "'5kB'")),

@@ -1,32 +1,20 @@
 """Macs: how much memory training may have, and which batches their chips compute right."""
 
-import difflib
 import re
 from dataclasses import dataclass
 
 from finetune.errors import UsageError
 
-# Memory sizes that Apple has sold with each chip, in GB, which Apple counts as 2³⁰ bytes.
-CHIPS: dict[str, tuple[int, ...]] = {
-    "m1": (8, 16),
-    "m1-pro": (16, 32),
-    "m1-max": (32, 64),
-    "m1-ultra": (64, 128),
-    "m2": (8, 16, 24),
-    "m2-pro": (16, 32),
-    "m2-max": (32, 64, 96),
-    "m2-ultra": (64, 128, 192),
-    "m3": (8, 16, 24),
-    "m3-pro": (18, 36),
-    "m3-max": (36, 48, 64, 96, 128),
-    "m3-ultra": (96, 256, 512),
-    "m4": (8, 16, 24, 32),
-    "m4-pro": (24, 48, 64),
-    "m4-max": (36, 48, 64, 128),
-    "m5": (16, 24, 32),
-    "m5-pro": (24, 48, 64),
-    "m5-max": (36, 48, 64, 128),
-}
+# A chip and its memory in GB, which Apple counts as 2³⁰ bytes: ``m1-8gb``, ``M4 Max 128GB``.
+_NAME = re.compile(r"(m\d+)(?:[ -](pro|max|ultra))?[ -](\d+) ?gb", re.IGNORECASE)
+_SIZES = {"": (8, 16, 24, 32), "-pro": (16, 24, 36, 48), "-max": (32, 36, 64, 128)}
+# What the shell completes; other Macs have names too.
+MACS = tuple(
+    f"m{number}{kind}-{size}gb"
+    for number in range(1, 6)
+    for kind, sizes in _SIZES.items()
+    for size in sizes
+)
 
 # What macOS and its usual programs hold: a guess, on which the estimates for Macs are calibrated
 # (finetune/batch_finder/calibration.json).
@@ -75,20 +63,13 @@ class Mac:
         return free_bytes if self.limit_bytes is None else min(free_bytes, self.limit_bytes)
 
 
-MACS = {
-    f"{chip}-{size}gb": Mac(f"{chip}-{size}gb", size * 2**30, chip)
-    for chip, sizes in CHIPS.items()
-    for size in sizes
-}
-
-
 def find_mac(name: str) -> Mac:
-    """Return the Mac of a name such as ``m1-8gb`` or ``M4-Max-128GB``."""
-    if mac := MACS.get(name.lower()):
-        return mac
-    near = difflib.get_close_matches(name.lower(), MACS, n=3) or ["m1-8gb"]
-    raise UsageError(
-        f"no Mac is known as {name}",
-        remedy=f"name a chip and its memory, such as {', '.join(near)}; "
-        f"the chips are {', '.join(CHIPS)}",
-    )
+    """Return the Mac of a name such as ``m1-8gb`` or ``M4 Max 128GB``."""
+    found = _NAME.fullmatch(name.strip())
+    if not found:
+        raise UsageError(
+            f"no Mac is known as {name}",
+            remedy="name a chip and its memory, such as m1-8gb or m4-max-64gb",
+        )
+    chip = "-".join(part.lower() for part in found.groups()[:2] if part)
+    return Mac(f"{chip}-{found[3]}gb", int(found[3]) * 2**30, chip)
