@@ -12,8 +12,7 @@ from finetune.config.schema import OPTIONS, Config
 from finetune.data.source import HUB_PREFIX
 from finetune.escaping import escape_controls, escape_line
 from finetune.files import write_text_atomically
-from finetune.report.names import hub_id, without_folder
-from finetune.report.templates import TEMPLATES, capitalize
+from finetune.report.templates import TEMPLATES, capitalize, hub_id, without_folder
 from finetune.runs.folder import RunFolder
 from finetune.runs.inference import read_trained_config
 from finetune.runs.manifest import Manifest

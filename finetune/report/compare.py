@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from finetune.report.templates import TEMPLATES, capitalize, format_value
+from finetune.report.templates import TEMPLATES, capitalize, format_value, without_folder
 from finetune.runs.compare import ComparedRun, Comparison
 from finetune.tasks.metrics import METRICS, MetricValue
 from finetune.tasks.tables import Table, format_number
@@ -11,9 +11,6 @@ from finetune.tasks.tables import Table, format_number
 
 def render_comparison(comparison: Comparison) -> str:
     """Return ``compare.html``, which needs no other file and names no folders of this machine."""
-    # It loads the Hub's client, which the tables do without.
-    from finetune.report.names import without_folder
-
     options = {
         option: [without_folder(option, value) for value in values]
         for option, values in comparison.options.items()

@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 
 from finetune.config.schema import OPTIONS, Config
 from finetune.evaluation.statistics import Calibration, coverage_curve, measure_reliability
-from finetune.events import WarningMessage
 from finetune.files import write_text_atomically
 from finetune.report.chart import Axis, Chart, Points, Series, chart_of, in_percent
-from finetune.report.names import remove_folders, without_folder
-from finetune.report.templates import TEMPLATES, format_value
+from finetune.report.templates import TEMPLATES, format_value, remove_folders, without_folder
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import read_warnings
 from finetune.runs.results import AutoTunedOption, ParameterCount, RunResults, TextLengths
@@ -52,12 +50,9 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
     journal = folder.read(folder.metrics_file, list)
     environment = folder.read(folder.environment_file, dict)
     warnings = [
-        WarningMessage(
-            remove_folders(warning.message, config), remedy=remove_folders(warning.remedy, config)
-        )
+        [remove_folders(text, config) for text in (warning.message, warning.remedy)]
         for warning in read_warnings(folder)
-        # It is shown below the metrics.
-        if warning.message != test.warning
+        if warning.message != test.warning  # which is shown below the metrics
     ]
     rows_of_one_class = [row for row in rows if "probability" in row]
     probabilities = np.array([row["probability"] for row in rows_of_one_class])

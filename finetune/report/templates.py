@@ -1,11 +1,17 @@
-"""The template engine of all pages, and how values are formatted."""
+"""The template engine of all pages; how values are formatted, and named without folders."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from finetune.config.schema import OPTIONS, Config
+from finetune.data.source import HUB_PREFIX
 from finetune.escaping import escape_controls
 from finetune.tasks.tables import format_number
+
+FOLDERS = re.compile(r"(?<![\w:/.])(?:~|\.\.?)?/(?:[^/\s]+/)+")
 
 
 def capitalize(text: str) -> str:
@@ -27,6 +33,40 @@ def format_value(value: Any) -> str:
         case dict():
             return ", ".join(f"{key} {one}" for key, one in value.items())
     return str(value)
+
+
+def hub_id(model: str) -> str | None:
+    """Return the Hub id of a model, or None for a local one."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    from finetune.model.source import MINILM, MINILM_REPOSITORY
+
+    if model == MINILM:
+        return MINILM_REPOSITORY
+    try:
+        validate_repo_id(model)
+    except HFValidationError:
+        return None
+    return None if Path(model).exists() else model
+
+
+def without_folder(option: str, value: Any) -> Any:
+    """Return the value of an option; of a file or folder the last part of the path."""
+    is_path = OPTIONS[option].is_path
+    if option == "data":
+        is_path = not value.startswith(HUB_PREFIX)
+    elif option == "model":
+        is_path = hub_id(value) is None
+    return Path(value).name if is_path and value else value
+
+
+def remove_folders(message: str, config: Config) -> str:
+    """Return a warning of a run with the last parts of paths, also of those with spaces."""
+    for path in (config.data.data, config.data.validation_file, config.data.test_file):
+        if path and not path.startswith(HUB_PREFIX):
+            message = message.replace(path, Path(path).name)
+    return FOLDERS.sub("", message)
 
 
 def duration(seconds: float) -> str:
