@@ -33,9 +33,18 @@ NumberedValues = tuple[int, list[str]]
 
 def rows(content: Content, options: DataConfig, emit: Emit) -> Iterator[Row]:
     """Yield the rows; whether the first one names the columns is guessed unless options say it."""
+    return _read(*_open(content, options, emit), options, emit)
+
+
+def _open(content: Content, options: DataConfig, emit: Emit) -> tuple[TextFile, str]:
+    """Find the encoding and the delimiter of a file."""
     text = find_text(content, encoding=options.encoding, emit=emit)
     delimiter = _find_delimiter(text)
     emit(Info(f"reading {text.path}: encoding {text.encoding}, delimiter {DELIMITERS[delimiter]}"))
+    return text, delimiter
+
+
+def _read(text: TextFile, delimiter: str, options: DataConfig, emit: Emit) -> Iterator[Row]:
     has_quotes = delimiter != "\t" or _are_quotes_right(text)
     if not has_quotes:
         emit(Info(f"quotes in {text.path} are read as part of the texts"))
@@ -45,10 +54,10 @@ def rows(content: Content, options: DataConfig, emit: Emit) -> Iterator[Row]:
 
 def columns(content: Content, options: DataConfig, emit: Emit) -> Columns:
     """Read the columns; those of numbers have decimal points, and an empty text if missing."""
-    table = columns_of(rows(content, options, emit), path=content.path, emit=emit)
+    text, delimiter = _open(content, options, emit)
+    table = columns_of(_read(text, delimiter, options, emit), path=content.path, emit=emit)
     # Excel delimits by semicolons where a comma is decimal.
-    text = find_text(content, encoding=options.encoding)
-    has_commas = _find_delimiter(text) == ";" and options.task != Multi.name
+    has_commas = delimiter == ";" and options.task != Multi.name
     number = rf"({NUMBER}|[+-]?[0-9]+,[0-9]+)" if has_commas else f"({NUMBER})"
     missing = rf"(?i)^\s*({'|'.join(MISSING)})\s*$"
     for position, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):

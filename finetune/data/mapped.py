@@ -4,7 +4,6 @@ import mmap
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from tempfile import TemporaryFile
-from typing import IO
 
 import numpy as np
 import pyarrow
@@ -30,9 +29,25 @@ def collect(pieces: Iterable[pyarrow.Table]) -> pyarrow.Table:
     for piece in pieces:
         first.append(piece)
         size_bytes += piece.nbytes
-        if size_bytes > LARGE_BYTES and (file := _open_file()):
-            return _write_and_map(file, chain(first, pieces), first[0].schema)
-    return pyarrow.concat_tables(first)
+        if size_bytes > LARGE_BYTES:
+            break
+    else:
+        return pyarrow.concat_tables(first)
+    folder = hub.cache_folder("tables")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder) as file:
+            with ipc.new_file(file, first[0].schema) as writer:
+                for piece in chain(first, pieces):
+                    writer.write_table(piece)
+            file.flush()
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise DataError(
+            f"a large table can't be written to {folder}: {error}",
+            remedy="make room, or name a folder on another disk as HF_ASSETS_CACHE",
+        ) from error
+    return ipc.open_file(pyarrow.py_buffer(content)).read_all()
 
 
 def map_pieces(
@@ -55,30 +70,3 @@ def pieces_of(table: pyarrow.Table) -> Iterator[pyarrow.Table]:
     """Yield a table in pieces."""
     for start in range(0, len(table) or 1, PIECE_ROWS):
         yield table.slice(start, PIECE_ROWS)
-
-
-def _open_file() -> IO[bytes] | None:
-    folder = hub.cache_folder("tables")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return TemporaryFile(dir=folder)
-    except OSError:
-        return None
-
-
-def _write_and_map(
-    file: IO[bytes], pieces: Iterable[pyarrow.Table], schema: pyarrow.Schema
-) -> pyarrow.Table:
-    try:
-        with file:
-            with ipc.new_file(file, schema) as writer:
-                for piece in pieces:
-                    writer.write_table(piece)
-            file.flush()
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise DataError(
-            f"a large table can't be written to {hub.cache_folder('tables')}: {error}",
-            remedy="make room, or name a folder on another disk as HF_ASSETS_CACHE",
-        ) from error
-    return ipc.open_file(pyarrow.py_buffer(content)).read_all()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow
 import pyarrow.compute as pc
+from datasets import ClassLabel, Features
 from pyarrow import parquet, types
 
 from finetune.config.schema import DataConfig
@@ -41,7 +42,7 @@ def columns(content: Content, options: DataConfig, emit: Emit) -> Columns:
     kinds = {name: schema.field(name).type for name in names}
     class_names = {
         name: own
-        for name, own in _class_names(schema.metadata or {}).items()
+        for name, own in _class_names(schema).items()
         if name in kinds and (types.is_integer(kinds[name]) or _is_list_of_labels(kinds[name]))
     }
     batches = _read_batches(content, rows=PIECE_ROWS, columns=names)
@@ -92,18 +93,14 @@ def _names_of(numbers: pyarrow.ChunkedArray, *, names: Sequence[str]) -> pyarrow
     return pc.take(pyarrow.array(names, "string"), positions)
 
 
-def _class_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
+def _class_names(schema: pyarrow.Schema) -> dict[str, list[str]]:
     """Return the names of classes that the library datasets keeps beside the columns."""
     try:
-        features = json.loads(metadata[b"huggingface"])["info"]["features"]
-        kinds = {name: one.get("feature", one) for name, one in features.items()}
-        return {
-            name: list(map(str, kind["names"]))
-            for name, kind in kinds.items()
-            if kind.get("_type") == "ClassLabel"
-        }
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
-        return {}  # not written by it
+        features = Features.from_arrow_schema(schema)
+    except Exception:  # metadata that it has not written
+        return {}
+    kinds = {name: getattr(kind, "feature", kind) for name, kind in features.items()}
+    return {name: kind.names for name, kind in kinds.items() if isinstance(kind, ClassLabel)}
 
 
 def _as_texts(table: pyarrow.Table) -> pyarrow.Table:

@@ -64,7 +64,7 @@ Rows = list[tuple[str, str]]
 
 
 def load_trec(options: DataConfig, *, emit: Emit) -> LoadedData:
-    """Load TREC from raw files in ``data_dir``, else from the Hub or the original address."""
+    """Load TREC from raw files in ``data_dir``, else from the Hub."""
     label, folder = options.label, options.data_dir
     if label not in CLASSES_OF_LABEL:
         raise UsageError(
@@ -86,25 +86,18 @@ def _fetch(emit: Emit) -> tuple[dict[str, Rows], Sequence[DataSource]]:
     try:
         folder = hub.Repository("dataset", HUB_REPOSITORY, HUB_REVISION).fetch(names.values())
     except (HubNotReachable, DataNotFound) as error:
-        emit(Info(f"{error}; trying {ORIGINAL_ADDRESS}"))
-    else:
-        splits = {}
-        for split, name in names.items():
-            columns = read_file(folder / name, DataConfig(), emit=emit).columns
-            fine, texts = (columns[one].to_pylist() for one in ("fine_label", "text"))
-            splits[split] = list(zip(fine, texts, strict=True))
-        return splits, [DataSource(f"hub:{HUB_REPOSITORY}", commit=HUB_REVISION)]
-    folder = hub.cache_folder("trec")
-    try:
-        for name, sha256 in PUBLISHED.values():
-            hub.fetch_file(f"{ORIGINAL_ADDRESS}/{name}", sha256=sha256, to=folder / name)
-    except HubNotReachable as error:
         raise HubNotReachable(
-            "TREC is not in the cache, and neither the Hub nor TREC's own address can be reached",
-            remedy="go online for the first run, name a folder with train_5500.label as --data-dir,"
-            " or take --data questions, which comes with the package",
+            f"TREC is not in the cache: {error.message}",
+            remedy="go online for the first run, name a folder with train_5500.label of"
+            f" {ORIGINAL_ADDRESS} as --data-dir, or take --data questions, which comes with the"
+            " package",
         ) from error
-    return _read_folder(folder, emit)
+    splits = {}
+    for split, name in names.items():
+        columns = read_file(folder / name, DataConfig(), emit=emit).columns
+        fine, texts = (columns[one].to_pylist() for one in ("fine_label", "text"))
+        splits[split] = list(zip(fine, texts, strict=True))
+    return splits, [DataSource(f"hub:{HUB_REPOSITORY}", commit=HUB_REVISION)]
 
 
 def _read_folder(folder: Path, emit: Emit) -> tuple[dict[str, Rows], Sequence[DataSource]]:

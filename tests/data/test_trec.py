@@ -1,6 +1,5 @@
 """TREC from its raw files, from the Hub, and from copies that differ."""
 
-import hashlib
 from collections import Counter
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from hub_server import HubServer, hub_client
 from trec_files import TREC_DIR, needs_trec
 
 from finetune.config.schema import DataConfig
-from finetune.data import trec
 from finetune.data.trec import (
     COARSE,
     FINE,
@@ -20,7 +18,7 @@ from finetune.data.trec import (
     load_trec,
 )
 from finetune.errors import DataNotFound, DataUnreadable, HubNotReachable, UsageError
-from finetune.events import Emit, Event, Info, WarningMessage, ignore
+from finetune.events import Emit, Event, WarningMessage, ignore
 
 # Questions in TREC's format, made up here; fine names that several coarse ones share are among
 # them.
@@ -105,37 +103,10 @@ def test_the_files_of_the_hub_equal_the_raw_files(tmp_path: Path, label: str) ->
     )
 
 
-def test_a_hub_without_trec_leads_to_the_original_address(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    raw = write_raw(tmp_path / "raw", test=4)
-    published = {
-        split: (name, hashlib.sha256((raw / name).read_bytes()).hexdigest())
-        for split, (name, _) in PUBLISHED.items()
-    }
-    monkeypatch.setattr(trec, "PUBLISHED", published)
-    emitted: list[Event] = []
-    with (
-        HubServer(models={"the/original": raw}) as hub,
-        hub_client(endpoint=hub.endpoint, home=tmp_path / "home"),
-    ):
-        address = f"{hub.endpoint}/the/original/resolve/main"
-        monkeypatch.setattr(trec, "ORIGINAL_ADDRESS", address)
-        table = load(None, emit=emitted.append)
-
-        hub.failures.down = True
-        again = load(None)
-    assert contents(table) == contents(again)
-    assert contents(table) == contents(load(raw))
-    assert any(isinstance(event, Info) and address in event.message for event in emitted)
-
-
 def test_without_any_network_the_remedy_names_the_ways_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    monkeypatch.setattr(trec, "ORIGINAL_ADDRESS", "http://127.0.0.1:9")
     with (
         hub_client(endpoint="http://127.0.0.1:9", home=tmp_path),
         pytest.raises(HubNotReachable) as raised,
