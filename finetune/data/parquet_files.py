@@ -1,29 +1,29 @@
 """Parquet files."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pyarrow
-import pyarrow.compute as pc
 from datasets import ClassLabel, Features
 from pyarrow import parquet, types
 
 from finetune.config.schema import DataConfig
-from finetune.data.mapped import PIECE_ROWS, collect
 from finetune.data.packed import Content
-from finetune.data.reader import STREAM_ROWS, Columns, Reader, Row, as_text, report_left_out
+from finetune.data.reader import STREAM_ROWS, Columns, Reader, Row, columns_of, report_left_out
 from finetune.errors import DataUnreadable
 from finetune.events import Emit, Info
-from finetune.tasks.labels import map_lists, map_values
+from finetune.tasks.labels import map_values
 
 
 def rows(content: Content, options: DataConfig, emit: Emit) -> Iterator[Row]:
     """Yield the rows of all columns."""
-    batches = _read_batches(content, rows=STREAM_ROWS)
-    return enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
+    return _read(content, None)
 
 
 def columns(content: Content, options: DataConfig, emit: Emit) -> Columns:
@@ -33,22 +33,19 @@ def columns(content: Content, options: DataConfig, emit: Emit) -> Columns:
     with _errors_explained(path):
         file = _open(content)
         schema = file.schema_arrow
-    names = [one.name for one in schema if _is_plain(one.type) or _is_list_of_labels(one.type)]
+    if file.metadata.num_rows == 0 or len(set(schema.names)) < len(schema.names):
+        raise DataUnreadable(
+            f"{path} holds no rows, or two columns of the same name", remedy="export it again"
+        )
+    names = [one.name for one in schema if _is_readable(one.type)]
     report_left_out([name for name in schema.names if name not in names], path=path, emit=emit)
-    is_empty = file.metadata.num_rows == 0
-    if is_empty or len(set(names)) < len(names):
-        complaint = "holds no rows" if is_empty else "has two columns of the same name"
-        raise DataUnreadable(f"{path} {complaint}", remedy="export it again")
-    kinds = {name: schema.field(name).type for name in names}
+    table = columns_of(_read(content, names), path=path, emit=emit)
     class_names = {
-        name: own
-        for name, own in _class_names(schema).items()
-        if name in kinds and (types.is_integer(kinds[name]) or _is_list_of_labels(kinds[name]))
+        name: own for name, own in _class_names(schema).items() if name in table.column_names
     }
-    batches = _read_batches(content, rows=PIECE_ROWS, columns=names)
-    tables = (pyarrow.Table.from_batches([batch]) for batch in batches)
-    with _errors_explained(path):  # a damaged file may have none of its rows
-        table = collect(_as_texts(_with_class_names(one, class_names)) for one in tables)
+    for name, own in class_names.items():
+        named = map_values(table[name], partial(_name_classes, names=own))
+        table = table.set_column(table.column_names.index(name), name, named)
     return table, class_names
 
 
@@ -58,13 +55,16 @@ def _open(content: Content) -> parquet.ParquetFile:
     return parquet.ParquetFile(pyarrow.BufferReader(content.unpacked))
 
 
-def _read_batches(
-    content: Content, *, rows: int, columns: Sequence[str] | None = None
-) -> Iterator[pyarrow.RecordBatch]:
+def _read(content: Content, columns: Sequence[str] | None) -> Iterator[Row]:
     with _errors_explained(content.path):
-        for batch in _open(content).iter_batches(batch_size=rows, columns=columns):
-            batch.validate(full=True)  # texts may be other bytes than UTF-8
-            yield batch
+        batches = _open(content).iter_batches(batch_size=STREAM_ROWS, columns=columns)
+        yield from enumerate(chain.from_iterable(map(_rows_of, batches)), start=1)
+
+
+def _rows_of(batch: pyarrow.RecordBatch) -> list[dict[str, Any]]:
+    batch.validate(full=True)  # texts may be other bytes than UTF-8
+    rows: list[dict[str, Any]] = batch.to_pylist()
+    return rows
 
 
 @contextmanager
@@ -77,20 +77,11 @@ def _errors_explained(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _with_class_names(
-    table: pyarrow.Table, class_names: Mapping[str, Sequence[str]]
-) -> pyarrow.Table:
-    for name, own in class_names.items():
-        column, named = table[name], partial(_names_of, names=own)
-        column = map_lists(column, named) if _is_list_of_labels(column.type) else named(column)
-        table = table.set_column(table.column_names.index(name), name, column)
-    return table
-
-
-def _names_of(numbers: pyarrow.ChunkedArray, *, names: Sequence[str]) -> pyarrow.ChunkedArray:
-    known = pyarrow.array(range(len(names)), "int64")
-    positions = pc.index_in(numbers.cast("int64"), value_set=known)
-    return pc.take(pyarrow.array(names, "string"), positions)
+def _is_readable(kind: pyarrow.DataType) -> bool:
+    """Return whether a column may hold texts or labels; vectors and pictures would take long."""
+    if types.is_list(kind) or types.is_large_list(kind):
+        return _is_readable(kind.value_type) and not types.is_floating(kind.value_type)
+    return not (types.is_nested(kind) or types.is_binary(kind) or types.is_large_binary(kind))
 
 
 def _class_names(schema: pyarrow.Schema) -> dict[str, list[str]]:
@@ -103,44 +94,14 @@ def _class_names(schema: pyarrow.Schema) -> dict[str, list[str]]:
     return {name: kind.names for name, kind in kinds.items() if isinstance(kind, ClassLabel)}
 
 
-def _as_texts(table: pyarrow.Table) -> pyarrow.Table:
-    """Return columns of texts, numbers and truth values as text; lists as JSON."""
-    columns = {}
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        if types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
-        if _is_list_of_labels(column.type):
-            values = pc.binary_join(map_lists(column, _as_json), ", ")
-            column = pc.binary_join_element_wise("[", values, "]", "")
-        if types.is_floating(column.type):
-            column = column.cast("float64")  # half precision has no unique values
-            column = map_values(column, as_text)
-        columns[name] = pc.fill_null(column.cast("string"), "")
-    return pyarrow.table(columns)
-
-
-def _as_json(values: pyarrow.Array) -> pyarrow.Array:
-    texts = pc.fill_null(values.cast("string"), "")
-    return map_values(texts, partial(json.dumps, ensure_ascii=False))
-
-
-def _is_list_of_labels(kind: pyarrow.DataType) -> bool:
-    """Return whether a column holds lists of texts or of whole numbers."""
-    if not (types.is_list(kind) or types.is_large_list(kind)):
-        return False
-    own = kind.value_type
-    return _is_plain(own) and not (types.is_floating(own) or types.is_boolean(own))
-
-
-def _is_plain(kind: pyarrow.DataType) -> bool:
-    """Return whether a column holds a text, a number or a truth value in each row."""
-    if types.is_dictionary(kind):
-        return _is_plain(kind.value_type)
-    tests = (
-        *(types.is_string, types.is_large_string, types.is_string_view),
-        *(types.is_integer, types.is_floating, types.is_decimal, types.is_boolean, types.is_null),
-    )
-    return any(is_of(kind) for is_of in tests)
+def _name_classes(value: str, *, names: Sequence[str]) -> str:
+    """Return the name of a class for its number, or the names in a list of numbers."""
+    if value.startswith("["):
+        named = [_name_classes(one, names=names) for one in json.loads(value)]
+        return json.dumps(named, ensure_ascii=False)
+    if not re.fullmatch(r"-?\d+", value):
+        return value
+    return names[int(value)] if 0 <= int(value) < len(names) else ""
 
 
 READER = Reader((".parquet",), rows, columns, unit="row", first_bytes=b"PAR1")

@@ -144,7 +144,7 @@ def as_text(value: Any) -> str | None:
     """
     if isinstance(value, str):
         return value
-    if isinstance(value, list) and all(isinstance(one, str | int) for one in value):
+    if isinstance(value, list) and all(isinstance(one, str | int | None) for one in value):
         return json.dumps(list(map(as_text, value)), ensure_ascii=False)
     if isinstance(value, bytes | list | dict):
         return None

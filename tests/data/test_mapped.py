@@ -36,8 +36,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Take tables of 100 kB for large ones; return the folder of their files."""
     monkeypatch.setattr("finetune.hub.cache_folder", lambda name: tmp_path / "cache" / name)
     monkeypatch.setattr(mapped, "LARGE_BYTES", 100_000)
-    for module in (mapped, parquet_files):
-        monkeypatch.setattr(module, "PIECE_ROWS", 64)
+    monkeypatch.setattr(mapped, "PIECE_ROWS", 64)
+    monkeypatch.setattr(parquet_files, "STREAM_ROWS", 10)
     return tmp_path / "cache" / "tables"
 
 
