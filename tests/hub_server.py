@@ -37,8 +37,6 @@ class Failures:
         read_only: Repositories that no token may make.
         refuses_tokens: Every token is refused.
         down: Every request is answered with 503.
-        limits_requests: Every request is answered with 429.
-        web_page: Every request is answered with a page, as a hotel's network does.
         delay_seconds: Time before each answer.
         cut_after_bytes: Names of files whose transfer breaks off after so many bytes of the file.
     """
@@ -47,8 +45,6 @@ class Failures:
     read_only: set[str] = field(default_factory=set)
     refuses_tokens: bool = False
     down: bool = False
-    limits_requests: bool = False
-    web_page: bool = False
     delay_seconds: float = 0.0
     cut_after_bytes: dict[str, int] = field(default_factory=dict)
 
@@ -176,14 +172,10 @@ class _Answer(BaseHTTPRequestHandler):
             self.close_connection = True
         elif hub.failures.down:
             self._refuse(503)
-        elif hub.failures.limits_requests:
-            self._refuse(429)
         elif hub.failures.refuses_tokens and "Authorization" in self.headers:
             self._refuse(
                 401, headers={"X-Error-Message": "Invalid credentials in Authorization header"}
             )
-        elif hub.failures.web_page:
-            self._send(b"<html>Please log in</html>", content_type="text/html")
         elif self.command in ("POST", "PUT"):
             self._take(path, body)
         elif asked := re.fullmatch(

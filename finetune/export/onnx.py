@@ -84,27 +84,13 @@ def write_onnx(text_model: TextModel, folder: Path, *, quantizes: bool) -> None:
     Batch and length are dynamic. Inputs are those of the tokenizer, int64 of shape [batch, length],
     the output ``logits`` float32 of shape [batch, classes].
     """
-    with writing_export(text_model, folder, name=MODEL_FILE) as partial:
-        _write_model(text_model, partial / MODEL_FILE)
-        if quantizes:
-            import onnx
-            from onnxruntime.quantization import QuantType, quantize_dynamic
-
-            graph = onnx.load(partial / MODEL_FILE)
-            # The exporter's shapes of transposed weights contradict those that are inferred.
-            del graph.graph.value_info[:]
-            with silence():
-                quantize_dynamic(graph, partial / QUANTIZED_FILE, weight_type=QuantType.QInt8)
-
-
-def _write_model(text_model: TextModel, file: Path) -> None:
     model: nn.Module = text_model.model
     model.eval()
     example = example_inputs(text_model, *EXAMPLE_SHAPE)
     names = list(example)
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=text_model.max_tokens)
-    try:
-        with silence():
+    with writing_export(text_model, folder, name=MODEL_FILE) as partial, silence():
+        try:
             program = torch.onnx.export(
                 _Logits(model, names),
                 tuple(example.values()),
@@ -113,14 +99,22 @@ def _write_model(text_model: TextModel, file: Path) -> None:
                 input_names=names,
                 output_names=["logits"],
             )
-    except torch.onnx.OnnxExporterError as error:
-        reason = str(error.__cause__ or error).splitlines()[0]
-        raise ModelUnsupported(
-            f"PyTorch can't export {type(model).__name__} to ONNX: {reason}",
-            remedy="use the model in its run folder with transformers",
-        ) from error
-    assert program is not None
-    program.save(file)
+        except torch.onnx.OnnxExporterError as error:
+            reason = str(error.__cause__ or error).splitlines()[0]
+            raise ModelUnsupported(
+                f"PyTorch can't export {type(model).__name__} to ONNX: {reason}",
+                remedy="use the model in its run folder with transformers",
+            ) from error
+        assert program is not None
+        program.save(partial / MODEL_FILE)
+        if quantizes:
+            import onnx
+            from onnxruntime.quantization import QuantType, quantize_dynamic
+
+            graph = onnx.load(partial / MODEL_FILE)
+            # The exporter's shapes of transposed weights contradict those that are inferred.
+            del graph.graph.value_info[:]
+            quantize_dynamic(graph, partial / QUANTIZED_FILE, weight_type=QuantType.QInt8)
 
 
 def verify(trained: TrainedModel, exported: nn.Module, examples: Examples) -> Verification:
