@@ -166,7 +166,7 @@ def _extract(
 ) -> torch.Tensor:
     """Return the features of one batch, on the CPU."""
     torch_device = training_state.device.torch_device
-    with training_state.device.autocast(training_state.accelerator.precision):
+    with training_state.device.autocast(training_state.precision):
         on_device = {name: tensor.to(torch_device) for name, tensor in inputs.items()}
         return extractor.extract(on_device).cpu()
 

@@ -157,19 +157,12 @@ def _check_parity(device: str, chosen: dict[str, Any], *, as_json: bool) -> None
 
 
 def _show_parity(report: "ParityReport") -> None:
-    """Print the worst relative error of each part and of each module."""
+    """Print the worst relative error of each part, and of which tensor it is."""
     rows = []
     for part, one in report.worst_by_part().items():
         status = "ok" if one.passes else "failure"
         rows.append((part, f"{one.error:.1e}", f"{one.tolerance:.1e}", status, one.tensor))
     columns = ("part", "worst error", "tolerance", "status", "where")
     show_table(columns, rows, numbers=columns[1:3])
-    show_lines()
-    module_rows = [
-        (module, part, f"{one.error:.1e}", one.tensor)
-        for module, by_part in report.worst_by_module().items()
-        for part, one in by_part.items()
-    ]
-    show_table(("module", "part", "worst error", "where"), module_rows, numbers=("worst error",))
     if not report.failures:
         show_lines(f"{report.device} in {report.precision} agrees with the CPU in fp32")

@@ -37,12 +37,10 @@ from finetune.devices.mps.operators import Status, status_of
 from finetune.model.factory import loss_of
 from finetune.model.shape import count_positions, random_classifier
 from finetune.model.structure import find_structure
-from finetune.training.accelerator import Accelerator
 
 # The release, whose faults are looked up.
 _TORCH_VERSION = torch.__version__.partition("+")[0]
 _NOT_HELD = (torch.float64, torch.complex128)
-_SCALING = "gradient scaling"
 # Those of PyTorch's tracer and its profiler.
 _NOT_FOR_DEVICES = ("prim", "profiler")
 CLASSES = 6
@@ -58,8 +56,7 @@ class Operator:
     """An operator, such as ``aten::addmm``, and how MPS runs it.
 
     The calls are those of one step, the modules what calls it, forward or backward: names with
-    ``*`` for numbers, or ``loss``, ``clipping``, ``gradient scaling``, ``optimizer``,
-    ``evaluation``.
+    ``*`` for numbers, or ``loss``, ``clipping``, ``optimizer``, ``evaluation``.
     """
 
     name: str
@@ -116,8 +113,8 @@ def audit_classifier(
     recorder = _Recorder(fake)
     recorder.places.name_steps_of(trial.training_state.optimizer)
     if precision == "fp16":
-        scaling = _ScalingAccelerator(recorder.places)
-        trial = replace(trial, training_state=replace(trial.training_state, accelerator=scaling))
+        scaler = torch.amp.GradScaler("cpu")
+        trial = replace(trial, training_state=replace(trial.training_state, scaler=scaler))
     trial.begin()
     with dispatching_as_mps(), recorder:
         trial.take_step(batch_size=batch_size)
@@ -241,8 +238,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._calls[part] += calls if self._is_step else 0
             self._modules[part].add(place)
         arguments = named_arguments(func, args, kwargs)
-        # GradScaler inverts its scale in float64 everywhere but on MPS.
-        if place != _SCALING and any(
+        # Before clipping GradScaler inverts its scale, in float64 everywhere but on MPS.
+        if place != "clipping" and any(
             isinstance(one, torch.Tensor) and one.dtype in _NOT_HELD
             for one in tree_iter((list(arguments.values()), result))
         ):
@@ -303,22 +300,3 @@ class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _zeros_like(tensor: torch.Tensor) -> torch.Tensor:
     # On a new page of memory that is never written to, zeros take up none.
     return torch.zeros(tensor.shape, dtype=tensor.dtype)
-
-
-class _ScalingAccelerator(Accelerator):
-    """Scales gradients as in fp16, but in bf16 on the CPU."""
-
-    def __init__(self, places: _Places) -> None:
-        super().__init__(CpuDevice(), precision="bf16")
-        self._scaler = self._accelerator.scaler = torch.amp.GradScaler("cpu")
-        self._places = places
-
-    def unscale_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        self._places.outside = _SCALING
-        super().unscale_gradients(optimizer)
-        self._places.outside = "clipping"
-
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        self._scaler.step(optimizer)
-        self._places.outside = _SCALING
-        self._scaler.update()

@@ -1,7 +1,6 @@
 """``finetune doctor --parity``: the comparison of a run with the CPU, on batches of more shapes."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
@@ -14,7 +13,7 @@ from finetune.config.mode import Mode
 from finetune.config.schema import ModelConfig
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
-from finetune.doctor.operators import CLASSES, with_stars
+from finetune.doctor.operators import CLASSES
 from finetune.events import Emit, Info
 from finetune.model.freeze import freeze_parameters, set_training
 from finetune.model.load import load_model
@@ -27,7 +26,7 @@ from finetune.tokenization.examples import Examples, inputs_of_texts
 from finetune.training.guard import ParameterGuard
 from finetune.training.micro_batches import cut_batch
 from finetune.training.optimizers import Hyperparameters
-from finetune.training.parity import Difference, compare_with_cpu, module_of
+from finetune.training.parity import Difference, compare_with_cpu
 from finetune.training.precision import note_parity
 from finetune.training.schedule import Schedule
 from finetune.training.step import prepare_training
@@ -56,15 +55,10 @@ class ParityReport:
 
     def worst_by_part(self) -> dict[str, Difference]:
         """Return the worst difference of each part."""
-        return _worst_by_part(self.differences)
-
-    def worst_by_module(self) -> dict[str, dict[str, Difference]]:
-        """Return the worst difference of each module with parameters, by part."""
-        by_module: dict[str, list[Difference]] = {}
+        worst: dict[str, Difference] = {}
         for one in self.differences:
-            if one.part == "gradients":
-                by_module.setdefault(with_stars(module_of(one.tensor)), []).append(one)
-        return {module: _worst_by_part(some) for module, some in by_module.items()}
+            worst[one.part] = max(worst.get(one.part, one), one, key=lambda each: each.error)
+        return worst
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON, with null for infinity."""
@@ -160,14 +154,7 @@ def compare_model(
         cut = cut_batch(examples, batch, batch_size=_GRADIENT_EXAMPLES, device=device)
         state.take_step(number, cut)
         guard.note_gradients(state.model)
-        if number >= state.accelerator.skipped_steps():
+        if state.took_last_step:
             break
     guard.check(state.model)
     return report
-
-
-def _worst_by_part(differences: Iterable[Difference]) -> dict[str, Difference]:
-    worst: dict[str, Difference] = {}
-    for one in differences:
-        worst[one.part] = max(worst.get(one.part, one), one, key=lambda each: each.error)
-    return worst

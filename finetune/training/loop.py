@@ -184,7 +184,6 @@ class _StepLog:
         self._has_windows = has_windows
         self._batches: list[Batch] = []
         self._losses: list[torch.Tensor] = []
-        self._first_step = progress.steps
         self._guard: ParameterGuard | None = ParameterGuard(state.model)
         self._budget_bytes = state.device.memory.budget_bytes(None)
         self._since = 0.0
@@ -248,10 +247,9 @@ class _StepLog:
 
     def _check_parameters(self) -> None:
         """Compare the parameters with those before training, once steps are visible in them."""
-        steps = self._progress.steps - self._first_step
         rate = self._state.schedule.learning_rate_at(self._progress.steps - 1)
         is_visible = rate >= MIN_VISIBLE_RATE
-        if self._guard and is_visible and steps > self._state.accelerator.skipped_steps():
+        if self._guard and is_visible and self._state.took_last_step:
             self._guard.check(self._state.model)
             self._guard = None
 

@@ -85,7 +85,7 @@ def check_device(
         (min(_MAX_EXAMPLES, _MAX_TOKENS // length or 1, batch_size), length)
         for length in (shortest, *[one for one in longer if one <= _MAX_LENGTH][-1:])
     ]
-    attempts = 1 if state.accelerator.precision == "fp32" else _ATTEMPTS_IN_16_BITS
+    attempts = 1 if state.precision == "fp32" else _ATTEMPTS_IN_16_BITS
     try:
         for attempt in range(attempts):
             differences = compare_with_cpu(state, examples, shapes, seed=step + attempt)
@@ -118,8 +118,8 @@ def compare_with_cpu(
     A shape is a batch's number of examples and padded length. Gradients are dropped, and the model
     is left in evaluation mode.
     """
-    cpu, model, precision = CpuDevice(), state.model, state.accelerator.precision
-    loss_scale = max(1.0, state.accelerator.loss_scale / _LOSS_SCALE_MARGIN)
+    cpu, model, precision = CpuDevice(), state.model, state.precision
+    loss_scale = max(1.0, state.scaler.get_scale() / _LOSS_SCALE_MARGIN)
     least = state.device.shapes.min_examples
     shapes = [(max(count, least), length) for count, length in shapes]
     state.optimizer.zero_grad(set_to_none=True)

@@ -76,8 +76,8 @@ def capture_state(
     for index, of_process in enumerate(others, start=1):
         random |= {f"{index}.{name}": one for name, one in of_process.items()}
     tensors = {"model": trained_tensors(state), "optimizer": optimizer, "random": random}
-    scaler_state = state.accelerator.scaler_state()
-    return tensors, {"progress": asdict(progress), "gradient_scaler": scaler_state}
+    values = {"progress": asdict(progress), "gradient_scaler": state.scaler.state_dict()}
+    return tensors, values
 
 
 def restore_state(
@@ -90,7 +90,7 @@ def restore_state(
     try:
         load_trained_tensors(state, tensors["model"])
         _restore_optimizer(state.optimizer, tensors["optimizer"])
-        state.accelerator.load_scaler_state(values["gradient_scaler"])
+        state.scaler.load_state_dict(values["gradient_scaler"])
         _restore_random_state(state, tensors["random"])
         progress = TypeAdapter(Progress).validate_python(values["progress"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:

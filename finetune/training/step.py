@@ -18,7 +18,7 @@ from finetune.devices.captured import CapturedFunction, Tensors
 from finetune.distributed.processes import ALONE, Processes
 from finetune.model.gradient_checkpointing import has_gradient_checkpointing
 from finetune.tokenization.examples import Inputs
-from finetune.training.accelerator import Accelerator
+from finetune.training.accelerator import start_accelerate
 from finetune.training.micro_batches import AnyMicroBatch, MicroBatch, WindowBatch
 from finetune.training.optimizers import (
     OPTIMIZERS,
@@ -41,13 +41,15 @@ _SMALL_NUMBERS = 2**16
 class TrainingState:
     """A model on its device, in the precision of the run, with the optimizer of what trains.
 
-    ``captured`` is a step without its learning rate, as CUDA graphs, where the device has them.
+    In fp16 ``scaler`` scales losses. ``captured`` is a step without its learning rate, as CUDA
+    graphs, where the device has them.
     """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     device: Device
-    accelerator: Accelerator
+    precision: str
+    scaler: torch.amp.GradScaler
     losses: Losses
     hyperparameters: Hyperparameters
     processes: Processes = ALONE
@@ -108,7 +110,7 @@ class TrainingState:
             else:
                 [inputs] = micro_batch.slices()
                 loss = weighted_loss(self.logits(inputs), micro_batch, self.losses)
-                self.accelerator.backward(loss)
+                torch.autograd.backward(self.scaler.scale(loss))
             losses.append(loss.detach())
         loss = torch.stack(losses).sum()
         flat_gradients = None
@@ -120,7 +122,7 @@ class TrainingState:
 
     def logits(self, inputs: Inputs) -> torch.Tensor:
         """Return the model's logits in fp32, computed in the precision of the run."""
-        with self.device.autocast(self.accelerator.precision):
+        with self.device.autocast(self.precision):
             logits: torch.Tensor = self.model(**inputs).logits
         return logits.float()
 
@@ -131,7 +133,8 @@ class TrainingState:
             gradients = self._gradients()
             torch._foreach_copy_(gradients, _views(flat_gradients, gradients))
             self._clip_gradients()
-        self.accelerator.step(self.optimizer)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         return loss
 
     def _backward_by_slices(self, batch: WindowBatch) -> torch.Tensor:
@@ -148,7 +151,8 @@ class TrainingState:
         self.device.set_random_state(random_state)
         gradients = torch.split(gradient, batch.slice_sizes)
         for inputs, of_slice in zip(batch.slices(), gradients, strict=True):
-            self.accelerator.backward((self.logits(inputs) * of_slice).sum())
+            loss_of_slice = (self.logits(inputs) * of_slice).sum()
+            torch.autograd.backward(self.scaler.scale(loss_of_slice))
         return loss
 
     def _gradients(self) -> list[torch.Tensor]:
@@ -158,13 +162,13 @@ class TrainingState:
         """Return all gradients end to end, of shape [numbers], for one all-reduce."""
         gradients = self._gradients()
         # In bf16, products give gradients of 16 bits: half as much goes between the devices.
-        dtype = torch.bfloat16 if self.accelerator.precision == "bf16" else torch.float32
+        dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32
         flat = gradients[0].new_empty(sum(one.numel() for one in gradients), dtype=dtype)
         torch._foreach_copy_(_views(flat, gradients), gradients)
         return flat
 
     def _clip_gradients(self) -> None:
-        self.accelerator.unscale_gradients(self.optimizer)
+        self.scaler.unscale_(self.optimizer)
         norm, max_norm = total_norm(self._gradients()), self.hyperparameters.max_grad_norm
         can_scale = OPTIMIZERS[self.hyperparameters.optimizer].scales_gradients
         if can_scale and self.device.fused_adamw_scales_gradients:
@@ -172,6 +176,11 @@ class TrainingState:
             self.optimizer.grad_scale = (norm / max_norm).clamp(min=1)  # type: ignore[attr-defined]
         else:
             clip_grads_with_norm_(trained_by(self.optimizer), max_norm, norm)
+
+    @property
+    def took_last_step(self) -> bool:
+        """Whether the last step was taken: in fp16 it isn't if gradients overflow; waits."""
+        return not self.scaler.is_enabled() or self.scaler.state_dict()["_growth_tracker"] > 0
 
     @property
     def cuda_graph_error(self) -> str | None:
@@ -192,7 +201,10 @@ class TrainingState:
     def discard_gradients(self) -> None:
         """Drop the gradients of a step that is not taken."""
         self.optimizer.zero_grad(set_to_none=True)
-        self.accelerator.skip_step()
+        # The scaler remembers that gradients have been unscaled until a scale is set, which there
+        # is from the first loss on.
+        self.scaler.scale(torch.zeros((), device=self.device.torch_device))
+        self.scaler.update(self.scaler.get_scale())
         if self.captured:
             self.captured.clear()
 
@@ -216,17 +228,20 @@ def prepare_training(
 
     ``head`` has the names of the head's parameters. Weights stay fp32 in every precision.
     """
-    accelerator = Accelerator(device, precision=precision)
+    start_accelerate(device)
     optimizer = build_optimizer(model, hyperparameters, head=head, device=device)
     place(model, device.torch_device)
-    state = TrainingState(model, optimizer, device, accelerator, losses, hyperparameters, processes)
+    scaler = torch.amp.GradScaler(device.torch_device.type, enabled=precision == "fp16")
+    state = TrainingState(
+        model, optimizer, device, precision, scaler, losses, hyperparameters, processes
+    )
     if _why_not_capturable(state):
         return state
     return replace(state, captured=device.capture(partial(_captured_step, state)))
 
 
 def _why_not_capturable(state: TrainingState) -> str | None:
-    if state.accelerator.scales_gradients:
+    if state.scaler.is_enabled():
         return "gradients are scaled in fp16"
     if has_gradient_checkpointing(state.model):
         return "gradient checkpointing repeats random numbers"

@@ -153,19 +153,15 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("cache")
-def test_parity_tells_parts_and_modules_and_keeps_the_result(
-    command: Command, tiny_folder: Path
-) -> None:
+def test_parity_tells_parts_and_keeps_the_result(command: Command, tiny_folder: Path) -> None:
     outcome = command(*PARITY, "--model", tiny_folder, "--precision", "bf16")
     assert outcome.code == 0, outcome.errors
     assert "in bf16 with the CPU in fp32" in outcome.errors
-    parts, modules, result = outcome.output.split("\n\n")
-    assert [line.split("  ")[0] for line in parts.splitlines()] == [
-        "part", "logits", "gradients",
-    ]  # fmt: skip
-    assert all(" ok " in line for line in parts.splitlines()[1:])
-    assert "\nbert.encoder.layer.*.attention.self.key  " in modules
-    assert result == "cpu in bf16 agrees with the CPU in fp32\n"
+    titles, *parts, result = filter(None, outcome.output.splitlines())
+    assert titles.split()[0] == "part"
+    assert [line.split()[0] for line in parts] == ["logits", "gradients"]
+    assert all(" ok " in line for line in parts)
+    assert result == "cpu in bf16 agrees with the CPU in fp32"
     assert has_parity(CpuDevice(), precision="bf16")
 
 
