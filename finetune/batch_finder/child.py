@@ -53,7 +53,6 @@ class Child:
             env=environment_outside_group() | import_environment(),
         )
         self.process_id = self._process.pid
-        self._received = b""
 
     def send(self, request: Any) -> None:
         """Write a line to the child; if it has ended, ``receive`` says so."""
@@ -64,15 +63,12 @@ class Child:
     def receive(self, *, seconds: float) -> Any | None:
         """Return the next reply, None if none is in time; raise ChildEnded if none will come."""
         assert self._process.stdout
-        output = self._process.stdout.fileno()
-        if b"\n" not in self._received and select.select([output], [], [], seconds)[0]:
-            received = os.read(output, 65536)
-            if not received:
-                raise ChildEnded
-            self._received += received
-        if b"\n" not in self._received:
+        if not select.select([self._process.stdout], [], [], seconds)[0]:
             return None
-        line, _, self._received = self._received.partition(b"\n")
+        # A reply is written at once: it does not have to be waited for.
+        line = self._process.stdout.readline()
+        if not line:
+            raise ChildEnded
         # Whatever Python prints as it starts comes before all replies.
         with contextlib.suppress(ValueError):
             return json.loads(line)

@@ -1,17 +1,24 @@
-"""From the name of a device to the device."""
+"""From the name of a device to the device, and what ``finetune doctor`` says of each."""
 
 from collections.abc import Iterator
 
+import psutil
+import torch
+
 from finetune import events
 from finetune.devices.base import Device
+from finetune.devices.check import ROOM_FOR_BERT_BASE_BYTES, Check, high_ratio
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.cuda import CudaDevice
+from finetune.devices.host import gibibytes
 from finetune.devices.mps.device import MpsDevice
 from finetune.errors import ConfigurationInvalid, DeviceNotAvailable, UsageError
 from finetune.events import Emit
 
 # In the order in which "auto" tries them.
 DEVICES: dict[str, type[Device]] = {one.name: one for one in (CudaDevice, MpsDevice, CpuDevice)}
+# All of BERT-base trained on a Mac of this size at 512 tokens with a batch size of 1 and no larger.
+_TOO_SMALL_BYTES = 8 * 2**30
 
 
 def select_device(name: str, *, emit: Emit) -> Device:
@@ -42,3 +49,61 @@ def check_precision(device: Device, precision: str) -> None:
             f"{device.name} can't compute in {precision} here",
             remedy=f"use --precision {' or '.join(device.precisions)}",
         )
+
+
+def check_gpus() -> Iterator[Check]:
+    """Yield a description of each kind of GPU, or why it can't be used."""
+    for name, describe in (("mps", describe_mps), ("cuda", describe_cuda)):
+        unusable = DEVICES[name].why_not_usable()
+        if unusable is None:
+            yield from describe()
+        elif unusable.is_absent:
+            yield Check(name, "ok", unusable.reason)
+        else:
+            yield Check(name, "warning", unusable.reason, unusable.remedy)
+
+
+def check_device(asked: str) -> Check:
+    """Say which device a run with this ``--device``, one of ``DEVICE_NAMES``, takes."""
+    try:
+        device = select_device(asked, emit=lambda event: None)
+    except DeviceNotAvailable as error:
+        return Check("device", "failure", error.message, error.remedy)
+    precisions = ", ".join(device.precisions)
+    finding = f"--device {asked} takes {device.name} ({device.description}), in {precisions}"
+    return Check("device", "ok", finding)
+
+
+def describe_mps() -> Iterator[Check]:
+    """Yield a Mac's GPU, and its memory."""
+    yield Check("mps", "ok", f"built, available and usable: {MpsDevice().description}")
+    total_bytes = psutil.virtual_memory().total
+    recommended_bytes = torch.mps.recommended_max_memory()
+    finding = f"recommended working set {gibibytes(recommended_bytes)} of {gibibytes(total_bytes)}"
+    # check_watermarks warns of a limit that was lifted.
+    if limit_bytes := int(high_ratio() * recommended_bytes):
+        finding += f"; PyTorch refuses more than {gibibytes(limit_bytes)}"
+    if limit_bytes > total_bytes:
+        finding += ", and the Mac swaps before"
+    remedy = "use --freeze-core, or small batches: --batch-size 8 --effective-batch-size 32"
+    yield Check.warn_unless(total_bytes > _TOO_SMALL_BYTES, "mps_memory", finding, remedy)
+
+
+def describe_cuda() -> Iterator[Check]:
+    """Yield the version of CUDA, and a line for each NVIDIA GPU."""
+    yield Check("cuda", "ok", f"usable: PyTorch is built for CUDA {torch.version.cuda}")
+    for index in range(torch.cuda.device_count()):
+        gpu = torch.cuda.get_device_properties(index)
+        remedy = "see nvidia-smi for what occupies it, or choose another with CUDA_VISIBLE_DEVICES"
+        try:
+            free_bytes, total_bytes = torch.cuda.mem_get_info(index)
+        except RuntimeError as error:
+            finding = f"{gpu.name} can't be used: {str(error).splitlines()[0]}"
+            yield Check(f"cuda_{index}", "warning", finding, remedy)
+            continue
+        finding = (
+            f"{gpu.name}, capability {gpu.major}.{gpu.minor}, "
+            f"{gibibytes(free_bytes)} of {gibibytes(total_bytes)} free"
+        )
+        has_room = free_bytes >= ROOM_FOR_BERT_BASE_BYTES
+        yield Check.warn_unless(has_room, f"cuda_{index}", finding, remedy)

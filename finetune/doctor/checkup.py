@@ -152,7 +152,7 @@ def _check_devices(asked: str) -> Iterator[Check]:
         remedy = "pip install --force-reinstall torch, by a Python that the lines above approve of"
         yield Check("device", "failure", finding, remedy)
         return
-    from finetune.devices.checkup import check_device, check_gpus
+    from finetune.devices.select import check_device, check_gpus
 
     yield from check_gpus()
     yield check_device(asked)
