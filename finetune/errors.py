@@ -104,10 +104,6 @@ class DataDiffers(DataError):
     """The data or the model of a run is not what that run, or another one, was made from."""
 
 
-class ChecksumDiffers(DataError):
-    """A download's bytes are not the published ones."""
-
-
 class DeviceNotAvailable(FinetuneError):
     """The device that was asked for can't be used on this machine."""
 

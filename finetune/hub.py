@@ -5,7 +5,6 @@ commit. If the Hub does not answer, or ``HF_HUB_OFFLINE`` is set, they come from
 """
 
 import glob
-import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from huggingface_hub import CommitOperationAdd, HfApi, constants, get_session, snapshot_download
+from huggingface_hub import CommitOperationAdd, HfApi, constants, snapshot_download
 from huggingface_hub import errors as hub_errors
 from huggingface_hub.file_download import repo_folder_name
 
@@ -48,9 +47,8 @@ class Repository:
                 raise self.unreachable
             # A download retries for 20 s; this fails at once if the Hub does not answer.
             ask_hub(self.repo_type, self.name, self.commit)
-            with _errors_explained(
-                self.repo_type, self.name, f"the download of {self.name} broke off"
-            ):
+            failure = f"the download of {self.name} broke off"
+            with _errors_explained(self.repo_type, self.name, failure):
                 snapshot_download(
                     self.name,
                     repo_type=self.repo_type,
@@ -114,21 +112,6 @@ def fetch_model(name: str, *, revision: str | None, with_weights: bool = True) -
     folder = model.fetch(file for file in files if file.endswith((".json", ".txt", ".model")))
     # The weights come last, so that a cache that holds them holds everything.
     return model.fetch(weights) if with_weights else folder
-
-
-def fetch_file(url: str, *, sha256: str, to: Path) -> Path:
-    """Download a small file from the web, unless it is there already."""
-    if to.is_file() and hashlib.sha256(to.read_bytes()).hexdigest() == sha256:
-        return to
-    with _errors_explained("dataset", url, f"{url} can't be downloaded"):
-        answer = get_session().get(url, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
-        answer.raise_for_status()
-    if hashlib.sha256(answer.content).hexdigest() != sha256:
-        remedy = "run again; if it happens again, the file was changed or a proxy answers"
-        raise errors.ChecksumDiffers(f"the file at {url} is not the published one", remedy=remedy)
-    to.parent.mkdir(parents=True, exist_ok=True)
-    to.write_bytes(answer.content)
-    return to
 
 
 def upload_model(

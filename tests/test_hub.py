@@ -1,6 +1,5 @@
 """The Hub's client, tried against a server on this machine."""
 
-import hashlib
 import json
 import time
 from collections.abc import Iterator
@@ -11,7 +10,6 @@ import pytest
 from hub_server import MAIN_COMMIT, HubServer, hub_client
 
 from finetune.errors import (
-    ChecksumDiffers,
     DataNotFound,
     FinetuneError,
     HubNotReachable,
@@ -22,7 +20,6 @@ from finetune.errors import (
 from finetune.hub import (
     Repository,
     ask_hub,
-    fetch_file,
     fetch_model,
     resolve,
 )
@@ -113,8 +110,6 @@ def test_offline_mode_asks_nobody(hub: HubServer, tmp_path: Path) -> None:
         assert fetch_rows() == rows
         with pytest.raises(HubNotReachable, match="not in the cache") as raised:
             fetch_model("acme/other", revision=None)
-        with pytest.raises(HubNotReachable):
-            fetch_file(hub.endpoint, sha256="", to=tmp_path / "file")
     assert "HF_HUB_OFFLINE" in raised.value.remedy
     assert hub.requests == []
 
@@ -266,31 +261,3 @@ def test_data_that_the_hub_lacks_is_refused_with_a_remedy(hub: HubServer) -> Non
     hub.failures.gated.add(DATASET)
     with pytest.raises(DataNotFound, match="terms"):
         fetch_rows()
-
-
-def test_a_file_from_the_web_appears_complete_and_verified(
-    hub: HubServer, tmp_path: Path, model_folder: Path
-) -> None:
-    url = f"{hub.endpoint}/{MODEL}/resolve/main/vocab.txt"
-    checksum = hashlib.sha256((model_folder / "vocab.txt").read_bytes()).hexdigest()
-    to = tmp_path / "downloads" / "vocab.txt"
-    assert fetch_file(url, sha256=checksum, to=to) == to
-    assert to.read_bytes() == (model_folder / "vocab.txt").read_bytes()
-    hub.requests.clear()
-    fetch_file(url, sha256=checksum, to=to)
-    assert hub.requests == []
-
-
-def test_a_file_from_the_web_that_fails_leaves_nothing_behind(
-    hub: HubServer, tmp_path: Path
-) -> None:
-    url = f"{hub.endpoint}/{MODEL}/resolve/main/vocab.txt"
-    to = tmp_path / "downloads" / "vocab.txt"
-    with pytest.raises(ChecksumDiffers):
-        fetch_file(url, sha256="0" * 64, to=to)
-    hub.failures.cut_after_bytes["vocab.txt"] = 10
-    with pytest.raises(HubNotReachable):
-        fetch_file(url, sha256="0" * 64, to=to)
-    with pytest.raises(HubNotReachable, match="404"):
-        fetch_file(f"{hub.endpoint}/nothing", sha256="0" * 64, to=to)
-    assert not to.exists()
