@@ -19,8 +19,8 @@ STEP_FIELDS = (
 class Journal:
     """An ``Emit`` that keeps steps and validations in ``metrics.jsonl``, and warnings beside it.
 
-    Rows from before the run has a folder, and rows that can't be written, on a full disk for
-    example, are written with later ones.
+    Only the main process opens a folder. Warnings from before, and rows that can't be written, on a
+    full disk for example, are written with later ones.
     """
 
     def __init__(self, emit: Emit, warnings: Sequence[dict[str, Any]] = ()) -> None:
@@ -32,7 +32,7 @@ class Journal:
 
     def __call__(self, event: Event) -> None:
         """Keep an event and pass it on."""
-        if isinstance(event, Step | Validation):
+        if isinstance(event, Step | Validation) and self._folder:
             self._metrics.append(_row(event))
             self.write()
         elif isinstance(event, WarningMessage):

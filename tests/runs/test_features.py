@@ -4,7 +4,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +30,6 @@ from finetune.events import Emit, Event, Info, Step, WarningMessage, ignore
 from finetune.runs.features import stored_features
 from finetune.runs.preparation import Preparation
 from finetune.runs.run import Run
-from finetune.tokenization.examples import Examples
 
 MODES: dict[str, dict[str, Any]] = {
     "last-1": {"train_layers": 1},
@@ -121,43 +120,16 @@ def test_a_model_that_can_not_be_split_is_reported_and_trains_whole(tmp_path: Pa
     assert have_same_bits(parameters_of(run), parameters_of(plain))
 
 
-@dataclass
-class Extraction:
-    """What ``stored_features`` returned and emitted for a preparation."""
-
-    preparation: Preparation
-    emitted: list[Event] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        rows = self.preparation.config.training.eval_batch_size
-        device = self.preparation.device
-        size = BatchSize(rows, "evaluation batch size", device, self.emitted.append)
-        self.model, self.examples = stored_features(
-            self.preparation, size, emit=self.emitted.append
-        )
-
-    def warnings(self) -> list[str]:
-        return [event.message for event in self.emitted if isinstance(event, WarningMessage)]
-
-    def train_features(self) -> dict[str, torch.Tensor]:
-        return inputs_of(self.examples["train"])
-
-
-def inputs_of(examples: Examples) -> dict[str, torch.Tensor]:
-    return dict(examples.inputs_of(np.arange(len(examples.labels)), int(examples.lengths.max())))
-
-
 SMALL: dict[str, Any] = {"max_train_samples": 16, "validation_fraction": 0}
-
-
-def extract(model: Path, *, cache_dir: Path, **options: Any) -> Extraction:
-    return Extraction(prepare_tiny(model, cache_dir=str(cache_dir), **(SMALL | options)))
 
 
 def computes(preparation: Preparation) -> bool:
     """Return whether features of the training split had to be computed, not read from the store."""
+    emitted: list[Event] = []
+    emit, rows = emitted.append, preparation.config.training.eval_batch_size
+    size = BatchSize(rows, "evaluation batch size", preparation.device, emit)
     train = {"train": preparation.examples["train"]}
-    emitted = Extraction(replace(preparation, examples=train)).emitted
+    stored_features(replace(preparation, examples=train), size, emit=emit)
     computed = was_emitted(emitted, Info, "computing features")
     assert computed != was_emitted(emitted, Info, "reusing features")
     return computed

@@ -22,9 +22,8 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
 
     @functools.wraps(original)
     def forward(*args: Any, **inputs: torch.Tensor) -> Any:
-        rows, tokens = inputs["inputs_embeds" if "inputs_embeds" in inputs else "input_ids"].shape[
-            :2
-        ]
+        name = "inputs_embeds" if "inputs_embeds" in inputs else "input_ids"
+        rows, tokens = inputs[name].shape[:2]
         # The others are tries with a few rows, before the model comes to the device.
         if rows in (BATCH_SIZE, EVAL_BATCH_SIZE):
             seen.append((rows, tokens))
