@@ -114,16 +114,13 @@ class Chart:
     @property
     def description(self) -> str:
         """The chart in words, for those who can't see it."""
-        x, y, parts = self.x.show, self.y.show, []
+        words = [f"{self.y.name} by {self.x.name}."]
         for series in self.series:
             if series.points and series.kind != "guide":
-                (first_x, first_y), (last_x, last_y) = series.points[0], series.points[-1]
-                heights = [height for _, height in series.points]
-                parts.append(
-                    f"{series.name}: {y(first_y)} at {x(first_x)}, {y(last_y)} at {x(last_x)}; "
-                    f"lowest {y(min(heights))}, highest {y(max(heights))}."
-                )
-        return f"{self.y.name} by {self.x.name}. {' '.join(parts)}"
+                ends = (series.points[0], series.points[-1])
+                first, last = (f"{self.y.show(y)} at {self.x.show(x)}" for x, y in ends)
+                words.append(f"{series.name}: {first}, {last}.")
+        return " ".join(words)
 
     @property
     def across(self) -> Scale:

@@ -156,9 +156,7 @@ class Task(ABC):
 
     def has_outputs_of(self, config: "PreTrainedConfig") -> bool:
         """Return whether a pretrained head already has the outputs of this task."""
-        if not self.class_names:
-            return bool(config.num_labels == 1)
-        return list((config.id2label or {}).values()) == list(self.class_names)
+        return list((config.id2label or {}).values()) == list(self.output_names)
 
     # How labels are read.
 

@@ -68,7 +68,7 @@ def test_a_chart_says_its_figures_in_words_and_has_the_colours_of_the_page() -> 
     picture = ElementTree.fromstring(loss.draw())
     assert picture.attrib["role"] == "img"
     words = picture.attrib["aria-label"]
-    assert words.startswith("Loss. loss by step. training: 0.1 at 10, 0.01111 at 90; lowest")
+    assert words.startswith("Loss. loss by step. training: 0.1 at 10, 0.01111 at 90.")
     assert "validation: 0.5 at 30" in words
     assert "80%" in texts_of(metrics)
     assert "#" not in loss.draw()
