@@ -151,7 +151,7 @@ def check(*, config: str | None, display: Display, **flags: Any) -> None:
 
 
 def _show(report: DataReport) -> None:
-    from finetune.data.check import TITLES
+    from finetune.data.check import CHECKS
 
     found, splits, lengths = report.findings, list(report.findings.rows), report.lengths
     _show_by_split("class", splits, _by_name(found.classes) | {"all rows": found.rows})
@@ -162,9 +162,8 @@ def _show(report: DataReport) -> None:
     examples = []
     for name, by_split in found.checks.items():
         for split, finding in by_split.items():
-            for key, count in finding.counts.items():
-                if title := TITLES.get((name, key)):
-                    counts.setdefault(title, {})[split] = count
+            for key, title in CHECKS[name].titles.items():
+                counts.setdefault(title, {})[split] = finding.counts[key]
             examples += [(one.title, shorten(one.text)) for one in finding.examples]
     _show_by_split("texts", splits, counts)
     if lengths:

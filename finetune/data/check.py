@@ -1,13 +1,13 @@
 """What is odd about data: repeats, contradictions, test rows that are in the training split.
 
 Two texts count as the same if they differ in case and spaces only, as for splits that are held out.
-A new check of texts is a function of (split, train) that returns a ``Finding``, and a line in
+A new check of texts is a function of (split, train) that returns a ``Finding``, and an entry of
 ``CHECKS``: the table, the JSON and the suggestions of ``finetune data check`` then have it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
@@ -47,14 +47,10 @@ class Example:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check has found in a split: something, if the first count is not 0.
-
-    The counts have the keys of the JSON; those with a title in ``TITLES`` are in the table too.
-    """
+    """What a check has found in a split, counted by the keys of the JSON."""
 
     counts: Mapping[str, int]
     examples: Sequence[Example]
-    suggestion: Suggestion | None = None
 
 
 @dataclass(frozen=True)
@@ -171,9 +167,7 @@ def find_conflicts(split: Split, train: Split) -> Finding:
         labels = split.labels_of(row, of=split)
         title = f"{' and '.join(labels)} in {split.name}"
         examples.append(Example(title, text, {"text": text, "labels": labels}))
-    found = f"texts of {split.name} with several labels: {len(rows):,}"
-    suggestion = Suggestion(found, "decide on one label for each")
-    return Finding({"texts": len(rows)}, examples, suggestion)
+    return Finding({"texts": len(rows)}, examples)
 
 
 def find_short_texts(split: Split, train: Split) -> Finding:
@@ -182,11 +176,9 @@ def find_short_texts(split: Split, train: Split) -> Finding:
         [pc.utf8_length(pc.utf8_trim_whitespace(one)).to_numpy() for one in split.texts.columns]
     )
     rows = np.flatnonzero(characters < SHORT_CHARACTERS)
-    found = f"texts of {split.name} shorter than {SHORT_CHARACTERS} characters: {len(rows):,}"
     return Finding(
         {"rows": len(rows), "empty": int(np.count_nonzero(characters == 0))},
         [Example(f"short in {split.name}", text, text) for _, text in split.examples(rows)],
-        Suggestion(found, "check that they say enough to be classified"),
     )
 
 
@@ -203,30 +195,40 @@ def find_overlap(split: Split, train: Split) -> Finding | None:
         title = f"{' and '.join(there)} in train, {label} in {split.name}"
         shown = {"text": text, "label": label, "train_labels": there}
         examples.append(Example(title, text, shown))
-    suggestion = Suggestion(
-        f"rows of {split.name} whose text is in train too: {len(shared):,}, with another label"
-        f" there: {disagreeing:,}",
-        "remove them from train: a model that has seen them looks better than it is",
-    )
-    return Finding({"rows": len(shared), "disagreeing": disagreeing}, examples, suggestion)
+    return Finding({"rows": len(shared), "disagreeing": disagreeing}, examples)
+
+
+class Check(NamedTuple):
+    """A check: a function, what its counts are called, and what to do if the first is not 0."""
+
+    find: Callable[[Split, Split], Finding | None]
+    titles: Mapping[str, str]
+    remedy: str | None = None
 
 
 # By their key in the JSON.
-CHECKS: Mapping[str, Callable[[Split, Split], Finding | None]] = {
-    "repeats": find_repeats,
-    "conflicts": find_conflicts,
-    "short_texts": find_short_texts,
-    "overlap": find_overlap,
-}
-# What the counts of checks are called in the table.
-TITLES = {
-    ("repeats", "rows"): "duplicates of an earlier row",
-    ("repeats", "texts"): "texts with duplicates",
-    ("repeats", "rows_up_to_case"): "duplicates ignoring case and spaces",
-    ("conflicts", "texts"): "texts with contradictory labels",
-    ("short_texts", "rows"): f"texts shorter than {SHORT_CHARACTERS} characters",
-    ("overlap", "rows"): "rows whose text is in train too",
-    ("overlap", "disagreeing"): "rows that have another label there",
+CHECKS = {
+    "repeats": Check(
+        find_repeats,
+        {
+            "rows": "duplicates of an earlier row",
+            "texts": "texts with duplicates",
+            "rows_up_to_case": "duplicates ignoring case and spaces",
+        },
+    ),
+    "conflicts": Check(
+        find_conflicts, {"texts": "texts with contradictory labels"}, "decide on one label for each"
+    ),
+    "short_texts": Check(
+        find_short_texts,
+        {"rows": f"texts shorter than {SHORT_CHARACTERS} characters"},
+        "check that they say enough to be classified",
+    ),
+    "overlap": Check(
+        find_overlap,
+        {"rows": "rows whose text is in train too", "disagreeing": "with another label there"},
+        "remove them from train: a model that has seen them looks better than it is",
+    ),
 }
 
 
@@ -250,7 +252,7 @@ def check_splits(splits: DatasetDict, task: Task) -> Findings:
         rows={split: len(rows) for split, rows in splits.items()},
         classes=classes,
         checks={
-            name: {part.name: found for part in parts if (found := check(part, train))}
+            name: {part.name: found for part in parts if (found := check.find(part, train))}
             for name, check in CHECKS.items()
         },
         balance=balance,
@@ -311,10 +313,11 @@ def suggest_changes(
 ) -> list[Suggestion]:
     """Return what a user may want to change; ``lengths`` are ``None`` without a tokenizer."""
     changes = list(findings.odd_labels)
-    found_in_splits = (one for by_split in findings.checks.values() for one in by_split.values())
-    for found in found_in_splits:
-        if found.suggestion and next(iter(found.counts.values())):
-            changes.append(found.suggestion)
+    for name, (_, titles, remedy) in CHECKS.items():
+        for split, found in findings.checks[name].items():
+            counts = [f"{title}: {found.counts[key]:,}" for key, title in titles.items()]
+            if remedy and found.counts[next(iter(titles))]:
+                changes.append(Suggestion(f"{split}: {', '.join(counts)}", remedy))
     if lengths and lengths.suggested_max_length > lengths.max_length:
         train = lengths.splits["train"]
         cut = f"training texts truncated to {lengths.max_length} tokens: {train['cut_rows']:,}"
