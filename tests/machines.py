@@ -45,7 +45,6 @@ class Machine:
         cpuinfo: Content of Linux's ``/proc/cpuinfo``.
         memory_gib: All of the memory.
         available_gib: What of it is available.
-        has_mps_build: Whether PyTorch is built with MPS.
         is_mps_available: What PyTorch says of MPS.
         recommended_gib: The recommended working set of the GPU.
         cuda: The version that PyTorch is built for, if it is.
@@ -62,7 +61,6 @@ class Machine:
     cpuinfo: str = ""
     memory_gib: float = 16.0
     available_gib: float = 9.0
-    has_mps_build: bool = False
     is_mps_available: bool = False
     recommended_gib: float = 0.0
     cuda: str | None = None
@@ -88,7 +86,6 @@ def a_mac(
         sysctls=sysctls,
         memory_gib=memory_gib,
         available_gib=memory_gib * 0.5,
-        has_mps_build=True,
         is_mps_available=True,
         recommended_gib=memory_gib * (0.75 if memory_gib > 36 else 2 / 3),
     )
@@ -146,7 +143,6 @@ def pretend(machine: Machine, patch: pytest.MonkeyPatch) -> None:
     """Make this process see another machine than the one that it runs on."""
     _pretend_system(machine, patch)
     patch.setattr(torch, "ones", _ones(machine))
-    patch.setattr(torch.backends.mps, "is_built", lambda: machine.has_mps_build)
     patch.setattr(torch.backends.mps, "is_available", lambda: machine.is_mps_available)
     recommended_bytes = int(machine.recommended_gib * 2**30)
     patch.setattr(torch.mps, "recommended_max_memory", lambda: recommended_bytes)

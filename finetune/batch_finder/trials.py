@@ -9,12 +9,14 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import psutil
+
 from finetune.batch_finder.case import Case
 from finetune.batch_finder.child import Child, ChildEnded, connect_to_parent
 from finetune.config.mode import Mode
 from finetune.devices.base import Device
 from finetune.devices.host import gibibytes
-from finetune.devices.host_memory import HostWatch, process_bytes
+from finetune.devices.host_memory import process_bytes, why_short
 from finetune.devices.select import select_device
 from finetune.errors import ModelUnsupported, TrialFailed
 from finetune.events import Emit, Trial, TrialStatus, ignore
@@ -117,7 +119,7 @@ class TrialRunner:
     def _await_reply(self, child: Child, name: str) -> Any:
         """Return the child's reply of a name; raise _Stopped if it ends or exceeds a limit."""
         self._peak_bytes = 0
-        host = HostWatch()
+        swapped_bytes = psutil.swap_memory().used
         started = host_sampled = time.perf_counter()
         while True:
             try:
@@ -139,8 +141,8 @@ class TrialRunner:
             now = time.perf_counter()
             if now - host_sampled >= _HOST_SAMPLE_SECONDS:
                 host_sampled = now
-                if why_short := host.why_short():
-                    raise _Stopped("too_big", why_short)
+                if reason := why_short(swapped_bytes=swapped_bytes):
+                    raise _Stopped("too_big", reason)
             if now - started > self.timeout_seconds:
                 raise _Stopped("timed_out", f"not done after {self.timeout_seconds:g} s")
 

@@ -80,18 +80,11 @@ def process_bytes(process_id: int) -> int:
         return 0
 
 
-class HostWatch:
-    """Notices when the machine runs short of memory, by what has changed since the watch began."""
-
-    def __init__(self) -> None:
-        self._swapped_bytes = psutil.swap_memory().used
-
-    def why_short(self) -> str | None:
-        """Return why the machine counts as short of memory, or None if it is not."""
-        memory = psutil.virtual_memory()
-        if memory.available < memory.total * _RESERVE_SHARE / 2:
-            return f"the machine has {gibibytes(memory.available)} of memory left"
-        growth_bytes = psutil.swap_memory().used - self._swapped_bytes
-        if growth_bytes > _MAX_SWAP_GROWTH_BYTES:
-            return f"the machine swapped {gibibytes(growth_bytes)}"
-        return None
+def why_short(*, swapped_bytes: int) -> str | None:
+    """Return why the machine is short of memory, where so much was swapped before; or None."""
+    memory = psutil.virtual_memory()
+    if memory.available < memory.total * _RESERVE_SHARE / 2:
+        return f"the machine has {gibibytes(memory.available)} of memory left"
+    growth_bytes = psutil.swap_memory().used - swapped_bytes
+    is_swapping = growth_bytes > _MAX_SWAP_GROWTH_BYTES
+    return f"the machine swapped {gibibytes(growth_bytes)}" if is_swapping else None

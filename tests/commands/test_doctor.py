@@ -182,4 +182,4 @@ def test_parity_of_a_device_that_does_not_work_has_exit_code_4(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(LINUX, monkeypatch)
-    command("doctor", "--parity", "--device", "mps").assert_refused(4, "MPS needs a Mac")
+    command("doctor", "--parity", "--device", "mps").assert_refused(4, "MPS needs a Mac with Apple")

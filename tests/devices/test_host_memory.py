@@ -10,10 +10,10 @@ import pytest
 from finetune.devices import host_memory
 from finetune.devices.host_memory import (
     GroupLimit,
-    HostWatch,
     group_limits,
     process_bytes,
     spare_bytes,
+    why_short,
 )
 
 GIB = 2**30
@@ -56,10 +56,8 @@ def test_the_tightest_of_all_groups_decides(pretend_host: Callable[..., None]) -
 def test_a_machine_that_fills_up_or_swaps_is_short_of_memory(
     pretend_host: Callable[..., None], change: dict[str, float], reason: str
 ) -> None:
-    pretend_host(swapped=3)
-    watch = HostWatch()
     pretend_host(**{"swapped": 3, **change})
-    assert watch.why_short() == reason
+    assert why_short(swapped_bytes=3 * GIB) == reason
 
 
 FOOTPRINT_BYTES = 62_700_000_000

@@ -55,16 +55,14 @@ class MpsDevice(Device):
 
     @staticmethod
     def why_not_usable() -> Unusable | None:
-        if not host.is_mac():
-            reason = f"MPS needs a Mac, and this is {platform.system()}"
-            return Unusable(reason, remedy=_USE_CPU, is_absent=True)
         if host.is_under_rosetta():
             return Unusable(
                 "this Python runs as an Intel program under Rosetta, which hides the GPU",
                 remedy=host.ROSETTA_REMEDY,
             )
-        if platform.machine() != "arm64":
-            reason = "MPS needs Apple silicon, and this Mac has an Intel CPU"
+        if not host.is_mac() or platform.machine() != "arm64":
+            system = f"{platform.system()} on {platform.machine()}"
+            reason = f"MPS needs a Mac with Apple silicon, and this is {system}"
             return Unusable(reason, remedy=_USE_CPU, is_absent=True)
         if host.macos_major() < host.OLDEST_MACOS:
             # PyTorch's own text still says 13 (pytorch#162921).
@@ -72,15 +70,11 @@ class MpsDevice(Device):
                 f"MPS needs macOS {host.OLDEST_MACOS} or newer, and this is {host.macos_version()}",
                 remedy=f"{host.MACOS_REMEDY}, or {_USE_CPU}",
             )
-        if not torch.backends.mps.is_built():
-            return Unusable(
-                f"PyTorch {torch.__version__} is built without MPS",
-                remedy="install it from PyPI: pip install --force-reinstall torch",
-            )
         if not torch.backends.mps.is_available():
             return Unusable(
-                "Metal shows no GPU to this process",
-                remedy=f"run it outside sandboxes and containers, or {_USE_CPU}",
+                "PyTorch finds no GPU: Metal shows none, or it is built without MPS",
+                remedy="run it outside sandboxes and containers, install PyTorch from PyPI, or "
+                f"{_USE_CPU}",
             )
         if failure := why_operation_fails(MpsDevice.torch_device):
             return Unusable(
