@@ -7,50 +7,36 @@ import errno
 import hashlib
 import json
 import os
-import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 PARTIAL_SUFFIX = ".partial"
 STRICT_JSON: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}
 
 
-def write_text_atomically(path: Path, text: str) -> None:
-    """Write a file so that at any moment it holds the old text or the new one, whole.
+def temporary_path(path: Path) -> Path:
+    """Return a random name beside a path, under which a file is written until it is whole."""
+    return path.with_name(f"{path.name}.{uuid4().hex}{PARTIAL_SUFFIX}")
 
-    Only the holder of the folder's lock may call this.
-    """
-    partial = path.with_name(path.name + PARTIAL_SUFFIX)
+
+def write_text_atomically(path: Path, text: str) -> None:
+    """Write a file so that at any moment it holds the old text or the new one, whole."""
+    partial = temporary_path(path)
     try:
-        partial.write_text(text, encoding="utf-8")
+        with partial.open("x", encoding="utf-8") as file:
+            file.write(text)
         flush_to_disk(partial)
         os.replace(partial, path)
     except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
         # A full disk is reported by a file's number alone.
         error.filename = error.filename or str(path)
         raise
-
-
-@contextmanager
-def writing_folder(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder for files that replaces ``folder`` at the end, unless that fails."""
-    partial = folder.with_name(folder.name + PARTIAL_SUFFIX)
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        for file in partial.iterdir():
-            flush_to_disk(file)
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.replace(partial, folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    finally:
+        with suppress(OSError):
+            partial.unlink()
 
 
 def write_json(path: Path, value: Any) -> None:

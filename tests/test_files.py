@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from finetune import files
 from finetune.files import (
     append_jsonl,
     read_json,
@@ -82,11 +83,10 @@ def test_torn_last_line_is_passed_over_and_replaced_by_the_next(tmp_path: Path, 
 def test_an_error_of_a_full_disk_names_the_file_of_which_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(path: Path, text: str, **_: object) -> None:
-        path.write_bytes(text[:1].encode())
+    def refuse(path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", refuse)
+    monkeypatch.setattr(files, "flush_to_disk", refuse)
     with pytest.raises(OSError, match=r"No space left on device: '.*value\.json'"):
         write_json(tmp_path / "value.json", {})
     assert [*tmp_path.iterdir()] == []

@@ -15,7 +15,7 @@ from finetune.commands.options import Display, with_display
 from finetune.devices import DEVICE_NAMES
 from finetune.errors import Interrupted
 from finetune.events import Emit, Info, ignore
-from finetune.files import write_json, write_text_atomically
+from finetune.ownership import OwnFolder
 from finetune.runs.folder import check_writable
 from finetune.training.interruption import signal_of
 
@@ -55,6 +55,8 @@ def run_bench(
     If the user stops it, what was measured is written.
     """
     check_writable(output_dir)
+    own = OwnFolder(output_dir.expanduser(), "bench")
+    own.check()
     from finetune.bench import timing
     from finetune.bench.results import BenchResults, Machine
     from finetune.bench.workloads import Selection, list_workloads, read_lengths
@@ -96,21 +98,19 @@ def run_bench(
             is_complete=is_complete,
             rows=rows,
         )
-        write_bench(results, output_dir)
+        write_bench(results, own)
     return results
 
 
-def write_bench(results: "BenchResults", folder: Path) -> None:
+def write_bench(results: "BenchResults", own: OwnFolder) -> None:
     """Write results as ``bench.json``, ``bench.html`` and pictures that need no page."""
     from finetune.report.bench import CHARTS, render_bench
     from finetune.report.chart import picture_of
 
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "bench.json", results.to_json())
-    write_text_atomically(folder / "bench.html", render_bench(results))
-    for name, draw in CHARTS.items():
-        if charts := draw(results):
-            write_text_atomically(folder / f"{name}.svg", picture_of(charts))
+    drawn = ((f"{name}.svg", draw(results)) for name, draw in CHARTS.items())
+    texts = {"bench.html": render_bench(results)}
+    texts |= {name: picture_of(charts) for name, charts in drawn if charts}
+    own.write_all({"bench.json": results.to_json()}, texts)
 
 
 def _split_devices(_: click.Context, __: click.Parameter, names: str | None) -> list[str]:
@@ -145,7 +145,7 @@ def _split_devices(_: click.Context, __: click.Parameter, names: str | None) -> 
     "--output-dir",
     type=click.Path(path_type=Path),
     default=Path("runs/bench"),
-    help="Folder of bench.json, bench.html and pictures.",
+    help="Folder of bench.json, bench.html and pictures: new, empty or an earlier bench's.",
 )
 @with_display
 def command(

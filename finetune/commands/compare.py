@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from finetune.commands.console import show_lines, show_result_table
-from finetune.commands.options import Display, with_display
+from finetune.commands.options import Display, overwrite_option, with_display
 from finetune.errors import NotWritten
 from finetune.events import Emit, ignore
 from finetune.files import write_text_atomically
+from finetune.ownership import check_output_file
 
 if TYPE_CHECKING:
     from finetune.runs.compare import Baseline, Comparison
@@ -27,6 +28,7 @@ def compare(
     baseline: "Baseline" = "first",
     rows: int = MAX_ROWS,
     output: str | Path | None = None,
+    overwrite: bool = False,
     emit: Emit = ignore,
 ) -> "Comparison":
     """Compare finished runs on their test rows, as ``finetune compare`` does.
@@ -36,21 +38,25 @@ def compare(
         baseline: The ``first`` run, or the ``best`` by its validation metric.
         rows: Maximum number of rows listed that one run predicts right and the other wrong, each
             way.
-        output: An HTML page to write; an earlier one is replaced.
+        output: An HTML page to write.
+        overwrite: Whether ``output`` may replace a file.
         emit: Receives the events of ``finetune.events``.
     """
     from finetune.runs.compare import compare_runs
 
+    page = None if output is None else Path(output).expanduser()
+    if page is not None:
+        check_output_file(page, overwrite=overwrite)
     paths = [Path(run).expanduser() for run in runs]
     comparison = compare_runs(paths, baseline=baseline, max_rows=rows, emit=emit)
-    if output is not None:
+    if page is not None:
         from finetune.report.compare import render_comparison
 
         try:
-            write_text_atomically(Path(output), render_comparison(comparison))
+            write_text_atomically(page, render_comparison(comparison))
         except OSError as error:
             raise NotWritten(
-                f"{output} can't be written: {error.strerror}",
+                f"{page} can't be written: {error.strerror}",
                 remedy="name a file in a folder that exists, such as compare.html",
             ) from error
     return comparison
@@ -73,6 +79,7 @@ def compare(
     f"[default: {MAX_ROWS}]",
 )
 @click.option("--output", type=click.Path(path_type=Path), help="Also write this page, as HTML.")
+@overwrite_option
 @with_display
 def command(*, runs: tuple[Path, ...], display: Display, **options: Any) -> None:
     """Compare finished runs on the same test rows: metrics, options, rows that differ.

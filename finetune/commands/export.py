@@ -11,6 +11,7 @@ from finetune.commands.console import format_size, show_facts, show_lines
 from finetune.commands.options import Display, with_display
 from finetune.errors import FinetuneError
 from finetune.events import Emit, Info, ignore
+from finetune.ownership import OwnFolder
 from finetune.runs.folder import RunFolder, open_run_folder
 
 if TYPE_CHECKING:
@@ -72,10 +73,11 @@ def export_onnx(
     from finetune.runs.trained import TrainedModel
 
     onnx.import_runtime()
-    target = Path(output_dir) if output_dir else folder.onnx_folder
+    own = _target(folder.onnx_folder, folder, output_dir)
+    target = own.path
     trained = TrainedModel.load(folder, device="cpu", emit=emit)
     emit(Info(f"exporting {folder.path} to {target}"))
-    onnx.write_onnx(trained.text_model, target, quantizes=int8)
+    onnx.write_onnx(trained.text_model, own, quantizes=int8)
     trained = replace(trained, predictor=replace(trained.predictor, precision="fp32"))
     examples = _load_test_examples(folder, trained, emit=emit) if verify or int8 else None
     files = []
@@ -97,6 +99,16 @@ def export_onnx(
     return OnnxExport(str(target), files)
 
 
+def _target(default: Path, folder: RunFolder, output_dir: str | Path | None) -> OwnFolder:
+    """Return the folder of an export, which must be new, empty or an earlier one's."""
+    path = Path(output_dir).expanduser() if output_dir else default
+    # Part of the run where it may be: only then it goes with the run.
+    is_part = not output_dir and folder.own.is_ours
+    own = OwnFolder(path, default.name, parent=folder.own if is_part else None)
+    own.check()
+    return own
+
+
 def _load_test_examples(folder: RunFolder, trained: "TrainedModel", *, emit: Emit) -> "Examples":
     from finetune.runs.encoding import encode_rows
     from finetune.runs.evaluate import load_split
@@ -116,10 +128,11 @@ def export_coreml(
     from finetune.runs.trained import TrainedModel
 
     import_converter()
-    target = Path(output_dir) if output_dir else folder.coreml_folder
+    own = _target(folder.coreml_folder, folder, output_dir)
+    target = own.path
     trained = TrainedModel.load(folder, device="cpu", emit=emit)
     emit(Info(f"exporting {folder.path} to {target}"))
-    write_coreml(trained.text_model, target, max_length=trained.config.model.max_length)
+    write_coreml(trained.text_model, own, max_length=trained.config.model.max_length)
     file = target / MODEL_FILE
     folded = check_weights(file, trained.text_model)
     parameters = len(list(trained.text_model.model.parameters())) - len(folded)

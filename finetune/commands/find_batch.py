@@ -36,7 +36,7 @@ from finetune.errors import (
     UsageError,
 )
 from finetune.events import Emit, Info, WarningMessage, ignore
-from finetune.files import write_json, write_text_atomically
+from finetune.ownership import OwnFolder
 
 if TYPE_CHECKING:
     from finetune.batch_finder.case import Case
@@ -108,6 +108,8 @@ def find_batch(
     emit = emit if processes.is_main else ignore
     folder = None if output_dir is None else Path(output_dir).expanduser()
     if folder is not None:
+        own = OwnFolder(folder, "find-batch")
+        processes.broadcast(own.check)
         processes.broadcast(lambda: check_writable(folder))
     texts = _measure_texts(loaded.config, has_max_length, limit, emit=emit)
     found = _search(loaded.config, texts, processes, is_fresh=fresh, emit=emit)
@@ -115,10 +117,9 @@ def find_batch(
         from finetune.report.batches import draw_batches
         from finetune.report.chart import picture_of
 
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "find-batch.json", found.to_json())
-        if charts := draw_batches(found.results):
-            write_text_atomically(folder / "find-batch.svg", picture_of(charts))
+        charts = draw_batches(found.results)
+        pictures = {"find-batch.svg": picture_of(charts)} if charts else {}
+        own.write_all({"find-batch.json": found.to_json()}, pictures)
     return found
 
 
@@ -265,7 +266,7 @@ def _mac_with(memory: str) -> Mac:
     "--output-dir",
     default="runs/find-batch",
     shell_complete=complete_folder,
-    help="Folder of the JSON and the picture.",
+    help="Folder of the JSON and the picture: new, empty or an earlier search's.",
 )
 @with_display
 def command(*, display: Display, **flags: Any) -> None:

@@ -82,6 +82,7 @@ text_column_option = click.option(
 text_pair_column_option = click.option(
     "--text-pair-column", help="Column of second texts.  [default: the run's]"
 )
+overwrite_option = click.option("--overwrite", is_flag=True, help="Replace the --output file.")
 quiet_option = click.option(
     "-q", "--quiet", is_flag=True, help="Print only the result, warnings and errors."
 )

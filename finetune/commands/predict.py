@@ -16,6 +16,7 @@ from finetune.commands.options import (
     Display,
     device_option,
     given,
+    overwrite_option,
     text_column_option,
     text_pair_column_option,
     with_display,
@@ -194,6 +195,7 @@ def read_texts(
 @click.option(
     "--output", type=click.Path(path_type=Path), help="Write to this csv, jsonl or parquet file."
 )
+@overwrite_option
 @click.option("--all-scores", is_flag=True, help="Give the probability of each class.")
 @click.option(
     "--min-confidence",
@@ -215,6 +217,7 @@ def command(
     pairs: tuple[str, ...],
     file: Path | None,
     output: Path | None,
+    overwrite: bool,
     display: Display,
     **options: Any,
 ) -> None:
@@ -246,7 +249,7 @@ def command(
         from finetune.evaluation.prediction_file import check_output, json_line, prediction_file
 
         if output is not None:
-            check_output(output, source=file)
+            check_output(output, source=file, overwrite=overwrite)
         rows: Iterable[Sequence[Row]]
         if texts:
             rows = [[_as_row(both) for both in zip_longest(texts, pairs)]]
@@ -260,7 +263,7 @@ def command(
         progress.close()  # a live line would stand between the predictions
         write = None
         if output is not None and read_launch().is_main:
-            write = stack.enter_context(prediction_file(output))
+            write = stack.enter_context(prediction_file(output, overwrite=overwrite))
         for predictions in chain([first], chunks):
             if write is not None:
                 write(predictions)

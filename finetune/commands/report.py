@@ -29,6 +29,7 @@ def report(run: str | Path) -> Path:
 
     results = read_results(folder)
     with folder.lock():
+        folder.check_names()
         return write_pages(folder, results)
 
 
@@ -37,6 +38,7 @@ def write_pages(folder: RunFolder, results: "RunResults") -> Path:
     from finetune.report.card import write_model_card
     from finetune.report.page import write_report
 
+    folder.claim(folder.report_file, folder.card_file)
     path = write_report(folder, results)
     write_model_card(folder, results)
     return path

@@ -1,5 +1,6 @@
 """Which run a call of ``finetune.run`` begins or resumes: in which folder, with which options."""
 
+import os
 import re
 from collections.abc import Container, Mapping
 from contextlib import AbstractContextManager
@@ -65,6 +66,7 @@ class Work:
         if self.resumed:
             return self.resumed.lock()
         if folder := self.named_folder:
+            self._check_inputs(folder)
             return folder.create(overwrite=self.config.output.overwrite)
         return RunFolder.create_next(RUNS_FOLDER, self.default_name)
 
@@ -72,8 +74,24 @@ class Work:
         """Return the folder that a new run would get; raise if it may not be written."""
         if (folder := self.named_folder) is None:
             return next_free_folder(RUNS_FOLDER, self.default_name)
+        self._check_inputs(folder)
         folder.check_can_create(overwrite=self.config.output.overwrite)
         return folder.path
+
+    def _check_inputs(self, folder: RunFolder) -> None:
+        """Raise ``UsageError`` if the run reads what lies in the folder that it replaces."""
+        if not folder.own.is_ours:
+            return
+        options = [one for one in OPTIONS.values() if one.path and one.section in ("data", "model")]
+        named = [str(one.value_in(self.config)) for one in options]
+        # Of a configuration file, the source of an option is the file's name.
+        for name in [*named, *self.sources.values()]:
+            path = Path(name).expanduser().resolve()
+            if os.path.exists(path) and any(map(folder.path.samefile, [path, *path.parents])):
+                raise UsageError(
+                    f"{name} is read, and lies in {folder.path}, which is replaced",
+                    remedy="choose another folder with --output-dir",
+                )
 
     def train(self, *, emit: Emit) -> "RunResults | SeedResults":
         """Train what is left, and return the results."""
@@ -98,8 +116,8 @@ def choose_work(
     folder = _find_begun(work) if resume_from == AUTO else _open(work, Path(resume_from))
     if folder is None:
         emit(Info("there is no run to resume: a new one begins"))
-        if (named := work.named_folder) and not named.has_model:
-            # It may hold a run that was killed before it saved a model.
+        if (named := work.named_folder) and named.own.is_ours and not named.has_progress:
+            # A run that was killed before it saved anything.
             return replace(work, config=change_options(work.config, {"overwrite": True}))
         return work
     saved, epochs = folder.read_config(), given.config.training.num_train_epochs

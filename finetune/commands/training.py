@@ -67,7 +67,7 @@ def train_seeds(work: Work, *, emit: Emit) -> SeedResults:
             first = change_options(config, {"seed": missing[0]})
             preparation = prepare(first, option_sources=work.sources, emit=journal)
             if not work.resumed:
-                folder.set_aside_previous()
+                folder.start(emit=emit)
             elif before := folder.first_begun:
                 saved = Manifest.read(before)
                 remedy = "restore it, or train in another folder"
@@ -87,7 +87,6 @@ def train_seeds(work: Work, *, emit: Emit) -> SeedResults:
                     run.finish(write_pages=write_pages)
                     # With what was chosen by measurements.
                     preparation = run.preparation
-                folder.delete_previous()
                 write_json(folder.seeds_file, read_results().to_json())
         return read_results()
 

@@ -210,7 +210,9 @@ class OutputConfig:
     output_dir: str | None = _option(
         None, "Run folder. Default: a new folder runs/DATA-MODEL-MODE.", path="dir"
     )
-    overwrite: bool = _option(False, "Delete the contents of the run folder and start over.")
+    overwrite: bool = _option(
+        False, "Start over: delete the earlier run's files in the folder, and no others."
+    )
     logging_steps: Count = _resumable(10, "Report the training loss every N steps.")
     report_to: Tracker = _resumable("none", "Also report losses and validations to a tracker.")
     save_strategy: Literal["epoch", "no"] = _resumable(

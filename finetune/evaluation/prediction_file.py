@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from finetune.errors import UsageError
-from finetune.files import PARTIAL_SUFFIX
+from finetune.files import temporary_path
+from finetune.ownership import check_output_file
 from finetune.tasks.base import Prediction
 
 Write = Callable[[Sequence[Prediction]], None]
 
 
-def check_output(path: Path, *, source: Path | None) -> None:
+def check_output(path: Path, *, source: Path | None, overwrite: bool = False) -> None:
     """Raise a UsageError unless predictions can be written to a file other than the source."""
     if path.suffix.lower() not in WRITERS:
         raise UsageError(
@@ -27,19 +28,22 @@ def check_output(path: Path, *, source: Path | None) -> None:
             f"{path} can't be written: it is a folder, or its folder is missing or read-only",
             remedy="name a file in a folder that exists and that you may write to",
         )
-    if source is not None and path.resolve() == source.resolve():
+    if source is not None and path.exists() and source.exists() and path.samefile(source):
         raise UsageError(f"{path} is the file that is read", remedy="name another --output")
+    check_output_file(path, overwrite=overwrite)
 
 
 @contextmanager
-def prediction_file(path: Path) -> Iterator[Write]:
+def prediction_file(path: Path, *, overwrite: bool = False) -> Iterator[Write]:
     """Yield a function that adds predictions; the file gets its name when all are written.
 
-    Until then, and after an error, they are in the same folder as ``NAME.partial``.
+    Until then, and after an error, they are in the same folder, under a name of their own.
     """
-    partial = path.with_name(path.name + PARTIAL_SUFFIX)
+    partial = temporary_path(path)
+    partial.touch(exist_ok=False)
     with WRITERS[path.suffix.lower()](partial) as write:
         yield write
+    check_output_file(path, overwrite=overwrite)
     os.replace(partial, path)
 
 

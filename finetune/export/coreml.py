@@ -13,6 +13,7 @@ from torch import nn
 from finetune.errors import FinetuneError, ModelUnsupported
 from finetune.export.folder import example_inputs, import_extra, silence, writing_export
 from finetune.model.load import TextModel
+from finetune.ownership import OwnFolder
 from finetune.tokenization.examples import prepare_mask
 
 MODEL_FILE = "model.mlpackage"
@@ -43,13 +44,13 @@ def import_converter() -> Any:
     return import_extra("coremltools", extra="coreml")
 
 
-def write_coreml(text_model: TextModel, folder: Path, *, max_length: int) -> None:
+def write_coreml(text_model: TextModel, own: OwnFolder, *, max_length: int) -> None:
     """Write a model as a Core ML program in fp16, with its config and tokenizer.
 
     Inputs are those of the tokenizer, int32 of shape [1, tokens], the output ``logits`` has the
     shape [1, classes]. The names of the classes are in the metadata, as ``id2label``.
     """
-    with writing_export(text_model, folder, name=MODEL_FILE) as partial:
+    with writing_export(text_model, own) as partial:
         try:
             with silence():
                 program = _convert(text_model, max_length=max_length)

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from finetune.errors import NotWritten, UsageError
-from finetune.files import writing_folder
-from finetune.model.load import TextModel
+from finetune.model.load import TextModel, saved_names
+from finetune.ownership import OwnFolder
 
 
 def import_extra(*modules: str, extra: str) -> Any:
@@ -41,30 +41,20 @@ def example_inputs(text_model: TextModel, *shape: int) -> dict[str, torch.Tensor
 
 
 @contextlib.contextmanager
-def writing_export(text_model: TextModel, folder: Path, *, name: str) -> Iterator[Path]:
+def writing_export(text_model: TextModel, own: OwnFolder, *names: str) -> Iterator[Path]:
     """Yield an empty folder for an exported model; its config and tokenizer are put beside it.
 
-    An earlier export, which has a file of this name, is replaced.
+    ``names`` are files that are written. An earlier export is replaced.
     """
-    if Path.cwd().is_relative_to(folder.resolve()):
-        raise UsageError(
-            f"{folder} is or holds the current folder, and an export replaces what is there",
-            remedy="name a new folder with --output-dir",
-        )
-    is_new = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-    if not is_new and not (folder / name).exists():
-        raise UsageError(
-            f"{folder} holds something that no export wrote",
-            remedy="name a new folder with --output-dir",
-        )
+    names = (*names, *saved_names(text_model))
     try:
-        with writing_folder(folder) as partial:
+        with own.make(), own.replacing("", *names, last=names[-1]) as partial:
             yield partial
             text_model.model.config.save_pretrained(partial)
             text_model.tokenizer.save_pretrained(partial)
     except OSError as error:
         raise NotWritten(
-            f"{folder} can't be written: {error.strerror or error}",
+            f"{own.path} can't be written: {error.strerror or error}",
             remedy="choose another folder with --output-dir",
         ) from error
 

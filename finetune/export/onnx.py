@@ -15,6 +15,7 @@ from torch import nn
 from finetune.errors import ModelUnsupported
 from finetune.export.folder import example_inputs, import_extra, silence, writing_export
 from finetune.model.load import TextModel
+from finetune.ownership import OwnFolder
 from finetune.runs.trained import TrainedModel
 from finetune.tasks.base import Task
 from finetune.tokenization.examples import Examples
@@ -78,7 +79,7 @@ def import_runtime() -> Any:
     return import_extra("onnxruntime", "onnx", "onnxscript", extra="onnx")
 
 
-def write_onnx(text_model: TextModel, folder: Path, *, quantizes: bool) -> None:
+def write_onnx(text_model: TextModel, own: OwnFolder, *, quantizes: bool) -> None:
     """Write a model as ONNX, with its config and tokenizer, and maybe a second file in int8.
 
     Batch and length are dynamic. Inputs are those of the tokenizer, int64 of shape [batch, length],
@@ -89,7 +90,8 @@ def write_onnx(text_model: TextModel, folder: Path, *, quantizes: bool) -> None:
     example = example_inputs(text_model, *EXAMPLE_SHAPE)
     names = list(example)
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=text_model.max_tokens)
-    with writing_export(text_model, folder, name=MODEL_FILE) as partial, silence():
+    files = [MODEL_FILE, QUANTIZED_FILE][: 1 + quantizes]
+    with writing_export(text_model, own, *files) as partial, silence():
         try:
             program = torch.onnx.export(
                 _Logits(model, names),

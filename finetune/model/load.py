@@ -1,8 +1,10 @@
 """A model with its tokenizer: loaded from a Hub id or a folder, and saved to a folder."""
 
+import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +21,6 @@ from transformers import (
 from finetune.devices.base import BatchShapes
 from finetune.errors import ModelUnsupported
 from finetune.events import Emit, WarningMessage, ignore
-from finetune.files import writing_folder
 from finetune.model.shape import count_positions
 from finetune.model.source import ModelSource, find_model, silence_transformers
 from finetune.model.structure import Structure, find_structure
@@ -146,16 +147,22 @@ def load_model(
 
 
 def save_model(text_model: TextModel, folder: Path) -> None:
-    """Save a model as ``save_pretrained`` does; at any moment the folder is whole or absent."""
+    """Save a model in an empty folder, as ``save_pretrained`` does."""
     text_model.task.configure(text_model.model.config)
-    with writing_folder(folder) as partial:
-        with silence_transformers():
-            text_model.model.save_pretrained(partial)
-        text_model.tokenizer.save_pretrained(partial)
-        # safetensors keeps its files from all other users; Python's are as the user's umask says.
-        permissions = (partial / "config.json").stat().st_mode & 0o777
-        for file in partial.iterdir():
-            file.chmod(permissions)
+    with silence_transformers():
+        text_model.model.save_pretrained(folder)
+    text_model.tokenizer.save_pretrained(folder)
+    # safetensors keeps its files from all other users; Python's are as the user's umask says.
+    permissions = (folder / "config.json").stat().st_mode & 0o777
+    for file in folder.iterdir():
+        file.chmod(permissions)
+
+
+def saved_names(text_model: TextModel) -> list[str]:
+    """Return the names of the files beside a saved model's weights, ``config.json`` last."""
+    with TemporaryDirectory() as folder:
+        text_model.tokenizer.save_pretrained(folder)
+        return [*os.listdir(folder), "config.json"]
 
 
 def _build(

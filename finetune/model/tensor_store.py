@@ -3,12 +3,14 @@
 An entry is a folder named by its key, a hash of everything that its tensors depend on. It holds one
 or more safetensors files, and ``notes.json``, which describes them. An entry is written under
 another name and renamed at the end. Its files are memory-mapped: the system can take the memory
-back, and the tensors stay readable after the files are deleted.
+back, and the tensors stay readable after the files are deleted. Whatever has no such name and no
+such notes belongs to somebody else, and stays.
 """
 
 import errno
 import hashlib
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterable, Mapping
@@ -16,12 +18,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from safetensors import SafetensorError, safe_open
 
 from finetune.events import Emit, WarningMessage
-from finetune.files import PARTIAL_SUFFIX, flush_to_disk, read_json, write_json
+from finetune.files import PARTIAL_SUFFIX, flush_to_disk, read_json, temporary_path, write_json
 
 # Listing or deleting entries does not wait for torch.
 if TYPE_CHECKING:
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
     Tensors = dict[str, torch.Tensor]
 
 NOTES = "notes.json"
+WRITTEN_BY = {"written_by": "finetune"}
+# Of an entry; of one that is being written or deleted.
+_NAME = re.compile(r"[0-9a-f]{64}")
+_PARTIAL_NAME = re.compile(rf"[0-9a-f]{{64}}\.[0-9a-f]{{32}}\{PARTIAL_SUFFIX}")
+_FILE_NAME = re.compile(rf"\d{{5}}\.safetensors|{re.escape(NOTES)}")
 # A folder that a process still writes to has changed since.
 LEFTOVER_SECONDS = 24 * 3600
 
@@ -60,8 +66,12 @@ class TensorStore:
             count = read_json(entry / NOTES)["parts"]
             parts = [_map(_part(entry, number)) for number in range(count)]
         except (OSError, ValueError, KeyError, TypeError, SafetensorError):
-            emit(WarningMessage(f"{entry} is damaged and is made anew"))
-            _delete(entry)
+            if _read_notes(entry):
+                emit(WarningMessage(f"{entry} is damaged and is made anew"))
+                _delete(entry)
+            else:
+                message = f"{entry} is damaged, or no store has written it"
+                emit(WarningMessage(message, remedy="delete it, so that its place can be used"))
             return None
         # A store that may only be read has nothing to evict.
         with suppress(OSError):
@@ -87,9 +97,10 @@ class TensorStore:
                 _delete(self.folder / entry.key)
         if size_bytes > shutil.disk_usage(self.folder).free:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        partial = self.folder / f"{uuid4().hex}{PARTIAL_SUFFIX}"
+        partial = temporary_path(self.folder / key)
         partial.mkdir()
         try:
+            write_json(partial / NOTES, WRITTEN_BY)
             mapped: list[Tensors] = []
             for part in parts:
                 file = _part(partial, len(mapped))
@@ -97,36 +108,40 @@ class TensorStore:
                 flush_to_disk(file)
                 mapped.append(_map(file))
             dtype = str(next(iter(mapped[0].values())).dtype).removeprefix("torch.")
-            write_json(partial / NOTES, {**notes, "dtype": dtype, "parts": len(mapped)})
+            entry_notes = {**notes, **WRITTEN_BY, "dtype": dtype, "parts": len(mapped)}
+            write_json(partial / NOTES, entry_notes)
             if is_kept:
                 # Another process may have written the same entry meanwhile.
                 with suppress(OSError):
                     partial.rename(self.folder / key)
         finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            _delete_files(partial)
         return mapped
 
     def entries(self) -> list[Entry]:
         """Return what the store holds, the last used first."""
         found = []
-        for file in self.folder.glob(f"*/{NOTES}"):
-            if file.parent.suffix == PARTIAL_SUFFIX:
-                continue
+        for entry in self._folders(_NAME):
             # Another process may be deleting it.
             with suppress(FileNotFoundError):
-                size_bytes = sum(one.stat().st_size for one in file.parent.iterdir())
-                used_at = file.parent.stat().st_mtime
-                found.append(Entry(file.parent.name, size_bytes, used_at, _read_notes(file)))
+                size_bytes = sum(file.stat().st_size for file in _files(entry))
+                used_at = entry.stat().st_mtime
+                found.append(Entry(entry.name, size_bytes, used_at, _read_notes(entry)))
         return sorted(found, key=lambda entry: -entry.used_at)
+
+    def _folders(self, name: re.Pattern[str]) -> list[Path]:
+        """Return the folders of such a name that a store has written."""
+        folders = [path for path in self.folder.glob("*") if name.fullmatch(path.name)]
+        return [path for path in folders if not path.is_symlink() and _read_notes(path)]
 
     def clear(self) -> int:
         """Delete all entries, those that killed processes left too; return how many bytes."""
         entries = [self.folder / entry.key for entry in self.entries()]
-        return sum(map(_delete, [*entries, *self.folder.glob(f"*{PARTIAL_SUFFIX}")]))
+        return sum(map(_delete, [*entries, *self._folders(_PARTIAL_NAME)]))
 
     def _delete_leftovers(self) -> None:
         """Delete what killed processes left."""
-        for partial in self.folder.glob(f"*{PARTIAL_SUFFIX}"):
+        for partial in self._folders(_PARTIAL_NAME):
             with suppress(FileNotFoundError):
                 if time.time() - partial.stat().st_mtime > LEFTOVER_SECONDS:
                     _delete(partial)
@@ -156,22 +171,36 @@ def _map(file: Path) -> "Tensors":
         return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
 
 
-def _read_notes(file: Path) -> Mapping[str, Any]:
-    """Return what an entry says of itself; nothing if that can't be read."""
+def _read_notes(entry: Path) -> Mapping[str, Any]:
+    """Return what an entry says of itself; nothing if no store has written it."""
     try:
-        notes = read_json(file)
-    except (OSError, ValueError):
+        notes = read_json(entry / NOTES)
+        return notes if notes.items() >= WRITTEN_BY.items() else {}
+    except (OSError, ValueError, AttributeError):
         return {}
-    return notes if isinstance(notes, dict) else {}
+
+
+def _files(entry: Path) -> list[Path]:
+    """Return the files of an entry, its notes last."""
+    files = [file for file in entry.iterdir() if _FILE_NAME.fullmatch(file.name)]
+    return sorted(file for file in files if file.is_file() and not file.is_symlink())
 
 
 def _delete(entry: Path) -> int:
     """Delete an entry, for other processes at once; return its bytes, 0 if it can't be deleted."""
-    deleted = entry.with_name(f"{uuid4().hex}{PARTIAL_SUFFIX}")
     try:
-        entry.rename(deleted)
-        size_bytes = sum(file.stat().st_size for file in deleted.iterdir())
+        if len(files := _files(entry)) == len(list(entry.iterdir())):
+            entry = entry.rename(temporary_path(entry.with_name(entry.name[:64])))
+            files = _files(entry)
+        size_bytes = sum(file.stat().st_size for file in files)
     except OSError:
         return 0
-    shutil.rmtree(deleted, ignore_errors=True)
+    _delete_files(entry)
     return size_bytes
+
+
+def _delete_files(entry: Path) -> None:
+    with suppress(OSError):
+        for file in _files(entry):
+            file.unlink()
+        entry.rmdir()

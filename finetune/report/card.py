@@ -47,9 +47,8 @@ def write_model_card(folder: RunFolder, results: RunResults) -> Path:
         head_length=head_tokens(options.max_length),
         config=_public_config(config),
     )
-    path = folder.model_folder / "README.md"
-    write_text_atomically(path, f"{card}\n")
-    return path
+    write_text_atomically(folder.card_file, f"{card}\n")
+    return folder.card_file
 
 
 def _metadata(results: RunResults, config: Config, *, name: str) -> ModelCardData:

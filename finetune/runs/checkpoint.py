@@ -9,8 +9,7 @@ A folder gets its final name when it is complete, so that whenever a process is 
 shows whether its files are what was written.
 """
 
-import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent import futures
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +23,7 @@ from finetune.devices.host_memory import spare_bytes
 from finetune.distributed.processes import ALONE, Processes
 from finetune.errors import CheckpointDamaged, UsageError
 from finetune.events import Emit, WarningMessage
-from finetune.files import file_sha256, flush_to_disk, read_json, write_json, writing_folder
+from finetune.files import file_sha256, flush_to_disk, read_json, write_json
 from finetune.runs.folder import RunFolder
 from finetune.training.snapshot import (
     Progress,
@@ -136,24 +135,32 @@ class Checkpoints:
         parent = self.folder.checkpoints_folder
 
         def write() -> None:
-            # Not its parents: the run's folder may have been moved.
-            parent.mkdir(exist_ok=True)
             # After a power cut the journal has all rows up to the checkpoint.
             flush_to_disk(self.folder.metrics_file)
             needed = set[Path]()
             if self._unwritten_best is not None:
                 best_step, best = self._unwritten_best
                 needed.add(path := self._best(best_step))
-                write_checkpoint(path, tensors={"model": best}, state={"steps": best_step})
+                self._replace(path, {"model": best}, {"steps": best_step})
                 self._unwritten_best = None
             if checkpoint is not None:
                 tensors, state = checkpoint
-                write_checkpoint(parent / f"step-{step}", tensors=tensors, state=state)
+                self._replace(parent / f"step-{step}", tensors, state)
             self._delete_old(step, needed)
 
         self._writing = self._writer.submit(write)
         if waits:
             self.wait()
+
+    def _replace(
+        self, path: Path, tensors: Mapping[str, Tensors], state: Mapping[str, Any]
+    ) -> None:
+        """Write a checkpoint in place of one of the same name."""
+        names = names_of_checkpoint(tensors)
+        under = path.relative_to(self.folder.path).as_posix()
+        with self.folder.own.replacing(under, *names, last=MANIFEST_NAME) as partial:
+            write_checkpoint(partial, tensors=tensors, state=state)
+        flush_to_disk(path.parent)
 
     def _best(self, step: int) -> Path:
         return self.folder.checkpoints_folder / f"best-{step}"
@@ -162,12 +169,12 @@ class Checkpoints:
         """Keep the newest checkpoints up to a step, and the best models that they refer to."""
         parent = self.folder.checkpoints_folder
         # Newer ones than this step were damaged, and were skipped when the run was resumed.
-        kept = [folder for folder in newest_first(parent) if _step_of(folder) <= step][: self.keep]
+        kept = [one for one in self.folder.checkpoints if _step_of(one) <= step][: self.keep]
         for folder in kept:
             with suppress(OSError, ValueError, LookupError, TypeError):
                 needed.add(self._best(read_json(folder / STATE_NAME)["progress"]["best_step"]))
         for path in set(parent.iterdir()) - needed - set(kept):
-            shutil.rmtree(path, ignore_errors=True)
+            self.folder.own.delete(path.relative_to(self.folder.path).as_posix())
 
     def restore(self, training_state: TrainingState) -> Progress:
         """Restore model, optimizer and random state from the newest checkpoint that can be used.
@@ -176,7 +183,7 @@ class Checkpoints:
         """
 
         def restore_main() -> tuple[tuple[dict[str, Tensors], dict[str, Any]], Progress]:
-            for folder in newest_first(self.folder.checkpoints_folder):
+            for folder in self.folder.checkpoints:
                 try:
                     checkpoint = read_checkpoint(folder)
                     return checkpoint, restore_state(training_state, *checkpoint)
@@ -206,36 +213,29 @@ def reason_of(error: Exception) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
-def newest_first(checkpoints_folder: Path) -> list[Path]:
-    """Return the checkpoints to resume from, damaged or not, by their steps."""
-    folders = [
-        folder
-        for folder in checkpoints_folder.glob("step-*/")
-        if folder.name.removeprefix("step-").isdecimal()
-    ]
-    return sorted(folders, key=_step_of, reverse=True)
-
-
 def _step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
+
+
+def names_of_checkpoint(groups: Iterable[str]) -> list[str]:
+    """Return the names of a checkpoint's files, its manifest last."""
+    return [*(f"{group}{TENSORS_SUFFIX}" for group in groups), STATE_NAME, MANIFEST_NAME]
 
 
 def write_checkpoint(
     folder: Path, *, tensors: Mapping[str, Mapping[str, torch.Tensor]], state: Mapping[str, Any]
 ) -> None:
-    """Write groups of named tensors, and JSON, in place of a checkpoint of the same name."""
-    with writing_folder(folder) as partial:
-        write_json(partial / STATE_NAME, state)
-        # safetensors lets only the owner read its files; ours follow the user's umask.
-        permissions = (partial / STATE_NAME).stat().st_mode & 0o777
-        for group, named_tensors in tensors.items():
-            file = partial / f"{group}{TENSORS_SUFFIX}"
-            save_file({name: tensor.contiguous() for name, tensor in named_tensors.items()}, file)
-            file.chmod(permissions)
-        manifest = {file.name: _fingerprint(file) for file in sorted(partial.iterdir())}
-        write_json(partial / MANIFEST_NAME, manifest)
-        flush_to_disk(partial)
-    flush_to_disk(folder.parent)
+    """Write groups of named tensors, and JSON."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / STATE_NAME, state)
+    # safetensors lets only the owner read its files; ours follow the user's umask.
+    permissions = (folder / STATE_NAME).stat().st_mode & 0o777
+    for group, named_tensors in tensors.items():
+        file = folder / f"{group}{TENSORS_SUFFIX}"
+        save_file({name: tensor.contiguous() for name, tensor in named_tensors.items()}, file)
+        file.chmod(permissions)
+    *names, manifest = names_of_checkpoint(tensors)
+    write_json(folder / manifest, {name: _fingerprint(folder / name) for name in names})
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:

@@ -44,7 +44,7 @@ def failures_explained(folder: RunFolder, preparation: Preparation) -> Iterator[
     except BrokenPipeError:  # of the terminal
         raise
     except WRITE_ERRORS as error:
-        where = f"the model is in {folder.model_folder}; " if folder.model_folder.is_dir() else ""
+        where = f"the model is in {folder.model_folder}; " if folder.has_model else ""
         then = f", then resume with: {_resume_command(folder)}" if folder.can_resume else ""
         raise NotWritten(
             f"{folder.path} can't be written: {reason_of(error)}",

@@ -1,26 +1,25 @@
 """A run folder: where each file lies, who may write to it, and how it is read."""
 
 import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from finetune.config.schema import Config, change_options
-from finetune.errors import NotARun, NotWritten, RunFolderInUse, RunFolderNotEmpty, UsageError
-from finetune.files import PARTIAL_SUFFIX, read_json, read_jsonl
+from finetune.errors import NotARun, RunFolderNotEmpty, UsageError
+from finetune.events import Emit, Info
+from finetune.files import read_json, read_jsonl
+from finetune.ownership import CONTENTS, OwnFolder
 
 if TYPE_CHECKING:
     from finetune.tasks.base import Task
 
 # Where runs are written, in the current folder.
 RUNS_FOLDER = Path("runs")
-LOCK_NAME = ".lock"
-# macOS puts .DS_Store into every folder that the Finder has shown.
-IGNORED_NAMES = frozenset({LOCK_NAME, ".DS_Store"})
+MAX_NAMES_SHOWN = 5
 
 T = TypeVar("T")
 
@@ -30,6 +29,7 @@ class RunFolder:
     """The folder of one run, which need not exist."""
 
     path: Path
+    kind: ClassVar[str] = "run"
 
     def __post_init__(self) -> None:
         self.config_file = self.path / "config.yaml"
@@ -53,25 +53,37 @@ class RunFolder:
         # Folders step-N with what is needed to resume after N steps, and best-N with the best model
         # so far; gone when the run has finished.
         self.checkpoints_folder = self.path / "checkpoints"
-        # An earlier run, until the one that overwrites it has a model.
-        self.previous_run = self.path / "previous"
-        self._layout = [path for name, path in vars(self).items() if name != "path"]
         # How the model reads texts, and how confident it was on validation rows.
         self.inference_file = self.model_folder / "inference.json"
         self.confidences_file = self.model_folder / "confidences.json"
+        self.card_file = self.model_folder / "README.md"
+        # The model is whole as long as this one is there.
+        self.model_config_file = self.model_folder / "config.json"
+        self._first_files = [
+            *(self.config_file, self.manifest_file, self.environment_file),
+            *(self.metrics_file, self.warnings_file),
+        ]
+        self._files = [path for path in vars(self).values() if isinstance(path, Path)]
+        self._files = [path for path in self._files if path != self.path and path.suffix]
+        # Which files are the run's.
+        self.own = OwnFolder(self.path, self.kind)
 
     @property
     def has_finished(self) -> bool:
         """Whether the run has written all its files."""
-        return self.results_file.is_file() and not self.checkpoints_folder.exists()
+        return self.results_file.is_file() and not self.checkpoints
 
     @property
     def can_resume(self) -> bool:
         """Whether there is a checkpoint to resume from, and the configuration of its run."""
-        names = (path.name for path in self.checkpoints_folder.glob("step-*"))
-        # A kill leaves step-N.partial.
-        has_checkpoint = any(name.removeprefix("step-").isdecimal() for name in names)
-        return has_checkpoint and self.config_file.is_file()
+        return bool(self.checkpoints) and self.config_file.is_file()
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """The folders of the checkpoints to resume from, damaged or not, the newest first."""
+        files = self.checkpoints_folder.glob("step-*/manifest.json")
+        folders = [file.parent for file in files if file.parent.name[5:].isdecimal()]
+        return sorted(folders, key=lambda folder: int(folder.name[5:]), reverse=True)
 
     @property
     def has_begun(self) -> bool:
@@ -86,19 +98,20 @@ class RunFolder:
     @property
     def has_model(self) -> bool:
         """Whether there is a model: of this run, or of one of several seeds in this folder."""
-        return self.model_folder.exists() or any(self.path.glob("seed-*/model"))
+        names = ("model/config.json", "seed-*/model/config.json")
+        return any(any(self.path.glob(name)) for name in names)
 
     @property
     def has_progress(self) -> bool:
-        """Whether there is a model or a checkpoint, of this run or of one of several seeds."""
+        """Whether there is a model, a checkpoint or results, of this run or of several seeds."""
         runs = [self, *map(RunFolder, self.path.glob("seed-*"))]
-        return self.has_model or any(run.can_resume for run in runs)
+        return self.has_model or any(run.checkpoints or run.results_file.exists() for run in runs)
 
     @contextmanager
     def create(self, *, overwrite: bool) -> Iterator["RunFolder"]:
         """Create and lock the folder of a new run; delete it again if it stays empty."""
         self.check_can_create(overwrite=overwrite)
-        with _created(self.path, exist_ok=True), self.lock():
+        with self.own.make():
             # Another process may have finished a run here since the first look.
             self.check_can_create(overwrite=overwrite)
             yield self
@@ -110,112 +123,73 @@ class RunFolder:
         check_writable(parent)
         with ExitStack() as stack:
             while True:
-                path = next_free_folder(parent, name)
+                folder = cls(next_free_folder(parent, name))
                 # Another process may create it first.
                 with suppress(FileExistsError):
-                    stack.enter_context(_created(path, exist_ok=False))
+                    stack.enter_context(folder.own.make(exist_ok=False))
                     break
-            yield stack.enter_context(cls(path).lock())
+            yield folder
 
     @contextmanager
     def lock(self) -> Iterator["RunFolder"]:
-        """Lock the existing folder, so that no other process writes to it.
-
-        If the work fails before it has saved a checkpoint or a model, the run that it overwrites
-        comes back. The kernel frees the lock of a process that dies.
-        """
-        from filelock import FileLock, Timeout
-
-        file_lock = FileLock(self.path / LOCK_NAME, blocking=False)
-        try:
-            file_lock.acquire()
-        except Timeout:
-            raise RunFolderInUse(
-                f"another process is writing to {self.path}",
-                remedy="wait until it has finished, or choose another folder with --output-dir",
-            ) from None
-        except PermissionError as error:
-            raise NotWritten(
-                f"{self.path} may not be written", remedy="copy the run folder, and name the copy"
-            ) from error
-        try:
+        """Lock the existing folder, so that no other process writes to it."""
+        with self.own.lock():
             yield self
-        except BaseException:
-            self._restore_previous()
-            raise
-        finally:
-            # While it is locked: once released, it may be another process's lock.
-            Path(file_lock.lock_file).unlink(missing_ok=True)
-            file_lock.release()
 
     def check_can_create(self, *, overwrite: bool) -> None:
         """Raise ``UsageError`` if a new run may not have the folder."""
-        if self.path.exists() and not self.path.is_dir():
-            raise RunFolderNotEmpty(
-                f"{self.path} is a file", remedy="choose a folder with --output-dir"
-            )
+        has_files = self.own.check()
         check_writable(self.path)
-        names = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
-        if names <= IGNORED_NAMES:
-            return
-        names = {name.removesuffix(PARTIAL_SUFFIX) for name in names}
-        is_run = not names.isdisjoint({self.config_file.name, LOCK_NAME})
-        if not is_run or not names <= {path.name for path in self._layout} | IGNORED_NAMES:
+        if has_files and not overwrite:
             raise RunFolderNotEmpty(
-                f"{self.path} holds files that are not a run's",
-                remedy="choose another folder with --output-dir, or move the files away",
-            )
-        if not overwrite:
-            raise RunFolderNotEmpty(
-                f"{self.path} already holds a run",
-                remedy="continue it with --resume-from-checkpoint, delete it with --overwrite, "
+                f"{self.path} already holds {CONTENTS[self.kind]}",
+                remedy="continue with --resume-from-checkpoint, start over with --overwrite, "
                 "or choose another folder with --output-dir",
             )
+        self.check_names()
 
-    def set_aside_previous(self) -> None:
-        """Move an earlier run to ``previous/``, unless one with a model is already there."""
-        if self.previous_run.exists() and not self.has_model:
-            self._delete_entries()
-            return
-        self.delete_previous()
-        if entries := self._entries():
-            self.previous_run.mkdir()
-            for entry in entries:
-                os.replace(entry, self.previous_run / entry.name)
+    def check_names(self) -> None:
+        """Raise ``UsageError`` if somebody else's file has a name that the run needs."""
+        # A link in the place of the checkpoints' folder would lead elsewhere, too.
+        files = [*self._files, self.checkpoints_folder / "any"]
+        names = (file.relative_to(self.path).as_posix() for file in files)
+        if foreign := self.own.find_foreign(*names):
+            raise RunFolderNotEmpty(
+                f"{self.path / foreign[0]} is in the place of a file of the run",
+                remedy="move it away, or choose another folder with --output-dir",
+            )
 
-    def delete_previous(self) -> None:
-        """Delete the run that was overwritten; links, not what they point to."""
-        if self.previous_run.exists():
-            shutil.rmtree(self.previous_run)
+    def claim(self, *files: Path) -> None:
+        """List files that are about to be written; FileExistsError for one of somebody else."""
+        self.own.claim(*(file.relative_to(self.path).as_posix() for file in files))
 
-    def _restore_previous(self) -> None:
-        """Move an earlier run back if the new one has neither a model nor a checkpoint."""
-        if not self.previous_run.exists() or self.has_progress:
-            return
-        self._delete_entries()
-        for entry in self.previous_run.iterdir():
-            os.replace(entry, self.path / entry.name)
-        self.previous_run.rmdir()
+    def start(self, *, emit: Emit) -> None:
+        """Delete the files of an earlier run, say what stays, and list the first files."""
+        if stays := self.own.empty():
+            names = ", ".join(stays[:MAX_NAMES_SHOWN])
+            more = f" and {len(stays) - MAX_NAMES_SHOWN:,} more" * (len(stays) > MAX_NAMES_SHOWN)
+            emit(Info(f"kept in {self.path}, as no run has written it: {names}{more}"))
+        self.claim(*self._first_files)
 
-    def _entries(self) -> list[Path]:
-        kept = {LOCK_NAME, self.previous_run.name}
-        return [entry for entry in self.path.iterdir() if entry.name not in kept]
+    @contextmanager
+    def finishing(self, names: Sequence[str]) -> Iterator[Path]:
+        """Yield an empty folder whose files become the model's, and list the last files.
 
-    def _delete_entries(self) -> None:
-        for entry in self._entries():
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
+        ``names`` are those beside the weights, ``config.json`` last.
+        """
+        files = (self.predictions_file, self.state_file, self.results_file)
+        self.claim(*files, self.inference_file, self.confidences_file)
+        names = ["model.safetensors", *names]
+        with self.own.replacing(self.model_folder.name, *names, last=names[-1]) as folder:
+            yield folder
 
     def delete_checkpoints(self) -> None:
-        """Delete all checkpoints: the run has finished."""
-        # Renamed first: else a run killed meanwhile would be resumed from half of them.
-        discarded = self.path / f"checkpoints{PARTIAL_SUFFIX}"
-        shutil.rmtree(discarded, ignore_errors=True)
-        if self.checkpoints_folder.exists():
-            os.replace(self.checkpoints_folder, discarded)
-        shutil.rmtree(discarded, ignore_errors=True)
+        """Delete all checkpoints, and what killed processes left: the run has finished."""
+        # The newest last: a run that is killed meanwhile is resumed from that.
+        for folder in reversed(self.checkpoints):
+            self.own.delete(folder.relative_to(self.path).as_posix())
+        self.own.delete(self.checkpoints_folder.name)
+        self.own.delete(only_temporary=True)
 
     def read(self, file: Path, parse: Callable[[Any], T]) -> T:
         """Parse the value of a JSON file or the rows of a .jsonl file, or raise ``NotARun``."""
@@ -249,15 +223,21 @@ class RunFolder:
 class SeedsFolder(RunFolder):
     """The folder of several runs, at least ``count``, that differ in their seed: ``seed-42``..."""
 
+    kind = "seeds"
+
     def __init__(self, path: Path, count: int = 0) -> None:
         super().__init__(path)
         self.count = count
         # The seeds, the name of the best run's folder, and metrics.
         self.seeds_file = path / "seeds.json"
+        self._files.append(self.seeds_file)
+        self._first_files = [self.seeds_file]
 
     def run(self, seed: int) -> RunFolder:
-        """Return the folder of one run."""
-        return RunFolder(self.path / seed_name(seed))
+        """Return the folder of one run, which is part of this one."""
+        run = RunFolder(self.path / seed_name(seed))
+        run.own = OwnFolder(run.path, run.kind, parent=self.own)
+        return run
 
     @property
     def seeds(self) -> list[int]:
@@ -297,20 +277,6 @@ class SeedsFolder(RunFolder):
         seeds = self.seeds
         return len(seeds) >= self.count and all(self.run(seed).has_finished for seed in seeds)
 
-    def check_can_create(self, *, overwrite: bool) -> None:
-        """Raise ``UsageError`` if new runs may not have the folder: they replace only such runs."""
-        has_seeds = self.seeds_file.is_file()
-        if overwrite and (has_seeds or self.previous_run.is_dir()):
-            return
-        if has_seeds or self.config_file.is_file():
-            runs = "runs of several seeds" if has_seeds else "a single run"
-            resume = "resume them by --resume-from-checkpoint auto, delete them with --overwrite, "
-            raise RunFolderNotEmpty(
-                f"{self.path} already holds {runs}",
-                remedy=f"{(resume + 'or ') * has_seeds}choose another folder with --output-dir",
-            )
-        super().check_can_create(overwrite=False)
-
     def read_config(self) -> Config:
         """Return the configuration of all runs, with the first seed."""
         first = self.first_begun or self.run(self.seeds[0])
@@ -347,28 +313,6 @@ def next_free_folder(parent: Path, name: str) -> Path:
     return next(path for name in names if not os.path.lexists(path := parent / name))
 
 
-@contextmanager
-def _created(path: Path, *, exist_ok: bool) -> Iterator[None]:
-    """Create a folder and its parents, and delete those again at the end that stay empty."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    try:
-        # One system call, which fails if another process was first.
-        path.mkdir(parents=True, exist_ok=exist_ok)
-    except OSError as error:
-        if isinstance(error, FileExistsError) and not exist_ok:
-            raise
-        raise UsageError(
-            f"{path} can't be created: {error.strerror}",
-            remedy="choose another folder with --output-dir",
-        ) from error
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            for folder in missing:
-                folder.rmdir()
-
-
 def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:
     """Return the run in a folder, or the best of several seeds, or raise ``NotARun``."""
     path = path.expanduser()
@@ -381,7 +325,7 @@ def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:
             else f"there is no folder {path}",
             remedy=f"name the folder that finetune run has written, such as {_examples(path)}",
         )
-    if needs_model and not folder.model_folder.is_dir():
+    if needs_model and not folder.model_config_file.is_file():
         if folder.has_finished:
             raise NotARun(
                 f"the run in {path} has finished, and its model is missing",

@@ -21,7 +21,7 @@ from finetune.evaluation.predict import Predictor
 from finetune.evaluation.statistics import measure_calibration
 from finetune.events import Emit, Info, WarningMessage, stage
 from finetune.files import read_jsonl, write_json, write_jsonl, write_text_atomically
-from finetune.model.load import TextModel, save_model
+from finetune.model.load import TextModel, save_model, saved_names
 from finetune.runs.batch_sizes import make_batch_sizes, with_batch_sizes
 from finetune.runs.checkpoint import Checkpoints, nothing_to_resume
 from finetune.runs.failures import failures_explained
@@ -95,7 +95,7 @@ class Run:
                 if resumes:
                     continue_journal(folder, steps=run.progress.steps)
                 else:
-                    folder.set_aside_previous()
+                    folder.start(emit=journal)
                     write_text_atomically(folder.config_file, dump_config(run.config))
                     Manifest.of(run.preparation).write(folder)
                     write_environment(folder, run.preparation)
@@ -238,7 +238,8 @@ class Run:
         preparation = replace(self.preparation, text_model=text_model)
         if is_main:
             with stage("save", emit):
-                save_model(text_model, folder.model_folder)
+                with folder.finishing(saved_names(text_model)) as model_folder:
+                    save_model(text_model, model_folder)
                 write_inference(folder, self.config.model, max_tokens=text_model.max_tokens)
                 if validation:
                     write_confidences(folder, task, *validation)
@@ -264,7 +265,6 @@ class Run:
             write_json(folder.results_file, results.to_json())
             with stage("report", emit):
                 write_pages(folder, results)
-            folder.delete_previous()
             folder.delete_checkpoints()
         self.tracking.report(
             "test", results.test.metrics, step=self.progress.steps, epoch=results.training.epoch
@@ -288,6 +288,7 @@ class Run:
 def _check_resumable(preparation: Preparation, folder: RunFolder) -> None:
     if not folder.can_resume:
         raise nothing_to_resume(folder)
+    folder.check_names()
     saved = Manifest.read(folder)
     saved.check(Manifest.of(preparation), remedy="restore it, or start a new run")
 

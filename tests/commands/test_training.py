@@ -18,7 +18,7 @@ from tiny_runs import (
 
 import finetune
 from finetune.errors import ConfigurationInvalid, FinetuneError, Interrupted, NotARun
-from finetune.events import Event, Info, StageStarted
+from finetune.events import Event, Info
 from finetune.files import read_json, write_json
 from finetune.runs.folder import RunFolder, SeedsFolder
 from finetune.runs.journal import read_warnings
@@ -102,6 +102,7 @@ def test_auto_adds_a_seed_to_the_finished_ones_of_the_default_name(
     results = run_seeds(None, model=tiny_folder, seeds=3, resume_from_checkpoint="auto")
     assert [*results.runs] == [42, 43, 44]
     assert sorted(one.name for one in folder.iterdir()) == [
+        ".finetune.jsonl",
         "seed-42",
         "seed-43",
         "seed-44",
@@ -154,8 +155,7 @@ def test_the_command_shows_each_seed_and_replaces_what_may_be_overwritten(
 ) -> None:
     folder = tmp_path / "run"
     shutil.copytree(parent, folder)
-    (folder / "seed-42").rename(folder / "seed-7")
-    write_json(folder / "seeds.json", {"seeds": [7, 43], "best": "seed-7"})
+    shutil.copytree(folder / "seed-42", folder / "mine")
     options = flags(max_train_samples=16, num_train_epochs=1, max_length=8)
     arguments = ["run", "--seeds", 2, "--model", tiny_folder, "--output-dir", folder, *options]
     command(*arguments, "--dry-run").assert_refused(2, "--dry-run")
@@ -165,29 +165,15 @@ def test_the_command_shows_each_seed_and_replaces_what_may_be_overwritten(
     starts = [line[0] for line in lines if line]
     assert starts[:6] == ["test", "run", "seed-42", "seed-43", "mean", "95%"]
     assert f"run folders: {folder}" in outcome.output
-    assert sorted(one.name for one in folder.iterdir()) == ["seed-42", "seed-43", "seeds.json"]
+    names = [".finetune.jsonl", "mine", "seed-42", "seed-43", "seeds.json"]
+    assert sorted(one.name for one in folder.iterdir()) == names
+    assert "kept in" in outcome.errors
     # The texts are prepared once, and what was odd about them is in the report of each.
     warnings = [read_warnings(RunFolder(folder / name)) for name in ("seed-42", "seed-43")]
     assert warnings[0] == warnings[1]
     assert any("truncated" in one.message for one in warnings[0])
     config = (folder / "seed-42" / "config.yaml").read_text(encoding="utf-8")
     assert "max_train_samples: 16" in config
-
-
-def test_seeds_that_are_overwritten_are_put_back_where_the_new_ones_leave_nothing(
-    parent: Path, tiny_folder: Path, tmp_path: Path
-) -> None:
-    folder = shutil.copytree(parent, tmp_path / "run")
-
-    def interrupt(event: Event) -> None:
-        if isinstance(event, StageStarted) and event.name == "train":
-            raise KeyboardInterrupt
-
-    before = sorted(folder.rglob("*"))
-    with pytest.raises(Interrupted) as stopped:
-        run_seeds(folder, model=tiny_folder, overwrite=True, emit=interrupt)
-    assert stopped.value.remedy == "start again with --overwrite: nothing was saved yet"
-    assert sorted(folder.rglob("*")) == before
 
 
 def test_a_seed_does_not_begin_with_the_task_that_the_one_before_has_finished(

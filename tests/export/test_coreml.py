@@ -15,6 +15,7 @@ from finetune.errors import FinetuneError, ModelUnsupported, NotWritten
 from finetune.events import ignore
 from finetune.export.coreml import MODEL_FILE, check_weights, write_coreml
 from finetune.model.load import TextModel, load_model
+from finetune.ownership import OwnFolder
 from finetune.tasks.single import Single
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def test_a_program_takes_texts_of_any_length_and_has_the_models_weights(
     import coremltools
 
     text_model = load(save_tiny_model(tmp_path / "tiny", architecture))
-    write_coreml(text_model, tmp_path / "coreml", max_length=48)
+    write_coreml(text_model, OwnFolder(tmp_path / "coreml", "coreml"), max_length=48)
     file = tmp_path / "coreml" / MODEL_FILE
     assert check_weights(file, text_model) == FOLDED.get(architecture, [])
     spec = coremltools.utils.load_spec(str(file))
@@ -72,7 +73,7 @@ def test_a_model_that_can_not_be_converted_is_refused_with_the_reason(
     monkeypatch.setattr(text_model.model, "forward", refuse)
     monkeypatch.setattr("finetune.export.coreml.import_converter", lambda: None)
     with pytest.raises(ModelUnsupported, match=r"BertForSeq.*: Unsupported fx node fft\n"):
-        write_coreml(text_model, tmp_path / "coreml", max_length=48)
+        write_coreml(text_model, OwnFolder(tmp_path / "coreml", "coreml"), max_length=48)
     assert not (tmp_path / "coreml").exists()
 
 
@@ -85,7 +86,7 @@ def test_a_disk_that_is_full_is_no_fault_of_the_model(
     program = SimpleNamespace(save=save)
     monkeypatch.setattr("finetune.export.coreml._convert", lambda *_, **__: program)
     with pytest.raises(NotWritten, match="No space left"):
-        write_coreml(load(tiny_folder), tmp_path / "coreml", max_length=48)
+        write_coreml(load(tiny_folder), OwnFolder(tmp_path / "coreml", "coreml"), max_length=48)
 
 
 @pytest.mark.slow
@@ -103,7 +104,7 @@ def test_a_mac_gives_the_logits_of_pytorch(tmp_path: Path, tiny_folder: Path) ->
     import coremltools
 
     text_model = load(tiny_folder)
-    write_coreml(text_model, tmp_path / "coreml", max_length=48)
+    write_coreml(text_model, OwnFolder(tmp_path / "coreml", "coreml"), max_length=48)
     program = coremltools.models.MLModel(str(tmp_path / "coreml" / MODEL_FILE))
     for text in ("Who wrote Faust?", "by", "How old is the river Nile? " * 4):
         inputs = text_model.tokenizer(text, truncation=True, max_length=48, return_tensors="pt")

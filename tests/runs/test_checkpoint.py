@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finetune.errors import CheckpointDamaged
-from finetune.runs.checkpoint import newest_first, read_checkpoint, write_checkpoint
+from finetune.runs.checkpoint import read_checkpoint, write_checkpoint
+from finetune.runs.folder import RunFolder
 
 STATE = {"step": 7, "best": 0.1 + 0.2, "tiny": 5e-324, "seen": [1, 2, 3], "none": None}
 
@@ -74,9 +75,10 @@ def test_flipped_bit_is_noticed_or_alters_nothing(
 
 
 def test_checkpoints_are_sorted_by_step_and_not_by_name(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
     for step in (9, 10, 2):
-        write_step(tmp_path, step)
-    (tmp_path / "step-11.partial").mkdir()
-    (tmp_path / "step-best").mkdir()
+        write_step(run.checkpoints_folder, step)
+    for name in ("step-11", "step-best"):  # not whole
+        (run.checkpoints_folder / name).mkdir()
 
-    assert newest_first(tmp_path) == [tmp_path / name for name in ("step-10", "step-9", "step-2")]
+    assert [path.name for path in run.checkpoints] == ["step-10", "step-9", "step-2"]

@@ -19,7 +19,7 @@ from finetune.runs.folder import RunFolder
     [
         ([], "start again: nothing was saved yet"),
         (["config.yaml"], "start again with --overwrite: nothing was saved yet"),
-        (["config.yaml", "checkpoints/step-4/state.json"],
+        (["config.yaml", "checkpoints/step-4/manifest.json"],
          "resume with: finetune run --resume-from-checkpoint "),
     ],
 )  # fmt: skip
@@ -49,6 +49,7 @@ def test_memory_that_ran_out_asks_for_half_the_batch(
 ) -> None:
     if can_resume:
         (tmp_path / "checkpoints" / "step-4").mkdir(parents=True)
+        (tmp_path / "checkpoints" / "step-4" / "manifest.json").touch()
         (tmp_path / "config.yaml").touch()
     folder = RunFolder(tmp_path)
     with (

@@ -1,5 +1,6 @@
 """The folder of a run: created, locked, overwritten, opened and read."""
 
+import shutil
 import subprocess
 import sys
 import threading
@@ -11,15 +12,17 @@ from typing import Any
 import pytest
 
 from finetune.errors import NotARun, RunFolderInUse, RunFolderNotEmpty, UsageError
+from finetune.events import ignore
 from finetune.runs.folder import RunFolder, SeedsFolder, open_run_folder
 
 
 def make_run(path: Path, content: str = "training: {}\n") -> RunFolder:
     folder = RunFolder(path)
-    path.mkdir(parents=True, exist_ok=True)
-    folder.config_file.write_text(content)
-    folder.model_folder.mkdir()
-    (folder.model_folder / "config.json").write_text("{}")
+    with folder.create(overwrite=False):
+        folder.claim(folder.config_file, folder.model_config_file)
+        folder.config_file.write_text(content)
+        folder.model_folder.mkdir()
+        folder.model_config_file.write_text("{}")
     return folder
 
 
@@ -29,18 +32,17 @@ def content_of(path: Path) -> list[str]:
 
 def overwrite(path: Path) -> None:
     with RunFolder(path).create(overwrite=True) as folder:
-        folder.set_aside_previous()
-        folder.delete_previous()
+        folder.start(emit=ignore)
 
 
 def test_new_folder_is_created_with_its_parents_and_kept_once_something_is_in_it(
     tmp_path: Path,
 ) -> None:
     with RunFolder(tmp_path / "runs" / "first").create(overwrite=False) as folder:
-        assert content_of(folder.path) == [".lock"]
+        assert content_of(folder.path) == [".finetune.jsonl"]
         folder.config_file.touch()
 
-    assert content_of(tmp_path) == ["runs", "runs/first", "runs/first/config.yaml"]
+    assert content_of(tmp_path / "runs/first") == [".finetune.jsonl", "config.yaml"]
 
 
 @pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
@@ -56,7 +58,7 @@ def test_new_folder_is_deleted_with_its_parents_when_nothing_came_of_it(
     assert content_of(tmp_path) == []
 
 
-@pytest.mark.parametrize("leftover", [".lock", ".DS_Store"])
+@pytest.mark.parametrize("leftover", [".finetune.jsonl", ".DS_Store"])
 def test_empty_folder_of_the_user_may_be_used_and_is_not_deleted(
     tmp_path: Path, leftover: str
 ) -> None:
@@ -78,43 +80,9 @@ def test_folder_of_a_run_is_refused_with_three_suggestions(tmp_path: Path) -> No
         assert flag in refusal.value.remedy
 
 
-@pytest.mark.parametrize("is_begun", [True, False])
-def test_overwritten_run_comes_back_when_the_new_one_leaves_nothing(
-    tmp_path: Path, is_begun: bool
-) -> None:
-    before = content_of(make_run(tmp_path).path)
-
-    def fail() -> None:
-        with RunFolder(tmp_path).create(overwrite=True) as folder:
-            if is_begun:
-                folder.set_aside_previous()
-                folder.config_file.touch()
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-
-    assert content_of(tmp_path) == before
-
-
-def test_overwritten_run_outlives_new_ones_that_were_killed_without_a_model(
-    tmp_path: Path,
-) -> None:
-    folder = make_run(tmp_path)
-    for _ in range(3):
-        folder.set_aside_previous()
-        folder.config_file.write_text("killed")
-    assert (folder.previous_run / "model" / "config.json").is_file()
-
-    folder.model_folder.mkdir()
-    folder.set_aside_previous()
-
-    assert (folder.previous_run / "config.yaml").read_text() == "killed"
-
-
 @pytest.mark.parametrize("may_overwrite", [True, False])
 @pytest.mark.parametrize(
-    "names", [["thesis.tex"], ["config.yaml", "main.py"], [".lock", "notes"], ["model"]]
+    "names", [["thesis.tex"], ["config.yaml", "main.py"], [".finetune.jsonl"], ["model"]]
 )
 def test_folder_with_other_files_is_never_touched(
     tmp_path: Path, names: list[str], may_overwrite: bool
@@ -132,19 +100,20 @@ def test_folder_with_other_files_is_never_touched(
     assert content_of(tmp_path) == sorted(names)
 
 
-def test_overwrite_deletes_a_link_and_keeps_what_it_points_to(tmp_path: Path) -> None:
+def test_a_link_is_nobodys_file_of_a_run_and_keeps_the_run_from_writing_through_it(
+    tmp_path: Path,
+) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    (elsewhere / "weights").write_text("dear")
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "config.yaml").touch()
+    (elsewhere / "config.json").write_text("dear")
+    run = make_run(tmp_path / "run").path
+    shutil.rmtree(run / "model")
     (run / "model").symlink_to(elsewhere)
 
-    overwrite(run)
+    with pytest.raises(RunFolderNotEmpty, match="in the place of a file"):
+        overwrite(run)
 
-    assert content_of(run) == []
-    assert (elsewhere / "weights").read_text() == "dear"
+    assert (elsewhere / "config.json").read_text() == "dear"
 
 
 def test_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
@@ -191,19 +160,21 @@ def test_folders_created_at_once_differ(tmp_path: Path, runs: int) -> None:
 
 
 def test_second_lock_is_refused_at_once_and_the_next_one_is_given(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
+    folder = make_run(tmp_path)
+    content = content_of(tmp_path)
 
     with folder.lock(), pytest.raises(RunFolderInUse), folder.lock():
         pass
     with pytest.raises(KeyError), folder.lock():
         raise KeyError
     with folder.lock():
-        assert content_of(tmp_path) == [".lock"]
+        pass
 
-    assert content_of(tmp_path) == []
+    assert content_of(tmp_path) == content
 
 
 def test_lock_of_a_killed_process_stops_nobody(tmp_path: Path) -> None:
+    make_run(tmp_path)
     code = (
         "import time; from pathlib import Path; from finetune.runs.folder import RunFolder\n"
         f"with RunFolder(Path({str(tmp_path)!r})).lock():\n"
@@ -231,6 +202,7 @@ def test_interrupted_run_opens_only_where_no_model_is_needed(tmp_path: Path) -> 
     assert open_run_folder(tmp_path, needs_model=False) == folder
 
     folder.model_folder.mkdir()
+    folder.model_config_file.touch()
     assert open_run_folder(tmp_path) == folder
 
 

@@ -13,8 +13,9 @@ from tiny_runs import QUICK, have_same_bits, logged_metrics, run_tiny, unfinishe
 import finetune
 from finetune.errors import ConfigurationInvalid, DataDiffers, Interrupted, NotARun, UsageError
 from finetune.events import Emit, Event, Info, StageStarted, Step, WarningMessage
-from finetune.files import read_json
+from finetune.files import read_json, temporary_path
 from finetune.runs.checkpoint import read_checkpoint, write_checkpoint
+from finetune.runs.folder import RunFolder
 
 
 def at_step(number: int, act: Callable[[], None]) -> Emit:
@@ -310,11 +311,14 @@ def test_the_checkpoint_before_a_damaged_one_is_used(
 def test_files_of_a_killed_process_do_not_keep_a_run_from_resuming(
     whole_run: Path, stopped_run: Path
 ) -> None:
-    """What SIGKILL leaves: a lock, a torn line, half a checkpoint, rows after the checkpoint."""
-    (stopped_run / ".lock").touch()
-    half = stopped_run / "checkpoints" / "step-4.partial"
-    half.mkdir()
+    """What SIGKILL leaves: half of files, torn lines, rows after the checkpoint."""
+    temporary_path(stopped_run / "config.yaml").write_bytes(b"half")
+    RunFolder(stopped_run).own.claim("checkpoints/step-4/model.safetensors")
+    half = stopped_run / "checkpoints" / "step-4" / f".{'0' * 32}.partial"
+    half.mkdir(parents=True)
     (half / "model.safetensors").write_bytes(b"half")
+    with (stopped_run / ".finetune.jsonl").open("a") as file:
+        file.write('{"file": "mod')
     row = (stopped_run / "metrics.jsonl").read_text().splitlines()[-1]
     with (stopped_run / "metrics.jsonl").open("a") as file:
         file.write(row.replace('"step": 3', '"step": 4') + "\n" + row[:20])

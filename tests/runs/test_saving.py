@@ -14,7 +14,7 @@ from tiny_training import tiny_training_state
 from transformers import PreTrainedModel
 
 import finetune
-from finetune.errors import NotWritten
+from finetune.errors import NotWritten, UsageError
 from finetune.events import Emit, Event, StageStarted, Step, WarningMessage
 from finetune.runs import checkpoint, journal
 from finetune.runs.checkpoint import Checkpoints, read_checkpoint
@@ -176,23 +176,14 @@ def test_a_final_model_that_does_not_fit_on_the_disk_can_be_written_later(
     assert have_same_bits(weights_of(run), weights_of(whole_run))
 
 
-def test_overwriting_keeps_the_old_run_until_the_new_one_has_a_model(
+def test_overwriting_deletes_the_old_run_only_when_the_new_one_starts_its_work(
     whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     run = shutil.copytree(whole_run, tmp_path / "run")
-    has_both: list[bool] = []
-
-    def look(event: Event) -> None:
-        if event == StageStarted("evaluate"):
-            models = (run / "model", run / "previous" / "model")
-            has_both.append(all(model.is_dir() for model in models))
-
+    before = sorted(run.rglob("*"))
+    with pytest.raises(UsageError):
+        run_tiny(run, model=tmp_path / "none", overwrite=True)
+    assert sorted(run.rglob("*")) == before
     with pytest.raises(PowerCut):
         run_tiny(run, model=tiny_folder, overwrite=True, emit=cut_power(at_step=1))
-    assert have_same_bits(weights_of(run), weights_of(whole_run))
-    with pytest.raises(PowerCut):
-        run_tiny(run, model=tiny_folder, overwrite=True, emit=cut_power(at_step=6))
-    assert have_same_bits(weights_of(run / "previous"), weights_of(whole_run))
-    finetune.run(resume_from_checkpoint=run, emit=look)
-    assert has_both == [True]
-    assert not (run / "previous").exists()
+    assert not (run / "model").exists()
