@@ -18,7 +18,7 @@ from finetune.devices.host import keep_freed_memory, reduce_gc_frequency
 from finetune.distributed.launch import read_launch
 from finetune.errors import FinetuneError, Interrupted, NotWritten, ProcessLost, UsageError
 from finetune.escaping import escape_controls, escape_line
-from finetune.training.interruption import StopRequest, raise_on_signal, signal_of
+from finetune.training.interruption import StopRequest, signal_of, stop_on_signal
 
 COMMANDS = {
     "run": "Fine-tune a classifier and write a run folder.",
@@ -110,7 +110,7 @@ def main(arguments: list[str] | None = None) -> None:
     if not launch.is_main:
         _discard_output()
     try:
-        with raise_on_signal() as request:
+        with stop_on_signal(at_once=True) as request:
             cli.main(arguments, prog_name="finetune", standalone_mode=False, obj=arguments)
     except click.exceptions.NoArgsIsHelpError as help_text:
         help_text.show()

@@ -22,9 +22,10 @@ from transformers import PreTrainedModel
 
 from finetune import events
 from finetune.batch_finder.case import Case, architecture_of
-from finetune.batch_finder.trial_model import prepare_trial_model
+from finetune.batch_finder.trial_model import TrialModel, prepare_trial_model
 from finetune.config.mode import Mode
 from finetune.config.schema import ModelConfig
+from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.emulation import (
     dispatching_as_mps,
@@ -36,7 +37,7 @@ from finetune.devices.mps.known_faults import KnownFault, known_faults, named_ar
 from finetune.devices.mps.operators import Status, status_of
 from finetune.model.factory import loss_of
 from finetune.model.shape import count_positions, random_classifier
-from finetune.model.structure import find_structure
+from finetune.model.structure import Structure, find_structure
 
 # The release, whose faults are looked up.
 _TORCH_VERSION = torch.__version__.partition("+")[0]
@@ -98,18 +99,15 @@ def audit_classifier(
 
     fp16 is recorded as bf16, which dispatches the same, with the scaling of the gradients around.
     """
-    case = Case(
-        device=CpuDevice.name,
-        architecture=architecture_of(model.config.to_dict()),
-        classes=cast(int, model.config.num_labels),
-        mode=mode,
-        padded_length=padded_length,
-        precision="bf16" if precision == "fp16" else precision,
-        optimizer="adamw",
-        gradient_checkpointing=False,
-    )
     fake = _fake_copy(model)
-    trial = prepare_trial_model(case, fake, find_structure(model), device=CpuDevice())
+    trial = prepare_trial(
+        fake,
+        find_structure(model),
+        mode=mode,
+        precision="bf16" if precision == "fp16" else precision,
+        padded_length=padded_length,
+        device=CpuDevice(),
+    )
     recorder = _Recorder(fake)
     recorder.places.name_steps_of(trial.training_state.optimizer)
     if precision == "fp16":
@@ -121,6 +119,29 @@ def audit_classifier(
         recorder.begin_evaluation(fake)
         trial.evaluate(batch_size=batch_size)
     return recorder.report()
+
+
+def prepare_trial(
+    model: PreTrainedModel,
+    structure: Structure,
+    *,
+    mode: Mode,
+    precision: str,
+    padded_length: int,
+    device: Device,
+) -> TrialModel:
+    """Make a model ready for steps on a device, in place."""
+    case = Case(
+        device=device.name,
+        architecture=architecture_of(model.config.to_dict()),
+        classes=cast(int, model.config.num_labels),
+        mode=mode,
+        padded_length=padded_length,
+        precision=precision,
+        optimizer="adamw",
+        gradient_checkpointing=False,
+    )
+    return prepare_trial_model(case, model, structure, device=device)
 
 
 def audit_module(module: nn.Module, batch: Mapping[str, object]) -> OperatorReport:

@@ -13,23 +13,20 @@ from finetune.config.mode import Mode
 from finetune.config.schema import ModelConfig
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
-from finetune.doctor.operators import CLASSES
+from finetune.doctor.operators import CLASSES, prepare_trial
 from finetune.events import Emit, Info
-from finetune.model.freeze import freeze_parameters, set_training
+from finetune.model.freeze import set_training
 from finetune.model.load import load_model
 from finetune.model.shape import count_positions, random_classifier
 from finetune.model.structure import find_structure
-from finetune.tasks.single import Single, cross_entropy
+from finetune.tasks.single import Single
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.encode import random_texts
 from finetune.tokenization.examples import Examples, inputs_of_texts
 from finetune.training.guard import ParameterGuard
 from finetune.training.micro_batches import cut_batch
-from finetune.training.optimizers import Hyperparameters
 from finetune.training.parity import Difference, compare_with_cpu
 from finetune.training.precision import note_parity
-from finetune.training.schedule import Schedule
-from finetune.training.step import prepare_training
 
 # Around the blocks of 8 and 32 tokens that attention's kernels work on.
 _LENGTHS = (1, 8, 9, 31, 32, 33, 64)
@@ -108,7 +105,6 @@ def compare_model(
         WrongParametersChanged: If the step changes what is frozen, or not what trains.
     """
     structure = find_structure(model)
-    freeze_parameters(model, structure, mode=mode)
     # Stored transposed, as loaded weights may be: MPS once silently skipped in-place operations on
     # such tensors (pytorch#118115).
     for parameter in map(model.get_parameter, structure.layers[-1]):
@@ -126,20 +122,10 @@ def compare_model(
     inputs = inputs_of_texts(texts, takes_4d_mask=structure.takes_4d_mask)
     labels = np.random.default_rng(0).integers(CLASSES, size=_TEXTS)
     examples = Examples(inputs.inputs_of, inputs.lengths, labels, np.ones(_TEXTS, np.float32))
-    state = prepare_training(
-        model,
-        head=structure.head,
-        device=device,
-        precision=precision,
-        losses=cross_entropy,
-        hyperparameters=Hyperparameters(
-            optimizer="adamw",
-            schedule=Schedule(peak=1e-3, warmup_steps=0, total_steps=_MAX_STEPS),
-            head_lr_multiplier=1.0,
-            weight_decay=0.01,
-            max_grad_norm=1.0,
-        ),
+    trial = prepare_trial(
+        model, structure, mode=mode, precision=precision, padded_length=longest, device=device
     )
+    state = trial.training_state
     lengths = sorted({min(device.shapes.padded_length(one), longest) for one in _LENGTHS})
     sizes = sorted({*(min(one, max_batch_size) for one in _BATCH_SIZES), max_batch_size})
     shapes = [(size, length) for length, size in product(lengths, sizes)]
@@ -150,9 +136,9 @@ def compare_model(
     set_training(state.model)
     guard = ParameterGuard(state.model)
     batch = Batch(np.arange(_GRADIENT_EXAMPLES), longest)
-    for number in range(_MAX_STEPS):
+    for _ in range(_MAX_STEPS):
         cut = cut_batch(examples, batch, batch_size=_GRADIENT_EXAMPLES, device=device)
-        state.take_step(number, cut)
+        state.take_step(0, cut)
         guard.note_gradients(state.model)
         if state.took_last_step:
             break

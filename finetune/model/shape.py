@@ -47,7 +47,7 @@ def random_classifier(name: str, *, classes: int, seed: int) -> PreTrainedModel:
     return model
 
 
-def most_positions(shape: PreTrainedConfig) -> int | None:
+def max_positions(shape: PreTrainedConfig) -> int | None:
     """Return the tokens of the longest text that a shape has positions for, None for any."""
     with torch.device("meta"):
         return count_positions(AutoModel.from_config(shape, trust_remote_code=False))  # type: ignore[no-untyped-call]

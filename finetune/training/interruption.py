@@ -49,51 +49,32 @@ class DistributedStopFlag:
 
 
 @contextmanager
-def raise_on_signal() -> Iterator[StopRequest]:
-    """Let every signal that ends a run raise ``Stopped``; yield what has come.
+def stop_on_signal(*, at_once: bool = False, apart_seconds: float = 0.0) -> Iterator[StopRequest]:
+    """Yield a request that the first signal makes; a second, not a copy of it, raises ``Stopped``.
 
-    A library may turn the exception into another, such as an ``ImportError``.
+    With ``at_once`` the first raises too, and the request still tells of it: a library may turn the
+    exception into another, such as an ``ImportError``.
     """
-    request = StopRequest()
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        request.number = number
-        raise Stopped(number)
-
-    with _handled_by(stop):
-        yield request
-
-
-@contextmanager
-def stop_on_signal(*, apart_seconds: float = 0.0) -> Iterator[StopRequest]:
-    """Yield a request that the first signal makes; a second, not a copy of it, raises."""
     request = StopRequest()
     first_at = 0.0
 
-    def note(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         nonlocal first_at
-        if not request():
+        is_first = not request()
+        if is_first:
             request.number, first_at = number, time.monotonic()
-        elif time.monotonic() - first_at >= apart_seconds:
+        if at_once or (not is_first and time.monotonic() - first_at >= apart_seconds):
             raise Stopped(number)
 
-    with _handled_by(note):
-        yield request
-
-
-@contextmanager
-def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     # Python handles signals in the main thread alone.
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    is_main = threading.current_thread() is threading.main_thread()
+    previous = {number: signal.getsignal(number) for number in STOP_SIGNALS if is_main}
     # nohup and shells start processes with signals that are to be ignored.
     handled = [number for number, before in previous.items() if before != signal.SIG_IGN]
     for number in handled:
-        signal.signal(number, handler)
+        signal.signal(number, handle)
     try:
-        yield
+        yield request
     finally:
         for number in handled:
             signal.signal(number, previous[number])

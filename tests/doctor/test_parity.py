@@ -12,13 +12,13 @@ from tiny_models import ARCHITECTURES, tiny_model
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
+from finetune.batch_finder.trial_model import TrialModel
 from finetune.config.mode import Mode
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 from finetune.doctor import parity
 from finetune.doctor.parity import ParityReport, compare_model
 from finetune.errors import WrongParametersChanged
-from finetune.training.step import TrainingState
 
 
 def compare(
@@ -56,14 +56,14 @@ def plant_fault(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that plants a fault in what is compared."""
 
     def plant_later(fault: Any, by: Any = plant) -> None:
-        prepare = parity.prepare_training
+        prepare = parity.prepare_trial
 
-        def prepare_with_fault(*arguments: Any, **options: Any) -> TrainingState:
-            state = prepare(*arguments, **options)
-            by(state, fault)
-            return state
+        def prepare_with_fault(*arguments: Any, **options: Any) -> TrialModel:
+            trial = prepare(*arguments, **options)
+            by(trial.training_state, fault)
+            return trial
 
-        monkeypatch.setattr(parity, "prepare_training", prepare_with_fault)
+        monkeypatch.setattr(parity, "prepare_trial", prepare_with_fault)
 
     return plant_later
 

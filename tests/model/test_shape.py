@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from finetune.model.load import load_model
-from finetune.model.shape import load_shape, most_positions
+from finetune.model.shape import load_shape, max_positions
 from finetune.model.source import MINILM
 from finetune.tasks.single import Single
 
@@ -61,4 +61,4 @@ def test_a_folder_needs_no_weights(tmp_path: Path) -> None:
 def test_positions_behind_the_padding_do_not_count(
     config: PreTrainedConfig, expected: int | None
 ) -> None:
-    assert most_positions(config) == expected
+    assert max_positions(config) == expected

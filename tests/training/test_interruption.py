@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from finetune.training.interruption import STOP_SIGNALS, Stopped, raise_on_signal, stop_on_signal
+from finetune.training.interruption import STOP_SIGNALS, Stopped, stop_on_signal
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
@@ -42,7 +42,7 @@ def test_a_copy_of_the_first_signal_that_a_launcher_sends_does_not_raise(
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_outside_of_training_the_first_raises(number: signal.Signals) -> None:
-    with raise_on_signal(), pytest.raises(Stopped) as stop:
+    with stop_on_signal(at_once=True), pytest.raises(Stopped) as stop:
         signal.raise_signal(number)
     assert stop.value.number == number
 
@@ -50,7 +50,7 @@ def test_outside_of_training_the_first_raises(number: signal.Signals) -> None:
 def test_what_nohup_has_ignored_stays_ignored() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with raise_on_signal(), stop_on_signal() as should_stop:
+        with stop_on_signal(at_once=True), stop_on_signal() as should_stop:
             signal.raise_signal(signal.SIGHUP)
             assert not should_stop()
     finally:
