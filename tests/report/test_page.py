@@ -16,9 +16,10 @@ from report.example_run import (
 
 from finetune.files import write_json, write_jsonl
 from finetune.report.page import write_report
-from finetune.report.templates import duration
+from finetune.report.templates import TEMPLATES, duration
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import RunResults
+from finetune.tasks.metrics import ClassScores, Scores
 
 
 class Page(HTMLParser):
@@ -178,3 +179,13 @@ def test_run_without_validation_has_a_report(folder: RunFolder, results: RunResu
     assert "alidation" not in page.text.partition("Repeat the run")[0]
     assert "75.0%" in page.text
     assert "0 of 1 test rows are misclassified." in page.text
+
+
+def test_a_matrix_of_many_classes_stays_small() -> None:
+    names = [f"a class {number}" for number in range(150)]
+    counts = [[int(row == column) for column in range(150)] for row in range(150)]
+    source = '{% from "parts.html.j2" import matrix_of %}{{ matrix_of(matrix) }}'
+    scores = Scores(150, {}, {}, dict.fromkeys(names, ClassScores(1, 1, 1, 1)), counts)
+    html = TEMPLATES.from_string(source).render(matrix=scores)
+    assert html.count('class="right" style="--shade: 1.00">1</td>') == 150
+    assert len(html) < 300_000
