@@ -131,8 +131,8 @@ class Split:
 
     def examples(self, rows: NDArray[np.int64]) -> list[tuple[int, str]]:
         """Return the first few of some rows with their texts."""
-        first = rows[:MAX_EXAMPLES]
-        return list(zip(first.tolist(), self.texts.take(first).joined.to_pylist(), strict=True))
+        texts = self.texts.joined
+        return [(row, texts[row].as_py()) for row in rows[:MAX_EXAMPLES].tolist()]
 
     def labels_of(self, row: int, *, of: "Split") -> list[str]:
         """Return the names of the labels that the text of another split's row has here."""

@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 
 from finetune.config.schema import DataConfig
 from finetune.data.mapped import map_pieces, pieces_of
-from finetune.data.source import earlier_columns
 from finetune.errors import DataError, DataNotFound, UsageError
 from finetune.tasks.labels import NUMBER
 
@@ -256,7 +255,7 @@ def _named_columns(
     given = [getattr(options, option) for option in wanted]
     found: Columns = {}
     for option, name in zip(wanted, given, strict=True):
-        earlier = earlier_columns(options).get(option)
+        earlier = getattr(options, "earlier_columns", {}).get(option)
         full = columns_named((earlier or "") if name is None else name, names)
         if name is not None:
             found[option] = ChosenColumn(full, f"as {_flag(option)} says")

@@ -42,10 +42,6 @@ class TextColumns(NamedTuple):
         """Return those of the rows from one to before another."""
         return TextColumns(*(column.slice(start, end - start) for column in self.columns))
 
-    def take(self, rows: NDArray[np.int64]) -> "TextColumns":
-        """Return those of some rows."""
-        return TextColumns(*(column.take(pyarrow.array(rows)) for column in self.columns))
-
 
 def make_dataset(texts: Any, labels: Any, *, task: Task, pairs: Any = None) -> Dataset:
     """Return a data set of texts and of labels as the task parses them, in Arrow or as strings."""

@@ -15,7 +15,6 @@ from finetune.data.columns import LABEL_NAMES, OPTIONS, TEXT_NAMES, plain_name
 from finetune.data.encoding import TextFile, find_text
 from finetune.data.packed import Content
 from finetune.data.reader import Columns, Reader, Row, columns_of
-from finetune.data.source import earlier_columns
 from finetune.errors import DataUnreadable
 from finetune.events import Emit, Info
 from finetune.tasks.labels import MISSING, NUMBER, is_number
@@ -186,7 +185,7 @@ def _has_header(rows: Sequence[Sequence[str]], options: DataConfig) -> bool:
         if any(row[position] == rows[0][position] for row in rows[1:])
     }
     named = [getattr(options, option) or "" for option in OPTIONS]
-    named += [*earlier_columns(options).values()]
+    named += getattr(options, "earlier_columns", {}).values()
     named = [part for name in named for part in name.split(",") if part]
     known = {*TEXT_NAMES, *LABEL_NAMES, *map(plain_name, named)}
     names = [name for name in first if name]

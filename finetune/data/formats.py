@@ -28,8 +28,7 @@ OTHER_FORMATS = {
     b"BZh91AY&SY": "compressed with bzip2",
     b"\xfd7zXZ\0": "compressed with xz",
     b"\x28\xb5\x2f\xfd": "compressed with zstd",
-    b"\x80\x04": "a pickle, which can run code and is not read",
-    b"\x80\x05": "a pickle, which can run code and is not read",
+    b"\x80": "a pickle, which can run code and is not read",
 }
 OTHER_TEXTS = {
     b"[": "one JSON array, not one object per line",

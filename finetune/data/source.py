@@ -30,11 +30,6 @@ class OtherData(DataConfig):
     earlier_columns: Mapping[str, str] = field(default_factory=dict)
 
 
-def earlier_columns(options: DataConfig) -> Mapping[str, str]:
-    """Return the columns that a run has read, by the options that name them."""
-    return options.earlier_columns if isinstance(options, OtherData) else {}
-
-
 @dataclass(frozen=True)
 class DataSource:
     """What data was read from: a file with its sha256, or a dataset of the Hub at a commit."""

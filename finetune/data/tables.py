@@ -81,7 +81,14 @@ def read_tables(
         for (split, table), own in zip(tables.items(), kind.parse(labels), strict=True)
     }
     task = kind.of_labels(rows["train"]["label"], names=names)
-    _warn_of_mojibake(rows["train"]["text"], path=train.path, emit=emit)
+    texts = rows["train"]["text"]
+    if len(garbled := texts.filter(pc.match_substring_regex(texts, MOJIBAKE))):
+        example = garbled[0].as_py()[:60]
+        found = (
+            f"{len(garbled):,} texts of {train.path} look like UTF-8 that was decoded as another"
+        )
+        remedy = "export the file again as UTF-8, or name its encoding with --encoding"
+        emit(WarningMessage(f"{found} encoding, such as {example!r}", remedy=remedy))
     splits = DatasetDict()
     for split, own in rows.items():
         unknown = task.find_unknown(own["label"], training=rows["train"]["label"])
@@ -225,15 +232,3 @@ def _report_unknown(
         remedy="correct them, also in upper and lower case, add training rows of these classes, or"
         " skip the rows with --skip-unknown-labels",
     )
-
-
-def _warn_of_mojibake(texts: pyarrow.ChunkedArray, *, path: Path, emit: Emit) -> None:
-    garbled = texts.filter(pc.match_substring_regex(texts, MOJIBAKE))
-    if len(garbled):
-        emit(
-            WarningMessage(
-                f"{len(garbled):,} texts of {path} look like UTF-8 that was decoded as another"
-                f" encoding, such as {garbled[0].as_py()[:60]!r}",
-                remedy="export the file again as UTF-8, or name its encoding with --encoding",
-            )
-        )
