@@ -80,10 +80,11 @@ class Facts:
         """Return the facts of a column; the first values say how all look."""
         sample = column.slice(0, SAMPLE_ROWS)
         sample = sample.filter(pc.not_equal(sample, ""))
-        fits = {
-            look: pc.all(pc.match_substring_regex(sample, f"^({pattern})$")).as_py()
+        looks = (
+            look
             for look, pattern in LOOKS.items()
-        }
+            if len(sample) and pc.all(pc.match_substring_regex(sample, f"^({pattern})$")).as_py()
+        )
         filled = pc.sum(pc.not_equal(column, "")).as_py() or 0
         return cls(
             name=name,
@@ -91,7 +92,7 @@ class Facts:
             distinct=pc.count_distinct(column).as_py() - (filled < len(column)),
             filled=filled / len(column),
             characters=pc.sum(pc.utf8_length(column)).as_py() / max(filled, 1),
-            looks=frozenset(filter(fits.__getitem__, fits) if len(sample) else ()),
+            looks=frozenset(looks),
         )
 
     @property
@@ -189,11 +190,7 @@ Columns = dict[str, ChosenColumn]
 
 
 def choose_columns(
-    columns: pyarrow.Table,
-    options: DataConfig,
-    *,
-    table: str,
-    wanted: Sequence[str] = OPTIONS,
+    columns: pyarrow.Table, options: DataConfig, *, table: str, wanted: Sequence[str] = OPTIONS
 ) -> Columns:
     """Return the columns that are named; others by their names and values: labels recur.
 

@@ -2,18 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pyarrow
 import pytest
 from datasets import ClassLabel, Dataset, Features, Sequence, Value
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pyarrow import parquet
 
 from finetune.config.schema import DataConfig
 from finetune.data.formats import SUFFIXES, read_file
-from finetune.data.reader import RawTable, as_text
+from finetune.data.reader import RawTable
 from finetune.errors import DataUnreadable
 from finetune.events import Event
 
@@ -136,24 +133,11 @@ def test_columns_that_are_left_out_are_named(tmp_path: Path) -> None:
     assert "'more'" in reports[0]
 
 
-TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(
-    ["2024-05-01", "2024-05-01T10:00:00", "1", "null", "true", "NaN", ""]
-)
-VALUES = (
-    st.lists(st.none() | TEXTS, min_size=3, max_size=3)
-    | st.lists(st.none() | st.integers(-(2**62), 2**62), min_size=3, max_size=3)
-    | st.lists(st.none() | st.floats(allow_nan=False, allow_infinity=False), min_size=3, max_size=3)
-    | st.lists(st.none() | st.booleans() | TEXTS | st.integers(), min_size=3, max_size=3)
-)
-
-
-@settings(max_examples=80)
-@given(columns=st.dictionaries(st.sampled_from(["text", "label", "é"]), VALUES, min_size=1))
-def test_json_lines_are_read_as_text(
-    tmp_path_factory: pytest.TempPathFactory, columns: dict[str, list[Any]]
+def test_a_column_that_begins_far_behind_is_empty_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path_factory.mktemp("tables") / "rows.jsonl"
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    expected = {name: [as_text(value) for value in values] for name, values in columns.items()}
-    assert columns_of(read(path)) == expected
+    monkeypatch.setattr("finetune.data.reader.STREAM_ROWS", 2)
+    table = read_lines(tmp_path, *[{"text": "a"}] * 3, {"text": "b", "more": 1}, {"more": {}})
+    assert columns_of(table) == {"text": ["a", "a", "a", "b", ""]}
+    table = read_lines(tmp_path, *[{"text": "a"}] * 3, {"text": "b", "more": 1})
+    assert columns_of(table) == {"text": ["a", "a", "a", "b"], "more": ["", "", "", "1"]}
