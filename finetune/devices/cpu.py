@@ -98,8 +98,8 @@ class CpuMemory(DeviceMemory):
 
     def budget_bytes(self, limit_bytes: int | None) -> int:
         free_bytes = host_memory.process_bytes(os.getpid()) + host_memory.spare_bytes()
-        most_bytes = free_bytes if limit_bytes is None else min(free_bytes, limit_bytes)
-        return int(_STEADY_SHARE * most_bytes)
+        max_bytes = free_bytes if limit_bytes is None else min(free_bytes, limit_bytes)
+        return int(_STEADY_SHARE * max_bytes)
 
     def set_memory_limit(self, budget_bytes: int) -> None:
         """Let allocations fail that would take the resident memory beyond a budget, on Linux.
