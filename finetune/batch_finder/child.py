@@ -15,7 +15,7 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -104,17 +104,6 @@ class Child:
         """Return why the child has ended, and the last line of its standard error."""
         *_, last_line = ["it wrote no error", *self.error_lines()]
         return f"the process {self.exit_status()}: {last_line}"
-
-
-@contextlib.contextmanager
-def starting(module: str) -> Iterator[list[Child]]:
-    """Yield a list with a child that starts meanwhile; end it unless it was taken from there."""
-    children = [Child(module)]
-    try:
-        yield children
-    finally:
-        for child in children:
-            child.kill()
 
 
 def connect_to_parent() -> "tuple[queue.SimpleQueue[Any], Callable[[Any], None]]":

@@ -231,17 +231,15 @@ def compare_speeds(one: BenchResults, other: BenchResults) -> Iterator[dict[str,
 
 def compare(one: BenchResults, other: BenchResults) -> BenchTable:
     """Set the rows a second of A and B side by side."""
-    sides = {"A": one, "B": other}
-    titles = [f"{name}, {device}" for name in sides for device in sides[name].machine.devices]
     compared = list(compare_speeds(one, other))
-    cells = []
-    for row in compared:
-        speeds = (_number(row[title]) for title in titles)
-        cells.append((row["workload"], row["phase"], *speeds, _number(row["B ÷ A"])))
+    cells = [
+        [value if isinstance(value, str) else _number(value) for value in row.values()]
+        for row in compared
+    ]
     remarks = ["the last column compares the fastest device of each"]
     remarks += [
         f"{name} is of a quick bench: few rows were timed, and not for long"
-        for name, results in sides.items()
+        for name, results in (("A", one), ("B", other))
         if results.is_quick
     ]
     if (one.machine.cpu, one.machine.devices) == (other.machine.cpu, other.machine.devices):
@@ -251,7 +249,7 @@ def compare(one: BenchResults, other: BenchResults) -> BenchTable:
             f"on one machine, {steady} of {len(ratios)} are within "
             f"{100 * (_STEADY - 1):.0f}% of each other"
         )
-    columns = ("workload", "phase", *titles, "B ÷ A")
+    columns = tuple(compared[0]) if compared else ()
     return BenchTable(title="Rows a second", columns=columns, rows=cells, remarks=tuple(remarks))
 
 

@@ -98,8 +98,9 @@ def _start(module: str, selection: Selection, devices: Sequence[str]) -> Child:
         child.send({"selection": asdict(selection), "devices": devices})
         _receive(child)
     except ChildEnded:
-        remedy = "see what finetune doctor says of the machine"
-        raise FinetuneError(child.describe_end(), remedy=remedy) from None
+        message, remedy = child.describe_end(), "see what finetune doctor says of the machine"
+        child.kill()
+        raise FinetuneError(message, remedy=remedy) from None
     return child
 
 

@@ -89,9 +89,9 @@ def test_two_machines_stand_side_by_side() -> None:
     table = compare(example_results(), example_results(gpu="other", factor=0.5))
     assert table.columns[2:] == ("A, cpu", "A, gpu", "B, cpu", "B, other", "B ÷ A")
     assert len(table.remarks) == 1
-    assert table.rows[0] == ("inference: batch 1", "evaluation", "100", "50", "200", "100", "2")
-    assert table.rows[3] == ("training: full, 512 tokens, batch 32", "training",
-                             "1", "-", "1", "-", "1")  # fmt: skip
+    assert table.rows[0] == ["inference: batch 1", "evaluation", "100", "50", "200", "100", "2"]
+    assert table.rows[3] == ["training: full, 512 tokens, batch 32", "training",
+                             "1", "-", "1", "-", "1"]  # fmt: skip
 
 
 def test_two_machines_of_which_one_was_quick_are_compared_with_a_remark() -> None:
