@@ -4,7 +4,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -113,10 +113,12 @@ def columns_of(rows: Iterator[Row], *, path: Path, emit: Emit) -> pyarrow.Table:
 
     def pieces() -> Iterator[pyarrow.Table]:
         while piece := [values for _, values in islice(rows, STREAM_ROWS)]:
-            names.update(dict.fromkeys(name for values in piece for name in values))
+            names.update(dict.fromkeys(chain.from_iterable(piece)))
             columns = {}
             for name in names:
-                texts = [as_text(values.get(name)) for values in piece]
+                values = [row.get(name) for row in piece]
+                is_text = set(map(type, values)) == {str}
+                texts = values if is_text else list(map(as_text, values))
                 columns[name] = pyarrow.array(texts, "string")
                 if columns[name].null_count:
                     others.add(name)
