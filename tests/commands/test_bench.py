@@ -117,7 +117,7 @@ def test_a_real_bench_of_a_network_of_ones_own_that_kills_its_process_goes_on(
     )
     done = finetune_in_a_child(
         "bench", "mlp", "--quick", "--model", "own_networks:make", "--devices", "cpu", "--json",
-        "--output-dir", tmp_path, environment={"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"},
+        "--output-dir", tmp_path / "bench", environment={"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     *mlp, training, evaluation = json.loads(done.stdout)["rows"]
