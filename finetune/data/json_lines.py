@@ -33,9 +33,8 @@ def rows(content: Content, options: DataConfig, emit: Emit) -> Iterator[Row]:
 def _parse_object(line: str, *, place: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
-        if "\\u" in line and SURROGATE.search(
-            line
-        ):  # half a character, which JSON can write and nothing can store
+        # Half a character, which JSON can write and nothing can store.
+        if SURROGATE.search(line):
             text = json.dumps(value, ensure_ascii=False)
             encoded = text.encode("utf-16", errors="surrogatepass")
             value = json.loads(encoded.decode("utf-16", errors="replace"))
