@@ -44,8 +44,6 @@ from finetune.training.step import prepare_training
 Predicted = tuple[NDArray[np.float32], Labels]
 WritePages = Callable[[RunFolder, RunResults], object]
 
-# How far logits may be from proportional, as a fraction of the largest: bf16 rounds by less.
-MAX_DEVIATION = 0.03
 # A scheduler sends a signal to all processes, and their launcher sends it to each once more.
 _COPIES_SECONDS = 1.0
 
@@ -311,25 +309,13 @@ def calibrate_model(
     parameters, task = text_model.output_parameters, text_model.task
     if predict is None:
         return task.scale_output_layer(parameters), None
-    predict_first = cache(predict)
-    task = task.calibrate(predict_first, fits_temperature=calibrates, emit=emit)
-    if task.temperature == 1:
-        return task.scale_output_layer(parameters), predict()
-    before, labels = predict_first()
-    saved = [parameter.detach().clone() for parameter in parameters]
-    scaled = task.scale_output_layer(parameters)
-    after, _ = predict()
-    deviation = np.abs(before - scaled.temperature * after).max()
-    if deviation <= MAX_DEVIATION * np.abs(before).max():
+    task = task.calibrate(cache(predict), fits_temperature=calibrates, emit=emit)
+    if task.temperature != 1:
         emit(
             Info(
-                f"calibration: the logits are divided by {scaled.temperature:.3g}, a temperature "
+                f"calibration: the logits are divided by {task.temperature:.3g}, a temperature "
                 "chosen on the validation rows"
             )
         )
-        return scaled, (after, labels)
-    emit(Info("calibration skipped: scaling the output layer did not scale the logits"))
-    with torch.no_grad():
-        for parameter, values in zip(parameters, saved, strict=True):
-            parameter.copy_(values)
-    return replace(task, temperature=1.0).scale_output_layer(parameters), (before, labels)
+    # Those of the scaled model.
+    return task.scale_output_layer(parameters), predict()

@@ -3,19 +3,16 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tiny_runs import run_tiny, weights_of
-from torch import nn
 from transformers import pipeline
 
-from finetune.events import Event, Info, ignore
+from finetune.events import ignore
 from finetune.files import read_json, read_jsonl
 from finetune.model.load import load_model
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import read_results
-from finetune.runs.run import calibrate_model
 from finetune.tasks.single import Single
 
 
@@ -72,29 +69,3 @@ def test_a_model_that_trains_on_begins_without_its_temperature(runs: tuple[Path,
     for name in ("classifier.weight", "classifier.bias"):
         assert torch.allclose(loaded.model.get_parameter(name), expected[name], rtol=1e-6)
     assert loaded.model.config.task_specific_params["text-classification"]["temperature"] == 1
-
-
-def test_a_model_whose_logits_do_not_scale_is_left_as_it_is(
-    tiny_folder: Path,
-) -> None:
-    text_model = load_model(
-        str(tiny_folder), revision=None, task=Single(list("abcdef")), from_scratch=False,
-        emit=ignore,
-    )  # fmt: skip
-    layer = text_model.model.get_submodule("classifier")
-    assert isinstance(layer, nn.Linear)
-    nn.init.normal_(layer.weight)
-    saved = layer.weight.detach().clone()
-    inputs = torch.randn(200, 32, generator=torch.Generator().manual_seed(0))
-    emitted: list[Event] = []
-
-    def predict() -> tuple[np.ndarray, np.ndarray]:
-        return layer(inputs).tanh().detach().numpy(), np.arange(200) % 6
-
-    task, found = calibrate_model(text_model, predict, calibrates=True, emit=emitted.append)
-
-    assert task.temperature == 1
-    assert torch.equal(layer.weight, saved)
-    assert found is not None
-    assert np.array_equal(found[0], predict()[0])
-    assert any("calibration skipped" in one.message for one in emitted if isinstance(one, Info))
