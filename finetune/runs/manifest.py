@@ -46,8 +46,6 @@ class Manifest:
     sources: Mapping[str, str]
     splits: Mapping[str, str]
     model: Mapping[str, str]
-    packages: Mapping[str, str] = field(default_factory=dict)
-    metrics_precision: str = ""
     reads_pairs: bool = False
     columns: Mapping[str, str] = field(default_factory=dict)
 
@@ -59,8 +57,6 @@ class Manifest:
         return replace(
             cls.of_data(preparation.data),
             model=model | ({"commit": source.commit} if source.commit else {}),
-            packages=package_versions(),
-            metrics_precision=preparation.config.training.precision,
             reads_pairs="text_pair" in preparation.data.splits["train"].column_names,
             columns=preparation.data.columns,
         )
