@@ -1,8 +1,6 @@
 """The work of ``finetune run``: one training, or several that differ in their seed."""
 
-import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 from finetune.commands.report import write_pages
@@ -10,7 +8,6 @@ from finetune.commands.resuming import Work
 from finetune.config.schema import change_options
 from finetune.devices.mps.power import kept_awake
 from finetune.distributed.processes import join_processes
-from finetune.errors import Interrupted
 from finetune.events import Emit, Info
 from finetune.files import write_json
 from finetune.runs.failures import interruption_explained
@@ -20,7 +17,6 @@ from finetune.runs.manifest import Manifest
 from finetune.runs.preparation import prepare
 from finetune.runs.results import RunResults, SeedResults
 from finetune.runs.run import Run
-from finetune.training.interruption import signal_of
 
 
 def train(work: Work, *, emit: Emit) -> RunResults:
@@ -54,7 +50,7 @@ def train_seeds(work: Work, *, emit: Emit) -> SeedResults:
     seeds = range(config.training.seed, config.training.seed + (work.seeds or 1))
 
     with kept_awake(), work.lock() as locked:
-        folder = SeedsFolder(locked.path)
+        folder = SeedsFolder(locked.path, len(seeds))
 
         def read_results() -> SeedResults:
             return SeedResults.read(folder, seeds, metric=config.training.metric_for_best_model)
@@ -63,7 +59,7 @@ def train_seeds(work: Work, *, emit: Emit) -> SeedResults:
         if not missing:
             emit(Info(f"the runs in {folder.path} have finished: nothing is left to do"))
             return read_results()
-        with _interruption_explained(folder, seeds):
+        with interruption_explained(folder):
             first = change_options(config, {"seed": missing[0]})
             preparation = prepare(first, option_sources=work.sources, emit=journal)
             if not work.resumed:
@@ -89,21 +85,3 @@ def train_seeds(work: Work, *, emit: Emit) -> SeedResults:
                     preparation = run.preparation
                 write_json(folder.seeds_file, read_results().to_json())
         return read_results()
-
-
-@contextmanager
-def _interruption_explained(folder: SeedsFolder, seeds: Sequence[int]) -> Iterator[None]:
-    """Say how many seeds have finished, and how the others are resumed."""
-    try:
-        yield
-    except KeyboardInterrupt as stop:
-        runs = [folder.run(seed) for seed in seeds]
-        finished = sum(run.has_finished for run in runs)
-        command = f"finetune run --seeds {len(runs)} --resume-from-checkpoint"
-        raise Interrupted(
-            f"{str(stop) or 'stopped'}; {finished} of {len(runs)} seeds have finished",
-            remedy=f"resume with: {command} {shlex.quote(str(folder.path))}"
-            if any(run.has_progress for run in runs)
-            else "start again with --overwrite: nothing was saved yet",
-            signal_number=signal_of(stop),
-        ) from None

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from finetune.errors import BatchDoesNotFit, Interrupted, LossNotFinite, NotWritten
 from finetune.runs.checkpoint import WRITE_ERRORS, reason_of
-from finetune.runs.folder import RunFolder
+from finetune.runs.folder import RunFolder, SeedsFolder
 from finetune.runs.preparation import Preparation
 from finetune.training.interruption import signal_of
 
@@ -19,13 +19,17 @@ def interruption_explained(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
-        if folder.can_resume:
+        message, can_resume = str(stop) or "stopped", folder.can_resume
+        has_files = folder.config_file.exists()
+        if isinstance(folder, SeedsFolder):
+            finished = sum(RunFolder(path).has_finished for path in folder.path.glob("seed-*"))
+            message += f"; {finished} of {folder.count} seeds have finished"
+            can_resume, has_files = folder.has_progress, folder.seeds_file.exists()
+        overwrite = " with --overwrite" if has_files else ""
+        remedy = f"start again{overwrite}: nothing was saved yet"
+        if can_resume:
             remedy = f"resume with: {_resume_command(folder)}"
-        else:
-            overwrite = " with --overwrite" if folder.config_file.exists() else ""
-            remedy = f"start again{overwrite}: nothing was saved yet"
-        message, number = str(stop) or "stopped", signal_of(stop)
-        raise Interrupted(message, remedy=remedy, signal_number=number) from None
+        raise Interrupted(message, remedy=remedy, signal_number=signal_of(stop)) from None
 
 
 @contextmanager
@@ -66,4 +70,5 @@ def failures_explained(folder: RunFolder, preparation: Preparation) -> Iterator[
 
 
 def _resume_command(folder: RunFolder) -> str:
-    return f"finetune run --resume-from-checkpoint {shlex.quote(str(folder.path))}"
+    seeds = f"--seeds {folder.count} " if isinstance(folder, SeedsFolder) else ""
+    return f"finetune run {seeds}--resume-from-checkpoint {shlex.quote(str(folder.path))}"
