@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from finetune.commands.console import as_text, format_size, show_json, show_lines, show_table
+from finetune.commands.console import format_size, show_json, show_lines, show_table
 from finetune.commands.options import chosen_options, debug_option, json_option, load
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ def command() -> None:
 @debug_option
 def ls(*, as_json: bool, **flags: Any) -> None:
     """List the entries, the last used first."""
+    from finetune.tasks.tables import format_value
+
     store = _open_store(flags)
     entries = store.entries()
     if as_json:
@@ -43,7 +45,7 @@ def ls(*, as_json: bool, **flags: Any) -> None:
         rows = []
         for one in entries:
             used = f"{datetime.fromtimestamp(one.used_at):%Y-%m-%d %H:%M}"
-            notes = (as_text(one.notes.get(name, "?")) for name in names)
+            notes = (format_value(one.notes.get(name, "?")) for name in names)
             rows.append((used, format_size(one.size_bytes), *notes))
         show_table(("last used", "size", *names), rows, numbers=("size", "rows"))
     show_lines(f"{format_size(sum(one.size_bytes for one in entries))} in {store.folder}")

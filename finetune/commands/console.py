@@ -68,7 +68,10 @@ def show_result_table(table: "Table") -> None:
 
 def show_facts(facts: Mapping[str, Any]) -> None:
     """Print names and values in two columns on standard output."""
-    show_table(("", ""), [(name.replace("_", " "), as_text(one)) for name, one in facts.items()])
+    from finetune.tasks.tables import format_value
+
+    rows = [(name.replace("_", " "), format_value(one)) for name, one in facts.items()]
+    show_table(("", ""), rows)
 
 
 def show_scores(title: str, scores: "Scores") -> None:
@@ -93,23 +96,3 @@ def format_size(size_bytes: int) -> str:
     if size_bytes < 2**20:
         return f"{size_bytes / 2**10:,.1f} KiB"
     return f"{size_bytes / 2**20:,.1f} MiB"
-
-
-def as_text(value: Any) -> str:
-    """Return a value as people read it: numbers with separators, mappings as lists."""
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {as_text(one)}" for key, one in value.items())
-    if isinstance(value, float):
-        from finetune.tasks.tables import format_number
-
-        return format_number(value)
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def clock(seconds: float) -> str:
-    """Return a time such as ``9.5 s``, ``42 s``, ``12:03`` or ``1:02:03``."""
-    if seconds < 59.5:
-        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes_left = divmod(minutes, 60)
-    return f"{hours}:{minutes_left:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from finetune.commands.console import as_text, shorten, show_lines, show_table
+from finetune.commands.console import shorten, show_lines, show_table
 from finetune.commands.options import (
     Display,
     GroupedCommand,
@@ -193,9 +193,11 @@ def _by_name(by_split: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str,
 def _show_by_split(
     title: str, splits: Sequence[str], values: Mapping[str, Mapping[str, float]]
 ) -> None:
+    from finetune.tasks.tables import format_value
+
     if values:
         rows = [
-            (shorten(name), *(as_text(own[one]) if one in own else "" for one in splits))
+            (shorten(name), *(format_value(own[one]) if one in own else "" for one in splits))
             for name, own in values.items()
         ]
         show_lines()

@@ -14,7 +14,7 @@ from inspect import Parameter, getdoc, signature
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from finetune import events
-from finetune.commands.console import LITERAL, clock
+from finetune.commands.console import LITERAL
 from finetune.config.schema import OPTIONS
 from finetune.distributed.launch import read_launch
 from finetune.escaping import escape_line
@@ -207,7 +207,9 @@ class View:
             )
 
     def _finish(self, event: events.StageFinished) -> None:
-        line = f"{event.name}: {clock(event.seconds)}"
+        from finetune.tasks.tables import duration
+
+        line = f"{event.name}: {duration(event.seconds)}"
         if step := self._step:
             line += f", {step.step:,}/{step.total_steps:,} steps"
         if best := self._best:

@@ -16,12 +16,19 @@ from finetune.config.schema import OPTIONS, Config
 from finetune.evaluation.statistics import Calibration, coverage_curve, measure_reliability
 from finetune.files import write_text_atomically
 from finetune.report.chart import Axis, Chart, Points, Series, chart_of, in_percent
-from finetune.report.templates import TEMPLATES, format_value, remove_folders, without_folder
+from finetune.report.templates import TEMPLATES, remove_folders, without_folder
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import read_warnings
 from finetune.runs.results import AutoTunedOption, ParameterCount, RunResults, TextLengths
 from finetune.tasks.metrics import METRICS
-from finetune.tasks.tables import MAX_MISTAKES, Table, format_interval, format_number, percent
+from finetune.tasks.tables import (
+    MAX_MISTAKES,
+    Table,
+    format_interval,
+    format_number,
+    format_value,
+    percent,
+)
 
 Rows = Sequence[Mapping[str, Any]]
 SHOWN_PROBABILITIES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)

@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from finetune.config.schema import OPTIONS, Config
 from finetune.data.source import HUB_PREFIX
 from finetune.escaping import escape_controls
-from finetune.tasks.tables import format_number
+from finetune.tasks.tables import duration
 
 FOLDERS = re.compile(r"(?<![\w:/.])(?:~|\.\.?)?/(?:[^/\s]+/)+")
 
@@ -17,22 +17,6 @@ FOLDERS = re.compile(r"(?<![\w:/.])(?:~|\.\.?)?/(?:[^/\s]+/)+")
 def capitalize(text: str) -> str:
     """Return a text that begins with a capital, the rest as it is: ``Macro F1``."""
     return text[:1].upper() + text[1:]
-
-
-def format_value(value: Any) -> str:
-    """Format a label, a number or the value of an option for people."""
-    match value:
-        case None:
-            return "–"
-        case bool():
-            return "on" if value else "off"
-        case float():
-            return format_number(value)
-        case list():
-            return ", ".join(map(format_value, value)) or "none"
-        case dict():
-            return ", ".join(f"{key} {one}" for key, one in value.items())
-    return str(value)
 
 
 def hub_id(model: str) -> str | None:
@@ -67,15 +51,6 @@ def remove_folders(message: str, config: Config) -> str:
         if path and not path.startswith(HUB_PREFIX):
             message = message.replace(path, Path(path).name)
     return FOLDERS.sub("", message)
-
-
-def duration(seconds: float) -> str:
-    """Return a time such as ``9.5 s``, ``24 min 13 s`` or ``2 h 14 min``."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest_seconds = divmod(round(seconds), 60)
-    hours, rest_minutes = divmod(minutes, 60)
-    return f"{hours} h {rest_minutes} min" if hours else f"{minutes} min {rest_seconds} s"
 
 
 def _escape_text(value: Any) -> Any:

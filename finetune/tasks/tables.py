@@ -37,6 +37,33 @@ def format_number(value: float, *, sign: Literal["", "+"] = "", digits: int = 4)
     return f"{value:{sign},.0f}" if abs(value) >= 1e3 else f"{value:{sign}.{digits}g}"
 
 
+def format_value(value: Any) -> str:
+    """Return a value as people read it: ``on``, ``1,500``, ``a, b``; None is a dash."""
+    match value:
+        case None:
+            return "–"
+        case bool():
+            return "on" if value else "off"
+        case int():
+            return f"{value:,}"
+        case float():
+            return format_number(value)
+        case list() | tuple():
+            return ", ".join(map(format_value, value)) or "none"
+        case Mapping():
+            return ", ".join(f"{key}: {format_value(one)}" for key, one in value.items())
+    return str(value)
+
+
+def duration(seconds: float) -> str:
+    """Return a time such as ``9.5 s``, ``42 s``, ``24 min 13 s`` or ``2 h 14 min``."""
+    if seconds < 59.5:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    minutes, rest_seconds = divmod(round(seconds), 60)
+    hours, rest_minutes = divmod(minutes, 60)
+    return f"{hours} h {rest_minutes} min" if hours else f"{minutes} min {rest_seconds} s"
+
+
 def percent(fraction: float, *, digits: int = 1) -> str:
     """Return a fraction in percent, such as ``97.2%``."""
     return f"{100 * fraction:.{digits}f}%"

@@ -5,7 +5,7 @@ import pytest
 from commands.test_progress import terminal
 from rich.cells import cell_len
 
-from finetune.commands.console import as_text, clock, shorten, show_scores, show_table
+from finetune.commands.console import shorten, show_scores, show_table
 from finetune.tasks.metrics import ClassScores, Scores
 
 ROW = ClassScores(precision=0.5, recall=1.0, f1=2 / 3, support=12)
@@ -81,30 +81,8 @@ def test_wide_joined_and_hostile_characters_do_not_move_the_next_column(
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (1234567, "1,234,567"),
-        (1234.5678, "1,235"),
-        (5e-5, "5e-05"),
-        ({"a": 1000, "b": "c"}, "a: 1,000, b: c"),
-        (None, "None"),
-    ],
-)
-def test_values_are_shown_as_people_read_them(value: object, shown: str) -> None:
-    assert as_text(value) == shown
-
-
-@pytest.mark.parametrize(
     ("text", "shown"),
     [("a\n b", "a b"), ("x" * 60, "x" * 60), ("x" * 61, "x" * 59 + "…")],
 )
 def test_an_example_is_one_short_line(text: str, shown: str) -> None:
     assert shorten(text) == shown
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.04, "0.0 s"), (9.96, "10 s"), (59.6, "1:00"), (3599.6, "1:00:00"), (90061, "25:01:01")],
-)
-def test_a_time_is_as_precise_as_people_read_it(seconds: float, words: str) -> None:
-    assert clock(seconds) == words

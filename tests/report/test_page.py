@@ -16,7 +16,7 @@ from report.example_run import (
 
 from finetune.files import write_json, write_jsonl
 from finetune.report.page import write_report
-from finetune.report.templates import TEMPLATES, duration
+from finetune.report.templates import TEMPLATES
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import RunResults
 from finetune.tasks.metrics import ClassScores, Scores
@@ -71,7 +71,7 @@ def test_report_shows_metrics_curves_mistakes_configuration_and_environment(
         *("1 min 23 s", "176.9 examples/s", "a slow CPU, fp32", "770", "of 109,483,778"),
         *("Loss", "training", "accuracy", "macro F1", "step"),
         *("66.7%", "1 of 4 test rows are misclassified"),
-        *("3.11.7", "torch 2.13.0", "finetune run --config trec-minilm-full/config.yaml"),
+        *("3.11.7", "torch: 2.13.0", "finetune run --config trec-minilm-full/config.yaml"),
         *(TEXT, "<b>.csv", "<i>"),
     ):
         assert shown in page.text, shown
@@ -148,11 +148,6 @@ def test_twenty_mistakes_are_shown_the_most_confident_first_and_more_of_a_cell_a
     assert "43 of 43 test rows are misclassified; these are the 20" in html
     assert "#cell-0-1:target ~ .wide tbody tr:not(.cell-0-1)" in html
     assert {"#cell-1-0", "#class-0", "#class-1"} <= set(Page(html).addresses)
-
-
-def test_durations_have_the_units_that_matter() -> None:
-    shown = [duration(seconds) for seconds in (9.53, 60, 1453, 8040)]
-    assert shown == ["9.5 s", "1 min 0 s", "24 min 13 s", "2 h 14 min"]
 
 
 def test_details_warnings_and_calibration_are_shown(folder: RunFolder, results: RunResults) -> None:

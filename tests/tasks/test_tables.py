@@ -1,5 +1,7 @@
+import pytest
+
 from finetune.tasks.regression import Regression
-from finetune.tasks.tables import format_interval, format_number
+from finetune.tasks.tables import duration, format_interval, format_number, format_value
 
 
 def test_numbers_are_short() -> None:
@@ -16,3 +18,23 @@ def test_the_interval_of_a_fraction_is_in_percent() -> None:
     assert format_interval(0.95, 100) == "88.8–97.8%"
     assert format_interval(0.0, 9) == "0.0–29.9%"
     assert format_interval(0.0, 0) == "–"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (1234567, "1,234,567"),
+        (1234.5678, "1,235"),
+        (5e-5, "5e-05"),
+        ({"a": 1000, "b": "c"}, "a: 1,000, b: c"),
+        ([True, None], "on, –"),
+        ([], "none"),
+    ],
+)
+def test_values_are_shown_as_people_read_them(value: object, shown: str) -> None:
+    assert format_value(value) == shown
+
+
+def test_durations_have_the_units_that_matter() -> None:
+    shown = [duration(seconds) for seconds in (0.04, 9.53, 9.96, 59.6, 1453, 8040)]
+    assert shown == ["0.0 s", "9.5 s", "10 s", "1 min 0 s", "24 min 13 s", "2 h 14 min"]
