@@ -81,14 +81,17 @@ def journal_of(run: Path) -> list[Any]:
 def result_of(run: Path) -> list[Any]:
     """Return what must not depend on kills."""
     weights = (run / "model" / "model.safetensors").read_bytes()
-    # A process that is killed leaves its lock's file, which locks nothing.
-    names = {path.name for path in run.iterdir()} - {".lock"}
-    return [weights, journal_of(run), sorted(names)]
+    names = sorted(str(path.relative_to(run)) for path in run.rglob("*"))
+    return [weights, journal_of(run), names]
 
 
 def lost_steps(run: Path) -> int:
     """Return the steps between the newest checkpoint and the newest row of the journal."""
-    saved = [int(path.name[5:]) for path in run.glob("checkpoints/step-*") if "." not in path.name]
+    saved = [
+        int(path.name[5:])
+        for path in run.glob("checkpoints/step-*")
+        if (path / "manifest.json").exists()
+    ]
     lines = (run / "metrics.jsonl").read_bytes().split(b"\n")[:-1] if saved else []
     return max((json.loads(line)["step"] - max(saved) for line in lines), default=0)
 

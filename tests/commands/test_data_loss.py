@@ -1,0 +1,183 @@
+"""Commands that are pointed at files of somebody else: the files stay, and what stays is named."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import save_file
+from tiny_runs import Command, flags, run_tiny, weights_of
+
+import finetune
+from finetune.errors import Interrupted
+from finetune.events import Emit, Event, Step
+
+FOREIGN = {
+    "config.yaml": "training: {epochs: 10}\n",
+    "checkpoints/epoch=9.ckpt": "weights",
+    "model/net.py": "class Net: pass",
+    "previous/notes.txt": "notes",
+    ".lock": "1234",
+}
+
+
+def plant(folder: Path, *names: str) -> dict[Path, str]:
+    """Write the named files of somebody else, all of them if none is named."""
+    planted = {folder / name: FOREIGN.get(name, f"dear {name}") for name in names or FOREIGN}
+    for path, text in planted.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return planted
+
+
+def assert_kept(planted: dict[Path, str]) -> None:
+    assert {path: path.read_text() for path in planted} == planted
+
+
+def stop_at(step: int) -> Emit:
+    def emit(event: Event) -> None:
+        if isinstance(event, Step) and event.step == step:
+            raise KeyboardInterrupt
+
+    return emit
+
+
+@pytest.mark.parametrize(
+    "how",
+    [["--resume-from-checkpoint", "auto"], ["--overwrite"], ["--seeds", "2", "--overwrite"]],
+    ids=["auto", "overwrite", "seeds"],
+)
+def test_a_project_with_the_names_of_a_run_is_refused(
+    how: list[str], command: Command, tiny_folder: Path, tmp_path: Path
+) -> None:
+    planted = plant(tmp_path / "project")
+    run = ("run", "--model", tiny_folder, "--output-dir", tmp_path / "project", *flags())
+    command(*run, *how).assert_refused(2, "finetune has not written", "--output-dir")
+    assert_kept(planted)
+
+
+def test_overwriting_a_run_keeps_and_names_what_was_put_into_it(
+    command: Command, finished_run: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    planted = plant(run, "model/n.txt", "previous/n.txt", "checkpoints/n.txt", "notes.md", ".lock")
+    arguments = ("run", "--model", tiny_folder, "--output-dir", run, *flags(max_steps=1))
+    outcome = command(*arguments, "--overwrite")
+    assert outcome.code == 0, outcome.errors
+    assert "as no run has written it: .lock, checkpoints/n.txt, model/n.txt" in outcome.errors
+    assert_kept(planted)
+    assert weights_of(run)
+    assert finetune.predict(run, ["Who?"], device="cpu")
+
+
+def test_resuming_and_finishing_keep_what_is_beside_the_checkpoints(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        run_tiny(run, model=tiny_folder, emit=stop_at(3), save_steps=2)
+    names = ("checkpoints/n.txt", "checkpoints/step-2/n.txt", "checkpoints/step-9/state.json")
+    planted = plant(run, *names, "checkpoints/step-4.partial/model.safetensors")
+    finetune.run(resume_from_checkpoint=run)
+    assert_kept(planted)
+    left = {path for path in (run / "checkpoints").rglob("*") if path.is_file()}
+    assert left == planted.keys()
+    assert finetune.run(resume_from_checkpoint=run).to_json()  # it has finished
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "config.yaml", "model"])
+def test_what_a_run_reads_is_not_what_it_overwrites(
+    name: str, command: Command, finished_run: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    option = {"metrics.jsonl": "--data", "config.yaml": "--config", "model": "--model"}[name]
+    (tmp_path / "link").symlink_to(run)
+    for folder in (run, tmp_path / "link"):
+        options = {"--model": tiny_folder, "--output-dir": folder, option: run / name}
+        words = [str(word) for pair in options.items() for word in pair]
+        command("run", *words, "--overwrite").assert_refused(2, "is read, and lies in")
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_data_in_a_folder_that_no_run_has_made_is_not_overwritten(
+    command: Command, tiny_folder: Path, tmp_path: Path
+) -> None:
+    planted = plant(tmp_path / "dd", "metrics.jsonl", "config.yaml")
+    options = ("--data", tmp_path / "dd/metrics.jsonl", "--output-dir", tmp_path / "dd")
+    command("run", "--model", tiny_folder, *options, "--overwrite").assert_refused(2, "dd")
+    assert_kept(planted)
+
+
+def test_clearing_the_cache_keeps_what_is_no_entry(command: Command, tmp_path: Path) -> None:
+    features = tmp_path / "cache" / "features"
+    names = ("a.json", "b.partial/notes.json", f"{'a' * 64}/notes.json", f"{'b' * 64}/x.txt")
+    planted = plant(features, *names, f"{'c' * 64}.{'d' * 32}.partial/notes.json")
+    save_file({}, features / "mine.safetensors")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "features").symlink_to(features)
+    for cache in ("cache", "other"):
+        assert command("cache", "clear", "--cache-dir", tmp_path / cache).code == 0
+    assert_kept(planted)
+    assert (features / "mine.safetensors").exists()
+
+
+def test_an_export_replaces_only_an_export(
+    command: Command, finished_run: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+    planted = plant(tmp_path / "mine", "model.onnx", "train.py") | plant(tmp_path, "new.partial/n")
+    export = ("export", "onnx", finished_run, "--output-dir")
+    command(*export, tmp_path / "mine").assert_refused(2, "finetune has not written")
+    for _ in range(2):
+        assert command(*export, tmp_path / "new").code == 0
+        planted |= plant(tmp_path / "new", "notes.txt")
+    assert_kept(planted)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_predictions_go_to_a_new_file_unless_told(
+    suffix: str, command: Command, finished_run: Path, tmp_path: Path
+) -> None:
+    table, output = tmp_path / f"x.{suffix}.partial", tmp_path / f"x.{suffix}"
+    table.write_text("Who wrote Faust?\n")
+    predict = ("predict", finished_run, "--lines", "--file", table, "--output")
+    assert command(*predict, output).code == 0
+    assert table.read_text() == "Who wrote Faust?\n"
+    planted = plant(tmp_path, f"x.{suffix}")
+    command(*predict, output).assert_refused(2, "already exists", "--overwrite")
+    assert_kept(planted)
+    assert command(*predict, output, "--overwrite").code == 0
+    assert "Who wrote" in output.read_text()
+    (tmp_path / f"hard.{suffix}").hardlink_to(table)
+    for path in (tmp_path / f"hard.{suffix}", finished_run / "predictions.jsonl"):
+        before = path.read_bytes()
+        command(*predict, path, "--overwrite").assert_refused(2, "name another")
+        assert path.read_bytes() == before
+
+
+def test_a_comparison_goes_to_a_new_file_unless_told(
+    command: Command, finished_run: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    planted = plant(tmp_path, "page.html", "page.html.partial")
+    compare = ("compare", finished_run, finished_run, "--output")
+    results = (finished_run / "all_results.json").read_bytes()
+    command(*compare, page).assert_refused(2, "already exists", "--overwrite")
+    for more in ([], ["--overwrite"]):
+        output = finished_run / "all_results.json"
+        command(*compare, output, *more).assert_refused(2, "is a file of")
+    assert_kept(planted)
+    assert (finished_run / "all_results.json").read_bytes() == results
+
+
+@pytest.mark.parametrize("name", ["bench.json", "find-batch.json", "notes.txt"])
+def test_a_bench_and_a_search_write_into_no_folder_of_others(
+    name: str, command: Command, tiny_folder: Path, tmp_path: Path
+) -> None:
+    planted = plant(tmp_path / "mine", name)
+    bench = ("bench", "mlp", "--quick", "--devices", "cpu")
+    search = ("find-batch", "--model", tiny_folder, "--device", "cpu")
+    for arguments in (bench, search):
+        refused = command(*arguments, "--output-dir", tmp_path / "mine")
+        refused.assert_refused(2, "finetune has not written")
+    assert_kept(planted)
