@@ -131,6 +131,7 @@ def compare(
     baseline: Baseline = "first",
     rows: int = 10,
     output: str | Path | None = None,
+    overwrite: bool = False,
     emit: Emit | None = None,
     progress: bool | None = None,
 ) -> Comparison: ...

@@ -87,11 +87,8 @@ def result_of(run: Path) -> list[Any]:
 
 def lost_steps(run: Path) -> int:
     """Return the steps between the newest checkpoint and the newest row of the journal."""
-    saved = [
-        int(path.name[5:])
-        for path in run.glob("checkpoints/step-*")
-        if (path / "manifest.json").exists()
-    ]
+    files = run.glob("checkpoints/step-*/manifest.json")
+    saved = [int(file.parent.name[5:]) for file in files]
     lines = (run / "metrics.jsonl").read_bytes().split(b"\n")[:-1] if saved else []
     return max((json.loads(line)["step"] - max(saved) for line in lines), default=0)
 
