@@ -21,7 +21,7 @@ from finetune.runs.folder import (
 
 if TYPE_CHECKING:
     from finetune.config.load import LoadedConfig
-    from finetune.runs.results import RunResults, SeedResults
+    from finetune.runs.results import RunResults
 
 AUTO = "auto"
 
@@ -92,15 +92,6 @@ class Work:
                     f"{name} is read, and lies in {folder.path}, which is replaced",
                     remedy="choose another folder with --output-dir",
                 )
-
-    def train(self, *, emit: Emit) -> "RunResults | SeedResults":
-        """Train what is left, and return the results."""
-        if self.results:
-            return self.results
-        # These take seconds to import PyTorch.
-        from finetune.commands.training import train, train_seeds
-
-        return train_seeds(self, emit=emit) if self.seeds else train(self, emit=emit)
 
 
 def choose_work(

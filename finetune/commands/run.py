@@ -96,11 +96,18 @@ def run(
         return choose_work(loaded, resume_from_checkpoint, seeds=seeds, emit=emit)
 
     if launch.world_size == 1:
-        return choose().train(emit=emit)
-    from finetune.distributed.processes import join_processes
+        work = choose()
+    else:
+        from finetune.distributed.processes import join_processes
 
-    # It depends on folders, which the main process is about to change.
-    return join_processes().broadcast(choose).train(emit=emit)
+        # It depends on folders, which the main process is about to change.
+        work = join_processes().broadcast(choose)
+    if work.results:
+        return work.results
+    # These take seconds to import PyTorch.
+    from finetune.commands.training import train, train_seeds
+
+    return train_seeds(work, emit=emit) if work.seeds else train(work, emit=emit)
 
 
 def read_options(
