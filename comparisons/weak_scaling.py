@@ -42,8 +42,7 @@ from finetune.tasks.single import cross_entropy
 from finetune.tokenization.buckets import choose_padded_lengths, plan_epoch
 from finetune.tokenization.examples import Examples, inputs_of_texts
 from finetune.training.micro_batches import move_batches
-from finetune.training.optimizers import Hyperparameters
-from finetune.training.schedule import Schedule
+from finetune.training.optimizers import Hyperparameters, Schedule
 from finetune.training.step import prepare_training
 
 FEATURES_BATCH_SIZE = 64

@@ -22,8 +22,7 @@ from finetune.tokenization.buckets import Batch
 from finetune.tokenization.encode import EncodedTexts
 from finetune.tokenization.examples import Examples, inputs_of_texts
 from finetune.training.micro_batches import MicroBatch, cut_batch
-from finetune.training.optimizers import Hyperparameters
-from finetune.training.schedule import Schedule
+from finetune.training.optimizers import Hyperparameters, Schedule
 from finetune.training.step import TrainingState, prepare_training
 
 CLASSES = 6

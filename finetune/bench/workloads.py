@@ -37,8 +37,7 @@ from finetune.tokenization.buckets import choose_padded_lengths, plan_epoch
 from finetune.tokenization.encode import EncodedTexts, random_texts
 from finetune.tokenization.examples import Examples, collate, inputs_of_texts
 from finetune.training.micro_batches import move_batches
-from finetune.training.optimizers import Hyperparameters
-from finetune.training.schedule import Schedule
+from finetune.training.optimizers import Hyperparameters, Schedule
 from finetune.training.step import prepare_training
 
 CLASSES = 6

@@ -11,8 +11,7 @@ from finetune.devices.base import BatchShapes
 from finetune.model.load import TextModel
 from finetune.tokenization.buckets import Batch, plan_epoch
 from finetune.tokenization.examples import Examples
-from finetune.training.optimizers import Hyperparameters
-from finetune.training.schedule import Schedule
+from finetune.training.optimizers import Hyperparameters, Schedule
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,12 @@ from finetune.training.micro_batches import AnyMicroBatch, MicroBatch, WindowBat
 from finetune.training.optimizers import (
     OPTIMIZERS,
     Hyperparameters,
+    Schedule,
     build_optimizer,
     make_state,
     set_learning_rate,
     trained_by,
 )
-from finetune.training.schedule import Schedule
 
 # Logits in fp32, [examples, outputs], and labels give the loss of each example: fp32, [examples].
 Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

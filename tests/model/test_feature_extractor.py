@@ -28,8 +28,7 @@ from finetune.model.structure import Structure, find_structure
 from finetune.tasks.single import cross_entropy
 from finetune.tokenization.examples import collate, prepare_mask
 from finetune.training.micro_batches import MicroBatch
-from finetune.training.optimizers import Hyperparameters
-from finetune.training.schedule import Schedule
+from finetune.training.optimizers import Hyperparameters, Schedule
 from finetune.training.step import TrainingState, prepare_training
 
 Inputs = dict[str, torch.Tensor]

@@ -14,11 +14,11 @@ from finetune.model.structure import find_structure
 from finetune.training.optimizers import (
     OPTIMIZERS,
     Hyperparameters,
+    Schedule,
     build_optimizer,
     make_state,
     set_learning_rate,
 )
-from finetune.training.schedule import Schedule
 
 
 def optimizer_of(

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import get_linear_schedule_with_warmup
 
-from finetune.training.schedule import Schedule
+from finetune.training.optimizers import Schedule
 
 # Steps of the warm-up and of the run.
 runs = st.integers(1, 300).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total)))
