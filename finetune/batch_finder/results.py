@@ -60,12 +60,12 @@ class BatchResult(BatchSizes, _Result):
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``find-batch --json`` prints."""
-        return super().to_json() | {"probes": [_trial_json(trial) for trial in self.trials]}
-
-
-def _trial_json(trial: Trial) -> dict[str, Any]:
-    values = {_JSON_NAMES.get(name, name): value for name, value in vars(trial).items()}
-    return values | {"part": _JSON_PARTS[trial.part]}
+        trials = [
+            {_JSON_NAMES.get(name, name): value for name, value in vars(trial).items()}
+            | {"part": _JSON_PARTS[trial.part]}
+            for trial in self.trials
+        ]
+        return super().to_json() | {"probes": trials}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,8 +23,7 @@ from finetune.tasks.choose import task_of_shape
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.examples import Examples, Inputs, InputsOf, ModelInputs, prepare_mask
 from finetune.training.micro_batches import cut_batch
-from finetune.training.optimizers import Hyperparameters
-from finetune.training.schedule import Schedule
+from finetune.training.optimizers import Hyperparameters, Schedule
 from finetune.training.step import TrainingState, prepare_training
 
 # Shorter times say more about the machine's other work, and about a GPU that was idle before, than
@@ -97,8 +96,12 @@ def build_trial_model(case: Case, *, device: Device) -> TrialModel:
     device.choose_attention(longest_tokens=case.padded_length)
     # Random weights take the CPU seconds, but splitting a model needs them there.
     is_made_there = case.part == "whole" and not device.memory.is_shared
+    architecture = dict(case.architecture)
+    config = AutoConfig.for_model(architecture.pop("model_type"), **architecture)
+    config.num_labels = case.classes
+    make = cast(Callable[..., PreTrainedModel], AutoModelForSequenceClassification.from_config)
     with device.torch_device if is_made_there else torch.device("cpu"):
-        model = _build_model(case)
+        model = make(config, dtype=torch.float32)
     structure = find_structure(model)
     if case.gradient_checkpointing:
         enable_gradient_checkpointing(model, device)
@@ -126,14 +129,6 @@ def build_trial_model(case: Case, *, device: Device) -> TrialModel:
     return TrialModel(
         case, training_state, features_of, tokens_of, extractor if case.part == "features" else None
     )
-
-
-def _build_model(case: Case) -> PreTrainedModel:
-    architecture = dict(case.architecture)
-    config = AutoConfig.for_model(architecture.pop("model_type"), **architecture)
-    config.num_labels = case.classes
-    make = cast(Callable[..., PreTrainedModel], AutoModelForSequenceClassification.from_config)
-    return make(config, dtype=torch.float32)
 
 
 def prepare_trial_model(

@@ -3,7 +3,7 @@
 import difflib
 import os
 import reprlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -120,7 +120,9 @@ def _from_text(text: str) -> str | None:
 
 def _check_name(option: str, section: str | None, *, source: str) -> None:
     if option not in OPTIONS:
-        remedy = _did_you_mean(OPTION_OF_TRAINER.get(option, option), OPTIONS)
+        word = OPTION_OF_TRAINER.get(option, option).replace("-", "_")
+        near = difflib.get_close_matches(word, OPTIONS, n=1)
+        remedy = f"did you mean {near[0]}?" if near else f"known are: {', '.join(OPTIONS)}"
         raise ConfigurationInvalid(f"{source}: there is no option {option}", remedy=remedy)
     if section not in (None, OPTIONS[option].section):
         raise ConfigurationInvalid(
@@ -158,8 +160,3 @@ def _check_contradictions(config: Config) -> None:
             "gradient checkpointing is for layers that train, and the whole encoder is frozen",
             remedy="leave out --gradient-checkpointing, or train layers with --train-layers",
         )
-
-
-def _did_you_mean(word: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(word.replace("-", "_"), known, n=1)
-    return f"did you mean {near[0]}?" if near else f"known are: {', '.join(known)}"

@@ -169,7 +169,8 @@ class Checkpoints:
         """Keep the newest checkpoints up to a step, and the best models that they refer to."""
         parent = self.folder.checkpoints_folder
         # Newer ones than this step were damaged, and were skipped when the run was resumed.
-        kept = [one for one in self.folder.checkpoints if _step_of(one) <= step][: self.keep]
+        older = [one for one in self.folder.checkpoints if int(one.name[5:]) <= step]
+        kept = older[: self.keep]
         for folder in kept:
             with suppress(OSError, ValueError, LookupError, TypeError):
                 needed.add(self._best(read_json(folder / STATE_NAME)["progress"]["best_step"]))
@@ -211,10 +212,6 @@ def nothing_to_resume(folder: RunFolder) -> UsageError:
 def reason_of(error: Exception) -> str:
     """Return in words why a file could not be written."""
     return (isinstance(error, OSError) and error.strerror) or str(error)
-
-
-def _step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.rpartition("-")[2])
 
 
 def names_of_checkpoint(groups: Iterable[str]) -> list[str]:
