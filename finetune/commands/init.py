@@ -21,10 +21,13 @@ from finetune.config.schema import (
     mode_defaults,
 )
 from finetune.config.yaml_files import check_is_new, make_starter, write_new_file
-from finetune.events import Emit
+from finetune.events import Emit, Info
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow
+    from datasets import Dataset
+    from numpy.typing import NDArray
 
 # Without a tokenizer, the estimate is rather too high, which costs nothing: BERT's takes 3.8 bytes
 # of TREC's questions a token, and of Chinese a character, which is 3.
@@ -36,6 +39,9 @@ MAX_TOKENS = 512
 MULTILINGUAL_MODEL = "bert-base-multilingual-cased"
 FIRST_LETTER_BEYOND_LATIN = "\u0250"
 SCRIPT_TEXTS = 1000
+# Of a large table, the tokens of a random sample are counted, and of the longest texts.
+SAMPLE_TEXTS = 20_000
+LONGEST_TEXTS = 20
 MAX_CLASSES_SHOWN = 20
 SCHEMA_VERSION = 1
 EXAMPLES = """\b
@@ -88,12 +94,14 @@ def look_at_table(options: DataConfig, *, model: str | None, emit: Emit) -> Tabl
     characters = pc.utf8_length(texts.joined)
     labels = task.labels(column_of(rows, "label"))
     model = model or _suggest_model(texts.joined)
-    if lengths := measure_tokens({"train": rows}, ModelConfig(model=model), emit=emit):
-        max_length, longer = lengths.suggested_max_length, lengths.beyond_model
+    size_bytes = pc.binary_length(texts.joined).to_numpy()
+    sample = _sample_rows(rows, size_bytes, emit=emit)
+    if lengths := measure_tokens({"train": sample}, ModelConfig(model=model), emit=emit):
+        max_length, longer_share = lengths.suggested_max_length, lengths.beyond_model / len(sample)
     else:
-        tokens = pc.binary_length(texts.joined).to_numpy() // BYTES_A_TOKEN + SPECIAL_TOKENS
+        tokens = size_bytes // BYTES_A_TOKEN + SPECIAL_TOKENS
         max_length = suggest_max_length(tokens, max_tokens=MAX_TOKENS)
-        longer = int((tokens > MAX_TOKENS).sum())
+        longer_share = float((tokens > MAX_TOKENS).mean())
     splits = split_table(table.splits, options, task=task, emit=emit)
     return TableFacts(
         options=options,
@@ -113,8 +121,23 @@ def look_at_table(options: DataConfig, *, model: str | None, emit: Emit) -> Tabl
         longest_characters=pc.max(characters).as_py(),
         model=model,
         suggested_max_length=max_length,
-        longer_share=longer / len(rows),
+        longer_share=longer_share,
     )
+
+
+def _sample_rows(rows: "Dataset", size_bytes: "NDArray[np.int32]", *, emit: Emit) -> "Dataset":
+    """Return the rows or, of many, a random sample and those with the longest texts."""
+    import numpy as np
+
+    from finetune.data.dataset import rows_where
+
+    if len(rows) <= SAMPLE_TEXTS:
+        return rows
+    emit(Info(f"tokens: of {SAMPLE_TEXTS:,} of the {len(rows):,} texts, and of the longest"))
+    is_chosen = np.zeros(len(rows), dtype=bool)
+    is_chosen[np.random.default_rng(0).choice(len(rows), SAMPLE_TEXTS, replace=False)] = True
+    is_chosen[np.argsort(size_bytes)[-LONGEST_TEXTS:]] = True
+    return rows_where(rows, is_chosen)
 
 
 def _suggest_model(texts: "pyarrow.ChunkedArray") -> str:

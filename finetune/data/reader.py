@@ -1,7 +1,6 @@
 """What the reader of a format is, and the table that it gives: every value as text."""
 
 import json
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby, islice
@@ -62,8 +61,7 @@ class Reader:
     def stream(
         self, content: Content, options: DataConfig, emit: Emit
     ) -> Iterator[list[dict[str, Any]]]:
-        """Yield the rows of a file in pieces; an error in any row comes before the first piece."""
-        deque(self.rows(content, options, ignore), maxlen=0)
+        """Yield the rows of a file in pieces, while it is read."""
         rows = self.rows(content, options, emit)
         while piece := [values for _, values in islice(rows, STREAM_ROWS)]:
             yield piece

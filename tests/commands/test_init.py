@@ -9,6 +9,7 @@ import pytest
 import yaml
 from tiny_runs import Command
 
+from finetune.commands import init
 from finetune.commands.data import check_data
 from finetune.commands.init import TableFacts, look_at_table, make_config
 from finetune.config.load import load_config
@@ -102,6 +103,17 @@ def test_what_the_user_said_of_the_file_is_configured(tmp_path: Path) -> None:
     config = configured(facts, tmp_path).data
     assert (config.encoding, config.header) == ("koi8_r", False)
     assert (config.text_column, config.label_column) == ("column1", "column2")
+
+
+def test_of_a_large_table_a_sample_and_the_longest_texts_are_counted(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = [{"no": 0, "text": "the " * words, "label": "praise"} for words in (*[30] * 10, 60)]
+    table = [*rows(praise=100), *long]
+    expected = look(tmp_path, table, model=str(tiny_folder)).suggested_max_length
+    monkeypatch.setattr(init, "SAMPLE_TEXTS", 20)
+    monkeypatch.setattr(init, "LONGEST_TEXTS", 1)
+    assert look(tmp_path, table, model=str(tiny_folder)).suggested_max_length == expected == 64
 
 
 SENTENCES = ("the river is long", "the food is called {}", "who wrote the word {}", "a city of {}")

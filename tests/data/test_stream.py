@@ -45,16 +45,34 @@ def test_a_table_that_does_not_parse_is_refused(
     [
         ("rows.jsonl", '{"text": "é"}\n' * 100_000 + '{"text": "\xff"}\n'),
         ("rows.txt", "é\n" * 400_000 + "\xff\n"),
-        ("rows.tsv", 'text\tid\n"never ends\t1\n' + "a\t2\n" * 12_000 + "a\tb\t3\n"),
     ],
 )
-def test_what_is_wrong_far_behind_is_an_error_before_the_first_row(
+def test_what_is_not_its_encoding_far_behind_is_an_error_before_the_first_row(
     name: str, content: str, tmp_path: Path
 ) -> None:
     path = tmp_path / name
     path.write_bytes(content.replace("é", "Ã©").encode("latin-1"))
     with pytest.raises(DataUnreadable, match=f"line {content.count(chr(10))} of "):
         read_rows(path, DataConfig(str(path)), as_lines=False, emit=ignore)
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "row", "end"),
+    [
+        ("rows.csv", "text,id\n", "a,2\n", "a,b,3\n"),
+        ("rows.jsonl", "", '{"text": "a"}\n', '{"text": \n'),
+        ("rows.tsv", 'text\tid\n"never ends\t1\n', "a\t2\n", "a\tb\t3\n"),
+    ],
+)
+def test_rows_are_yielded_before_what_is_wrong_far_behind(
+    name: str, start: str, row: str, end: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_text(content := start + 5000 * row + end)
+    pieces = read_rows(path, DataConfig(str(path)), as_lines=False, emit=ignore)
+    assert next(pieces)
+    with pytest.raises(DataUnreadable, match=f"line {content.count(chr(10))} of "):
+        list(pieces)
 
 
 def refuse(path: Path, *_: object) -> None:
