@@ -9,20 +9,24 @@ from pathlib import Path
 
 import pyarrow
 import pyarrow.compute as pc
+from pyarrow import csv as arrow_csv
 
 from finetune.config.schema import DataConfig
 from finetune.data.columns import LABEL_NAMES, OPTIONS, TEXT_NAMES, plain_name
 from finetune.data.encoding import TextFile, find_text
+from finetune.data.mapped import collect
 from finetune.data.packed import Content
 from finetune.data.reader import Columns, Reader, Row, columns_of
 from finetune.errors import DataUnreadable
-from finetune.events import Emit, Info
+from finetune.events import Emit, Info, ignore
 from finetune.tasks.labels import MISSING, NUMBER, is_number
 from finetune.tasks.multi import Multi
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 SAMPLE_ROWS, SAMPLE_CHARACTERS = 100, 2**20
 HEADER_ROWS = 1_000
+# A row must fit into one block.
+BLOCK_BYTES = 2**24
 MAX_NAME = 60
 # The module's own limit is 131,072 characters, fewer than a long document has.
 csv.field_size_limit(2**31 - 1)
@@ -32,29 +36,36 @@ NumberedValues = tuple[int, list[str]]
 
 def rows(content: Content, options: DataConfig, emit: Emit) -> Iterator[Row]:
     """Yield the rows; whether the first one names the columns is guessed unless options say it."""
-    return _read(*_open(content, options, emit), options, emit)
+    return _read_rows(*_open(content, options, emit), options, emit)
 
 
-def _open(content: Content, options: DataConfig, emit: Emit) -> tuple[TextFile, str]:
-    """Find the encoding and the delimiter of a file."""
+def _open(content: Content, options: DataConfig, emit: Emit) -> tuple[TextFile, str, bool]:
+    """Find the encoding and the delimiter of a file, and whether values are in quotes."""
     text = find_text(content, encoding=options.encoding, emit=emit)
     delimiter = _find_delimiter(text)
     emit(Info(f"reading {text.path}: encoding {text.encoding}, delimiter {DELIMITERS[delimiter]}"))
-    return text, delimiter
-
-
-def _read(text: TextFile, delimiter: str, options: DataConfig, emit: Emit) -> Iterator[Row]:
     has_quotes = delimiter != "\t" or _are_quotes_right(text)
     if not has_quotes:
         emit(Info(f"quotes in {text.path} are read as part of the texts"))
+    return text, delimiter, has_quotes
+
+
+def _read_rows(
+    text: TextFile, delimiter: str, has_quotes: bool, options: DataConfig, emit: Emit
+) -> Iterator[Row]:
     numbered = read_values(text, delimiter, has_quotes=has_quotes)
     return name_values(numbered, options, path=text.path, emit=emit)
 
 
 def columns(content: Content, options: DataConfig, emit: Emit) -> Columns:
     """Read the columns; those of numbers have decimal points, and an empty text if missing."""
-    text, delimiter = _open(content, options, emit)
-    table = columns_of(_read(text, delimiter, options, emit), path=content.path, emit=emit)
+    text, delimiter, has_quotes = _open(content, options, emit)
+    try:
+        table = _read_columns(text, delimiter, has_quotes, options, emit)
+    except (csv.Error, pyarrow.ArrowInvalid):
+        # To say which row is wrong, or for what Arrow refuses, such as lines of spaces.
+        own_rows = _read_rows(text, delimiter, has_quotes, options, ignore)
+        table = columns_of(own_rows, path=content.path, emit=emit)
     # Excel delimits by semicolons where a comma is decimal.
     has_commas = delimiter == ";" and options.task != Multi.name
     number = rf"({NUMBER}|[+-]?[0-9]+,[0-9]+)" if has_commas else f"({NUMBER})"
@@ -74,6 +85,32 @@ def columns(content: Content, options: DataConfig, emit: Emit) -> Columns:
             table = table.set_column(position, name, plain)
             emit(Info(f"numbers of {name!r} in {content.path}: {', '.join(changes)}"))
     return table, {}
+
+
+def _read_columns(
+    text: TextFile, delimiter: str, has_quotes: bool, options: DataConfig, emit: Emit
+) -> pyarrow.Table:
+    """Read the columns by Arrow."""
+    first = islice(read_values(text, delimiter, has_quotes=has_quotes), HEADER_ROWS)
+    names, has_header = _find_names([row for _, row in first], options, path=text.path, emit=emit)
+    has_quotes = has_quotes and any('"' in piece for piece in text.pieces())
+    if has_quotes:  # Arrow accepts characters behind a closing quote
+        with text.open() as lines:
+            deque(csv.reader(lines, delimiter=delimiter, strict=True), maxlen=0)
+    batches = arrow_csv.open_csv(
+        text.open_for_arrow(),
+        read_options=arrow_csv.ReadOptions(block_size=BLOCK_BYTES, column_names=names),
+        parse_options=arrow_csv.ParseOptions(
+            delimiter=delimiter,
+            quote_char='"' if has_quotes else False,
+            newlines_in_values=has_quotes,
+        ),
+        convert_options=arrow_csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pyarrow.string()), strings_can_be_null=False
+        ),
+    )
+    table = collect(pyarrow.Table.from_batches([batch]) for batch in batches)
+    return table.slice(int(has_header))
 
 
 def _holds_numbers(column: pyarrow.ChunkedArray, number: str) -> bool:
@@ -125,6 +162,8 @@ def _are_quotes_right(text: TextFile) -> bool:
 
     Many know none, and a text may then begin with a quote and never end it.
     """
+    if not any('"' in piece for piece in text.pieces()):
+        return True
     try:
         deque(read_values(text, "\t", has_quotes=True), maxlen=0)
     except DataUnreadable:
@@ -154,10 +193,19 @@ def name_values(
 ) -> Iterator[Row]:
     """Yield rows by the names of their columns: the first row, if it is a header, or positions."""
     first = list(islice(numbered, HEADER_ROWS))
+    names, has_header = _find_names([row for _, row in first], options, path=path, emit=emit)
+    for number, row in chain(first[int(has_header) :], numbered):
+        yield number, dict(zip(names, row, strict=True))
+
+
+def _find_names(
+    rows: Sequence[Sequence[str]], options: DataConfig, *, path: Path, emit: Emit
+) -> tuple[list[str], bool]:
+    """Return the names of the columns, and whether the first row is a header that has them."""
     has_header = options.header
     if has_header is None:
-        has_header = _has_header([row for _, row in first], options)
-    header = first.pop(0)[1] if has_header else [""] * len(first[0][1])
+        has_header = _has_header(rows, options)
+    header = rows[0] if has_header else [""] * len(rows[0])
     names = [name.strip() or f"column{position}" for position, name in enumerate(header, start=1)]
     if len(set(names)) < len(names):
         raise DataUnreadable(
@@ -166,12 +214,11 @@ def name_values(
         )
     if not has_header:
         emit(Info(f"{path} has no header row: its columns are {', '.join(names)}"))
-    if not first:
+    if has_header and len(rows) == 1:
         raise DataUnreadable(
             f"{path} has a header row, {names}, but no rows", remedy="add one row per text"
         )
-    for number, row in chain(first, numbered):
-        yield number, dict(zip(names, row, strict=True))
+    return names, has_header
 
 
 def _has_header(rows: Sequence[Sequence[str]], options: DataConfig) -> bool:

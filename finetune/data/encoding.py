@@ -9,6 +9,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TextIO
 
+import pyarrow
 from charset_normalizer import from_bytes
 
 from finetune.data.packed import Content
@@ -46,6 +47,23 @@ class TextFile:
         return io.TextIOWrapper(
             self.content.open(), encoding=self.encoding, newline=newline, errors=errors
         )
+
+    def pieces(self, *, errors: str = "strict") -> Iterator[str]:
+        """Yield the text in pieces that take little memory."""
+        with self.open(errors=errors) as file:
+            yield from iter(partial(file.read, CHUNK_BYTES), "")
+
+    def open_for_arrow(self) -> pyarrow.NativeFile:
+        """Open it from its start as UTF-8, in memory of Arrow's own.
+
+        Its threads release Python's bytes under Python's lock, and abort where Python is ending.
+        """
+        if self.encoding == "utf-8" and self.content.unpacked is None:
+            return pyarrow.OSFile(str(self.path))
+        sink = pyarrow.BufferOutputStream()
+        for piece in self.pieces():
+            sink.write(piece.encode())
+        return pyarrow.BufferReader(sink.getvalue())
 
     def check(self) -> None:
         """Raise an error that says where the file is damaged, or is no text, if it is."""
@@ -113,10 +131,9 @@ def _not_text(path: Path, reason: str = "") -> DataUnreadable:
 def _is_mostly_utf8(text: TextFile) -> bool:
     """Return whether more letters beyond ASCII are valid UTF-8 than are not."""
     damaged = beyond_ascii = 0
-    with text.open(errors="replace") as file:
-        for piece in iter(partial(file.read, CHUNK_BYTES), ""):
-            damaged += piece.count("\N{REPLACEMENT CHARACTER}")
-            beyond_ascii += len(piece) - len(piece.encode("ascii", errors="ignore"))
+    for piece in text.pieces(errors="replace"):
+        damaged += piece.count("\N{REPLACEMENT CHARACTER}")
+        beyond_ascii += len(piece) - len(piece.encode("ascii", errors="ignore"))
     return beyond_ascii - damaged > damaged
 
 

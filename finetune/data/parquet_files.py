@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import pyarrow
 from datasets import ClassLabel, Features
-from pyarrow import parquet, types
+from pyarrow import parquet
 
 from finetune.config.schema import DataConfig
+from finetune.data.mapped import PIECE_ROWS, collect
 from finetune.data.packed import Content
-from finetune.data.reader import STREAM_ROWS, Columns, Reader, Row, columns_of, report_left_out
+from finetune.data.reader import STREAM_ROWS, Columns, Reader, Row, as_texts, readable_columns
 from finetune.errors import DataUnreadable
 from finetune.events import Emit, Info
 from finetune.tasks.labels import map_values
@@ -23,7 +23,10 @@ from finetune.tasks.labels import map_values
 
 def rows(content: Content, options: DataConfig, emit: Emit) -> Iterator[Row]:
     """Yield the rows of all columns."""
-    return _read(content, None)
+    with _errors_explained(content.path):
+        file = _open(content)
+    batches = _read_batches(file, path=content.path, rows=STREAM_ROWS)
+    yield from enumerate(chain.from_iterable(batch.to_pylist() for batch in batches), start=1)
 
 
 def columns(content: Content, options: DataConfig, emit: Emit) -> Columns:
@@ -37,9 +40,9 @@ def columns(content: Content, options: DataConfig, emit: Emit) -> Columns:
         raise DataUnreadable(
             f"{path} holds no rows, or two columns of the same name", remedy="export it again"
         )
-    names = [one.name for one in schema if _is_readable(one.type)]
-    report_left_out([name for name in schema.names if name not in names], path=path, emit=emit)
-    table = columns_of(_read(content, names), path=path, emit=emit)
+    names = readable_columns(schema, path=path, emit=emit)
+    batches = _read_batches(file, path=path, rows=PIECE_ROWS, columns=names)
+    table = collect(as_texts(pyarrow.Table.from_batches([batch])) for batch in batches)
     class_names = {
         name: own for name, own in _class_names(schema).items() if name in table.column_names
     }
@@ -55,16 +58,13 @@ def _open(content: Content) -> parquet.ParquetFile:
     return parquet.ParquetFile(pyarrow.BufferReader(content.unpacked))
 
 
-def _read(content: Content, columns: Sequence[str] | None) -> Iterator[Row]:
-    with _errors_explained(content.path):
-        batches = _open(content).iter_batches(batch_size=STREAM_ROWS, columns=columns)
-        yield from enumerate(chain.from_iterable(map(_rows_of, batches)), start=1)
-
-
-def _rows_of(batch: pyarrow.RecordBatch) -> list[dict[str, Any]]:
-    batch.validate(full=True)  # texts may be other bytes than UTF-8
-    rows: list[dict[str, Any]] = batch.to_pylist()
-    return rows
+def _read_batches(
+    file: parquet.ParquetFile, *, path: Path, rows: int, columns: Sequence[str] | None = None
+) -> Iterator[pyarrow.RecordBatch]:
+    with _errors_explained(path):
+        for batch in file.iter_batches(batch_size=rows, columns=columns):
+            batch.validate(full=True)  # texts may be other bytes than UTF-8
+            yield batch
 
 
 @contextmanager
@@ -75,13 +75,6 @@ def _errors_explained(path: Path) -> Iterator[None]:
         raise DataUnreadable(
             f"{path} is not Parquet: {str(error).splitlines()[0]}", remedy="export it again"
         ) from error
-
-
-def _is_readable(kind: pyarrow.DataType) -> bool:
-    """Return whether a column may hold texts or labels; vectors and pictures would take long."""
-    if types.is_list(kind) or types.is_large_list(kind):
-        return _is_readable(kind.value_type) and not types.is_floating(kind.value_type)
-    return not (types.is_nested(kind) or types.is_binary(kind) or types.is_large_binary(kind))
 
 
 def _class_names(schema: pyarrow.Schema) -> dict[str, list[str]]:

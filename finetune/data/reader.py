@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pyarrow.compute as pc
+from pyarrow import types
 
 from finetune.config.schema import DataConfig
 from finetune.data.mapped import collect, filter_rows
 from finetune.data.packed import Content
 from finetune.events import Emit, Info, ignore
+from finetune.tasks.labels import map_lists, map_values
 
 # How many rows are held as objects of Python at a time.
 STREAM_ROWS = 1_024
@@ -134,6 +137,42 @@ def columns_of(rows: Iterator[Row], *, path: Path, emit: Emit) -> pyarrow.Table:
             if name not in others
         }
     )
+
+
+def as_texts(table: pyarrow.Table) -> pyarrow.Table:
+    """Return readable columns as text, each value as by ``as_text``, missing ones too."""
+    columns = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        if types.is_list(column.type) or types.is_large_list(column.type):
+            values = pc.binary_join(map_lists(column, _as_json), ", ")
+            column = pc.binary_join_element_wise("[", values, "]", "")
+        elif not (types.is_string(column.type) or types.is_integer(column.type)):
+            if types.is_float16(column.type):  # has no unique values
+                column = column.cast("float64")
+            column = map_values(column, as_text)
+        columns[name] = pc.fill_null(column.cast("string"), "")
+    return pyarrow.table(columns)
+
+
+def _as_json(values: pyarrow.Array) -> pyarrow.Array:
+    texts = pc.fill_null(values.cast("string"), "")
+    return map_values(texts, partial(json.dumps, ensure_ascii=False))
+
+
+def readable_columns(schema: pyarrow.Schema, *, path: Path, emit: Emit) -> list[str]:
+    """Return those that may hold texts or labels, no vectors or pictures; report the others."""
+    names = [one.name for one in schema if _is_readable(one.type)]
+    report_left_out([name for name in schema.names if name not in names], path=path, emit=emit)
+    return names
+
+
+def _is_readable(kind: pyarrow.DataType) -> bool:
+    if types.is_list(kind) or types.is_large_list(kind):
+        own = kind.value_type
+        return _is_readable(own) and not (types.is_floating(own) or types.is_nested(own))
+    return not (types.is_nested(kind) or types.is_binary(kind) or types.is_large_binary(kind))
 
 
 def as_text(value: Any) -> str | None:

@@ -3,21 +3,25 @@
 import csv
 import gzip
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import pyarrow
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finetune.config.schema import DataConfig
-from finetune.data.delimited import read_values
+from finetune.data import delimited
+from finetune.data.delimited import _read_columns, read_values
 from finetune.data.encoding import TextFile
 from finetune.data.formats import read_file
 from finetune.data.packed import Content
 from finetune.data.reader import RawTable
 from finetune.errors import DataUnreadable
-from finetune.events import Event, Info
+from finetune.events import Event, Info, ignore
 
 ROWS = [
     ("plain", "a"),
@@ -120,7 +124,7 @@ def test_what_does_not_parse_is_reported_with_its_line(
     line_end=st.sampled_from(["\n", "\r\n"]),
     quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
 )
-def test_the_rows_are_those_that_were_written(
+def test_both_parsers_give_what_was_written(
     tmp_path_factory: pytest.TempPathFactory,
     rows: list[tuple[str, str]],
     delimiter: str,
@@ -134,6 +138,29 @@ def test_the_rows_are_those_that_were_written(
     text = TextFile(Content(path, path), "utf-8")
     read_back = [tuple(row) for _, row in read_values(text, delimiter, has_quotes=True)]
     assert read_back == [("text", "label"), *rows]
+    with suppress(pyarrow.ArrowInvalid):
+        table = _read_columns(text, delimiter, True, DataConfig("", header=True), ignore)
+        assert rows_of(table.columns) == rows
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        'text,label\ngood,a\n"fine, really",b\n',
+        "text;label\r\ngood;1,5\r\nfine;2\r\n",
+        'text\tlabel\n"never ends\ta\nfine\tb\n',
+        "\ufefftext,label\nd\u00e9j\u00e0,a\nfine,b\n",
+    ],
+)
+def test_a_well_formed_file_is_read_by_column(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(delimited, "columns_of", None)
+        by_column, _ = read(tmp_path, content)
+    monkeypatch.setattr(delimited, "_read_columns", Mock(side_effect=pyarrow.ArrowInvalid))
+    assert read(tmp_path, content)[0].columns.to_pydict() == by_column.columns.to_pydict()
+    assert len(by_column.columns) == 2
 
 
 PRAISE = "".join(f"The film number {n} was a joy,good\nNever again {n},bad\n" for n in range(5))

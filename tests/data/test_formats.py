@@ -1,16 +1,21 @@
 """Files of JSON lines, of Parquet, and of no known format."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import pandas  # type: ignore[import-untyped]
 import pyarrow
 import pytest
 from datasets import ClassLabel, Dataset, Features, Sequence, Value
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyarrow import parquet
 
 from finetune.config.schema import DataConfig
 from finetune.data.formats import SUFFIXES, read_file
-from finetune.data.reader import RawTable
+from finetune.data.reader import RawTable, as_text
 from finetune.errors import DataUnreadable
 from finetune.events import Event
 
@@ -141,3 +146,54 @@ def test_a_column_that_begins_far_behind_is_empty_before(
     assert columns_of(table) == {"text": ["a", "a", "a", "b", ""]}
     table = read_lines(tmp_path, *[{"text": "a"}] * 3, {"text": "b", "more": 1})
     assert columns_of(table) == {"text": ["a", "a", "a", "b"], "more": ["", "", "", "1"]}
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(
+    ["2024-05-01", "2024-05-01T10:00:00", "1", "null", "true", "NaN", ""]
+)
+INTEGERS = st.integers(-(2**62), 2**62)
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def three_of(*kinds: Any) -> Any:
+    return st.lists(st.one_of(st.none(), *kinds), min_size=3, max_size=3)
+
+
+VALUES = (
+    three_of(TEXTS)
+    | three_of(INTEGERS)
+    | three_of(st.integers(), FLOATS)
+    | three_of(st.lists(TEXTS, max_size=2))
+    | three_of(st.lists(st.integers(), max_size=2))
+    | three_of(st.booleans(), TEXTS, st.integers())
+)
+
+
+@settings(max_examples=80)
+@given(columns=st.dictionaries(st.sampled_from(["text", "label", "é"]), VALUES, min_size=1))
+def test_values_read_by_column_are_as_read_by_row(
+    tmp_path_factory: pytest.TempPathFactory, columns: dict[str, list[Any]]
+) -> None:
+    expected = {name: [as_text(value) for value in values] for name, values in columns.items()}
+    path = tmp_path_factory.mktemp("tables") / "rows.jsonl"
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    assert columns_of(read(path)) == expected
+    with suppress(pyarrow.ArrowException, OverflowError):  # of several kinds
+        parquet.write_table(pyarrow.table(columns), path.with_suffix(".parquet"))
+        assert columns_of(read(path.with_suffix(".parquet"))) == expected
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_columns_of_one_kind_are_read_by_column(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("finetune.data.reader.islice", None)
+    path = tmp_path / f"rows.{suffix}"
+    rows = [{"text": "2024-05-01", "n": 1, "tags": ["a"]}, {"text": "b", "n": 2.5, "tags": None}]
+    if suffix == "jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)))
+    else:
+        parquet.write_table(pyarrow.Table.from_pandas(pandas.DataFrame(rows)), path)
+    expected = {"text": ["2024-05-01", "b"], "n": ["1", "2.5"], "tags": ['["a"]', ""]}
+    assert columns_of(read(path)) == expected
