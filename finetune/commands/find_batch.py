@@ -91,11 +91,15 @@ def find_batch(
     """
     if machine is not None and memory is not None:
         raise UsageError("--for and --memory both name a machine", remedy="give one of them")
+    from finetune.config.load import parse_size
+
     output_dir = options.pop("output_dir", None)
     loaded = load(options, config=config)
     mac = None if machine is None else find_mac(machine)
     if memory is not None:
-        mac = _mac_with(memory)
+        # As Apple writes it, and as the names of Macs have it.
+        text = re.sub(r"(?i)(?<=[\d ])gb$", "GiB", memory.strip())
+        mac = Mac(f"Mac with {memory}", parse_size(text, source="--memory"))
     has_max_length = "max_length" in loaded.sources
     if mac:
         texts = _measure_texts(loaded.config, has_max_length, limit, emit=emit)
@@ -237,14 +241,6 @@ def _measure_texts(
     emit(Info(f"the longest text of {options.data} has {max_tokens} tokens"))
     emit(Info(f"batch sizes of up to {rows:,} are tried; see --limit"))
     return _Texts(max_tokens, rows, task.name, len(task.output_names))
-
-
-def _mac_with(memory: str) -> Mac:
-    from finetune.config.load import parse_size
-
-    # As Apple writes it, and as the names of Macs have it.
-    gibibytes = re.sub(r"(?i)(?<=[\d ])gb$", "GiB", memory.strip())
-    return Mac(f"Mac with {memory}", parse_size(gibibytes, source="--memory"))
 
 
 @click.command(cls=GroupedCommand, epilog=EXAMPLES)

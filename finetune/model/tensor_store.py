@@ -88,7 +88,11 @@ class TensorStore:
         from safetensors.torch import save
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._delete_leftovers()
+        # Those that killed processes have left.
+        for partial in self._folders(_PARTIAL_NAME):
+            with suppress(FileNotFoundError):
+                if time.time() - partial.stat().st_mtime > LEFTOVER_SECONDS:
+                    _delete(partial)
         is_kept = size_bytes <= self.limit_bytes
         total_bytes = size_bytes
         for entry in self.entries() if is_kept else ():
@@ -138,13 +142,6 @@ class TensorStore:
         """Delete all entries, those that killed processes left too; return how many bytes."""
         entries = [self.folder / entry.key for entry in self.entries()]
         return sum(map(_delete, [*entries, *self._folders(_PARTIAL_NAME)]))
-
-    def _delete_leftovers(self) -> None:
-        """Delete what killed processes left."""
-        for partial in self._folders(_PARTIAL_NAME):
-            with suppress(FileNotFoundError):
-                if time.time() - partial.stat().st_mtime > LEFTOVER_SECONDS:
-                    _delete(partial)
 
 
 def key_of(parts: "Iterable[str | torch.Tensor]") -> str:

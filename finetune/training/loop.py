@@ -210,16 +210,19 @@ class _StepLog:
         self._batches, self._losses = [], []
         self._progress.seconds += seconds
         self._progress.loss_sum += sum(losses)
-        self._check_parameters()
         done, schedule = self._progress.steps, self._state.schedule
-        memory = self._state.device.memory
+        memory, rate = self._state.device.memory, schedule.learning_rate_at(done - 1)
+        is_visible = rate >= MIN_VISIBLE_RATE
+        if self._guard and is_visible and self._state.took_last_step:
+            self._guard.check(self._state.model)
+            self._guard = None
         self._settings.emit(
             events.Step(
                 step=done,
                 total_steps=schedule.total_steps,
                 epoch=done / self._settings.steps_per_epoch,
                 loss=sum(losses) / len(losses),
-                learning_rate=schedule.learning_rate_at(done - 1),
+                learning_rate=rate,
                 examples_per_second=examples / seconds,
                 memory_bytes=memory.used_bytes(),
                 held_bytes=memory.held_bytes(),
@@ -244,14 +247,6 @@ class _StepLog:
                     remedy="lower --learning-rate, use --precision fp32, or look at these texts",
                     examples=self._batches[index].indices.tolist(),
                 )
-
-    def _check_parameters(self) -> None:
-        """Compare the parameters with those before training, once steps are visible in them."""
-        rate = self._state.schedule.learning_rate_at(self._progress.steps - 1)
-        is_visible = rate >= MIN_VISIBLE_RATE
-        if self._guard and is_visible and self._state.took_last_step:
-            self._guard.check(self._state.model)
-            self._guard = None
 
     def _limit_cache(self) -> None:
         """Empty the device's cache if it grows without bound."""

@@ -91,7 +91,11 @@ def restore_state(
         load_trained_tensors(state, tensors["model"])
         _restore_optimizer(state.optimizer, tensors["optimizer"])
         state.scaler.load_state_dict(values["gradient_scaler"])
-        _restore_random_state(state, tensors["random"])
+        random, index = tensors["random"], state.processes.index
+        prefix = f"{index}." if index else ""
+        if f"{prefix}cpu" in random:  # unless the run had fewer processes
+            own = {name.removeprefix(prefix): one for name, one in random.items()}
+            state.device.set_random_state(own)
         progress = TypeAdapter(Progress).validate_python(values["progress"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateUnusable(f"its state makes no sense ({error!r})") from error
@@ -108,11 +112,3 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> No
         of_parameters.setdefault(int(index), {})[name] = value
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": of_parameters, "param_groups": groups})
-
-
-def _restore_random_state(state: TrainingState, random: Tensors) -> None:
-    """Restore this process's random numbers, unless the run had fewer processes."""
-    prefix = f"{state.processes.index}." if state.processes.index else ""
-    if f"{prefix}cpu" in random:
-        own = {name.removeprefix(prefix): one for name, one in random.items()}
-        state.device.set_random_state(own)
