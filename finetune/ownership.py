@@ -134,13 +134,16 @@ class OwnFolder:
                 ) from None
             if makes and not os.fstat(descriptor).st_size:
                 os.write(descriptor, self._first_row)
-            # Another process may have used it since the first look.
-            self.check()
-            yield
+            try:
+                # Another process may have used it since the first look.
+                self.check()
+                yield
+            finally:
+                # A process without the lock would delete the marker of the one that has it.
+                with suppress(OSError):
+                    if {one.name for one in self.path.iterdir()} <= IGNORED_NAMES:
+                        self.marker.unlink()
         finally:
-            with suppress(OSError):
-                if {one.name for one in self.path.iterdir()} <= IGNORED_NAMES:
-                    self.marker.unlink()
             os.close(descriptor)
 
     @property
@@ -157,12 +160,19 @@ class OwnFolder:
         return [name for name in names if self._is_foreign(name, is_listed=name in ours)]
 
     def _is_foreign(self, name: str, *, is_listed: bool) -> bool:
-        folders = [self.path / folder for folder in PurePosixPath(name).parents[:-1]]
-        if any(os.path.lexists(one) and (one.is_symlink() or not one.is_dir()) for one in folders):
+        if self._lies_elsewhere(PurePosixPath(name).parent):
             return True
         path = self.path / name
         is_ours = is_listed and path.is_file() and not path.is_symlink()
         return os.path.lexists(path) and not is_ours
+
+    def _lies_elsewhere(self, folder: str | PurePosixPath) -> bool:
+        """Return whether a folder in this one is a link or a file, or lies in one."""
+        parts = PurePosixPath(folder).parts
+        places = [self.path.joinpath(*parts[: end + 1]) for end in range(len(parts))]
+        return any(
+            os.path.lexists(one) and (one.is_symlink() or not one.is_dir()) for one in places
+        )
 
     def claim(self, *names: str) -> None:
         """List files that are about to be written; FileExistsError for one that is not ours."""
@@ -227,7 +237,7 @@ class OwnFolder:
     ) -> None:
         """Delete our files below a folder, the last written first, and folders that get empty."""
         ours, found, folders = self.names, list[tuple[int, Path]](), list[Path]()
-        if (self.path / under).is_symlink():
+        if self._lies_elsewhere(under):
             return
         parents = {str(parent) for name in ours for parent in PurePosixPath(name).parents}
         for place, inner, files in os.walk(self.path / under):

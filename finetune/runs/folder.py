@@ -230,8 +230,7 @@ class SeedsFolder(RunFolder):
         self.count = count
         # The seeds, the name of the best run's folder, and metrics.
         self.seeds_file = path / "seeds.json"
-        self._files.append(self.seeds_file)
-        self._first_files = [self.seeds_file]
+        self._files = self._first_files = [self.seeds_file]
 
     def run(self, seed: int) -> RunFolder:
         """Return the folder of one run, which is part of this one."""

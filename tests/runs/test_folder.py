@@ -173,6 +173,26 @@ def test_second_lock_is_refused_at_once_and_the_next_one_is_given(tmp_path: Path
     assert content_of(tmp_path) == content
 
 
+def test_a_refused_process_leaves_the_new_folder_to_the_one_that_has_it(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    with folder.create(overwrite=False):
+        with pytest.raises(RunFolderInUse), folder.create(overwrite=True):
+            pass
+        folder.start(emit=ignore)
+        folder.config_file.touch()
+    assert folder.own.is_ours
+
+
+def test_checkpoints_that_were_moved_and_linked_are_not_deleted(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    folder.own.claim("checkpoints/step-2/manifest.json")
+    (tmp_path / "moved" / "step-2").mkdir(parents=True)
+    (tmp_path / "moved" / "step-2" / "manifest.json").touch()
+    folder.checkpoints_folder.symlink_to(tmp_path / "moved")
+    folder.delete_checkpoints()
+    assert (tmp_path / "moved" / "step-2" / "manifest.json").exists()
+
+
 def test_lock_of_a_killed_process_stops_nobody(tmp_path: Path) -> None:
     make_run(tmp_path)
     code = (
