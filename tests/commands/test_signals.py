@@ -6,7 +6,6 @@ import pty
 import signal
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from tiny_runs import Command, flags, unfinished_files
 
 import finetune
 from finetune.runs.folder import RunFolder
-from finetune.training import interruption
+from finetune.training.interruption import stop_on_signal
 
 STAGES = {
     "loading": "finetune.runs.preparation.load_model",
@@ -48,19 +47,21 @@ def send_at(
 
     Checkpoints are written by a thread, which waits until the main thread has handled each signal.
     """
-    handled, handled_by = threading.Semaphore(0), interruption._handled_by
+    handled, set_handler = threading.Semaphore(0), signal.signal
     main_thread = threading.get_ident()
 
-    def noting_handled_by(handler: Callable[..., None]) -> AbstractContextManager[None]:
+    def set_noted_handler(number: int, handler: Any) -> Any:
         def handle(*arguments: Any) -> None:
             try:
                 handler(*arguments)
             finally:
                 handled.release()
 
-        return handled_by(handle)
+        # Not those that were there before, which are put back.
+        is_new = getattr(handler, "__module__", "") == stop_on_signal.__module__
+        return set_handler(number, handle if is_new else handler)
 
-    monkeypatch.setattr(interruption, "_handled_by", noting_handled_by)
+    monkeypatch.setattr(signal, "signal", set_noted_handler)
     module_name, _, name = STAGES[stage].rpartition(".")
     module = pkgutil.resolve_name(module_name)
     original: Callable[..., Any] = getattr(module, name)
