@@ -36,6 +36,9 @@ CONTENTS = {"run": "a single run", "seeds": "runs of several seeds"}
 # What files.temporary_path() adds to a name; a folder has it within the one that it is for.
 _TEMPORARY = re.compile(rf"/?\.[0-9a-f]{{32}}\{PARTIAL_SUFFIX}(?=/|$)")
 
+# In such a folder, what safetensors leaves when it is killed.
+_OF_SAFETENSORS = re.compile(r"(?<![^/])\.tmp\w{6}$")
+
 
 @dataclass(frozen=True)
 class OwnFolder:
@@ -258,7 +261,9 @@ class OwnFolder:
     def _name_of(self, path: Path) -> str:
         """Return the relative name of a file, or of the one whose place it will take."""
         name = path.relative_to(self.path).as_posix()
-        return _TEMPORARY.sub("", name).lstrip("/") or "."
+        if _TEMPORARY.search(name):
+            name = _OF_SAFETENSORS.sub("model.safetensors", _TEMPORARY.sub("", name))
+        return name.lstrip("/") or "."
 
     def empty(self) -> list[str]:
         """Delete all our files, those of parts too; return the relative names of what stays."""

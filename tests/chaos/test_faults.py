@@ -105,6 +105,7 @@ def saved_run(training_state: TrainingState, tmp_path: Path) -> Path:
     run = tmp_path / "saved"
     run.mkdir()
     (run / "metrics.jsonl").touch()
+    (run / ".finetune.jsonl").write_text('{"tool": "finetune", "kind": "run", "id": "a"}\n')
     for step in STEPS:
         assert save_step(run, step, training_state) == []
     return run
