@@ -17,7 +17,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from finetune.devices.host import keep_freed_memory, reduce_gc_frequency
 from finetune.distributed.launch import (
@@ -52,7 +52,15 @@ class Child:
             start_new_session=True,
             env=environment_outside_group() | import_environment(),
         )
+        self.module = module
         self.process_id = self._process.pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._errors.closed:
+            self.kill()
 
     def send(self, request: Any) -> None:
         """Write a line to the child; if it has ended, ``receive`` says so."""

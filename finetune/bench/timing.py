@@ -8,7 +8,7 @@ the rows so far; the reply is the rows with more timings.
 import gc
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, product
 from typing import Any
@@ -23,7 +23,6 @@ from finetune.devices.select import select_device
 from finetune.errors import FinetuneError
 from finetune.events import Emit, Info, ignore
 
-MODULE = "finetune.bench.timing"
 MAX_REPEATS = 4
 """Of a workload. Where they differ by chance alone, the ranges of four repeats in each of two
 benches do not meet in 3 of 100 cases, those of two repeats in 33."""
@@ -44,23 +43,24 @@ QUICK = Limits(step_seconds=0.3, repeat_seconds=0.3)
 
 
 def measure(
+    child: Child,
     selection: Selection,
     workloads: Sequence[Workload],
     devices: Sequence[str],
     *,
     until: float,
     emit: Emit,
-    module: str = MODULE,
 ) -> Iterator[list[Row]]:
     """Yield all rows so far after each workload on each device; repeat while time is left.
 
     Other load comes and goes, so the timings are spread out instead of taken back to back.
     """
-    child = _start(module, selection, devices)
+    first = {"selection": asdict(selection), "devices": devices}
     pairs = list(product(range(len(workloads)), devices))
     rows: dict[tuple[int, str], list[Row]] = {}
     seconds = dict.fromkeys(pairs, 0.0)
     try:
+        _begin(child, first)
         for repeat, pair in product(range(MAX_REPEATS), pairs):
             number, device = pair
             workload = workloads[number]
@@ -83,7 +83,8 @@ def measure(
                 rows[pair] = [row.with_note(note) for row in timed]
                 seconds[pair] = math.inf
                 child.kill()
-                child = _start(module, selection, devices)
+                child = Child(child.module)
+                _begin(child, first)
             else:
                 seconds[pair] = time.time() - started
             yield list(chain.from_iterable(rows.values()))
@@ -91,17 +92,14 @@ def measure(
         child.kill()
 
 
-def _start(module: str, selection: Selection, devices: Sequence[str]) -> Child:
-    """Start a child and wait until it is ready."""
-    child = Child(module)
+def _begin(child: Child, first: Mapping[str, Any]) -> None:
+    """Send the first request and wait until the child is ready."""
+    child.send(first)
     try:
-        child.send({"selection": asdict(selection), "devices": devices})
         _receive(child)
     except ChildEnded:
-        message, remedy = child.describe_end(), "see what finetune doctor says of the machine"
-        child.kill()
-        raise FinetuneError(message, remedy=remedy) from None
-    return child
+        remedy = "see what finetune doctor says of the machine"
+        raise FinetuneError(child.describe_end(), remedy=remedy) from None
 
 
 def _receive(child: Child) -> Any:
@@ -153,18 +151,18 @@ def _time_steps(row: Row, device: Device, load: Load, limits: Limits, *, min_row
     """Return the row with more timings, of as many rows a step as before, or as fit."""
     rows, wanted = row.timed_rows or min_rows, row.timed_rows or row.rows
     step = load(rows)[row.phase]
-    seconds = device.time_calls(step, calls=1)
-    if wanted > rows * limits.step_seconds / seconds:
+    taken = [device.time_calls(step, calls=1)]
+    if wanted > rows * limits.step_seconds / taken[-1]:
         # The first step also pays for new memory and kernels.
-        seconds = device.time_calls(step, calls=1)
-    fitting = max(rows, int(rows * limits.step_seconds / seconds))
+        taken.append(device.time_calls(step, calls=1))
+    fitting = max(rows, int(rows * limits.step_seconds / taken[-1]))
     if wanted > fitting:
         row = row.with_note(f"{wanted:,} rows a step would take too long")
         wanted = fitting
     while rows < wanted:
         try:
             larger_step = load(wanted)[row.phase]
-            seconds = device.time_calls(larger_step, calls=1)
+            taken = [device.time_calls(larger_step, calls=1)]
             rows, step = wanted, larger_step
         except (RuntimeError, MemoryError) as error:
             if not device.memory.is_out_of_memory(error):
@@ -174,11 +172,11 @@ def _time_steps(row: Row, device: Device, load: Load, limits: Limits, *, min_row
             device.memory.release()
             row = row.with_note(f"out of memory with {wanted:,} rows a step")
             wanted //= 2
-    warm_up = [seconds]
-    while sum(warm_up) < limits.repeat_seconds / 3:
-        warm_up.append(device.time_calls(step, calls=1))
-    calls = math.ceil(limits.repeat_seconds / 3 / warm_up[-1])
-    timings: list[float] = []
+    while sum(taken) < limits.repeat_seconds / 3:
+        taken.append(device.time_calls(step, calls=1))
+    calls = math.ceil(limits.repeat_seconds / 3 / taken[-1])
+    # The second of two slow steps is a timing: a third one would take too long.
+    timings = taken[1:][-1:] if calls == 1 else []
     while calls * sum(timings) < limits.repeat_seconds:
         timings.append(device.time_calls(step, calls=calls) / calls)
     return replace(row, timed_rows=rows, seconds=[*row.seconds, *timings])

@@ -38,6 +38,7 @@ Examples:
   finetune bench --compare mine/bench.json yours/bench.json
 """
 ALL = "all"
+TIMING = "finetune.bench.timing"
 
 
 def run_bench(
@@ -57,49 +58,54 @@ def run_bench(
     check_writable(output_dir)
     own = OwnFolder(output_dir.expanduser(), "bench")
     own.check()
-    from finetune.bench import timing
-    from finetune.bench.results import BenchResults, Machine
-    from finetune.bench.workloads import Selection, list_workloads, read_lengths
-    from finetune.devices.host import cpu_name
-    from finetune.devices.select import select_device, usable_devices
-    from finetune.runs.manifest import package_versions
+    from finetune.batch_finder.child import Child
 
-    found = [select_device(name, emit=emit) for name in dict.fromkeys(devices)]
-    found = found or [*usable_devices(emit=emit)]
-    lengths = read_lengths(data_dir)
-    selection = Selection(groups=groups, model=model, lengths=lengths, is_quick=quick)
-    workloads, names = list_workloads(selection), [device.name for device in found]
-    seconds = timing.QUICK_SECONDS if quick else timing.FULL_SECONDS
-    minutes = math.ceil(seconds / 60)
-    emit(Info(f"this takes about {minutes} min, more where a step takes seconds"))
-    rows: list[Row] = []
-    is_complete = False
-    try:
-        until = time.time() + seconds
-        for rows in timing.measure(selection, workloads, names, until=until, emit=emit):  # noqa: B007
-            pass
-        is_complete = True
-    except KeyboardInterrupt as stop:
-        raise Interrupted(
-            "stopped before the end",
-            remedy=f"see what was measured in {output_dir}, or run the command again",
-            signal_number=signal_of(stop),
-        ) from None
-    finally:
-        results = BenchResults(
-            machine=Machine(
-                cpu=cpu_name(),
-                platform=platform.platform(),
-                devices={device.name: device.description for device in found},
-                versions={"python": platform.python_version()} | package_versions(),
-            ),
-            texts="TREC" if data_dir else "questions",
-            is_quick=quick,
-            is_complete=is_complete,
-            rows=rows,
-        )
-        write_bench(results, own)
-    return results
+    # Each takes seconds to import PyTorch: the child and this process at the same time.
+    with Child(TIMING) as child:
+        from finetune.bench import timing
+        from finetune.bench.results import BenchResults, Machine
+        from finetune.bench.workloads import Selection, list_workloads, read_lengths
+        from finetune.devices.host import cpu_name
+        from finetune.devices.select import select_device, usable_devices
+        from finetune.runs.manifest import package_versions
+
+        found = [select_device(name, emit=emit) for name in dict.fromkeys(devices)]
+        found = found or [*usable_devices(emit=emit)]
+        lengths = read_lengths(data_dir)
+        selection = Selection(groups=groups, model=model, lengths=lengths, is_quick=quick)
+        workloads, names = list_workloads(selection), [device.name for device in found]
+        seconds = timing.QUICK_SECONDS if quick else timing.FULL_SECONDS
+        minutes = math.ceil(seconds / 60)
+        emit(Info(f"this takes about {minutes} min, more where a step takes seconds"))
+        rows: list[Row] = []
+        is_complete = False
+        try:
+            until = time.time() + seconds
+            measured = timing.measure(child, selection, workloads, names, until=until, emit=emit)
+            for rows in measured:  # noqa: B007
+                pass
+            is_complete = True
+        except KeyboardInterrupt as stop:
+            raise Interrupted(
+                "stopped before the end",
+                remedy=f"see what was measured in {output_dir}, or run the command again",
+                signal_number=signal_of(stop),
+            ) from None
+        finally:
+            results = BenchResults(
+                machine=Machine(
+                    cpu=cpu_name(),
+                    platform=platform.platform(),
+                    devices={device.name: device.description for device in found},
+                    versions={"python": platform.python_version()} | package_versions(),
+                ),
+                texts="TREC" if data_dir else "questions",
+                is_quick=quick,
+                is_complete=is_complete,
+                rows=rows,
+            )
+            write_bench(results, own)
+        return results
 
 
 def write_bench(results: "BenchResults", own: OwnFolder) -> None:

@@ -133,7 +133,7 @@ def _sample_rows(rows: "Dataset", size_bytes: "NDArray[np.int32]", *, emit: Emit
 
     if len(rows) <= SAMPLE_TEXTS:
         return rows
-    emit(Info(f"tokens: of {SAMPLE_TEXTS:,} of the {len(rows):,} texts, and of the longest"))
+    emit(Info(f"to count tokens: {SAMPLE_TEXTS:,} of the {len(rows):,} texts, and the longest"))
     is_chosen = np.zeros(len(rows), dtype=bool)
     is_chosen[np.random.default_rng(0).choice(len(rows), SAMPLE_TEXTS, replace=False)] = True
     is_chosen[np.argsort(size_bytes)[-LONGEST_TEXTS:]] = True

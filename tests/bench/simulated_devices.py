@@ -22,11 +22,12 @@ class SimulatedDevice(CpuDevice):
     ) -> None:  # fmt: skip
         super().__init__()
         self.name, self.row_seconds, self.holds, self.fault = name, row_seconds, holds, fault
-        self.rows = 0
+        self.rows = self.steps = 0
         self.cold_steps = cold_steps
 
     def time_calls(self, work: Callable[[], object], *, calls: int) -> float:
         work()
+        self.steps += calls
         seconds = calls * self.rows * self.row_seconds * 2**self.cold_steps
         self.cold_steps = max(0, self.cold_steps - 1)
         return seconds

@@ -7,6 +7,7 @@ import psutil
 import pytest
 from bench.simulated_devices import a_workload
 
+from finetune.batch_finder.child import Child
 from finetune.bench.results import Row
 from finetune.bench.timing import MAX_REPEATS, measure
 from finetune.bench.workloads import Selection
@@ -22,7 +23,7 @@ def measure_two(
     selection = Selection(groups=[], model=model, lengths=[3], is_quick=True)
     workloads = [a_workload(name="a"), a_workload(name="b")]
     until = time.time() + seconds
-    return measure(selection, workloads, devices, until=until, emit=ignore, module=WORKER)
+    return measure(Child(WORKER), selection, workloads, devices, until=until, emit=ignore)
 
 
 def test_a_device_that_ends_the_process_has_rows_that_say_so_and_the_rest_goes_on() -> None:
