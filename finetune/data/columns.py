@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import reduce
 from itertools import combinations, repeat
 from math import log2, prod
 
@@ -22,6 +23,7 @@ TEXT, PAIR, LABEL = OPTIONS = ("text_column", "text_pair_column", "label_column"
 TEXT_NAMES = (
     *("text", "sentence", "question", "review", "content", "comment", "message", "tweet"),
     *("utterance", "query", "document", "description", "headline", "title", "body"),
+    *("claim", "evidence", "answer", "passage", "context", "abstract"),
 )
 LABEL_NAMES = (
     *("label", "labels", "class", "category", "target", "intent", "sentiment", "emotion"),
@@ -33,25 +35,40 @@ OTHER_WORDS = frozenset(
     (
         *("id", "index", "date", "time", "timestamp", "created", "updated", "url", "link", "user"),
         *("author", "name", "source", "confidence", "count", "latitude", "longitude"),
-        *("location", "coord", "gold", "retweet", "split", "fold", "partition"),
+        *("location", "coord", "retweet", "split", "fold", "partition"),
     )
 )
+# Words in the names of flags that are no classes of a row, or not all the same kind.
+FLAG_WORDS = OTHER_WORDS | {
+    *("is", "has", "was", "verified", "truncated", "favorited", "retweeted", "sensitive", "edited"),
+    *("deleted", "locked", "archived", "stickied", "spoiler", "active", "premium", "duplicate"),
+    *("annotator", "rater", "worker", "coder", "judge", "final", "gold", "majority"),
+}
 # Without spaces and punctuation; the last is "#1 String" and "#2 String", as MRPC's authors wrote.
 PAIRS = (
     *(("premise", "hypothesis"), ("sentence1", "sentence2"), ("question1", "question2")),
     *(("text1", "text2"), ("sentencea", "sentenceb"), ("texta", "textb"), ("text", "textpair")),
     *(("question", "sentence"), ("question", "context"), ("question", "passage")),
+    *(("sent1", "sent2"), ("q1", "q2"), ("string1", "string2"), ("sourcetext", "targettext")),
     ("1string", "2string"),
 )
-# What all values of a column may look like. Words are keys, addresses and names, without spaces and
-# in ASCII, since the texts of some scripts have no spaces.
+# What all values of a column may look like. Words are without spaces and in ASCII, since the texts
+# of some scripts have no spaces; keys are ids, hashes, addresses and paths; tags those of tokens.
 LOOKS = {
     "number": NUMBER,
     "integer": r"[+-]?\d+(\.0*)?",
     "date": r"\d{4}-\d\d?-\d\d?([T ].*)?|\d\d?[/.]\d\d?[/.]\d{2,4}( .*)?",
     "list": r"\[.*\]",
     "word": r"[!-~]+",
+    "key": r"[!-~]*[0-9/\\:_@][!-~]*",
+    "split": r"(?i)train(ing)?|valid(ation)?|val|dev|test(ing)?",
+    "answer": r"(?i)yes|no|y|n",
+    "tag": r"O|[BIESLUM]-\S+",
 }
+# Texts of fewer characters, on average, are codes; and where they recur, classes.
+MIN_CHARACTERS, MAX_CLASS_CHARACTERS = 3, 30
+# A column whose name says that it has texts is left out in silence only if they are shorter.
+MAX_CHARACTERS_LEFT_OUT = 15
 SAMPLE_ROWS = 10_000
 MAX_BYTES = 2**26
 # Columns of 0 and 1, one for each class; two may well be something else.
@@ -59,8 +76,8 @@ MIN_INDICATORS = 3
 YES = pyarrow.array(["1", "true", "True", "TRUE", "1.0"])
 WORDS = frozenset({"false", "true"})
 FLAGS = WORDS | {"", "0", "0.0", "1", "1.0"}
-# The best column must be so many times as good as the next one.
-CLEAR_LEAD = 2.0
+# The best column must be so many times as good as the next one, if its name is known or it is not.
+CLEAR_LEAD, CLEAR_LEAD_UNNAMED = 2.0, 3.0
 MAX_CANDIDATES = 5
 
 
@@ -96,6 +113,11 @@ class Facts:
         )
 
     @property
+    def is_long(self) -> bool:
+        """Whether its values are longer than names of classes."""
+        return self.characters > 60
+
+    @property
     def recurs(self) -> bool:
         """Whether it has few values for its rows."""
         return 2 <= self.distinct <= max(2, self.rows // 3) and self.distinct < self.rows
@@ -122,8 +144,7 @@ class Kind:
         if plain in self.names:
             # A rating or a score beside a target may say something else of the row.
             return 1000.0 if plain == self.names[0] else 12.0 if plain == "target" else 6.0
-        spaced = re.sub(r"([a-z])([A-Z])", r"\1 \2", column.name).casefold()
-        words = set(re.findall(r"[^\W\d_]+", spaced))
+        words = _words_of(column.name)
         return (4.0 if words & set(self.names) else 1.0) * (0.2 if words & OTHER_WORDS else 1.0)
 
     def score(self, column: Facts) -> float:
@@ -151,15 +172,19 @@ KINDS = {
         ),
         unless_named=(
             (0.0, lambda column: column.filled == 0),
-            (0.0, lambda column: not column.looks.isdisjoint(("number", "date"))),
+            (0.0, lambda column: not column.looks.isdisjoint(("number", "date", "key"))),
+            (0.0, lambda column: column.characters < MIN_CHARACTERS),
+            (0.0, lambda column: column.recurs and column.characters <= MAX_CLASS_CHARACTERS),
         ),
     ),
     LABEL: Kind(
         LABEL_NAMES,
         _label_measure,
+        always=((0.0, lambda column: column.is_long and not column.recurs and not column.looks),),
         unless_named=(
-            (0.0, lambda column: not column.recurs or column.characters > 60),
-            (0.0, lambda column: "date" in column.looks),
+            (0.0, lambda column: not column.recurs or column.is_long),
+            (0.0, lambda column: not column.looks.isdisjoint(("date", "split"))),
+            (3.0, lambda column: "answer" in column.looks),
             (0.1, lambda column: "number" in column.looks and "integer" not in column.looks),
         ),
     ),
@@ -215,6 +240,12 @@ def choose_columns(
         # How many values a column has is counted in memory: in some pieces of a large table.
         pieces = list(pieces_of(columns))[:: columns.nbytes // MAX_BYTES + 1]
         facts = [Facts.of(pyarrow.concat_tables(pieces)[name], name) for name in names]
+        tags = [one.name for one in facts if "tag" in one.looks and one.distinct > 1]
+        if tags and len(missing) > 1:
+            raise DataError(
+                f"the rows of {table} are single tokens, with tags in {tags[0]!r}, and not texts",
+                remedy="write a whole text and its class in each row",
+            )
         for option in missing:
             chosen[option] = _guess(option, facts, chosen=chosen, table=table)
     return chosen
@@ -318,19 +349,39 @@ def read_labels(columns: pyarrow.Table, names: Sequence[str]) -> pyarrow.Chunked
 
 
 def find_indicators(columns: pyarrow.Table) -> tuple[str, ...]:
-    """Return the columns of 0 and 1, or of true and false, that are labels; none if too few are."""
+    """Return the columns of 0 and 1, or of true and false, that are labels; none if too few are.
+
+    They stand side by side, and some rows have none or several of them.
+    """
     if any(plain_name(name) in LABEL_NAMES for name in columns.column_names):
         return ()
     flags = {name: own for name in columns.column_names if (own := _flags_in(columns[name]))}
     words = [name for name, own in flags.items() if own & WORDS]
-    found = max([name for name in flags if name not in words], words, key=len)
-    return tuple(found) if len(found) >= MIN_INDICATORS else ()
+    numbers = [name for name in flags if name not in words]
+    found = max(numbers, words, key=len)
+    start = columns.column_names.index(found[0]) if found else 0
+    is_block = columns.column_names[start : start + len(found)] == found
+    if (
+        len(found) < MIN_INDICATORS
+        or not is_block
+        or FLAG_WORDS & set().union(*map(_words_of, found))
+    ):
+        return ()
+    marks = (pc.is_in(columns[one].slice(0, SAMPLE_ROWS), value_set=YES) for one in found)
+    classes = reduce(pc.add, (own.cast("int32") for own in marks))
+    # Where each row has just one, it is not known whether a row may have several.
+    return tuple(found) if pc.any(pc.not_equal(classes, 1)).as_py() else ()
 
 
 def _flags_in(column: pyarrow.ChunkedArray) -> set[str]:
     """Return the different values of a column of flags, or nothing if it has others."""
     values = {one.casefold() for one in pc.unique(column.slice(0, SAMPLE_ROWS)).to_pylist()}
     return values - {""} if values <= FLAGS else set()
+
+
+def _words_of(name: str) -> set[str]:
+    spaced = re.sub(r"([a-z])([A-Z])", r"\1 \2", name).casefold()
+    return set(re.findall(r"[^\W\d_]+", spaced))
 
 
 def plain_name(name: str) -> str:
@@ -352,13 +403,29 @@ def _guess(option: str, facts: Sequence[Facts], *, chosen: Columns, table: str) 
             f" there are: {_listed(one.name for one in facts)}",
         )
     best = ranked[0]
-    close = [one.name for one in ranked if CLEAR_LEAD * scores[one] > scores[best]]
+
+    def is_text(column: Facts) -> bool:
+        is_short = column.characters < MAX_CHARACTERS_LEFT_OUT
+        return kind.name_factor(column) > 1 and not column.recurs and not is_short
+
+    is_named = option == TEXT or plain_name(best.name) in kind.names
+    lead = CLEAR_LEAD if is_named else CLEAR_LEAD_UNNAMED
+    close = [
+        one.name
+        for one in facts
+        if lead * scores.get(one, 0) > scores[best]
+        or (option == TEXT and one in ranked and is_text(one))
+    ]
     if len(close) > 1:
         candidates = [one.name for one in ranked[: max(len(close), MAX_CANDIDATES)]]
-        several = f", or several: {flag} {','.join(close)}" if option == TEXT else ""
+        remedy = f"choose one with {flag}"
+        if option == TEXT:
+            remedy += f", or several to be joined: {flag} {','.join(close)}"
+            if PAIR not in chosen:
+                pair = f"{flag} {close[0]} {_flag(PAIR)} {close[1]}"
+                remedy += f", or, if the rows are pairs of texts: {pair}"
         raise DataError(
-            f"can't tell which column is the {kind.names[0]}: {_listed(candidates)}",
-            remedy=f"choose one with {flag}{several}",
+            f"can't tell which column is the {kind.names[0]}: {_listed(candidates)}", remedy=remedy
         )
     if kind.name_factor(best) > 1:
         reason = "its name says so"

@@ -36,6 +36,17 @@ VALUES = {
     "date": lambda n: f"2021-0{1 + n % 9}-1{n % 10}",
     "verdict": lambda n: "rejected" if n % 8 == 0 else "approved",
     "count": lambda n: str(n * n % 17),
+    "hash": lambda n: f"{n * 7919:016x}f00d",
+    "url": lambda n: f"https://films.example/reviews/of-a-very-long-name/{n}",
+    "path": lambda n: f"reviews/train/pos/{n}_of_many_films_that_are_long.txt",
+    "part": lambda n: "train" if n % 4 else "test",
+    "team": lambda n: f"team {'abcdefghijklmno'[n % 15]}",
+    "answer": lambda n: "YES" if n % 3 else "NO",
+    "token": lambda n: ("Berlin", "is", "old", "and", "Anna", "knows", "it", "well", ".")[n % 9],
+    "tag": lambda n: ("B-LOC", "O", "O", "O", "B-PER", "O", "O", "O", "O")[n % 9],
+    "first": lambda n: str(int(n % 3 == 0)),
+    "second": lambda n: str(int(n % 3 == 1)),
+    "third": lambda n: str(int(n % 3 == 2)),
 }
 
 
@@ -66,14 +77,23 @@ def write_table(path: Path, header: str, kinds: str) -> DataConfig:
         ("text,sentiment,score", "text word score", (0, None, 1), "single"),
         ("review_id,stars,useful,funny,cool,text,date", "id star count count count long date",
          (5, None, 1), "single"),
-        ("label,title,content", "flag title text", (2, None, 0), "single"),
+        ("label,name,content", "flag title text", (2, None, 0), "single"),
         ("tweet_id,airline_sentiment,airline,retweet_count,text,tweet_created",
          "id word flag count text date", (4, None, 1), "single"),
         ("", "word text", (1, None, 0), "single"),
         ("", "text list id", (0, None, 1), "multi"),
         ("text,labels,id", "text json id", (0, None, 1), "multi"),
         ("ID,Tweet,emotion", "id text bars", (1, None, 2), "multi"),
-        ("Class Index,Title,Description", "star title text", (2, None, 0), "single"),
+        ("uid,hash,permalink,file,said,mood", "hash hash url path text flag",
+         (4, None, 5), "single"),
+        ("part,said,topic_name", "part text word", (1, None, 2), "single"),
+        ("sent1,sent2,label", "text other flag", (0, 1, 2), "single"),
+        ("id,q1,q2,same", "id text other flag", (1, 2, 3), "single"),
+        ("string1,string2,score", "text other score", (0, 1, 2), "regression"),
+        ("source text,target text,label", "text other flag", (0, 1, 2), "single"),
+        ("annotator_1,annotator_2,label_final,said", "flag flag flag text", (3, None, 2), "single"),
+        ("said,is_reply,has_link,verified,topic", "text flag rare flag word",
+         (0, None, 4), "single"),
     ],
 )  # fmt: skip
 def test_the_right_columns_and_kind_are_guessed(
@@ -116,7 +136,23 @@ def test_columns_of_0_and_1_are_labels_of_several_classes(
 @pytest.mark.parametrize(
     ("header", "kinds", "option"),
     [
-        ("headline,body,label", "other text flag", "--text-column"),
+        ("headline,body,label", "other text flag", "--text-pair-column"),
+        *(
+            (f"{one},{two},label", "other long flag", f"-column {one} --text-pair-column {two}")
+            for one, two in (("query", "document"), ("claim", "evidence"), ("headline", "body"),
+                             ("question", "answer"))
+        ),
+        ("a,b,label", "text other flag", "--text-column a --text-pair-column b"),
+        ("label,title,content", "flag other long", "--text-column title,content"),
+        ("Class Index,Title,Description", "star other text", "--text-column Title,Description"),
+        ("title,text,label", "other long flag", "--text-column title,text"),
+        ("said,label_gold,label_ident", "text flag team", "--label-column"),
+        ("said,label_1,label_2,label_final", "text flag flag flag", "--label-column"),
+        ("said,rating,recommended", "text star answer", "--label-column"),
+        ("said,priority,team", "text word team", "--label-column"),
+        ("said,is_reply,has_link,verified", "text flag rare often", "--label-column"),
+        ("said,red,green,blue", "text first second third", "--label-column"),
+        ("said,red,green,by,blue", "text flag rare word often", "--label-column"),
         ("text,target,rating", "text score star", "--label-column"),
         ("id,target,comment_text,severe_toxicity,created_date,rating,funny,likes",
          "id score text score date verdict count count", "--label-column"),
@@ -128,3 +164,24 @@ def test_what_is_open_is_asked_for(header: str, kinds: str, option: str, tmp_pat
     with pytest.raises(DataError) as raised:
         choose_columns(columns, options, table="table.tsv")
     assert option in raised.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("header", "kinds", "words"),
+    [
+        ("split,topic", "part word", "looks like texts"),  # the texts are elsewhere
+        ("key,topic", "hash word", "looks like texts"),
+        ("address,topic", "url word", "looks like texts"),
+        ("file,topic", "path word", "looks like texts"),
+        ("code,topic", "count word", "looks like texts"),
+        ("token,tag", "token tag", "single tokens, with tags in 'tag'"),
+        ("", "token tag", "single tokens"),
+    ],
+)
+def test_a_table_without_texts_is_refused(
+    header: str, kinds: str, words: str, tmp_path: Path
+) -> None:
+    options = write_table(tmp_path / "table.tsv", header, kinds)
+    columns = read_file(tmp_path / "table.tsv", options, emit=ignore).columns
+    with pytest.raises(DataError, match=words):
+        choose_columns(columns, options, table="table.tsv")
