@@ -12,6 +12,7 @@ from finetune.commands.options import (
     completes,
     device_option,
     given,
+    run_argument,
     text_column_option,
     text_pair_column_option,
     with_display,
@@ -79,7 +80,7 @@ def evaluate(
         option = next(iter(columns)).replace("_", "-")
         raise UsageError(f"--{option} is of other data", remedy="add --data, or leave it out")
     refuse_table(data)
-    folder = open_run_folder(Path(run))
+    folder = open_run_folder(Path(run), in_full=True)
     from finetune.runs.evaluate import evaluate_rows, load_other_data, load_split
 
     if data is None:
@@ -93,7 +94,7 @@ def evaluate(
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("run", type=click.Path(path_type=Path))
+@run_argument
 @click.option(
     "--split",
     type=click.Choice(["test", "validation", "train"]),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from finetune.commands.console import format_size, show_facts, show_lines
-from finetune.commands.options import Display, with_display
+from finetune.commands.options import Display, run_argument, with_display
 from finetune.errors import FinetuneError
 from finetune.events import Emit, Info, ignore
 from finetune.ownership import OwnFolder
@@ -68,7 +68,7 @@ def export_onnx(
     emit: Emit = ignore,
 ) -> OnnxExport:
     """Write a run's model as ONNX; FinetuneError if it predicts otherwise than the run's model."""
-    folder = open_run_folder(Path(run))
+    folder = open_run_folder(Path(run), in_full=True)
     from finetune.export import onnx
     from finetune.runs.trained import TrainedModel
 
@@ -123,7 +123,7 @@ def export_coreml(
     run: str | Path, *, output_dir: str | Path | None = None, emit: Emit = ignore
 ) -> CoreMLExport:
     """Write a run's model as a Core ML program; FinetuneError if it lacks a weight."""
-    folder = open_run_folder(Path(run))
+    folder = open_run_folder(Path(run), in_full=True)
     from finetune.export.coreml import MODEL_FILE, check_weights, import_converter, write_coreml
     from finetune.runs.trained import TrainedModel
 
@@ -154,7 +154,7 @@ def command() -> None:
 
 
 @command.command("onnx", epilog=EXAMPLES, short_help="As ONNX, for onnxruntime and others.")
-@click.argument("run", type=click.Path(path_type=Path))
+@run_argument
 @_output_option("onnx")
 @click.option("--int8", is_flag=True, help="Also write int8 weights, and compare the predictions.")
 @click.option(
@@ -172,7 +172,7 @@ def onnx_command(*, display: Display, **options: Any) -> None:
 
 
 @command.command("coreml", epilog=EXAMPLES, short_help="As a Core ML program, for Apple devices.")
-@click.argument("run", type=click.Path(path_type=Path))
+@run_argument
 @_output_option("coreml")
 @with_display
 def coreml_command(*, display: Display, **options: Any) -> None:

@@ -17,6 +17,8 @@ from finetune.commands.progress import showing
 from finetune.config.schema import OPTIONS, Option
 from finetune.devices import DEVICE_NAMES
 from finetune.events import Emit
+from finetune.runs.digests import record_files
+from finetune.runs.folder import open_run_folder
 
 if TYPE_CHECKING:
     from finetune.config.load import LoadedConfig
@@ -83,6 +85,9 @@ text_pair_column_option = click.option(
     "--text-pair-column", help="Column of second texts.  [default: the run's]"
 )
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace the --output file.")
+accept_changes_option = click.option(
+    "--accept-changes", is_flag=True, help="Take files that were edited for those of the run."
+)
 quiet_option = click.option(
     "-q", "--quiet", is_flag=True, help="Print only the result, warnings and errors."
 )
@@ -105,6 +110,20 @@ def chosen_options(*names: str) -> Callable[[Command], Command]:
         return command
 
     return add_flags
+
+
+def run_argument(command: Command) -> Command:
+    """Give a command the argument RUN, and a flag that accepts changes of that run."""
+
+    @click.argument("run", type=click.Path(path_type=Path))
+    @accept_changes_option
+    @wraps(command)
+    def call(*, run: Path, accept_changes: bool, **options: Any) -> Any:
+        if accept_changes:
+            record_files(open_run_folder(run, is_checked=False))
+        return command(run=run, **options)
+
+    return call
 
 
 class GroupedCommand(click.Command):

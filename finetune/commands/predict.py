@@ -17,6 +17,7 @@ from finetune.commands.options import (
     device_option,
     given,
     overwrite_option,
+    run_argument,
     text_column_option,
     text_pair_column_option,
     with_display,
@@ -179,7 +180,7 @@ def read_texts(
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("run", type=click.Path(path_type=Path))
+@run_argument
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option(
     "-f",

@@ -9,7 +9,7 @@ import click
 
 import finetune
 from finetune.commands.console import format_size, show_lines, show_table
-from finetune.commands.options import Display, with_display
+from finetune.commands.options import Display, run_argument, with_display
 from finetune.errors import NotARun, UsageError
 from finetune.events import Emit, Info, ignore
 from finetune.runs.folder import open_run_folder
@@ -69,7 +69,7 @@ def push(
 
 def _find_files(run: Path, *, report: bool, allow_private_data: bool) -> Mapping[str, Path]:
     """Return the files to upload, by their paths in the repository."""
-    folder = open_run_folder(run)
+    folder = open_run_folder(run, in_full=True)
     if not folder.has_finished:
         raise NotARun(
             f"the run in {folder.path} has not finished",
@@ -87,7 +87,7 @@ def _find_files(run: Path, *, report: bool, allow_private_data: bool) -> Mapping
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("run", type=click.Path(path_type=Path))
+@run_argument
 @click.argument("repository", metavar="OWNER/NAME")
 @click.option("--public", is_flag=True, help="Let everybody see it.  [default: private]")
 @click.option("--revision", metavar="BRANCH", help="Branch to upload to.  [default: main]")

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from finetune.commands.console import show_json, show_lines
-from finetune.commands.options import Display, with_display
+from finetune.commands.options import Display, run_argument, with_display
 from finetune.events import WarningMessage
+from finetune.runs.digests import record_files
 from finetune.runs.folder import RunFolder, open_run_folder
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ def report(run: str | Path) -> Path:
     results = read_results(folder)
     with folder.lock():
         folder.check_names()
-        return write_pages(folder, results)
+        page = write_pages(folder, results)
+        record_files(folder, [page, folder.card_file, folder.own.marker])
+        return page
 
 
 def write_pages(folder: RunFolder, results: "RunResults") -> Path:
@@ -45,7 +48,7 @@ def write_pages(folder: RunFolder, results: "RunResults") -> Path:
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("run", type=click.Path(path_type=Path))
+@run_argument
 @click.option("--open", "opens", is_flag=True, help="Show the page in the browser.")
 @with_display
 def command(*, run: Path, opens: bool, display: Display) -> None:

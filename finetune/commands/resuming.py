@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Container, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from finetune.config.schema import OPTIONS, Config, change_options
 from finetune.errors import ConfigurationInvalid, NotARun, UsageError
 from finetune.events import Emit, Info
+from finetune.files import read_json
 from finetune.runs.folder import (
     RUNS_FOLDER,
     RunFolder,
@@ -112,6 +113,8 @@ def choose_work(
             return replace(work, config=change_options(work.config, {"overwrite": True}))
         return work
     saved, epochs = folder.read_config(), given.config.training.num_train_epochs
+    for run in map(folder.run, folder.seeds) if isinstance(folder, SeedsFolder) else [folder]:
+        _check_unedited(run, emit=emit)
     is_finished_run = seeds is None and folder.has_finished
     has_more_epochs = epochs not in (None, saved.training.num_train_epochs)
     if is_finished_run and has_more_epochs and resume_from != AUTO:
@@ -159,9 +162,40 @@ def _open(work: Work, path: Path) -> RunFolder:
         )
     path = folder.path.absolute()
     # A run may itself lie in a folder that is called so.
-    is_checkpoint = path.parent.name == folder.checkpoints_folder.name
-    is_checkpoint = is_checkpoint and not folder.config_file.exists()
-    return open_run_folder(path.parents[1] if is_checkpoint else folder.path, needs_model=False)
+    is_run = path.parent.name != folder.checkpoints_folder.name or folder.config_file.exists()
+    run = open_run_folder(folder.path if is_run else path.parents[1], needs_model=False)
+    if not is_run:
+        if path not in run.checkpoints:
+            names = ", ".join(one.name for one in run.checkpoints) or "none"
+            raise NotARun(f"there is no checkpoint {path}", remedy=f"name one of those: {names}")
+        run.checkpoint = path
+    return run
+
+
+def _check_unedited(folder: RunFolder, *, emit: Emit) -> None:
+    """Raise ``ConfigurationInvalid`` if a stopped run's options are not those of its checkpoint.
+
+    Those that may change may be edited, too, and are named.
+    """
+    from pydantic import TypeAdapter
+
+    for checkpoint in [folder.checkpoint] if folder.checkpoint else folder.checkpoints:
+        # One that is damaged is not resumed from.
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            content = read_json(checkpoint / "state.json")["options"]
+            before = TypeAdapter(Config).validate_python(content)
+            break
+    else:
+        return
+    folder.read(folder.manifest_file, dict)
+    edited = folder.read_config()
+    for name, option in OPTIONS.items():
+        now, old = option.value_in(edited), option.value_in(before)
+        message = f"{folder.config_file}: {name} is {now}, and was {old} in {checkpoint.name}"
+        if now != old and not option.resumable:
+            raise ConfigurationInvalid(message, remedy=f"set it to {old}, or start a new run")
+        if now != old:
+            emit(Info(message))
 
 
 def _continue(folder: RunFolder, saved: Config, given: "LoadedConfig", *, emit: Emit) -> Work:
@@ -217,7 +251,7 @@ def _with_changes(
             changes[name] = now
         elif name not in ignored and not (now in (None, AUTO) or _is_same(now, before)):
             raise ConfigurationInvalid(
-                f"{source} changes a run that has begun",
+                f"{source} changes a run that has begun: {name} is {now}, and was {before}",
                 remedy="leave it out, or start a new run with it",
             )
     return change_options(saved, changes)

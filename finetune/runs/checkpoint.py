@@ -57,9 +57,17 @@ class Checkpoints:
     """
 
     def __init__(
-        self, folder: RunFolder, *, keep: int, emit: Emit, processes: Processes = ALONE
+        self,
+        folder: RunFolder,
+        *,
+        keep: int,
+        options: Mapping[str, Any] | None = None,
+        emit: Emit,
+        processes: Processes = ALONE,
     ) -> None:
         self.folder, self.keep, self.emit, self.processes = folder, keep, emit, processes
+        # Those of the run, which a checkpoint keeps.
+        self.options = options
         # Steps and parameters, until the next saving has written them.
         self._unwritten_best: tuple[int, Tensors] | None = None
         self._writer = futures.ThreadPoolExecutor(max_workers=1)
@@ -120,6 +128,7 @@ class Checkpoints:
         if is_over:
             # No step is left that needs it.
             tensors["optimizer"] = {}
+        state["options"] = self.options
         if fits := _fits_in_memory(tensors):
             tensors = {group: _copy(named) for group, named in tensors.items()}
         self._write_beside(progress.steps, (tensors, state), waits=not fits)
@@ -180,16 +189,27 @@ class Checkpoints:
     def restore(self, training_state: TrainingState) -> Progress:
         """Restore model, optimizer and random state from the newest checkpoint that can be used.
 
-        Damaged ones are skipped with a warning: a power cut may have torn the newest.
+        Damaged ones are skipped with a warning: a power cut may have torn the newest. If one is
+        named there is no other, and those after it are deleted.
         """
+        named = self.folder.checkpoint
 
         def restore_main() -> tuple[tuple[dict[str, Tensors], dict[str, Any]], Progress]:
-            for folder in self.folder.checkpoints:
+            found = self.folder.checkpoints
+            for folder in [named] if named else found:
                 try:
                     checkpoint = read_checkpoint(folder)
-                    return checkpoint, restore_state(training_state, *checkpoint)
+                    progress = restore_state(training_state, *checkpoint)
+                    for newer in found[: found.index(folder)] if named else ():
+                        self.folder.own.delete(newer.relative_to(self.folder.path).as_posix())
+                    return checkpoint, progress
                 except (CheckpointDamaged, StateUnusable) as error:
                     reason = error.__cause__ or error
+                    if named:
+                        raise CheckpointDamaged(
+                            f"checkpoint {folder} is damaged: {reason}",
+                            remedy=f"name another one, or {self.folder.path} for the newest",
+                        ) from error
                     message = f"checkpoint {folder} is damaged and is skipped: {reason}"
                     remedy = "if this happens again, check the disk"
                     self.emit(WarningMessage(message, remedy=remedy))

@@ -13,6 +13,7 @@ from finetune.errors import NotARun, RunFolderNotEmpty, UsageError
 from finetune.events import Emit, Info
 from finetune.files import read_json, read_jsonl
 from finetune.ownership import CONTENTS, OwnFolder
+from finetune.runs.digests import check_files
 
 if TYPE_CHECKING:
     from finetune.tasks.base import Task
@@ -29,6 +30,8 @@ class RunFolder:
     """The folder of one run, which need not exist."""
 
     path: Path
+    # The one to resume from, where it is named.
+    checkpoint: Path | None = None
     kind: ClassVar[str] = "run"
 
     def __post_init__(self) -> None:
@@ -72,6 +75,12 @@ class RunFolder:
     def has_finished(self) -> bool:
         """Whether the run has written all its files."""
         return self.results_file.is_file() and not self.checkpoints
+
+    @property
+    def finished_files(self) -> list[Path]:
+        """The files of a finished run but for its manifest, exports and what a tracker keeps."""
+        files = {*self._files, *self.model_folder.glob("[!.]*"), self.own.marker}
+        return sorted(file for file in files - {self.manifest_file} if file.is_file())
 
     @property
     def can_resume(self) -> bool:
@@ -312,8 +321,13 @@ def next_free_folder(parent: Path, name: str) -> Path:
     return next(path for name in names if not os.path.lexists(path := parent / name))
 
 
-def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:
-    """Return the run in a folder, or the best of several seeds, or raise ``NotARun``."""
+def open_run_folder(
+    path: Path, *, needs_model: bool = True, is_checked: bool = True, in_full: bool = False
+) -> RunFolder:
+    """Return the run in a folder, or the best of several seeds, or raise ``NotARun``.
+
+    If it is checked, raises ``DataDiffers`` for a file that has changed since the run finished.
+    """
     path = path.expanduser()
     seeds = SeedsFolder(path)
     folder = seeds.best if seeds.seeds_file.is_file() else RunFolder(path)
@@ -334,6 +348,8 @@ def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:
             f"the run in {path} has not saved its model yet",
             remedy=f"finish it with finetune run --resume-from-checkpoint {path}",
         )
+    if is_checked:
+        check_files(folder, in_full=in_full)
     return folder
 
 

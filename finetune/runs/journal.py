@@ -49,6 +49,10 @@ class Journal:
         self._folder = folder
         self.write()
 
+    def close(self) -> None:
+        """Write no more: the run has finished."""
+        self._folder = None
+
     def write(self) -> bool:
         """Write the rows that are still to write; return whether all are written."""
         if self._folder is None:

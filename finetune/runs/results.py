@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 
 from finetune.config.mode import Mode
 from finetune.evaluation.statistics import Calibration, Interval, mean_interval
+from finetune.runs.digests import check_files
 from finetune.runs.folder import RunFolder, SeedsFolder, seed_name
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import Scores, choose_metric
@@ -202,7 +203,8 @@ class RunResults:
 
 
 def read_results(folder: RunFolder) -> RunResults:
-    """Return what a finished run found, or raise ``NotARun``."""
+    """Return what a finished run found; raise ``NotARun``, or ``DataDiffers`` if it was changed."""
+    check_files(folder)
     task = folder.read_task()
 
     def parse(content: dict[str, Any]) -> RunResults:

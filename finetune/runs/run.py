@@ -7,7 +7,7 @@ checkpoint, ``Run.train`` takes the steps, ``Run.finish`` saves and evaluates th
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache, partial
 
 import numpy as np
@@ -24,6 +24,7 @@ from finetune.files import read_jsonl, write_json, write_jsonl, write_text_atomi
 from finetune.model.load import TextModel, save_model, saved_names
 from finetune.runs.batch_sizes import make_batch_sizes, with_batch_sizes
 from finetune.runs.checkpoint import Checkpoints, nothing_to_resume
+from finetune.runs.digests import record_files
 from finetune.runs.failures import failures_explained
 from finetune.runs.features import stored_features
 from finetune.runs.folder import RunFolder
@@ -135,7 +136,11 @@ class Run:
             self.training_state.model, device, precision, eval_batch_size, self.processes
         )
         self.checkpoints = Checkpoints(
-            folder, keep=self.config.output.save_total_limit, emit=emit, processes=self.processes
+            folder,
+            keep=self.config.output.save_total_limit,
+            options=asdict(self.config),
+            emit=emit,
+            processes=self.processes,
         )
 
     def train(self) -> None:
@@ -263,6 +268,8 @@ class Run:
             write_json(folder.results_file, results.to_json())
             with stage("report", emit):
                 write_pages(folder, results)
+            self.emit.close()
+            record_files(folder)
             folder.delete_checkpoints()
         self.tracking.report(
             "test", results.test.metrics, step=self.progress.steps, epoch=results.training.epoch

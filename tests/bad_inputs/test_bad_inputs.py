@@ -13,6 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from tiny_runs import Command, finetune_in_a_child, flags
 
+from finetune.runs.digests import record_files
+from finetune.runs.folder import RunFolder
+
 FLAGS = """
 run --batch-size -1
 run --learning-rate 0
@@ -250,6 +253,11 @@ def test_a_run_folder(
         "predict": ("predict", "run", "Who ?", "--device", "cpu"),
         "report": ("report", "run"),
     }
+    run = RunFolder(folder / "run")
+    if run.config_file.exists() and not (file == "model/config.json" and content is None):
+        refuse(command, folder, 3, *arguments[verb])
+        # Somebody may accept it.
+        record_files(run)
     refuse(command, folder, code, *arguments[verb])
 
 

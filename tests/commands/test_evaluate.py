@@ -142,9 +142,12 @@ def test_rows_appended_to_the_data_are_noticed_and_named(
     assert command("run", "--resume-from-checkpoint", stopped).code == 0
 
 
-def test_a_run_without_a_manifest_is_evaluated_unchecked(table_run: Path, tmp_path: Path) -> None:
+def test_a_copy_of_model_and_configuration_is_evaluated_unchecked(
+    table_run: Path, tmp_path: Path
+) -> None:
     run = shutil.copytree(table_run, tmp_path / "run")
-    (run / "manifest.json").unlink()
+    for name in ("manifest.json", "all_results.json"):
+        (run / name).unlink()
     expected = finetune.evaluate(table_run, device="cpu").scores
     assert finetune.evaluate(run, device="cpu").scores == expected
 

@@ -45,4 +45,4 @@ def test_a_run_that_has_not_finished_has_no_report(
     with RunFolder(moved_run).lock():
         command("report", moved_run).assert_refused(2, "another process")
     (moved_run / "all_results.json").unlink()
-    command("report", moved_run).assert_refused(2, "all_results.json")
+    command("report", moved_run).assert_refused(3, "all_results.json")

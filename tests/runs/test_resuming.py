@@ -11,7 +11,7 @@ import pytest
 from tiny_runs import QUICK, have_same_bits, logged_metrics, run_tiny, unfinished_files, weights_of
 
 import finetune
-from finetune.errors import ConfigurationInvalid, DataDiffers, Interrupted, NotARun, UsageError
+from finetune.errors import ConfigurationInvalid, DataDiffers, Interrupted, UsageError
 from finetune.events import Emit, Event, Info, StageStarted, Step, WarningMessage
 from finetune.files import read_json, temporary_path
 from finetune.runs.checkpoint import read_checkpoint, write_checkpoint
@@ -205,7 +205,7 @@ def test_a_finished_run_gives_its_results_again_and_is_left_as_it_is(
     assert results.to_json() == read_json(run / "all_results.json")
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
     (run / "all_results.json").write_text("{}")
-    with pytest.raises(NotARun, match="all_results"):
+    with pytest.raises(DataDiffers, match="all_results"):
         finetune.run(resume_from_checkpoint=run)
 
 
