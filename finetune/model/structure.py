@@ -5,8 +5,8 @@ after the last layer, those that return a vector per token belong to the encoder
 a vector per text to the head: BERT's pooler is head, although it is stored in the base model.
 """
 
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -55,20 +55,13 @@ class Structure:
 def find_structure(model: PreTrainedModel) -> Structure:
     """Find encoder, layers and head of a model, which stays as it was."""
     base = model.base_model
-    lists = [
-        module
-        for module in base.modules()
-        if isinstance(module, nn.ModuleList) and len({type(layer) for layer in module}) == 1
-    ]
-    was_training = {module: module.training for module in model.modules()}
-    model.train(False)
-    tokens = model.dummy_inputs["input_ids"][:2].to(model.device)  # of two texts: [2, 5]
-    calls = record_calls(model, {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)})
-    takes_4d_mask = _takes_4d_mask(model, tokens)
-    for module, is_training in was_training.items():
-        module.training = is_training
+    layers = encoder_layers(model)
+    with evaluating(model):
+        tokens = model.dummy_inputs["input_ids"][:2].to(model.device)  # of two texts: [2, 5]
+        mask = torch.ones_like(tokens)
+        calls = record_calls(model, {"input_ids": tokens, "attention_mask": mask})
+        takes_4d_mask = _takes_4d_mask(model, tokens)
 
-    layers = max(lists, key=lambda one: sum(map(torch.numel, one.parameters())), default=())
     last = [call for call in calls.values() if layers and call.module is layers[-1]]
     if base is model or not last:
         raise ModelUnsupported(
@@ -112,6 +105,29 @@ def find_structure(model: PreTrainedModel) -> Structure:
         output_layer_input=0.0 if features is None else features.square().mean().sqrt().item(),
         takes_4d_mask=takes_4d_mask,
     )
+
+
+def encoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """Return the largest list of modules of one class in the base model; an empty one if none."""
+    lists = [
+        module
+        for module in model.base_model.modules()
+        if isinstance(module, nn.ModuleList) and len({type(layer) for layer in module}) == 1
+    ]
+    default = nn.ModuleList()
+    return max(lists, key=lambda one: sum(map(torch.numel, one.parameters())), default=default)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Switch dropout off in all modules, and back as it was."""
+    was_training = {module: module.training for module in model.modules()}
+    model.train(False)
+    try:
+        yield
+    finally:
+        for module, is_training in was_training.items():
+            module.training = is_training
 
 
 @torch.no_grad()

@@ -1,0 +1,153 @@
+"""Lets a head that reads one token read the mean of all, in a model that stays a plain one.
+
+The mean is one more layer of the encoder's own kind, with constant weights. Its queries and keys
+are zero, so that attention is uniform over the tokens that the mask admits. Values pass unchanged,
+and the projection behind attention multiplies their mean by ``SCALE``, against which the residual
+vanishes. The feed-forward block adds zero. Every token then holds the normalized mean, which the
+head reads where it read the first token.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from finetune.model.structure import Structure, encoder_layers, evaluating, record_calls
+
+# The residual is a thousandth of the mean, and the sum stays within fp16.
+SCALE = 1e3
+# How far an output may be from the mean, whose variance is 1.
+MAX_DIFFERENCE = 0.05
+# So flat a part of tanh is linear within 1 % for inputs of unit variance, and BERT's own pooler
+# gives values of this size.
+TANH_SCALE = 0.05
+# ReLU and GELU pass what is so far above zero.
+SHIFT = 30.0
+
+# What each linear module of a layer does, by its name in BERT, in DistilBERT and models like them.
+_ZERO = ("attention.self.query", "attention.self.key", "attention.q_lin", "attention.k_lin")
+_IDENTITY = ("attention.self.value", "attention.v_lin")
+_SCALED = ("attention.output.dense", "attention.out_lin")
+_FEED_FORWARD = ("intermediate.dense", "output.dense", "ffn.lin1", "ffn.lin2")
+_FACTORS: Mapping[str, float] = {
+    **dict.fromkeys((*_ZERO, *_FEED_FORWARD), 0.0),
+    **dict.fromkeys(_IDENTITY, 1.0),
+    **dict.fromkeys(_SCALED, SCALE),
+}
+
+
+def pool_by_mean(model: PreTrainedModel) -> bool:
+    """Let the head of a model on the CPU read the mean of the tokens; False if it can't.
+
+    A model that reads it already stays as it is.
+    """
+    config: Any = model.config
+    if hasattr(config, "classifier_pooling"):
+        config.classifier_pooling = "mean"
+        return True
+    layers = encoder_layers(model)
+    if has_mean_layer(model):
+        return True
+    if not layers or not _set_constant(layer := copy.deepcopy(layers[-1])):
+        return False
+    layers.append(layer)
+    config.num_hidden_layers += 1
+    if _gives_mean(model, layer):
+        return True
+    del layers[-1]
+    config.num_hidden_layers -= 1
+    return False
+
+
+def has_mean_layer(model: PreTrainedModel) -> bool:
+    """Whether the last layer of a model is the constant one of ``pool_by_mean``."""
+    layers = encoder_layers(model)
+    if len(layers) < 2:
+        return False
+    linear = {name: one for name, one in layers[-1].named_modules() if isinstance(one, nn.Linear)}
+    zero = [one for name, one in linear.items() if name in _ZERO]
+    return bool(zero) and not any(one.weight.any() for one in zero)
+
+
+def _set_constant(layer: nn.Module) -> bool:
+    """Give a layer the weights that pass on the mean; False if it has others than BERT's."""
+    norms, known = 0, 0
+    with torch.no_grad():
+        for name, module in layer.named_modules():
+            if isinstance(module, nn.Linear) and name in _FACTORS:
+                known += 1
+                nn.init.zeros_(module.weight)
+                if factor := _FACTORS[name]:
+                    module.weight.fill_diagonal_(factor)
+                nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.LayerNorm):
+                norms += 1
+                nn.init.ones_(module.weight)
+                nn.init.zeros_(module.bias)
+            elif list(module.parameters(recurse=False)):
+                return False
+    layer.requires_grad_(False)
+    return norms == 2 and known == 6
+
+
+def _gives_mean(model: PreTrainedModel, layer: nn.Module) -> bool:
+    tokens = model.dummy_inputs["input_ids"][:2].to(model.device)
+    mask = torch.ones_like(tokens)
+    mask[1, 3:] = 0
+    with evaluating(model):
+        calls = record_calls(model, {"input_ids": tokens, "attention_mask": mask})
+    [call] = [one for one in calls.values() if one.module is layer]
+    if call.features is None or call.features.ndim != 3:
+        return False
+    weights = mask[..., None].to(call.features.dtype)
+    mean = (call.features * weights).sum(1) / weights.sum(1)
+    expected = functional.layer_norm(mean, mean.shape[-1:])
+    return bool((call.first_output[:, 0] - expected).abs().max() <= MAX_DIFFERENCE)
+
+
+def pass_through_head(model: PreTrainedModel, structure: Structure) -> bool:
+    """Let the output layer read a linear function of what the head reads; False if it can't.
+
+    The head's linear modules below the output layer become multiples of the identity, in the range
+    in which the activation behind them is linear.
+    """
+    modules = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+        and f"{name}.weight" in structure.head - structure.output_layer
+    }
+    if not modules:
+        return True
+    if any(one.bias is None or one.in_features != one.out_features for one in modules.values()):
+        return False
+    saved = {name: copy.deepcopy(module.state_dict()) for name, module in modules.items()}
+    for factor, shift in ((TANH_SCALE, 0.0), (1.0, SHIFT)):
+        with torch.no_grad():
+            for module in modules.values():
+                module.weight.zero_().fill_diagonal_(factor)
+                module.bias.fill_(shift)
+        if _passes_through(model, structure, first=next(iter(modules))):
+            return True
+    for name, module in modules.items():
+        module.load_state_dict(saved[name])
+    return False
+
+
+def _passes_through(model: PreTrainedModel, structure: Structure, *, first: str) -> bool:
+    """Whether the input of the output layer is a multiple of the head's, but for a constant."""
+    tokens = model.dummy_inputs["input_ids"][:2].to(model.device)
+    mask = torch.ones_like(tokens)
+    with evaluating(model):
+        calls = record_calls(model, {"input_ids": tokens, "attention_mask": mask})
+    output = next(name for name in calls if f"{name}.weight" in structure.output_layer)
+    before, after = calls[first].features, calls[output].features
+    if before is None or after is None or before.shape != after.shape:
+        return False
+    before, after = before - before.mean(), after - after.mean()
+    factor = (before * after).sum() / before.square().sum()
+    return bool((after - factor * before).norm() <= MAX_DIFFERENCE * after.norm())

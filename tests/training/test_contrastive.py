@@ -1,0 +1,109 @@
+"""Behaviour of supervised contrastive steps."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from finetune.training.contrastive import (
+    STEPS,
+    EmbeddingModel,
+    contrastive_losses,
+    interpolate,
+    plan_contrast,
+)
+
+PLAN = {"padded_lengths": [8, 16], "seed": 1, "epoch": 0}
+
+
+def test_the_loss_is_low_where_texts_of_a_class_are_alike_and_others_are_not() -> None:
+    apart = torch.tensor([[3.0, 0, 0], [3.0, 0.1, 0], [0, 3.0, 0], [0.1, 3.0, 0]])
+    labels = torch.tensor([0, 0, 1, 1])
+
+    good = contrastive_losses(apart, labels)
+    bad = contrastive_losses(apart, torch.tensor([0, 1, 0, 1]))
+
+    assert good.shape == (4,)
+    assert good.max() < 0.1 < 5 < bad.min()
+
+
+def test_a_text_alone_in_its_class_has_no_loss_but_pushes_others_away() -> None:
+    embeddings = torch.randn(3, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
+
+    losses = contrastive_losses(embeddings, torch.tensor([0, 0, 1]))
+    losses.sum().backward()
+
+    assert losses[2] == 0
+    assert embeddings.grad is not None
+    assert embeddings.grad[2].abs().sum() > 0
+
+
+def test_the_loss_is_finite_and_without_gradient_for_a_single_text() -> None:
+    embeddings = torch.randn(1, 8, requires_grad=True)
+
+    loss = contrastive_losses(embeddings, torch.tensor([0])).sum()
+    loss.backward()
+
+    assert loss.item() == 0
+    assert embeddings.grad is not None
+    assert embeddings.grad.isfinite().all()
+
+
+def test_each_step_has_several_texts_of_every_class_and_so_has_each_half_of_it() -> None:
+    classes = np.repeat(np.arange(6), [1, 2, 5, 50, 500, 3])
+    lengths = np.full(len(classes), 5)
+
+    batches = plan_contrast(classes, lengths, **PLAN)
+
+    assert len(batches) == STEPS
+    for batch in batches:
+        assert len(batch.indices) == 60
+        for half in (batch.indices[:30], batch.indices[30:]):
+            assert np.bincount(classes[half]).tolist() == [5] * 6
+
+
+def test_of_many_classes_some_are_drawn_at_each_step_and_all_in_the_end() -> None:
+    classes = np.repeat(np.arange(150), 2)
+
+    batches = plan_contrast(classes, np.full(300, 12), **PLAN)
+
+    assert {len(np.unique(classes[batch.indices])) for batch in batches} == {16}
+    assert len(np.unique(np.concatenate([batch.indices for batch in batches]))) == 300
+    assert {batch.padded_length for batch in batches} == {16}
+
+
+def test_the_same_seed_gives_the_same_steps() -> None:
+    classes, lengths = np.arange(40) % 4, np.arange(40) % 15 + 1
+
+    one, same = (plan_contrast(classes, lengths, **PLAN) for _ in range(2))
+
+    assert all(np.array_equal(a.indices, b.indices) for a, b in zip(one, same, strict=True))
+
+
+class Classifier(nn.Module):
+    """A head of two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.out = nn.Linear(4, 3), nn.Linear(3, 2)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.out(self.dense(features))
+        return result
+
+
+def test_an_embedding_is_what_the_output_layer_reads() -> None:
+    classifier, features = Classifier(), torch.randn(2, 4)
+
+    embeddings = EmbeddingModel(classifier, "out")(features=features).logits
+
+    assert torch.equal(embeddings, classifier.dense(features))
+
+
+def test_weights_are_moved_a_share_of_the_way() -> None:
+    module = nn.Linear(2, 1, bias=False)
+    before = {"weight": torch.zeros(1, 2)}
+    nn.init.constant_(module.weight, 4.0)
+
+    interpolate(module, before, share=0.75)
+
+    assert module.weight.tolist() == [[3.0, 3.0]]

@@ -1,0 +1,118 @@
+"""Behaviour of output layers that are solved on features."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from finetune.training.linear_head import (
+    LabelledFeatures,
+    choose_strength,
+    cross_validate,
+    folds,
+    solve,
+)
+
+
+def softmax(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the loss of single labels."""
+    return functional.cross_entropy(logits, labels, reduction="none")
+
+
+def squared(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the loss of numbers."""
+    return (logits[:, 0] - labels).square()
+
+
+def make_rows(count: int = 120, classes: int = 3, noise: float = 1.0) -> LabelledFeatures:
+    """Return clusters of features, far from the origin."""
+    random = np.random.default_rng(0)
+    labels = np.arange(count) % classes
+    centres = random.normal(size=(classes, 8))
+    features = 30 + centres[labels] + noise * random.normal(size=(count, 8))
+    weights = np.ones(count, np.float32)
+    return LabelledFeatures(
+        features.astype(np.float32), labels, weights, softmax, classes, groups=labels
+    )
+
+
+@pytest.mark.parametrize("strength", [1.0, 100.0])
+def test_it_finds_the_optimum_that_scikit_learn_finds(strength: float) -> None:
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    rows = make_rows()
+    centred = rows.features.astype(float) - rows.features.astype(float).mean(axis=0)
+    scale = np.sqrt(np.square(centred).sum(axis=1).mean())
+    reference = linear_model.LogisticRegression(C=strength, max_iter=10_000, tol=1e-8)
+    reference.fit(centred / scale, rows.labels)
+
+    head = solve(rows, strength=strength)
+
+    expected = reference.decision_function(centred / scale)
+    logits = head.logits(rows.features)
+    np.testing.assert_allclose(
+        logits - logits.mean(axis=1, keepdims=True), expected, atol=2e-3 * np.abs(expected).max()
+    )
+    assert head.gradient_norm < 1e-4
+
+
+def test_numbers_are_solved_as_ridge_regression_solves_them() -> None:
+    random = np.random.default_rng(1)
+    features = random.normal(size=(50, 4)).astype(np.float32)
+    labels = (features @ [1.0, -2.0, 0.0, 3.0] + 5).astype(np.float32)
+    rows = LabelledFeatures(
+        features, labels, np.ones(50, np.float32), squared, 1, np.zeros(50, np.int64)
+    )
+
+    head = solve(rows, strength=1e6)
+
+    np.testing.assert_allclose(head.weight, [[1.0, -2.0, 0.0, 3.0]], atol=1e-2)
+    np.testing.assert_allclose(head.bias, [5.0], atol=1e-2)
+
+
+def test_a_row_of_no_weight_changes_nothing() -> None:
+    rows = make_rows(noise=0.1)
+    labels, weights = rows.labels.copy(), rows.weights.copy()
+    labels[0], weights[0] = 2, 0.0
+    wrong = LabelledFeatures(rows.features, labels, weights, softmax, 3, groups=labels)
+
+    assert solve(wrong, strength=10).logits(rows.features)[0].argmax() == rows.labels[0]
+
+
+def test_out_of_fold_logits_are_of_heads_that_have_not_seen_the_row() -> None:
+    random = np.random.default_rng(2)
+    noise = random.normal(size=(60, 40)).astype(np.float32)
+    labels = np.arange(60) % 2
+    rows = LabelledFeatures(noise, labels, np.ones(60, np.float32), softmax, 2, groups=labels)
+
+    seen = solve(rows, strength=100).logits(noise).argmax(axis=1) == labels
+    unseen = cross_validate(rows, 100, seed=0).argmax(axis=1) == labels
+
+    assert seen.mean() > 0.9
+    assert unseen.mean() < 0.7
+
+
+def test_noisy_features_get_a_stronger_penalty() -> None:
+    assert choose_strength(make_rows(noise=6.0), seed=0) < 100
+    assert choose_strength(make_rows(noise=0.05), seed=0) == 100
+
+
+def test_folds_have_equally_many_rows_of_each_class_and_every_row_once() -> None:
+    labels = np.repeat([0, 1, 2], [50, 10, 1])
+
+    found = folds(labels, seed=3)
+
+    assert sorted(np.concatenate(found).tolist()) == list(range(61))
+    for rows in found:
+        counts = np.bincount(labels[rows], minlength=3)
+        assert abs(counts[0] - 10) <= 1
+        assert abs(counts[1] - 2) <= 1
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 1], [0, 1, 1]])
+def test_a_class_with_one_row_is_allowed(labels: list[int]) -> None:
+    features = np.eye(3, dtype=np.float32)
+    classes = np.array(labels)
+    rows = LabelledFeatures(features, classes, np.ones(3, np.float32), softmax, 2, groups=classes)
+
+    assert solve(rows, strength=100).logits(features).argmax(axis=1).tolist() == labels
+    assert cross_validate(rows, 1.0, seed=0).shape == (3, 2)
