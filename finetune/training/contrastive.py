@@ -6,9 +6,8 @@ interpolated with the pretrained one (Wortsman et al. 2022, arXiv:2109.01903), a
 solved on its features.
 """
 
-from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -18,35 +17,23 @@ from torch.nn import functional
 
 from finetune.tokenization.buckets import Batch
 
-# On TREC's coarse and fine classes 100 and 400 steps, half and twice the learning rate, and
-# temperatures of 0.05 and 0.2 gave the same within a point (docs/measurements.md).
+# On TREC's coarse classes 100 and 400 steps, half and twice the learning rate, and temperatures of
+# 0.05 and 0.2 gave the same within two points (docs/measurements.md).
 STEPS = 200
 TEXTS_A_STEP = 64
 CLASSES_A_STEP = 16
-LEARNING_RATE = 1e-4
 TEMPERATURE = 0.1
-# Where rows a class are more, plain fine-tuning is as good.
-MAX_ROWS_A_CLASS = 100
 
 
-class EmbeddingModel(nn.Module):
-    """A text classifier that gives what its output layer reads, in the place of logits."""
-
-    def __init__(self, model: nn.Module, output_layer: str) -> None:
-        super().__init__()
-        self.model = model
-        self._output_layer = output_layer
-
-    def forward(self, **inputs: torch.Tensor) -> SimpleNamespace:
-        """Return ``logits``: floats of shape [examples, hidden]."""
-        embeddings: list[torch.Tensor] = []
-
-        def keep(_: nn.Module, args: tuple[Any, ...]) -> None:
-            embeddings.append(args[0])
-
-        with self.model.get_submodule(self._output_layer).register_forward_pre_hook(keep):
-            self.model(**inputs)
-        return SimpleNamespace(logits=embeddings[0])
+@contextmanager
+def giving_embeddings(model: nn.Module, output_layer: str) -> Iterator[None]:
+    """Let a classifier give what its output layer reads, in the place of logits."""
+    module = model.get_submodule(output_layer)
+    module.forward = nn.Identity().forward
+    try:
+        yield
+    finally:
+        del module.forward
 
 
 def contrastive_losses(embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -6,8 +6,8 @@ from torch import nn
 
 from finetune.training.contrastive import (
     STEPS,
-    EmbeddingModel,
     contrastive_losses,
+    giving_embeddings,
     interpolate,
     plan_contrast,
 )
@@ -91,12 +91,15 @@ class Classifier(nn.Module):
         return result
 
 
-def test_an_embedding_is_what_the_output_layer_reads() -> None:
+def test_a_classifier_gives_what_its_output_layer_reads_and_logits_again_afterwards() -> None:
     classifier, features = Classifier(), torch.randn(2, 4)
+    logits = classifier(features)
 
-    embeddings = EmbeddingModel(classifier, "out")(features=features).logits
+    with giving_embeddings(classifier, "out"):
+        embeddings = classifier(features)
 
     assert torch.equal(embeddings, classifier.dense(features))
+    assert torch.equal(classifier(features), logits)
 
 
 def test_weights_are_moved_a_share_of_the_way() -> None:
