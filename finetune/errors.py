@@ -6,6 +6,8 @@ Each has one line that says what is wrong and one, the remedy, that says what to
 import signal
 from collections.abc import Sequence
 
+MAX_NAMES = 8
+
 
 class FinetuneError(Exception):
     """Work failed; the message says what is wrong, the remedy what the user can do."""
@@ -98,6 +100,17 @@ class DataNotFound(DataError):
 
 class DataUnreadable(DataError):
     """A data file does not parse."""
+
+
+class SeveralTables(DataUnreadable):
+    """A file or folder holds several tables, and none was chosen."""
+
+    def __init__(self, path: object, names: Sequence[str]) -> None:
+        super().__init__(
+            f"{path} holds {len(names)} tables: {', '.join(names[:MAX_NAMES])}",
+            remedy="choose one with --member, or name them train, validation and test",
+        )
+        self.names = names
 
 
 class DataDiffers(DataError):

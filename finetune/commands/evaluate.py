@@ -12,6 +12,7 @@ from finetune.commands.options import (
     completes,
     device_option,
     given,
+    member_option,
     run_argument,
     text_column_option,
     text_pair_column_option,
@@ -50,6 +51,7 @@ def evaluate(
     *,
     split: str | None = None,
     data: str | Path | None = None,
+    member: str | None = None,
     text_column: str | None = None,
     text_pair_column: str | None = None,
     label_column: str | None = None,
@@ -63,6 +65,7 @@ def evaluate(
         run: The run folder.
         split: ``test``, the default, ``validation`` or ``train`` of the run's data.
         data: Other data to score, all rows of it, in place of a split of the run.
+        member: The table to read of several in the other data.
         text_column: Of the other data, if it is not named as in the run's data.
         evaluate_metric: Another metric, of the library ``evaluate``: a folder with its code, or an
             id of the Hub. The code runs here.
@@ -71,7 +74,7 @@ def evaluate(
     from finetune.config.load import refuse_table
 
     columns = given({"text_column": text_column, "text_pair_column": text_pair_column})
-    columns |= given({"label_column": label_column})
+    columns |= given({"label_column": label_column, "member": member})
     if split is not None and data is not None:
         raise UsageError(
             "both --split and --data were given", remedy="leave out --split to score other data"
@@ -106,6 +109,7 @@ def evaluate(
     shell_complete=completes("file"),
     help="Other data to score, all rows of it, such as a table.",
 )
+@member_option
 @text_column_option
 @text_pair_column_option
 @click.option("--label-column", help="Column of the labels.  [default: the run's]")

@@ -151,7 +151,7 @@ def _suggest_model(texts: "pyarrow.ChunkedArray") -> str:
 def make_config(facts: TableFacts) -> str:
     """Return a YAML configuration for a table, with comments, that runs as it is."""
     defaults, options = Config(), facts.options
-    reading = ("encoding", "header", "split_column", "label_names")
+    reading = ("member", "labels_file", "encoding", "header", "split_column", "label_names")
     values = {
         **given({name: getattr(options, name) for name in reading}),
         **given({"text_pair_column": facts.text_pair_column}),
@@ -206,7 +206,7 @@ def _notes(facts: TableFacts) -> dict[str, str]:
 )
 @chosen_options(
     *("text_column", "text_pair_column", "label_column", "task", "encoding", "header"),
-    *("split_column", "label_names", "model"),
+    *("split_column", "label_names", "model", "member", "labels_file"),
 )
 @with_display
 def command(

@@ -84,6 +84,7 @@ text_column_option = click.option(
 text_pair_column_option = click.option(
     "--text-pair-column", help="Column of second texts.  [default: the run's]"
 )
+member_option = click.option("--member", help="Table to read of several in the file or folder.")
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace the --output file.")
 accept_changes_option = click.option(
     "--accept-changes", is_flag=True, help="Take files that were edited for those of the run."

@@ -16,6 +16,7 @@ from finetune.commands.options import (
     Display,
     device_option,
     given,
+    member_option,
     overwrite_option,
     run_argument,
     text_column_option,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 FIRST_CHUNK_TEXTS = 16
 MAX_CHUNK_TEXTS = 1_024
 MAX_CHUNK_CHARACTERS = 2**21
-READING_OPTIONS = ("text_column", "text_pair_column", "as_lines", "encoding")
+READING_OPTIONS = ("member", "text_column", "text_pair_column", "as_lines", "encoding")
 WITHOUT_LINE_ENDS = str.maketrans("\t\r\n", "   ")
 EXAMPLES = """\b
 Examples:
@@ -189,6 +190,7 @@ def read_texts(
     help="Table (csv, tsv, jsonl, parquet) or file with one text per line; - for standard input.",
 )
 @click.option("--text-pair", "pairs", multiple=True, help="Second text of a pair, for each TEXT.")
+@member_option
 @text_column_option
 @text_pair_column_option
 @click.option("--lines", "as_lines", is_flag=True, help="Read the lines of a table as texts.")

@@ -45,13 +45,19 @@ class DataConfig:
 
     data: str = _option(
         "trec",
-        "trec; questions (part of the package); a .csv, .tsv, .jsonl, .parquet or .xlsx file, also "
-        "in a .gz or .zip; a folder of text files in folders of classes; or a dataset of the Hub, "
-        "hub:OWNER/NAME[:PART][@REVISION].",
+        "trec; questions (part of the package); a .csv, .tsv, .jsonl, .json, .parquet, .xlsx or "
+        "other table, also in a .gz or .zip; a folder of tables, or of texts by class; or a "
+        "dataset of the Hub, hub:OWNER/NAME[:PART][@REVISION].",
         path="file",
         names=("trec", "questions"),
         trainer_names=("dataset_name", "train_file"),
     )
+    member: str | None = _option(
+        None, "Table to read of several in --data: file of a .zip or folder, sheet, key of JSON.",
+        goes_with=("a file",),
+    )  # fmt: skip
+    texts_file: str | None = _of_files(None, "In place of --data: texts alone, one a line.")
+    labels_file: str | None = _of_files(None, "The label of each text, one a line.")
     validation_file: str | None = _of_files(None, "Validation split. Default: held out.")
     test_file: str | None = _of_files(None, "Test split. Default: held out.")
     text_column: str | None = _of_tables(

@@ -1,28 +1,57 @@
-"""Folders of texts, one file each, in folders named by their class."""
+"""Folders: of texts in folders of classes, of tables, and of files with the texts of a class."""
 
 import hashlib
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow
 
 from finetune.config.schema import DataConfig
 from finetune.data.encoding import find_text
-from finetune.data.packed import Content, reading_explained
-from finetune.data.reader import RawTable
-from finetune.data.source import SPLIT_OF_WORD
-from finetune.errors import DataNotFound, DataUnreadable
+from finetune.data.formats import PACKED_SUFFIXES, SUFFIXES, read_file
+from finetune.data.packed import Content, choose_member, reading_explained
+from finetune.data.parallel import read_parallel
+from finetune.data.reader import RawTable, join_tables
+from finetune.data.source import SPLIT_OF_WORD, OtherData
+from finetune.errors import DataNotFound, DataUnreadable, SeveralTables
 from finetune.events import Emit, Info
 
 TEXT_SUFFIXES = (".txt", "")
 SAVED_BY_DATASETS = "state.json"
 WITHOUT_CLASS = frozenset(("unsup", "unsupervised", "unlabeled", "unlabelled"))
+ABOUT = re.compile(r"[._]|readme|licen[cs]e|citation|requirements", re.IGNORECASE)
+PARALLEL = re.compile(r"(?<![a-z])labels?(?![a-z])", re.IGNORECASE)
+
+
+def read_training(paths: Sequence[Path], options: DataConfig, *, emit: Emit) -> dict[str, RawTable]:
+    """Return the training split of files, or all splits of a folder, or of tables in a file."""
+    path = paths[0]
+    if options.labels_file is not None:
+        labels = Path(options.labels_file).expanduser()
+        return {"train": read_parallel(path, labels, options, emit=emit)}
+    try:
+        if os.path.isdir(path):  # no error where a name is too long
+            return _read_folder(path, options, emit=emit)
+        return {"train": join_tables([read_file(one, options, emit=emit) for one in paths])}
+    except SeveralTables as error:
+        splits = splits_named(error.names)
+        if "train" not in splits or len(paths) > 1 or isinstance(options, OtherData):
+            raise
+
+        def read(member: str) -> RawTable:
+            return read_training(paths, replace(options, member=member), emit=emit)["train"]
+
+        named = ", ".join(name for names in splits.values() for name in names)
+        emit(Info(f"splits from the tables in {path}: {named}; --member reads one alone"))
+        return {split: join_tables(list(map(read, own))) for split, own in splits.items()}
 
 
 @reading_explained()
-def read_folders(path: Path, options: DataConfig, *, emit: Emit) -> dict[str, RawTable]:
-    """Return the table of each split of a folder, with the columns ``text`` and ``label``.
+def _read_folder(path: Path, options: DataConfig, *, emit: Emit) -> dict[str, RawTable]:
+    """Return the table of each split of a folder, or its only table.
 
     The folder of a split is named as one, as ``20news-bydate-test``, and holds folders of classes.
     """
@@ -38,14 +67,42 @@ def read_folders(path: Path, options: DataConfig, *, emit: Emit) -> dict[str, Ra
             f"{path} is a dataset that the datasets library has saved to disk",
             remedy=f"save each split as Parquet in Python: {load}.to_parquet('train.parquet')",
         )
+    if "train" not in splits and (files := _top_files(path)):
+        if _tables_of(files):
+            name = choose_member([file.name for file in files], options.member, path=path)
+            return {"train": read_file(path / name, replace(options, member=None), emit=emit)}
+        return {"train": _read_class_files(files, options, emit=emit)}
     return {split: _read_classes(one, options, emit=emit) for split, one in chosen.items()}
+
+
+def splits_named(names: Sequence[str]) -> Mapping[str, list[str]]:
+    """Return the tables of each split by their names; nothing if it is not clear which they are.
+
+    >>> splits_named(["in/train_1.csv", "in/train_2.csv", "x_test.csv", "sample.csv"])
+    {'train': ['in/train_1.csv', 'in/train_2.csv'], 'test': ['x_test.csv']}
+    >>> splits_named(["train.csv", "train_small.csv", "train_a.csv"])["train"]
+    ['train.csv']
+    """
+    splits: dict[str, list[str]] = {}
+    for name in names:
+        words = [SPLIT_OF_WORD.get(word) for word in re.split(r"[\W_]|\d", name.casefold())]
+        if split := next(filter(None, reversed(words)), None):
+            splits.setdefault(split, []).append(name)
+    for split, own in splits.items():
+        plain = [name for name in own if Path(name).stem.casefold() in SPLIT_OF_WORD]
+        if len({re.sub(r"\d", "", name) for name in own}) > 1:
+            if len(plain) != 1:
+                return {}
+            splits[split] = plain
+    return splits
 
 
 @reading_explained()
 def digest_folder(path: Path) -> str:
     """Return the sha256 of the names and contents of all texts in a folder and those in it."""
     digest = hashlib.sha256()
-    for file in sorted(file for folder in path.glob("**/") for file in _texts_in(folder)):
+    texts = (file for folder in path.glob("**/") for file in _texts_in(folder))
+    for file in _top_files(path) or sorted(texts):
         content = file.read_bytes()
         digest.update(f"{file.relative_to(path).as_posix()}\0{len(content)}\0".encode())
         digest.update(content)
@@ -78,8 +135,57 @@ def _read_classes(path: Path, options: DataConfig, *, emit: Emit) -> RawTable:
     return RawTable(path, pyarrow.table(columns), lambda row: str(files[row]))
 
 
+def _top_files(path: Path) -> list[Path]:
+    """Return the tables of a folder itself, or files of the texts of a class each.
+
+    There are none if it has texts in folders of classes.
+    """
+    inner = [(one, *_folders_in(one)) for one in _folders_in(path)]
+    with_texts = [one for one in inner if any(next(_texts_in(folder), None) for folder in one)]
+    files = sorted(one for one in path.iterdir() if one.is_file() and not ABOUT.match(one.name))
+    if len(with_texts) > 1:
+        return []
+    if tables := _tables_of(files):
+        return tables
+    texts = [one for one in files if one.suffix.lower() == ".txt"]
+    has_one_stem = len({one.stem for one in files}) == 1
+    if with_texts or len(files) < 2 or not (texts or has_one_stem):
+        return []
+    if labels := [one for one in files if PARALLEL.search(one.name)]:
+        raise DataUnreadable(
+            f"{path} seems to hold texts and labels in files of their own: {labels[0].name}",
+            remedy=f"name both: --texts-file FILE --labels-file {labels[0]}",
+        )
+    return files if has_one_stem else texts
+
+
+def _tables_of(files: Sequence[Path]) -> list[Path]:
+    """Return the files that are tables by their suffix, or else all if they are named as splits."""
+    tables = [one for one in files if one.suffix.lower() in (*SUFFIXES, *PACKED_SUFFIXES)]
+    return tables or list(files) * ("train" in splits_named([one.name for one in files]))
+
+
+def _read_class_files(files: Sequence[Path], options: DataConfig, *, emit: Emit) -> RawTable:
+    """Read each line of a file as a text of the class that the file is named by."""
+    has_one_stem = len({file.stem for file in files}) == 1  # as in rt-polarity.pos
+    places, texts, labels = [], [], []
+    for file in files:
+        label = file.suffix.removeprefix(".") if has_one_stem else file.stem
+        lines = find_text(Content(file, file), encoding=options.encoding, emit=emit).open()
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                places.append((number, file))
+                texts.append(line.strip())
+                labels.append(label)
+    path = files[0].parent
+    emit(Info(f"reading {path}: {len(texts):,} lines of {len(files)} files, one for each class"))
+    columns = pyarrow.table({"text": pyarrow.array(texts, "string"), "label": labels})
+    return RawTable(path, columns, lambda row: "line {} of {}".format(*places[row]))
+
+
 def _folders_in(path: Path) -> list[Path]:
-    return sorted(one for one in path.iterdir() if one.is_dir() and not one.is_symlink())
+    folders = (one for one in path.iterdir() if one.is_dir() and not one.is_symlink())
+    return sorted(one for one in folders if not one.name.startswith("."))
 
 
 def _texts_in(folder: Path) -> Iterator[Path]:

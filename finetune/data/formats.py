@@ -3,15 +3,25 @@
 A new format is a file with a ``READER``, such as json_lines.py, and a line in ``READERS``.
 """
 
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from finetune.config.schema import DataConfig
-from finetune.data import delimited, json_lines, parquet_files, workbook
+from finetune.data import (
+    arff,
+    delimited,
+    documents,
+    json_lines,
+    parquet_files,
+    tagged_lines,
+    workbook,
+)
 from finetune.data.packed import Content, unpack
 from finetune.data.reader import RawTable, Reader
-from finetune.errors import DataUnreadable
+from finetune.errors import DataNotFound, DataUnreadable
 from finetune.events import Emit
 
 READERS: dict[str, Reader] = {
@@ -19,53 +29,93 @@ READERS: dict[str, Reader] = {
     "json lines": json_lines.READER,
     "parquet": parquet_files.READER,
     "workbook": workbook.READER,
+    "json": documents.JSON,
+    "yaml": documents.YAML,
+    "arff": arff.READER,
+    "fastText": tagged_lines.READER,
 }
 SUFFIXES = tuple(suffix for reader in READERS.values() for suffix in reader.suffixes)
 PACKED_SUFFIXES = (".gz", ".zip")
-# What a file is that can't be read, by its first bytes or, without a known suffix, characters.
+WITH_MEMBERS = (workbook.READER, documents.JSON, documents.YAML)
+# What a file is that can't be read, by how it begins, and what to do.
+SAVE, DOWNLOAD = f"save it as {', '.join(SUFFIXES)}", "download the file itself, in place of a page"
 OTHER_FORMATS = {
-    b"\xd0\xcf\x11\xe0": "an Excel workbook older than 2007",
-    b"BZh91AY&SY": "compressed with bzip2",
-    b"\xfd7zXZ\0": "compressed with xz",
-    b"\x28\xb5\x2f\xfd": "compressed with zstd",
-    b"\x80": "a pickle, which can run code and is not read",
+    rb"\xd0\xcf\x11\xe0": ("an Excel workbook older than 2007", SAVE),
+    rb"BZh91AY&SY": ("compressed with bzip2", "unpack it"),
+    rb"\xfd7zXZ\0": ("compressed with xz", "unpack it"),
+    rb"\x28\xb5\x2f\xfd": ("compressed with zstd", "unpack it"),
+    rb"7z\xbc\xaf|Rar!": ("a 7z or RAR archive", "unpack it"),
+    rb"\x80": ("a pickle, which can run code and is not read", SAVE),
+    rb"%PDF": ("a PDF document", SAVE),
+    rb"SQLite format 3": ("a SQLite database", "export its table as .csv"),
+    rb"(?i)\s*<(!doctype html|html)": ("an HTML page, no table", DOWNLOAD),
+    rb"(\xef\xbb\xbf)?\s*<\?xml": ("XML, maybe a server's error message", f"{DOWNLOAD}, or {SAVE}"),
+    rb"404: Not Found": ("a server's error message: 404: Not Found", DOWNLOAD),
+    rb"version https://git-lfs": (
+        "a pointer of Git LFS to a file that is elsewhere",
+        "fetch that with git lfs pull",
+    ),
 }
-OTHER_TEXTS = {
-    b"[": "one JSON array, not one object per line",
-    b"__label__": "in fastText's format",
-}
+# A server's error message, in place of a file, is no longer.
+MAX_MESSAGE_BYTES = 2**14
 
 
 def read_file(path: Path, options: DataConfig, *, emit: Emit) -> RawTable:
     """Read the table of a file, which may be packed."""
-    content = unpack(path, SUFFIXES)
-    return _find_reader(content).read(content, options, emit)
+    content, reader = _open(path, options)
+    return reader.read(content, options, emit)
 
 
 def stream_file(path: Path, options: DataConfig, *, emit: Emit) -> Iterator[list[dict[str, Any]]]:
     """Yield the rows of a file, which may be packed, in pieces, with their values as they are."""
-    content = unpack(path, SUFFIXES)
-    return _find_reader(content).stream(content, options, emit)
+    content, reader = _open(path, options)
+    return reader.stream(content, options, emit)
+
+
+def _open(path: Path, options: DataConfig) -> tuple[Content, Reader]:
+    content = unpack(path, SUFFIXES, options.member)
+    reader = _find_reader(content)
+    has_several = content.name.is_relative_to(path) and content.name != path
+    if options.member and not has_several and reader not in WITH_MEMBERS:
+        raise DataNotFound(
+            f"{path} has one table only", remedy=f"leave out --member {options.member}"
+        )
+    return content, reader
 
 
 def _find_reader(content: Content) -> Reader:
     """Return the reader of a format, by the first bytes of a file, else its suffix."""
     start, suffix = content.start(64), content.name.suffix.lower()
+    if not start:
+        raise DataUnreadable(f"{content.name} is empty", remedy="copy, download or export it again")
     for reader in READERS.values():
         if reader.first_bytes and start.startswith(reader.first_bytes):
             return reader
-    names = [name for first, name in OTHER_FORMATS.items() if start.startswith(first)]
-    if not names:
-        for reader in READERS.values():
-            if suffix in reader.suffixes:
-                return reader
-        start = start.lstrip(b"\xef\xbb\xbf \t\r\n")
-        for reader in READERS.values():
-            if reader.first_characters and start.startswith(reader.first_characters):
-                return reader
-        names = [name for first, name in OTHER_TEXTS.items() if start.startswith(first)]
-        if not names:
-            return delimited.READER
-    raise DataUnreadable(
-        f"{content.name} is {names[0]}", remedy=f"save it as {', '.join(SUFFIXES)}"
-    )
+    for beginning, (name, remedy) in OTHER_FORMATS.items():
+        if re.match(beginning, start):
+            raise DataUnreadable(f"{content.name} is {name}", remedy=remedy)
+    reader = _by_suffix_or_characters(suffix, start.lstrip(b"\xef\xbb\xbf \t\r\n").lower())
+    if reader in (json_lines.READER, documents.JSON):
+        return documents.JSON if documents.is_document(content) else json_lines.READER
+    if reader is delimited.READER and _is_json_message(content):
+        return documents.JSON
+    return reader
+
+
+def _by_suffix_or_characters(suffix: str, start: bytes) -> Reader:
+    for reader in READERS.values():
+        if suffix in reader.suffixes:
+            return reader
+    for reader in READERS.values():
+        if reader.first_characters and start.startswith(reader.first_characters):
+            return reader
+    return delimited.READER
+
+
+def _is_json_message(content: Content) -> bool:
+    """Return whether a small file of any suffix is an object of JSON."""
+    start = content.start(MAX_MESSAGE_BYTES + 1)
+    try:
+        return len(start) <= MAX_MESSAGE_BYTES and isinstance(json.loads(start), dict)
+    except (ValueError, RecursionError):
+        return False

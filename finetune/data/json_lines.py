@@ -89,12 +89,7 @@ def _read_rows(text: TextFile) -> Iterator[Row]:
 
 def _parse_object(line: str, *, place: str) -> dict[str, Any]:
     try:
-        value = json.loads(line)
-        # Half a character, which JSON can write and nothing can store.
-        if SURROGATE.search(line):
-            text = json.dumps(value, ensure_ascii=False)
-            encoded = text.encode("utf-16", errors="surrogatepass")
-            value = json.loads(encoded.decode("utf-16", errors="replace"))
+        value = without_half_characters(json.loads(line), line)
     except json.JSONDecodeError as error:
         complaint = f"{place} is not JSON, {error.msg} at column {error.colno}"
     except (RecursionError, ValueError):
@@ -107,6 +102,14 @@ def _parse_object(line: str, *, place: str) -> dict[str, Any]:
         f"{complaint}: {line.strip()[:60]!r}",
         remedy='write one object per line, such as {"text": "Good.", "label": "praise"}',
     )
+
+
+def without_half_characters(value: Any, source: str) -> Any:
+    """Return a value of JSON without what it can write and nothing can store."""
+    if not SURROGATE.search(source):
+        return value
+    encoded = json.dumps(value, ensure_ascii=False).encode("utf-16", errors="surrogatepass")
+    return json.loads(encoded.decode("utf-16", errors="replace"))
 
 
 READER = Reader((".jsonl",), rows, columns, first_characters=b"{")

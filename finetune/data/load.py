@@ -51,14 +51,16 @@ def load_files(options: DataConfig, *, emit: Emit) -> LoadedData:
         "test": options.test_file,
     }
     files = {split: Path(name).expanduser() for split, name in given.items() if name}
+    labels = [Path(options.labels_file).expanduser()] if options.labels_file else []
     if len(set(map(os.path.realpath, files.values()))) < len(files):
         raise UsageError(
             "the same file is named for two splits",
             remedy="leave out --validation-file or --test-file: rows of --data are held out then",
         )
     loaded = read_tables({split: [file] for split, file in files.items()}, options, emit=emit)
-    digests = [digest_folder(one) if one.is_dir() else file_sha256(one) for one in files.values()]
-    sources = map(DataSource, map(str, files.values()), digests)
+    read = [*files.values(), *labels]
+    digests = [digest_folder(one) if one.is_dir() else file_sha256(one) for one in read]
+    sources = map(DataSource, map(str, read), digests)
     return replace(loaded, sources=tuple(sources))
 
 

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import IO, BinaryIO
 from zipfile import BadZipFile, ZipFile
 
-from finetune.errors import DataNotFound, DataUnreadable
+from finetune.errors import DataNotFound, DataUnreadable, SeveralTables
 
-GZIP, ZIP = b"\x1f\x8b", b"PK\x03\x04"
+GZIP, ZIP, EMPTY_ZIP = b"\x1f\x8b", b"PK\x03\x04", b"PK\x05\x06"
+# Of a tar archive, behind the name of its first file.
+TAR, TAR_PLACE = b"ustar", 257
 # Tables become five or ten times as large. What becomes larger by far may fill the memory.
 MAX_TIMES = 100
 SMALL_BYTES = 2**28
@@ -51,8 +53,25 @@ class Content:
             return file.read(size_bytes)
 
 
-def unpack(path: Path, suffixes: Sequence[str] = ()) -> Content:
-    """Unpack a file with gzip, or the only table in a zip archive, into memory; others stay."""
+def choose_member(names: Sequence[str], member: str | None, *, path: Path) -> str:
+    """Return the name of the only table in a file, or of the one that an option names."""
+    if member is None:
+        if len(names) > 1:
+            raise SeveralTables(path, names)
+        return names[0]
+    for name in names:
+        if member in (name, Path(name).name, Path(name).stem):
+            return name
+    raise DataNotFound(
+        f"{path} holds no table {member!r}", remedy=f"--member takes one of: {', '.join(names)}"
+    )
+
+
+def unpack(path: Path, suffixes: Sequence[str] = (), member: str | None = None) -> Content:
+    """Unpack a file with gzip, or a table in a zip archive, into memory; others stay.
+
+    Of several tables in an archive, ``member`` names one.
+    """
     if not os.path.isfile(path):  # no error where a name is too long
         raise DataNotFound(f"there is no file {path}", remedy="check the name")
     content = Content(path, path)
@@ -61,36 +80,40 @@ def unpack(path: Path, suffixes: Sequence[str] = ()) -> Content:
         if start.startswith(GZIP):
             name = path.with_suffix("") if path.suffix.lower() == ".gz" else path
             with GzipFile(path) as file:
-                return Content(path, name, _read(file, path))
-        if not start.startswith(ZIP):
+                content = Content(path, name, _read(file, path))
+            if content.start(512)[TAR_PLACE:].startswith(TAR):
+                raise DataUnreadable(f"{path} is a tar archive", remedy="unpack it")
+            return content
+        if not start.startswith((ZIP, EMPTY_ZIP)):
             return content
         with ZipFile(path) as archive:
             if "xl/workbook.xml" in archive.namelist():
                 # Of a member, no more is read than the size that the archive names.
                 _check_size(sum(member.file_size for member in archive.infolist()), path)
                 return content
-            table = _find_table(archive.namelist(), suffixes, path)
-            with archive.open(table) as member:
-                return Content(path, path / table, _read(member, path))
+            tables = _find_tables(archive.namelist(), suffixes, path)
+            table = tables[0] if len(tables) == 1 else choose_member(tables, member, path=path)
+            with archive.open(table) as file:
+                return Content(path, path / table, _read(file, path))
     # Passwords are a RuntimeError, unknown compressions a NotImplementedError, damaged places and
     # names a ValueError.
     except (BadZipFile, OSError, EOFError, zlib.error, RuntimeError, ValueError) as error:
         raise DataUnreadable(
-            f"{path} can't be unpacked: {error}", remedy="unpack it, and name the table in it"
+            f"{path} can't be unpacked: {error}",
+            remedy="it may be cut: copy or download it again, or unpack it and name a table in it",
         ) from error
 
 
-def _find_table(names: Sequence[str], suffixes: Sequence[str], path: Path) -> str:
-    """Return the one file of an archive that has a table's suffix, or is no README."""
+def _find_tables(names: Sequence[str], suffixes: Sequence[str], path: Path) -> list[str]:
+    """Return the files of an archive that have a table's suffix, or else are no README."""
     files = [name for name in names if not name.endswith("/") and not name.startswith("__MACOSX")]
+    if "word/document.xml" in files:
+        raise DataUnreadable(f"{path} is a Word document", remedy="save its table as .csv")
     tables = [name for name in files if Path(name).suffix.lower() in suffixes]
     found = tables or [name for name in files if not Path(name).name.lower().startswith("readme")]
-    if len(found) != 1:
-        raise DataUnreadable(
-            f"{path} holds {len(found)} tables, not one: {', '.join(found[:5])}",
-            remedy="unpack it, and name one table as --data",
-        )
-    return found[0]
+    if not found:
+        raise DataUnreadable(f"{path} holds no files", remedy="pack it again, with a table in it")
+    return found
 
 
 def _read(file: IO[bytes] | GzipFile, path: Path) -> bytes:

@@ -16,6 +16,7 @@ from pyarrow import types
 from finetune.config.schema import DataConfig
 from finetune.data.mapped import collect, filter_rows
 from finetune.data.packed import Content
+from finetune.errors import DataUnreadable
 from finetune.events import Emit, Info, ignore
 from finetune.tasks.labels import map_lists, map_values
 
@@ -128,6 +129,8 @@ def columns_of(rows: Iterator[Row], *, path: Path, emit: Emit) -> pyarrow.Table:
     # A column that the first rows lack begins a new table.
     alike = groupby(pieces(), key=lambda piece: piece.column_names)
     tables = [collect(own) for _, own in alike]
+    if not tables:
+        raise DataUnreadable(f"{path} has no rows", remedy="add one row per text")
     joined = pyarrow.concat_tables(tables, promote_options="default")
     report_left_out([name for name in names if name in others], path=path, emit=emit)
     return pyarrow.table(

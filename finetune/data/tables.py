@@ -3,7 +3,6 @@
 The steps are in :func:`read_tables`, in the order in which a row takes them.
 """
 
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,6 @@ from finetune.data.columns import (
     PAIR,
     TEXT,
     Columns,
-    check_columns,
     choose_columns,
     plain_name,
     read_labels,
@@ -29,7 +27,7 @@ from finetune.data.columns import (
 )
 from finetune.data.dataset import make_dataset, return_freed_memory
 from finetune.data.encoding import find_text
-from finetune.data.folders import read_folders
+from finetune.data.folders import read_training
 from finetune.data.formats import read_file
 from finetune.data.mapped import filter_rows
 from finetune.data.packed import unpack
@@ -38,7 +36,7 @@ from finetune.data.source import HUB_PREFIX, NO_COLUMN, SPLIT_OF_WORD, LoadedDat
 from finetune.errors import DataError, DataNotFound, UsageError
 from finetune.events import Emit, Info, WarningMessage
 from finetune.tasks.choose import choose_task_type
-from finetune.tasks.labels import distinct_values, listed_counts, map_values
+from finetune.tasks.labels import MAX_LABEL_LENGTH, distinct_values, listed_counts, map_values
 
 SPLIT_NAMES = ("split", "set", "partition", "subset", "fold")
 INTEGERS = r"\W*\d+(\W+\d+)*\W*"
@@ -50,14 +48,12 @@ def read_tables(
     files: Mapping[str, Sequence[Path]], options: DataConfig, *, emit: Emit
 ) -> LoadedData:
     """Read each split from its files; one file may hold several splits, and so may a folder."""
-    path = files["train"][0]
-    if len(files) == 1 and os.path.isdir(path):  # no error where a name is too long
-        tables = read_folders(path, options, emit=emit)
-    else:
-        tables = {
-            split: join_tables([read_file(path, options, emit=emit) for path in paths])
-            for split, paths in files.items()
-        }
+    tables = read_training(files["train"], options, emit=emit)
+    has_published_splits = len(tables) > 1 or options.data.startswith(HUB_PREFIX)
+    rest = replace(options, member=None)
+    for split, paths in files.items():
+        if split != "train":
+            tables[split] = join_tables([read_file(one, rest, emit=emit) for one in paths])
     return_freed_memory()
     tables = _divide_by_column(tables, options, emit=emit)
     train = tables["train"]
@@ -65,10 +61,10 @@ def read_tables(
     label = columns[LABEL].names
     second = f", second texts from {columns[PAIR].name!r}" if PAIR in columns else ""
     emit(Info(f"texts from column {columns[TEXT]}{second}, labels from {columns[LABEL]}"))
-    if options.data.startswith(HUB_PREFIX):
+    if has_published_splits:
         tables = _without_unlabelled(tables, label, emit=emit)
-    for table in tables.values():
-        check_columns(table.columns.column_names, columns, table=str(table.path))
+    for split, table in tables.items():
+        _check_split(split, table, columns, train=train)
     labels = [read_labels(table.columns, label) for table in tables.values()]
     names = train.class_names.get(columns[LABEL].name)
     if options.label_names is not None:
@@ -99,6 +95,38 @@ def read_tables(
         pairs = known["text_pair"] if PAIR in columns else None
         splits[split] = make_dataset(known["text"], known["label"], task=task, pairs=pairs)
     return LoadedData(splits, task, chosen=columns, column_names=train.columns.column_names)
+
+
+def _check_split(split: str, table: RawTable, columns: Columns, *, train: RawTable) -> None:
+    """Make sure that the table of a split has the columns of the training split, and labels."""
+    names, known = table.columns.column_names, train.columns.column_names
+    missing = [one for own in columns.values() for one in own.names if one not in names]
+    label = columns[LABEL].names
+    listed = ", ".join(repr(name[:MAX_LABEL_LENGTH]) for name in names)
+    predict = f"texts without labels are for finetune predict RUN --file {table.path}"
+    if not missing:
+        is_empty = [pc.all(pc.equal(table.columns[name], "")).as_py() for name in label]
+        if split == "train" or not all(is_empty):
+            return
+        complaint, remedy = f"has no labels: {', '.join(label)} is empty in all rows", predict
+    elif len(names) == len(known) and _holds_values(names, train, columns):
+        complaint = f"has no header row, but {listed} in its first row"
+        remedy = f"write the names of the columns of {train.path} above it"
+    elif set(missing) == set(label) and len(names) < len(known):
+        complaint = f"has no labels: no column {missing[0]!r}, but {listed}"
+        remedy = f"add it, or leave the file out; {predict}"
+    else:
+        complaint = f"has no column {missing[0]!r} as {train.path} has, but {listed}"
+        remedy = f"give its columns the same names; {predict}"
+    raise DataNotFound(f"the {split} table {table.path} {complaint}", remedy=remedy)
+
+
+def _holds_values(names: Sequence[str], train: RawTable, columns: Columns) -> bool:
+    """Return whether the names of columns are values of a row, or were made up."""
+    made_up = [f"column{number}" for number in range(1, len(names) + 1)]
+    place = train.columns.column_names.index(columns[LABEL].names[0])
+    labels = train.columns.columns[place]
+    return list(names) == made_up or bool(pc.any(pc.equal(labels, names[place])).as_py())
 
 
 def _divide_by_column(
@@ -136,7 +164,7 @@ def _divide_by_column(
 def _without_unlabelled(
     tables: dict[str, RawTable], label: Sequence[str], *, emit: Emit
 ) -> dict[str, RawTable]:
-    """Leave out the splits of a dataset that have no labels, as published test splits may have."""
+    """Leave out splits that have no labels, as published test splits may have."""
     labelled = {}
     remedy = "rows of the training split are held out instead"
     for split, table in tables.items():

@@ -5,14 +5,17 @@ from typing import Any
 
 from finetune.config.schema import DataConfig
 from finetune.data.delimited import NumberedValues, name_values
-from finetune.data.packed import ZIP, Content
+from finetune.data.packed import ZIP, Content, choose_member
 from finetune.data.reader import Reader, Row, as_text
 from finetune.errors import DataUnreadable
 from finetune.events import Emit, Info
 
 
 def rows(content: Content, options: DataConfig, emit: Emit) -> Iterator[Row]:
-    """Yield those of the one sheet that has any; formulas have the values that Excel has saved."""
+    """Yield those of the one sheet that has any, or of the chosen one.
+
+    Formulas have the values that Excel has saved.
+    """
     path = content.path
     emit(Info(f"reading {path}: an Excel workbook"))
     try:
@@ -33,12 +36,9 @@ def rows(content: Content, options: DataConfig, emit: Emit) -> Iterator[Row]:
             remedy="save it again, or save the sheet as .csv",
         ) from error
     filled = {title: rows for title, rows in sheets.items() if rows}
-    if len(filled) != 1:
-        raise DataUnreadable(
-            f"{path} has rows in {len(filled)} sheets: {', '.join(filled)}",
-            remedy="save the sheet with the texts as a file of its own, such as .csv",
-        )
-    [numbered] = filled.values()
+    if not filled:
+        raise DataUnreadable(f"no sheet of {path} has rows", remedy="save it again, with rows")
+    numbered = filled[choose_member(list(filled), options.member, path=path)]
     return name_values(iter(numbered), options, path=path, emit=emit)
 
 

@@ -1,0 +1,172 @@
+"""JSON and YAML that is one value, whatever its shape, or several values in a row."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import yaml
+
+from finetune.config.schema import DataConfig
+from finetune.data.columns import LABEL_NAMES, TEXT_NAMES, plain_name
+from finetune.data.delimited import name_values
+from finetune.data.encoding import find_text
+from finetune.data.json_lines import without_half_characters
+from finetune.data.packed import Content, choose_member
+from finetune.data.reader import Reader, Row, as_text
+from finetune.errors import DataUnreadable
+from finetune.events import Emit, Info
+
+NAMES = {*TEXT_NAMES, *LABEL_NAMES}
+# Fields with several texts of one class, in the files of chat bots.
+EXAMPLES = ("examples", "patterns", "utterances", "texts", "sentences", "phrases")
+# Fields of what a server sends in place of a file.
+ERRORS = {"error", "errors", "detail", "status", "code", "documentation_url"}
+# How Rasa marks a word in an example: [Berlin](city), [Berlin]{"entity": "city"}.
+ENTITY = re.compile(r"\[([^\]]*)\](\([^)]*\)|\{[^}]*\})")
+SHAPES = (
+    'write a list of objects, such as [{"text": "Good.", "label": "praise"}]; a configuration is'
+    " named by --config"
+)
+
+
+def is_document(content: Content) -> bool:
+    """Return whether a file of JSON is something else than one object on each line."""
+    with content.open() as file:
+        filled = (line for line in map(bytes.strip, file) if line)
+        first, second = next(filled, b""), next(filled, b"")
+    if second or content.name.suffix.lower() == ".jsonl":
+        return not (first.startswith(b"{") and first.endswith(b"}")) or b"}{" in first
+    return True
+
+
+def rows(
+    parse: Callable[[str], Any], content: Content, options: DataConfig, emit: Emit
+) -> Iterator[Row]:
+    """Yield the rows of the only table in a document, or of the chosen one."""
+    text = find_text(content, encoding=options.encoding, emit=emit)
+    emit(Info(f"reading {text.path}: encoding {text.encoding}"))
+    try:
+        value = parse("".join(text.pieces()))
+        tables = dict(_find_tables(value))
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        raise DataUnreadable(
+            f"{text.path} can't be read: {' '.join(str(error).split())}",
+            remedy="correct it there, or export it again",
+        ) from error
+    if not tables:
+        complaint = "holds no rows"
+        if isinstance(value, dict) and ERRORS & set(map(str.casefold, value)):
+            complaint = f"holds the error message of a server: {json.dumps(value)[:100]}"
+        raise DataUnreadable(f"{text.path} {complaint}", remedy=SHAPES)
+    table = tables[choose_member(list(tables), options.member, path=text.path)]
+    if isinstance(table[0], dict):
+        yield from enumerate((row for item in table for row in _rows_of(item)), start=1)
+        return
+    numbered = [
+        (number, [as_text(one) or "" for one in row]) for number, row in enumerate(table, 1)
+    ]
+    if len({len(row) for _, row in numbered}) > 1:
+        raise DataUnreadable(f"the arrays of {text.path} have several lengths", remedy=SHAPES)
+    yield from name_values(iter(numbered), options, path=text.path, emit=emit)
+
+
+def parse_json(text: str) -> Any:
+    """Return the value of JSON, or a list of several values, with or without commas between."""
+    decoder, values, end = json.JSONDecoder(), [], 0
+    text = text.strip()
+    while end < len(text):
+        value, end = decoder.raw_decode(text, end)
+        values.append(value)
+        while end < len(text) and text[end] in ", \t\r\n":
+            end += 1
+    return without_half_characters(values[0] if len(values) == 1 else values, text)
+
+
+def parse_yaml(text: str) -> Any:
+    """Return the value of YAML, whose words are all texts; aliases, which multiply, are refused."""
+    loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=loader)):
+        raise ValueError("it has aliases")
+    return yaml.load(text, Loader=loader)
+
+
+def _find_tables(value: Any, name: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """Yield lists of objects, or of arrays, by the keys under which they are."""
+    if isinstance(value, list):
+        if value and {*map(type, value)} in ({dict}, {list}):
+            yield name, value
+        elif value and all(isinstance(one, str) for one in value):
+            yield name, [{"text": one} for one in value]
+    elif isinstance(value, dict) and value:
+        if table := _rows_by_key(value):
+            yield name, table
+            return
+        prefix = f"{name}." if name else ""
+        tables = [one for key, own in value.items() for one in _find_tables(own, f"{prefix}{key}")]
+        # Beside intents there are synonyms and patterns.
+        complete = [one for one in tables if _is_complete(one[1])]
+        yield from complete if len(complete) == 1 else tables
+
+
+def _is_complete(table: list[Any]) -> bool:
+    names = {plain_name(str(name)) for name in table[0]} if isinstance(table[0], dict) else set()
+    return bool(names & {*TEXT_NAMES, *EXAMPLES} and names & set(LABEL_NAMES))
+
+
+def _rows_by_key(value: dict[str, Any]) -> list[Any]:
+    """Return the rows of an object that is a table by itself, by what its keys are."""
+    inner = list(value.values())
+    is_named = not NAMES.isdisjoint(map(plain_name, value))
+    match value:
+        case {"columns": list(names), "data": list(table)}:
+            return [dict(zip(names, row, strict=False)) for row in table]
+    match inner[0]:
+        case _ if not any(isinstance(one, dict | list) for one in inner):
+            # One row alone, such as a text to classify.
+            return [value] if is_named and not ERRORS & {*value} else []
+        case dict() if all(
+            isinstance(one, dict) and one.keys() == inner[0].keys() for one in inner
+        ):
+            # pandas: {"text": {"0": ...}, "label": {"0": ...}}, or {"0": {"text": ...}, ...}.
+            if any(isinstance(one, dict) for own in inner for one in own.values()):
+                return []
+            if is_named:
+                return [{name: own.get(key) for name, own in value.items()} for key in inner[0]]
+            is_like_rows = not NAMES.isdisjoint(map(plain_name, inner[0]))
+            return inner if is_like_rows or len(inner) > len(inner[0]) else []
+        case list() if all(isinstance(one, list) for one in inner):
+            if len(value) > 1 and is_named and len(set(map(len, inner))) == 1:
+                return [dict(zip(value, row, strict=True)) for row in zip(*inner, strict=True)]
+            if all(isinstance(text, str) for texts in inner for text in texts):
+                return [
+                    {"text": text, "label": label}
+                    for label, texts in value.items()
+                    for text in texts
+                ]
+    return []
+
+
+def _rows_of(item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield an object or, where it has a class and several examples of it, a row for each."""
+    for name in EXAMPLES:
+        texts = item.get(name)
+        if isinstance(texts, str) and texts.startswith("- "):  # as Rasa writes them in YAML
+            if "intent" not in item:
+                return
+            lines = re.split(r"^- *", texts, flags=re.MULTILINE)[1:]
+            texts = [ENTITY.sub(r"\1", line.strip()) for line in lines]
+        if (
+            isinstance(texts, list)
+            and all(isinstance(text, str) for text in texts)
+            and len(item) > 1
+        ):
+            others = {key: own for key, own in item.items() if not isinstance(own, list | dict)}
+            yield from ({**others, name: text} for text in texts)
+            return
+    yield dict(item)
+
+
+JSON = Reader((".json",), partial(rows, parse_json), unit="row", first_characters=b"[")
+YAML = Reader((".yml", ".yaml"), partial(rows, parse_yaml), unit="row")

@@ -1,0 +1,30 @@
+"""Lines of fastText: words such as ``__label__good`` before the text, or behind it."""
+
+import re
+from collections.abc import Iterator
+
+from finetune.config.schema import DataConfig
+from finetune.data.encoding import find_text
+from finetune.data.packed import Content
+from finetune.data.reader import Reader, Row
+from finetune.events import Emit, Info
+
+PREFIX = "__label__"
+LABEL = re.compile(rf"(?<!\S){PREFIX}(\S+?),?(?:\s+|$)")
+
+
+def rows(content: Content, options: DataConfig, emit: Emit) -> Iterator[Row]:
+    """Yield the text and the label of each line or, where one has several, a list of them."""
+    text = find_text(content, encoding=options.encoding, emit=emit)
+    emit(Info(f"reading {text.path}: lines of fastText, encoding {text.encoding}"))
+    with text.open(newline="\n") as lines:
+        has_several = any(len(LABEL.findall(line)) > 1 for line in lines)
+    with text.open(newline="\n") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                labels = LABEL.findall(line)
+                label = labels if has_several else "".join(labels)
+                yield number, {"text": LABEL.sub("", line).strip(), "label": label}
+
+
+READER = Reader((".ft",), rows, first_characters=PREFIX.encode())

@@ -1,0 +1,195 @@
+"""Folders and files that hold several tables, and texts and labels in files of their own."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import openpyxl
+import pytest
+
+from finetune.config.load import load_config
+from finetune.config.schema import DataConfig
+from finetune.data.folders import digest_folder
+from finetune.data.load import load_data, load_rows
+from finetune.data.source import LoadedData, OtherData
+from finetune.errors import DataError, DataUnreadable, SeveralTables, UsageError
+from finetune.events import Event, Info, WarningMessage, ignore
+
+TRAIN = [("the film", "good"), ("no end", "bad"), ("so long", "bad")]
+TEST = [("a start", "good")]
+
+
+def csv(rows: list[tuple[str, str]], header: str = "text,label") -> str:
+    return "\n".join([header, *map(",".join, rows), ""])
+
+
+def write_folder(path: Path, files: Mapping[str, str]) -> Path:
+    for name, content in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(content)
+    return path
+
+
+def write_zip(path: Path, files: Mapping[str, str]) -> Path:
+    with ZipFile(path.with_suffix(".zip"), "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return path.with_suffix(".zip")
+
+
+def write_workbook(path: Path, files: Mapping[str, str]) -> Path:
+    book = openpyxl.Workbook()
+    book.remove(book.active)
+    for name, content in files.items():
+        sheet = book.create_sheet(Path(name).stem)
+        for line in content.splitlines():
+            sheet.append(line.split(","))
+    book.save(path.with_suffix(".xlsx"))
+    return path.with_suffix(".xlsx")
+
+
+def write_json(path: Path, files: Mapping[str, str]) -> Path:
+    tables = {Path(name).stem: list(map(str.split, ())) for name in files}
+    for name, content in files.items():
+        tables[Path(name).stem] = [line.split(",") for line in content.splitlines()]
+    path.with_suffix(".json").write_text(json.dumps(tables))
+    return path.with_suffix(".json")
+
+
+def load(path: Path, emitted: list[Event] | None = None, **options: Any) -> LoadedData:
+    return load_data(
+        DataConfig(str(path), **options), emit=([] if emitted is None else emitted).append
+    )
+
+
+def rows_of(loaded: LoadedData) -> dict[str, list[tuple[str, str]]]:
+    names = loaded.task.class_names
+    return {
+        split: [(row["text"], names[row["label"]]) for row in rows]
+        for split, rows in loaded.splits.items()
+    }
+
+
+@pytest.mark.parametrize("write", [write_folder, write_zip, write_workbook, write_json])
+def test_tables_named_as_splits_are_the_splits(write: Any, tmp_path: Path) -> None:
+    files = {"train.csv": csv(TRAIN), "my_test.csv": csv(TEST), "sample.csv": "id,label\n1,0\n"}
+    path, emitted = write(tmp_path / "d", files), list[Event]()
+    assert rows_of(load(path, emitted)) == {"train": TRAIN, "test": TEST}
+    said = " ".join(event.message for event in emitted if isinstance(event, Info))
+    assert "--member reads one alone" in said
+    loaded = load(path, member="train")
+    assert rows_of(loaded) == {"train": TRAIN}
+    with pytest.raises(SeveralTables, match="holds 3 tables"):
+        load_rows(OtherData(str(path)), task=loaded.task, emit=ignore)
+    rows = load_rows(OtherData(str(path), member="my_test"), task=loaded.task, emit=ignore)
+    assert rows["text"][:] == ["a start"]
+
+
+@pytest.mark.parametrize("write", [write_folder, write_zip, write_workbook, write_json])
+def test_tables_of_other_names_are_asked_for(write: Any, tmp_path: Path) -> None:
+    path = write(tmp_path / "d", {"a.csv": csv(TRAIN), "b.csv": csv(TEST)})
+    with pytest.raises(SeveralTables, match=r"holds 2 tables: a.*b") as raised:
+        load(path)
+    assert "--member" in raised.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("names", "splits"),
+    [
+        ("d/train-00000-of-2.csv d/train-00001-of-2.csv d/dev.csv", ["train", "validation"]),
+        ("twitter_training.csv twitter_validation.csv", ["train", "validation"]),
+        ("train.csv oos_train.csv test.csv", ["train", "test"]),
+        ("Train.csv README.csv", ["train"]),
+        ("train_a.csv train_b.csv", None),
+    ],
+)  # fmt: skip
+def test_the_names_of_splits_are_found(
+    names: str, splits: list[str] | None, tmp_path: Path
+) -> None:
+    path = write_zip(tmp_path / "d", dict.fromkeys(names.split(), csv(TRAIN)))
+    if splits is None:
+        with pytest.raises(SeveralTables):
+            load(path)
+    else:
+        loaded = rows_of(load(path))
+        assert list(loaded) == splits
+        assert len(loaded["train"]) == 3 * names.count("train-0") or 3
+
+
+def test_a_test_table_without_labels_is_left_out(tmp_path: Path) -> None:
+    path = write_folder(tmp_path, {"train.csv": csv(TRAIN), "test.csv": "id,text\n1,x\n2,y\n"})
+    emitted = list[Event]()
+    assert rows_of(load(path, emitted)) == {"train": TRAIN}
+    [warning] = [event for event in emitted if isinstance(event, WarningMessage)]
+    assert "no labels" in warning.message
+
+
+def test_each_line_of_a_file_is_a_text_of_the_class_that_names_it(tmp_path: Path) -> None:
+    lines = {"good.txt": "the film\n", "bad.txt": "no end\n\nso long", "README.txt": "about"}
+    expected = {"train": [*TRAIN[1:], TRAIN[0]]}
+    path = write_folder(tmp_path / "a", lines)
+    assert rows_of(load(path)) == expected
+    before = digest_folder(path)
+    (path / "bad.txt").write_text("no end\n\nso short")
+    assert digest_folder(path) != before
+    path = write_folder(tmp_path / "b", {"x.good": "the film\n", "x.bad": "no end\nso long"})
+    assert rows_of(load(path)) == expected
+
+
+def test_a_folder_with_one_table_is_this_table(tmp_path: Path) -> None:
+    files = {"a.csv": csv(TRAIN), ".git/config": "x", "docs/notes.txt": "x", "LICENSE": "x"}
+    path = write_folder(tmp_path, files)
+    assert rows_of(load(path)) == {"train": TRAIN}
+    before = digest_folder(path)
+    (path / "a.csv").write_text(csv(TRAIN[:2]))
+    assert digest_folder(path) != before
+
+
+def test_fasttext_files_named_as_splits_are_splits(tmp_path: Path) -> None:
+    lines = "__label__good the film\n__label__bad no end\n"
+    path = write_folder(tmp_path, {"train.txt": lines, "test.txt": lines})
+    assert rows_of(load(path)) == {"train": TRAIN[:2], "test": TRAIN[:2]}
+
+
+def test_texts_and_labels_are_read_from_files_of_their_own(tmp_path: Path) -> None:
+    files = {"train_text.txt": "the film\r\n\nno, end\n", "train_labels.txt": "1\n0\n0\n"}
+    path = write_folder(tmp_path, {**files, "mapping.txt": "bad\ngood\n"})
+    with pytest.raises(DataUnreadable) as raised:
+        load(path)
+    assert f"--labels-file {path / 'train_labels.txt'}" in raised.value.remedy
+    flags = {"texts_file": str(path / "train_text.txt")}
+    with pytest.raises(UsageError, match="--labels-file"):
+        load_config(flags=flags)
+    flags["labels_file"] = str(path / "train_labels.txt")
+    with pytest.raises(UsageError, match="--data"):
+        load_config(flags={**flags, "data": "a.csv"})
+    flags["label_names"] = str(path / "mapping.txt")
+    options = load_config(flags=flags).config.data
+    assert options.data == flags["texts_file"]
+    loaded = load_data(options, emit=ignore)
+    assert rows_of(loaded) == {"train": [("the film", "good"), ("no, end", "bad")]}
+    assert len(loaded.sources) == 2
+    (path / "train_labels.txt").write_text("1\n0\n")
+    with pytest.raises(DataError, match=r"has 3 lines, and .* 2"):
+        load_data(options, emit=ignore)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint", "remedy"),
+    [
+        ("a start,good\nan end,bad\n", "has no header row", "above it"),
+        ("review,stars\na start,good\n", "no column 'label'.*'review', 'stars'", "same names"),
+        ("text,stars\na start,good\n", "no column 'label'.*'text', 'stars'", "same names"),
+        ("text\na start\nan end\n", "has no labels: no column 'label'", "finetune predict"),
+        ("text,label\na start,\nan end,\n", "has no labels: label is empty", "finetune predict"),
+    ],
+)
+def test_what_a_test_file_lacks_is_said(
+    content: str, complaint: str, remedy: str, tmp_path: Path
+) -> None:
+    write_folder(tmp_path, {"a.csv": csv(TRAIN), "b.csv": content})
+    with pytest.raises(DataError, match=rf"the test table .*b.csv.* {complaint}") as raised:
+        load(tmp_path / "a.csv", test_file=str(tmp_path / "b.csv"))
+    assert remedy in raised.value.remedy

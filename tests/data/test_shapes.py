@@ -1,0 +1,187 @@
+"""Tables in the shapes in which people publish them: the same rows come out of all."""
+
+import gzip
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import pandas  # type: ignore[import-untyped]
+import pytest
+
+from finetune.config.schema import DataConfig
+from finetune.data.formats import read_file
+from finetune.data.reader import RawTable
+from finetune.errors import DataError
+from finetune.events import ignore
+
+ROWS = [("the film", "good"), ("no end", "bad"), ("it said \"no\", and 'yes'", "good")]
+OBJECTS = [{"text": text, "label": label} for text, label in ROWS]
+FRAME = pandas.DataFrame(OBJECTS)
+BY_LABEL = {"good": ["the film", "it said \"no\", and 'yes'"], "bad": ["no end"]}
+INTENTS = [
+    {"tag": "good", "patterns": BY_LABEL["good"], "responses": ["Oh", "Well"]},
+    {"tag": "bad", "patterns": BY_LABEL["bad"], "responses": []},
+]
+RASA = """
+version: "3.1"
+nlu:
+- intent: good
+  examples: |
+    - the [film](work)
+    - it said "no", and ['yes']{"entity": "word"}
+- synonym: film
+  examples: |
+    - movie
+- intent: bad
+  examples: |
+    - no end
+"""
+ARFF = r"""% About films
+@RELATION films
+
+@attribute 'text' string
+@attribute label {good, bad}
+@DATA
+'the film', good
+% between
+"no end",bad
+'it said "no", and \'yes\'', good
+"""
+FASTTEXT = "".join(f"__label__{label} {text}\n" for text, label in ROWS)
+
+
+def read(path: Path, **options: Any) -> RawTable:
+    return read_file(path, DataConfig(str(path), **options), emit=ignore)
+
+
+def rows_of(table: RawTable) -> list[tuple[str, ...]]:
+    return list(zip(*(column.to_pylist() for column in table.columns.columns), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("array.json", json.dumps(OBJECTS)),
+        ("array.jsonl", json.dumps(OBJECTS)),
+        ("array.txt", json.dumps(OBJECTS, indent=1)),
+        ("lines.json", "\n".join(map(json.dumps, OBJECTS))),
+        ("pretty.jsonl", "\n".join(json.dumps(one, indent=2) for one in OBJECTS)),
+        ("one line.json", " ".join(map(json.dumps, OBJECTS))),
+        ("one line.jsonl", "".join(map(json.dumps, OBJECTS))),
+        ("commas.json", ",\n".join(map(json.dumps, OBJECTS))),
+        ("arrays.json", json.dumps([["text", "label"], *ROWS])),
+        ("under a key.json", json.dumps({"version": 1, "title": "x", "data": OBJECTS})),
+        ("arrays under a key.json", json.dumps({"rows": [["text", "label"], *ROWS], "n": [1]})),
+        ("nested.json", json.dumps({"nlu_data": {"common_examples": OBJECTS, "synonyms": []}})),
+        ("beside.json", json.dumps({"info": [{"name": "x"}], "common_examples": OBJECTS})),
+        ("columns.json", FRAME.to_json(orient="columns")),
+        ("index.json", FRAME.to_json(orient="index")),
+        ("split.json", FRAME.to_json(orient="split")),
+        ("table.json", FRAME.to_json(orient="table", index=False)),
+        ("lists.json", json.dumps(FRAME.to_dict(orient="list"))),
+        ("labels.json", json.dumps(BY_LABEL)),
+        ("labels.yml", "good:\n- the film\n- 'it said \"no\", and ''yes'''\nbad: [no end]"),
+        ("intents.json", json.dumps({"intents": INTENTS})),
+        ("nlu.yml", RASA),
+        ("films.arff", ARFF),
+        ("films.txt", ARFF.partition("\n")[2].lower()),
+        ("train.txt", FASTTEXT),
+        ("behind.ft", "".join(f"{text} __label__{label}\n" for text, label in ROWS)),
+    ],
+)
+def test_every_shape_gives_the_rows(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    table = read(tmp_path / name)
+    found = {frozenset(row) for row in rows_of(table)}
+    assert found == {frozenset(row) for row in ROWS}
+    assert len(table.columns) == len(ROWS)
+    assert str(tmp_path / name) in table.place(1)
+
+
+def test_several_labels_of_a_line_are_a_list(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("__label__a, __label__b one __label__\n\n__label__a two\n")
+    assert rows_of(read(tmp_path / "a.txt")) == [("one __label__", '["a", "b"]'), ("two", '["a"]')]
+
+
+def test_words_of_yaml_stay_words_and_missing_values_are_empty(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("- {text: never, label: no}\n- {text: always, label: yes}\n")
+    assert rows_of(read(tmp_path / "a.yaml")) == [("never", "no"), ("always", "yes")]
+    (tmp_path / "a.arff").write_text("@relation a\n@attribute x string\n@data\n?\n'?'\n")
+    assert rows_of(read(tmp_path / "a.arff")) == [("",), ("?",)]
+
+
+def packed(**members: str) -> bytes:
+    file = io.BytesIO()
+    with ZipFile(file, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name.replace("__", "."), content)
+    return file.getvalue()
+
+
+def tarred(content: bytes) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz") as archive:
+        member = tarfile.TarInfo("a.csv")
+        member.size = len(content)
+        archive.addfile(member, io.BytesIO(content))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint", "remedy"),
+    [
+        ("a.csv", b"\n<!DOCTYPE html><html>", "an HTML page", "download"),
+        ("a.json", b"<html><body>", "an HTML page", "download"),
+        ("a.csv", b"<?xml version='1.0'?><Error>", "XML", "download"),
+        ("a.csv", b"404: Not Found", "error message: 404", "download"),
+        ("a.csv", b'{"error": "Repository not found"}', "error message of a server", "object"),
+        ("a.json", b'{"message": "Not Found", "status": "404"}', "message of a server", "object"),
+        ("a.csv", b"version https://git-lfs.github.com/spec/v1\noid", "Git LFS", "git lfs pull"),
+        ("a.pdf", b"%PDF-1.4", "a PDF", "save it as"),
+        ("a.csv", b"", "is empty", "download"),
+        ("a.zip", b"", "is empty", "download"),
+        ("a.parquet", b"", "is empty", "download"),
+        ("a.zip", packed(), "holds no files", "pack it again"),
+        ("a.zip", packed(a__csv="x,y\n")[:40], "can't be unpacked", "download it again"),
+        ("a.docx", packed(**{"word/document.xml": "<w>"}), "a Word document", "csv"),
+        ("a.csv.gz", gzip.compress(b""), "is empty", "again"),
+        ("a.tar.gz", tarred(b"text,label\n"), "a tar archive", "unpack"),
+        ("a.zip", packed(a__csv="x,y\n", b__csv="x,y\n"), "2 tables: a.csv, b.csv", "--member"),
+        ("a.json", b'{"a": [{"x": "1"}], "b": [{"x": "1"}]}', "2 tables: a, b", "--member"),
+        ("a.json", b'{"a": {"b": 1}}', "holds no rows", "list of objects"),
+        ("a.json", b'[{"text": "a"},\n{"text": }]', "Expecting value: line 2 column 10", "correct"),
+        ("a.json", b'[["a", "b"], ["c"]]', "several lengths", "list of objects"),
+        ("a.json", b"[" * 100_000, "can't be read", "correct"),
+        ("a.yml", b"a: &x [b]\nc: *x", "aliases", "correct"),
+        ("a.yml", b"data: {data: reviews.csv}\nmodel: {model: m}", "holds no rows", "--config"),
+        ("a.yml", b"a: [b", "can't be read", "correct"),
+        ("a.arff", b"@relation a\n@attribute x string\n@data\n{0 y}\n", "4 .* 0 values", "in Weka"),
+        ("a.arff", b"@relation a\n@attribute x string\n@data\na,b\n", "2 values for 1", "quotes"),
+        ("a.arff", b"@relation a\n@attribute x string\n", "no rows", ""),
+    ],
+)  # fmt: skip
+def test_what_is_no_table_is_named_for_what_it_is(
+    name: str, content: bytes, complaint: str, remedy: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=complaint) as raised:
+        read(tmp_path / name)
+    assert remedy in raised.value.remedy
+    assert name.partition(".")[0] in raised.value.message
+
+
+def test_a_member_is_chosen_by_its_name(tmp_path: Path) -> None:
+    table = "text,label\nthe film,good\n"
+    (tmp_path / "a.zip").write_bytes(packed(**{"in/x__csv": table, "in/y__csv": "a,b\nc,d\n"}))
+    for member in ("in/x.csv", "x.csv", "x"):
+        assert rows_of(read(tmp_path / "a.zip", member=member)) == ROWS[:1]
+    (tmp_path / "a.json").write_text(json.dumps({"a": OBJECTS, "b": {"c": OBJECTS[:1]}}))
+    assert rows_of(read(tmp_path / "a.json", member="b.c")) == ROWS[:1]
+    (tmp_path / "a.csv").write_text(table)
+    for name in ("a.zip", "a.json", "a.csv"):
+        with pytest.raises(DataError) as raised:
+            read(tmp_path / name, member="z")
+        assert "--member" in raised.value.remedy
