@@ -187,8 +187,8 @@ class TrainingConfig:
     )
     metric_for_best_model: str | None = _option(
         None,
-        "Validation metric that selects the model to keep, such as macro_f1 or loss. Default: "
-        "accuracy, micro_f1 for multi, pearson for regression.",
+        "Validation metric that selects the model to keep, such as macro_f1, mcc or loss. "
+        "Default: accuracy, micro_f1 for multi, pearson for regression.",
     )
     early_stopping_patience: NotNegative | None = _option(
         None, "Stop after N validations without gain. Default: 0 (never), few rows 8, a head 30."

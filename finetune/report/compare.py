@@ -42,6 +42,7 @@ def _tabulate_metrics(comparison: Comparison) -> Table:
          str(MetricValue(METRICS[name], run.test.metrics[name])), _format_difference(run, name))
         for name in runs[0].test.metrics
         for run in runs
+        if name in run.test.metrics
     ]  # fmt: skip
     note = (
         "Differences are paired: both models on the same resamples of the test rows. In brackets "

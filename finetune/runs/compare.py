@@ -165,6 +165,7 @@ def compare_runs(
                     test.metrics[name] - before[name], values, resampled[base][name]
                 )
                 for name, values in resampled[run].items()
+                if name in test.metrics and name in before  # not all versions have all
             }
             versus = _compare_rows(run, base, differences, max_rows=max_rows)
         compared.append(ComparedRun(run.name, str(run.path), test, versus))

@@ -12,7 +12,7 @@ from finetune.evaluation.statistics import Calibration, Interval, mean_interval
 from finetune.runs.digests import check_files
 from finetune.runs.folder import RunFolder, SeedsFolder, seed_name
 from finetune.tasks.base import Task
-from finetune.tasks.metrics import Scores, choose_metric
+from finetune.tasks.metrics import Scores, selection_score
 
 if TYPE_CHECKING:
     from finetune.runs.plan import TrainingPlan
@@ -228,11 +228,11 @@ def read_results(folder: RunFolder) -> RunResults:
 
 def best_of(runs: Mapping[Name, RunResults], metric: str | None) -> Name | None:
     """Return the best run by a validation metric; None unless all have a validation split."""
-    scores = {name: run.validation.metrics for name, run in runs.items() if run.validation}
+    scores = {name: run.validation for name, run in runs.items() if run.validation}
     if not runs or len(scores) < len(runs):
         return None
-    chosen = choose_metric(metric, next(iter(runs.values())).task)
-    return max(scores, key=lambda name: chosen.sign * scores[name][chosen.name])
+    task = next(iter(runs.values())).task
+    return max(scores, key=lambda name: selection_score(metric, task, scores[name]))
 
 
 @dataclass(frozen=True)

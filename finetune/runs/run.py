@@ -35,7 +35,13 @@ from finetune.runs.preparation import Preparation
 from finetune.runs.results import RunDetails, RunFacts, RunResults, TrainingMetrics
 from finetune.runs.tracking import Tracking, tracked
 from finetune.tasks.base import Labels, Task
-from finetune.tasks.metrics import choose_metric, warn_unless_better
+from finetune.tasks.metrics import (
+    choose_metric,
+    missed_classes,
+    selection_score,
+    warn_unless_better,
+)
+from finetune.tasks.tables import percent
 from finetune.training.interruption import DistributedStopFlag, Stopped, stop_on_signal
 from finetune.training.loop import LoopSettings, ValidationResult, is_over, train
 from finetune.training.parity import check_device
@@ -199,10 +205,19 @@ class Run:
             )
 
     def _validate(self) -> ValidationResult:
-        task = self.preparation.task
-        metrics = task.score(*self.predict("validation")).metrics
-        chosen = choose_metric(self.config.training.metric_for_best_model, task)
-        return ValidationResult(chosen.sign * metrics[chosen.name], metrics)
+        task, name = self.preparation.task, self.config.training.metric_for_best_model
+        scores = task.score(*self.predict("validation"))
+        score = selection_score(name, task, scores)
+        missed = {} if name else missed_classes(scores)
+        if missed and scores.metrics["accuracy"] > (self.progress.best_score or -1):
+            listed = ", ".join(f"{one!r} ({percent(share)})" for one, share in missed.items())
+            self.emit(
+                Info(
+                    f"no row of these classes was right, so macro F1 chooses the model and not"
+                    f" accuracy: {listed}; --metric-for-best-model accuracy takes accuracy"
+                )
+            )
+        return ValidationResult(score, scores.metrics)
 
     def _save_checkpoint(self, progress: Progress) -> None:
         # A checkpoint ahead of the journal would leave a gap in it after resuming.
@@ -277,16 +292,18 @@ class Run:
         return results
 
     def _trainer_state(self) -> dict[str, object]:
-        progress, name = self.progress, self.config.training.metric_for_best_model
-        sign = choose_metric(name, self.preparation.task).sign
+        progress, history = self.progress, read_jsonl(self.folder.metrics_file)
+        metric = choose_metric(self.config.training.metric_for_best_model, self.preparation.task)
+        best = (row for row in history if row["step"] == progress.best_step)
+        key = f"eval_{metric.name}"
         return {
             "global_step": progress.steps,
             "max_steps": self.plan.schedule.total_steps,
             "num_train_epochs": self.plan.values.num_train_epochs,
             "epoch": progress.steps / self.plan.steps_per_epoch,
-            "best_metric": progress.best_score and sign * progress.best_score,
+            "best_metric": next((row[key] for row in best if key in row), None),
             "best_global_step": progress.best_step,
-            "log_history": read_jsonl(self.folder.metrics_file),
+            "log_history": history,
         }
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from finetune.errors import ConfigurationInvalid, UsageError
 from finetune.events import Emit, WarningMessage
-from finetune.tasks.tables import Table, format_interval, format_number, percent
+from finetune.tasks.tables import Table, format_interval, format_number, percent, wilson_interval
 
 if TYPE_CHECKING:
     from finetune.tasks.base import Task
@@ -35,6 +35,8 @@ WeightedMetrics = Callable[[Floats], Mapping[str, float]]
 # A smaller deviation, relative to the largest value, is rounding noise.
 MAX_ROUNDING = 1e-13
 BASELINE = "baseline_"
+# A model that never gets a class of so many of the rows right is not chosen for its accuracy.
+LARGE_CLASS, MIN_ROWS_OF_CLASS = 0.1, 3
 # The confusion matrix grows with the square of the classes: at 10,000 it would take gigabytes.
 MAX_CLASSES_OF_MATRIX = 500
 
@@ -101,6 +103,34 @@ def choose_metric(name: str | None, task: "Task") -> Metric:
     return known[name]
 
 
+def missed_classes(scores: "Scores") -> dict[str, float]:
+    """Return large classes, of one a row, that no row rightly got: their fractions of the rows."""
+    if "accuracy" not in scores.metrics:
+        return {}
+    least = max(LARGE_CLASS * scores.samples, MIN_ROWS_OF_CLASS)
+    classes = (scores.per_class or {}).items()
+    return {
+        name: own.support / scores.samples
+        for name, own in classes
+        if own.support >= least and not own.f1
+    }
+
+
+def selection_score(name: str | None, task: "Task", scores: "Scores") -> float:
+    """Return what chooses the best model, the highest: the metric that is named or the default.
+
+    By default a model that misses a large class, or of several labels answers none, comes after all
+    others, and what chooses among such models is macro F1, or mean average precision.
+    """
+    metric, metrics = choose_metric(name, task), scores.metrics
+    score = metric.sign * metrics[metric.name]
+    if name or task.problem_type == NUMBERS:
+        return score
+    if task.problem_type == MULTI:
+        return score or metrics["mean_average_precision"] - 1
+    return metrics["macro_f1"] - 1 if missed_classes(scores) else score
+
+
 def load_evaluate_metric(name: str) -> Metric:
     """Return a metric of the library ``evaluate``: a folder with its code, or an id of the Hub.
 
@@ -147,7 +177,7 @@ def accuracy(labels: Array, predicted: Array, weights: Floats) -> float:
     return mean(labels == predicted, weights)
 
 
-@metric("micro F1", MULTI, hub_name="f1", baseline="largest class")
+@metric("micro F1", MULTI, hub_name="f1", baseline="most frequent classes")
 def micro_f1(labels: Array, predicted: Array, weights: Floats) -> float:
     """Return the F1 over the predictions of all classes together."""
     right, chosen, true = count_classes(labels, predicted, weights)
@@ -160,6 +190,22 @@ def macro_f1(labels: Array, predicted: Array, weights: Floats) -> float:
     right, chosen, true = count_classes(labels, predicted, weights)
     occurs = chosen + true > 0
     return float((2 * right / np.maximum(chosen + true, 1)).sum() / max(occurs.sum(), 1))
+
+
+@metric("balanced accuracy", SINGLE, hub_name="balanced_accuracy")
+def balanced_accuracy(labels: Array, predicted: Array, weights: Floats) -> float:
+    """Return the mean recall of the classes that occur."""
+    right, _, true = count_classes(labels, predicted, weights)
+    return float((right / np.maximum(true, 1)).sum() / max((true > 0).sum(), 1))
+
+
+@metric("Matthews correlation", SINGLE, hub_name="matthews_correlation", is_fraction=False)
+def mcc(labels: Array, predicted: Array, weights: Floats) -> float:
+    """Return the correlation of predicted and true classes, in -1..1; 0 if one side is constant."""
+    right, chosen, true = count_classes(labels, predicted, weights)
+    rows = weights.sum()
+    spread = (rows**2 - (chosen**2).sum()) * (rows**2 - (true**2).sum())
+    return float((right.sum() * rows - chosen @ true) / np.sqrt(spread)) if spread else 0.0
 
 
 @metric("subset accuracy", MULTI, hub_name="accuracy", is_proportion=True)
@@ -323,11 +369,13 @@ class Scores:
         """A sentence if the model is no better than a baseline, else empty."""
         for name, baseline in self.baselines.items():
             metric, value = METRICS[name], self.metrics[name]
+            same = f"always predicting the {metric.baseline}, {MetricValue(metric, baseline)}"
+            found = f"{metric.title} {MetricValue(metric, value)}"
             if metric.sign * value <= metric.sign * baseline:
-                return (
-                    f"{metric.title} {MetricValue(metric, value)} is not better than always "
-                    f"predicting the {metric.baseline}, {MetricValue(metric, baseline)}"
-                )
+                return f"{found} is not better than {same}"
+            rows = self.samples
+            if metric.is_proportion and wilson_interval(value * rows, rows)[0] <= baseline:
+                return f"{found} may not be better than {same}: {rows:,} rows can't tell"
         return ""
 
     @property
@@ -397,5 +445,5 @@ def rows_of(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 def warn_unless_better(scores: Scores, *, emit: Emit) -> None:
     """Emit a warning where a model is no better than a baseline."""
     if scores.warning:
-        remedy = "train longer, train more of the model, or look at finetune data check"
+        remedy = "test on more rows, train longer or more of the model, or see finetune data check"
         emit(WarningMessage(scores.warning, remedy=remedy))

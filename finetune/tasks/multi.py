@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune.errors import DataError
-from finetune.events import Emit
+from finetune.events import Emit, WarningMessage
 from finetune.tasks.base import BALANCE_CLASSES, Labels, Logits, Outputs, Task
 from finetune.tasks.labels import (
     distinct_values,
@@ -32,8 +32,10 @@ Indicators = NDArray[np.float32]
 DEFAULT_THRESHOLD = 0.5
 # Without a maximum, the one row of a class in 1,000 would outweigh all others.
 MAX_POSITIVE_WEIGHT = 100.0
-# A threshold chosen on fewer rows is mostly chance.
-MIN_ROWS_OF_THRESHOLD = 5
+# A threshold chosen on few rows is mostly chance: that of all classes counts as much as one chosen
+# on so many rows of the class (tests/tasks/test_multi).
+ROWS_OF_COMMON_THRESHOLD = 10
+MIN_THRESHOLD = 1e-6
 # The data check reports classes of fewer rows as rare anyway.
 RARE_ROWS = 10
 # A class with a smaller fraction of the rows has little weight in the loss.
@@ -179,8 +181,18 @@ class Multi(Task):
         """Return the task with the thresholds of the highest F1, and the temperature."""
         calibrated = super().calibrate(predict, fits_temperature=fits_temperature, emit=emit)
         logits, labels = predict()
-        columns = zip(_probabilities(logits).T, labels.T > 0, strict=True)
-        return replace(calibrated, thresholds=[find_threshold(*column) for column in columns])
+        probabilities, true = _probabilities(logits), labels > 0
+        thresholds = find_thresholds(probabilities, true)
+        is_always = (probabilities >= thresholds).all(axis=0) & ~true.all(axis=0)
+        if always := [self.class_names[number] for number in np.flatnonzero(is_always)]:
+            emit(
+                WarningMessage(
+                    f"every validation row gets the classes {', '.join(always)}: the model does"
+                    " not tell their rows from others",
+                    remedy="train longer, train more of the model, or add rows of these classes",
+                )
+            )
+        return replace(calibrated, thresholds=thresholds.tolist())
 
     def scale_output_layer(self, parameters: "Sequence[torch.nn.Parameter]") -> Self:
         """Divide the output layer by the temperature; the thresholds stay at the same logits."""
@@ -201,8 +213,12 @@ class Multi(Task):
         return Outputs(probabilities >= np.array(self._thresholds, np.float32), probabilities)
 
     def baseline_predictions(self, labels: Indicators) -> NDArray[np.bool_]:
-        is_largest = np.arange(labels.shape[1]) == labels.sum(axis=0).argmax()
-        return np.broadcast_to(is_largest, labels.shape)
+        counts = labels.sum(axis=0, dtype=np.float64)
+        order = np.argsort(-counts, kind="stable")
+        answered = np.arange(1, len(counts) + 1) * len(labels)
+        best = int((counts[order].cumsum() / (answered + counts.sum())).argmax())  # half of F1
+        is_frequent = np.isin(np.arange(len(counts)), order[: best + 1])
+        return np.broadcast_to(is_frequent, labels.shape)
 
     def class_columns(self, labels: Indicators, outputs: Outputs) -> Sequence[NDArray[Any]]:
         assert outputs.probabilities is not None
@@ -236,13 +252,31 @@ def _on_device(numbers: tuple[float, ...], device: "torch.device") -> "torch.Ten
     return torch.tensor(numbers, device=device) if numbers else None
 
 
+def find_thresholds(
+    probabilities: NDArray[np.float32], true: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Return the threshold of each class: its own and that of all classes, by the class's rows."""
+    from scipy.special import expit, logit
+
+    columns = zip(probabilities.T, true.T, strict=True)
+    own = [find_threshold(*column) for column in columns]
+    common = find_threshold(probabilities.ravel(), true.ravel())
+    rows = true.sum(axis=0)
+    weights = rows / (rows + ROWS_OF_COMMON_THRESHOLD)
+    own_logits, common_logit = (
+        logit(np.clip(one, MIN_THRESHOLD, 1 - MIN_THRESHOLD)) for one in (own, common)
+    )
+    thresholds: NDArray[np.float64] = expit(weights * own_logits + (1 - weights) * common_logit)
+    return thresholds
+
+
 def find_threshold(probabilities: NDArray[np.float32], true: NDArray[np.bool_]) -> float:
     """Return the threshold of a class with the highest F1, half way between two probabilities.
 
     >>> find_threshold(np.linspace(0, 1, 11), np.arange(11) > 5)
     0.55
     """
-    if true.sum() < MIN_ROWS_OF_THRESHOLD or true.all():
+    if not true.any() or true.all():
         return DEFAULT_THRESHOLD
     order = np.argsort(-probabilities, kind="stable")
     ranked = probabilities[order].astype(np.float64)

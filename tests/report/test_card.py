@@ -59,7 +59,7 @@ def test_body_tells_use_figures_training_and_limits(card_of: CardOf) -> None:
     for emitted in (
         *("# my-run", 'pipeline("text-classification"', "max_length=48"),
         *("4 rows of the test split: accuracy **75.0%** (95% interval 30.1–95.4%, 4 rows"),
-        *("**73.3%**", "## Limits\n\n- Every"),
+        *("**73.3%**", "## Limits\n\n- Accuracy 75.0% may not", "- Every"),
         "| DESC | 66.7% | 100.0% | 34.2–100.0% | 80.0% | 2 |",
         *("770 of 109,483,778 parameters", "4,906 rows", "83 seconds"),
         "## Limits",

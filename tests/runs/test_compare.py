@@ -67,7 +67,7 @@ def test_options_that_differ_are_shown_but_the_folder(finished_run: Path, tmp_pa
 def test_the_baseline_may_be_the_best_on_validation(finished_run: Path, tmp_path: Path) -> None:
     for name, accuracy in (("a", 0.5), ("b", 0.9), ("c", 0.7)):
         change_json(copy_run(finished_run, tmp_path / name) / "all_results.json",
-                    eval_accuracy=accuracy)  # fmt: skip
+                    eval_accuracy=accuracy, eval_macro_f1=accuracy)  # fmt: skip
     found = finetune.compare(tmp_path, baseline="best")
     assert found.baseline == "b"
     assert [run.versus is None for run in found.runs] == [False, True, False]

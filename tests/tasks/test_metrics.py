@@ -10,7 +10,15 @@ from sklearn import metrics as sklearn_metrics
 
 from finetune.errors import ConfigurationInvalid
 from finetune.tasks.base import Task
-from finetune.tasks.metrics import METRICS, choose_metric, pearson, spearman
+from finetune.tasks.metrics import (
+    METRICS,
+    Scores,
+    choose_metric,
+    missed_classes,
+    pearson,
+    selection_score,
+    spearman,
+)
 from finetune.tasks.multi import Multi
 from finetune.tasks.regression import Regression
 from finetune.tasks.single import Single
@@ -44,7 +52,15 @@ def expected_metrics(task: Task, logits: NDArray[np.float32], labels: Any) -> di
         case Single():
             accuracy = sklearn_metrics.accuracy_score(labels, outputs.predicted)
             loss = sklearn_metrics.log_loss(labels, outputs.probabilities, labels=range(4))
-            return {"accuracy": accuracy, "macro_f1": f1("macro"), "loss": loss}
+            return {
+                "accuracy": accuracy,
+                "macro_f1": f1("macro"),
+                "balanced_accuracy": sklearn_metrics.balanced_accuracy_score(
+                    labels, outputs.predicted
+                ),
+                "mcc": sklearn_metrics.matthews_corrcoef(labels, outputs.predicted),
+                "loss": loss,
+            }
         case Multi():
             precision = sklearn_metrics.average_precision_score
             return {
@@ -100,6 +116,58 @@ def test_the_first_metric_of_a_task_chooses_the_best_model_unless_another_is_nam
     assert choose_metric("macro-f1", Single(NAMES)) is METRICS["macro_f1"]
     with pytest.raises(ConfigurationInvalid, match="no metric 'bleu'"):
         choose_metric("bleu", task)
+
+
+def score_classes(task: Single | Multi, answers: str, *, rows: int = 20) -> Scores:
+    """Score rows of which every fifth has ``b``, the others ``a``."""
+    labels = (np.arange(rows) % 5 == 0).astype(np.int64)
+    predicted = np.array(["ab".index(one) for one in (answers * rows)[:rows]])
+    logits = np.eye(2, dtype=np.float32)[predicted]
+    if isinstance(task, Multi):
+        return task.score(logits - 2, np.eye(2, dtype=np.float32)[labels])
+    return task.score(logits, labels)
+
+
+def test_a_model_that_misses_a_large_class_is_not_chosen_for_its_accuracy() -> None:
+    task = Single(["a", "b"])
+    majority, useful = score_classes(task, "a"), score_classes(task, "ba")
+    assert majority.accuracy > useful.accuracy
+    assert missed_classes(majority) == {"b": 0.2}
+    assert selection_score(None, task, majority) < selection_score(None, task, useful)
+    assert selection_score("accuracy", task, majority) == majority.accuracy
+    assert selection_score(None, task, useful) == useful.accuracy
+    # Of two models that miss it the one with the higher macro F1.
+    worse = score_classes(task, "abbbb")
+    assert selection_score(None, task, majority) > selection_score(None, task, worse)
+    few = score_classes(task, "a", rows=10)
+    assert selection_score(None, task, few) == few.accuracy
+
+
+def test_while_no_class_is_answered_the_order_of_the_rows_chooses() -> None:
+    task = Multi(["a", "b"])
+    better, worse = score_classes(task, "baaaa"), score_classes(task, "abbbb")
+    assert better.micro_f1 == worse.micro_f1 == 0
+    assert selection_score(None, task, worse) < selection_score(None, task, better) <= 0
+
+
+def test_chance_is_not_called_better_than_the_largest_class() -> None:
+    claims = 0
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        labels, predicted = random.integers(0, 2, (2, 40 + 3 * seed))
+        scores = Single(["a", "b"]).score(np.eye(2, dtype=np.float32)[predicted], labels)
+        claims += not scores.warning
+    assert claims <= 1
+    six = score_classes(Single(["a", "b"]), "baaaa", rows=6)
+    assert six.accuracy == 1
+    assert six.warning.endswith("6 rows can't tell")
+
+
+def test_always_the_most_frequent_classes_is_the_baseline_of_several_labels() -> None:
+    labels = (np.random.default_rng(0).random((200, 3)) < [0.6, 0.5, 0.05]).astype(np.float32)
+    scores = Multi(["a", "b", "c"]).score(np.full((200, 3), [1, 1, -1], np.float32), labels)
+    assert scores.baseline_micro_f1 == scores.micro_f1
+    assert "not better" in scores.warning
 
 
 @pytest.mark.parametrize(("right", "rows"), [(0, 10), (19, 19), (95, 100)])

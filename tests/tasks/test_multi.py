@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from finetune.errors import DataError
-from finetune.tasks.multi import MAX_POSITIVE_WEIGHT, Multi
+from finetune.events import Event, WarningMessage
+from finetune.tasks.multi import MAX_POSITIVE_WEIGHT, Multi, find_thresholds
 
 LABELS = np.array([[1, 0], [0, 0], [0, 1], [0, 1]], np.float32)
 
@@ -55,3 +56,40 @@ def test_the_loss_of_a_split_is_that_without_weights() -> None:
     logits = np.ones_like(LABELS)
     balanced = Multi(["a", "b"]).with_training_labels(LABELS, is_balanced=True)
     assert balanced.score(logits, LABELS).loss == Multi(["a", "b"]).score(logits, LABELS).loss
+
+
+@pytest.mark.parametrize("shift", [-1.5, 0.0])
+def test_thresholds_gain_on_other_rows_and_rare_classes_lose_nothing(shift: float) -> None:
+    random = np.random.default_rng(0)
+    shares = np.array([0.01, 0.02, 0.04, 0.1, 0.3])
+    distances = np.array([1.0, 2.0, 1.5, 2.0, 1.5])
+
+    def draw(rows: int) -> tuple[np.ndarray, np.ndarray]:
+        true = random.random((rows, 5)) < shares
+        seen = random.normal(size=(rows, 5)) + distances * true
+        logits = distances * seen - distances**2 / 2 + np.log(shares / (1 - shares)) + shift
+        return (1 / (1 + np.exp(-logits))).astype(np.float32), true
+
+    def f1(thresholds: np.ndarray | float) -> np.ndarray:
+        predicted = others >= thresholds
+        right, both = (predicted & labels).sum(axis=0), predicted.sum(axis=0) + labels.sum(axis=0)
+        return 2 * right / both
+
+    others, labels = draw(20_000)
+    gains = [f1(find_thresholds(*draw(200))) - f1(0.5) for _ in range(20)]
+    assert (np.mean(gains, axis=0) > 0).all()
+    assert (np.min(gains, axis=0)[:3] > -0.03).all()
+
+
+def test_classes_that_every_row_gets_are_named() -> None:
+    random = np.random.default_rng(0)
+    labels = (random.random((60, 2)) < 0.5).astype(np.float32)
+    logits = np.stack([np.zeros(60), 4 * labels[:, 1] - 2], axis=1)
+    emitted: list[Event] = []
+    task = Multi(["chance", "known"]).calibrate(
+        lambda: (logits.astype(np.float32), labels), fits_temperature=False, emit=emitted.append
+    )
+    [warning] = emitted
+    assert isinstance(warning, WarningMessage)
+    assert "gets the classes chance:" in warning.message
+    assert task.read_logits(np.array([[0.1, -2]], np.float32)).predicted.tolist() == [[True, False]]

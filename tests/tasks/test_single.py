@@ -43,7 +43,7 @@ def test_only_few_classes_have_a_confusion_matrix(classes: int, matrix_rows: int
     assert len(scores.confusion_matrix or ()) == matrix_rows
 
 
-@pytest.mark.parametrize(("right", "warns"), [(6, True), (7, True), (8, False)])
+@pytest.mark.parametrize(("right", "warns"), [(6, True), (7, True), (8, True), (10, False)])
 def test_a_model_that_does_not_beat_the_largest_class_is_reported(right: int, warns: bool) -> None:
     true = np.array([1] * 7 + [0] * 3)
     predicted = np.where(np.arange(10) < right, true, 3)
