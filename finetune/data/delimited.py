@@ -2,8 +2,10 @@
 
 import csv
 import io
+import re
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 
@@ -28,6 +30,13 @@ HEADER_ROWS = 1_000
 # A row must fit into one block.
 BLOCK_BYTES = 2**24
 MAX_NAME = 60
+# Of lines of prose, fewer have as many commas as the first one.
+MIN_SCORE = 0.5
+ADD_LABELS = (
+    "add a column of labels, or name a file of labels, one a line, with --labels-file; texts"
+    " without labels are for finetune predict"
+)
+ESCAPED_QUOTE = re.compile(r'(?<!\\)((?:\\\\)*)\\"')
 # The module's own limit is 131,072 characters, fewer than a long document has.
 csv.field_size_limit(2**31 - 1)
 # A row, and the number of its first line.
@@ -44,7 +53,13 @@ def _open(content: Content, options: DataConfig, emit: Emit) -> tuple[TextFile, 
     text = find_text(content, encoding=options.encoding, emit=emit)
     delimiter = _find_delimiter(text)
     emit(Info(f"reading {text.path}: encoding {text.encoding}, delimiter {DELIMITERS[delimiter]}"))
-    has_quotes = delimiter != "\t" or _are_quotes_right(text)
+    if any('\\"' in piece for piece in text.pieces()) and not _are_quotes_right(text, delimiter):
+        doubled = ESCAPED_QUOTE.sub(r'\1""', "".join(text.pieces())).encode()
+        unescaped = TextFile(replace(content, unpacked=doubled), "utf-8")
+        if _are_quotes_right(unescaped, delimiter):
+            emit(Info(f'\\" in {text.path} is read as a quote'))
+            text = unescaped
+    has_quotes = delimiter != "\t" or _are_quotes_right(text, delimiter)
     if not has_quotes:
         emit(Info(f"quotes in {text.path} are read as part of the texts"))
     return text, delimiter, has_quotes
@@ -157,15 +172,15 @@ def _unreadable(text: TextFile, number: int, complaint: str) -> DataUnreadable:
     )
 
 
-def _are_quotes_right(text: TextFile) -> bool:
-    """Return whether a file with tabs reads with quotes.
+def _are_quotes_right(text: TextFile, delimiter: str) -> bool:
+    """Return whether a file reads with quotes.
 
-    Many know none, and a text may then begin with a quote and never end it.
+    Many with tabs know none, and a text may then begin with a quote and never end it.
     """
     if not any('"' in piece for piece in text.pieces()):
         return True
     try:
-        deque(read_values(text, "\t", has_quotes=True), maxlen=0)
+        deque(read_values(text, delimiter, has_quotes=True), maxlen=0)
     except DataUnreadable:
         return False
     return True
@@ -184,8 +199,12 @@ def _find_delimiter(text: TextFile) -> str:
         lengths = [len(row) for row in islice(reader, SAMPLE_ROWS) if row]
         return lengths.count(lengths[0]) / len(lengths) if lengths and lengths[0] > 1 else 0.0
 
-    likely = "," if text.content.name.suffix.lower() == ".csv" else "\t"
-    return max(sorted(DELIMITERS, key=lambda one: one != likely), key=score)
+    suffix = text.content.name.suffix.lower()
+    likely = "," if suffix == ".csv" else "\t"
+    best = max(sorted(DELIMITERS, key=lambda one: one != likely), key=score)
+    if suffix not in READER.suffixes and score(best) < MIN_SCORE and len(sample.splitlines()) > 1:
+        raise DataUnreadable(f"{text.path} has one text a line, and no labels", remedy=ADD_LABELS)
+    return best
 
 
 def name_values(

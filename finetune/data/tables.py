@@ -26,6 +26,7 @@ from finetune.data.columns import (
     read_texts,
 )
 from finetune.data.dataset import make_dataset, return_freed_memory
+from finetune.data.delimited import ADD_LABELS
 from finetune.data.encoding import find_text
 from finetune.data.folders import read_training
 from finetune.data.formats import read_file
@@ -38,6 +39,7 @@ from finetune.events import Emit, Info, WarningMessage
 from finetune.tasks.choose import choose_task_type
 from finetune.tasks.labels import MAX_LABEL_LENGTH, distinct_values, listed_counts, map_values
 
+FEW_ROWS = 10
 SPLIT_NAMES = ("split", "set", "partition", "subset", "fold")
 INTEGERS = r"\W*\d+(\W+\d+)*\W*"
 # What UTF-8 of other scripts looks like where it was read as Windows-1252.
@@ -57,7 +59,16 @@ def read_tables(
     return_freed_memory()
     tables = _divide_by_column(tables, options, emit=emit)
     train = tables["train"]
-    columns = choose_columns(train.columns, options, table=str(train.path))
+    if len(train.columns.column_names) == 1:
+        complaint = f"{train.path} has one column, {train.columns.column_names[0]!r}, and no labels"
+        raise DataError(complaint, remedy=ADD_LABELS)
+    try:
+        columns = choose_columns(train.columns, options, table=str(train.path))
+    except DataError as error:
+        if len(train.columns) >= FEW_ROWS:
+            raise
+        few = f"{train.path} has {len(train.columns)} rows, too few to train on; {error.message}"
+        raise DataError(few, remedy=f"add rows; {error.remedy}") from error
     label = columns[LABEL].names
     second = f", second texts from {columns[PAIR].name!r}" if PAIR in columns else ""
     emit(Info(f"texts from column {columns[TEXT]}{second}, labels from {columns[LABEL]}"))

@@ -231,3 +231,16 @@ def test_a_comma_is_decimal_where_columns_are_delimited_by_semicolons(
     table, emitted = read(tmp_path, content, task=task)
     assert table.columns["score"].to_pylist() == [score, "1"]
     assert ("commas are read as decimal" in emitted) == (score == "4.5")
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t"])
+def test_quotes_behind_a_backslash_are_read(tmp_path: Path, delimiter: str) -> None:
+    values = [r'"He said \"no, no\"\n"', r'"\"A\" ""film"", C:\new\\"', '"plain"', '"x"']
+    lines = [delimiter.join(("text", "label")), *(f"{own}{delimiter}a" for own in values)]
+    table, emitted = read(tmp_path, "\n".join(lines))
+    texts = [r'He said "no, no"\n', r'"A" "film", C:\new\\', "plain", "x"]
+    assert table.columns["text"].to_pylist() == texts
+    assert "is read as a quote" in emitted
+    table, emitted = read(tmp_path, 'text,label\n"C:\\",a\nb,c\n')
+    assert table.columns["text"].to_pylist() == ["C:\\", "b"]
+    assert "is read as a quote" not in emitted
