@@ -32,7 +32,7 @@ class Options(TypedDict, total=False):
     data_dir: AnyPath | None
     label: str
     max_train_samples: int | None
-    validation_fraction: float
+    validation_fraction: float | None
     test_fraction: float
     split_seed: int
     private_data: bool
@@ -42,10 +42,11 @@ class Options(TypedDict, total=False):
     freeze_core: bool
     head: Literal["whole", "classifier"]
     train_layers: int | None
+    pooling: Literal["auto", "cls", "mean"]
     max_length: int
     long_texts: Literal["truncate", "head-tail", "windows"]
     stride: int
-    pooling: Literal["mean", "max"]
+    window_pooling: Literal["mean", "max"]
     device: Literal["auto", "mps", "cpu", "cuda"]
     precision: Literal["auto", "fp32", "bf16", "fp16"]
     batch_size: int | Literal["auto"]
@@ -62,6 +63,11 @@ class Options(TypedDict, total=False):
     weight_decay: float | None
     max_grad_norm: float
     class_weights: Literal["none", "balanced"]
+    contrastive: Literal["auto", "on", "off"]
+    solve_head: Literal["auto", "on", "off"]
+    loss: Literal["cross_entropy", "focal"]
+    focal_gamma: float
+    label_smoothing: float
     metric_for_best_model: str | None
     early_stopping_patience: int | None
     calibrate: bool

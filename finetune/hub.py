@@ -7,12 +7,18 @@ commit. If the Hub does not answer, or ``HF_HUB_OFFLINE`` is set, they come from
 import glob
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from huggingface_hub import CommitOperationAdd, HfApi, constants, snapshot_download
+from huggingface_hub import (
+    CommitOperationAdd,
+    HfApi,
+    constants,
+    snapshot_download,
+    try_to_load_from_cache,
+)
 from huggingface_hub import errors as hub_errors
 from huggingface_hub.file_download import repo_folder_name
 
@@ -22,6 +28,7 @@ from finetune.errors import DataNotFound, HubNotReachable, UsageError
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 SHARDS_INDEX = "model.safetensors.index.json"
+_WEIGHT_FILES = (WEIGHTS, SHARDS_INDEX)
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 RepoType = Literal["model", "dataset"]
 # httpx2's or, before huggingface_hub 2, httpx's.
@@ -114,6 +121,14 @@ def fetch_model(name: str, *, revision: str | None, with_weights: bool = True) -
     return model.fetch(weights) if with_weights else folder
 
 
+def has_weights(name: str, *, revision: str | None) -> bool:
+    """Return whether the cache holds weights of a model's newest revision, as far as is known."""
+    with suppress(hub_errors.HFValidationError):
+        files = [try_to_load_from_cache(name, one, revision=revision) for one in _WEIGHT_FILES]
+        return any(isinstance(file, str) for file in files)
+    return False
+
+
 def upload_model(
     files: Mapping[str, Path], name: str, *, public: bool, revision: str | None, message: str
 ) -> tuple[str, bool]:
@@ -198,7 +213,10 @@ def _errors_explained(repo_type: RepoType, name: str, failure: str) -> Iterator[
         message = f"the {repo_type} {name!r} is only for users who accepted its terms"
         remedy = f"accept them at {page} and set HF_TOKEN to a token of yours"
         raise refused(message, remedy=remedy) from error
-    except (hub_errors.HFValidationError, hub_errors.RepositoryNotFoundError) as error:
+    except hub_errors.HFValidationError as error:
+        message = f"there is no folder {name}, which is no name on the Hub"
+        raise not_found(message, remedy="check the spelling") from error
+    except hub_errors.RepositoryNotFoundError as error:
         message = f"there is no folder and on the Hub no {repo_type} {name!r}"
         remedy = f"check the spelling; if {page} is private, set HF_TOKEN"
         raise not_found(message, remedy=remedy) from error

@@ -26,6 +26,7 @@ QUICK: dict[str, Any] = {
     "device": "cpu",
     # Tiny models are as fast in either: a timing would choose at random.
     "precision": "fp32",
+    "validation_fraction": 0.1,
     "max_train_samples": 64,
     "batch_size": 16,
     "num_train_epochs": 2,

@@ -21,7 +21,8 @@ class Case:
     """Everything that the memory of a step depends on, but for the batch size.
 
     ``part`` is ``whole`` for a step on texts. Where features of the frozen layers are stored, it is
-    ``features`` for their extraction and ``trainable`` for a step on them.
+    ``features`` for their extraction and ``trainable`` for a step on them. The architecture counts
+    the layer of ``model.mean_pooling``.
     """
 
     device: str
@@ -34,6 +35,7 @@ class Case:
     gradient_checkpointing: bool
     part: Part = "whole"
     task: str = "single"
+    has_mean_layer: bool = False
 
 
 def architecture_of(model_config: Mapping[str, Any]) -> dict[str, Any]:

@@ -102,7 +102,8 @@ def build_trial_model(case: Case, *, device: Device) -> TrialModel:
     make = cast(Callable[..., PreTrainedModel], AutoModelForSequenceClassification.from_config)
     with device.torch_device if is_made_there else torch.device("cpu"):
         model = make(config, dtype=torch.float32)
-    structure = find_structure(model)
+    # Any weights of a layer that never trains take the same memory and time.
+    structure = find_structure(model, has_mean_layer=case.has_mean_layer)
     if case.gradient_checkpointing:
         enable_gradient_checkpointing(model, device)
     if case.part == "whole":

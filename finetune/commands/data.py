@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from finetune.data.check import Findings, Lengths, Suggestion
+    from finetune.runs.expectation import Expectation
 
 SCHEMA_VERSION = 1
 UNLIMITED = 2**31 - 1
@@ -43,6 +44,7 @@ class DataReport:
         rows_of_a_run: By split, once the missing splits are held out.
         findings: Of the splits that the data has.
         lengths: Of the texts in tokens; None without a tokenizer.
+        expectation: Of a linear head on the frozen encoder; None if that can't be measured.
         warnings: Of loading.
     """
 
@@ -51,6 +53,7 @@ class DataReport:
     findings: "Findings"
     lengths: "Lengths | None"
     suggestions: Sequence["Suggestion"]
+    expectation: "Expectation | None"
     warnings: Sequence[str]
 
     def to_json(self) -> dict[str, Any]:
@@ -67,6 +70,7 @@ def check_data(config: Config, *, emit: Emit) -> DataReport:
     from finetune.data.check import check_splits, suggest_changes
     from finetune.data.load import load_data
     from finetune.data.split import split_table
+    from finetune.runs.expectation import expect
 
     warnings: list[str] = []
 
@@ -87,6 +91,7 @@ def check_data(config: Config, *, emit: Emit) -> DataReport:
         findings=findings,
         lengths=lengths,
         suggestions=suggest_changes(findings, lengths=lengths, reads_pairs=reads_pairs),
+        expectation=expect(config, splits["train"], loaded.task, emit=emit),
         warnings=warnings,
     )
 
@@ -143,7 +148,8 @@ def check(*, config: str | None, display: Display, **flags: Any) -> None:
     """Print statistics of the data and suggest what to change.
 
     Rows and classes, duplicates, texts with contradictory labels, test rows that are in the
-    training split too, and lengths in tokens. Of the model, only the tokenizer is loaded.
+    training split too, and lengths in tokens. If the model is on this machine, also how good a
+    linear head on its frozen encoder is: about what to expect at least.
     """
     with display.progress() as emit:
         report = check_data(load(flags, config=config).config, emit=emit)
@@ -179,6 +185,8 @@ def _show(report: DataReport) -> None:
     if examples:
         show_lines()
         show_table(("example", "text"), examples)
+    if report.expectation:
+        show_lines(*report.expectation.lines)
     for suggestion in report.suggestions:
         show_lines(suggestion.finding, f"  try: {suggestion.remedy}")
 

@@ -192,17 +192,19 @@ def _modes(config: Config) -> list[Mode]:
 def _case(config: Config, device: "Device", mode: Mode, texts: _Texts) -> "Case":
     """Return the case of the longest text, within the model's positions."""
     from finetune.batch_finder.case import Case, architecture_of
+    from finetune.model.mean_pooling import pool_shape_by_mean
     from finetune.model.shape import load_shape, max_positions
 
     training = config.training
     shape = load_shape(config.model.model, revision=config.model.revision)
+    has_mean_layer = config.model.pooling == "mean" and pool_shape_by_mean(shape)
     longest = device.shapes.padded_length(texts.max_tokens)
     return Case(
         device.name, architecture_of(shape.to_dict()), classes=texts.outputs, mode=mode,
         padded_length=min(longest, max_positions(shape) or longest),
         precision=training.precision_without_timing, optimizer=training.optimizer,
         gradient_checkpointing=bool(training.gradient_checkpointing) and mode.trains_encoder,
-        task=texts.task,
+        task=texts.task, has_mean_layer=has_mean_layer,
     )  # fmt: skip
 
 

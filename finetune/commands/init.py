@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from numpy.typing import NDArray
 
+    from finetune.runs.expectation import Expectation
+
 # Without a tokenizer, the estimate is rather too high, which costs nothing: BERT's takes 3.8 bytes
 # of TREC's questions a token, and of Chinese a character, which is 3.
 BYTES_A_TOKEN = 3
@@ -77,6 +79,7 @@ class TableFacts:
     model: str
     suggested_max_length: int
     longer_share: float
+    expectation: "Expectation | None"
 
 
 def look_at_table(options: DataConfig, *, model: str | None, emit: Emit) -> TableFacts:
@@ -87,6 +90,7 @@ def look_at_table(options: DataConfig, *, model: str | None, emit: Emit) -> Tabl
     from finetune.data.dataset import column_of, texts_of
     from finetune.data.split import split_table
     from finetune.data.tables import read_tables
+    from finetune.runs.expectation import expect
 
     table = read_tables({"train": [Path(options.data)]}, options, emit=emit)
     rows, task, chosen = table.splits["train"], table.task, table.chosen
@@ -103,6 +107,7 @@ def look_at_table(options: DataConfig, *, model: str | None, emit: Emit) -> Tabl
         max_length = suggest_max_length(tokens, max_tokens=MAX_TOKENS)
         longer_share = float((tokens > MAX_TOKENS).mean())
     splits = split_table(table.splits, options, task=task, emit=emit)
+    config = Config(data=options, model=ModelConfig(model=model))
     return TableFacts(
         options=options,
         columns=table.column_names,
@@ -122,6 +127,7 @@ def look_at_table(options: DataConfig, *, model: str | None, emit: Emit) -> Tabl
         model=model,
         suggested_max_length=max_length,
         longer_share=longer_share,
+        expectation=expect(config, splits["train"], task, emit=emit),
     )
 
 
@@ -249,6 +255,8 @@ def _show(facts: TableFacts) -> None:
         "classes": len(facts.class_rows) or None,
     }
     show_facts(given(described))
+    if facts.expectation:
+        show_lines(*facts.expectation.lines)
     if not facts.class_rows:
         return
     show_lines()

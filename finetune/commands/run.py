@@ -149,6 +149,7 @@ def dry_run(
     chosen = read_options(config, assignments=assignments, **options).config
     from finetune.commands.resuming import Work
     from finetune.data.check import describe_lengths
+    from finetune.runs.expectation import expect
     from finetune.runs.preparation import prepare
     from finetune.runs.results import RunFacts
 
@@ -158,6 +159,8 @@ def dry_run(
     # Nothing has been timed.
     del facts["class_names"], facts["precision_reason"]
     lengths = Counter(batch.padded_length for batch in plan.batches(0))
+    rows = preparation.data.splits["train"]
+    expectation = expect(chosen, rows, preparation.data.task, emit=emit)
     return {
         "schema_version": SCHEMA_VERSION,
         **facts,
@@ -173,6 +176,7 @@ def dry_run(
         "learning_rate": plan.schedule.peak,
         "output_dir": str(folder),
         "batches_by_width": dict(sorted(lengths.items())),
+        "expectation": expectation and asdict(expectation),
     }
 
 
@@ -237,10 +241,15 @@ def command(
 def _show_plan(plan: dict[str, Any]) -> None:
     from finetune.tasks.labels import listed_counts
 
+    expected = plan.pop("expectation")
     del plan["schema_version"]
     # Hundreds of classes fit no line, and a number has none.
     plan["rows_by_class"] = listed_counts(plan["rows_by_class"]) or "no classes"
     show_facts({IN_WORDS.get(name, name): fact for name, fact in plan.items()})
+    if expected:
+        from finetune.runs.expectation import Expectation
+
+        show_lines(*Expectation(**expected).lines)
 
 
 def _show_run(results: "RunResults") -> None:
@@ -250,7 +259,12 @@ def _show_run(results: "RunResults") -> None:
     folder = RunFolder(Path(results.output_dir))
     pair = " --text-pair TEXT" * Manifest.read(folder).reads_pairs
     show_scores(f"test split of {facts.data}, {results.test.samples:,} rows", results.test)
+    validated = []
+    if results.validation:
+        first = results.validation.values[0]
+        validated = [f"validation {first.metric.title} {first}, {results.validation_note}"]
     show_lines(
+        *validated,
         f"trained in {training.train_runtime:.1f} s, validation aside, on {facts.device}, "
         f"{training.train_samples_per_second:.0f} examples/s",
         f"run folder: {results.output_dir}",
@@ -272,7 +286,7 @@ def _show_seeds(results: "SeedResults") -> None:
     columns = ("run", *(value.metric.title for value in values))
     show_lines(f"test split of {first.facts.data}, {first.test.samples:,} rows", "")
     show_table(columns, rows, numbers=columns[1:])
-    best = "not known, there is no validation split"
+    best = "not known without held-out rows; --validation-fraction 0.1 holds some out"
     if results.best_seed is not None:
         best = str(Path(results.output_dir) / seed_name(results.best_seed))
     show_lines(f"best on validation: {best}", f"run folders: {results.output_dir}")

@@ -10,7 +10,13 @@ from typing import Any
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from finetune.config.mode import HEADS
-from finetune.config.schema import OPTION_OF_TRAINER, OPTIONS, Config, change_options
+from finetune.config.schema import (
+    OPTION_OF_TRAINER,
+    OPTIONS,
+    Config,
+    TrainingConfig,
+    change_options,
+)
 from finetune.config.yaml_files import find_recipe, read_yaml
 from finetune.errors import ConfigurationInvalid
 
@@ -18,6 +24,15 @@ ENVIRONMENT_PREFIX = "FINETUNE_"
 SECTIONS = [section.name for section in fields(Config)]
 # Without a unit, a smaller number is a mistake: bytes were not meant.
 MIN_SIZE_BYTES = 10**6
+# A solved head needs a convex loss; the rest would not do what both say, or is not tested.
+_EXCLUSIVE = (
+    ("--loss focal", "--label-smoothing"),
+    ("--loss focal", "--solve-head on"),
+    ("--contrastive on", "--loss focal"),
+    ("--contrastive on", "--label-smoothing"),
+    ("--contrastive on", "--solve-head off"),
+    ("--contrastive on", "a frozen encoder"),
+)
 # Source, section if it is named, option, value.
 Given = tuple[str, str | None, str, Any]
 
@@ -147,11 +162,14 @@ def _check_value(option: str, value: Any, source: str) -> Any:
         adapter: TypeAdapter[Any] = TypeAdapter(OPTIONS[option].type)
         return adapter.validate_python(value, strict=isinstance(value, bool))
     except ValidationError as error:
+        remedy = "`finetune run --help` shows what each option takes"
+        if (option, value) == ("pooling", "max"):
+            remedy = "windows of long texts are aggregated by --window-pooling max"
         messages = (one["msg"].partition(", unable")[0] for one in error.errors())
         expected = " or ".join(message.removeprefix("Input should be ") for message in messages)
         raise ConfigurationInvalid(
             f"{source}: {option} is {reprlib.repr(value)}, and should be {expected}",
-            remedy="`finetune run --help` shows what each option takes",
+            remedy=remedy,
         ) from error
 
 
@@ -168,3 +186,19 @@ def _check_contradictions(config: Config) -> None:
             "gradient checkpointing is for layers that train, and the whole encoder is frozen",
             remedy="leave out --gradient-checkpointing, or train layers with --train-layers",
         )
+    training = config.training
+    if training.loss != "focal" and training.focal_gamma != TrainingConfig.focal_gamma:
+        raise ConfigurationInvalid("--focal-gamma is for --loss focal", remedy="add --loss focal")
+    is_given = {
+        "--loss focal": training.loss == "focal",
+        "--label-smoothing": training.label_smoothing > 0,
+        "--contrastive on": training.contrastive == "on",
+        "--solve-head on": training.solve_head == "on",
+        "--solve-head off": training.solve_head == "off",
+        "a frozen encoder": not model.mode.trains_encoder,
+    }
+    for pair in _EXCLUSIVE:
+        if all(map(is_given.__getitem__, pair)):
+            raise ConfigurationInvalid(
+                f"{' and '.join(pair)} do not go together", remedy="leave one of them out"
+            )

@@ -33,6 +33,8 @@ _of_tables = partial(_option, goes_with=("a file", "a dataset of the Hub"))
 Count = Annotated[int, Ge(1), Lt(2**31)]
 NotNegative = Annotated[int, Ge(0), Lt(2**31)]
 Seed = Annotated[int, Ge(0), Lt(2**32)]
+Pooling = Literal["auto", "cls", "mean"]
+Switch = Literal["auto", "on", "off"]
 Tracker = Literal["none", "tensorboard", "trackio", "wandb", "mlflow"]
 Positive = Annotated[float, Gt(0.0), Le(1e6)]
 Amount = Annotated[float, Ge(0.0), Le(1e6)]
@@ -80,7 +82,11 @@ class DataConfig:
     max_train_samples: Count | None = _option(
         None, "Train on N rows. TREC: the first N; otherwise a stratified sample."
     )
-    validation_fraction: Fraction = _option(0.1, "Fraction of rows held out for validation; or 0.")
+    validation_fraction: Fraction | None = _option(
+        None,
+        "Fraction of rows held out for validation; or 0. Default: 0.1, but none of fewer than "
+        "1,000 rows, unless they have several labels.",
+    )
     test_fraction: Annotated[float, Gt(0.0), Lt(1.0)] = _option(
         0.1, "Fraction of the rows held out as test split where the data has none."
     )
@@ -106,17 +112,22 @@ class ModelConfig:
         "whole", "Part of the head that trains; classifier freezes a pretrained pooler too."
     )
     train_layers: Count | None = _option(None, "Train only the last N layers, and the head.")
+    pooling: Pooling = _option(
+        "auto", "What the head reads of a text: the first token (cls) or the mean of all."
+    )
     max_length: Annotated[int, Ge(3), Lt(2**31)] = _option(128, "Maximum tokens of a text.")
     long_texts: Handling = _option(
         "truncate", "Of texts over --max-length cut the end, the middle, or read all in windows."
     )
     stride: NotNegative = _option(32, "Tokens of overlap between the windows of a text.")
-    pooling: Aggregation = _option("mean", "How the logits of a text's windows become the text's.")
+    window_pooling: Aggregation = _option(
+        "mean", "How the logits of a text's windows become the text's."
+    )
 
     @property
     def long_text_handling(self) -> LongTexts:
         """What becomes of texts longer than the maximum."""
-        return LongTexts(self.long_texts, stride=self.stride, aggregation=self.pooling)
+        return LongTexts(self.long_texts, stride=self.stride, aggregation=self.window_pooling)
 
     @property
     def mode(self) -> Mode:
@@ -184,6 +195,21 @@ class TrainingConfig:
     max_grad_norm: Positive = _option(1.0, "Gradients are clipped to this norm.")
     class_weights: Literal["none", "balanced"] = _option(
         "none", "balanced weights the loss of each class by the inverse of its frequency."
+    )
+    contrastive: Switch = _option(
+        "auto", "Contrastive steps on the encoder before the head is solved. auto: for few labels."
+    )
+    solve_head: Switch = _option(
+        "auto", "Solve the output layer as a convex problem instead of stepping towards it."
+    )
+    loss: Literal["cross_entropy", "focal"] = _option(
+        "cross_entropy", "Loss of classes; focal gives learned examples less weight."
+    )
+    focal_gamma: Amount = _option(2.0, "Exponent of the focal loss; 0 is cross-entropy.")
+    label_smoothing: Fraction = _option(
+        0.0,
+        "Part of a label's weight that is spread over all classes.",
+        trainer_names=("label_smoothing_factor",),
     )
     metric_for_best_model: str | None = _option(
         None,

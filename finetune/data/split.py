@@ -9,6 +9,11 @@ from finetune.data.dataset import column_of, number_splits, number_texts, rows_w
 from finetune.errors import DataError
 from finetune.events import Emit, Info, WarningMessage
 from finetune.tasks.base import Task
+from finetune.tasks.metrics import MULTI
+
+DEFAULT_FRACTION = 0.1
+# A tenth of fewer chooses a model by chance, and training misses it.
+MIN_ROWS_TO_VALIDATE = 1_000
 
 
 def split_table(table: DatasetDict, options: DataConfig, *, task: Task, emit: Emit) -> DatasetDict:
@@ -21,7 +26,7 @@ def split_table(table: DatasetDict, options: DataConfig, *, task: Task, emit: Em
         if options.data == "trec":
             train = train.select(range(rows))
         else:
-            sampled = _sample_rows(_strata_of(train, task), rows=rows, seed=options.split_seed)
+            sampled = sample_rows(_strata_of(train, task), rows=rows, seed=options.split_seed)
             train = rows_where(train, sampled)
         splits["train"] = train
         _refuse_constant(train, task)
@@ -86,11 +91,16 @@ def _strata_of(table: Dataset, task: Task) -> NDArray[np.int64]:
 def _with_missing_splits(
     table: DatasetDict, options: DataConfig, *, task: Task, emit: Emit
 ) -> dict[str, Dataset]:
-    fractions = {"test": options.test_fraction, "validation": options.validation_fraction}
+    given_rows, validation = len(table["train"]), options.validation_fraction
+    if validation is None:
+        # Thresholds of several labels are chosen on validation rows.
+        is_worth_it = given_rows >= MIN_ROWS_TO_VALIDATE or task.problem_type == MULTI
+        validation = DEFAULT_FRACTION if is_worth_it else 0.0
+    fractions = {"test": options.test_fraction, "validation": validation}
     missing = [
         name for name, share in fractions.items() if name not in table and (share or name == "test")
     ]
-    splits, train, given_rows = dict(table), table["train"], len(table["train"])
+    splits, train = dict(table), table["train"]
     texts = number_texts(*texts_of(train)) if missing else np.empty(0, np.int64)
     for name in missing:
         rows = fractions[name] * given_rows
@@ -116,10 +126,13 @@ def _with_missing_splits(
                 f" {len(splits['test'])} of {given_rows} rows"
             )
         )
+    if "validation" not in splits and options.validation_fraction is None:
+        few = f"no validation split: a tenth of {given_rows} rows is too few to choose a model by"
+        emit(Info(f"{few}; --validation-fraction {DEFAULT_FRACTION} holds it out"))
     return splits
 
 
-def _sample_rows(strata: NDArray[np.int64], *, rows: int, seed: int) -> NDArray[np.bool_]:
+def sample_rows(strata: NDArray[np.int64], *, rows: int, seed: int) -> NDArray[np.bool_]:
     """Return which rows are in a random sample, in which each stratum has its share: [rows]."""
     shuffled = np.random.default_rng(seed).permutation(len(strata))
     by_stratum = shuffled[np.argsort(strata[shuffled], kind="stable")]

@@ -17,6 +17,7 @@ from finetune.doctor.operators import CLASSES, prepare_trial
 from finetune.events import Emit, Info
 from finetune.model.freeze import set_training
 from finetune.model.load import load_model
+from finetune.model.mean_pooling import has_mean_layer
 from finetune.model.shape import count_positions, random_classifier
 from finetune.model.structure import find_structure
 from finetune.tasks.single import Single
@@ -104,7 +105,7 @@ def compare_model(
     Raises:
         WrongParametersChanged: If the step changes what is frozen, or not what trains.
     """
-    structure = find_structure(model)
+    structure = find_structure(model, has_mean_layer=has_mean_layer(model))
     # Stored transposed, as loaded weights may be: MPS once silently skipped in-place operations on
     # such tensors (pytorch#118115).
     for parameter in map(model.get_parameter, structure.layers[-1]):

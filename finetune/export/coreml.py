@@ -79,10 +79,17 @@ def _convert(text_model: TextModel, *, max_length: int) -> Any:
         aten.alias.default: torch.clone,
         aten.new_ones.default: _new_ones,
     }
+    precision = coremltools.precision.FLOAT16
+    if text_model.structure.mean_layer:
+        # In fp16 the squares of what this layer multiplies would overflow.
+        precision = coremltools.transform.FP16ComputePrecision(
+            op_selector=lambda operation: operation.op_type != "layer_norm"
+        )
     program = coremltools.convert(
         exported.run_decompositions(operators_that_coremltools_lacks),
         outputs=[coremltools.TensorType(name="logits", dtype=np.float32)],
         minimum_deployment_target=coremltools.target.macOS13,
+        compute_precision=precision,
         skip_model_load=True,
     )
     description = program.get_spec()
@@ -114,7 +121,8 @@ def check_weights(file: Path, text_model: TextModel) -> list[str]:
     with silence():
         program = coremltools.models.MLModel(str(file), skip_model_load=True)
         constants = coremltools.optimize.coreml.get_weights_metadata(program, weight_threshold=1)
-    weights = {_bytes_of(one.val) for one in constants.values() if one.val.dtype == np.float16}
+    values = [one.val for one in constants.values() if one.val.dtype.kind == "f"]
+    weights = {_bytes_of(one.astype(np.float16)) for one in values}
     folded = [
         name
         for name, one in text_model.model.named_parameters()

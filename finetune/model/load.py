@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from numpy import int64
@@ -18,9 +18,11 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from finetune.config.schema import Pooling
 from finetune.devices.base import BatchShapes
 from finetune.errors import ModelUnsupported
 from finetune.events import Emit, WarningMessage, ignore
+from finetune.model.mean_pooling import has_mean_layer, pool_by_first_token, pool_by_mean
 from finetune.model.shape import count_positions
 from finetune.model.source import ModelSource, find_model, silence_transformers
 from finetune.model.structure import Structure, find_structure
@@ -51,6 +53,12 @@ class TextModel:
     def output_parameters(self) -> list[nn.Parameter]:
         """The parameters of the layer that gives the logits."""
         return [self.model.get_parameter(name) for name in sorted(self.structure.output_layer)]
+
+    @property
+    def pooling(self) -> Literal["cls", "mean"]:
+        """What the head reads: ``mean`` of the tokens, or ``cls``."""
+        is_mean = getattr(self.model.config, "classifier_pooling", None) == "mean"
+        return "mean" if is_mean or self.structure.mean_layer else "cls"
 
     @property
     def max_tokens(self) -> int:
@@ -106,13 +114,15 @@ def load_model(
     task: Task,
     from_scratch: bool,
     strict: bool = False,
+    pooling: Pooling = "auto",
     emit: Emit,
 ) -> TextModel:
     """Load a pretrained encoder with a new head for a task, or with ``strict`` with its own.
 
     A new head is drawn from torch's global random state. Only safetensors are read and no code that
     comes with a model is run. Only ``from_scratch`` may most or all weights be missing; with
-    ``strict`` none may be missing or be left over.
+    ``strict`` none may be missing or be left over. With ``pooling`` ``auto`` the head reads what it
+    did; whether ``mean`` could be had, the model's ``pooling`` says.
     """
     source = find_model(name, revision=revision)
     config, tokenizer = source.read_model_config(), source.read_tokenizer()
@@ -125,7 +135,11 @@ def load_model(
         config.pad_token_id = tokenizer.pad_token_id
     with source.failures_explained(), silence_transformers():
         model, info = _build(config, weights)
-        structure = find_structure(model)
+        if pooling == "mean":
+            pool_by_mean(model)
+        elif pooling == "cls":
+            pool_by_first_token(model)
+        structure = find_structure(model, has_mean_layer=has_mean_layer(model))
     not_loaded = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
     # A buffer that is missing has the value that the model gives it.
     not_loaded -= {name for name, _ in model.named_buffers()}

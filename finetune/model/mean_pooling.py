@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import PreTrainedModel
+from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
+from finetune.errors import ModelUnsupported
 from finetune.model.structure import Structure, encoder_layers, evaluating, record_calls
 
 # The residual is a thousandth of the mean, and the sum stays within fp16.
@@ -52,15 +53,55 @@ def pool_by_mean(model: PreTrainedModel) -> bool:
     layers = encoder_layers(model)
     if has_mean_layer(model):
         return True
-    if not layers or not _set_constant(layer := copy.deepcopy(layers[-1])):
+    # With the model's own config, by which attention is chosen.
+    if not layers or not _set_constant(layer := copy.deepcopy(layers[-1], {id(config): config})):
         return False
     layers.append(layer)
     config.num_hidden_layers += 1
     if _gives_mean(model, layer):
         return True
-    del layers[-1]
-    config.num_hidden_layers -= 1
+    _drop_last(model, layers)
     return False
+
+
+def pool_by_first_token(model: PreTrainedModel) -> None:
+    """Undo ``pool_by_mean``."""
+    if hasattr(model.config, "classifier_pooling"):
+        model.config.classifier_pooling = "cls"
+    elif has_mean_layer(model):
+        _drop_last(model, encoder_layers(model))
+
+
+def pool_shape_by_mean(shape: PreTrainedConfig) -> bool:
+    """Change a config as ``pool_by_mean`` does, or raise what ``no_mean`` returns.
+
+    Returns:
+        Whether a constant layer is added.
+    """
+    if hasattr(shape, "classifier_pooling"):
+        shape.classifier_pooling = "mean"
+        return False
+    with torch.device("meta"):
+        model = AutoModelForSequenceClassification.from_config(shape)  # type: ignore[no-untyped-call]
+    layers = encoder_layers(model)
+    if not layers or not _set_constant(layers[-1]):
+        raise no_mean(model)
+    shape.num_hidden_layers += 1
+    return True
+
+
+def no_mean(model: PreTrainedModel) -> ModelUnsupported:
+    """Return the error for a model that ``pool_by_mean`` can't change."""
+    return ModelUnsupported(
+        f"the head of {type(model).__name__} can't read the mean of the tokens: that takes one more"
+        " encoder layer, with weights of its own and of BERT's kind",
+        remedy="leave out --pooling mean, or choose another model",
+    )
+
+
+def _drop_last(model: PreTrainedModel, layers: nn.ModuleList) -> None:
+    del layers[-1]
+    model.config.num_hidden_layers -= 1
 
 
 def has_mean_layer(model: PreTrainedModel) -> bool:

@@ -22,7 +22,7 @@ from finetune.errors import (
     ModelUnsupported,
 )
 from finetune.files import file_sha256, read_json
-from finetune.hub import CONFIG, SHARDS_INDEX, WEIGHTS, fetch_model
+from finetune.hub import CONFIG, SHARDS_INDEX, WEIGHTS, fetch_model, has_weights
 
 if TYPE_CHECKING:
     import torch
@@ -160,6 +160,16 @@ def find_model(name: str, *, revision: str | None, with_weights: bool = True) ->
             remedy="name the folder that save_pretrained() wrote, such as RUN/model",
         )
     return ModelSource(name, folder, commit=None)
+
+
+def is_at_hand(name: str, *, revision: str | None) -> bool:
+    """Return whether the weights of a model are on this machine."""
+    if name == MINILM and revision is None and _packaged_minilm():
+        return True
+    repository = MINILM_REPOSITORY if name == MINILM else name
+    return os.path.exists(os.path.expanduser(repository)) or has_weights(
+        repository, revision=revision
+    )
 
 
 def load_tokenizer(name: str, *, revision: str | None) -> "PreTrainedTokenizerFast":

@@ -28,7 +28,8 @@ class Structure:
 
     Args:
         embeddings: Encoder parameters outside of the layers that are used before the last layer.
-        layers: Each layer of the encoder, from the bottom.
+        layers: Each pretrained layer of the encoder, from the bottom.
+        mean_layer: The constant layer above them of ``mean_pooling``, if there is one.
         final_norm: Encoder parameters that are used after the last layer.
         head: Everything above the encoder, the pooler included.
         output_layer: The linear layer that gives the logits.
@@ -39,6 +40,7 @@ class Structure:
 
     embeddings: frozenset[str]
     layers: tuple[frozenset[str], ...]
+    mean_layer: frozenset[str]
     final_norm: frozenset[str]
     head: frozenset[str]
     output_layer: frozenset[str]
@@ -48,12 +50,16 @@ class Structure:
 
     @property
     def encoder(self) -> frozenset[str]:
-        """The pretrained part: everything but the head."""
+        """The pretrained part: everything but the head and the layer of the mean."""
         return self.embeddings.union(*self.layers, self.final_norm)
 
 
-def find_structure(model: PreTrainedModel) -> Structure:
-    """Find encoder, layers and head of a model, which stays as it was."""
+def find_structure(model: PreTrainedModel, *, has_mean_layer: bool = False) -> Structure:
+    """Find encoder, layers and head of a model, which stays as it was.
+
+    The caller says if the last layer is that of ``mean_pooling``, since a model whose memory is
+    estimated has no weights to tell it by.
+    """
     base = model.base_model
     layers = encoder_layers(model)
     with evaluating(model):
@@ -94,10 +100,13 @@ def find_structure(model: PreTrainedModel) -> Structure:
     def names_of(parameters: Iterable[nn.Parameter]) -> frozenset[str]:
         return frozenset(names[parameter] for parameter in parameters)
 
+    names_of_layers = [names_of(layer.parameters()) for layer in layers]
+    mean_layer = names_of_layers.pop() if has_mean_layer else frozenset[str]()
     features = output_layer.features
     return Structure(
         embeddings=names_of(below - final_norm - pooler),
-        layers=tuple(names_of(layer.parameters()) for layer in layers),
+        layers=tuple(names_of_layers),
+        mean_layer=mean_layer,
         final_norm=names_of(final_norm),
         head=names_of(outside | pooler),
         output_layer=names_of(output_layer.module.parameters()),

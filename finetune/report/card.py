@@ -38,6 +38,8 @@ def write_model_card(folder: RunFolder, results: RunResults) -> Path:
         facts=facts,
         training=results.training,
         test=results.test,
+        validation=results.validation,
+        validation_note=results.validation and results.validation_note,
         task=results.task,
         base=_as_code(_published_model(facts.model)),
         data=_as_code(_title_of_data(facts.data)),

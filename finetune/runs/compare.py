@@ -151,8 +151,9 @@ def compare_runs(
         base = best_of({run: run.results for run in runs}, metric)
     if base is None:
         raise UsageError(
-            "which run is the best is not known: not all have a validation split",
-            remedy="compare with the first, --baseline first",
+            "which run is the best is not known: not all have a held-out validation split",
+            remedy="compare with the first, --baseline first, or make the runs with"
+            " --validation-fraction 0.1",
         )
     rows = len(base.predictions)
     resampled = {run: bootstrap(run.metrics, rows=rows) for run in runs}

@@ -259,7 +259,8 @@ class SeedsFolder(RunFolder):
         if best is None:
             raise NotARun(
                 f"{self.path} holds runs of several seeds, and which is the best is not known",
-                remedy=f"name one of them, such as {self.path / seed_name(seeds[0])}",
+                remedy=f"name one of them, such as {self.path / seed_name(seeds[0])}, or train"
+                " with --validation-fraction 0.1",
             )
         return RunFolder(self.path / best)
 

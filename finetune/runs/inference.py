@@ -20,7 +20,7 @@ SCHEMA_VERSION = 1
 
 
 # The options of a model that ``inference.json`` holds.
-READING_OPTIONS = ("max_length", "long_texts", "stride", "pooling")
+READING_OPTIONS = ("max_length", "long_texts", "stride", "window_pooling")
 
 
 def write_inference(folder: RunFolder, options: ModelConfig, *, max_tokens: int) -> None:
@@ -92,7 +92,7 @@ def find_lowest_probabilities(
     if not folder.confidences_file.is_file():
         raise UsageError(
             f"the run in {folder.path} has kept no confidences of validation rows",
-            remedy="give --min-confidence, or make the run again with a --validation-fraction",
+            remedy="give --min-confidence, or make the run again with --validation-fraction 0.1",
         )
 
     def parse(content: Any) -> dict[str, float | None]:

@@ -9,8 +9,10 @@ import numpy as np
 from finetune.config.schema import Config, ModeDefaults, default_learning_rate, mode_defaults
 from finetune.devices.base import BatchShapes
 from finetune.model.load import TextModel
+from finetune.runs.recipe import Recipe
 from finetune.tokenization.buckets import Batch, plan_epoch
 from finetune.tokenization.examples import Examples
+from finetune.training.contrastive import STEPS, TEXTS_A_STEP, plan_contrast
 from finetune.training.optimizers import Hyperparameters, Schedule
 
 
@@ -25,7 +27,9 @@ class TrainingPlan:
     examples: Examples
     padded_lengths: Sequence[int]
     pads_batches: bool
+    is_padded_right: bool
     effective_batch_size: int
+    recipe: Recipe
     values: ModeDefaults
     hyperparameters: Hyperparameters
     seed: int
@@ -37,7 +41,9 @@ class TrainingPlan:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Effective batches in a pass over the examples."""
+        """Effective batches in a pass over the examples; all of them with a solved head."""
+        if self.recipe.solves_head:
+            return self.schedule.total_steps
         return math.ceil(len(self.examples.labels) / self.effective_batch_size)
 
     @property
@@ -48,6 +54,15 @@ class TrainingPlan:
 
     def batches(self, epoch: int) -> list[Batch]:
         """Return the effective batches of an epoch, counted from 0."""
+        if self.recipe.is_contrastive:
+            return plan_contrast(
+                self.examples.labels,
+                self.examples.max_lengths,
+                padded_lengths=self.padded_lengths,
+                is_padded_right=self.is_padded_right and not self.pads_batches,
+                seed=self.seed,
+                epoch=epoch,
+            )
         return plan_epoch(
             self.examples.max_lengths,
             effective_batch_size=self.effective_batch_size,
@@ -58,15 +73,22 @@ class TrainingPlan:
 
     def real_token_fraction(self) -> float:
         """Return the fraction of the first epoch's tokens that are not padding."""
-        padded_tokens, filled_to = 0, self.effective_batch_size if self.pads_batches else 1
+        tokens, padded_tokens = 0, 0
+        filled_to = self.effective_batch_size if self.pads_batches else 1
         for batch in self.batches(0):
-            sequences = len(self.examples.sequences_of(batch.indices))
-            padded_tokens += max(sequences, filled_to) * batch.padded_length
-        return float(self.examples.lengths.sum() / padded_tokens)
+            sequences = self.examples.sequences_of(batch.indices)
+            tokens += self.examples.lengths[sequences].sum()
+            whole = [(max(len(sequences), filled_to), batch.padded_length)]
+            padded_tokens += sum(rows * length for rows, length in batch.parts or whole)
+        return float(tokens / padded_tokens)
 
 
 def plan_training(
-    config: Config, examples: Mapping[str, Examples], text_model: TextModel, shapes: BatchShapes
+    config: Config,
+    examples: Mapping[str, Examples],
+    text_model: TextModel,
+    shapes: BatchShapes,
+    recipe: Recipe,
 ) -> TrainingPlan:
     """Work out a run's steps, with the defaults that depend on model, mode and device."""
     options, mode = config.training, config.model.mode
@@ -74,7 +96,14 @@ def plan_training(
     values = mode_defaults(mode, steps_per_epoch=steps_per_epoch)
     given = {name: getattr(options, name) for name in vars(values)}
     values = replace(values, **{name: one for name, one in given.items() if one is not None})
+    if "validation" not in examples:
+        values = replace(values, early_stopping_patience=0)
     total_steps = options.max_steps or math.ceil(values.num_train_epochs * steps_per_epoch)
+    examples_per_step = options.examples_per_step
+    if recipe.solves_head:
+        total_steps = STEPS if recipe.is_contrastive else 1
+        examples_per_step = TEXTS_A_STEP if recipe.is_contrastive else len(examples["train"].labels)
+        values = replace(values, early_stopping_patience=0)
     learning_rate = options.learning_rate or default_learning_rate(
         mode, hidden_size=text_model.model.config.hidden_size, structure=text_model.structure
     )
@@ -87,7 +116,9 @@ def plan_training(
         examples=examples["train"],
         padded_lengths=text_model.padded_lengths(lengths, shapes),
         pads_batches=shapes.pads_batches,
-        effective_batch_size=options.examples_per_step,
+        is_padded_right=text_model.tokenizer.padding_side == "right",
+        effective_batch_size=examples_per_step,
+        recipe=recipe,
         values=values,
         hyperparameters=Hyperparameters(
             optimizer=options.optimizer,

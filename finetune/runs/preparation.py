@@ -10,21 +10,23 @@ from typing import Any
 import torch
 
 from finetune.config.mode import Mode
-from finetune.config.schema import OPTIONS, Config, change_options
+from finetune.config.schema import OPTIONS, Config, Pooling, change_options
 from finetune.data.dataset import column_of
 from finetune.data.load import KNOWN_BY_NAME, load_splits
 from finetune.data.source import LoadedData
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
 from finetune.distributed.processes import ALONE, Processes
-from finetune.events import Emit, Info, stage
-from finetune.model.freeze import count_parameters, freeze_parameters
+from finetune.events import Emit, Info, WarningMessage, stage
+from finetune.model.freeze import count_parameters, train_only, trained_names
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.load import TextModel, load_model
+from finetune.model.mean_pooling import no_mean, pass_through_head
 from finetune.model.source import MINILM
 from finetune.runs.cache import cache_folder
 from finetune.runs.encoding import encode_rows
 from finetune.runs.plan import TrainingPlan, plan_training
+from finetune.runs.recipe import Recipe, choose_recipe
 from finetune.runs.results import AutoTunedOption
 from finetune.runs.tracking import check_report_to
 from finetune.tasks.base import Task
@@ -46,6 +48,7 @@ class Preparation:
     data: LoadedData
     examples: Mapping[str, Examples]
     text_model: TextModel
+    recipe: Recipe
     encoding_seconds: float
     option_sources: Mapping[str, str] = field(default_factory=dict)
     choices: Sequence[AutoTunedOption] = ()
@@ -64,7 +67,9 @@ class Preparation:
     @cached_property
     def plan(self) -> TrainingPlan:
         """The steps of a run."""
-        return plan_training(self.config, self.examples, self.text_model, self.device.shapes)
+        return plan_training(
+            self.config, self.examples, self.text_model, self.device.shapes, self.recipe
+        )
 
     @property
     def resolved_config(self) -> Config:
@@ -72,7 +77,7 @@ class Preparation:
 
         It has the values of all defaults, absolute paths, and the commits of data and model.
         """
-        config, plan = self.config, self.plan
+        config = self.config
         data, model = config.data.data, config.model.model
         if data not in KNOWN_BY_NAME:
             commit = next((source.commit for source in self.data.sources if source.commit), None)
@@ -80,17 +85,26 @@ class Preparation:
         paths = {one.name: one.value_in(config) for one in OPTIONS.values() if one.is_path}
         pinned: dict[str, Any] = {
             **{option: path and _absolute(path) for option, path in paths.items()},
-            **vars(plan.values),
+            **self._pinned_steps(),
             "data": data,
             "model": model if model == MINILM else _absolute(model),
             "revision": self.text_model.source.commit,
+            "pooling": self.text_model.pooling,
             "gradient_checkpointing": bool(config.training.gradient_checkpointing),
-            "effective_batch_size": plan.effective_batch_size,
-            "learning_rate": plan.schedule.peak,
+            "contrastive": "on" if self.recipe.is_contrastive else "off",
+            "solve_head": "on" if self.recipe.solves_head else "off",
             "output_dir": None,
             "overwrite": False,
         }
         return change_options(config, pinned)
+
+    def _pinned_steps(self) -> dict[str, Any]:
+        """Return the options of training by steps; a head that is solved has none."""
+        rate = {"learning_rate": self.plan.schedule.peak}
+        if self.recipe.solves_head:
+            return rate if self.recipe.is_contrastive else {}
+        size = self.plan.effective_batch_size
+        return {**vars(self.plan.values), **rate, "effective_batch_size": size}
 
     @property
     def checks_device(self) -> bool:
@@ -123,8 +137,10 @@ class Preparation:
     def with_seed(self, seed: int, *, emit: Emit) -> "Preparation":
         """Return the same data with the pretrained model and a new head for another seed."""
         config = replace(self.config, training=replace(self.config.training, seed=seed))
-        text_model = load_for_training(config, task=self.task, device=self.device, emit=emit)
-        return replace(self, config=config, text_model=text_model)
+        text_model, recipe = load_for_training(
+            config, self.recipe, task=self.task, device=self.device, emit=emit
+        )
+        return replace(self, config=config, text_model=text_model, recipe=recipe)
 
 
 def prepare(
@@ -146,8 +162,14 @@ def prepare(
         data = load_splits(config.data, emit=emit)
         labels = data.task.labels(column_of(data.splits["train"], "label"))
         task = data.task.with_training_labels(labels, is_balanced=is_balanced)
+        task = task.with_loss(
+            focal_gamma=config.training.focal_gamma if config.training.loss == "focal" else 0.0,
+            label_smoothing=config.training.label_smoothing,
+        )
         choose_metric(config.training.metric_for_best_model, task)
-        text_model = load_for_training(config, task=task, device=device, emit=emit)
+        _warn_of_unused_options(config, data, emit=emit)
+        recipe = choose_recipe(config, task, rows=len(labels), processes=processes.count)
+        text_model, recipe = load_for_training(config, recipe, task=task, device=device, emit=emit)
     if is_balanced:
         emit(Info("class weights: every class counts the same in the loss, instead of every row"))
     started = time.perf_counter()
@@ -160,29 +182,69 @@ def prepare(
         }
     seconds = time.perf_counter() - started
     return Preparation(
-        config, device, data, examples, text_model, seconds, option_sources or {},
+        config, device, data, examples, text_model, recipe, seconds, option_sources or {},
         processes=processes,
     )  # fmt: skip
 
 
-def load_for_training(config: Config, *, task: Task, device: Device, emit: Emit) -> TextModel:
-    """Load the pretrained model with a new head, and freeze the layers that are not trained."""
+def load_for_training(
+    config: Config, recipe: Recipe, *, task: Task, device: Device, emit: Emit
+) -> tuple[TextModel, Recipe]:
+    """Load the pretrained model with a new head, and freeze the layers that are not trained.
+
+    A recipe that the model does not allow is replaced by plain steps.
+    """
     torch.manual_seed(config.training.seed)
     text_model = load_model(
         config.model.model,
         revision=config.model.revision,
         task=task,
         from_scratch=config.model.from_scratch,
+        pooling=_pooling(config, recipe),
         emit=emit,
     )
-    mode = config.model.mode
-    freeze_parameters(text_model.model, text_model.structure, mode=mode)
-    trained, total = count_parameters(text_model.model.parameters())
-    counts = f"{trained:,} of {total:,} parameters train ({trained / total:.1%})"
+    if config.model.pooling == "mean" and text_model.pooling != "mean":
+        raise no_mean(text_model.model)
+    if recipe.solves_head and text_model.pooling != _pooling(config, recipe):
+        emit(Info(f"pooling: cls, as {no_mean(text_model.model).message}"))
+    mode, structure = config.model.mode, text_model.structure
+    trained = trained_names(structure, mode=mode)
+    if recipe.solves_head:
+        new_layers = structure.new - structure.output_layer
+        passes = not new_layers and text_model.pooling == "cls"
+        passes = passes or pass_through_head(text_model.model, structure)
+        if not passes and new_layers and not recipe.is_contrastive:
+            emit(Info("the head takes steps: the layers beneath its output layer are new"))
+            recipe = Recipe()
+        elif recipe.is_contrastive:
+            trained = trained - (structure.head if passes else frozenset()) | structure.output_layer
+        else:
+            trained = structure.output_layer
+    if recipe.reason:
+        emit(Info(f"recipe: {recipe.reason}"))
+    train_only(text_model.model, trained, structure)
+    count, total = count_parameters(text_model.model.parameters())
+    counts = f"{count:,} of {total:,} parameters train ({count / total:.1%})"
     emit(Info(f"model: {config.model.model}, mode {mode}, {counts}"))
     if config.training.gradient_checkpointing:
         enable_gradient_checkpointing(text_model.model, device)
-    return text_model
+    return text_model, recipe
+
+
+def _pooling(config: Config, recipe: Recipe) -> Pooling:
+    # Of many rows a mean gains little in fine-tuning, and its layer takes time.
+    is_auto = config.model.pooling == "auto"
+    return "mean" if is_auto and recipe.solves_head else config.model.pooling
+
+
+def _warn_of_unused_options(config: Config, data: LoadedData, *, emit: Emit) -> None:
+    """Warn of options that choose among models, where no rows are held out to choose by."""
+    if "validation" in data.splits:
+        return
+    for name in ("early_stopping_patience", "metric_for_best_model"):
+        if OPTIONS[name].value_in(config):
+            message = f"{OPTIONS[name].flag} has no effect: no rows are held out for validation"
+            emit(WarningMessage(message, remedy="hold some out with --validation-fraction 0.1"))
 
 
 def _absolute(source: str) -> str:

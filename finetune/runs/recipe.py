@@ -31,29 +31,32 @@ def choose_recipe(config: Config, task: Task, *, rows: int, processes: int) -> R
     Raises:
         ConfigurationInvalid: If one of them is on where it can't be.
     """
-    training, mode = config.training, config.model.mode
-    obstacle = _find_obstacle(config, processes=processes)
-    steps = next((name for name in _STEP_OPTIONS if getattr(training, name) is not None), None)
-    given = obstacle or (f"--{steps.replace('_', '-')} is given" if steps else None)
-
-    if mode.trains_encoder:
-        wrong_task = None if task.name == "single" else f"the task is {task.name}"
+    training, obstacle = config.training, _find_obstacle(config, processes=processes)
+    if config.model.mode.trains_encoder:
+        option, choice = "contrastive", training.contrastive
+        if training.solve_head == "on" and choice == "off":
+            obstacle = "--solve-head on needs a frozen encoder, or contrastive steps"
+        elif task.name != "single":
+            obstacle = f"the task is {task.name}"
         rows_a_class = rows / max(len(task.class_names), 1)
-        if training.contrastive == "on":
-            _refuse("contrastive", wrong_task or obstacle)
-        elif training.contrastive == "off" or wrong_task or given or training.solve_head == "off":
-            return Recipe()
-        elif rows_a_class > MAX_ROWS_A_CLASS:
-            return Recipe()
+        is_due = rows_a_class <= MAX_ROWS_A_CLASS and training.solve_head != "off"
         reason = f"{rows_a_class:.0f} rows a class are few: contrastive steps, then a solved head"
-        return Recipe(solves_head=True, is_contrastive=True, reason=reason)
-    if training.contrastive == "on":
-        _refuse("contrastive", f"nothing but the head trains in mode {mode}")
-    if training.solve_head == "on":
-        _refuse("solve-head", obstacle)
-    elif training.solve_head == "off" or given:
+    else:
+        option, choice, is_due = "solve-head", training.solve_head, True
+        reason = "the output layer is solved on the features of the frozen encoder"
+    if choice == "on" or (option == "contrastive" and training.solve_head == "on"):
+        if obstacle:
+            raise ConfigurationInvalid(
+                f"--{option} on can't be used: {obstacle}", remedy=f"use --{option} auto"
+            )
+    elif (
+        choice == "off"
+        or obstacle
+        or not is_due
+        or any(getattr(training, name) is not None for name in _STEP_OPTIONS)
+    ):
         return Recipe()
-    return Recipe(solves_head=True, reason="the head is solved on the features of the encoder")
+    return Recipe(True, is_contrastive=option == "contrastive", reason=reason)
 
 
 def _find_obstacle(config: Config, *, processes: int) -> str | None:
@@ -66,10 +69,3 @@ def _find_obstacle(config: Config, *, processes: int) -> str | None:
     if model.long_texts == "windows" and model.window_pooling != "mean":
         return f"windows are pooled by {model.window_pooling}"
     return None
-
-
-def _refuse(option: str, reason: str | None) -> None:
-    if reason:
-        raise ConfigurationInvalid(
-            f"--{option} on can't be used: {reason}", remedy=f"use --{option} auto"
-        )

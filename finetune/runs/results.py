@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -13,6 +13,7 @@ from finetune.runs.digests import check_files
 from finetune.runs.folder import RunFolder, SeedsFolder, seed_name
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import Scores, selection_score
+from finetune.tasks.tables import format_interval
 
 if TYPE_CHECKING:
     from finetune.runs.plan import TrainingPlan
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 MAX_BINS = 32
+ValidationKind = Literal["held out", "cross-validated"]
 Name = TypeVar("Name")
 
 
@@ -116,7 +118,7 @@ class TrainingMetrics:
             epoch=epochs,
             train_samples=samples,
             train_runtime=progress.seconds,
-            train_samples_per_second=samples * epochs / progress.seconds,
+            train_samples_per_second=progress.steps * plan.effective_batch_size / progress.seconds,
             train_steps_per_second=progress.steps / progress.seconds,
             train_loss=progress.loss_sum / progress.steps,
             train_batch_size=batch_size,
@@ -172,6 +174,7 @@ class RunResults:
     """What a finished run found; the metrics are those of the best model, as it is saved.
 
     The validations in ``metrics.jsonl`` come before its calibration, which changes their loss.
+    Cross-validated are training rows, each predicted by an output layer solved without it.
     """
 
     task: Task
@@ -182,6 +185,19 @@ class RunResults:
     output_dir: str
     details: RunDetails
     calibration: Calibration | None = None
+    validation_kind: ValidationKind | None = None
+
+    @property
+    def validation_note(self) -> str:
+        """The interval of the first validation metric, and which rows it is of."""
+        assert self.validation
+        [value, *_], rows = self.validation.values, f"{self.validation.samples:,}"
+        note = f"on {rows} held-out rows"
+        if self.validation_kind == "cross-validated":
+            note = f"cross-validated on {rows} training rows (output layer only)"
+        if not value.metric.is_proportion:
+            return note
+        return f"95% interval {format_interval(value.value, self.validation.samples)}, {note}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``all_results.json``, under the Trainer's names."""
@@ -198,6 +214,7 @@ class RunResults:
             **asdict(self.training),
             "details": asdict(self.details),
             **named,
+            "eval_kind": self.validation_kind,
             "calibration": self.calibration and asdict(self.calibration),
         }
 
@@ -212,23 +229,29 @@ def read_results(folder: RunFolder) -> RunResults:
             names = [name for name in content if name.startswith(prefix)]
             return Scores.from_json({name.removeprefix(prefix): content[name] for name in names})
 
+        has_validation = "eval_loss" in content
         return RunResults(
             task=task,
             facts=RunFacts(**{field.name: content[field.name] for field in fields(RunFacts)}),
             training=TypeAdapter(TrainingMetrics).validate_python(content),
             details=TypeAdapter(RunDetails).validate_python(content["details"]),
-            validation=scores("eval_") if "eval_loss" in content else None,
+            validation=scores("eval_") if has_validation else None,
             test=scores("test_"),
             output_dir=str(folder.path),
             calibration=TypeAdapter(Calibration | None).validate_python(content["calibration"]),
+            validation_kind=content.get("eval_kind", "held out" if has_validation else None),
         )
 
     return folder.read(folder.results_file, parse)
 
 
 def best_of(runs: Mapping[Name, RunResults], metric: str | None) -> Name | None:
-    """Return the best run by a validation metric; None unless all have a validation split."""
-    scores = {name: run.validation for name, run in runs.items() if run.validation}
+    """Return the best run by a validation metric; None unless all have held-out rows."""
+    scores = {
+        name: run.validation
+        for name, run in runs.items()
+        if run.validation and run.validation_kind == "held out"
+    }
     if not runs or len(scores) < len(runs):
         return None
     task = next(iter(runs.values())).task

@@ -6,7 +6,7 @@ checkpoint, ``Run.train`` takes the steps, ``Run.finish`` saves and evaluates th
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import cache, partial
 
@@ -33,6 +33,7 @@ from finetune.runs.journal import Journal, continue_journal
 from finetune.runs.manifest import Manifest, read_environment, restore_threads, write_environment
 from finetune.runs.preparation import Preparation
 from finetune.runs.results import RunDetails, RunFacts, RunResults, TrainingMetrics
+from finetune.runs.solved_head import HeadSolver
 from finetune.runs.tracking import Tracking, tracked
 from finetune.tasks.base import Labels, Task
 from finetune.tasks.metrics import (
@@ -42,8 +43,9 @@ from finetune.tasks.metrics import (
     warn_unless_better,
 )
 from finetune.tasks.tables import percent
+from finetune.training.contrastive import contrastive_losses, giving_embeddings
 from finetune.training.interruption import DistributedStopFlag, Stopped, stop_on_signal
-from finetune.training.loop import LoopSettings, ValidationResult, is_over, train
+from finetune.training.loop import LoopSettings, ValidationResult, is_over, solve_at_once, train
 from finetune.training.parity import check_device
 from finetune.training.snapshot import Progress
 from finetune.training.step import prepare_training
@@ -118,6 +120,7 @@ class Run:
             preparation = preparation.with_precision(emit=emit)
         self.preparation = preparation = with_batch_sizes(preparation, emit=emit)
         self.config, self.plan = preparation.resolved_config, preparation.plan
+        self.recipe = preparation.recipe
         self.batch_size, eval_batch_size = make_batch_sizes(preparation, emit=emit)
         device.choose_attention(longest_tokens=self.plan.padded_lengths[-1])
         started = time.perf_counter()
@@ -131,7 +134,7 @@ class Run:
             head=preparation.text_model.structure.head,
             device=device,
             precision=precision,
-            losses=preparation.task.losses,
+            losses=contrastive_losses if self.recipe.is_contrastive else preparation.task.losses,
             hyperparameters=self.plan.hyperparameters,
             processes=self.processes,
         )
@@ -141,6 +144,18 @@ class Run:
         self.predictor = Predictor(
             self.training_state.model, device, precision, eval_batch_size, self.processes
         )
+        self.head: HeadSolver | None = None
+        if self.recipe.solves_head:
+            with stage("cross-validate", emit):
+                self.head = HeadSolver(
+                    self.training_state,
+                    preparation.text_model,
+                    self.examples["train"],
+                    self.recipe,
+                    lambda: self.predict("train")[0],
+                    has_validation="validation" in self.examples,
+                    seed=self.plan.seed,
+                )
         self.checkpoints = Checkpoints(
             folder,
             keep=self.config.output.save_total_limit,
@@ -158,10 +173,11 @@ class Run:
             stage("train", self.emit),
             stop_on_signal(apart_seconds=_COPIES_SECONDS * (self.processes.count > 1)) as request,
         ):
-            message = f"training: {total_steps:,} steps of {plan.effective_batch_size} examples"
-            rate, real = plan.schedule.peak, plan.real_token_fraction()
-            message += f", learning rate {rate:g}, {real:.1%} of the tokens are not padding"
-            self.emit(Info(message))
+            if self._takes_steps:
+                message = f"training: {total_steps:,} steps of {plan.effective_batch_size} examples"
+                rate, real = plan.schedule.peak, plan.real_token_fraction()
+                message += f", learning rate {rate:g}, {real:.1%} of the tokens are not padding"
+                self.emit(Info(message))
             all_reduce = partial(self.processes.all_reduce_max, seconds=SECONDS_LATE)
             stop = DistributedStopFlag(request, all_reduce)
             settings = LoopSettings(
@@ -170,6 +186,7 @@ class Run:
                 logging_steps=output.logging_steps,
                 patience=plan.values.early_stopping_patience,
                 plan_epoch=plan.batches,
+                finish=self._end_contrast if self.recipe.is_contrastive else None,
                 validate=self._validate if "validation" in self.examples else None,
                 save_best=partial(checkpoints.save_best, self.training_state),
                 save_progress=self._save_checkpoint,
@@ -181,7 +198,13 @@ class Run:
                 emit=self.tracking,
             )
             try:
-                train(self.training_state, self.examples["train"], self.progress, settings)
+                if self._takes_steps:
+                    with self._training_outputs():
+                        train(self.training_state, self.examples["train"], self.progress, settings)
+                elif not self._is_over():
+                    solve_at_once(
+                        self.training_state, self.progress, settings, solve=self._solve_head
+                    )
             finally:
                 checkpoints.wait()
             # If a rank exited now, the launcher would kill the main one before the last checkpoint
@@ -192,6 +215,28 @@ class Run:
                 raise Stopped(stop.number, f"stopped after step {done:,} of {total_steps:,}")
         if reason := why_slowed():
             self.emit(WarningMessage(f"{reason}, so training may have taken longer than it could"))
+
+    @property
+    def _takes_steps(self) -> bool:
+        return self.recipe.is_contrastive or not self.recipe.solves_head
+
+    @contextmanager
+    def _training_outputs(self) -> Iterator[None]:
+        """Let the model give embeddings during contrastive steps, until the head is solved."""
+        with ExitStack() as stack:
+            if self.head and self.recipe.is_contrastive:
+                model, layer = self.training_state.model, self.head.output_layer
+                stack.enter_context(giving_embeddings(model, layer))
+                self._end_embeddings = stack.close
+            yield
+
+    def _solve_head(self) -> float:
+        assert self.head
+        return self.head.finish().loss
+
+    def _end_contrast(self) -> None:
+        self._end_embeddings()
+        self._solve_head()
 
     def _check_device(self) -> None:
         if self.preparation.checks_device:
@@ -261,6 +306,10 @@ class Run:
                 write_inference(folder, self.config.model, max_tokens=text_model.max_tokens)
                 if validation:
                     write_confidences(folder, task, *validation)
+        estimated = None
+        if self.head and self.head.cross_validated is not None and not validation:
+            labels = self.examples["train"].labels
+            estimated = self.preparation.task.score(self.head.cross_validated, labels)
         with stage("evaluate", emit):
             test = self.predict("test")
         results = RunResults(
@@ -270,9 +319,10 @@ class Run:
                 self.progress, self.plan, self.batch_size.examples, peak_bytes
             ),
             details=RunDetails.of(preparation),
-            validation=task.score(*validation) if validation else None,
+            validation=estimated or (task.score(*validation) if validation else None),
             test=task.score(*test),
             calibration=measure_calibration(task, validation, test) if validation else None,
+            validation_kind="cross-validated" if estimated else "held out" if validation else None,
             output_dir=str(folder.path),
         )
         # Once the run counts as finished nothing more is said of it.

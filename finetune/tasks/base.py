@@ -119,6 +119,8 @@ class Task(ABC):
 
     class_names: Sequence[str] = ()
     temperature: float = field(default=1.0, kw_only=True)
+    focal_gamma: float = field(default=0.0, kw_only=True)
+    label_smoothing: float = field(default=0.0, kw_only=True)
 
     def __init_subclass__(cls) -> None:
         TASK_TYPES[cls.name] = cls
@@ -258,6 +260,14 @@ class Task(ABC):
         If balanced, all classes count the same, however many rows they have.
         """
 
+    def with_loss(self, *, focal_gamma: float, label_smoothing: float) -> Self:
+        """Return the task with another training loss than the cross-entropy, where not both are 0.
+
+        Lin et al., Focal Loss for Dense Object Detection, ICCV 2017 (arXiv 1708.02002); Szegedy et
+        al., Rethinking the Inception Architecture, CVPR 2016 (arXiv 1512.00567), section 7.
+        """
+        return replace(self, focal_gamma=focal_gamma, label_smoothing=label_smoothing)
+
     @abstractmethod
     def losses(self, logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
         """Return the training loss, [examples], of fp32 logits, [examples, outputs].
@@ -268,8 +278,8 @@ class Task(ABC):
 
     @property
     def unweighted(self) -> Self:
-        """The task without class weights, as the losses in results need it."""
-        return self
+        """The task with plain cross-entropy, as the losses in results need it."""
+        return replace(self, focal_gamma=0.0, label_smoothing=0.0)
 
     def example_weights(self, labels: Labels) -> NDArray[np.float32]:
         """Return the weight of each example in the loss: [examples]."""

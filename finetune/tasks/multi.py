@@ -170,7 +170,15 @@ class Multi(Task):
 
         entropy = torch.nn.functional.binary_cross_entropy_with_logits
         weights = _on_device(self.positive_weights, logits.device)
-        return entropy(logits, labels, reduction="none", pos_weight=weights).mean(dim=1)
+        smooth = labels * (1 - self.label_smoothing) + self.label_smoothing / 2
+        losses = entropy(logits, smooth, reduction="none")
+        if weights is not None:
+            losses = losses * (1 + (weights - 1) * labels)
+        if self.focal_gamma:
+            # The power of the probability of what is wrong, from its logit.
+            wrong = torch.nn.functional.logsigmoid(logits * (1 - 2 * labels))
+            losses = losses * (self.focal_gamma * wrong).exp()
+        return losses.mean(dim=1)
 
     def sample_labels(self, count: int) -> Indicators:
         return np.eye(len(self.class_names), dtype=np.float32)[super().sample_labels(count)]
@@ -206,7 +214,7 @@ class Multi(Task):
 
     @property
     def unweighted(self) -> Self:
-        return replace(self, positive_weights=())
+        return replace(super().unweighted, positive_weights=())
 
     def read_logits(self, logits: Logits) -> Outputs:
         probabilities = _probabilities(logits)

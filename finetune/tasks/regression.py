@@ -103,6 +103,14 @@ class Regression(Task):
         mean, deviation = labels.mean(dtype=np.float64), labels.std(dtype=np.float64)
         return replace(self, mean=float(mean), deviation=float(deviation) or 1.0)
 
+    def with_loss(self, *, focal_gamma: float, label_smoothing: float) -> Self:
+        if focal_gamma or label_smoothing:
+            raise ConfigurationInvalid(
+                "--loss focal and --label-smoothing are for classes, and the labels are numbers",
+                remedy="leave them out, or add --task single",
+            )
+        return self
+
     def losses(self, logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
         """Return the squared error of each example, in squared standard deviations."""
         if self.is_scaled:

@@ -72,7 +72,14 @@ class Single(Task):
         return replace(self, class_weights=tuple(np.where(counts, weights, 0.0).tolist()))
 
     def losses(self, logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
-        return cross_entropy(logits, labels)
+        import torch
+
+        entropy = cross_entropy(logits, labels, smoothing=self.label_smoothing)
+        if not self.focal_gamma:
+            return entropy
+        # At a probability of 1 the gradient of the power would be infinite.
+        others = (-torch.expm1(-entropy)).clamp(min=1e-6)
+        return entropy * others**self.focal_gamma
 
     def example_weights(self, labels: ClassNumbers) -> NDArray[np.float32]:
         if not self.class_weights:
@@ -109,8 +116,12 @@ class Single(Task):
         return Table("Most confident mistakes", columns, cells, 3, f"{note}.", groups)
 
 
-def cross_entropy(logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
+def cross_entropy(
+    logits: "torch.Tensor", labels: "torch.Tensor", *, smoothing: float = 0.0
+) -> "torch.Tensor":
     """Return the cross-entropy of each example: of shape [examples]."""
     import torch
 
-    return torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+    return torch.nn.functional.cross_entropy(
+        logits, labels, reduction="none", label_smoothing=smoothing
+    )

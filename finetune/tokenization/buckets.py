@@ -19,10 +19,15 @@ FEW_PADDED_LENGTHS = 16
 
 @dataclass(frozen=True)
 class Batch:
-    """Examples that go through the model together: ``indices`` is int64 of shape [examples]."""
+    """Examples that go through the model together: ``indices`` is int64 of shape [examples].
+
+    Where they have to share one loss, ``parts`` of some examples each have padded lengths of their
+    own, and go through it one after the other.
+    """
 
     indices: NDArray[np.int64]
     padded_length: int
+    parts: Sequence[tuple[int, int]] = ()
 
 
 def choose_padded_lengths(lengths: NDArray[np.int64], shapes: BatchShapes) -> list[int]:

@@ -25,6 +25,8 @@ MAX_WORK = 2e7
 # Of the penalized mean loss, for features of unit norm; a trial need not be exact.
 SOLVED_GRADIENT, TRIED_GRADIENT = 1e-5, 5e-4
 MAX_ITERATIONS = 1_000
+# Features of more numbers are solved on in fp32.
+MAX_DOUBLES = 5e7
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,13 @@ class LabelledFeatures:
 class LinearHead:
     """A solved output layer: ``weight`` is float64 [outputs, hidden], ``bias`` [outputs].
 
-    ``gradient_norm`` is that of the penalized mean loss, for features of unit norm.
+    ``loss`` is the penalized mean of the rows, and ``gradient_norm`` that of its gradient, for
+    features of unit norm.
     """
 
     weight: NDArray[np.float64]
     bias: NDArray[np.float64]
-    strength: float
+    loss: float
     gradient_norm: float
 
     def logits(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -72,46 +75,40 @@ class LinearHead:
 
 
 def solve(
-    rows: LabelledFeatures,
-    *,
-    strength: float,
-    max_gradient: float = SOLVED_GRADIENT,
-    start: LinearHead | None = None,
+    rows: LabelledFeatures, *, strength: float, max_gradient: float = SOLVED_GRADIENT
 ) -> LinearHead:
     """Minimize the mean loss with an L2 penalty of ``1 / (strength * rows)`` on the weight."""
-    features = torch.from_numpy(rows.features).double()
+    # In place, since a copy of a large table's features may take gigabytes.
+    dtype = torch.float64 if rows.features.size <= MAX_DOUBLES else torch.float32
+    features = torch.tensor(rows.features, dtype=dtype)
     centre = features.mean(dim=0)
-    features = features - centre
-    scale = features.square().sum(dim=1).mean().sqrt().clamp(min=1e-12)
-    features = features / scale
-    labels = torch.from_numpy(rows.labels)
-    weights = torch.from_numpy(rows.weights).double()
+    features -= centre
+    scale = torch.linalg.vector_norm(features).div(len(features) ** 0.5).clamp(min=1e-12)
+    features /= scale
+    labels = torch.tensor(rows.labels)
+    weights = torch.from_numpy(rows.weights).to(dtype)
     weights = weights / weights.sum()
     penalty = 1 / (strength * len(features))
     shape = (rows.outputs, features.shape[1])
 
     def objective(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        parameters = torch.from_numpy(flat).requires_grad_()
+        parameters = torch.from_numpy(flat).to(dtype).requires_grad_()
         weight, bias = parameters[: -shape[0]].view(shape), parameters[-shape[0] :]
         losses = rows.losses(features @ weight.T + bias, labels)
         loss = (losses * weights).sum() + penalty / 2 * weight.square().sum()
         [gradient] = torch.autograd.grad(loss, [parameters])
-        return loss.item(), gradient.numpy()
+        return loss.item(), gradient.double().numpy()
 
-    first = np.zeros(shape[0] * (shape[1] + 1))
-    if start is not None:
-        weight = start.weight * scale.item()
-        first = np.concatenate([weight.ravel(), start.bias + start.weight @ centre.numpy()])
     found = minimize(
         objective,
-        first,
+        np.zeros(shape[0] * (shape[1] + 1)),
         jac=True,
         method="L-BFGS-B",
         options={"gtol": max_gradient, "ftol": 0.0, "maxiter": MAX_ITERATIONS, "maxcor": 20},
     )
     weight = found.x[: -shape[0]].reshape(shape) / scale.item()
     bias = found.x[-shape[0] :] - weight @ centre.numpy()
-    return LinearHead(weight, bias, strength, float(np.linalg.norm(found.jac)))
+    return LinearHead(weight, bias, float(found.fun), float(np.linalg.norm(found.jac)))
 
 
 def choose_strength(rows: LabelledFeatures, *, seed: int) -> float:
@@ -128,13 +125,15 @@ def choose_strength(rows: LabelledFeatures, *, seed: int) -> float:
 def cross_validate(rows: LabelledFeatures, strength: float, *, seed: int) -> NDArray[np.float32]:
     """Return the logits of each row by a head that was solved without it: [rows, outputs]."""
     logits = np.empty((len(rows.labels), rows.outputs), np.float32)
-    start = None
+    # Of many classes each has a small gradient, even where nothing is solved yet.
+    max_gradient = min(TRIED_GRADIENT, 0.02 / rows.outputs)
     for test in folds(rows.groups, seed=seed):
         is_test = np.zeros(len(logits), bool)
         is_test[test] = True
         training = rows.select(np.flatnonzero(~is_test))
-        start = solve(training, strength=strength, max_gradient=TRIED_GRADIENT, start=start)
-        logits[test] = start.logits(rows.features[test])
+        # Not from the solution without another fold, which has seen this one.
+        head = solve(training, strength=strength, max_gradient=max_gradient)
+        logits[test] = head.logits(rows.features[test])
     return logits
 
 
@@ -146,5 +145,5 @@ def folds(groups: NDArray[np.int64], *, seed: int) -> Sequence[NDArray[np.int64]
 
 
 def _mean_loss(rows: LabelledFeatures, logits: NDArray[np.float32]) -> float:
-    losses = rows.losses(torch.from_numpy(logits), torch.from_numpy(rows.labels))
+    losses = rows.losses(torch.from_numpy(logits), torch.tensor(rows.labels))
     return float(np.average(losses.numpy(), weights=rows.weights))

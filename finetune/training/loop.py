@@ -44,6 +44,7 @@ class LoopSettings:
         validate: Evaluates the model on the validation split; None if there is none.
         saves_each_epoch: Saves progress after every epoch, not only when stopped.
         save_seconds: Seconds from one saving to the next report of the loss that saves; 0: never.
+        finish: Called after the last step, before the model is validated and kept.
     """
 
     batch_size: BatchSize
@@ -60,6 +61,7 @@ class LoopSettings:
     check_device: Callable[[], None]
     should_stop: Callable[[], bool]
     emit: Emit
+    finish: Callable[[], None] | None = None
 
 
 def train(
@@ -132,6 +134,19 @@ def train(
         settings.check_device()
 
 
+def solve_at_once(
+    state: TrainingState, progress: Progress, settings: LoopSettings, *, solve: Callable[[], float]
+) -> None:
+    """Take the only step of a run whose output layer is solved; ``solve`` returns its loss."""
+    started = time.perf_counter()
+    progress.loss_sum += solve()
+    progress.steps += 1
+    progress.seconds += time.perf_counter() - started
+    _validate(state, progress, settings)
+    if settings.saves_each_epoch:
+        settings.save_progress(progress)
+
+
 def is_over(progress: Progress, *, total_steps: int, patience: int) -> bool:
     """Return whether a run has taken all its steps, or has stopped improving."""
     has_stopped_improving = 0 < patience <= progress.validations_since_best
@@ -151,6 +166,8 @@ def _batches_left(
 
 def _validate(state: TrainingState, progress: Progress, settings: LoopSettings) -> None:
     """Validate the model and save it if it is the best; without a validation, the last is."""
+    if settings.finish and progress.steps == state.schedule.total_steps:
+        settings.finish()
     if settings.validate is None:
         if progress.steps == state.schedule.total_steps:
             progress.best_step = progress.steps

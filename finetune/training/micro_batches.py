@@ -6,7 +6,7 @@ gradients of all micro-batches add up to those of the undivided batch, however i
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import numpy as np
@@ -29,12 +29,14 @@ class MicroBatch:
     """Examples for one forward and backward, on the device.
 
     Labels have shape [examples, ...]. The loss weights, float32 of shape [examples], add up to 1
-    over all micro-batches of a step.
+    over all micro-batches of a step. ``parts`` are numbers of examples with less padding, and their
+    padded lengths.
     """
 
     inputs: Inputs
     labels: torch.Tensor
     loss_weights: torch.Tensor
+    parts: Sequence[tuple[int, int]] = ()
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return all tensors by name, as ``from_tensors`` takes them."""
@@ -48,8 +50,17 @@ class MicroBatch:
         return cls(inputs, labels, loss_weights)
 
     def slices(self) -> Iterator[Inputs]:
-        """Yield the model's inputs, all at once."""
-        yield self.inputs
+        """Yield the model's inputs, all at once or in parts of less padding."""
+        if not self.parts:
+            yield self.inputs
+        start = 0
+        for examples, tokens in self.parts:
+            rows = slice(start, start + examples)
+            yield {
+                name: tensor[rows, :tokens] if tensor.ndim < 4 else tensor[rows, ..., :tokens]
+                for name, tensor in self.inputs.items()
+            }
+            start += examples
 
     def aggregate(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the logits of the examples, which are the model's."""
@@ -58,7 +69,9 @@ class MicroBatch:
     def select(self, rows: slice) -> "MicroBatch":
         """Return some of the examples, as views."""
         inputs = {name: tensor[rows] for name, tensor in self.inputs.items()}
-        return MicroBatch(inputs, self.labels[rows], self.loss_weights[rows])
+        labels = self.labels[rows]
+        parts = self.parts if len(labels) == len(self.labels) else ()
+        return MicroBatch(inputs, labels, self.loss_weights[rows], parts)
 
 
 @dataclass(frozen=True)
@@ -163,7 +176,8 @@ def _move_together(
         )
         start = 0
         for position, (own_indices, _) in filled.items():
-            moved[position] = together.select(slice(start, start + len(own_indices)))
+            selected = together.select(slice(start, start + len(own_indices)))
+            moved[position] = replace(selected, parts=batches[position].parts)
             start += len(own_indices)
     return [moved[position] for position in range(len(batches))]
 

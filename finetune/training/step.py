@@ -108,8 +108,8 @@ class TrainingState:
             if isinstance(micro_batch, WindowBatch) and len(micro_batch.slice_sizes) > 1:
                 loss = self._backward_by_slices(micro_batch)
             else:
-                [inputs] = micro_batch.slices()
-                loss = weighted_loss(self.logits(inputs), micro_batch, self.losses)
+                logits = list(map(self.logits, micro_batch.slices()))
+                loss = weighted_loss(torch.cat(logits), micro_batch, self.losses)
                 torch.autograd.backward(self.scaler.scale(loss))
             losses.append(loss.detach())
         loss = torch.stack(losses).sum()

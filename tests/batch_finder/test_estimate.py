@@ -154,6 +154,14 @@ def test_checkpointing_and_adafactor_keep_less_alive() -> None:
     assert adafactor < adamw
 
 
+def test_a_layer_that_never_trains_takes_less_than_one_that_does() -> None:
+    [trained], [constant] = (
+        peaks_of(small_case(layers=4, has_mean_layer=is_constant), 64)
+        for is_constant in (False, True)
+    )
+    assert constant < trained
+
+
 def test_what_the_backward_pass_needs_stays_alive_until_then() -> None:
     with LiveMemory() as memory:
         weight = torch.ones(256, requires_grad=True)

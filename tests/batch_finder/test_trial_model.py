@@ -72,6 +72,15 @@ def test_a_trial_trains_what_its_mode_names() -> None:
     }
 
 
+def test_a_trial_does_not_train_the_layer_of_the_mean() -> None:
+    for mode in ("full", "last-2"):
+        model = tiny_model(mode=Mode(mode), has_mean_layer=True)
+        model.begin()
+        changed = changed_names(model, 4)
+        assert any(name.startswith("bert.encoder.layer.1.") for name in changed)
+        assert not any(name.startswith("bert.encoder.layer.2.") for name in changed)
+
+
 @pytest.mark.parametrize(("mode", "tokens"), [("last-1", 16), ("head", 1), ("classifier", 1)])
 def test_the_parts_of_a_split_model_are_feature_extraction_and_a_step_on_features(
     mode: str, tokens: int

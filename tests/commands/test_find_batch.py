@@ -128,6 +128,15 @@ def test_the_search_ends_at_the_rows_of_the_data_and_takes_their_longest_text(
     assert Info(f"the longest text of {table} has 15 tokens") in emitted
 
 
+def test_trials_have_the_layer_of_the_mean_that_a_run_has(
+    runner: SimulatedRunner, tiny_folder: Path
+) -> None:
+    search(model=tiny_folder, pooling="mean", head="classifier", feature_cache=False, limit=2)
+    [case] = runner.cases
+    assert case.has_mean_layer
+    assert case.architecture["num_hidden_layers"] == 4
+
+
 def test_options_of_the_search_reach_the_child(runner: SimulatedRunner, tiny_folder: Path) -> None:
     [result, _] = search(model=tiny_folder, limit=1000, memory_limit="4GiB", precision="bf16")
     assert runner.limit_bytes == result.budget_bytes == 4 * GIB

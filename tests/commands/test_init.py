@@ -46,7 +46,7 @@ def test_a_table_is_seen_with_its_columns_classes_and_splits(tmp_path: Path) -> 
     assert facts.columns == ["no", "text", "label"]
     assert (facts.text_column, facts.label_column) == ("text", "label")
     assert facts.class_rows == {"blame": 10, "praise": 30}
-    assert facts.rows_of_a_run == {"train": 32, "validation": 4, "test": 4}
+    assert facts.rows_of_a_run == {"train": 36, "test": 4}
     assert facts.examples == {"blame": "It was blame and 0.", "praise": "It was praise and 0."}
     assert facts.longest_characters == len("It was praise and 29.")
 
@@ -143,7 +143,7 @@ def test_init_prints_what_it_saw(command: Command, reviews: Path) -> None:
         "columns id, review, verdict",
         "text column review (its name says so)",
         "label column verdict (40 rows have 2 different values)",
-        "rows of a run train: 32, validation: 4, test: 4",
+        "rows of a run train: 36, test: 4",
         "good 20 the river is long [/0]",
         "train with: finetune run --config reviews.yaml",
     ):

@@ -118,8 +118,10 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(
     assert facts["rows"] == {"train": 64, "validation": 81, "test": 270}
     assert sum(facts["rows_by_class"].values()) == 64
     assert facts["output_dir"] == "runs/questions-tiny-full"
+    assert facts["expectation"]["sampled"] == 64
     table = command("run", "--dry-run", "--model", tiny_folder, *flags()).output
     assert "questions-tiny-full" in table
+    assert "64 training rows, 6 classes: a linear head on the frozen encoder" in table
     assert max(map(len, table.splitlines())) < 300
     classes = tmp_path / "classes.csv"
     rows = (f"text {number},a class with the number {number % 60}" for number in range(300))

@@ -139,12 +139,27 @@ def test_a_wrong_value_is_refused_with_the_name_of_its_option_and_where_it_came_
         ({"freeze_core": True, "train_layers": 2}, "--freeze-core"),
         ({"head": "classifier", "train_layers": 2}, "--head classifier"),
         ({"freeze_core": True, "gradient_checkpointing": True}, "whole encoder is frozen"),
+        ({"focal_gamma": 1.0}, "--focal-gamma is for --loss focal"),
+        ({"loss": "focal", "label_smoothing": 0.1}, "--loss focal and --label-smoothing"),
+        ({"loss": "focal", "solve_head": "on"}, "--loss focal and --solve-head on"),
+        ({"contrastive": "on", "loss": "focal"}, "--contrastive on and --loss focal"),
+        ({"contrastive": "on", "label_smoothing": 0.1}, "--contrastive on and --label-smoothing"),
+        ({"contrastive": "on", "solve_head": "off"}, "--contrastive on and --solve-head off"),
+        ({"contrastive": "on", "head": "classifier"}, "--contrastive on and a frozen encoder"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(
     flags: dict[str, object], named: str
 ) -> None:
     assert named in error_of(flags=flags).message
+
+
+def test_the_old_values_of_pooling_are_answered_with_its_new_name(write_yaml: WriteYaml) -> None:
+    for error in (
+        error_of(write_yaml("model: {pooling: max}")),
+        error_of(flags={"pooling": "max"}),
+    ):
+        assert "--window-pooling max" in error.remedy
 
 
 def test_an_option_in_another_section_is_refused_with_the_right_one(write_yaml: WriteYaml) -> None:
@@ -237,6 +252,9 @@ PARTICULAR = {
     "train_layers": st.none(),
     "texts_file": st.none(),
     "gradient_checkpointing": st.sampled_from([None, False]),
+    "contrastive": st.sampled_from(["auto", "off"]),
+    "loss": st.just("cross_entropy"),
+    "focal_gamma": st.just(2.0),
 }
 
 

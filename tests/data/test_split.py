@@ -1,7 +1,9 @@
 """Rows held out for validation and test."""
 
 from collections import Counter
+from typing import Any
 
+import pyarrow
 import pytest
 from datasets import Dataset, DatasetDict
 from hypothesis import given, settings
@@ -13,6 +15,9 @@ from finetune.data.dataset import texts_of as columns_of
 from finetune.data.split import find_held_out, split_table
 from finetune.errors import DataError
 from finetune.events import Event, Info, WarningMessage
+from finetune.tasks.base import Task
+from finetune.tasks.multi import Multi
+from finetune.tasks.regression import Regression
 from finetune.tasks.single import Single
 
 CLASSES = ("many", "some", "few")
@@ -27,7 +32,7 @@ def hold_out(table: Dataset, *, fraction: float, seed: int) -> tuple[Dataset, Da
 
 
 def splitting(
-    validation: float, test: float, seed: int = 0, rows: int | None = None, *, data: str = "a.csv"
+    validation: float | None, test: float, seed: int = 0, rows: int | None = None, *, data: str = ""
 ) -> DataConfig:
     return DataConfig(
         data,
@@ -115,6 +120,30 @@ def test_a_missing_test_split_is_held_out_first_and_reported_with_its_counts() -
     assert stage.message == (
         "no test file: a random 20% is held out as the test split, 20 of 100 rows"
     )
+
+
+@pytest.mark.parametrize(
+    ("rows", "task", "held_out"),
+    [(999, TASK, 0), (1000, TASK, 100), (999, Regression(), 0), (100, Multi(CLASSES), 10)],
+)
+def test_by_default_a_tenth_is_held_out_only_where_that_says_something(
+    rows: int, task: Task, held_out: int
+) -> None:
+    texts = [f"text {number}" for number in range(rows)]
+    labels: dict[str, list[Any]] = {
+        "single": [CLASSES[number % 3] for number in range(rows)],
+        "regression": list(map(float, range(rows))),
+        "multi": [[CLASSES[number % 3]] for number in range(rows)],
+    }
+    table = make_dataset(texts, pyarrow.chunked_array([labels[task.name]]), task=task)
+    given = DatasetDict(train=table, test=table.select(range(3)))
+    emitted: list[Event] = []
+    for fraction, expected in ((None, held_out), (0.1, round(rows / 10)), (0.0, 0)):
+        splits = split_table(given, splitting(fraction, 0.1), task=task, emit=emitted.append)
+        assert splits.num_rows.get("validation", 0) == expected
+    said = [one.message for one in emitted if isinstance(one, Info)]
+    assert len(said) == (held_out == 0)
+    assert all("--validation-fraction 0.1" in message for message in said)
 
 
 @pytest.mark.parametrize(("rows", "fraction"), [(1, 0.1), (0, 0.1), (2, 0.05), (10, 0.95)])

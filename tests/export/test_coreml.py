@@ -11,6 +11,7 @@ import pytest
 import torch
 from tiny_models import ARCHITECTURES, save_tiny_model
 
+from finetune.config.schema import Pooling
 from finetune.errors import FinetuneError, ModelUnsupported, NotWritten
 from finetune.events import ignore
 from finetune.export.coreml import MODEL_FILE, check_weights, write_coreml
@@ -26,19 +27,23 @@ pytestmark = pytest.mark.skipif(find_spec("coremltools") is None, reason="needs 
 FOLDED = {"deberta-v2": ["deberta.encoder.rel_embeddings.weight"]}
 
 
-def load(folder: Path) -> TextModel:
+def load(folder: Path, pooling: Pooling = "auto") -> TextModel:
     task = Single(["a", "b", "c"])
-    return load_model(str(folder), revision=None, task=task, from_scratch=False, emit=ignore)
+    return load_model(
+        str(folder), revision=None, task=task, from_scratch=False, pooling=pooling, emit=ignore
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("architecture", "pooling"), [("bert", "mean"), *((one, "auto") for one in ARCHITECTURES)]
+)
 def test_a_program_takes_texts_of_any_length_and_has_the_models_weights(
-    tmp_path: Path, architecture: str
+    tmp_path: Path, architecture: str, pooling: Pooling
 ) -> None:
     import coremltools
 
-    text_model = load(save_tiny_model(tmp_path / "tiny", architecture))
+    text_model = load(save_tiny_model(tmp_path / "tiny", architecture), pooling)
     write_coreml(text_model, OwnFolder(tmp_path / "coreml", "coreml"), max_length=48)
     file = tmp_path / "coreml" / MODEL_FILE
     assert check_weights(file, text_model) == FOLDED.get(architecture, [])
@@ -53,7 +58,7 @@ def test_a_program_takes_texts_of_any_length_and_has_the_models_weights(
     assert list(labels.values()) == ["a", "b", "c"]
     (block,) = spec.mlProgram.functions["main"].block_specializations.values()
     kinds = [one.type for one in block.operations]
-    assert kinds.count("softmax") == 3  # one for each layer
+    assert kinds.count("softmax") == (4 if pooling == "mean" else 3)  # one for each layer
     assert (tmp_path / "coreml" / "tokenizer.json").is_file()
 
     with torch.no_grad():

@@ -91,8 +91,9 @@ def example_results(*, other: str = OTHER) -> RunResults:
         train_peak_bytes=None,
     )
     return RunResults(
-        Single(["DESC", other]), facts, training, validation, test, "runs/my-run", DETAILS
-    )
+        Single(["DESC", other]), facts, training, validation, test, "runs/my-run", DETAILS,
+        validation_kind="held out",
+    )  # fmt: skip
 
 
 def write_example_run(

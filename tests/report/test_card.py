@@ -57,6 +57,7 @@ def test_body_tells_use_figures_training_and_limits(card_of: CardOf) -> None:
     text = card_of().text
 
     for emitted in (
+        "Validation accuracy **87.5%**, 95% interval 39.6–98.7%, on 4 held-out rows.",
         *("# my-run", 'pipeline("text-classification"', "max_length=48"),
         *("4 rows of the test split: accuracy **75.0%** (95% interval 30.1–95.4%, 4 rows"),
         *("**73.3%**", "## Limits\n\n- Accuracy 75.0% may not", "- Every"),

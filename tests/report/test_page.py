@@ -164,6 +164,12 @@ def test_details_warnings_and_calibration_are_shown(folder: RunFolder, results: 
         assert shown in " ".join(text.split()), shown
 
 
+def test_cross_validated_metrics_are_called_so(folder: RunFolder, results: RunResults) -> None:
+    page = report_of(folder, replace(results, validation_kind="cross-validated"))
+    note = "39.6–98.7%, cross-validated on 4 training rows (output layer only)"
+    assert f"Validation accuracy 87.5% 95% interval {note}" in " ".join(page.text.split())
+
+
 def test_run_without_validation_has_a_report(folder: RunFolder, results: RunResults) -> None:
     write_jsonl(folder.metrics_file, UPDATES)
     # Nor has it mistakes, or rows of each class.

@@ -45,8 +45,9 @@ def test_a_run_trains_and_evaluates_at_the_size_that_was_found(
 ) -> None:
     emitted: list[Event] = []
     kept = run_auto(
-        tmp_path, tiny_folder, emitted, effective_batch_size=16, eval_batch_size=64, max_steps=2
-    )
+        tmp_path, tiny_folder, emitted, effective_batch_size=16, eval_batch_size=64, max_steps=2,
+        pooling="mean",
+    )  # fmt: skip
     assert tried_sizes(emitted)[0] == 16
     # An evaluation of 64 examples was not tried.
     assert kept["batch_size"] == kept["eval_batch_size"] == 16
@@ -54,6 +55,7 @@ def test_a_run_trains_and_evaluates_at_the_size_that_was_found(
     assert [event.step for event in emitted if isinstance(event, events.Step)] == [1, 2]
     [case] = runner.cases
     assert (case.device, case.mode, case.classes, case.part) == ("cpu", "full", 6, "whole")
+    assert (case.has_mean_layer, case.architecture["num_hidden_layers"]) == (True, 4)
 
 
 def find(preparation: Preparation) -> TrainingConfig:

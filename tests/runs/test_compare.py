@@ -6,7 +6,7 @@ import pytest
 from tiny_runs import copy_run
 
 import finetune
-from finetune.errors import DataDiffers, NotARun
+from finetune.errors import DataDiffers, NotARun, UsageError
 from finetune.events import Event, WarningMessage
 from finetune.files import read_json, read_jsonl, write_json, write_jsonl
 from finetune.runs.digests import record_files
@@ -71,6 +71,11 @@ def test_the_baseline_may_be_the_best_on_validation(finished_run: Path, tmp_path
     found = finetune.compare(tmp_path, baseline="best")
     assert found.baseline == "b"
     assert [run.versus is None for run in found.runs] == [False, True, False]
+    # What was cross-validated does not count, however good it is.
+    change_json(tmp_path / "b" / "all_results.json", eval_kind="cross-validated")
+    with pytest.raises(UsageError, match="held-out") as caught:
+        finetune.compare(tmp_path, baseline="best")
+    assert "--validation-fraction" in caught.value.remedy
 
 
 def test_runs_with_other_test_rows_are_refused_by_name(finished_run: Path, tmp_path: Path) -> None:

@@ -61,14 +61,13 @@ def test_predictions_follow_the_file_beside_the_model(run: Path, tmp_path: Path)
     saved = read_json(file)
     assert saved == {
         "schema_version": 1, "max_length": 10, "long_texts": "windows", "stride": 2,
-        "pooling": "mean",
+        "window_pooling": "mean",
     }  # fmt: skip
     whole = finetune.predict(run, [LONG], device="cpu")
-    try:
-        write_json(file, saved | {"long_texts": "truncate"})
-        assert finetune.predict(run, [LONG], device="cpu") != whole
-    finally:
-        write_json(file, saved)
+    copy = shutil.copytree(run, tmp_path / "run")
+    write_json(copy / "model" / "inference.json", saved | {"long_texts": "truncate"})
+    (copy / "manifest.json").unlink()
+    assert finetune.predict(copy, [LONG], device="cpu") != whole
 
 
 @pytest.mark.parametrize(
@@ -86,7 +85,7 @@ def test_stored_features_of_windows_give_the_same_model(
 ) -> None:  # fmt: skip
     if pooling == "max":
         give_few_shapes(monkeypatch)
-    options = {**WINDOWS, **mode, "pooling": pooling}
+    options = {**WINDOWS, **mode, "window_pooling": pooling}
     options |= {"model": tiny_folder, "cache_dir": str(tmp_path / "cache")}
     results = [
         finish_run(train_tiny(tmp_path / str(is_stored), feature_cache=is_stored, **options))

@@ -52,6 +52,21 @@ def test_balanced_rows_with_a_class_count_as_much_as_those_without() -> None:
     assert plain.losses(torch.zeros(4, 2), labels).tolist() == pytest.approx([np.log(2)] * 4)
 
 
+@pytest.mark.parametrize("is_balanced", [False, True])
+def test_the_loss_is_smoothed_or_focal_within_the_weight_of_a_class(is_balanced: bool) -> None:
+    plain = Multi(["a", "b"]).with_training_labels(LABELS, is_balanced=is_balanced)
+    logits, labels = torch.tensor([[1.0, -2.0]]), torch.tensor([[1.0, 0.0]])
+    weight = plain.positive_weights[0] if is_balanced else 1.0
+    right, left = np.log1p(np.exp([-1.0, -2.0])), np.log1p(np.exp([1.0, 2.0]))
+    smooth = plain.with_loss(focal_gamma=0.0, label_smoothing=0.2)
+    expected = (0.9 * right + 0.1 * left) * [weight, 1]
+    assert smooth.losses(logits, labels).item() == pytest.approx(expected.mean())
+    focal = plain.with_loss(focal_gamma=2.0, label_smoothing=0.0)
+    expected = (1 - np.exp(-right)) ** 2 * right * [weight, 1]
+    assert focal.losses(logits, labels).item() == pytest.approx(expected.mean())
+    assert focal.unweighted == smooth.unweighted == Multi(["a", "b"])
+
+
 def test_the_loss_of_a_split_is_that_without_weights() -> None:
     logits = np.ones_like(LABELS)
     balanced = Multi(["a", "b"]).with_training_labels(LABELS, is_balanced=True)

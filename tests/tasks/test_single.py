@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import torch
 from sklearn.utils.class_weight import compute_sample_weight
 
 from finetune.events import Event, WarningMessage
@@ -76,6 +77,27 @@ def test_improbable_predictions_have_no_label() -> None:
     ]
     found = abstain(predictions, {"a": 0.5, "b": 0.3})
     assert [one.label for one in found] == ["a", None, "b"]
+
+
+def test_the_loss_is_smoothed_or_focal_and_that_of_results_neither() -> None:
+    logits = torch.tensor([[2.0, 0.0], [-1.0, 1.0], [0.0, 60.0]], requires_grad=True)
+    labels = torch.tensor([0, 0, 1])
+    plain = Single(["a", "b"])
+    right = logits.detach().double().softmax(1).gather(1, labels[:, None])[:, 0]
+    focal = plain.with_loss(focal_gamma=0.5, label_smoothing=0.0)
+    expected = -((1 - right) ** 0.5) * right.log()
+    losses = focal.losses(logits, labels)
+    assert losses.tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+    losses.sum().backward()
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()
+    smooth = plain.with_loss(focal_gamma=0.0, label_smoothing=0.2)
+    log = logits.detach().log_softmax(1)
+    expected = -0.9 * log[0, 0] - 0.1 * log[0, 1]
+    assert smooth.losses(logits, labels)[0].item() == pytest.approx(expected.item())
+    arrays = logits.detach().numpy(), labels.numpy()
+    for task in (focal, smooth):
+        assert task.score(*arrays).loss == plain.score(*arrays).loss
 
 
 def test_balanced_weights_are_those_of_scikit_learn() -> None:

@@ -12,7 +12,7 @@ from finetune.training.contrastive import (
     plan_contrast,
 )
 
-PLAN = {"padded_lengths": [8, 16], "seed": 1, "epoch": 0}
+PLAN = {"padded_lengths": [8, 16], "is_padded_right": True, "seed": 1, "epoch": 0}
 
 
 def test_the_loss_is_low_where_texts_of_a_class_are_alike_and_others_are_not() -> None:
@@ -48,17 +48,19 @@ def test_the_loss_is_finite_and_without_gradient_for_a_single_text() -> None:
     assert embeddings.grad.isfinite().all()
 
 
-def test_each_step_has_several_texts_of_every_class_and_so_has_each_half_of_it() -> None:
+def test_each_step_has_equally_many_texts_of_every_class_in_parts_by_length() -> None:
     classes = np.repeat(np.arange(6), [1, 2, 5, 50, 500, 3])
-    lengths = np.full(len(classes), 5)
+    lengths = np.arange(len(classes)) % 16 + 1
 
     batches = plan_contrast(classes, lengths, **PLAN)
 
     assert len(batches) == STEPS
     for batch in batches:
-        assert len(batch.indices) == 60
-        for half in (batch.indices[:30], batch.indices[30:]):
-            assert np.bincount(classes[half]).tolist() == [5] * 6
+        assert np.bincount(classes[batch.indices]).tolist() == [10] * 6
+        assert [examples for examples, _ in batch.parts] == [15] * 4
+        padded = np.repeat([tokens for _, tokens in batch.parts], 15)
+        assert (lengths[batch.indices] <= padded).all()
+        assert batch.parts[-1][1] == 8
 
 
 def test_of_many_classes_some_are_drawn_at_each_step_and_all_in_the_end() -> None:

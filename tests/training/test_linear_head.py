@@ -91,6 +91,26 @@ def test_out_of_fold_logits_are_of_heads_that_have_not_seen_the_row() -> None:
     assert unseen.mean() < 0.7
 
 
+def test_noise_is_found_to_tell_nothing_even_where_a_head_can_learn_it_by_heart() -> None:
+    random = np.random.default_rng(3)
+    noise = random.normal(size=(400, 100)).astype(np.float32)
+    labels = random.permutation(np.arange(400) % 20)
+    rows = LabelledFeatures(noise, labels, np.ones(400, np.float32), softmax, 20, groups=labels)
+
+    right = cross_validate(rows, 100.0, seed=0).argmax(axis=1) == labels
+
+    assert right.mean() < 0.1
+
+
+def test_many_classes_of_few_rows_are_told_apart() -> None:
+    random = np.random.default_rng(3)
+    labels = np.arange(900) % 300
+    features = random.normal(size=(300, 100))[labels] + 0.5 * random.normal(size=(900, 100))
+    weights = np.ones(900, np.float32)
+    rows = LabelledFeatures(features.astype(np.float32), labels, weights, softmax, 300, labels)
+    assert (cross_validate(rows, 100, seed=0).argmax(axis=1) == labels).mean() > 0.9
+
+
 def test_noisy_features_get_a_stronger_penalty() -> None:
     assert choose_strength(make_rows(noise=6.0), seed=0) < 100
     assert choose_strength(make_rows(noise=0.05), seed=0) == 100

@@ -1,0 +1,158 @@
+"""Heads that read the mean of the tokens, in models that transformers loads as they are."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import ARCHITECTURES, SIZES, save_tiny_model, tiny_config, tiny_model
+from tiny_training import random_texts
+from transformers import (
+    AlbertConfig,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+    pipeline,
+)
+
+from finetune.config.mode import Mode
+from finetune.config.schema import Pooling
+from finetune.errors import ModelUnsupported
+from finetune.events import ignore
+from finetune.model.feature_extractor import split_frozen
+from finetune.model.freeze import count_by_part, freeze_parameters, trained_names
+from finetune.model.load import TextModel, load_model, save_model
+from finetune.model.mean_pooling import (
+    has_mean_layer,
+    pass_through_head,
+    pool_by_mean,
+    pool_shape_by_mean,
+)
+from finetune.model.structure import encoder_layers, find_structure
+from finetune.tasks.single import Single
+from finetune.tokenization.examples import collate
+
+# ModernBERT can read the mean by itself, DeBERTa's layers have other parts.
+WITH_LAYER = ("bert", "distilbert", "roberta", "electra")
+TEXTS = ["Who wrote Faust?", "by", "How old is the river Nile, and how long?"]
+
+
+def load(folder: Path, pooling: Pooling = "auto", *, strict: bool = False) -> TextModel:
+    torch.manual_seed(0)
+    return load_model(
+        str(folder), revision=None, task=Single(["a", "b", "c"]), from_scratch=False,
+        pooling=pooling, strict=strict, emit=ignore,
+    )  # fmt: skip
+
+
+def logits_of(text_model: TextModel) -> torch.Tensor:
+    encoded = text_model.encode(TEXTS, max_length=32)
+    inputs = text_model.inputs(encoded).inputs_of(np.arange(len(TEXTS)), 32)
+    with torch.inference_mode():
+        return text_model.model.eval()(**inputs).logits
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_head_reads_the_normalized_mean_of_the_tokens_that_are_no_padding(
+    architecture: str,
+) -> None:
+    model, plain = tiny_model(architecture), tiny_model(architecture).eval()
+    assert pool_by_mean(model) == (architecture != "deberta-v2")
+    assert has_mean_layer(model) == (architecture in WITH_LAYER)
+    if architecture not in WITH_LAYER:
+        assert len(encoder_layers(model)) == len(encoder_layers(plain))
+        return
+    tensors = collate(random_texts(6), np.arange(6), padded_length=16)
+    with torch.no_grad():
+        tokens = plain.base_model(**tensors)[0]
+        mask = tensors["attention_mask"][..., None]
+        mean = (tokens * mask).sum(1) / mask.sum(1)
+        expected = torch.nn.functional.layer_norm(mean, mean.shape[-1:])
+        actual = model.eval().base_model(**tensors)[0][:, 0]
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0.02)
+    shorter = collate(random_texts(6), np.arange(6), padded_length=12)
+    torch.testing.assert_close(model(**shorter).logits, model(**tensors).logits)
+
+
+@pytest.mark.parametrize("architecture", [*WITH_LAYER, "modernbert"])
+def test_a_saved_model_is_a_plain_one_that_is_recognized_and_not_changed_again(
+    architecture: str, tmp_path: Path
+) -> None:
+    source = save_tiny_model(tmp_path / "source", architecture)
+    text_model = load(source, "mean")
+    assert (load(source).pooling, text_model.pooling) == ("cls", "mean")
+    save_model(text_model, tmp_path / "model")
+    expected = logits_of(text_model)
+    for again in (
+        load(tmp_path / "model", strict=True),
+        load(tmp_path / "model"),
+        load(tmp_path / "model", "mean"),
+    ):
+        assert again.pooling == "mean"
+        assert again.structure.layers == text_model.structure.layers
+        assert again.structure.mean_layer == text_model.structure.mean_layer
+        torch.testing.assert_close(logits_of(again), expected, rtol=0, atol=1e-6)
+    plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model")
+    classify = pipeline("text-classification", model=plain, tokenizer=text_model.tokenizer)
+    probabilities = expected.softmax(1).max(1).values.tolist()
+    assert [one["score"] for one in classify(TEXTS)] == pytest.approx(probabilities, abs=1e-5)
+    undone = load(tmp_path / "model", "cls")
+    assert undone.pooling == "cls"
+    assert len(encoder_layers(undone.model)) == len(text_model.structure.layers)
+
+
+def test_the_layer_of_the_mean_never_trains_and_is_no_layer_to_count() -> None:
+    model = tiny_model()
+    pool_by_mean(model)
+    structure = find_structure(model, has_mean_layer=has_mean_layer(model))
+    assert len(structure.layers) == SIZES["num_hidden_layers"]
+    assert structure.mean_layer
+    for mode in ("full", "last-1", "last-3", "head", "classifier"):
+        assert not structure.mean_layer & trained_names(structure, mode=Mode(mode))
+    freeze_parameters(model, structure, mode=Mode("last-3"))
+    counts = count_by_part(model, structure)
+    assert list(counts)[-2:] == ["mean of the tokens", "head"]
+    assert counts["mean of the tokens"] == (0, counts["layer 3"][1])
+    assert counts["layer 1"][0] > 0
+    with pytest.raises(Exception, match="has 3 layers, not 4"):
+        freeze_parameters(model, structure, mode=Mode("last-4"))
+
+
+@pytest.mark.parametrize("architecture", WITH_LAYER)
+@pytest.mark.parametrize("passes_through", [False, True])
+def test_a_frozen_encoder_gives_one_vector_for_each_text(
+    architecture: str, passes_through: bool
+) -> None:
+    model = tiny_model(architecture)
+    pool_by_mean(model)
+    structure = find_structure(model, has_mean_layer=has_mean_layer(model))
+    if passes_through:
+        assert pass_through_head(model, structure)
+    for mode in ("head", "classifier", "last-1"):
+        freeze_parameters(model, structure, mode=Mode(mode))
+        extractor = split_frozen(model, takes_4d_mask=structure.takes_4d_mask, pads_left=False)
+        assert extractor is not None
+        assert extractor.per_token == (mode == "last-1")
+
+
+def albert() -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForSequenceClassification.from_config(
+        AlbertConfig(**SIZES, embedding_size=16)
+    )
+    return model
+
+
+def test_a_model_whose_layers_share_weights_stays_as_it_is() -> None:
+    model = albert()
+    config, names = model.config.to_dict(), list(model.state_dict())
+    assert not pool_by_mean(model)
+    assert (model.config.to_dict(), list(model.state_dict())) == (config, names)
+    with pytest.raises(ModelUnsupported, match="AlbertForSequenceClassification can't read"):
+        pool_shape_by_mean(model.config)
+
+
+@pytest.mark.parametrize("architecture", [*WITH_LAYER, "modernbert"])
+def test_a_config_alone_is_that_of_the_model_with_weights(architecture: str) -> None:
+    shape, model = tiny_config(architecture), tiny_model(architecture)
+    assert pool_by_mean(model)
+    assert pool_shape_by_mean(shape) == has_mean_layer(model)
+    assert shape.num_hidden_layers == model.config.num_hidden_layers

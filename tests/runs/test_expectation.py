@@ -1,0 +1,101 @@
+"""What to expect of a table, before anything trains on it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from tiny_runs import run_tiny
+
+from finetune.config.schema import Config, DataConfig, change_options
+from finetune.data.load import load_splits
+from finetune.events import Event, Info
+from finetune.runs import expectation
+from finetune.runs.expectation import Expectation, expect
+from finetune.tasks.base import Task
+
+QUESTIONS = Config(DataConfig("questions"))
+
+
+def config_of(model: str | Path, **options: Any) -> Config:
+    chosen = {"model": str(model), "device": "cpu", "precision": "fp32", **options}
+    return change_options(QUESTIONS, chosen)
+
+
+def load(config: Config) -> tuple[Dataset, Task]:
+    data = load_splits(config.data, emit=lambda event: None)
+    return data.splits["train"], data.task
+
+
+def expect_of(config: Config) -> Expectation:
+    found = expect(config, *load(config), emit=lambda event: None)
+    assert found
+    return found
+
+
+def test_a_run_of_the_head_uses_the_same_features(tiny_folder: Path, tmp_path: Path) -> None:
+    options = {"max_train_samples": 64, "cache_dir": str(tmp_path / "cache"), "batch_size": "auto"}
+    found = expect_of(config_of(tiny_folder, **options, freeze_core=True))
+    assert (found.rows, found.sampled, found.classes, found.metric) == (64, 64, 6, "accuracy")
+    assert 0 < found.low < found.value < found.high < 1
+    assert found.lines[0].startswith("64 training rows, 6 classes: a linear head on the frozen ")
+    assert "solved" in found.recipe
+
+    emitted: list[Event] = []
+    run_tiny(
+        tmp_path / "run", model=tiny_folder, **options | {"batch_size": 16}, freeze_core=True,
+        validation_fraction=None, learning_rate=None, num_train_epochs=None,
+        emit=emitted.append,
+    )  # fmt: skip
+    said = [one.message for one in emitted if isinstance(one, Info)]
+    assert "reusing features of the frozen layers for 64 train rows" in said
+
+
+def test_of_many_rows_a_sample_is_taken(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expectation, "MAX_ROWS", 60)
+    found = expect_of(config_of(tiny_folder))
+    assert (found.rows, found.sampled) == (810, 60)
+    assert "cross-validated on 60 of them" in found.lines[0]
+    # Of a large model even fewer.
+    monkeypatch.setattr(expectation, "MAX_WORK", 1)
+    assert expect_of(config_of(tiny_folder)).sampled == expectation.MIN_ROWS
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ([f"{number / 7:.3f}" for number in range(60)], "is off by about"),
+        (["a|b", "b", "a|c"] * 20, "has a micro F1 of about"),
+    ],
+)
+def test_numbers_and_several_labels_have_their_own_metric(
+    labels: list[str], words: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    table = tmp_path / "rows.csv"
+    rows = (f"text {number} {number % 7},{label}" for number, label in enumerate(labels))
+    table.write_text("\n".join(["text,label", *rows]))
+    found = expect_of(config_of(tiny_folder, data=str(table), long_texts="windows"))
+    assert words in found.lines[0]
+    assert np.isfinite([found.low, found.value, found.high, found.baseline]).all()
+    assert found.low <= found.value <= found.high
+    assert "plain" in found.lines[1]
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "reason"),
+    [
+        ("bert-base-uncased", 64, "not on this machine"),
+        (".", 64, "config.json"),
+        (None, 9, "9 training rows are too few"),
+    ],
+)
+def test_what_can_not_be_measured_is_said_and_is_no_failure(
+    model: str | None, rows: int, reason: str, tiny_folder: Path
+) -> None:
+    config = config_of(model or tiny_folder, max_train_samples=rows)
+    emitted: list[Event] = []
+    assert expect(config, *load(config), emit=emitted.append) is None
+    assert isinstance(emitted[-1], Info)
+    assert emitted[-1].message.startswith("what to expect is not known")
+    assert reason in emitted[-1].message

@@ -1,0 +1,89 @@
+"""Behaviour of the choice how a run trains."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from finetune.config.schema import Config, ModelConfig, TrainingConfig
+from finetune.errors import ConfigurationInvalid
+from finetune.runs.recipe import MAX_ROWS_A_CLASS, Recipe, choose_recipe
+from finetune.tasks.regression import Regression
+from finetune.tasks.single import Single
+
+TASK = Single(class_names=["no", "yes"])
+
+
+def choose(*, rows: int = 20, processes: int = 1, **options: Any) -> Recipe:
+    """Return the recipe of a configuration for two classes."""
+    model = {name: options.pop(name) for name in [*options] if hasattr(ModelConfig, name)}
+    config = replace(
+        Config(), model=replace(ModelConfig(), **model), training=TrainingConfig(**options)
+    )
+    return choose_recipe(config, TASK, rows=rows, processes=processes)
+
+
+def test_few_rows_a_class_take_contrastive_steps_and_a_solved_head() -> None:
+    recipe = choose(rows=20)
+
+    assert recipe.is_contrastive
+    assert recipe.solves_head
+    assert recipe.reason.startswith("10 rows a class are few")
+
+
+def test_many_rows_a_class_take_plain_steps() -> None:
+    assert choose(rows=2 * MAX_ROWS_A_CLASS).is_contrastive
+    assert choose(rows=2 * MAX_ROWS_A_CLASS + 2) == Recipe()
+    assert choose(rows=10_000, contrastive="on").is_contrastive
+
+
+def test_a_head_over_a_frozen_encoder_is_solved_whatever_the_rows() -> None:
+    for mode in ({"freeze_core": True}, {"head": "classifier"}):
+        recipe = choose(rows=100_000, **mode)
+        assert recipe.solves_head
+        assert not recipe.is_contrastive
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"learning_rate": 1e-3},
+        {"num_train_epochs": 5.0},
+        {"max_steps": 10},
+        {"solve_head": "off"},
+        {"loss": "focal"},
+        {"processes": 2},
+        {"long_texts": "windows", "window_pooling": "max"},
+    ],
+)
+@pytest.mark.parametrize("mode", [{}, {"freeze_core": True}])
+def test_who_asks_for_steps_or_for_what_no_solved_head_can_do_gets_steps(
+    mode: dict[str, Any], options: dict[str, Any]
+) -> None:
+    assert choose(**mode, **options) == Recipe()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"contrastive": "on", "processes": 2}, "2 processes"),
+        ({"solve_head": "on", "freeze_core": True, "processes": 2}, "2 processes"),
+        ({"solve_head": "on", "contrastive": "off"}, "frozen encoder"),
+    ],
+)
+def test_what_is_on_and_can_not_be_is_refused(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigurationInvalid, match=reason):
+        choose(**options)
+
+
+def test_numbers_take_plain_steps_and_their_head_is_solved() -> None:
+    config = Config()
+    assert choose_recipe(config, Regression(), rows=20, processes=1) == Recipe()
+    frozen = replace(config, model=replace(config.model, freeze_core=True))
+    assert choose_recipe(frozen, Regression(), rows=20, processes=1).solves_head
+
+
+def test_a_configuration_that_a_run_has_written_gives_the_same_recipe_again() -> None:
+    assert choose(contrastive="on", solve_head="on", learning_rate=1e-4).is_contrastive
+    assert choose(freeze_core=True, contrastive="off", solve_head="on").solves_head
+    assert choose(contrastive="off", solve_head="off", learning_rate=1e-4) == Recipe()
