@@ -192,7 +192,7 @@ class Multi(Task):
         probabilities, true = _probabilities(logits), labels > 0
         thresholds = find_thresholds(probabilities, true)
         is_always = (probabilities >= thresholds).all(axis=0) & ~true.all(axis=0)
-        if always := [self.class_names[number] for number in np.flatnonzero(is_always)]:
+        if always := [self.class_names[number] for number in np.flatnonzero(is_always).tolist()]:
             emit(
                 WarningMessage(
                     f"every validation row gets the classes {', '.join(always)}: the model does"

@@ -1,6 +1,7 @@
 """Runs on texts that are longer than the model reads at once."""
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from tiny_training import give_few_shapes
 import finetune
 from finetune.errors import ConfigurationInvalid
 from finetune.files import read_json, write_json
+from finetune.runs.digests import record_files
+from finetune.runs.folder import RunFolder
 from finetune.tokenization.long_texts import LongTexts
 
 LONG = " ".join(TEXTS)
@@ -65,8 +68,9 @@ def test_predictions_follow_the_file_beside_the_model(run: Path, tmp_path: Path)
     }  # fmt: skip
     whole = finetune.predict(run, [LONG], device="cpu")
     copy = shutil.copytree(run, tmp_path / "run")
-    write_json(copy / "model" / "inference.json", saved | {"long_texts": "truncate"})
-    (copy / "manifest.json").unlink()
+    edited = copy / "model" / "inference.json"
+    write_json(edited, saved | {"long_texts": "truncate"})
+    record_files(RunFolder(copy), [edited])
     assert finetune.predict(copy, [LONG], device="cpu") != whole
 
 
