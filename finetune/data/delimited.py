@@ -6,6 +6,7 @@ import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from pyarrow import csv as arrow_csv
 
 from finetune.config.schema import DataConfig
 from finetune.data.columns import LABEL_NAMES, OPTIONS, TEXT_NAMES, plain_name
-from finetune.data.encoding import TextFile, find_text
+from finetune.data.encoding import CHUNK_BYTES, TextFile, find_text
 from finetune.data.mapped import collect
 from finetune.data.packed import Content
 from finetune.data.reader import Columns, Reader, Row, columns_of
@@ -53,7 +54,9 @@ def _open(content: Content, options: DataConfig, emit: Emit) -> tuple[TextFile, 
     text = find_text(content, encoding=options.encoding, emit=emit)
     delimiter = _find_delimiter(text)
     emit(Info(f"reading {text.path}: encoding {text.encoding}, delimiter {DELIMITERS[delimiter]}"))
-    if any('\\"' in piece for piece in text.pieces()) and not _are_quotes_right(text, delimiter):
+    with content.open() as file:  # as bytes, since large files have none
+        has_escapes = any(b'\\"' in chunk for chunk in iter(partial(file.read, CHUNK_BYTES), b""))
+    if has_escapes and not _are_quotes_right(text, delimiter):
         doubled = ESCAPED_QUOTE.sub(r'\1""', "".join(text.pieces())).encode()
         unescaped = TextFile(replace(content, unpacked=doubled), "utf-8")
         if _are_quotes_right(unescaped, delimiter):
@@ -157,18 +160,19 @@ def read_values(text: TextFile, delimiter: str, *, has_quotes: bool) -> Iterator
                     yield line_before + 1, row
                 line_before = reader.line_num
         except csv.Error as error:
-            raise _unreadable(text, line_before + 1, f"has {error}") from error
+            more = f"; {ADD_LABELS}" if count == 1 else ""
+            raise _unreadable(text, line_before + 1, f"has {error}", more) from error
     if not count:
         remedy = "write a header row, such as text,label, and rows"
         raise DataUnreadable(f"{text.path} is empty", remedy=remedy)
 
 
-def _unreadable(text: TextFile, number: int, complaint: str) -> DataUnreadable:
+def _unreadable(text: TextFile, number: int, complaint: str, more: str) -> DataUnreadable:
     with text.open() as lines:
         line = next(islice(lines, number - 1, None))
     return DataUnreadable(
         f"line {number} of {text.path} {complaint}: {line.strip()[:60]!r}",
-        remedy='put values with a delimiter, quotes or a line end in quotes: "a ""b"", c"',
+        remedy='put values with a delimiter, quotes or a line end in quotes: "a ""b"", c"' + more,
     )
 
 

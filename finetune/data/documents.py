@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -32,13 +33,15 @@ SHAPES = (
 
 
 def is_document(content: Content) -> bool:
-    """Return whether a file of JSON is something else than one object on each line."""
+    """Return whether a file of JSON is something else than one object on each of several lines."""
     with content.open() as file:
         filled = (line for line in map(bytes.strip, file) if line)
         first, second = next(filled, b""), next(filled, b"")
-    if second or content.name.suffix.lower() == ".jsonl":
-        return not (first.startswith(b"{") and first.endswith(b"}")) or b"}{" in first
-    return True
+    if not second and content.name.suffix.lower() == ".jsonl":
+        with suppress(ValueError, RecursionError):
+            value = json.loads(first)
+            return not isinstance(value, dict) or not ERRORS.isdisjoint(value)
+    return not (second and first.startswith(b"{") and first.endswith(b"}"))
 
 
 def rows(
@@ -100,7 +103,8 @@ def _find_tables(value: Any, name: str = "") -> Iterator[tuple[str, list[Any]]]:
         elif value and all(isinstance(one, str) for one in value):
             yield name, [{"text": one} for one in value]
     elif isinstance(value, dict) and value:
-        if table := _rows_by_key(value):
+        table = _rows_by_key(value)
+        if table and not (name and table == [value]):
             yield name, table
             return
         prefix = f"{name}." if name else ""
@@ -118,52 +122,53 @@ def _is_complete(table: list[Any]) -> bool:
 def _rows_by_key(value: dict[str, Any]) -> list[Any]:
     """Return the rows of an object that is a table by itself, by what its keys are."""
     inner = list(value.values())
+    first, kinds = inner[0], {*map(type, inner)}
     is_named = not NAMES.isdisjoint(map(plain_name, value))
-    match value:
-        case {"columns": list(names), "data": list(table)}:
-            return [dict(zip(names, row, strict=False)) for row in table]
-    match inner[0]:
-        case _ if not any(isinstance(one, dict | list) for one in inner):
-            # One row alone, such as a text to classify.
-            return [value] if is_named and not ERRORS & {*value} else []
-        case dict() if all(
-            isinstance(one, dict) and one.keys() == inner[0].keys() for one in inner
-        ):
-            # pandas: {"text": {"0": ...}, "label": {"0": ...}}, or {"0": {"text": ...}, ...}.
-            if any(isinstance(one, dict) for own in inner for one in own.values()):
-                return []
-            if is_named:
-                return [{name: own.get(key) for name, own in value.items()} for key in inner[0]]
-            is_like_rows = not NAMES.isdisjoint(map(plain_name, inner[0]))
-            return inner if is_like_rows or len(inner) > len(inner[0]) else []
-        case list() if all(isinstance(one, list) for one in inner):
-            if len(value) > 1 and is_named and len(set(map(len, inner))) == 1:
-                return [dict(zip(value, row, strict=True)) for row in zip(*inner, strict=True)]
-            if all(isinstance(text, str) for texts in inner for text in texts):
-                return [
-                    {"text": text, "label": label}
-                    for label, texts in value.items()
-                    for text in texts
-                ]
-    return []
+    if isinstance(value.get("columns"), list) and isinstance(value.get("data"), list):
+        return [dict(zip(value["columns"], row, strict=False)) for row in value["data"]]
+    if kinds == {dict}:
+        # pandas: {"text": {"0": ...}, "label": {"0": ...}}, or {"0": {"text": ...}, ...}.
+        if any(own.keys() != first.keys() or _is_nested(own.values()) for own in inner):
+            return []
+        if is_named:
+            return [{name: own[key] for name, own in value.items()} for key in first]
+        is_like_rows = not NAMES.isdisjoint(map(plain_name, first)) or len(inner) > len(first)
+        return inner if is_like_rows else []
+    if kinds == {list}:
+        if len(value) > 1 and is_named and len(set(map(len, inner))) == 1:
+            return [dict(zip(value, row, strict=True)) for row in zip(*inner, strict=True)]
+        pairs = [(text, label) for label, texts in value.items() for text in texts]
+    elif not _is_nested(inner) and (is_named or len(value) < 3 * len(set(map(str, inner)))):
+        # One row alone, such as a text to classify.
+        return [value] if ERRORS.isdisjoint(value) else []
+    else:
+        pairs = list(value.items())
+    is_of_texts = all(isinstance(one, str) for pair in pairs for one in pair)
+    return [{"text": text, "label": label} for text, label in pairs] if is_of_texts else []
+
+
+def _is_nested(values: Iterable[Any]) -> bool:
+    """Return whether there are objects, or lists of these or of lists, among values."""
+    return any(
+        isinstance(one, dict) or (isinstance(one, list) and {*map(type, one[:1])} & {dict, list})
+        for one in values
+    )
 
 
 def _rows_of(item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield an object or, where it has a class and several examples of it, a row for each."""
     for name in EXAMPLES:
         texts = item.get(name)
-        if isinstance(texts, str) and texts.startswith("- "):  # as Rasa writes them in YAML
-            if "intent" not in item:
-                return
-            lines = re.split(r"^- *", texts, flags=re.MULTILINE)[1:]
-            texts = [ENTITY.sub(r"\1", line.strip()) for line in lines]
-        if (
-            isinstance(texts, list)
-            and all(isinstance(text, str) for text in texts)
-            and len(item) > 1
-        ):
+        if isinstance(texts, list):
+            texts = [one.get("text") if isinstance(one, dict) else one for one in texts]
+        elif isinstance(texts, str) and texts.startswith("- "):  # as Rasa writes them in YAML
+            texts = re.split(r"^- *", texts, flags=re.MULTILINE)[1:] if "intent" in item else []
+        else:
+            continue
+        if all(isinstance(text, str) for text in texts) and len(item) > 1:
             others = {key: own for key, own in item.items() if not isinstance(own, list | dict)}
-            yield from ({**others, name: text} for text in texts)
+            for text in texts:
+                yield {**others, name: ENTITY.sub(r"\1", text.strip())}
             return
     yield dict(item)
 

@@ -13,7 +13,7 @@ from finetune.config.schema import DataConfig
 from finetune.data.encoding import find_text
 from finetune.data.formats import PACKED_SUFFIXES, SUFFIXES, read_file
 from finetune.data.packed import Content, choose_member, reading_explained
-from finetune.data.parallel import read_parallel
+from finetune.data.parallel import read_class_files, read_parallel
 from finetune.data.reader import RawTable, join_tables
 from finetune.data.source import SPLIT_OF_WORD, OtherData
 from finetune.errors import DataNotFound, DataUnreadable, SeveralTables
@@ -22,8 +22,7 @@ from finetune.events import Emit, Info
 TEXT_SUFFIXES = (".txt", "")
 SAVED_BY_DATASETS = "state.json"
 WITHOUT_CLASS = frozenset(("unsup", "unsupervised", "unlabeled", "unlabelled"))
-ABOUT = re.compile(r"[._]|readme|licen[cs]e|citation|requirements", re.IGNORECASE)
-PARALLEL = re.compile(r"(?<![a-z])labels?(?![a-z])", re.IGNORECASE)
+ABOUT = re.compile(r"[._]|readme|licen[cs]e|citation|requirements|dataset_info", re.IGNORECASE)
 
 
 def read_training(paths: Sequence[Path], options: DataConfig, *, emit: Emit) -> dict[str, RawTable]:
@@ -68,10 +67,11 @@ def _read_folder(path: Path, options: DataConfig, *, emit: Emit) -> dict[str, Ra
             remedy=f"save each split as Parquet in Python: {load}.to_parquet('train.parquet')",
         )
     if "train" not in splits and (files := _top_files(path)):
-        if _tables_of(files):
-            name = choose_member([file.name for file in files], options.member, path=path)
-            return {"train": read_file(path / name, replace(options, member=None), emit=emit)}
-        return {"train": _read_class_files(files, options, emit=emit)}
+        if files != _tables_in(path) and options.member is None:
+            return {"train": read_class_files(files, options, emit=emit)}
+        names = [file.relative_to(path).as_posix() for file in files]
+        name = choose_member(names, options.member, path=path)
+        return {"train": read_file(path / name, replace(options, member=None), emit=emit)}
     return {split: _read_classes(one, options, emit=emit) for split, one in chosen.items()}
 
 
@@ -136,51 +136,35 @@ def _read_classes(path: Path, options: DataConfig, *, emit: Emit) -> RawTable:
 
 
 def _top_files(path: Path) -> list[Path]:
-    """Return the tables of a folder itself, or files of the texts of a class each.
+    """Return the tables of a folder, or its files with the texts of a class each.
 
     There are none if it has texts in folders of classes.
     """
     inner = [(one, *_folders_in(one)) for one in _folders_in(path)]
-    with_texts = [one for one in inner if any(next(_texts_in(folder), None) for folder in one)]
-    files = sorted(one for one in path.iterdir() if one.is_file() and not ABOUT.match(one.name))
-    if len(with_texts) > 1:
+    classes = sum(any(next(_texts_in(folder), None) for folder in one) for one in inner)
+    if classes > 1:
         return []
-    if tables := _tables_of(files):
+    if tables := _tables_in(path):
         return tables
-    texts = [one for one in files if one.suffix.lower() == ".txt"]
-    has_one_stem = len({one.stem for one in files}) == 1
-    if with_texts or len(files) < 2 or not (texts or has_one_stem):
-        return []
-    if labels := [one for one in files if PARALLEL.search(one.name)]:
-        raise DataUnreadable(
-            f"{path} seems to hold texts and labels in files of their own: {labels[0].name}",
-            remedy=f"name both: --texts-file FILE --labels-file {labels[0]}",
-        )
-    return files if has_one_stem else texts
+    files = _files_in(path, "*")
+    if len({file.stem for file in files}) > 1:  # unlike rt-polarity.pos
+        files = [file for file in files if file.suffix.lower() == ".txt"]
+    return files if len(files) > 1 and not classes else []
 
 
-def _tables_of(files: Sequence[Path]) -> list[Path]:
+def _tables_in(path: Path) -> list[Path]:
     """Return the files that are tables by their suffix, or else all if they are named as splits."""
-    tables = [one for one in files if one.suffix.lower() in (*SUFFIXES, *PACKED_SUFFIXES)]
-    return tables or list(files) * ("train" in splits_named([one.name for one in files]))
+    for depth in ("*", "*/*"):
+        files = _files_in(path, depth)
+        tables = [one for one in files if one.suffix.lower() in (*SUFFIXES, *PACKED_SUFFIXES)]
+        if tables or "train" in splits_named([one.name for one in files]):
+            return tables or files
+    return []
 
 
-def _read_class_files(files: Sequence[Path], options: DataConfig, *, emit: Emit) -> RawTable:
-    """Read each line of a file as a text of the class that the file is named by."""
-    has_one_stem = len({file.stem for file in files}) == 1  # as in rt-polarity.pos
-    places, texts, labels = [], [], []
-    for file in files:
-        label = file.suffix.removeprefix(".") if has_one_stem else file.stem
-        lines = find_text(Content(file, file), encoding=options.encoding, emit=emit).open()
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                places.append((number, file))
-                texts.append(line.strip())
-                labels.append(label)
-    path = files[0].parent
-    emit(Info(f"reading {path}: {len(texts):,} lines of {len(files)} files, one for each class"))
-    columns = pyarrow.table({"text": pyarrow.array(texts, "string"), "label": labels})
-    return RawTable(path, columns, lambda row: "line {} of {}".format(*places[row]))
+def _files_in(path: Path, pattern: str) -> list[Path]:
+    files = (one for one in path.glob(pattern) if one.is_file())
+    return sorted(one for one in files if not any(map(ABOUT.match, one.relative_to(path).parts)))
 
 
 def _folders_in(path: Path) -> list[Path]:

@@ -48,9 +48,9 @@ OTHER_FORMATS = {
     rb"\x80": ("a pickle, which can run code and is not read", SAVE),
     rb"%PDF": ("a PDF document", SAVE),
     rb"SQLite format 3": ("a SQLite database", "export its table as .csv"),
-    rb"(?i)\s*<(!doctype html|html)": ("an HTML page, no table", DOWNLOAD),
-    rb"(\xef\xbb\xbf)?\s*<\?xml": ("XML, maybe a server's error message", f"{DOWNLOAD}, or {SAVE}"),
-    rb"404: Not Found": ("a server's error message: 404: Not Found", DOWNLOAD),
+    rb"(?i)\s*<(!doctype html|html|!--)": ("an HTML page, no table", DOWNLOAD),
+    rb"(\xef\xbb\xbf)?\s*<(\?xml|Error)": ("XML, maybe a server's error message", DOWNLOAD),
+    rb"[45]\d\d: [A-Z]": ("a server's error message", DOWNLOAD),
     rb"version https://git-lfs": (
         "a pointer of Git LFS to a file that is elsewhere",
         "fetch that with git lfs pull",

@@ -147,6 +147,16 @@ def test_a_folder_with_one_table_is_this_table(tmp_path: Path) -> None:
     assert digest_folder(path) != before
 
 
+def test_tables_below_a_folder_and_tables_of_tabs_are_no_classes(tmp_path: Path) -> None:
+    files = {"data/train-0.csv": csv(TRAIN), "data/test-0.csv": csv(TEST), "README.md": "x"}
+    assert rows_of(load(write_folder(tmp_path / "a", files))) == {"train": TRAIN, "test": TEST}
+    tabs = csv(TRAIN).replace(",", "\t")
+    path = write_folder(tmp_path / "b", {"amazon.txt": tabs, "yelp.txt": tabs})
+    with pytest.raises(SeveralTables):
+        load(path)
+    assert rows_of(load(path, member="yelp.txt")) == {"train": TRAIN}
+
+
 def test_fasttext_files_named_as_splits_are_splits(tmp_path: Path) -> None:
     lines = "__label__good the film\n__label__bad no end\n"
     path = write_folder(tmp_path, {"train.txt": lines, "test.txt": lines})

@@ -25,6 +25,10 @@ INTENTS = [
     {"tag": "good", "patterns": BY_LABEL["good"], "responses": ["Oh", "Well"]},
     {"tag": "bad", "patterns": BY_LABEL["bad"], "responses": []},
 ]
+WATSON = [
+    {"intent": label, "examples": [{"text": text} for text in texts]}
+    for label, texts in BY_LABEL.items()
+]
 RASA = """
 version: "3.1"
 nlu:
@@ -86,6 +90,8 @@ def rows_of(table: RawTable) -> list[tuple[str, ...]]:
         ("labels.yml", "good:\n- the film\n- 'it said \"no\", and ''yes'''\nbad: [no end]"),
         ("intents.json", json.dumps({"intents": INTENTS})),
         ("nlu.yml", RASA),
+        ("watson.json", json.dumps({"intents": WATSON, "entities": []})),
+        ("watson.yaml", json.dumps(WATSON)),
         ("films.arff", ARFF),
         ("films.txt", ARFF.partition("\n")[2].lower()),
         ("train.txt", FASTTEXT),
@@ -113,6 +119,12 @@ def test_words_of_yaml_stay_words_and_missing_values_are_empty(tmp_path: Path) -
     assert rows_of(read(tmp_path / "a.arff")) == [("",), ("?",)]
 
 
+def test_texts_may_be_the_keys_of_their_labels(tmp_path: Path) -> None:
+    rows = [(f"text {number}", "ab"[number % 2]) for number in range(10)]
+    (tmp_path / "a.json").write_text(json.dumps(dict(rows)))
+    assert rows_of(read(tmp_path / "a.json")) == rows
+
+
 def packed(**members: str) -> bytes:
     file = io.BytesIO()
     with ZipFile(file, "w") as archive:
@@ -136,7 +148,10 @@ def tarred(content: bytes) -> bytes:
         ("a.csv", b"\n<!DOCTYPE html><html>", "an HTML page", "download"),
         ("a.json", b"<html><body>", "an HTML page", "download"),
         ("a.csv", b"<?xml version='1.0'?><Error>", "XML", "download"),
-        ("a.csv", b"404: Not Found", "error message: 404", "download"),
+        ("a.csv", b"<!-- saved -->\n<html>", "an HTML page", "download"),
+        ("a.csv", b"<Error><Code>AccessDenied", "XML", "download"),
+        ("a.jsonl", b'{"error": "Invalid"}', "message of a server", "object"),
+        ("a.csv", b"404: Not Found", "server's error message", "download"),
         ("a.csv", b'{"error": "Repository not found"}', "error message of a server", "object"),
         ("a.json", b'{"message": "Not Found", "status": "404"}', "message of a server", "object"),
         ("a.csv", b"version https://git-lfs.github.com/spec/v1\noid", "Git LFS", "git lfs pull"),
