@@ -18,6 +18,9 @@ AnyPath = str | PathLike[str]
 # Written by `make types` from the schema.
 class Options(TypedDict, total=False):
     data: AnyPath
+    member: str | None
+    texts_file: AnyPath | None
+    labels_file: AnyPath | None
     validation_file: AnyPath | None
     test_file: AnyPath | None
     text_column: str | None
@@ -116,6 +119,7 @@ def evaluate(
     text_column: str | None = None,
     text_pair_column: str | None = None,
     label_column: str | None = None,
+    member: str | None = None,
     evaluate_metric: str | None = None,
     device: DeviceName = "auto",
     emit: Emit | None = None,

@@ -123,8 +123,8 @@ def test_the_search_ends_at_the_rows_of_the_data_and_takes_their_longest_text(
     [result, _] = finetune.find_batch(
         model=tiny_folder, data=table, device="cpu", fresh=True, emit=emitted.append
     ).results
-    # Of 60 rows, 6 are held out to test and 6 to validate.
-    assert (result.max_verified, result.padded_length) == (48, 15)
+    # Of 60 rows, 6 are held out to test; a tenth is too few to validate.
+    assert (result.max_verified, result.padded_length) == (54, 15)
     assert Info(f"the longest text of {table} has 15 tokens") in emitted
 
 

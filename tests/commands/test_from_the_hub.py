@@ -62,7 +62,7 @@ def test_a_run_goes_from_nothing_to_a_model_and_again_without_a_network(
     home = tmp_path / "home"
     options: dict[str, Any] = {
         "model": MODEL, "freeze_core": True, "device": "cpu", "max_steps": 2,
-        "cache_dir": str(tmp_path / "cache"),
+        "cache_dir": str(tmp_path / "cache"), "validation_fraction": 0.1,
     }  # fmt: skip
     with hub_client(endpoint=hub.endpoint, home=home):
         online = finetune.run(**options, output_dir=str(tmp_path / "online"))
