@@ -118,7 +118,8 @@ def measure_tokens(
     }
     lengths, max_tokens = encoded["train"].lengths, tokenizer.model_max_length
     unknown, tokens = encoded["train"].count(tokenizer.unk_token_id), int(lengths.sum())
-    if suggestion := suggest_model(unknown_tokens=unknown, tokens=tokens):
+    texts = texts_of(splits["train"]).joined
+    if suggestion := suggest_model(tokenizer, texts, unknown_tokens=unknown, tokens=tokens):
         emit(WarningMessage(suggestion.finding, remedy=suggestion.remedy))
     suggested = suggest_max_length(lengths, max_tokens=max_tokens)
     return Lengths(

@@ -37,10 +37,6 @@ BYTES_A_TOKEN = 3
 SPECIAL_TOKENS = 2
 # Positions of BERT and of most models like it.
 MAX_TOKENS = 512
-# The default model's vocabulary is English.
-MULTILINGUAL_MODEL = "bert-base-multilingual-cased"
-FIRST_LETTER_BEYOND_LATIN = "\u0250"
-SCRIPT_TEXTS = 1000
 # Of a large table, the tokens of a random sample are counted, and of the longest texts.
 SAMPLE_TEXTS = 20_000
 LONGEST_TEXTS = 20
@@ -148,6 +144,8 @@ def _sample_rows(rows: "Dataset", size_bytes: "NDArray[np.int32]", *, emit: Emit
 
 def _suggest_model(texts: "pyarrow.ChunkedArray") -> str:
     """Return the default model or, for texts not in Latin letters, a multilingual one."""
+    from finetune.data.check import FIRST_LETTER_BEYOND_LATIN, MULTILINGUAL_MODEL, SCRIPT_TEXTS
+
     first = "".join(texts[:SCRIPT_TEXTS].to_pylist())
     letters = list(filter(str.isalpha, first))
     latin = sum(letter < FIRST_LETTER_BEYOND_LATIN for letter in letters)

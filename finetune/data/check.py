@@ -5,11 +5,13 @@ A new check of texts is a function of (split, train) that returns a ``Finding``,
 ``CHECKS``: the table, the JSON and the suggestions of ``finetune data check`` then have it.
 """
 
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pyarrow
 import pyarrow.compute as pc
 from datasets import DatasetDict
 from numpy.typing import NDArray
@@ -17,6 +19,9 @@ from numpy.typing import NDArray
 from finetune.data.dataset import TextColumns, column_of, number_splits, texts_of
 from finetune.tasks.base import BALANCE_CLASSES, Task
 from finetune.tasks.labels import listed_counts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 MAX_EXAMPLES = 3
 SHORT_CHARACTERS = 3
@@ -26,6 +31,12 @@ STRONG_IMBALANCE = 10.0
 LONG_TAIL = 2.0
 # Emoji and rare words are unknown to a model that suits the texts otherwise.
 MAX_UNKNOWN = 0.05
+# A vocabulary with words of a script has at most about 0.75, for Korean.
+MAX_TOKENS_A_LETTER = 0.85
+SCRIPT_TEXTS, SCRIPT_WORDS = 1_000, 5_000
+FIRST_LETTER_BEYOND_LATIN = "\u0250"
+# The default model's vocabulary is English.
+MULTILINGUAL_MODEL = "bert-base-multilingual-cased"
 
 
 @dataclass(frozen=True)
@@ -296,16 +307,48 @@ def suggest_max_length(lengths: NDArray[np.int64], *, max_tokens: int) -> int:
     return min(8 * int(np.ceil(needed / 8)), max_tokens)
 
 
-def suggest_model(*, unknown_tokens: int, tokens: int) -> Suggestion | None:
-    """Suggest another model if too many tokens are unknown to the vocabulary of this one."""
+def suggest_model(
+    tokenizer: "PreTrainedTokenizerFast",
+    texts: pyarrow.ChunkedArray,
+    *,
+    unknown_tokens: int,
+    tokens: int,
+) -> Suggestion | None:
+    """Suggest another model if this one's vocabulary does not know the language of the texts."""
     share = unknown_tokens / max(tokens, 1)
-    if share <= MAX_UNKNOWN:
+    if share > MAX_UNKNOWN:
+        found = f"{share:.0%} of the tokens are unknown to the vocabulary of the model, which can't"
+        found += " tell these words apart"
+    elif script := find_spelt_script(tokenizer, texts):
+        found = f"the texts are in {script} letters, and the vocabulary of the model has these but"
+        found += " hardly a word: it spells them"
+    else:
         return None
-    return Suggestion(
-        f"{share:.0%} of the tokens are unknown to the vocabulary of the model, which can't tell"
-        " these words apart",
-        "--model xlm-roberta-base, which is multilingual, or a model of the texts' language",
+    model = (
+        f"--model {MULTILINGUAL_MODEL}, which is multilingual, or a model of the texts' language"
     )
+    return Suggestion(found, model)
+
+
+def find_spelt_script(
+    tokenizer: "PreTrainedTokenizerFast", texts: pyarrow.ChunkedArray
+) -> str | None:
+    """Return the script of most words of the first texts if a token is hardly more than a letter.
+
+    In Chinese and Japanese, whose words have no spaces between them, that is as it should be.
+    """
+    all_words = " ".join(texts[:SCRIPT_TEXTS].to_pylist()).split()[:SCRIPT_WORDS]
+    scripts: dict[str, list[str]] = {}
+    for word in all_words:
+        letter = next(filter(str.isalpha, word), "")
+        if letter >= FIRST_LETTER_BEYOND_LATIN:
+            scripts.setdefault(unicodedata.name(letter, "").split(" ")[0], []).append(word)
+    script, words = max(scripts.items(), key=lambda one: len(one[1]), default=("", []))
+    if 2 * len(words) <= len(all_words) or script in ("CJK", "HIRAGANA", "KATAKANA"):
+        return None
+    letters = sum(map(str.isalpha, "".join(words)))
+    found = tokenizer.backend_tokenizer.encode_batch_fast(words, add_special_tokens=False)
+    return script.capitalize() if sum(map(len, found)) > MAX_TOKENS_A_LETTER * letters else None
 
 
 def suggest_changes(

@@ -6,7 +6,10 @@ The steps are in :func:`read_tables`, in the order in which a row takes them.
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import reduce
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -30,20 +33,47 @@ from finetune.data.delimited import ADD_LABELS
 from finetune.data.encoding import find_text
 from finetune.data.folders import read_training
 from finetune.data.formats import read_file
-from finetune.data.mapped import filter_rows
+from finetune.data.mapped import filter_rows, pieces_of
 from finetune.data.packed import unpack
 from finetune.data.reader import RawTable, join_tables
 from finetune.data.source import HUB_PREFIX, NO_COLUMN, SPLIT_OF_WORD, LoadedData
 from finetune.errors import DataError, DataNotFound, UsageError
 from finetune.events import Emit, Info, WarningMessage
 from finetune.tasks.choose import choose_task_type
-from finetune.tasks.labels import MAX_LABEL_LENGTH, distinct_values, listed_counts, map_values
+from finetune.tasks.labels import (
+    MAX_LABEL_LENGTH,
+    distinct_values,
+    find_missing_names,
+    listed_counts,
+    map_values,
+)
 
 FEW_ROWS = 10
 SPLIT_NAMES = ("split", "set", "partition", "subset", "fold")
 INTEGERS = r"\W*\d+(\W+\d+)*\W*"
-# What UTF-8 of other scripts looks like where it was read as Windows-1252.
-MOJIBAKE = "[ÃÂâðÐÑ][\u0080-\u00bf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]"  # noqa: RUF001
+# As which UTF-8 is read by mistake, and characters that such texts then are of. A few words read so
+# by chance, in Russian of cp866 many.
+CODE_PAGES = (
+    *("cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp1257", "latin_1"),
+    *("cp437", "cp850", "mac_roman", "koi8_r"),
+)
+COMMON = re.compile(
+    r"[\0-\u017f\u0386-\u03ce\u0400-\u045f\u0490\u0491\u05b0-\u05f4\u060c-\u0652\u0900-\u0e7f"
+    r"\u1e00-\u1fff\u2000-\u2122\u3000-\u30ff\u4e00-\u9fff\uac00-\ud7a3\ufe0f\uff00-\uffef"
+    r"\U0001f000-\U0001faff]*"
+)
+# What is left where a part of a text was read as Windows-1252.
+MOJIBAKE = re.compile("[ÃÂâðÐÑ][\u0080-\u00bf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]")  # noqa: RUF001
+SAMPLE_ROWS = 10_000
+
+
+def is_garbled(text: str) -> bool:
+    """Return whether a text with more than ASCII looks like UTF-8 read as another encoding."""
+    for page in CODE_PAGES:
+        with suppress(UnicodeError):
+            if COMMON.fullmatch(text.encode(page).decode()):
+                return True
+    return MOJIBAKE.search(text) is not None
 
 
 def read_tables(
@@ -57,6 +87,7 @@ def read_tables(
         if split != "train":
             tables[split] = join_tables([read_file(one, rest, emit=emit) for one in paths])
     return_freed_memory()
+    tables = {split: _without_repeated_headers(table, emit=emit) for split, table in tables.items()}
     tables = _divide_by_column(tables, options, emit=emit)
     train = tables["train"]
     if len(train.columns.column_names) == 1:
@@ -88,14 +119,9 @@ def read_tables(
         for (split, table), own in zip(tables.items(), kind.parse(labels), strict=True)
     }
     task = kind.of_labels(rows["train"]["label"], names=names)
-    texts = rows["train"]["text"]
-    if len(garbled := texts.filter(pc.match_substring_regex(texts, MOJIBAKE))):
-        example = garbled[0].as_py()[:60]
-        found = (
-            f"{len(garbled):,} texts of {train.path} look like UTF-8 that was decoded as another"
-        )
-        remedy = "export the file again as UTF-8, or name its encoding with --encoding"
-        emit(WarningMessage(f"{found} encoding, such as {example!r}", remedy=remedy))
+    for finding, remedy in find_missing_names(task.class_names):
+        emit(WarningMessage(finding, remedy=remedy))
+    _report_garbled(rows["train"]["text"], path=train.path, emit=emit)
     splits = DatasetDict()
     for split, own in rows.items():
         unknown = task.find_unknown(own["label"], training=rows["train"]["label"])
@@ -106,6 +132,16 @@ def read_tables(
         pairs = known["text_pair"] if PAIR in columns else None
         splits[split] = make_dataset(known["text"], known["label"], task=task, pairs=pairs)
     return LoadedData(splits, task, chosen=columns, column_names=train.columns.column_names)
+
+
+def _report_garbled(texts: pyarrow.ChunkedArray, *, path: Path, emit: Emit) -> None:
+    pieces = (piece["texts"] for piece in pieces_of(pyarrow.table({"texts": texts})))
+    others = (piece.filter(pc.invert(pc.string_is_ascii(piece))) for piece in pieces)
+    sample = islice((text for piece in others for text in piece.to_pylist()), SAMPLE_ROWS)
+    if garbled := list(filter(is_garbled, sample)):
+        found = f"{len(garbled):,} texts of {path} look like UTF-8 that was decoded as another"
+        remedy = "export the file again as UTF-8, or name its encoding with --encoding"
+        emit(WarningMessage(f"{found} encoding, such as {garbled[0][:60]!r}", remedy=remedy))
 
 
 def _check_split(split: str, table: RawTable, columns: Columns, *, train: RawTable) -> None:
@@ -138,6 +174,18 @@ def _holds_values(names: Sequence[str], train: RawTable, columns: Columns) -> bo
     place = train.columns.column_names.index(columns[LABEL].names[0])
     labels = train.columns.columns[place]
     return list(names) == made_up or bool(pc.any(pc.equal(labels, names[place])).as_py())
+
+
+def _without_repeated_headers(table: RawTable, *, emit: Emit) -> RawTable:
+    """Leave out rows that repeat the names of the columns, as joined files have them."""
+    columns = table.columns
+    same = (pc.equal(columns[name], name) for name in columns.column_names)
+    is_header = reduce(pc.and_, same)
+    if not (count := pc.sum(is_header).as_py()):
+        return table
+    place = table.place(pc.index(is_header, True).as_py())
+    emit(Info(f"{count:,} rows left out that repeat the header, the first in {place}"))
+    return table.where(pc.invert(is_header))
 
 
 def _divide_by_column(
@@ -232,9 +280,11 @@ def _labelled_rows(
         for name, own in zip(("text", "text_pair"), chosen, strict=False)
     }
     is_kept = pc.is_valid(labels)
-    for column in texts.values():
+    empty = {columns[LABEL].name: labels.null_count}
+    for own, column in zip(chosen, texts.values(), strict=True):
         is_blank = pc.or_(pc.equal(column, ""), pc.utf8_is_space(column))
         is_kept = pc.and_not(is_kept, is_blank)
+        empty[own.name] = pc.sum(is_blank).as_py()
     numbered = {**texts, "label": labels, "row": pyarrow.array(np.arange(len(labels)))}
     rows = filter_rows(pyarrow.table(numbered), is_kept.to_numpy())
     if not len(rows):
@@ -245,10 +295,13 @@ def _labelled_rows(
         )
     if len(rows) < len(labels):
         first = table.place(pc.index(is_kept, False).as_py())
+        name = max(empty, key=empty.__getitem__)
+        is_most = 2 * empty[name] > len(labels)
+        named = f" (column {name!r} is empty in {empty[name]:,})" if is_most else ""
         emit(
             WarningMessage(
-                f"{len(labels) - len(rows):,} of {len(labels):,} rows skipped: empty text or label,"
-                f" the first in {first}"
+                f"{len(labels) - len(rows):,} of {len(labels):,} rows skipped: empty text or label"
+                f"{named}, the first in {first}"
             )
         )
     return rows

@@ -59,7 +59,12 @@ def encode_rows(
         hints.append("read all of it with --long-texts windows")
     _report_long_texts(examples, split, " or ".join(hints) or "shorten them", emit=emit)
     unknown_tokens = sum(part.count(text_model.tokenizer.unk_token_id) for part in encoded)
-    advice = suggest_model(unknown_tokens=unknown_tokens, tokens=int(examples.lengths.sum()))
+    advice = suggest_model(
+        text_model.tokenizer,
+        texts.joined,
+        unknown_tokens=unknown_tokens,
+        tokens=int(examples.lengths.sum()),
+    )
     if advice and split == "train":
         emit(WarningMessage(advice.finding, remedy=advice.remedy))
     return examples

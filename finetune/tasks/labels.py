@@ -5,7 +5,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 BAR = "|"
 # In lower case, as pandas reads and writes them.
 MISSING = ("nan", "na", "n/a", "#n/a", "<na>", "null", "none")
+# And what people write for a label that is missing.
+MISSING_CLASSES = {*MISSING, "-", "--", "?", "unknown", "missing", "n.a.", "nil", "undefined"}
 # What a message lists.
 MAX_LISTED, MAX_LABEL_LENGTH = 20, 60
 # Spaces, and the zero-width characters that web pages and spreadsheets leave beside words.
@@ -74,19 +76,30 @@ def map_values(
 
 
 def find_odd_names(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield names that may mean a missing label, or the same class, each with a suggestion.
+    """Yield names that may mean the same class, with a suggestion.
 
-    >>> [found for found, _ in find_odd_names(["Good", "good", "bad", "NaN"])]
-    ["classes named as a missing label: 'NaN'", "classes that differ in case alone: 'Good', 'good'"]
+    >>> [found for found, _ in find_odd_names(["Good", "good", "bad"])]
+    ["classes that differ in case alone: 'Good', 'good'"]
     """
     names = list(names)
-    if missing := [name for name in names if name.casefold() in MISSING]:
-        found = f"classes named as a missing label: {', '.join(map(repr, missing))}"
-        yield found, "if the label is missing there, leave it empty, and the rows are skipped"
     counts = Counter(name.casefold() for name in names)
     if alike := [name for name in names if counts[name.casefold()] > 1]:
         found = f"classes that differ in case alone: {', '.join(map(repr, alike))}"
         yield found, "write them in one way if they are one class"
+
+
+def find_missing_names(names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield names that may mean a missing label, with a suggestion: -1 beside 0, 1, 2 and so on.
+
+    >>> [found for found, _ in find_missing_names(["bad", "NaN", "?", "-1"])]
+    ["classes named as a missing label: 'NaN', '?'"]
+    """
+    missing = [name for name in names if name.casefold() in MISSING_CLASSES]
+    if len(names) > 3 and {*names} == {"-1", *map(str, range(len(names) - 1))}:
+        missing.append("-1")
+    if missing:
+        found = f"classes named as a missing label: {', '.join(map(repr, missing))}"
+        yield found, "if the label is missing there, leave it empty, and the rows are skipped"
 
 
 def sort_classes(labels: Iterable[str]) -> list[str]:

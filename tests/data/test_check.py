@@ -1,10 +1,17 @@
 """What a look at data finds."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 from datasets import DatasetDict
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.pre_tokenizers import BertPreTokenizer
+from transformers import PreTrainedTokenizerFast
 
 from finetune.data.check import (
     Balance,
@@ -157,10 +164,51 @@ def test_each_oddity_has_its_remedy(
     assert found.startswith(remedy)
 
 
+def letters_of(*scripts: str, words: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """Return a tokenizer that knows some words and the letters of some scripts."""
+    pieces = [*"".join(scripts), *(f"##{one}" for one in "".join(scripts)), *words]
+    vocabulary = {one: number for number, one in enumerate(dict.fromkeys(["[UNK]", *pieces]))}
+    tokenizer = Tokenizer(WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = BertPreTokenizer()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]")
+
+
+SPELT = {
+    "Cyrillic": "фильм мне очень понравился",
+    "Greek": "η ταινία ήταν πολύ καλή",
+    "Arabic": "كان الفيلم جيدا جدا",
+    "Hebrew": "הסרט היה טוב מאוד",
+    "Hangul": "영화가 정말 재미있었어요",
+    "Devanagari": "फिल्म बहुत अच्छी थी",
+}
+
+
+@pytest.mark.parametrize(("script", "text"), SPELT.items())
+def test_a_vocabulary_with_letters_but_without_words_suggests_another_model(
+    script: str, text: str
+) -> None:
+    texts = pyarrow.chunked_array([[text] * 3])
+    found = suggest_model(letters_of(text), texts, unknown_tokens=0, tokens=100)
+    assert found is not None
+    assert f"in {script} letters" in found.finding
+    assert found.remedy.startswith("--model bert-base-multilingual-cased")
+    knows = letters_of(text, words=text.split())
+    assert suggest_model(knows, texts, unknown_tokens=0, tokens=100) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["the film was good", "今天天气很好", "映画はとてもよかった", "12 !", ""]
+)
+def test_words_in_latin_letters_and_without_spaces_may_be_spelt(text: str) -> None:
+    texts = pyarrow.chunked_array([[text] * 3])
+    assert suggest_model(letters_of(text), texts, unknown_tokens=0, tokens=100) is None
+
+
 def test_a_vocabulary_that_lacks_many_words_suggests_another_model() -> None:
-    assert suggest_model(unknown_tokens=5, tokens=100) is None
-    assert suggest_model(unknown_tokens=0, tokens=0) is None
-    found = suggest_model(unknown_tokens=65, tokens=100)
+    suggest = partial(suggest_model, letters_of("a"), pyarrow.chunked_array([["a"]]))
+    assert suggest(unknown_tokens=5, tokens=100) is None
+    assert suggest(unknown_tokens=0, tokens=0) is None
+    found = suggest(unknown_tokens=65, tokens=100)
     assert found is not None
     assert found.finding.startswith("65% of the tokens are unknown")
     assert found.remedy.startswith("--model ")

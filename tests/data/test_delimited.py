@@ -244,3 +244,11 @@ def test_quotes_behind_a_backslash_are_read(tmp_path: Path, delimiter: str) -> N
     table, emitted = read(tmp_path, 'text,label\n"C:\\",a\nb,c\n')
     assert table.columns["text"].to_pylist() == ["C:\\", "b"]
     assert "is read as a quote" not in emitted
+
+
+@pytest.mark.parametrize(("first", "is_header"), [("sms,spam", True), ("buy a car,spam", False)])
+def test_a_header_may_have_the_name_of_a_class(tmp_path: Path, first: str, is_header: bool) -> None:
+    kinds = ("ham", "spam")
+    rows = "".join(f"see number {row} of these,{kinds[row % 2]}\n" for row in range(20))
+    table, _ = read(tmp_path, f"{first}\n{rows}")
+    assert table.columns.column_names == (["sms", "spam"] if is_header else ["column1", "column2"])

@@ -1,5 +1,6 @@
 """Files of rows as tables of texts and classes."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -248,3 +249,39 @@ def test_numbers_without_a_name_are_refused(
     rows = "".join(f"a text {label},{label}\n" for label in labels.split())
     with pytest.raises(DataError, match=complaint):
         load(write(tmp_path / "rows.csv", "text,label\n" + rows), label_names=str(file))
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_header_that_is_repeated_is_no_row(tmp_path: Path, named: bool) -> None:
+    rows = "".join(f"film {number} was long,{'ab'[number % 2]}\n" for number in range(9))
+    table = write(tmp_path / "a.csv", f"said,mood\n{rows}said,mood\n{rows}")
+    emitted: list[Event] = []
+    options = DataConfig("", header=True if named else None)
+    splits = read_tables({"train": [table]}, options, emit=emitted.append).splits
+    assert len(splits["train"]) == 18
+    assert splits["train"].features["label"].names == ["a", "b"]
+    notes = [event.message for event in emitted if isinstance(event, Info)]
+    assert f"1 rows left out that repeat the header, the first in line 11 of {table}" in notes
+
+
+def test_a_column_that_leaves_most_rows_empty_is_named(tmp_path: Path) -> None:
+    rows = "".join(f"film {row},{'ab'[row % 2] if row % 4 == 0 else ''}\n" for row in range(40))
+    emitted: list[Event] = []
+    read(write(tmp_path / "a.csv", f"text,label\n{rows}a,b\n"), emitted=emitted)
+    [warning] = warnings_in(emitted)
+    assert "(column 'label' is empty in 30)" in warning
+
+
+@pytest.mark.parametrize(
+    ("labels", "warned"),
+    [(("yes", "no", "?"), "'?'"), (("a", "Unknown", "-"), "'-', 'Unknown'"),
+     (("0", "1", "2", "-1"), "'-1'"), (("-1", "0", "1"), None)],
+)  # fmt: skip
+def test_labels_that_may_be_missing_are_pointed_out(
+    tmp_path: Path, labels: Sequence[str], warned: str | None
+) -> None:
+    rows = "".join(f"film {row},{labels[row % len(labels)]}\n" for row in range(12))
+    emitted: list[Event] = []
+    read(write(tmp_path / "a.csv", f"text,label\n{rows}"), emitted=emitted)
+    found = f"classes named as a missing label: {warned}"
+    assert warnings_in(emitted) == ([found] if warned else [])
