@@ -180,8 +180,9 @@ def _without_repeated_headers(table: RawTable, *, emit: Emit) -> RawTable:
     """Leave out rows that repeat the names of the columns, as joined files have them."""
     columns = table.columns
     same = (pc.equal(columns[name], name) for name in columns.column_names)
-    is_header = reduce(pc.and_, same)
-    if not (count := pc.sum(is_header).as_py()):
+    is_header = reduce(pc.and_, same, pyarrow.scalar(bool(columns.num_columns)))
+    count = pc.sum(is_header).as_py()
+    if count in (0, len(columns)):
         return table
     place = table.place(pc.index(is_header, True).as_py())
     emit(Info(f"{count:,} rows left out that repeat the header, the first in {place}"))
