@@ -64,7 +64,7 @@ COMMON = re.compile(
 )
 # What is left where a part of a text was read as Windows-1252.
 MOJIBAKE = re.compile("[ÃÂâðÐÑ][\u0080-\u00bf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]")  # noqa: RUF001
-SAMPLE_ROWS = 10_000
+SAMPLE_ROWS = 4_000
 
 
 def is_garbled(text: str) -> bool:
