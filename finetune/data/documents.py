@@ -12,18 +12,15 @@ import yaml
 from finetune.config.schema import DataConfig
 from finetune.data.columns import LABEL_NAMES, TEXT_NAMES, plain_name
 from finetune.data.delimited import name_values
-from finetune.data.encoding import find_text
-from finetune.data.json_lines import without_half_characters
+from finetune.data.json_lines import open_text, without_half_characters
 from finetune.data.packed import Content, choose_member
 from finetune.data.reader import Reader, Row, as_text
 from finetune.errors import DataUnreadable
-from finetune.events import Emit, Info
+from finetune.events import Emit
 
 NAMES = {*TEXT_NAMES, *LABEL_NAMES}
 # Fields with several texts of one class, in the files of chat bots.
 EXAMPLES = ("examples", "patterns", "utterances", "texts", "sentences", "phrases")
-# Fields of what a server sends in place of a file.
-ERRORS = {"error", "errors", "detail", "status", "code", "documentation_url"}
 # How Rasa marks a word in an example: [Berlin](city), [Berlin]{"entity": "city"}.
 ENTITY = re.compile(r"\[([^\]]*)\](\([^)]*\)|\{[^}]*\})")
 SHAPES = (
@@ -39,8 +36,7 @@ def is_document(content: Content) -> bool:
         first, second = next(filled, b""), next(filled, b"")
     if not second and content.name.suffix.lower() == ".jsonl":
         with suppress(ValueError, RecursionError):
-            value = json.loads(first)
-            return not isinstance(value, dict) or not ERRORS.isdisjoint(value)
+            return not isinstance(json.loads(first), dict)
     return not (second and first.startswith(b"{") and first.endswith(b"}"))
 
 
@@ -48,21 +44,16 @@ def rows(
     parse: Callable[[str], Any], content: Content, options: DataConfig, emit: Emit
 ) -> Iterator[Row]:
     """Yield the rows of the only table in a document, or of the chosen one."""
-    text = find_text(content, encoding=options.encoding, emit=emit)
-    emit(Info(f"reading {text.path}: encoding {text.encoding}"))
+    text = open_text(content, options, emit)
     try:
-        value = parse("".join(text.pieces()))
-        tables = dict(_find_tables(value))
+        tables = dict(_find_tables(parse("".join(text.pieces()))))
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise DataUnreadable(
             f"{text.path} can't be read: {' '.join(str(error).split())}",
             remedy="correct it there, or export it again",
         ) from error
     if not tables:
-        complaint = "holds no rows"
-        if isinstance(value, dict) and ERRORS & set(map(str.casefold, value)):
-            complaint = f"holds the error message of a server: {json.dumps(value)[:100]}"
-        raise DataUnreadable(f"{text.path} {complaint}", remedy=SHAPES)
+        raise DataUnreadable(f"{text.path} holds no rows", remedy=SHAPES)
     table = tables[choose_member(list(tables), options.member, path=text.path)]
     if isinstance(table[0], dict):
         yield from enumerate((row for item in table for row in _rows_of(item)), start=1)
@@ -138,13 +129,10 @@ def _rows_by_key(value: dict[str, Any]) -> list[Any]:
         if len(value) > 1 and is_named and len(set(map(len, inner))) == 1:
             return [dict(zip(value, row, strict=True)) for row in zip(*inner, strict=True)]
         pairs = [(text, label) for label, texts in value.items() for text in texts]
-    elif not _is_nested(inner) and (is_named or len(value) < 3 * len(set(map(str, inner)))):
-        # One row alone, such as a text to classify.
-        return [value] if ERRORS.isdisjoint(value) else []
-    else:
-        pairs = list(value.items())
-    is_of_texts = all(isinstance(one, str) for pair in pairs for one in pair)
-    return [{"text": text, "label": label} for text, label in pairs] if is_of_texts else []
+        is_of_texts = all(isinstance(text, str) for text, _ in pairs)
+        return [{"text": text, "label": label} for text, label in pairs] if is_of_texts else []
+    # One row alone, such as a text to classify.
+    return [] if _is_nested(inner) else [value]
 
 
 def _is_nested(values: Iterable[Any]) -> bool:

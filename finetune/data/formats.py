@@ -3,7 +3,6 @@
 A new format is a file with a ``READER``, such as json_lines.py, and a line in ``READERS``.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +35,7 @@ READERS: dict[str, Reader] = {
 }
 SUFFIXES = tuple(suffix for reader in READERS.values() for suffix in reader.suffixes)
 PACKED_SUFFIXES = (".gz", ".zip")
+START_BYTES = 512
 WITH_MEMBERS = (workbook.READER, documents.JSON, documents.YAML)
 # What a file is that can't be read, by how it begins, and what to do.
 SAVE, DOWNLOAD = f"save it as {', '.join(SUFFIXES)}", "download the file itself, in place of a page"
@@ -47,17 +47,20 @@ OTHER_FORMATS = {
     rb"7z\xbc\xaf|Rar!": ("a 7z or RAR archive", "unpack it"),
     rb"\x80": ("a pickle, which can run code and is not read", SAVE),
     rb"%PDF": ("a PDF document", SAVE),
-    rb"SQLite format 3": ("a SQLite database", "export its table as .csv"),
     rb"(?i)\s*<(!doctype html|html|!--)": ("an HTML page, no table", DOWNLOAD),
     rb"(\xef\xbb\xbf)?\s*<(\?xml|Error)": ("XML, maybe a server's error message", DOWNLOAD),
     rb"[45]\d\d: [A-Z]": ("a server's error message", DOWNLOAD),
+    # One object, with nothing behind it.
+    rb'(?s)(?=.{0,500}$)\s*\{(?!.*\}[\s,]*\{)\s*("message":[^{}]*)?'
+    rb'"(error|errors|detail|status|documentation_url)":.*\}\s*$': (
+        "a server's error message",
+        DOWNLOAD,
+    ),
     rb"version https://git-lfs": (
         "a pointer of Git LFS to a file that is elsewhere",
         "fetch that with git lfs pull",
     ),
 }
-# A server's error message, in place of a file, is no longer.
-MAX_MESSAGE_BYTES = 2**14
 
 
 def read_file(path: Path, options: DataConfig, *, emit: Emit) -> RawTable:
@@ -85,7 +88,7 @@ def _open(path: Path, options: DataConfig) -> tuple[Content, Reader]:
 
 def _find_reader(content: Content) -> Reader:
     """Return the reader of a format, by the first bytes of a file, else its suffix."""
-    start, suffix = content.start(64), content.name.suffix.lower()
+    start, suffix = content.start(START_BYTES), content.name.suffix.lower()
     if not start:
         raise DataUnreadable(f"{content.name} is empty", remedy="copy, download or export it again")
     for reader in READERS.values():
@@ -94,28 +97,14 @@ def _find_reader(content: Content) -> Reader:
     for beginning, (name, remedy) in OTHER_FORMATS.items():
         if re.match(beginning, start):
             raise DataUnreadable(f"{content.name} is {name}", remedy=remedy)
-    reader = _by_suffix_or_characters(suffix, start.lstrip(b"\xef\xbb\xbf \t\r\n").lower())
+    start = start.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    known = [reader for reader in READERS.values() if suffix in reader.suffixes]
+    known += [
+        reader
+        for reader in READERS.values()
+        if reader.first_characters and start.startswith(reader.first_characters)
+    ]
+    reader = [*known, delimited.READER][0]
     if reader in (json_lines.READER, documents.JSON):
         return documents.JSON if documents.is_document(content) else json_lines.READER
-    if reader is delimited.READER and _is_json_message(content):
-        return documents.JSON
     return reader
-
-
-def _by_suffix_or_characters(suffix: str, start: bytes) -> Reader:
-    for reader in READERS.values():
-        if suffix in reader.suffixes:
-            return reader
-    for reader in READERS.values():
-        if reader.first_characters and start.startswith(reader.first_characters):
-            return reader
-    return delimited.READER
-
-
-def _is_json_message(content: Content) -> bool:
-    """Return whether a small file of any suffix is an object of JSON."""
-    start = content.start(MAX_MESSAGE_BYTES + 1)
-    try:
-        return len(start) <= MAX_MESSAGE_BYTES and isinstance(json.loads(start), dict)
-    except (ValueError, RecursionError):
-        return False

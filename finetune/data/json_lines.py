@@ -27,12 +27,12 @@ MAX_EXACT = 2.0**53
 
 def rows(content: Content, options: DataConfig, emit: Emit) -> Iterator[Row]:
     """Yield the objects."""
-    return _read_rows(_open(content, options, emit))
+    return _read_rows(open_text(content, options, emit))
 
 
 def columns(content: Content, options: DataConfig, emit: Emit) -> Columns:
     """Read the columns; those of objects, or of lists of objects, are left out."""
-    text = _open(content, options, emit)
+    text = open_text(content, options, emit)
     table = _read_columns(text)
     if table is None:
         # To say which line is wrong, or for what Arrow refuses, such as columns of both words and
@@ -42,7 +42,8 @@ def columns(content: Content, options: DataConfig, emit: Emit) -> Columns:
     return map_pieces(table.select(names), as_texts), {}
 
 
-def _open(content: Content, options: DataConfig, emit: Emit) -> TextFile:
+def open_text(content: Content, options: DataConfig, emit: Emit) -> TextFile:
+    """Find the encoding of a file, and report it."""
     text = find_text(content, encoding=options.encoding, emit=emit)
     emit(Info(f"reading {text.path}: encoding {text.encoding}"))
     return text

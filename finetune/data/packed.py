@@ -14,8 +14,6 @@ from zipfile import BadZipFile, ZipFile
 from finetune.errors import DataNotFound, DataUnreadable, SeveralTables
 
 GZIP, ZIP, EMPTY_ZIP = b"\x1f\x8b", b"PK\x03\x04", b"PK\x05\x06"
-# Of a tar archive, behind the name of its first file.
-TAR, TAR_PLACE = b"ustar", 257
 # Tables become five or ten times as large. What becomes larger by far may fill the memory.
 MAX_TIMES = 100
 SMALL_BYTES = 2**28
@@ -80,10 +78,7 @@ def unpack(path: Path, suffixes: Sequence[str] = (), member: str | None = None) 
         if start.startswith(GZIP):
             name = path.with_suffix("") if path.suffix.lower() == ".gz" else path
             with GzipFile(path) as file:
-                content = Content(path, name, _read(file, path))
-            if content.start(512)[TAR_PLACE:].startswith(TAR):
-                raise DataUnreadable(f"{path} is a tar archive", remedy="unpack it")
-            return content
+                return Content(path, name, _read(file, path))
         if not start.startswith((ZIP, EMPTY_ZIP)):
             return content
         with ZipFile(path) as archive:
@@ -107,8 +102,6 @@ def unpack(path: Path, suffixes: Sequence[str] = (), member: str | None = None) 
 def _find_tables(names: Sequence[str], suffixes: Sequence[str], path: Path) -> list[str]:
     """Return the files of an archive that have a table's suffix, or else are no README."""
     files = [name for name in names if not name.endswith("/") and not name.startswith("__MACOSX")]
-    if "word/document.xml" in files:
-        raise DataUnreadable(f"{path} is a Word document", remedy="save its table as .csv")
     tables = [name for name in files if Path(name).suffix.lower() in suffixes]
     found = tables or [name for name in files if not Path(name).name.lower().startswith("readme")]
     if not found:

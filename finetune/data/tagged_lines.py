@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterator
 
 from finetune.config.schema import DataConfig
-from finetune.data.encoding import find_text
+from finetune.data.json_lines import open_text
 from finetune.data.packed import Content
 from finetune.data.reader import Reader, Row
-from finetune.events import Emit, Info
+from finetune.events import Emit
 
 PREFIX = "__label__"
 LABEL = re.compile(rf"(?<!\S){PREFIX}(\S+?),?(?:\s+|$)")
@@ -15,8 +15,7 @@ LABEL = re.compile(rf"(?<!\S){PREFIX}(\S+?),?(?:\s+|$)")
 
 def rows(content: Content, options: DataConfig, emit: Emit) -> Iterator[Row]:
     """Yield the text and the label of each line or, where one has several, a list of them."""
-    text = find_text(content, encoding=options.encoding, emit=emit)
-    emit(Info(f"reading {text.path}: lines of fastText, encoding {text.encoding}"))
+    text = open_text(content, options, emit)
     with text.open(newline="\n") as lines:
         has_several = any(len(LABEL.findall(line)) > 1 for line in lines)
     with text.open(newline="\n") as lines:
