@@ -6,7 +6,6 @@ import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from pyarrow import csv as arrow_csv
 
 from finetune.config.schema import DataConfig
 from finetune.data.columns import LABEL_NAMES, OPTIONS, TEXT_NAMES, plain_name
-from finetune.data.encoding import CHUNK_BYTES, TextFile, find_text
+from finetune.data.encoding import TextFile, find_text
 from finetune.data.mapped import collect
 from finetune.data.packed import Content
 from finetune.data.reader import Columns, Reader, Row, columns_of
@@ -57,9 +56,7 @@ def _open(content: Content, options: DataConfig, emit: Emit) -> tuple[TextFile, 
     text = find_text(content, encoding=options.encoding, emit=emit)
     delimiter = _find_delimiter(text)
     emit(Info(f"reading {text.path}: encoding {text.encoding}, delimiter {DELIMITERS[delimiter]}"))
-    with content.open() as file:  # as bytes, since large files have none
-        has_escapes = any(b'\\"' in chunk for chunk in iter(partial(file.read, CHUNK_BYTES), b""))
-    if has_escapes and not _are_quotes_right(text, delimiter):
+    if text.has_bytes(b'\\"') and not _are_quotes_right(text, delimiter):
         doubled = ESCAPED_QUOTE.sub(r'\1""', "".join(text.pieces())).encode()
         unescaped = TextFile(replace(content, unpacked=doubled), "utf-8")
         if _are_quotes_right(unescaped, delimiter):

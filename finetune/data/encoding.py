@@ -53,6 +53,11 @@ class TextFile:
         with self.open(errors=errors) as file:
             yield from iter(partial(file.read, CHUNK_BYTES), "")
 
+    def has_bytes(self, wanted: bytes) -> bool:
+        """Return whether it holds some bytes, without decoding it."""
+        with self.content.open() as file:
+            return any(wanted in chunk for chunk in iter(partial(file.read, CHUNK_BYTES), b""))
+
     def open_for_arrow(self) -> pyarrow.NativeFile:
         """Open it from its start as UTF-8, in memory of Arrow's own.
 
