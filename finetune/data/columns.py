@@ -23,12 +23,12 @@ TEXT, PAIR, LABEL = OPTIONS = ("text_column", "text_pair_column", "label_column"
 TEXT_NAMES = (
     *("text", "sentence", "question", "review", "content", "comment", "message", "tweet"),
     *("utterance", "query", "document", "description", "headline", "title", "body"),
-    *("claim", "evidence", "answer", "passage", "context", "abstract"),
+    *("claim", "evidence", "answer", "passage", "context", "abstract", "subject", "summary"),
 )
+RATINGS = ("rating", "stars", "score", "polarity", "similarity")
 LABEL_NAMES = (
     *("label", "labels", "class", "category", "target", "intent", "sentiment", "emotion"),
-    *("topic", "y", "label_coarse", "coarse_label", "rating", "stars", "score", "polarity"),
-    "similarity",
+    *("topic", "stance", "y", "label_coarse", "coarse_label", *RATINGS),
 )
 # Words in the names of columns that hold neither.
 OTHER_WORDS = frozenset(
@@ -62,17 +62,16 @@ LOOKS = {
     "word": r"[!-~]+",
     "key": r"[!-~]*[0-9/\\:_@][!-~]*",
     "split": r"(?i)train(ing)?|valid(ation)?|val|dev|test(ing)?",
-    "answer": r"(?i)yes|no|y|n",
     "tag": r"O|[BIESLUM]-\S+",
 }
 # Texts of fewer characters, on average, are codes; and where they recur, classes.
 MIN_CHARACTERS, MAX_CLASS_CHARACTERS = 3, 30
-# A column whose name says that it has texts is left out in silence only if they are shorter.
-MAX_CHARACTERS_LEFT_OUT = 15
+# Texts beside others are left out in silence only if they are shorter, with a name of texts or not.
+MAX_CHARACTERS_LEFT_OUT, MAX_CHARACTERS_LEFT_OUT_UNNAMED = 15, 40
 SAMPLE_ROWS = 10_000
 MAX_BYTES = 2**26
 # Columns of 0 and 1, one for each class; two may well be something else.
-MIN_INDICATORS = 3
+MIN_INDICATORS, MANY_INDICATORS = 3, 6
 YES = pyarrow.array(["1", "true", "True", "TRUE", "1.0"])
 WORDS = frozenset({"false", "true"})
 FLAGS = WORDS | {"", "0", "0.0", "1", "1.0"}
@@ -131,10 +130,12 @@ class Kind:
     """How columns of texts, or of labels, are told from others: by scores.
 
     A score is a measure of the values times the factors of the name and of all rules that hold.
+    Another column may be meant as well as the best if ``is_rival``, whatever its score.
     """
 
     names: Sequence[str]
     measure: Callable[[Facts], float]
+    is_rival: Callable[[Facts, Facts], bool]
     unless_named: Sequence[Rule]
     always: Sequence[Rule] = ()
 
@@ -143,7 +144,8 @@ class Kind:
         plain = plain_name(column.name)
         if plain in self.names:
             # A rating or a score beside a target may say something else of the row.
-            return 1000.0 if plain == self.names[0] else 12.0 if plain == "target" else 6.0
+            factors = {self.names[0]: 1000.0, "target": 12.0, "stance": 12.0}
+            return factors.get(plain, 6.0)
         words = _words_of(column.name)
         return (4.0 if words & set(self.names) else 1.0) * (0.2 if words & OTHER_WORDS else 1.0)
 
@@ -162,10 +164,23 @@ def _label_measure(column: Facts) -> float:
     return max(column.filled, 1e-6) / (1 + log2(classes))
 
 
+def _is_left_text(best: Facts, other: Facts) -> bool:
+    is_named = KINDS[TEXT].name_factor(other) > 1
+    least = MAX_CHARACTERS_LEFT_OUT if is_named else MAX_CHARACTERS_LEFT_OUT_UNNAMED
+    return not other.recurs and other.characters >= least
+
+
+def _is_yes_or_no(best: Facts, other: Facts) -> bool:
+    """Return whether a column beside a rating has two values, and the rating may go with it."""
+    is_flag = bool(FLAG_WORDS & _words_of(other.name))
+    return plain_name(best.name) in RATINGS and other.distinct == 2 and not is_flag
+
+
 KINDS = {
     TEXT: Kind(
         TEXT_NAMES,
         lambda column: max(column.filled * column.distinct / column.rows * column.characters, 1e-6),
+        is_rival=_is_left_text,
         always=(
             (0.0, lambda column: "list" in column.looks),
             (0.1, lambda column: "word" in column.looks),
@@ -180,11 +195,11 @@ KINDS = {
     LABEL: Kind(
         LABEL_NAMES,
         _label_measure,
+        is_rival=_is_yes_or_no,
         always=((0.0, lambda column: column.is_long and not column.recurs and not column.looks),),
         unless_named=(
             (0.0, lambda column: not column.recurs or column.is_long),
             (0.0, lambda column: not column.looks.isdisjoint(("date", "split"))),
-            (3.0, lambda column: "answer" in column.looks),
             (0.1, lambda column: "number" in column.looks and "integer" not in column.looks),
         ),
     ),
@@ -223,8 +238,6 @@ def choose_columns(
     """
     names = columns.column_names
     chosen = _named_columns(options, names, table=table, wanted=wanted)
-    if LABEL in wanted and LABEL not in chosen and (indicators := find_indicators(columns)):
-        chosen[LABEL] = ChosenColumn(indicators, "columns of 0 and 1")
     if PAIR in wanted and TEXT not in chosen:
         taken = chosen[LABEL].names if LABEL in chosen else ()
         others = [name for name in names if name not in taken]
@@ -246,6 +259,9 @@ def choose_columns(
                 f"the rows of {table} are single tokens, with tags in {tags[0]!r}, and not texts",
                 remedy="write a whole text and its class in each row",
             )
+        if LABEL in missing and (indicators := find_indicators(columns, facts)):
+            chosen[LABEL] = ChosenColumn(indicators, "columns of 0 and 1")
+            missing.remove(LABEL)
         for option in missing:
             chosen[option] = _guess(option, facts, chosen=chosen, table=table)
     return chosen
@@ -348,10 +364,11 @@ def read_labels(columns: pyarrow.Table, names: Sequence[str]) -> pyarrow.Chunked
     return pc.binary_join_element_wise("[", joined, "]", "")
 
 
-def find_indicators(columns: pyarrow.Table) -> tuple[str, ...]:
+def find_indicators(columns: pyarrow.Table, facts: Sequence[Facts]) -> tuple[str, ...]:
     """Return the columns of 0 and 1, or of true and false, that are labels; none if too few are.
 
-    They stand side by side, and some rows have none or several of them.
+    They stand side by side, and some rows have none or several of them. Few are not taken for
+    labels where another column may be the label.
     """
     if any(plain_name(name) in LABEL_NAMES for name in columns.column_names):
         return ()
@@ -361,11 +378,15 @@ def find_indicators(columns: pyarrow.Table) -> tuple[str, ...]:
     found = max(numbers, words, key=len)
     start = columns.column_names.index(found[0]) if found else 0
     is_block = columns.column_names[start : start + len(found)] == found
-    if (
-        len(found) < MIN_INDICATORS
-        or not is_block
-        or FLAG_WORDS & set().union(*map(_words_of, found))
-    ):
+    others = [
+        one
+        for one in facts
+        if KINDS[LABEL].score(one) and "number" not in one.looks and one.name not in flags
+        if not _words_of(one.name) & OTHER_WORDS
+    ]
+    is_clear = not others or len(found) >= MANY_INDICATORS
+    words_of_names = set().union(*map(_words_of, found))
+    if len(found) < MIN_INDICATORS or not (is_block and is_clear) or words_of_names & FLAG_WORDS:
         return ()
     marks = (pc.is_in(columns[one].slice(0, SAMPLE_ROWS), value_set=YES) for one in found)
     classes = reduce(pc.add, (own.cast("int32") for own in marks))
@@ -403,21 +424,16 @@ def _guess(option: str, facts: Sequence[Facts], *, chosen: Columns, table: str) 
             f" there are: {_listed(one.name for one in facts)}",
         )
     best = ranked[0]
-
-    def is_text(column: Facts) -> bool:
-        is_short = column.characters < MAX_CHARACTERS_LEFT_OUT
-        return kind.name_factor(column) > 1 and not column.recurs and not is_short
-
     is_named = option == TEXT or plain_name(best.name) in kind.names
     lead = CLEAR_LEAD if is_named else CLEAR_LEAD_UNNAMED
     close = [
         one.name
         for one in facts
-        if lead * scores.get(one, 0) > scores[best]
-        or (option == TEXT and one in ranked and is_text(one))
+        if one in ranked and (lead * scores[one] > scores[best] or kind.is_rival(best, one))
     ]
     if len(close) > 1:
-        candidates = [one.name for one in ranked[: max(len(close), MAX_CANDIDATES)]]
+        names = dict.fromkeys((*close, *(one.name for one in ranked)))
+        candidates = list(names)[: max(len(close), MAX_CANDIDATES)]
         remedy = f"choose one with {flag}"
         if option == TEXT:
             remedy += f", or several to be joined: {flag} {','.join(close)}"
