@@ -3,14 +3,15 @@
 Each has one line that says what is wrong and one, the remedy, that says what to do.
 """
 
+import errno
 import signal
 from collections.abc import Sequence
 
 MAX_NAMES = 8
 
 
-class FinetuneError(Exception):
-    """Work failed; the message says what is wrong, the remedy what the user can do."""
+class Failure(BaseException):
+    """Work has ended early; the message says what is wrong, the remedy what the user can do."""
 
     exit_code: int = 1
 
@@ -20,6 +21,10 @@ class FinetuneError(Exception):
         self.remedy = remedy
         # For Python's traceback, which shows the message alone.
         self.add_note(f"try: {remedy}")
+
+
+class FinetuneError(Failure, Exception):
+    """Work failed."""
 
 
 class LossNotFinite(FinetuneError):
@@ -135,10 +140,54 @@ class HubNotReachable(FinetuneError):
     exit_code = 6
 
 
-class Interrupted(FinetuneError):
+class Interrupted(Failure, KeyboardInterrupt):
     """A signal has stopped the command, Ctrl-C unless another is named."""
 
     def __init__(self, message: str, *, remedy: str, signal_number: int = signal.SIGINT) -> None:
         super().__init__(message, remedy=remedy)
         # As a shell reports a process that the signal has killed.
         self.exit_code = 128 + signal_number
+
+
+# What the system says of a file, and what to do.
+_OF_SYSTEM: dict[int | None, tuple[type[FinetuneError], str, str]] = {
+    errno.ENOENT: (UsageError, "there is no {}", "check the name"),
+    errno.ENOTDIR: (UsageError, "{} lies in a file, not in a folder", "check the name"),
+    errno.EISDIR: (
+        UsageError,
+        "{} is a folder, not a file",
+        "name a file, or move the folder away",
+    ),
+    errno.ELOOP: (UsageError, "{} is a link that leads in a circle", "name the file itself"),
+    errno.ENAMETOOLONG: (UsageError, "the name {} is too long", "choose a shorter one"),
+    errno.EEXIST: (UsageError, "{} is there already", "move it away, or name another"),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM),
+        (UsageError, "{} may not be used: {reason}", "change its permissions, or name another"),
+    ),
+    **dict.fromkeys(
+        (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS),
+        (NotWritten, "{} can't be written: {reason}", "make room, or choose another place"),
+    ),
+    errno.EIO: (FinetuneError, "{} can't be read or written: {reason}", "check the disk"),
+}
+
+
+def explain(error: BaseException) -> FinetuneError | None:
+    """Return an error of the system in words, by its errno; None for one that no user can cause.
+
+    What reads or writes a file names it; so without a name it is standard output.
+    """
+    if isinstance(error, OSError) and error.errno in _OF_SYSTEM:
+        kind, message, remedy = _OF_SYSTEM[error.errno]
+        words = message.format(error.filename or "standard output", reason=error.strerror)
+        return kind(words, remedy=remedy)
+    if isinstance(error, ImportError):
+        remedy = "install finetune-mps and its packages again"
+        return FinetuneError(f"a package can't be imported: {error}", remedy=remedy)
+    # Of pathlib.
+    if isinstance(error, RuntimeError) and "home directory" in str(error):
+        return UsageError("~ stands for no home directory", remedy="write the path without ~")
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):
+        return UsageError(f"{error}: a link leads in a circle", remedy="name the file itself")
+    return None

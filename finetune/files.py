@@ -7,14 +7,36 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 PARTIAL_SUFFIX = ".partial"
 STRICT_JSON: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}
+
+
+@contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Name a file in an error of the system, which names none, or a temporary one, by itself."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or str(error.filename).endswith(PARTIAL_SUFFIX):
+            # A file that is written is missing only where its folder is.
+            is_missing = error.filename and error.errno == errno.ENOENT
+            error.filename = str(Path(path).parent if is_missing else path)
+        raise
+
+
+def is_there(path: Path | str) -> bool:
+    """Return whether there is a file or folder; OSError if that can't be seen."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    return True
 
 
 def temporary_path(path: Path) -> Path:
@@ -26,14 +48,11 @@ def write_text_atomically(path: Path, text: str) -> None:
     """Write a file so that at any moment it holds the old text or the new one, whole."""
     partial = temporary_path(path)
     try:
-        with partial.open("x", encoding="utf-8") as file:
-            file.write(text)
-        flush_to_disk(partial)
-        os.replace(partial, path)
-    except OSError as error:
-        # A full disk is reported by a file's number alone.
-        error.filename = error.filename or str(path)
-        raise
+        with naming(path):
+            with partial.open("x", encoding="utf-8") as file:
+                file.write(text)
+            flush_to_disk(partial)
+            os.replace(partial, path)
     finally:
         with suppress(OSError):
             partial.unlink()

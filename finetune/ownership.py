@@ -24,6 +24,7 @@ from finetune.files import (
     PARTIAL_SUFFIX,
     append_jsonl,
     flush_to_disk,
+    is_there,
     read_jsonl,
     write_json,
     write_text_atomically,
@@ -68,7 +69,7 @@ class OwnFolder:
     def check(self) -> bool:
         """Return whether there are files of ours; UsageError unless it is new, empty or ours."""
         another = "choose another folder with --output-dir"
-        if not self.path.exists():
+        if not is_there(self.path):
             return False
         if not self.path.is_dir():
             raise RunFolderNotEmpty(f"{self.path} is a file", remedy=another)
@@ -296,7 +297,9 @@ def check_output_file(path: Path, *, overwrite: bool) -> None:
         name = path.absolute().relative_to(folder).as_posix()
         if name in (row["file"] for row in _read_marker(folder)[1:]):
             raise UsageError(f"{path} is a file of {folder}", remedy="name another file")
-    if not overwrite or not path.is_file():
+    if not path.is_file():
+        raise UsageError(f"{path} is not a file", remedy="name a file")
+    if not overwrite:
         remedy = "name another file, or replace it with --overwrite"
         raise UsageError(f"{path} already exists", remedy=remedy)
 

@@ -1,19 +1,19 @@
 """``finetune compare``: finished runs on the same test rows."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from finetune.commands.console import show_lines, show_result_table
 from finetune.commands.options import Display, overwrite_option, with_display
-from finetune.errors import NotWritten
+from finetune.config.schema import NotNegative
 from finetune.events import Emit, ignore
 from finetune.files import write_text_atomically
 from finetune.ownership import check_output_file
 
 if TYPE_CHECKING:
-    from finetune.runs.compare import Baseline, Comparison
+    from finetune.runs.compare import Comparison
 
 MAX_ROWS = 10
 EXAMPLES = """\b
@@ -25,8 +25,8 @@ Examples:
 
 def compare(
     *runs: str | Path,
-    baseline: "Baseline" = "first",
-    rows: int = MAX_ROWS,
+    baseline: Literal["first", "best"] = "first",
+    rows: NotNegative = MAX_ROWS,
     output: str | Path | None = None,
     overwrite: bool = False,
     emit: Emit = ignore,
@@ -52,13 +52,7 @@ def compare(
     if page is not None:
         from finetune.report.compare import render_comparison
 
-        try:
-            write_text_atomically(page, render_comparison(comparison))
-        except OSError as error:
-            raise NotWritten(
-                f"{page} can't be written: {error.strerror}",
-                remedy="name a file in a folder that exists, such as compare.html",
-            ) from error
+        write_text_atomically(page, render_comparison(comparison))
     return comparison
 
 

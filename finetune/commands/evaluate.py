@@ -71,8 +71,6 @@ def evaluate(
             id of the Hub. The code runs here.
         emit: Receives the events of ``finetune.events``.
     """
-    from finetune.config.load import refuse_table
-
     columns = given({"text_column": text_column, "text_pair_column": text_pair_column})
     columns |= given({"label_column": label_column, "member": member})
     if split is not None and data is not None:
@@ -82,7 +80,6 @@ def evaluate(
     if columns and data is None:
         option = next(iter(columns)).replace("_", "-")
         raise UsageError(f"--{option} is of other data", remedy="add --data, or leave it out")
-    refuse_table(data)
     folder = open_run_folder(Path(run), in_full=True)
     from finetune.runs.evaluate import evaluate_rows, load_other_data, load_split
 

@@ -1,6 +1,5 @@
 """The command ``finetune``: its commands, imported when they are called, and its exit codes."""
 
-import errno
 import importlib
 import io
 import os
@@ -9,14 +8,22 @@ import sys
 import time
 import traceback
 from contextlib import suppress
-from typing import NoReturn
+from functools import cache
+from typing import Any, NoReturn
 
 import click
 
 import finetune
 from finetune.devices.host import keep_freed_memory, reduce_gc_frequency
 from finetune.distributed.launch import read_launch
-from finetune.errors import FinetuneError, Interrupted, NotWritten, ProcessLost, UsageError
+from finetune.errors import (
+    Failure,
+    FinetuneError,
+    Interrupted,
+    ProcessLost,
+    UsageError,
+    explain,
+)
 from finetune.escaping import escape_controls, escape_line
 from finetune.training.interruption import StopRequest, signal_of, stop_on_signal
 
@@ -44,7 +51,6 @@ Examples:
   finetune predict runs/demo "Would buy it again"   classify with it
 """
 _OTHERS_FIRST_SECONDS = 1.0
-DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 
 
 class _LazyGroup(click.Group):
@@ -54,15 +60,40 @@ class _LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        if name not in COMMANDS:
-            return None
-        module = importlib.import_module(f"finetune.commands.{name.replace('-', '_')}")
-        command: click.Command = module.command
-        return command
+        return _import_command(name) if name in COMMANDS else None
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+@cache
+def _import_command(name: str) -> click.Command:
+    module = importlib.import_module(f"finetune.commands.{name.replace('-', '_')}")
+    command: click.Command = module.command
+    for one in (command, *getattr(command, "commands", {}).values()):
+        for parameter in one.params:
+            _check_name(parameter)
+    return command
+
+
+def _check_name(parameter: click.Parameter) -> None:
+    """Let a parameter refuse an empty name, and expand ~ in paths.
+
+    A shell leaves ``--output-dir=~/x`` as it is.
+    """
+    process = parameter.process_value
+
+    def check(context: click.Context, given: Any) -> Any:
+        values = given if isinstance(given, tuple | list) else [given]
+        if "" in values and parameter.name not in ("texts", "pairs"):
+            raise click.BadParameter("it is empty", context, parameter)
+        if isinstance(parameter.type, click.Path):
+            expanded = [os.path.expanduser(one) if isinstance(one, str) else one for one in values]
+            given = tuple(expanded) if values is given else expanded[0]
+        return process(context, given)
+
+    parameter.process_value = check  # type: ignore[assignment, method-assign]
 
 
 @click.group(
@@ -123,13 +154,14 @@ def main(arguments: list[str] | None = None) -> None:
         _leave(_explain(error, request), arguments)
 
 
-def _explain(error: BaseException, request: StopRequest) -> FinetuneError:
+def _explain(error: BaseException, request: StopRequest) -> Failure:
     """Return any error as one of ours; after a signal, whatever it led to, as an interruption."""
-    if isinstance(error, Interrupted):
-        return error
+    # Click raises its own error in place of an interruption.
+    stopped = error.__cause__ or error
+    if isinstance(stopped, Interrupted):
+        return stopped
     if request.number or isinstance(error, KeyboardInterrupt | click.Abort):
-        # Click raises its own error in place of an interruption.
-        number = request.number or signal_of(error.__cause__ or error)
+        number = request.number or signal_of(stopped)
         return Interrupted("stopped", remedy="run the command again", signal_number=number)
     if isinstance(error, click.UsageError):
         remedy = f"see {error.ctx.command_path if error.ctx else 'finetune'} --help"
@@ -138,14 +170,10 @@ def _explain(error: BaseException, request: StopRequest) -> FinetuneError:
         return UsageError(" ".join(error.format_message().split()), remedy=remedy)
     if isinstance(error, FinetuneError):
         return error
-    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
-        if error.filename is None:
+    if known := explain(error):
+        if isinstance(error, OSError) and error.filename is None:
             _discard_output()
-        file = error.filename or "standard output"
-        remedy = "make room, or choose another place; --debug shows what was being written"
-        return NotWritten(f"{file} can't be written: {error.strerror}", remedy=remedy)
-    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        return UsageError(f"the name {error.filename} is too long", remedy="choose a shorter one")
+        return known
     first_line = (str(error) or "no message").splitlines()[0]
     return FinetuneError(
         f"unexpected {type(error).__name__}: {first_line}",
@@ -173,7 +201,7 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _leave(error: FinetuneError, arguments: list[str]) -> NoReturn:
+def _leave(error: Failure, arguments: list[str]) -> NoReturn:
     """Print an error and leave with its exit code; called while the error is handled."""
     launch = read_launch()
     if launch.world_size == 1:
@@ -195,7 +223,7 @@ def _leave(error: FinetuneError, arguments: list[str]) -> NoReturn:
     os._exit(error.exit_code)
 
 
-def _show(error: FinetuneError, arguments: list[str], *, where: str = "") -> None:
+def _show(error: Failure, arguments: list[str], *, where: str = "") -> None:
     with suppress(OSError):  # the terminal may be closed
         if "--debug" in arguments:
             click.echo(escape_controls(traceback.format_exc()), err=True)

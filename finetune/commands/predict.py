@@ -245,6 +245,8 @@ def command(
         )
     if reads_stdin:  # a live line would mix with what is typed
         display = replace(display, no_progress=True)
+    if reads_stdin and sys.stdin is None:
+        raise UsageError("standard input is closed", remedy="give texts, or a file with --file")
     with ExitStack() as stack, ExitStack() as progress:
         emit = progress.enter_context(display.progress())
         if reads_stdin and sys.stdin.isatty():

@@ -6,17 +6,18 @@ Rich is imported where something is shown, so that ``--help`` stays quick.
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import wraps
 from importlib.util import find_spec
-from inspect import Parameter, getdoc, signature
+from inspect import Parameter, Signature, getdoc, signature
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from finetune import events
 from finetune.commands.console import LITERAL
 from finetune.config.schema import OPTIONS
 from finetune.distributed.launch import read_launch
+from finetune.errors import explain
 from finetune.escaping import escape_line
 
 if TYPE_CHECKING:
@@ -74,11 +75,17 @@ def shown_live(function: Callable[..., Any]) -> Callable[..., Any]:
         progress: bool | None = None,
         **options: Any,
     ) -> Any:
-        is_shown = is_watched() if progress is None else progress
-        if emit or not is_shown:
-            return function(*arguments, emit=emit or events.ignore, **options)
-        with showing(quiet=False, no_progress=False) as show:
-            return function(*arguments, emit=show, **options)
+        is_shown = not emit and (is_watched() if progress is None else progress)
+        _check_arguments(shape, arguments, options)
+        try:
+            if not is_shown:
+                return function(*arguments, emit=emit or events.ignore, **options)
+            with showing(quiet=False, no_progress=False) as show:
+                return function(*arguments, emit=show, **options)
+        except (OSError, RuntimeError, ImportError) as error:
+            if known := explain(error):
+                raise known from error
+            raise
 
     call.__doc__ = f"{getdoc(function)}{_API_HELP}"
     shape = signature(function)
@@ -93,6 +100,17 @@ def shown_live(function: Callable[..., Any]) -> Callable[..., Any]:
     # Read by help() and by what completes names in notebooks.
     vars(call)["__signature__"] = shape.replace(parameters=parameters)
     return call
+
+
+def _check_arguments(shape: Signature, arguments: Sequence[Any], options: dict[str, Any]) -> None:
+    """Raise ``ConfigurationInvalid`` for an argument of a wrong type; options have own checks."""
+    from finetune.config.load import check_type
+
+    for name, value in shape.bind(*arguments, **options).arguments.items():
+        parameter = shape.parameters[name]
+        if parameter.kind is not Parameter.VAR_KEYWORD and name != "texts":
+            for one in value if parameter.kind is Parameter.VAR_POSITIONAL else [value]:
+                check_type(parameter.annotation, one, words=name)
 
 
 def is_watched() -> bool:

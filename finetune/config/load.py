@@ -155,20 +155,28 @@ def _check_name(option: str, section: str | None, *, source: str) -> None:
 
 
 def _check_value(option: str, value: Any, source: str) -> Any:
-    refuse_table(value)
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
+    # Pydantic takes true for 1 unless it is strict.
+    words, is_strict = f"{source}: {option}", isinstance(value, bool)
+    return check_type(OPTIONS[option].type, value, words=words, is_strict=is_strict)
+
+
+def check_type(hint: Any, value: Any, *, words: str, is_strict: bool = True) -> Any:
+    """Return a value as a type; raise ``ConfigurationInvalid`` if it has another or is empty."""
+    refuse_table(value)
+    if isinstance(value, str) and not value:
+        raise ConfigurationInvalid(f"{words} is empty", remedy="leave it out")
     try:
-        # Pydantic takes true for 1 unless it is strict.
-        adapter: TypeAdapter[Any] = TypeAdapter(OPTIONS[option].type)
-        return adapter.validate_python(value, strict=isinstance(value, bool))
+        adapter: TypeAdapter[Any] = TypeAdapter(hint)
+        return adapter.validate_python(value, strict=is_strict)
     except ValidationError as error:
-        remedy = "`finetune run --help` shows what each option takes"
-        if (option, value) == ("pooling", "max"):
+        remedy = "the command's --help shows what each option takes"
+        if words.endswith(": pooling") and value == "max":
             remedy = "windows of long texts are aggregated by --window-pooling max"
         messages = (one["msg"].partition(", unable")[0] for one in error.errors())
         expected = " or ".join(message.removeprefix("Input should be ") for message in messages)
         raise ConfigurationInvalid(
-            f"{source}: {option} is {reprlib.repr(value)}, and should be {expected}",
+            f"{words} is {reprlib.repr(value)}, and should be {expected}",
             remedy=remedy,
         ) from error
 

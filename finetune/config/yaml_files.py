@@ -14,7 +14,7 @@ import yaml
 import finetune
 from finetune.config.schema import OPTIONS, Config
 from finetune.errors import ConfigurationInvalid, UsageError
-from finetune.files import write_text_atomically
+from finetune.files import is_there, write_text_atomically
 
 # A table that is named by mistake may be too large to parse.
 MAX_FILE_BYTES = 2**20
@@ -29,10 +29,6 @@ def read_yaml(path: Path) -> Any:
         if len(content) > MAX_FILE_BYTES:
             raise ValueError("it is larger than 1 MiB")
         return yaml.load(content.decode(), Loader=_ConfigLoader)
-    except OSError as error:
-        raise ConfigurationInvalid(
-            f"{path} can't be read: {error.strerror}", remedy="check the name after --config"
-        ) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigurationInvalid(
             f"{path} is not a YAML configuration: {' '.join(str(error).split())}",
@@ -75,14 +71,14 @@ def recipes_folder() -> Path:
 def find_recipe(name: str) -> Path:
     """Return a path if there is such a file, else the file of the recipe of that name."""
     path = Path(name)
-    if os.path.exists(path) and not os.path.isdir(path):  # a file, or a pipe such as /dev/stdin
+    if is_there(path) and not os.path.isdir(path):  # a file, or a pipe such as /dev/stdin
         return path
     recipes = describe_recipes()
     is_a_name = path.parent in (Path(), Path("configs")) and path.suffix in ("", ".yaml")
     if is_a_name and path.stem in recipes:
         return recipes_folder() / f"{path.stem}.yaml"
     raise ConfigurationInvalid(
-        f"there is no configuration file {name}",
+        f"{name} is a folder" if os.path.isdir(path) else f"there is no configuration file {name}",
         remedy=f"name a YAML file, or one of the recipes {', '.join(recipes)}",
     )
 

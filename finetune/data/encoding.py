@@ -15,6 +15,7 @@ from charset_normalizer import from_bytes
 from finetune.data.packed import Content
 from finetune.errors import DataUnreadable, UsageError
 from finetune.events import Emit, WarningMessage, ignore
+from finetune.files import naming
 
 BYTE_ORDER_MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
@@ -91,17 +92,25 @@ def decode(chunks: Iterable[bytes], encoding: str, *, name: str) -> Iterator[str
             remedy="use a name such as gb18030 or cp1251, or leave out --encoding",
         ) from error
     lines_before = 0
-    for chunk in chain(chunks, [b""]):
+    for chunk in chain(_named(chunks, name), [b""]):
         try:
             text = decoder.decode(chunk, final=not chunk)
-        except UnicodeDecodeError as error:
-            line = lines_before + error.object[: error.start].count(b"\n") + 1
+        except UnicodeError as error:
+            what, reason = name, str(error)
+            if isinstance(error, UnicodeDecodeError):
+                line = lines_before + error.object[: error.start].count(b"\n") + 1
+                what, reason = f"line {line} of {name}", error.reason
             raise DataUnreadable(
-                f"line {line} of {name} is not {error.encoding.upper()}: {error.reason}",
+                f"{what} is not {encoding.removesuffix('-sig').upper()}: {reason}",
                 remedy="correct it, or name the encoding, such as --encoding cp1252",
             ) from error
         lines_before += text.count("\n")
         yield text
+
+
+def _named(chunks: Iterable[bytes], name: str) -> Iterator[bytes]:
+    with naming(name):
+        yield from chunks
 
 
 def find_text(content: Content, *, encoding: str | None, emit: Emit = ignore) -> TextFile:

@@ -25,7 +25,7 @@ from finetune.data.tables import read_tables
 from finetune.data.trec import load_questions, load_trec
 from finetune.errors import DataError, UsageError
 from finetune.events import Emit, Info
-from finetune.files import file_sha256
+from finetune.files import file_sha256, is_there
 from finetune.tasks.base import Task
 from finetune.tasks.choose import AUTO
 from finetune.tasks.labels import MAX_LISTED
@@ -35,7 +35,7 @@ from finetune.tasks.single import Single
 def load_files(options: DataConfig, *, emit: Emit) -> LoadedData:
     """Load files, or a folder of texts, of the user's."""
     path = Path(options.data).expanduser()
-    if path.suffix.lower() not in (*SUFFIXES, *PACKED_SUFFIXES) and not os.path.exists(path):
+    if path.suffix.lower() not in (*SUFFIXES, *PACKED_SUFFIXES) and not is_there(path):
         guesses = get_close_matches(options.data.casefold(), KNOWN_BY_NAME, n=1)
         if re.fullmatch(r"[\w.-]+/[\w.-]+(@.+)?", options.data) and not guesses:
             guesses = [HUB_PREFIX + options.data]

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import IO, BinaryIO
 from zipfile import BadZipFile, ZipFile
 
-from finetune.errors import DataNotFound, DataUnreadable, SeveralTables
+from finetune.errors import DataNotFound, DataUnreadable, SeveralTables, explain
+from finetune.files import is_there, naming
 
 GZIP, ZIP, EMPTY_ZIP = b"\x1f\x8b", b"PK\x03\x04", b"PK\x05\x06"
 # Tables become five or ten times as large. What becomes larger by far may fill the memory.
@@ -25,8 +26,10 @@ def reading_explained() -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        known = explain(error)
         raise DataUnreadable(
-            f"{error.filename} can't be read: {error.strerror}", remedy="check its permissions"
+            f"{error.filename} can't be read: {error.strerror}",
+            remedy=known.remedy if known else "check the file",
         ) from error
 
 
@@ -47,7 +50,7 @@ class Content:
 
     def start(self, size_bytes: int) -> bytes:
         """Return its first bytes."""
-        with self.open() as file:
+        with reading_explained(), self.open() as file, naming(self.path):
             return file.read(size_bytes)
 
 
@@ -70,8 +73,9 @@ def unpack(path: Path, suffixes: Sequence[str] = (), member: str | None = None) 
 
     Of several tables in an archive, ``member`` names one.
     """
-    if not os.path.isfile(path):  # no error where a name is too long
-        raise DataNotFound(f"there is no file {path}", remedy="check the name")
+    if not os.path.isfile(path):
+        what = f"{path} is not a file" if is_there(path) else f"there is no file {path}"
+        raise DataNotFound(what, remedy="check the name")
     content = Content(path, path)
     start = content.start(len(ZIP))
     try:

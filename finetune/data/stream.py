@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from finetune.errors import DataNotFound, DataUnreadable
 from finetune.events import Emit, Info, WarningMessage
+from finetune.files import is_there
 
 if TYPE_CHECKING:
     from finetune.config.schema import DataConfig
@@ -56,7 +57,7 @@ def read_rows(
     if os.path.isdir(path):  # no error where a name is too long
         remedy = "name a table, or a file with one text per line"
         raise DataNotFound(f"{path} is a folder", remedy=remedy)
-    if not os.path.exists(path):
+    if not is_there(path):
         raise DataNotFound(f"there is no file {path}", remedy="check the name after --file")
     suffix = path.suffix.lower()
     if suffix in PACKED_SUFFIXES and (as_lines or path.stem.lower().endswith(".txt")):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune.errors import UsageError
-from finetune.files import temporary_path
+from finetune.files import naming, temporary_path
 from finetune.ownership import check_output_file
 from finetune.tasks.base import Prediction
 
@@ -41,7 +41,7 @@ def prediction_file(path: Path, *, overwrite: bool = False) -> Iterator[Write]:
     """
     partial = temporary_path(path)
     partial.touch(exist_ok=False)
-    with WRITERS[path.suffix.lower()](partial) as write:
+    with naming(path), WRITERS[path.suffix.lower()](partial) as write:
         yield write
     check_output_file(path, overwrite=overwrite)
     os.replace(partial, path)

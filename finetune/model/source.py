@@ -20,8 +20,9 @@ from finetune.errors import (
     HubNotReachable,
     ModelNotFound,
     ModelUnsupported,
+    explain,
 )
-from finetune.files import file_sha256, read_json
+from finetune.files import file_sha256, is_there, read_json
 from finetune.hub import CONFIG, SHARDS_INDEX, WEIGHTS, fetch_model, has_weights
 
 if TYPE_CHECKING:
@@ -121,7 +122,11 @@ class ModelSource:
             raise
         # Files from anywhere make transformers raise errors of any kind.
         except Exception as error:
+            if isinstance(error, OSError) and (known := explain(error)):
+                raise known from error
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            if isinstance(error, LookupError):  # of which the words are the key alone
+                reason = f"{type(error).__name__}: {reason}"
             raise ModelUnsupported(
                 f"{self.name} does not load as a text classifier: {reason}",
                 remedy="choose an encoder that transformers knows, such as bert-base-uncased",
@@ -141,7 +146,7 @@ def find_model(name: str, *, revision: str | None, with_weights: bool = True) ->
         return packaged
     # Of os.path, whose functions take names of any kind.
     folder = Path(os.path.expanduser(name))
-    if name == MINILM or not os.path.exists(folder):
+    if name == MINILM or not is_there(folder):
         repository = MINILM_REPOSITORY if name == MINILM else name
         try:
             files = fetch_model(repository, revision=revision, with_weights=with_weights)

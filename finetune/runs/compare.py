@@ -17,6 +17,7 @@ from finetune.evaluation.statistics import (
     mcnemar_p_value,
 )
 from finetune.events import Emit, WarningMessage
+from finetune.files import is_there
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import RunResults, best_of, read_results
 from finetune.tasks.base import Task
@@ -190,7 +191,9 @@ def _finished_in(path: Path, *, emit: Emit) -> list[RunFolder]:
     finished = [run for run in runs if run.has_finished]
     if not finished:
         raise NotARun(
-            f"{path} is neither a finished run nor a folder of finished runs",
+            f"{path} is neither a finished run nor a folder of finished runs"
+            if is_there(path)
+            else f"there is no folder {path}",
             remedy="name folders that finetune run has written, such as runs/trec-minilm-full, or "
             "finish the run with finetune run --resume-from-checkpoint",
         )

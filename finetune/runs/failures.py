@@ -3,8 +3,9 @@
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from finetune.errors import BatchDoesNotFit, Interrupted, LossNotFinite, NotWritten
+from finetune.errors import BatchDoesNotFit, Interrupted, LossNotFinite, NotWritten, explain
 from finetune.runs.checkpoint import WRITE_ERRORS, reason_of
 from finetune.runs.folder import RunFolder, SeedsFolder
 from finetune.runs.preparation import Preparation
@@ -48,6 +49,9 @@ def failures_explained(folder: RunFolder, preparation: Preparation) -> Iterator[
     except BrokenPipeError:  # of the terminal
         raise
     except WRITE_ERRORS as error:
+        name = isinstance(error, OSError) and error.filename
+        if name and folder.path.resolve() not in Path(name).resolve().parents:
+            raise explain(error) or error from error
         where = f"the model is in {folder.model_folder}; " if folder.has_model else ""
         then = f", then resume with: {_resume_command(folder)}" if folder.can_resume else ""
         raise NotWritten(
@@ -57,7 +61,8 @@ def failures_explained(folder: RunFolder, preparation: Preparation) -> Iterator[
     except (RuntimeError, MemoryError) as error:
         if not device.memory.is_out_of_memory(error):
             raise
-        batch_size = preparation.config.training.batch_size
+        config = preparation.config
+        batch_size = config.training.batch_size
         smaller = f"--batch-size {max(1, batch_size // 2) if isinstance(batch_size, int) else 1}"
         raise BatchDoesNotFit(
             f"{device.name} ran out of memory in work that can't be repeated in smaller "
@@ -65,7 +70,9 @@ def failures_explained(folder: RunFolder, preparation: Preparation) -> Iterator[
             remedy=f"resume with: {_resume_command(folder)} {smaller}"
             if folder.can_resume
             else f"use {smaller} with the same --effective-batch-size, lower --eval-batch-size or "
-            "--max-length, or use --freeze-core",
+            "--max-length"
+            + ", or use --freeze-core"
+            * preparation.config.model.mode.trains_encoder,
         ) from error
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from finetune.config.schema import Config, change_options
 from finetune.errors import NotARun, RunFolderNotEmpty, UsageError
 from finetune.events import Emit, Info
-from finetune.files import read_json, read_jsonl
+from finetune.files import is_there, read_json, read_jsonl
 from finetune.ownership import CONTENTS, OwnFolder
 from finetune.runs.digests import check_files
 
@@ -204,7 +204,7 @@ class RunFolder:
         """Parse the value of a JSON file or the rows of a .jsonl file, or raise ``NotARun``."""
         try:
             return parse(read_jsonl(file) if file.suffix == ".jsonl" else read_json(file))
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise NotARun(
                 f"{file} is missing or can't be read",
                 remedy="restore the file, or make the run again",
@@ -335,7 +335,7 @@ def open_run_folder(
     if not folder.config_file.is_file():
         raise NotARun(
             f"{path} is not a run folder: it has no {folder.config_file.name}"
-            if path.exists()
+            if is_there(path)
             else f"there is no folder {path}",
             remedy=f"name the folder that finetune run has written, such as {_examples(path)}",
         )

@@ -73,7 +73,9 @@ def test_a_page_that_can_not_be_written_is_one_error(
     command: Command, finished_run: Path, other: Path, tmp_path: Path
 ) -> None:
     page = tmp_path / "missing" / "compare.html"
-    command("compare", finished_run, other, "--output", page).assert_refused(1, "missing")
+    command("compare", finished_run, other, "--output", page).assert_refused(
+        2, f"there is no {page.parent}"
+    )
 
 
 def test_a_run_that_is_none_is_refused(

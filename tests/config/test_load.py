@@ -234,7 +234,9 @@ def test_sizes_are_read_as_people_write_them(text: str, size_bytes: int) -> None
     assert parse_size(text, source="--memory-limit") == size_bytes
 
 
-@pytest.mark.parametrize("text", ["", "much", "GiB", "4 gibibytes", "0GiB", "-4GiB", "4,5GiB", "4"])
+@pytest.mark.parametrize(
+    "text", [" ", "much", "GiB", "4 gibibytes", "0GiB", "-4GiB", "4,5GiB", "4"]
+)
 def test_what_is_no_size_or_lacks_its_unit_is_refused_with_its_source(text: str) -> None:
     error = error_of(flags={"memory_limit": text})
     assert error.message.startswith(f"--memory-limit is {text!r}")
@@ -258,6 +260,10 @@ PARTICULAR = {
 }
 
 
+NAME = st.text(min_size=1)
+TEXTS: dict[Any, Any] = {str: NAME, str | None: st.none() | NAME}
+
+
 def sections() -> st.SearchStrategy[Config]:
     """Return every configuration whose values have the right types and ranges."""
     kinds = typing.get_type_hints(Config)
@@ -265,7 +271,11 @@ def sections() -> st.SearchStrategy[Config]:
         Config,
         **{
             name: st.builds(
-                kind, **{option.name: PARTICULAR.get(option.name, ...) for option in fields(kind)}
+                kind,
+                **{
+                    one.name: PARTICULAR.get(one.name, TEXTS.get(one.type, ...))
+                    for one in fields(kind)
+                },
             )
             for name, kind in kinds.items()
         },

@@ -1,0 +1,163 @@
+"""Bad input, by a file of cases: the message names the cause, and nothing is called unexpected."""
+
+import errno
+import os
+import shlex
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import QUICK, Command
+
+import finetune
+from finetune.errors import ConfigurationInvalid, FinetuneError, Interrupted, explain
+
+CASES = [
+    line.split(" | ")
+    for line in (Path(__file__).parent / "cases.txt").read_text(encoding="utf-8").splitlines()
+    if line and not line.startswith("#")
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, finished_run: Path) -> Path:
+    """A folder with what the cases name; none of them changes it."""
+    place = tmp_path_factory.mktemp("place")
+    for folder in ("folder", "folder.csv"):
+        (place / folder).mkdir()
+    (place / "loop").symlink_to("loop")
+    rows = "".join(f"text number {number},{'ab'[number % 2]}\n" for number in range(40))
+    (place / "rows.csv").write_text(f"text,label\n{rows}")
+    (place / "notes.txt").write_text("one line\nanother one")
+    (place / "list.yaml").write_text("- a\n- b\n")
+    for copy in ("RUN", "COPY"):
+        shutil.copytree(finished_run, place / copy)
+    return place
+
+
+def tree(folder: Path) -> list[tuple[str, int]]:
+    return sorted((str(one), one.lstat().st_mtime_ns) for one in folder.rglob("*"))
+
+
+@pytest.mark.parametrize(("line", "code", "cause"), CASES, ids=[line for line, *_ in CASES])
+def test_the_cause_of_bad_input_is_named(
+    line: str, code: str, cause: str, command: Command, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    before = tree(place)
+    outcome = command(*shlex.split(line))
+    outcome.assert_refused(int(code), cause)
+    assert "error: unexpected" not in outcome.errors
+    assert tree(place) == before
+    assert os.listdir() == os.listdir(place)
+
+
+ARGUMENTS: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
+    ("predict", ("", ["text"]), {}, "run is empty"),
+    ("predict", (7, ["text"]), {}, "run is 7"),
+    ("predict", ("RUN", ["text"]), {"device": "tpu"}, "device is 'tpu'"),
+    ("predict", ("RUN", ["text"]), {"all_scores": "yes"}, "all_scores is 'yes'"),
+    ("predict", ("RUN", ["text"]), {"min_confidence": "0.5"}, "min_confidence is '0.5'"),
+    ("predict", ("RUN", ["text"]), {"min_confidence": [1]}, r"min_confidence is \[1\]"),
+    ("predict", (None, ["text"]), {}, "run is None"),
+    ("evaluate", (None,), {}, "run is None"),
+    ("evaluate", ("RUN",), {"data": ""}, "data is empty"),
+    ("evaluate", ("RUN",), {"data": 3}, "data is 3"),
+    ("evaluate", ("RUN",), {"split": 1}, "split is 1"),
+    ("evaluate", ("RUN",), {"text_column": 1}, "text_column is 1"),
+    ("evaluate", ("RUN",), {"evaluate_metric": ["f1"]}, "evaluate_metric is"),
+    ("compare", (1, 2), {}, "runs is 1"),
+    ("compare", ("", ""), {}, "runs is empty"),
+    ("compare", ("RUN", "COPY"), {"baseline": "worst"}, "baseline is 'worst'"),
+    ("compare", ("RUN", "COPY"), {"rows": -1}, "rows is -1"),
+    ("compare", ("RUN", "COPY"), {"rows": "3"}, "rows is '3'"),
+    ("compare", ("RUN", "COPY"), {"rows": True}, "rows is True"),
+    ("compare", ("RUN", "COPY"), {"output": ""}, "output is empty"),
+    ("compare", ("RUN", "COPY"), {"overwrite": "no"}, "overwrite is 'no'"),
+    ("find_batch", (), {"limit": "9"}, "limit is '9'"),
+    ("find_batch", (), {"machine": 1}, "machine is 1"),
+    ("find_batch", (), {"memory": 16}, "memory is 16"),
+    ("find_batch", (), {"fresh": None}, "fresh is None"),
+    ("run", (3,), {}, "config is 3"),
+    ("run", (), {"seeds": "2"}, "seeds is '2'"),
+    ("run", (), {"seeds": 2.5}, "seeds is 2.5"),
+    ("run", (), {"resume_from_checkpoint": 1}, "resume_from_checkpoint is 1"),
+    ("run", (), {"resume_from_checkpoint": ""}, "resume_from_checkpoint is empty"),
+    ("run", (), {"assignments": "training.seed=1"}, "assignments is 'training.seed=1'"),
+    ("run", (), {"assignments": [1]}, r"assignments is \[1\]"),
+    ("run", (), {"data": ""}, "data is empty"),
+    ("run", (), {"data": 3}, "data is 3"),
+    ("run", (), {"output_dir": ""}, "output_dir is empty"),
+    ("run", (), {"learning_rate": [1]}, r"learning_rate is \[1\]"),
+    ("run", (), {"seed": None, "freeze_core": "perhaps"}, "freeze_core is 'perhaps'"),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "options", "cause"), ARGUMENTS)
+def test_an_argument_of_a_wrong_type_is_named(
+    name: str, arguments: tuple[Any, ...], options: dict[str, Any], cause: str
+) -> None:
+    with pytest.raises(ConfigurationInvalid, match=cause):
+        getattr(finetune, name)(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("number", "cause"),
+    [
+        (errno.ENOENT, "there is no here"),
+        (errno.ENOTDIR, "here lies in a file, not in a folder"),
+        (errno.EISDIR, "here is a folder, not a file"),
+        (errno.ELOOP, "here is a link that leads in a circle"),
+        (errno.ENAMETOOLONG, "the name here is too long"),
+        (errno.EEXIST, "here is there already"),
+        (errno.EACCES, "here may not be used: Permission denied"),
+        (errno.EPERM, "here may not be used: Operation not permitted"),
+        (errno.ENOSPC, "here can't be written: No space left on device"),
+        (errno.EDQUOT, "here can't be written: Disk quota exceeded"),
+        (errno.EFBIG, "here can't be written: File too large"),
+        (errno.EROFS, "here can't be written: Read-only file system"),
+        (errno.EIO, "here can't be read or written: Input/output error"),
+    ],
+)
+def test_what_the_system_refuses_is_said_in_words(number: int, cause: str) -> None:
+    explained = explain(OSError(number, os.strerror(number), "here"))
+    assert explained is not None
+    assert explained.message == cause
+
+
+def test_errors_of_the_system_are_ours_in_python_too(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(FinetuneError, match="leads in a circle"):
+        finetune.evaluate(tmp_path / "loop")
+    with pytest.raises(FinetuneError, match="home directory"):
+        finetune.predict("~nosuchuser/run", ["text"])
+
+
+def test_ctrl_c_in_python_is_no_exception_that_is_swallowed(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    options = {**QUICK, "model": str(tiny_folder), "output_dir": str(tmp_path / "run")}
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        finetune.run(**options, emit=lambda event: signal.raise_signal(signal.SIGINT))
+    assert not isinstance(stopped.value, Exception)
+    assert isinstance(stopped.value, Interrupted)
+    assert stopped.value.exit_code == 130
+
+
+def test_closed_standard_input_is_named(
+    command: Command, finished_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    command("predict", finished_run).assert_refused(2, "standard input is closed")
+
+
+def test_a_home_is_expanded_behind_the_sign_of_equality(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert command("config", "cp", "offline", "~/mine.yaml").code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
