@@ -263,7 +263,10 @@ def choose_columns(
             chosen[LABEL] = ChosenColumn(indicators, "columns of 0 and 1")
             missing.remove(LABEL)
         for option in missing:
-            chosen[option] = _guess(option, facts, chosen=chosen, table=table)
+            may_be_pair = PAIR in wanted and PAIR not in chosen
+            chosen[option] = _guess(
+                option, facts, chosen=chosen, may_be_pair=may_be_pair, table=table
+            )
     return chosen
 
 
@@ -411,7 +414,9 @@ def plain_name(name: str) -> str:
     return re.sub(r"[\s-]", "_", name.strip().casefold()).removeprefix("gold_")
 
 
-def _guess(option: str, facts: Sequence[Facts], *, chosen: Columns, table: str) -> ChosenColumn:
+def _guess(
+    option: str, facts: Sequence[Facts], *, chosen: Columns, may_be_pair: bool, table: str
+) -> ChosenColumn:
     """Return the column that looks most like texts or labels."""
     kind, flag = KINDS[option], _flag(option)
     taken = {name for column in chosen.values() for name in column.names}
@@ -437,7 +442,7 @@ def _guess(option: str, facts: Sequence[Facts], *, chosen: Columns, table: str) 
         remedy = f"choose one with {flag}"
         if option == TEXT:
             remedy += f", or several to be joined: {flag} {','.join(close)}"
-            if PAIR not in chosen:
+            if may_be_pair:
                 pair = f"{flag} {close[0]} {_flag(PAIR)} {close[1]}"
                 remedy += f", or, if the rows are pairs of texts: {pair}"
         raise DataError(

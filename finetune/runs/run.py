@@ -254,7 +254,8 @@ class Run:
         scores = task.score(*self.predict("validation"))
         score = selection_score(name, task, scores)
         missed = {} if name else missed_classes(scores)
-        if missed and scores.metrics["accuracy"] > (self.progress.best_score or -1):
+        best = self.progress.best_score
+        if missed and (best is None or 0 <= best < scores.metrics["accuracy"]):
             listed = ", ".join(f"{one!r} ({percent(share)})" for one, share in missed.items())
             self.emit(
                 Info(
