@@ -79,8 +79,7 @@ class Options(TypedDict, total=False):
     overwrite: bool
     logging_steps: int
     report_to: Literal["none", "tensorboard", "trackio", "wandb", "mlflow"]
-    save_strategy: Literal["epoch", "no"]
-    save_minutes: float
+    save_strategy: Literal["epoch", "time", "no", "steps"] | None
     save_steps: int | None
     save_total_limit: int
     feature_cache: bool

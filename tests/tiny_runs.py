@@ -32,6 +32,7 @@ QUICK: dict[str, Any] = {
     "num_train_epochs": 2,
     "learning_rate": 1e-3,
     "logging_steps": 1,
+    "save_strategy": "epoch",
 }
 """Two epochs of four steps, each of which is reported."""
 

@@ -35,6 +35,7 @@ NotNegative = Annotated[int, Ge(0), Lt(2**31)]
 Seed = Annotated[int, Ge(0), Lt(2**32)]
 Pooling = Literal["auto", "cls", "mean"]
 Switch = Literal["auto", "on", "off"]
+SaveStrategy = Literal["epoch", "time", "no", "steps"]
 Tracker = Literal["none", "tensorboard", "trackio", "wandb", "mlflow"]
 Positive = Annotated[float, Gt(0.0), Le(1e6)]
 Amount = Annotated[float, Ge(0.0), Le(1e6)]
@@ -247,12 +248,19 @@ class OutputConfig:
     )
     logging_steps: Count = _resumable(10, "Report the training loss every N steps.")
     report_to: Tracker = _resumable("none", "Also report losses and validations to a tracker.")
-    save_strategy: Literal["epoch", "no"] = _resumable(
-        "epoch", "Checkpoints: after every epoch too, or (no) only if the run is stopped."
+    save_strategy: SaveStrategy | None = _resumable(
+        None,
+        "When to write checkpoints: time (as often as takes at most 3 % of the time), epoch, "
+        "steps, or no (only if the run is stopped). A crash loses the work since the last. "
+        "Default: time, with --save-steps steps.",
     )
-    save_minutes: Amount = _resumable(10.0, "Also write a checkpoint every N minutes; 0: never.")
-    save_steps: Count | None = _resumable(None, "Write a checkpoint every N steps too.")
+    save_steps: Count | None = _resumable(None, "Steps between two checkpoints. Default: 500.")
     save_total_limit: Count = _resumable(2, "Keep the N newest checkpoints, and the best.")
+
+    @property
+    def saves(self) -> SaveStrategy:
+        """When checkpoints are written."""
+        return self.save_strategy or ("steps" if self.save_steps else "time")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ A folder gets its final name when it is complete, so that whenever a process is 
 shows whether its files are what was written.
 """
 
+import time
 from collections.abc import Iterable, Mapping
 from concurrent import futures
 from contextlib import suppress
@@ -43,6 +44,13 @@ TENSORS_SUFFIX = ".safetensors"
 WRITE_ERRORS = (OSError, SafetensorError)
 # Fraction of free memory that a copy may use; training needs the rest.
 MAX_COPY_FRACTION = 0.5
+# Share of the time that checkpoints may take, and the least time between two.
+MAX_TIME_SHARE = 0.03
+MIN_SECONDS_BETWEEN = 30.0
+# Of a disk, until it is known.
+EXPECTED_BYTES_PER_SECOND = 2e8
+
+Checkpoint = tuple[Mapping[str, Tensors], Mapping[str, Any]]
 
 
 class Checkpoints:
@@ -72,6 +80,20 @@ class Checkpoints:
         self._unwritten_best: tuple[int, Tensors] | None = None
         self._writer = futures.ThreadPoolExecutor(max_workers=1)
         self._writing: futures.Future[None] | None = None
+        # A step and its checkpoint, not to be written unless the run fails to finish.
+        self.held: tuple[int, Checkpoint] | None = None
+        self._saved_at, self._seconds = time.monotonic(), 0.0
+
+    def expect(self, size_bytes: int) -> None:
+        """Take a checkpoint's size as a hint of how long it takes, until one is written."""
+        self._seconds = size_bytes / EXPECTED_BYTES_PER_SECOND
+
+    def is_due(self) -> bool:
+        """Return whether one more takes at most its share of the time since the last."""
+        if self._writing and not self._writing.done():
+            return False
+        needed = max(MIN_SECONDS_BETWEEN, self._seconds / MAX_TIME_SHARE)
+        return self.processes.is_main and time.monotonic() - self._saved_at >= needed
 
     def wait(self) -> None:
         """Wait for what is being written, and report what can't be."""
@@ -118,10 +140,19 @@ class Checkpoints:
             progress.best_score, progress.best_step = None, progress.steps
 
     def save(
-        self, training_state: TrainingState, progress: Progress, *, is_over: bool = False
+        self,
+        training_state: TrainingState,
+        progress: Progress,
+        *,
+        is_over: bool = False,
+        writes: bool = True,
     ) -> None:
-        """Save what resuming needs, and delete what is older than those that are kept."""
+        """Save what resuming needs, and delete what is older than those that are kept.
+
+        Without ``writes`` it is held in memory, where there is room.
+        """
         self.wait()
+        started = time.monotonic()
         tensors, state = capture_state(training_state, progress)
         if not self.processes.is_main:
             return
@@ -131,14 +162,19 @@ class Checkpoints:
         state["options"] = self.options
         if fits := _fits_in_memory(tensors):
             tensors = {group: _copy(named) for group, named in tensors.items()}
-        self._write_beside(progress.steps, (tensors, state), waits=not fits)
+        if fits and not writes:
+            self.held = progress.steps, (tensors, state)
+            return
+        self._write_beside(progress.steps, (tensors, state), waits=not fits, started=started)
+
+    def write_held(self) -> None:
+        """Write the checkpoint that is held in memory, if there is one."""
+        if self.held:
+            (step, checkpoint), self.held = self.held, None
+            self._write_beside(step, checkpoint, waits=True)
 
     def _write_beside(
-        self,
-        step: int,
-        checkpoint: tuple[Mapping[str, Tensors], Mapping[str, Any]] | None,
-        *,
-        waits: bool,
+        self, step: int, checkpoint: Checkpoint | None, *, waits: bool, started: float | None = None
     ) -> None:
         """Write in the thread the best model if that is still to do, then a checkpoint."""
         parent = self.folder.checkpoints_folder
@@ -156,7 +192,10 @@ class Checkpoints:
                 tensors, state = checkpoint
                 self._replace(parent / f"step-{step}", tensors, state)
             self._delete_old(step, needed)
+            if started is not None:
+                self._seconds = time.monotonic() - started
 
+        self._saved_at = time.monotonic()
         self._writing = self._writer.submit(write)
         if waits:
             self.wait()

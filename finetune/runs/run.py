@@ -53,6 +53,7 @@ from finetune.training.step import prepare_training
 Predicted = tuple[NDArray[np.float32], Labels]
 WritePages = Callable[[RunFolder, RunResults], object]
 
+DEFAULT_SAVE_STEPS = 500
 # A scheduler sends a signal to all processes, and their launcher sends it to each once more.
 _COPIES_SECONDS = 1.0
 
@@ -109,7 +110,11 @@ class Run:
                 journal.open(folder)
             with tracked(run.config, folder, emit=journal, is_main=processes.is_main) as tracking:
                 run.tracking = tracking
-                yield run
+                try:
+                    yield run
+                except BaseException:
+                    run.checkpoints.write_held()
+                    raise
 
     def __init__(self, preparation: Preparation, folder: RunFolder, journal: Journal) -> None:
         self.folder, self.emit, self.processes = folder, journal, preparation.processes
@@ -163,12 +168,14 @@ class Run:
             emit=emit,
             processes=self.processes,
         )
+        trained = self.training_state.trained_parameters().values()
+        # With the two moments of Adam.
+        self.checkpoints.expect(3 * sum(one.nbytes for one in trained))
 
     def train(self) -> None:
         """Take the steps that are left, or until a signal stops them: ``Stopped``."""
         plan, output, checkpoints = self.plan, self.config.output, self.checkpoints
         total_steps = plan.schedule.total_steps
-        saves = output.save_strategy == "epoch"
         with (
             stage("train", self.emit),
             stop_on_signal(apart_seconds=_COPIES_SECONDS * (self.processes.count > 1)) as request,
@@ -190,9 +197,9 @@ class Run:
                 validate=self._validate if "validation" in self.examples else None,
                 save_best=partial(checkpoints.save_best, self.training_state),
                 save_progress=self._save_checkpoint,
-                saves_each_epoch=saves,
-                save_every_steps=output.save_steps if saves else None,
-                save_seconds=60 * output.save_minutes if saves else 0,
+                saves=output.saves,
+                save_steps=output.save_steps or DEFAULT_SAVE_STEPS,
+                is_save_due=checkpoints.is_due,
                 check_device=self._check_device,
                 should_stop=stop,
                 emit=self.tracking,
@@ -265,10 +272,11 @@ class Run:
             )
         return ValidationResult(score, scores.metrics)
 
-    def _save_checkpoint(self, progress: Progress) -> None:
+    def _save_checkpoint(self, progress: Progress, writes: bool) -> None:
         # A checkpoint ahead of the journal would leave a gap in it after resuming.
         if self.processes.broadcast(self.emit.write):
-            self.checkpoints.save(self.training_state, progress, is_over=self._is_over())
+            is_over, state = self._is_over(), self.training_state
+            self.checkpoints.save(state, progress, is_over=is_over, writes=writes)
 
     def _is_over(self) -> bool:
         return is_over(
@@ -336,6 +344,7 @@ class Run:
                 write_pages(folder, results)
             self.emit.close()
             record_files(folder)
+            self.checkpoints.held = None
             folder.delete_checkpoints()
         self.tracking.report(
             "test", results.test.metrics, step=self.progress.steps, epoch=results.training.epoch

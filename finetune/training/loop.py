@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from finetune import events
+from finetune.config.schema import SaveStrategy
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.host import gibibytes
 from finetune.errors import LossNotFinite
@@ -42,8 +43,8 @@ class LoopSettings:
         patience: Validations in a row without a better score or a lower loss after which training
             stops; 0: never.
         validate: Evaluates the model on the validation split; None if there is none.
-        saves_each_epoch: Saves progress after every epoch, not only when stopped.
-        save_seconds: Seconds from one saving to the next report of the loss that saves; 0: never.
+        save_progress: Saves progress; without True, only if the run then fails to finish.
+        is_save_due: Whether so much time has passed since the last saving that ``time`` saves.
         finish: Called after the last step, before the model is validated and kept.
     """
 
@@ -54,10 +55,10 @@ class LoopSettings:
     plan_epoch: Callable[[int], Sequence[Batch]]
     validate: Callable[[], ValidationResult] | None
     save_best: Callable[[Progress], None]
-    save_progress: Callable[[Progress], None]
-    saves_each_epoch: bool
-    save_every_steps: int | None
-    save_seconds: float
+    save_progress: Callable[[Progress, bool], None]
+    saves: SaveStrategy
+    save_steps: int
+    is_save_due: Callable[[], bool]
     check_device: Callable[[], None]
     should_stop: Callable[[], bool]
     emit: Emit
@@ -73,7 +74,6 @@ def train(
     """
     processes = state.processes
     log = _StepLog(state, progress, settings, has_windows=examples.windows is not None)
-    saved_at = time.monotonic()
 
     def is_training_over() -> bool:
         total_steps = state.schedule.total_steps
@@ -84,21 +84,16 @@ def train(
         return is_last_step or progress.steps % settings.steps_per_epoch == 0
 
     def is_save_due() -> bool:
-        if is_epoch_over():
-            return False  # saved after the validation
-        if settings.save_every_steps and progress.steps % settings.save_every_steps == 0:
-            return True
+        if settings.saves == "steps":
+            return progress.steps % settings.save_steps == 0
         # At a report, so that the rows of the journal do not depend on the time.
-        if settings.save_seconds == 0 or progress.steps % settings.logging_steps:
-            return False
-        return processes.any(time.monotonic() - saved_at >= settings.save_seconds)
+        is_reported = is_epoch_over() or progress.steps % settings.logging_steps == 0
+        return settings.saves == "time" and is_reported and processes.any(settings.is_save_due())
 
-    def save() -> None:
-        nonlocal saved_at
+    def save(*, writes: bool = True) -> None:
         _check_parameters_finite(state, progress)
-        settings.save_progress(progress)
+        settings.save_progress(progress, writes)
         processes.barrier()
-        saved_at = time.monotonic()
 
     if not is_training_over():
         settings.check_device()
@@ -115,7 +110,8 @@ def train(
                 log.write()
             if settings.should_stop():
                 break
-            if is_save_due():
+            # After the last step of an epoch the validation comes first.
+            if not is_epoch_over() and is_save_due():
                 log.write()
                 save()
                 log.start_clock()
@@ -126,8 +122,10 @@ def train(
             _validate(state, progress, settings)
         processes.barrier()  # the main process may take its time to keep the best model
         stops = settings.should_stop()
-        if settings.saves_each_epoch or stops:
+        if stops or (settings.saves == "epoch" and is_epoch_over()) or is_save_due():
             save()
+        elif is_training_over():
+            save(writes=False)
         if stops:
             break
     if is_training_over():
@@ -143,8 +141,7 @@ def solve_at_once(
     progress.steps += 1
     progress.seconds += time.perf_counter() - started
     _validate(state, progress, settings)
-    if settings.saves_each_epoch:
-        settings.save_progress(progress)
+    settings.save_progress(progress, settings.saves == "epoch")
 
 
 def is_over(progress: Progress, *, total_steps: int, patience: int) -> bool:

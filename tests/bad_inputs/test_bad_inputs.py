@@ -28,7 +28,7 @@ run --validation-fraction 1
 run --device tpu
 run --data questions --metric-for-best-model f1
 run --early-stopping-patience -1
-run --save-strategy steps
+run --save-strategy often
 run --memory-limit much
 run --head classifier --train-layers 1
 run --set seed=1

@@ -74,7 +74,7 @@ def test_resuming_and_finishing_keep_what_is_beside_the_checkpoints(
 ) -> None:
     run = tmp_path / "run"
     with pytest.raises(Interrupted):
-        run_tiny(run, model=tiny_folder, emit=stop_at(3), save_steps=2)
+        run_tiny(run, model=tiny_folder, emit=stop_at(3), save_strategy="steps", save_steps=2)
     names = ("checkpoints/n.txt", "checkpoints/step-2/n.txt", "checkpoints/step-9/state.json")
     planted = plant(run, *names, "checkpoints/step-4.partial/model.safetensors")
     finetune.run(resume_from_checkpoint=run)

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.slow
 
 # The same with any number of processes; at the fourth of six steps there is a checkpoint.
 SHORT = {
-    "num_train_epochs": 3, "early_stopping_patience": 0, "max_train_samples": 32, "save_steps": 1,
-    "save_total_limit": 5,
+    "num_train_epochs": 3, "early_stopping_patience": 0, "max_train_samples": 32,
+    "save_strategy": "steps", "save_steps": 1, "save_total_limit": 5,
 }  # fmt: skip
 # A lost process is noticed within 20 s; if it were not, the others would wait for half an hour.
 ENDS_WITHIN_SECONDS = 60

@@ -13,7 +13,7 @@ import finetune
 from finetune.commands.resuming import choose_work
 from finetune.config.load import load_config
 from finetune.config.schema import OPTIONS
-from finetune.errors import ConfigurationInvalid, DataDiffers, FinetuneError, NotARun
+from finetune.errors import ConfigurationInvalid, DataDiffers, FinetuneError, Interrupted, NotARun
 from finetune.events import Event, Info, Step
 from finetune.runs.digests import check_files
 from finetune.runs.folder import RunFolder
@@ -24,7 +24,8 @@ SHORT: dict[str, Any] = {"max_train_samples": 32, "seed": 5}
 def edit(option: str, before: Any) -> Any:
     """Return another valid value of an option."""
     hint = OPTIONS[option].type
-    choices = get_args(hint) if get_origin(hint) is Literal else ()
+    literal = next((one for one in (hint, *get_args(hint)) if get_origin(one) is Literal), None)
+    choices = get_args(literal)
     if choices:
         return next(one for one in choices if one != before)
     if isinstance(before, bool) or hint in (bool, bool | None):
@@ -46,8 +47,8 @@ def stopped_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> 
         if isinstance(event, Step) and event.step == 4:
             raise KeyboardInterrupt
 
-    options = {"save_steps": 1, "save_total_limit": 4, "emit": stop}
-    with pytest.raises(FinetuneError):
+    options = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 4, "emit": stop}
+    with pytest.raises(Interrupted):
         run_tiny(run, model=tiny_folder, **SHORT, **options)
     return run
 

@@ -70,11 +70,11 @@ class Diary:
             "plan_epoch": plan_of(examples),
             "validate": validate if self.scores else None,
             "save_best": lambda progress: self.note("best"),
-            "save_every_steps": None,
-            "save_seconds": 0,
+            "saves": "no",
+            "save_steps": 500,
             "check_device": lambda: self.note("check"),
-            "save_progress": lambda progress: self.note("progress"),
-            "saves_each_epoch": False,
+            "save_progress": lambda progress, writes: self.note("progress" if writes else "held"),
+            "is_save_due": lambda: True,
             "should_stop": self.should_stop,
             "emit": self.emitted.append,
         }
@@ -194,15 +194,27 @@ def test_training_stops_when_the_model_no_longer_improves() -> None:
     assert not is_over(diary.progress, total_steps=60, patience=0)
 
 
-def test_progress_is_kept_after_each_epoch_and_so_many_steps() -> None:
+@pytest.mark.parametrize(
+    ("saves", "saved", "held"),
+    [
+        ("epoch", [6, 12, 14], []),
+        ("steps", [7, 14], []),
+        ("time", [4, 6, 8, 12, 14], []),
+        ("no", [], [14]),
+    ],
+)
+def test_progress_is_kept_when_the_strategy_says(
+    saves: str, saved: list[int], held: list[int]
+) -> None:
     diary = Diary(scores=[0.5, 0.4, 0.6])
 
-    run(diary, tiny_training_state(total_steps=14), saves_each_epoch=True, save_every_steps=7)
+    run(diary, tiny_training_state(total_steps=14), saves=saves, save_steps=7, logging_steps=4)
 
     # At the end not before the validation, which a run that is resumed there would leave out.
-    assert diary.times("progress") == [6, 7, 12, 14]
+    assert (diary.times("progress"), diary.times("held")) == (saved, held)
     # After the validation, whose outcome belongs to it.
-    assert [what for what, _ in diary.entries[1:4]] == ["validate", "best", "progress"]
+    if saves == "epoch":
+        assert [what for what, _ in diary.entries[1:4]] == ["validate", "best", "progress"]
 
 
 @pytest.mark.parametrize(
