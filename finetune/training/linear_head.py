@@ -20,8 +20,9 @@ STRENGTHS = (1.0, 10.0, 100.0)
 # The best of them on features of an encoder that was trained on the same rows.
 DEFAULT_STRENGTH = 10.0
 FOLDS = 5
-# Multiplications of one pass over the rows, above which strengths are compared on fewer rows.
-MAX_WORK = 2e7
+# Multiplications of one pass over the rows, above which strengths are compared on fewer rows; and
+# above which, with as few rows as folds need, they are not compared.
+MAX_WORK, MAX_WORK_OF_FOLDS = 2e7, 2e8
 # Of the penalized mean loss, for features of unit norm; a trial need not be exact.
 SOLVED_GRADIENT, TRIED_GRADIENT = 1e-5, 5e-4
 MAX_ITERATIONS = 1_000
@@ -79,7 +80,8 @@ def solve(
 ) -> LinearHead:
     """Minimize the mean loss with an L2 penalty of ``1 / (strength * rows)`` on the weight."""
     # In place, since a copy of a large table's features may take gigabytes.
-    dtype = torch.float64 if rows.features.size <= MAX_DOUBLES else torch.float32
+    is_exact = max_gradient <= SOLVED_GRADIENT and rows.features.size <= MAX_DOUBLES
+    dtype = torch.float64 if is_exact else torch.float32
     features = torch.tensor(rows.features, dtype=dtype)
     centre = features.mean(dim=0)
     features -= centre
@@ -112,8 +114,10 @@ def solve(
 
 
 def choose_strength(rows: LabelledFeatures, *, seed: int) -> float:
-    """Return the strength with the lowest cross-validated loss."""
+    """Return the strength with the lowest cross-validated loss, or the default of many classes."""
     work = rows.features.size * rows.outputs
+    if min(work, FOLDS * rows.outputs**2 * rows.features.shape[1]) > MAX_WORK_OF_FOLDS:
+        return DEFAULT_STRENGTH
     if work > MAX_WORK:
         count = max(int(len(rows.labels) * MAX_WORK / work), FOLDS * rows.outputs)
         order = np.random.default_rng(seed).permutation(len(rows.labels))

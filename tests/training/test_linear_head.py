@@ -5,7 +5,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+from finetune.training import linear_head
 from finetune.training.linear_head import (
+    DEFAULT_STRENGTH,
     LabelledFeatures,
     choose_strength,
     cross_validate,
@@ -114,6 +116,16 @@ def test_many_classes_of_few_rows_are_told_apart() -> None:
 def test_noisy_features_get_a_stronger_penalty() -> None:
     assert choose_strength(make_rows(noise=6.0), seed=0) < 100
     assert choose_strength(make_rows(noise=0.05), seed=0) == 100
+
+
+def test_strengths_of_very_many_classes_are_not_compared() -> None:
+    classes = 1_000
+    features, labels = np.ones((2 * classes, 128), np.float32), np.arange(2 * classes) % classes
+    weights = np.ones(2 * classes, np.float32)
+    rows = LabelledFeatures(features, labels, weights, softmax, classes, labels)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linear_head, "cross_validate", None)
+        assert choose_strength(rows, seed=0) == DEFAULT_STRENGTH
 
 
 def test_folds_have_equally_many_rows_of_each_class_and_every_row_once() -> None:
