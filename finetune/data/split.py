@@ -108,6 +108,9 @@ def _with_missing_splits(
         if rows < len(train):
             strata, fraction = _strata_of(train, task), rows / len(train)
             mask = find_held_out(texts, strata, fraction=fraction, seed=options.split_seed)
+        if not mask.any() and name == "validation" and options.validation_fraction is None:
+            emit(Info("no validation split: the classes have too few rows to hold some out"))
+            continue
         if not mask.any():
             zero = ", or 0 for none" if name == "validation" else ""
             raise DataError(
@@ -126,7 +129,7 @@ def _with_missing_splits(
                 f" {len(splits['test'])} of {given_rows} rows"
             )
         )
-    if "validation" not in splits and options.validation_fraction is None:
+    if "validation" not in splits and not validation and options.validation_fraction is None:
         few = f"no validation split: a tenth of {given_rows} rows is too few to choose a model by"
         emit(Info(f"{few}; --validation-fraction {DEFAULT_FRACTION} holds it out"))
     return splits

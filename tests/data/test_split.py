@@ -146,6 +146,16 @@ def test_by_default_a_tenth_is_held_out_only_where_that_says_something(
     assert all("--validation-fraction 0.1" in message for message in said)
 
 
+def test_many_classes_of_two_rows_hold_none_out_unless_that_is_asked() -> None:
+    names = [f"class {number}" for number in range(600)]
+    texts, task = [f"text {number}" for number in range(1200)], Single(names)
+    given = DatasetDict(train=make_dataset(texts, names * 2, task=task))
+    splits = split_table(given, splitting(None, 0.5), task=task, emit=lambda event: None)
+    assert {name: len(split) for name, split in splits.items()} == {"train": 600, "test": 600}
+    with pytest.raises(DataError, match="validation split"):
+        split_table(given, splitting(0.1, 0.5), task=task, emit=lambda event: None)
+
+
 @pytest.mark.parametrize(("rows", "fraction"), [(1, 0.1), (0, 0.1), (2, 0.05), (10, 0.95)])
 def test_too_few_rows_to_split_are_an_error_with_a_remedy(rows: int, fraction: float) -> None:
     table = DatasetDict(train=numbered_table(many=rows, some=rows, few=0))
