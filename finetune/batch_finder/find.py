@@ -15,10 +15,11 @@ from finetune.batch_finder.case import Case, Part
 from finetune.batch_finder.history import History
 from finetune.batch_finder.results import BatchResult, identity_of, parts_of
 from finetune.batch_finder.search import BatchSizes, SearchResult, search
-from finetune.batch_finder.trials import TrialRunner
+from finetune.batch_finder.trials import TrialRunner, free_bytes_of
 from finetune.config.load import parse_size
 from finetune.config.schema import SearchConfig
 from finetune.devices.base import Device
+from finetune.devices.host import gibibytes
 from finetune.devices.host_memory import spare_bytes
 from finetune.distributed.launch import read_launch
 from finetune.errors import BatchDoesNotFit, ModelUnsupported
@@ -40,7 +41,8 @@ _DESCRIPTIONS = {"whole": "", "features": ", feature extraction", "trainable": "
 class Search:
     """Where and how a search goes; ``first`` is None to begin with a small batch size.
 
-    A ``cache`` is a folder of the results of earlier searches; ``emit`` receives each trial.
+    A ``cache`` is a folder of the results of earlier searches, which a fresh one does not read;
+    ``emit`` receives each trial.
     """
 
     device: Device
@@ -49,6 +51,7 @@ class Search:
     first: int | None
     cache: Path | None
     emit: Emit
+    is_fresh: bool = False
 
     def limit_bytes(self) -> int | None:
         """Return the most that a trial may hold: processes of one host divide the host's memory."""
@@ -80,7 +83,7 @@ def find(case: Case, where: Search) -> SearchResult:
     bounds = {"limit": limit, "first": first} | asdict(where.options)
     file = where.cache and where.cache / f"{_key(case, device, bounds)}.json"
     cached = None
-    if file:
+    if file and not where.is_fresh:
         with suppress(OSError, ValueError):
             cached = TypeAdapter(SearchResult).validate_json(file.read_bytes())
     with TrialRunner(
@@ -99,10 +102,22 @@ def find(case: Case, where: Search) -> SearchResult:
                 return replace(cached, budget_bytes=budget_bytes)
         seconds_left = time_limit - (time.perf_counter() - started)
         history = History(budget_bytes, limit, first, seconds_left, device.memory.swaps)
-        found = search(runner.run, run_afresh=runner.run_afresh, history=history)
-    if file:
+        try:
+            found = search(runner.run, run_afresh=runner.run_afresh, history=history)
+        except BatchDoesNotFit as error:
+            raise explain(error, device, limit_bytes) from None
+    if file and not runner.is_crowded:
         keep_json(file, asdict(found))
     return found
+
+
+def explain(error: BatchDoesNotFit, device: Device, limit_bytes: int | None) -> BatchDoesNotFit:
+    """Return the error that nothing fits, with another remedy if others hold most of the memory."""
+    total_bytes, free_bytes = device.memory.total_bytes(), free_bytes_of(device)
+    if 2 * free_bytes > total_bytes or (limit_bytes and limit_bytes < free_bytes):
+        return error
+    others = f"another process holds {gibibytes(total_bytes - free_bytes)}"
+    return BatchDoesNotFit(f"{error.message}: {others}", remedy="close it and run again")
 
 
 def find_parts(case: Case, where: Search, *, stores_features: bool) -> BatchResult:

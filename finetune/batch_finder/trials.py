@@ -6,7 +6,7 @@ budget, that it is ready, and a measurement of each size, or why it ends.
 """
 
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import psutil
@@ -16,7 +16,7 @@ from finetune.batch_finder.child import Child, ChildEnded, connect_to_parent
 from finetune.config.mode import Mode
 from finetune.devices.base import Device
 from finetune.devices.host import gibibytes
-from finetune.devices.host_memory import process_bytes, why_short
+from finetune.devices.host_memory import process_bytes, spare_bytes, why_short
 from finetune.devices.select import select_device
 from finetune.errors import ModelUnsupported, TrialFailed
 from finetune.events import Emit, Trial, TrialStatus, ignore
@@ -25,6 +25,8 @@ from finetune.events import Emit, Trial, TrialStatus, ignore
 _SAMPLE_SECONDS = 0.02
 # The machine as a whole changes slower, and costs more to ask.
 _HOST_SAMPLE_SECONDS = 0.25
+# What others must have taken since the search began, so that a size is tried again.
+_CROWDED_SHARE, _CROWDED_BYTES = 0.05, 2**28
 # Most searches need three fresh children within a few seconds, or one more.
 _SPARES = 2
 
@@ -43,6 +45,9 @@ class TrialRunner:
     timeout_seconds: float
     emit: Emit = ignore
     module: str = "finetune.batch_finder.trials"
+    # Whether a size failed while other processes held memory that was free when the search began.
+    is_crowded: bool = field(init=False, default=False)
+    _free_bytes: int = field(init=False, default=0)
     _budget_bytes: int | None = field(init=False, default=None)
     _child: Child | None = field(init=False, default=None)
     _spares: list[Child] = field(init=False, default_factory=list)
@@ -61,6 +66,7 @@ class TrialRunner:
     def budget_bytes(self) -> int:
         """Return the memory that a trial may hold: what the first child finds, for all of them."""
         if self._budget_bytes is None:
+            self._free_bytes = free_bytes_of(self.device)
             try:
                 self._budget_bytes = int(self._await_reply(self._start_child(), "budget_bytes"))
             except _Stopped as stop:
@@ -72,7 +78,27 @@ class TrialRunner:
         return self._budget_bytes
 
     def run(self, batch_size: int) -> Trial:
-        """Train at a batch size, in the child that trained before unless it failed."""
+        """Train at a batch size, in the child that trained before unless it failed.
+
+        A size for which others took the memory is tried again, once.
+        """
+        trial = self._try(batch_size)
+        if trial.status == "too_big" and self._taken_bytes():
+            trial = self._try(batch_size)
+            if trial.status == "too_big" and (taken_bytes := self._taken_bytes()):
+                self.is_crowded = True
+                others = f"another process has taken {gibibytes(taken_bytes)}"
+                trial = replace(trial, reason=f"{trial.reason}; {others}")
+        self.emit(trial)
+        return trial
+
+    def _taken_bytes(self) -> int:
+        """Return what other processes have taken since the search began, 0 if it is little."""
+        taken_bytes = self._free_bytes - free_bytes_of(self.device)
+        least = max(_CROWDED_BYTES, _CROWDED_SHARE * self.budget_bytes())
+        return taken_bytes if taken_bytes >= least else 0
+
+    def _try(self, batch_size: int) -> Trial:
         started = time.perf_counter()
         self.budget_bytes()
         child = self._child or self._start_child()
@@ -90,9 +116,7 @@ class TrialRunner:
             found = {"status": stop.status, "reason": stop.reason, "examples_per_second": None}
             found["peak_bytes"] = self._peak_bytes or None
         seconds, part = time.perf_counter() - started, self.case.part
-        trial = Trial(batch_size=batch_size, seconds=seconds, part=part, **found)
-        self.emit(trial)
-        return trial
+        return Trial(batch_size=batch_size, seconds=seconds, part=part, **found)
 
     def run_afresh(self, batch_size: int) -> Trial:
         """Train at a batch size in a child that has not trained before."""
@@ -164,6 +188,11 @@ class TrialRunner:
         return next(
             (one for one in child.error_lines() if any(text in one for text in texts)), None
         )
+
+
+def free_bytes_of(device: Device) -> int:
+    """Return the memory of a device that other processes leave free."""
+    return spare_bytes() if device.memory.is_shared else device.memory.budget_bytes(None)
 
 
 class _Stopped(Exception):

@@ -1,6 +1,7 @@
-"""``finetune cache``: the stored features of frozen layers, and token ids of large tables."""
+"""``finetune cache``: features of frozen layers, token ids of large tables, and batch sizes."""
 
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,7 +21,7 @@ Examples:
 
 @click.group(epilog=EXAMPLES)
 def command() -> None:
-    """List or delete stored features and token ids."""
+    """List or delete stored features, token ids, batch sizes and timings."""
 
 
 @command.command(epilog=EXAMPLES)
@@ -31,14 +32,15 @@ def ls(*, as_json: bool, **flags: Any) -> None:
     """List the entries, the last used first."""
     from finetune.tasks.tables import format_value
 
-    store = _open_store(flags)
-    entries = store.entries()
+    store, measured = _open_store(flags)
+    entries, files = store.entries(), len(measured)
     if as_json:
         listed = [
             {**one.notes, "key": one.key, "size_bytes": one.size_bytes, "used_at": one.used_at}
             for one in entries
         ]
-        show_json({"schema_version": 1, "folder": str(store.folder), "entries": listed})
+        folder = {"folder": str(store.folder), "measured_files": files}
+        show_json({"schema_version": 1, **folder, "entries": listed})
         return
     if entries:
         names = ("rows", "data", "split", "model", "mode")
@@ -48,7 +50,8 @@ def ls(*, as_json: bool, **flags: Any) -> None:
             notes = (format_value(one.notes.get(name, "?")) for name in names)
             rows.append((used, format_size(one.size_bytes), *notes))
         show_table(("last used", "size", *names), rows, numbers=("size", "rows"))
-    show_lines(f"{format_size(sum(one.size_bytes for one in entries))} in {store.folder}")
+    size = format_size(sum(one.size_bytes for one in entries))
+    show_lines(f"{size} in {store.folder}, {files} batch sizes and timings beside it")
 
 
 @command.command(epilog=EXAMPLES)
@@ -57,15 +60,19 @@ def ls(*, as_json: bool, **flags: Any) -> None:
 @debug_option
 def clear(*, as_json: bool, **flags: Any) -> None:
     """Delete all entries."""
-    store = _open_store(flags)
+    store, measured = _open_store(flags)
     freed_bytes = store.clear()
+    for file in measured:
+        file.unlink(missing_ok=True)
     if as_json:
         show_json({"schema_version": 1, "folder": str(store.folder), "freed_bytes": freed_bytes})
     else:
-        show_lines(f"deleted {format_size(freed_bytes)} in {store.folder}")
+        size = format_size(freed_bytes)
+        show_lines(f"deleted {size} in {store.folder}, and {len(measured)} files beside it")
 
 
-def _open_store(flags: dict[str, Any]) -> "TensorStore":
-    from finetune.runs.cache import open_tensor_store
+def _open_store(flags: dict[str, Any]) -> "tuple[TensorStore, list[Path]]":
+    from finetune.runs.cache import measured_files, open_tensor_store
 
-    return open_tensor_store(load(flags).config.cache)
+    options = load(flags).config.cache
+    return open_tensor_store(options), measured_files(options)

@@ -35,7 +35,7 @@ Examples:
 """
 DEFAULTS = {"mode": ModelConfig().mode, "precision": TrainingConfig().precision_without_timing}
 PARITY_BATCH_SIZE = 128
-COLORS = {"ok": "green", "warning": "yellow", "failure": "red"}
+COLORS = {"ok": "green", "n/a": "white", "warning": "yellow", "failure": "red"}
 MODULES_SHOWN = 2
 
 

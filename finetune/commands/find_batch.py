@@ -131,26 +131,27 @@ def _search(
     config: Config, texts: _Texts, processes: "Processes", *, is_fresh: bool, emit: Emit
 ) -> "FoundBatches":
     """Search on each device, in each mode; of several processes, each tries its own device."""
-    from finetune.batch_finder.find import Search, find_parts
+    from finetune.batch_finder.find import Search, explain, find_parts, memory_limit_bytes
     from finetune.batch_finder.results import FoundBatches
     from finetune.devices.select import select_device, usable_devices
     from finetune.runs.cache import cache_folder
     from finetune.runs.features import stores_features
 
-    cache = None if is_fresh else cache_folder(config.cache, "batches")
+    cache = cache_folder(config.cache, "batches")
     name, results = config.training.device, []
-    devices = usable_devices(emit=emit) if name == "auto" else [select_device(name, emit=emit)]
+    devices = [*usable_devices(emit=emit)] if name == "auto" else [select_device(name, emit=emit)]
     for device, mode in product(devices, _modes(config)):
-        search = Search(device, config.search, texts.rows, None, cache, emit)
+        search = Search(device, config.search, texts.rows, None, cache, emit, is_fresh)
         case, is_stored = _case(config, device, mode, texts), stores_features(config.cache, mode)
         own = find_parts(case, search, stores_features=is_stored)
         everywhere = processes.on(device).gather(own)
         results.append(min(everywhere, key=lambda result: result.recommended))
     if not any(result.max_verified for result in results):
-        raise BatchDoesNotFit(
+        error = BatchDoesNotFit(
             "not even a batch of one example fits in memory",
             remedy="lower --max-length, choose a smaller --model, or raise --memory-limit",
         )
+        raise explain(error, devices[-1], memory_limit_bytes(config.search))
     return FoundBatches(results=tuple(results))
 
 

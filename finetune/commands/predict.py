@@ -1,5 +1,6 @@
 """``finetune predict``: texts classified with a run's model, as they are read."""
 
+import os
 import reprlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,7 +45,7 @@ WITHOUT_LINE_ENDS = str.maketrans("\t\r\n", "   ")
 EXAMPLES = """\b
 Examples:
   finetune predict runs/demo "Who wrote Faust?"
-  finetune predict runs/demo --file new.csv --output answers.csv
+  finetune predict runs/demo new.csv --output answers.csv
   cat questions.txt | finetune predict runs/demo --json
 """
 
@@ -227,10 +228,13 @@ def command(
     """Classify texts with the model in the run folder RUN.
 
     The texts are arguments, rows of a table, or lines of a file or of standard input, where blank
-    ones are skipped. They are classified as they are read, in any number. The output has their
-    order: lines, or with --json one object per line, with the other columns of the table. The label
-    of a text that has no prediction is empty, in JSON null.
+    ones are skipped. A single argument that is the name of a file stands for that. They are
+    classified as they are read, in any number. The output has their order: lines, or with --json
+    one object per line, with the other columns of the table. The label of a text that has no
+    prediction is empty, in JSON null.
     """
+    if file is None and len(texts) == 1 and not pairs and os.path.isfile(texts[0]):
+        file, texts = Path(texts[0]), ()
     if texts and file is not None:
         raise UsageError("both texts and --file were given", remedy="give one of them")
     if pairs and len(pairs) != len(texts):
@@ -247,6 +251,7 @@ def command(
         display = replace(display, no_progress=True)
     if reads_stdin and sys.stdin is None:
         raise UsageError("standard input is closed", remedy="give texts, or a file with --file")
+    written = 0
     with ExitStack() as stack, ExitStack() as progress:
         emit = progress.enter_context(display.progress())
         if reads_stdin and sys.stdin.isatty():
@@ -272,10 +277,13 @@ def command(
         for predictions in chain([first], chunks):
             if write is not None:
                 write(predictions)
+                written += len(predictions)
             elif display.as_json:
                 click.echo(escape_controls("\n".join(map(json_line, predictions))))
             else:
                 _show_lines(predictions, is_first=predictions is first)
+    if written and not display.quiet:
+        click.echo(f"{written:,} rows → {escape_line(str(output))}", err=display.as_json)
 
 
 def _show_lines(predictions: "Sequence[Prediction]", *, is_first: bool) -> None:

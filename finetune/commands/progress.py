@@ -204,6 +204,8 @@ class View:
                         f"{one} {value:.4f}" for one, value in event.metrics.items()
                     )
                     best = "  (best so far)" if event.is_best else ""
+                    if self._best and not event.is_best:
+                        best = f"  (best so far: epoch {self._best.epoch:.3g})"
                     self._print(f"epoch {event.epoch:.2f}: validation {metrics}{best}")
             case events.Trial():
                 memory = event.peak_bytes and f"{event.peak_bytes / 2**30:.2f} GiB"

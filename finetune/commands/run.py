@@ -193,7 +193,7 @@ def dry_run(
     "--seeds",
     type=click.IntRange(min=2),
     metavar="N",
-    help="Train N seeds, from --seed on, with the same splits; print mean and 95% interval.",
+    help="Train N seeds, from --seed on, with the same splits; print mean and 95% intervals.",
 )
 @assignments_option
 @click.option(
@@ -274,6 +274,8 @@ def _show_run(results: "RunResults") -> None:
 
 
 def _show_seeds(results: "SeedResults") -> None:
+    from finetune.tasks.tables import format_interval
+
     first = next(iter(results.runs.values()))
     values, intervals = first.test.values, results.test
     means = [(value, intervals[value.metric.name]) for value in values]
@@ -282,7 +284,13 @@ def _show_seeds(results: "SeedResults") -> None:
     limits = (
         f"{_format_mean(value, one.low)} to {_format_mean(value, one.high)}" for value, one in means
     )
-    rows.append(["95% interval", *limits])
+    rows.append([f"95% over {len(results.runs)} seeds", *limits])
+    samples = first.test.samples
+    limits = (
+        format_interval(one.value, samples) if value.metric.is_proportion else "–"
+        for value, one in means
+    )
+    rows.append([f"95% over {samples:,} rows", *limits])
     columns = ("run", *(value.metric.title for value in values))
     show_lines(f"test split of {first.facts.data}, {first.test.samples:,} rows", "")
     show_table(columns, rows, numbers=columns[1:])

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
+import psutil
 import torch
 from torch import distributed, nn
 
@@ -133,6 +134,10 @@ class DeviceMemory(ABC):
     def held_peak_bytes(self) -> int | None:
         """Return the peak of ``held_bytes``, or None where another process has to watch it."""
         return None
+
+    def total_bytes(self) -> int:
+        """Return all memory of the device."""
+        return int(psutil.virtual_memory().total)
 
     @abstractmethod
     def budget_bytes(self, limit_bytes: int | None) -> int:

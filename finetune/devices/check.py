@@ -22,7 +22,7 @@ class Check:
     """One line of ``finetune doctor``; its status is ``failure`` if something can't work."""
 
     name: str
-    status: Literal["ok", "warning", "failure"]
+    status: Literal["ok", "n/a", "warning", "failure"]
     finding: str
     remedy: str = ""
 

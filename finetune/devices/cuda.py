@@ -131,6 +131,9 @@ class CudaMemory(DeviceMemory):
     def held_peak_bytes(self) -> int:
         return torch.cuda.max_memory_reserved()
 
+    def total_bytes(self) -> int:
+        return int(torch.cuda.mem_get_info()[1])
+
     def budget_bytes(self, limit_bytes: int | None) -> int:
         """Return the memory that the allocator may hold, beside CUDA's context of about 300 MB."""
         free_bytes, _ = torch.cuda.mem_get_info()

@@ -58,7 +58,7 @@ def check_gpus() -> Iterator[Check]:
         if unusable is None:
             yield from describe()
         elif unusable.is_absent:
-            yield Check(name, "ok", unusable.reason)
+            yield Check(name, "n/a", unusable.reason)
         else:
             yield Check(name, "warning", unusable.reason, unusable.remedy)
 

@@ -14,6 +14,12 @@ def cache_folder(options: CacheConfig, name: str) -> Path:
     return Path(options.cache_dir).expanduser() / name
 
 
+def measured_files(options: CacheConfig) -> list[Path]:
+    """Return the files of batch sizes and of timings of precisions that were measured."""
+    folders = (cache_folder(options, name) for name in ("batches", "precision"))
+    return [file for folder in folders for file in folder.glob("*.json")]
+
+
 def open_tensor_store(options: CacheConfig) -> TensorStore:
     """Return the store that a configuration names."""
     folder = cache_folder(options, "features")

@@ -158,7 +158,7 @@ class Run:
                     self.examples["train"],
                     self.recipe,
                     lambda: self.predict("train")[0],
-                    has_validation="validation" in self.examples,
+                    has_validation=self._validates,
                     seed=self.plan.seed,
                 )
         self.checkpoints = Checkpoints(
@@ -184,6 +184,8 @@ class Run:
                 message = f"training: {total_steps:,} steps of {plan.effective_batch_size} examples"
                 rate, real = plan.schedule.peak, plan.real_token_fraction()
                 message += f", learning rate {rate:g}, {real:.1%} of the tokens are not padding"
+                if (patience := plan.values.early_stopping_patience) and self._validates:
+                    message += f"; {patience} validations without improvement end it"
                 self.emit(Info(message))
             all_reduce = partial(self.processes.all_reduce_max, seconds=SECONDS_LATE)
             stop = DistributedStopFlag(request, all_reduce)
@@ -194,7 +196,7 @@ class Run:
                 patience=plan.values.early_stopping_patience,
                 plan_epoch=plan.batches,
                 finish=self._end_contrast if self.recipe.is_contrastive else None,
-                validate=self._validate if "validation" in self.examples else None,
+                validate=self._validate if self._validates else None,
                 save_best=partial(checkpoints.save_best, self.training_state),
                 save_progress=self._save_checkpoint,
                 saves=output.saves,
@@ -222,6 +224,10 @@ class Run:
                 raise Stopped(stop.number, f"stopped after step {done:,} of {total_steps:,}")
         if reason := why_slowed():
             self.emit(WarningMessage(f"{reason}, so training may have taken longer than it could"))
+
+    @property
+    def _validates(self) -> bool:
+        return "validation" in self.examples
 
     @property
     def _takes_steps(self) -> bool:
@@ -301,7 +307,7 @@ class Run:
         self.checkpoints.load_best(self.training_state, self.progress)
         task, validation = calibrate_model(
             self.preparation.text_model,
-            partial(self.predict, "validation") if "validation" in self.examples else None,
+            partial(self.predict, "validation") if self._validates else None,
             calibrates=self.config.training.calibrate,
             emit=emit,
         )

@@ -130,6 +130,10 @@ def train(
             break
     if is_training_over():
         settings.check_device()
+        if progress.steps < state.schedule.total_steps:
+            epoch = progress.best_step / settings.steps_per_epoch
+            stopped = f"stopped: {settings.patience} validations without improvement"
+            settings.emit(events.Info(f"{stopped}; kept epoch {epoch:.3g}"))
 
 
 def solve_at_once(

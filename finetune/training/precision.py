@@ -3,7 +3,8 @@
 import platform
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from datetime import date
 from pathlib import Path
 from typing import Literal
 
@@ -47,7 +48,9 @@ def choose_precision(device: Device, *, hidden_size: int, cache: Path) -> Precis
         return PrecisionChoice("fp32", "the CPU has no bf16 instructions")
     file = cache / f"{_key(device, str(hidden_size))}.json"
     try:
-        return TypeAdapter(PrecisionChoice).validate_python(read_json(file))
+        choice = TypeAdapter(PrecisionChoice).validate_python(read_json(file))
+        measured_on = date.fromtimestamp(file.stat().st_mtime)
+        return replace(choice, reason=f"{choice.reason}, measured on {measured_on}")
     except (OSError, ValueError):
         choice = _time_layer(device, hidden_size)
         keep_json(file, asdict(choice))

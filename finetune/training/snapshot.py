@@ -1,5 +1,6 @@
 """The state from which a run continues bit for bit."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -28,18 +29,23 @@ class Progress:
     seconds: float = 0.0
     loss_sum: float = 0.0
     best_score: float | None = None
+    best_loss: float = sys.float_info.max
     best_step: int = 0
     lowest_loss: float | None = None
     validations_since_best: int = 0
 
     def note_validation(self, *, score: float, loss: float) -> bool:
-        """Take in a validation; return whether its score, higher is better, is the best so far."""
+        """Take in a validation; return whether it is the best so far.
+
+        That has the highest score and, of equal ones, the lowest loss.
+        """
         # The accuracy on a few examples stands still while the model learns: training has stopped
         # improving only where the loss no longer falls either.
-        is_best = self.best_score is None or score > self.best_score
+        best = None if self.best_score is None else (self.best_score, -self.best_loss)
+        is_best = best is None or (score, -loss) > best
         is_lowest = self.lowest_loss is None or loss < self.lowest_loss
         if is_best:
-            self.best_score, self.best_step = score, self.steps
+            self.best_score, self.best_loss, self.best_step = score, loss, self.steps
         if is_lowest:
             self.lowest_loss = loss
         self.validations_since_best = 0 if is_best or is_lowest else self.validations_since_best + 1

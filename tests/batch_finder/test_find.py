@@ -26,6 +26,7 @@ from finetune.config.mode import Mode
 from finetune.config.schema import SearchConfig
 from finetune.devices.base import BatchShapes
 from finetune.devices.cpu import CpuDevice
+from finetune.errors import BatchDoesNotFit
 from finetune.events import Event, Info, Trial, WarningMessage, ignore
 
 __all__ = ["runner"]
@@ -151,6 +152,32 @@ def test_a_cached_size_that_no_longer_fits_is_searched_anew(
     assert len(sizes) == 1 + len(found.trials)
     assert sizes[0] == before["recommended"] > found.recommended
     assert found_in(cache)["recommended"] == found.recommended
+
+
+def test_a_fresh_search_is_kept_and_one_among_other_processes_is_not(
+    cache: Path, runner: SimulatedRunner
+) -> None:
+    runner.machine = SimulatedMachine(capacity_share=0.5)
+    found, sizes = find_in(cache, is_fresh=True)
+    assert len(sizes) == len(found.trials) > 1
+    assert found_in(cache)["max_verified"] == found.max_verified
+    runner.machine, runner.is_crowded = SimulatedMachine(capacity_share=0.4), True
+    assert find_in(cache, is_fresh=True)[0].max_verified < found.max_verified
+    assert found_in(cache)["max_verified"] == found.max_verified
+
+
+def test_where_nothing_fits_for_others_that_is_said(
+    runner: SimulatedRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner.machine = SimulatedMachine(capacity_share=0.0)
+    device = CpuDevice()
+    monkeypatch.setattr(device.memory, "total_bytes", lambda: 24 * GIB)
+    for free_gib, remedy in ((6, "close it and run again"), (20, "lower --max-length")):
+        monkeypatch.setattr(find_module, "free_bytes_of", lambda _, free=free_gib: free * GIB)
+        with pytest.raises(BatchDoesNotFit) as caught:
+            find_in(None, device=device)
+        assert caught.value.remedy.startswith(remedy)
+        assert ("another process holds 18.0 GiB" in caught.value.message) == (free_gib == 6)
 
 
 @pytest.mark.parametrize("first", [None, 80])

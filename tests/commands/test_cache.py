@@ -8,6 +8,7 @@ import torch
 from tiny_runs import Command
 
 from finetune import hub
+from finetune.files import keep_json
 from finetune.model.tensor_store import TensorStore
 
 NOTES = {"model": "[red]tiny[/]", "mode": "head", "data": "questions", "split": "train"}
@@ -33,7 +34,7 @@ def test_ls_shows_what_is_kept_and_how_much_it_is(command: Command, tmp_path: Pa
     header, line, total = lines_of(outcome.output)
     assert header == "last used size rows data split model mode"
     assert line.endswith("4.9 MiB 40,000 questions train [red]tiny[/] head")
-    assert total == f"4.9 MiB in {tmp_path / 'features'}"
+    assert total == f"4.9 MiB in {tmp_path / 'features'}, 0 batch sizes and timings beside it"
 
 
 def test_ls_prints_one_json_object(command: Command, tmp_path: Path) -> None:
@@ -50,11 +51,24 @@ def test_ls_prints_one_json_object(command: Command, tmp_path: Path) -> None:
 def test_clear_says_how_much_it_deleted(command: Command, tmp_path: Path) -> None:
     keep(tmp_path, rows=40_000)
     outcome = command("cache", "clear", "--cache-dir", tmp_path)
-    assert lines_of(outcome.output) == [f"deleted 4.9 MiB in {tmp_path / 'features'}"]
+    deleted = f"deleted 4.9 MiB in {tmp_path / 'features'}, and 0 files beside it"
+    assert lines_of(outcome.output) == [deleted]
     assert list((tmp_path / "features").iterdir()) == []
     size_bytes = keep(tmp_path, rows=40_000)
     emitted = json.loads(command("cache", "clear", "--cache-dir", tmp_path, "--json").output)
     assert emitted["freed_bytes"] == size_bytes
+
+
+def test_batch_sizes_and_timings_are_listed_and_deleted_too(
+    command: Command, tmp_path: Path
+) -> None:
+    files = [tmp_path / "batches" / "a.json", tmp_path / "precision" / "b.json"]
+    for file in files:
+        keep_json(file, {})
+    listed = command("cache", "ls", "--cache-dir", tmp_path)
+    assert "2 batch sizes and timings" in listed.output
+    command("cache", "clear", "--cache-dir", tmp_path)
+    assert not any(file.exists() for file in files)
 
 
 def test_the_folder_comes_from_flag_environment_or_the_hubs_cache(

@@ -195,6 +195,7 @@ def test_texts_come_from_arguments_a_file_or_standard_input_alike(
     from_arguments = command(*arguments, *TEXTS)
     assert predicted_texts(from_arguments) == TEXTS
     assert command(*arguments, "--file", file).output == from_arguments.output
+    assert command(*arguments, file).output == from_arguments.output
     type_in(file.read_bytes())
     assert command(*arguments).output == from_arguments.output
 
@@ -294,7 +295,7 @@ def test_predictions_are_written_to_a_file(
 ) -> None:
     table, output = write_table(tmp_path / "t.csv"), tmp_path / f"predictions{suffix}"
     outcome = command("predict", finished_run, "-f", table, "--output", output)
-    assert (outcome.code, outcome.output) == (0, ""), outcome.errors
+    assert (outcome.code, outcome.output) == (0, f"3 rows → {output}\n"), outcome.errors
     printed = command("predict", finished_run, "-f", table, "--json").output.splitlines()
     assert read_output(output) == list(map(json.loads, printed))
     assert sorted(one.name for one in tmp_path.iterdir()) == sorted([output.name, "t.csv"])

@@ -189,6 +189,8 @@ def test_training_stops_when_the_model_no_longer_improves() -> None:
 
     assert diary.progress.steps == 30
     assert diary.times("best") == [6, 18]
+    stopped = "stopped: 2 validations without improvement; kept epoch 3"
+    assert diary.emitted[-1] == events.Info(stopped)
     assert is_over(diary.progress, total_steps=60, patience=2)
     assert not is_over(diary.progress, total_steps=60, patience=3)
     assert not is_over(diary.progress, total_steps=60, patience=0)

@@ -75,11 +75,20 @@ def test_first_score_is_the_best_and_equal_ones_are_no_better() -> None:
     assert progress.validations_since_best == 0
 
 
+def test_of_equal_scores_that_with_the_lower_loss_is_the_best() -> None:
+    progress = Progress()
+    losses = (0.485, 0.5, 0.399, 0.4)
+    assert [progress.note_validation(score=0.95, loss=loss) for loss in losses] == [
+        *(True, False, True, False),
+    ]
+
+
 def test_a_falling_loss_is_an_improvement_where_the_score_stands_still() -> None:
     progress = Progress()
     progress.note_validation(score=0.5, loss=1.0)
     progress.note_validation(score=0.5, loss=1.0)
 
+    progress.note_validation(score=0.6, loss=1.5)
     assert not progress.note_validation(score=0.5, loss=0.9)
     assert progress.validations_since_best == 0
     progress.note_validation(score=0.5, loss=0.95)

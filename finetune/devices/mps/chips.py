@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from finetune.errors import UsageError
 
-# A chip and its memory in GB, which Apple counts as 2³⁰ bytes: ``m1-8gb``, ``M4 Max 128GB``.
-_NAME = re.compile(r"(m\d+)(?:[ -](pro|max|ultra))?[ -](\d+) ?gb", re.IGNORECASE)
+# A chip and its memory in GB, which Apple counts as 2³⁰ bytes: ``m1-8gb``, ``MacBook Air M2 8 GB``.
+_CHIP = re.compile(r"\b(m\d+)(?:[ -]*(pro|max|ultra))?(?![a-z0-9])", re.IGNORECASE)
+_MEMORY = re.compile(r"(?<![a-z0-9.])(\d+)[ -]*g(?:i?b)?\b", re.IGNORECASE)
 _SIZES = {"": (8, 16, 24, 32), "-pro": (16, 24, 36, 48), "-max": (32, 36, 64, 128)}
 # What the shell completes; other Macs have names too.
 MACS = tuple(
@@ -64,12 +65,13 @@ class Mac:
 
 
 def find_mac(name: str) -> Mac:
-    """Return the Mac of a name such as ``m1-8gb`` or ``M4 Max 128GB``."""
-    found = _NAME.fullmatch(name.strip())
-    if not found:
+    """Return the Mac of a name such as ``m1-8gb`` or ``MacBook Pro M4 Max, 128 GB``."""
+    name = name.replace("_", "-")
+    found, memory = _CHIP.search(name), _MEMORY.search(name)
+    if not found or not memory:
         raise UsageError(
             f"no Mac is known as {name}",
             remedy="name a chip and its memory, such as m1-8gb or m4-max-64gb",
         )
-    chip = "-".join(part.lower() for part in found.groups()[:2] if part)
-    return Mac(f"{chip}-{found[3]}gb", int(found[3]) * 2**30, chip)
+    chip = "-".join(part.lower() for part in found.groups() if part)
+    return Mac(f"{chip}-{memory[1]}gb", int(memory[1]) * 2**30, chip)

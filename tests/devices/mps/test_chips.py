@@ -27,12 +27,15 @@ def test_macos_leaves_less_of_a_small_mac_than_metal_recommends() -> None:
     assert large.budget_bytes == large.recommended_bytes
 
 
-@pytest.mark.parametrize("name", ["m4-max-128gb", "M4-Max-128GB", "M4 Max 128 GB"])
+@pytest.mark.parametrize(
+    "name",
+    ["m4-max-128gb", "M4 Max 128 GB", "MacBook Pro M4 Max, 128GiB", "128 GB M4Max", "m4_max_128g"],
+)
 def test_a_mac_is_found_by_its_chip_and_memory(name: str) -> None:
     assert find_mac(name) == Mac("m4-max-128gb", 128 * GIB, "m4-max")
 
 
-@pytest.mark.parametrize("name", ["", "i9-64gb", "m99"])
+@pytest.mark.parametrize("name", ["", "i9-64gb", "m99", "m18gb", "M2 8", "m2 1.5gb"])
 def test_a_name_without_chip_or_memory_is_answered_with_one_that_has_both(name: str) -> None:
     with pytest.raises(UsageError) as caught:
         find_mac(name)
