@@ -109,7 +109,9 @@ def _cross_validate(config: Config, rows: Dataset, task: Task) -> Expectation:
     preparation = _prepare_head(config, rows, task)
     features = _read_features(preparation)
     seed = config.training.seed
-    logits = cross_validate(features, choose_strength(features, seed=seed), seed=seed)
+    strength, logits = choose_strength(features, seed=seed)
+    if logits is None:
+        logits = cross_validate(features, [strength], seed=seed)[strength]
     labels, sampled = features.labels, len(features.labels)
     scores = task.score(logits, labels)
     metric = next(one for one in SHOWN if one in scores.metrics)

@@ -44,11 +44,16 @@ class HeadSolver:
         self._recipe, self._predict, self._seed = recipe, predict, seed
         self.output_layer = next(iter(text_model.structure.output_layer)).rpartition(".")[0]
         rows = self._read_features()
-        self._strength = choose_strength(rows, seed=seed)
+        strength, logits = DEFAULT_STRENGTH, None
+        if not recipe.is_contrastive:
+            strength, logits = choose_strength(rows, seed=seed)
         # Before any contrastive step: afterwards the encoder knows all labels.
         self.cross_validated: NDArray[np.float32] | None = None
         if recipe.is_contrastive or not has_validation:
-            self.cross_validated = cross_validate(rows, self._strength, seed=seed)
+            if logits is None:
+                logits = cross_validate(rows, [strength], seed=seed)[strength]
+            self.cross_validated = logits
+        self._strength = strength
         self._pretrained = {
             name: one.detach().to("cpu", copy=True)
             for name, one in state.trained_parameters().items()
@@ -57,13 +62,11 @@ class HeadSolver:
 
     def finish(self) -> LinearHead:
         """Interpolate an encoder that has taken contrastive steps, and solve the output layer."""
-        strength = self._strength
         if self._recipe.is_contrastive and self.cross_validated is not None:
-            strength = DEFAULT_STRENGTH
             predicted = self._text_model.task.read_logits(self.cross_validated).predicted
             accuracy = float((predicted == self._examples.labels).mean())
             interpolate(self._state.model, self._pretrained, share=trained_share(accuracy))
-        head = solve(self._read_features(), strength=strength)
+        head = solve(self._read_features(), strength=self._strength)
         with torch.no_grad():
             for parameter in self._text_model.output_parameters:
                 values = head.bias if parameter.ndim == 1 else head.weight

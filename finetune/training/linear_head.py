@@ -23,6 +23,8 @@ FOLDS = 5
 # Multiplications of one pass over the rows, above which strengths are compared on fewer rows; and
 # above which, with as few rows as folds need, they are not compared.
 MAX_WORK, MAX_WORK_OF_FOLDS = 2e7, 2e8
+# Less work is quicker in one thread, much quicker where other processes use the cores.
+MIN_WORK_OF_THREADS = 1e7
 # Of the penalized mean loss, for features of unit norm; a trial need not be exact.
 SOLVED_GRADIENT, TRIED_GRADIENT = 1e-5, 5e-4
 MAX_ITERATIONS = 1_000
@@ -76,9 +78,16 @@ class LinearHead:
 
 
 def solve(
-    rows: LabelledFeatures, *, strength: float, max_gradient: float = SOLVED_GRADIENT
+    rows: LabelledFeatures,
+    *,
+    strength: float,
+    max_gradient: float = SOLVED_GRADIENT,
+    start: LinearHead | None = None,
 ) -> LinearHead:
-    """Minimize the mean loss with an L2 penalty of ``1 / (strength * rows)`` on the weight."""
+    """Minimize the mean loss with an L2 penalty of ``1 / (strength * rows)`` on the weight.
+
+    A ``start`` may only come from the same rows: from others it would bring what they have taught.
+    """
     # In place, since a copy of a large table's features may take gigabytes.
     is_exact = max_gradient <= SOLVED_GRADIENT and rows.features.size <= MAX_DOUBLES
     dtype = torch.float64 if is_exact else torch.float32
@@ -101,43 +110,63 @@ def solve(
         [gradient] = torch.autograd.grad(loss, [parameters])
         return loss.item(), gradient.double().numpy()
 
-    found = minimize(
-        objective,
-        np.zeros(shape[0] * (shape[1] + 1)),
-        jac=True,
-        method="L-BFGS-B",
-        options={"gtol": max_gradient, "ftol": 0.0, "maxiter": MAX_ITERATIONS, "maxcor": 20},
-    )
+    first = np.zeros(shape[0] * (shape[1] + 1))
+    if start is not None:
+        bias = start.bias + start.weight @ centre.numpy()
+        first = np.concatenate([(start.weight * scale.item()).ravel(), bias])
+    threads = torch.get_num_threads()
+    if features.numel() * rows.outputs < MIN_WORK_OF_THREADS:
+        torch.set_num_threads(1)
+    try:
+        found = minimize(
+            objective,
+            first,
+            jac=True,
+            method="L-BFGS-B",
+            options={"gtol": max_gradient, "ftol": 0.0, "maxiter": MAX_ITERATIONS, "maxcor": 20},
+        )
+    finally:
+        torch.set_num_threads(threads)
     weight = found.x[: -shape[0]].reshape(shape) / scale.item()
     bias = found.x[-shape[0] :] - weight @ centre.numpy()
     return LinearHead(weight, bias, float(found.fun), float(np.linalg.norm(found.jac)))
 
 
-def choose_strength(rows: LabelledFeatures, *, seed: int) -> float:
-    """Return the strength with the lowest cross-validated loss, or the default of many classes."""
+def choose_strength(
+    rows: LabelledFeatures, *, seed: int
+) -> tuple[float, NDArray[np.float32] | None]:
+    """Return the strength with the lowest cross-validated loss, or the default of many classes.
+
+    The logits beside it are those of ``cross_validate``, unless fewer rows were enough to choose.
+    """
     work = rows.features.size * rows.outputs
     if min(work, FOLDS * rows.outputs**2 * rows.features.shape[1]) > MAX_WORK_OF_FOLDS:
-        return DEFAULT_STRENGTH
+        return DEFAULT_STRENGTH, None
+    compared = rows
     if work > MAX_WORK:
         count = max(int(len(rows.labels) * MAX_WORK / work), FOLDS * rows.outputs)
         order = np.random.default_rng(seed).permutation(len(rows.labels))
-        rows = rows.select(np.sort(order[:count]))
-    losses = {one: _mean_loss(rows, cross_validate(rows, one, seed=seed)) for one in STRENGTHS}
-    return min(losses, key=losses.__getitem__)
+        compared = rows.select(np.sort(order[:count]))
+    logits = cross_validate(compared, STRENGTHS, seed=seed)
+    best = min(STRENGTHS, key=lambda one: _mean_loss(compared, logits[one]))
+    return best, logits[best] if compared is rows else None
 
 
-def cross_validate(rows: LabelledFeatures, strength: float, *, seed: int) -> NDArray[np.float32]:
-    """Return the logits of each row by a head that was solved without it: [rows, outputs]."""
-    logits = np.empty((len(rows.labels), rows.outputs), np.float32)
+def cross_validate(
+    rows: LabelledFeatures, strengths: Sequence[float], *, seed: int
+) -> dict[float, NDArray[np.float32]]:
+    """Return, by strength, the logits of each row by a head solved without it: [rows, outputs]."""
+    shape = (len(rows.labels), rows.outputs)
+    logits = {strength: np.empty(shape, np.float32) for strength in strengths}
     # Of many classes each has a small gradient, even where nothing is solved yet.
     max_gradient = min(TRIED_GRADIENT, 0.02 / rows.outputs)
     for test in folds(rows.groups, seed=seed):
-        is_test = np.zeros(len(logits), bool)
+        is_test = np.zeros(len(rows.labels), bool)
         is_test[test] = True
-        training = rows.select(np.flatnonzero(~is_test))
-        # Not from the solution without another fold, which has seen this one.
-        head = solve(training, strength=strength, max_gradient=max_gradient)
-        logits[test] = head.logits(rows.features[test])
+        training, head = rows.select(np.flatnonzero(~is_test)), None
+        for strength in strengths:
+            head = solve(training, strength=strength, max_gradient=max_gradient, start=head)
+            logits[strength][test] = head.logits(rows.features[test])
     return logits
 
 

@@ -87,7 +87,7 @@ def test_out_of_fold_logits_are_of_heads_that_have_not_seen_the_row() -> None:
     rows = LabelledFeatures(noise, labels, np.ones(60, np.float32), softmax, 2, groups=labels)
 
     seen = solve(rows, strength=100).logits(noise).argmax(axis=1) == labels
-    unseen = cross_validate(rows, 100, seed=0).argmax(axis=1) == labels
+    unseen = cross_validate(rows, [100], seed=0)[100].argmax(axis=1) == labels
 
     assert seen.mean() > 0.9
     assert unseen.mean() < 0.7
@@ -99,7 +99,7 @@ def test_noise_is_found_to_tell_nothing_even_where_a_head_can_learn_it_by_heart(
     labels = random.permutation(np.arange(400) % 20)
     rows = LabelledFeatures(noise, labels, np.ones(400, np.float32), softmax, 20, groups=labels)
 
-    right = cross_validate(rows, 100.0, seed=0).argmax(axis=1) == labels
+    right = cross_validate(rows, [1.0, 100.0], seed=0)[100.0].argmax(axis=1) == labels
 
     assert right.mean() < 0.1
 
@@ -110,12 +110,12 @@ def test_many_classes_of_few_rows_are_told_apart() -> None:
     features = random.normal(size=(300, 100))[labels] + 0.5 * random.normal(size=(900, 100))
     weights = np.ones(900, np.float32)
     rows = LabelledFeatures(features.astype(np.float32), labels, weights, softmax, 300, labels)
-    assert (cross_validate(rows, 100, seed=0).argmax(axis=1) == labels).mean() > 0.9
+    assert (cross_validate(rows, [100], seed=0)[100].argmax(axis=1) == labels).mean() > 0.9
 
 
 def test_noisy_features_get_a_stronger_penalty() -> None:
-    assert choose_strength(make_rows(noise=6.0), seed=0) < 100
-    assert choose_strength(make_rows(noise=0.05), seed=0) == 100
+    assert choose_strength(make_rows(noise=6.0), seed=0)[0] < 100
+    assert choose_strength(make_rows(noise=0.05), seed=0)[0] == 100
 
 
 def test_strengths_of_very_many_classes_are_not_compared() -> None:
@@ -125,7 +125,7 @@ def test_strengths_of_very_many_classes_are_not_compared() -> None:
     rows = LabelledFeatures(features, labels, weights, softmax, classes, labels)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(linear_head, "cross_validate", None)
-        assert choose_strength(rows, seed=0) == DEFAULT_STRENGTH
+        assert choose_strength(rows, seed=0) == (DEFAULT_STRENGTH, None)
 
 
 def test_folds_have_equally_many_rows_of_each_class_and_every_row_once() -> None:
@@ -147,4 +147,4 @@ def test_a_class_with_one_row_is_allowed(labels: list[int]) -> None:
     rows = LabelledFeatures(features, classes, np.ones(3, np.float32), softmax, 2, groups=classes)
 
     assert solve(rows, strength=100).logits(features).argmax(axis=1).tolist() == labels
-    assert cross_validate(rows, 1.0, seed=0).shape == (3, 2)
+    assert cross_validate(rows, [1.0], seed=0)[1.0].shape == (3, 2)
