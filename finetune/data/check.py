@@ -32,7 +32,7 @@ LONG_TAIL = 2.0
 # Emoji and rare words are unknown to a model that suits the texts otherwise.
 MAX_UNKNOWN = 0.05
 # A vocabulary with words of a script has at most about 0.75, for Korean.
-MAX_TOKENS_A_LETTER = 0.85
+MAX_TOKENS_A_LETTER, MAX_TOKENS_A_SIGN = 0.85, 1.3
 SCRIPT_TEXTS, SCRIPT_WORDS = 1_000, 5_000
 FIRST_LETTER_BEYOND_LATIN = "\u0250"
 # The default model's vocabulary is English.
@@ -335,7 +335,7 @@ def find_spelt_script(
 ) -> str | None:
     """Return the script of most words of the first texts if a token is hardly more than a letter.
 
-    In Chinese and Japanese, whose words have no spaces between them, that is as it should be.
+    In Chinese and Japanese a letter is a token as it should be, but not several, its bytes.
     """
     all_words = " ".join(texts[:SCRIPT_TEXTS].to_pylist()).split()[:SCRIPT_WORDS]
     scripts: dict[str, list[str]] = {}
@@ -344,11 +344,14 @@ def find_spelt_script(
         if letter >= FIRST_LETTER_BEYOND_LATIN:
             scripts.setdefault(unicodedata.name(letter, "").split(" ")[0], []).append(word)
     script, words = max(scripts.items(), key=lambda one: len(one[1]), default=("", []))
-    if 2 * len(words) <= len(all_words) or script in ("CJK", "HIRAGANA", "KATAKANA"):
+    if 2 * len(words) <= len(all_words):
         return None
     letters = sum(map(str.isalpha, "".join(words)))
     found = tokenizer.backend_tokenizer.encode_batch_fast(words, add_special_tokens=False)
-    return script.capitalize() if sum(map(len, found)) > MAX_TOKENS_A_LETTER * letters else None
+    is_east_asian = script in ("CJK", "HIRAGANA", "KATAKANA")
+    most = (MAX_TOKENS_A_SIGN if is_east_asian else MAX_TOKENS_A_LETTER) * letters
+    name = script if script == "CJK" else script.capitalize()
+    return name if sum(map(len, found)) > most else None
 
 
 def suggest_changes(

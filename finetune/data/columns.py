@@ -421,6 +421,8 @@ def _guess(
     kind, flag = KINDS[option], _flag(option)
     taken = {name for column in chosen.values() for name in column.names}
     scores = {one: kind.score(one) for one in facts if one.name not in taken}
+    if option == TEXT and len(facts) == 1 and facts[0].filled and "number" not in facts[0].looks:
+        scores = {facts[0]: 1.0}  # of a file to predict, whatever its texts are like
     ranked = sorted(filter(scores.__getitem__, scores), key=scores.__getitem__, reverse=True)
     if not ranked:
         raise DataNotFound(

@@ -9,8 +9,8 @@ import pyarrow
 import pytest
 from datasets import DatasetDict
 from tokenizers import Tokenizer
-from tokenizers.models import WordPiece
-from tokenizers.pre_tokenizers import BertPreTokenizer
+from tokenizers.models import BPE, WordPiece
+from tokenizers.pre_tokenizers import BertPreTokenizer, ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from finetune.data.check import (
@@ -202,6 +202,17 @@ def test_a_vocabulary_with_letters_but_without_words_suggests_another_model(
 def test_words_in_latin_letters_and_without_spaces_may_be_spelt(text: str) -> None:
     texts = pyarrow.chunked_array([[text] * 3])
     assert suggest_model(letters_of(text), texts, unknown_tokens=0, tokens=100) is None
+
+
+def test_a_vocabulary_of_bytes_suggests_another_model_for_any_script() -> None:
+    alphabet = {one: number for number, one in enumerate(ByteLevel.alphabet())}
+    tokenizer = Tokenizer(BPE(vocab=alphabet, merges=[]))
+    tokenizer.pre_tokenizer = ByteLevel()
+    texts = pyarrow.chunked_array([["今天天气很好"]])
+    of_bytes = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    found = suggest_model(of_bytes, texts, unknown_tokens=0, tokens=100)
+    assert found is not None
+    assert "in CJK letters" in found.finding
 
 
 def test_a_vocabulary_that_lacks_many_words_suggests_another_model() -> None:

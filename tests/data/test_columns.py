@@ -40,6 +40,13 @@ def test_keys_are_no_texts() -> None:
     )  # fmt: skip
 
 
+def test_the_only_column_of_a_file_to_predict_has_the_texts() -> None:
+    for texts in (["yes", "no", "yes", "no"] * 3, ["https://a.example/1", "https://a.example/2"]):
+        table, options = pyarrow.table({"said": texts}), DataConfig("films.csv")
+        found = choose_columns(table, options, table="films.csv", wanted=("text_column",))
+        assert names_in(found) == ("said",)
+
+
 def test_of_a_large_table_rows_from_all_over_it_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns_module, "MAX_BYTES", 5_000)
     texts = [f"{row} films were long" for row in range(400)]
