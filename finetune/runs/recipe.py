@@ -38,6 +38,8 @@ def choose_recipe(config: Config, task: Task, *, rows: int, processes: int) -> R
             obstacle = "--solve-head on needs a frozen encoder, or contrastive steps"
         elif task.name != "single":
             obstacle = f"the task is {task.name}"
+        elif training.label_smoothing:
+            obstacle = "the labels are smoothed"
         rows_a_class = rows / max(len(task.class_names), 1)
         is_due = rows_a_class <= MAX_ROWS_A_CLASS and training.solve_head != "off"
         reason = f"{rows_a_class:.0f} rows a class are few: contrastive steps, then a solved head"

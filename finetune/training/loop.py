@@ -145,7 +145,8 @@ def solve_at_once(
     progress.steps += 1
     progress.seconds += time.perf_counter() - started
     _validate(state, progress, settings)
-    settings.save_progress(progress, settings.saves == "epoch")
+    # An output layer is written in no time, and nothing else says where a killed run goes on.
+    settings.save_progress(progress, settings.saves != "no")
 
 
 def is_over(progress: Progress, *, total_steps: int, patience: int) -> bool:

@@ -76,6 +76,11 @@ def test_what_is_on_and_can_not_be_is_refused(options: dict[str, Any], reason: s
         choose(**options)
 
 
+def test_smoothed_labels_take_plain_steps_where_the_encoder_trains() -> None:
+    assert choose(label_smoothing=0.1) == Recipe()
+    assert choose(label_smoothing=0.1, freeze_core=True).solves_head
+
+
 def test_numbers_take_plain_steps_and_their_head_is_solved() -> None:
     config = Config()
     assert choose_recipe(config, Regression(), rows=20, processes=1) == Recipe()

@@ -1,0 +1,340 @@
+"""Whole runs on few labels: contrastive steps and a solved head, or a solved head alone."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from prepared_runs import was_emitted
+from tiny_runs import (
+    Command,
+    finetune_in_a_child,
+    have_same_bits,
+    logged_metrics,
+    unfinished_files,
+    weights_of,
+)
+from torch import nn
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+
+import finetune
+from finetune.errors import ConfigurationInvalid, Interrupted
+from finetune.events import Event, Info, StageStarted, Step, Validation, WarningMessage
+from finetune.files import read_json, read_jsonl
+from finetune.runs import plan
+from finetune.runs.folder import RunFolder
+from finetune.training import contrastive
+
+STEPS = 6
+RECIPES: list[dict[str, Any]] = [{}, {"freeze_core": True}]
+IDS = ["contrastive", "solved head"]
+CLASSES = {"person": "who wrote {}?", "number": "how many {} are there?", "place": "where is {}?"}
+THINGS = ("the city", "an animal", "water", "a river", "the book of 12", "food", "a hill", "a name")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_steps() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (contrastive, plan):
+            patch.setattr(module, "STEPS", STEPS)
+        yield
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Tables of 15 rows to train on, of which one class has a single row, and of nine to test."""
+    kinds = CLASSES.items()
+    rows = [f"{question.format(one)},{name}" for one in THINGS for name, question in kinds]
+    folder, files = tmp_path_factory.mktemp("few"), {"data": rows[:14], "test_file": rows[14:]}
+    files["data"] += ["what color is it?,color"]
+    for name, lines in files.items():
+        (folder / f"{name}.csv").write_text("\n".join(["text,label", *lines]))
+    return {name: str(folder / f"{name}.csv") for name in files}
+
+
+Train = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def train(tables: dict[str, str], tiny_folder: Path) -> Train:
+    """A function that trains on few labels, and returns the run's folder."""
+
+    def train_one(folder: Path, **options: Any) -> Path:
+        quick = {"model": str(tiny_folder), "device": "cpu", "precision": "fp32"}
+        quick |= {"logging_steps": 1, "save_steps": 2, "output_dir": str(folder)}
+        finetune.run(**(tables | quick | options))
+        return folder
+
+    return train_one
+
+
+@pytest.fixture(scope="module", params=RECIPES, ids=IDS)
+def few_run(
+    request: pytest.FixtureRequest, train: Train, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[Event], dict[str, Any]]:
+    """A finished run of each recipe with its events and options; tests leave it as it is."""
+    events: list[Event] = []
+    folder = tmp_path_factory.mktemp("runs") / "few"
+    return train(folder, emit=events.append, **request.param), events, request.param
+
+
+FewRun = tuple[Path, list[Event], dict[str, Any]]
+
+
+def assert_same_run(run: Path, other: Path) -> None:
+    """Compare all that does not depend on the time."""
+    assert have_same_bits(weights_of(run), weights_of(other))
+    assert logged_metrics(run) == logged_metrics(other)
+    for name in ("config.yaml", "predictions.jsonl"):
+        assert (run / name).read_bytes() == (other / name).read_bytes()
+    results, expected = (read_json(one / "all_results.json") for one in (run, other))
+    for name in ("eval_kind", "eval_accuracy", "eval_loss", "test_accuracy", "test_loss"):
+        assert results[name] == expected[name]
+    assert unfinished_files(run) == []
+
+
+def test_the_recipe_is_said_once_and_the_run_has_all_its_files(few_run: FewRun) -> None:
+    run, events, options = few_run
+    said = [one.message for one in events if isinstance(one, Info)]
+    words = "frozen encoder" if options else "4 rows a class are few: contrastive steps"
+    [recipe] = [one for one in said if one.startswith("recipe: ")]
+    assert words in recipe
+    steps = 1 if options else STEPS
+    assert len([one for one in events if isinstance(one, Step)]) == (0 if options else STEPS)
+    assert len(read_jsonl(run / "metrics.jsonl")) == (0 if options else STEPS)
+    state, results = read_json(run / "trainer_state.json"), read_json(run / "all_results.json")
+    assert state["global_step"] == state["best_global_step"] == steps
+    assert np.isfinite(results["train_loss"])
+    config = RunFolder(run).read_config()
+    assert (config.training.contrastive, config.training.solve_head) == (
+        "off" if options else "on",
+        "on",
+    )
+    assert config.model.pooling == "mean"
+    assert not (run / "checkpoints").exists()
+
+
+def test_what_is_cross_validated_is_named_so_in_results_report_and_card(few_run: FewRun) -> None:
+    run, events, _ = few_run
+    results = read_json(run / "all_results.json")
+    assert results["eval_kind"] == "cross-validated"
+    assert 0 <= results["eval_accuracy"] <= 1
+    for page in ("report.html", "model/README.md"):
+        assert "cross-validated" in (run / page).read_text(encoding="utf-8")
+    assert not [one for one in events if isinstance(one, Validation)]
+
+
+def test_its_configuration_makes_the_same_run_again(few_run: FewRun, tmp_path: Path) -> None:
+    run, _, _ = few_run
+    finetune.run(str(run / "config.yaml"), output_dir=str(tmp_path / "again"))
+    assert_same_run(tmp_path / "again", run)
+
+
+def test_its_model_answers_alike_everywhere(few_run: FewRun, command: Command) -> None:
+    run, _, _ = few_run
+    results, rows = read_json(run / "all_results.json"), read_jsonl(run / "predictions.jsonl")
+    scores = finetune.evaluate(run, device="cpu").scores
+    assert scores.loss == pytest.approx(results["test_loss"], abs=1e-5)
+    texts = [row["text"] for row in rows]
+    classify = pipeline("text-classification", model=str(run / "model"))
+    for row, ours, plain in zip(
+        rows, finetune.predict(run, texts, device="cpu"), classify(texts), strict=True
+    ):
+        assert ours.label == plain["label"] == row["predicted"]
+        assert ours.probability == pytest.approx(row["probability"], abs=1e-5)
+        assert plain["score"] == pytest.approx(row["probability"], abs=1e-5)
+
+
+@pytest.mark.slow
+def test_onnxruntime_gives_its_logits(few_run: FewRun, command: Command, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+    run, _, _ = few_run
+    exported = command("export", "onnx", run, "--output-dir", tmp_path / "onnx")
+    assert exported.code == 0, exported.errors
+    encode = AutoTokenizer.from_pretrained(run / "model")
+    inputs = encode(["who wrote the book of 12?", "water"], padding=True, return_tensors="pt")
+    model = AutoModelForSequenceClassification.from_pretrained(run / "model").eval()
+    with torch.inference_mode():
+        expected = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
+    session = onnxruntime.InferenceSession(tmp_path / "onnx" / "model.onnx")
+    names = [one.name for one in session.get_inputs()]
+    [logits] = session.run(None, {name: inputs[name].numpy() for name in names})
+    np.testing.assert_allclose(logits, expected.logits.numpy(), atol=1e-4)
+
+
+def test_training_on_from_its_model_keeps_the_layer_of_the_mean(
+    few_run: FewRun, train: Train, tmp_path: Path
+) -> None:
+    run, _, options = few_run
+    again = train(tmp_path / "on", model=str(run / "model"), **options)
+    layers = [read_json(one / "model" / "config.json")["num_hidden_layers"] for one in (run, again)]
+    assert layers == [4, 4]
+
+
+def at(kind: type[Event], value: Any, act: Callable[[], None]) -> Callable[[Event], None]:
+    """Return an ``Emit`` that acts at a step or when a stage begins."""
+
+    def emit(event: Event) -> None:
+        found = event.step if isinstance(event, Step) else getattr(event, "name", None)
+        if isinstance(event, kind) and found == value:
+            act()
+
+    return emit
+
+
+@pytest.mark.parametrize("stop", [(Step, 1), (Step, 3), (Step, STEPS), (StageStarted, "evaluate")])
+@pytest.mark.parametrize("few_run", RECIPES[:1], ids=IDS[:1], indirect=True)
+def test_a_run_stopped_within_the_contrastive_steps_resumes_bit_for_bit(
+    stop: tuple[Any, Any], few_run: FewRun, train: Train, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with suppress(Interrupted):  # at the last step there is nothing left to stop
+        train(run, emit=at(*stop, lambda: signal.raise_signal(signal.SIGINT)))
+    if not (run / "all_results.json").exists():
+        finetune.run(resume_from_checkpoint=run)
+    assert_same_run(run, few_run[0])
+
+
+@pytest.mark.parametrize("kill", [(Step, 5), (StageStarted, "train"), (StageStarted, "evaluate")])
+def test_a_run_that_is_killed_and_started_again_ends_the_same(
+    kill: tuple[Any, Any], few_run: FewRun, train: Train, tmp_path: Path
+) -> None:
+    whole, _, options = few_run
+    if options and kill[0] is Step:
+        pytest.skip("a solved head takes no steps")
+    run = tmp_path / "run"
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            train(run, emit=at(*kill, lambda: os.kill(os.getpid(), signal.SIGKILL)), **options)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    train(run, resume_from_checkpoint="auto", **options)
+    assert_same_run(run, whole)
+
+
+def test_each_seed_is_a_run_of_its_own(few_run: FewRun, train: Train, tmp_path: Path) -> None:
+    run, _, options = few_run
+    train(tmp_path / "seeds", seeds=2, **options)
+    assert have_same_bits(weights_of(tmp_path / "seeds" / "seed-42"), weights_of(run))
+    other = read_json(tmp_path / "seeds" / "seed-43" / "all_results.json")
+    assert other["eval_kind"] == "cross-validated"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"train_layers": 1},
+        {"long_texts": "windows", "max_length": 8, "stride": 2},
+        {"freeze_core": True, "long_texts": "windows", "max_length": 8, "stride": 2},
+        {"gradient_checkpointing": True, "class_weights": "balanced"},
+        {"freeze_core": True, "label_smoothing": 0.1},
+        {"model": "distilbert"},
+        {"model": "modernbert"},
+    ],
+    ids=lambda options: " ".join(options),
+)
+def test_it_goes_with_other_options(options: dict[str, Any], train: Train, tmp_path: Path) -> None:
+    if "model" in options:
+        from tiny_models import save_tiny_model
+
+        options = {"model": str(save_tiny_model(tmp_path / "model", options["model"]))}
+    run = train(tmp_path / "run", **options)
+    results = read_json(run / "all_results.json")
+    assert results["eval_kind"] == "cross-validated"
+    scores = finetune.evaluate(run, device="cpu").scores
+    assert scores.loss == pytest.approx(results["test_loss"], abs=1e-5)
+
+
+def test_layers_below_those_that_train_stay_as_they_were(
+    train: Train, tiny_folder: Path, tmp_path: Path
+) -> None:
+    run = weights_of(train(tmp_path / "run", train_layers=1))
+    before = AutoModelForSequenceClassification.from_pretrained(tiny_folder).state_dict()
+    changed = {
+        name.split(".")[3]
+        for name, one in run.items()
+        if ".layer." in name and name in before and not torch.equal(one, before[name])
+    }
+    assert changed == {"2"}
+
+
+@pytest.mark.parametrize("options", RECIPES, ids=IDS)
+def test_rows_that_are_held_out_validate_the_model(
+    options: dict[str, Any], train: Train, tmp_path: Path
+) -> None:
+    events: list[Event] = []
+    run = train(tmp_path / "run", validation_fraction=0.3, emit=events.append, **options)
+    assert read_json(run / "all_results.json")["eval_kind"] == "held out"
+    assert len([one for one in events if isinstance(one, Validation)]) == 1
+    assert "cross-validated" not in (run / "report.html").read_text(encoding="utf-8")
+
+
+def test_contrastive_steps_go_on_in_smaller_batches_when_memory_runs_out(
+    train: Train, tmp_path: Path
+) -> None:
+    def check(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if isinstance(module, nn.Linear) and torch.is_grad_enabled() and len(inputs[0]) > 10:
+            raise MemoryError
+
+    hook = nn.modules.module.register_module_forward_pre_hook(check)
+    events: list[Event] = []
+    try:
+        run = train(tmp_path / "run", emit=events.append, batch_size=64)
+    finally:
+        hook.remove()
+    assert was_emitted(events, WarningMessage, "the batch size is now 8 instead of 16")
+    assert np.isfinite(read_json(run / "all_results.json")["train_loss"])
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [lambda n: f"{n / 7:.3f}", lambda n: "a|b" if n % 3 else "c"],
+    ids=["numbers", "several labels"],
+)
+def test_heads_of_numbers_and_of_several_labels_are_solved_over_a_frozen_encoder(
+    labels: Callable[[int], str], train: Train, tmp_path: Path
+) -> None:
+    for name, rows in (("train", range(60)), ("test", range(60, 80))):
+        lines = (f"{THINGS[row % 8]} {row},{labels(row)}" for row in rows)
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *lines]))
+    events: list[Event] = []
+    run = train(
+        tmp_path / "run", data=str(tmp_path / "train.csv"), test_file=str(tmp_path / "test.csv"),
+        freeze_core=True, emit=events.append,
+    )  # fmt: skip
+    assert was_emitted(events, Info, "recipe: the output layer is solved")
+    results = read_json(run / "all_results.json")
+    assert np.isfinite([results["eval_loss"], results["test_loss"]]).all()
+
+
+@pytest.mark.slow
+def test_several_processes_take_plain_steps_and_refuse_contrastive_ones(
+    tables: dict[str, str], tiny_folder: Path, tmp_path: Path
+) -> None:
+    arguments = ["run", "--model", str(tiny_folder), "--device", "cpu", "--num-processes", "2"]
+    arguments += ["--data", tables["data"], "--test-file", tables["test_file"]]
+    run = tmp_path / "run"
+    arguments += ["--output-dir", str(run), "--max-steps", "2"]
+    refused = finetune_in_a_child(*arguments, "--contrastive", "on")
+    assert refused.returncode == 2
+    assert "--contrastive on can't be used: there are 2 processes" in refused.stderr
+    plain = finetune_in_a_child(*arguments, "--overwrite")
+    assert plain.returncode == 0, plain.stderr
+    assert RunFolder(run).read_config().training.contrastive == "off"
+
+
+def test_each_part_can_be_switched_off(train: Train, tmp_path: Path) -> None:
+    plain = train(tmp_path / "plain", contrastive="off", num_train_epochs=1)
+    config = RunFolder(plain).read_config()
+    assert (config.training.contrastive, config.training.solve_head) == ("off", "off")
+    assert config.model.pooling == "cls"
+    first = RunFolder(train(tmp_path / "cls", pooling="cls", freeze_core=True)).read_config()
+    assert (first.model.pooling, first.training.solve_head) == ("cls", "on")
+    with pytest.raises(ConfigurationInvalid, match="frozen encoder"):
+        train(tmp_path / "no", contrastive="off", solve_head="on")
