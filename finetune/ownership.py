@@ -92,16 +92,8 @@ class OwnFolder:
         """Make the folder and lock it; what stays empty is deleted again."""
         self.check()
         missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
-        try:
-            # One system call, which fails if another process was first.
-            self.path.mkdir(parents=True, exist_ok=exist_ok)
-        except OSError as error:
-            if isinstance(error, FileExistsError) and not exist_ok:
-                raise
-            raise UsageError(
-                f"{self.path} can't be created: {error.strerror}",
-                remedy="choose another folder with --output-dir",
-            ) from error
+        # One system call, which fails if another process was first.
+        self.path.mkdir(parents=True, exist_ok=exist_ok)
         try:
             with self.lock(makes=True):
                 yield

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from finetune.errors import NotWritten, UsageError
+from finetune.errors import UsageError
+from finetune.files import naming
 from finetune.model.load import TextModel, saved_names
 from finetune.ownership import OwnFolder
 
@@ -47,16 +48,10 @@ def writing_export(text_model: TextModel, own: OwnFolder, *names: str) -> Iterat
     ``names`` are files that are written. An earlier export is replaced.
     """
     names = (*names, *saved_names(text_model))
-    try:
-        with own.make(), own.replacing("", *names, last=names[-1]) as partial:
-            yield partial
-            text_model.model.config.save_pretrained(partial)
-            text_model.tokenizer.save_pretrained(partial)
-    except OSError as error:
-        raise NotWritten(
-            f"{own.path} can't be written: {error.strerror or error}",
-            remedy="choose another folder with --output-dir",
-        ) from error
+    with naming(own.path), own.make(), own.replacing("", *names, last=names[-1]) as partial:
+        yield partial
+        text_model.model.config.save_pretrained(partial)
+        text_model.tokenizer.save_pretrained(partial)
 
 
 @contextlib.contextmanager

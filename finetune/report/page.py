@@ -54,7 +54,10 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
     rows, mistakes = folder.read(
         folder.predictions_file, lambda rows: (rows, results.task.mistakes(rows))
     )
-    journal = folder.read(folder.metrics_file, list)
+    curves, speed = folder.read(
+        folder.metrics_file,
+        lambda rows: (draw_curves(rows, test.metrics), show_speed(results, rows)),
+    )
     environment = folder.read(folder.environment_file, dict)
     warnings = [
         [remove_folders(text, config) for text in (warning.message, warning.remedy)]
@@ -75,13 +78,13 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
         groups={group: title for titles in mistakes.groups for group, title in titles.items()},
         first_mistakes=MAX_MISTAKES,
         command=f"finetune run --config {shlex.quote(f'{name}/config.yaml')}",
-        curves=Part(draw_curves(journal, test.metrics)),
+        curves=Part(curves),
         numbers=Part(draw_scatter(numbers)),
         classes=Part((), test.table),
         mistakes=Part((), mistakes),
         probabilities=show_probabilities(results.calibration, probabilities, is_right),
         coverage=show_coverage(probabilities, is_right) if rows_of_one_class else Part(),
-        speed=show_speed(results, journal),
+        speed=speed,
         lengths=show_lengths(details.lengths),
         parameters=Part((), tabulate_parts(details.parameters)),
         choices=Part((), tabulate_choices(details.choices)),

@@ -66,7 +66,7 @@ def _is_as_written(
         return True
     try:
         return _fingerprint(file, in_full=in_full).items() <= written.items()
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return False
 
 

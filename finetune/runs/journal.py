@@ -6,6 +6,8 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from finetune.events import Emit, Event, Step, Validation, WarningMessage
 from finetune.files import append_jsonl, write_jsonl
 from finetune.runs.folder import RunFolder
@@ -96,5 +98,5 @@ def read_warnings(folder: RunFolder) -> Sequence[WarningMessage]:
     """Return the warnings of a run, each once: a resumed run repeats some."""
     if not folder.warnings_file.exists():
         return ()
-    rows = folder.read(folder.warnings_file, lambda rows: [WarningMessage(**row) for row in rows])
+    rows = folder.read(folder.warnings_file, TypeAdapter(list[WarningMessage]).validate_python)
     return [*dict.fromkeys(rows)]

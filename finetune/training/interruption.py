@@ -1,6 +1,8 @@
 """Signals that end a run: between steps, so that the current one is finished and saved."""
 
+import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +11,8 @@ from types import FrameType
 
 # Ctrl-C, what a job scheduler sends before it kills, and what a closing terminal sends.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+AGAIN_SECONDS = 0.05
 
 
 class Stopped(KeyboardInterrupt):
@@ -48,6 +52,11 @@ class DistributedStopFlag:
         return self.number > 0
 
 
+def _is_importing_torch() -> bool:
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return getattr(spec, "_initializing", False)
+
+
 @contextmanager
 def stop_on_signal(*, at_once: bool = False, apart_seconds: float = 0.0) -> Iterator[StopRequest]:
     """Yield a request that the first signal makes; a second, not a copy of it, raises ``Stopped``.
@@ -56,10 +65,17 @@ def stop_on_signal(*, at_once: bool = False, apart_seconds: float = 0.0) -> Iter
     exception into another, such as an ``ImportError``.
     """
     request = StopRequest()
-    first_at = 0.0
+    first_at, again = 0.0, threading.Timer(0, int)
 
     def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal first_at
+        nonlocal first_at, again
+        if at_once and _is_importing_torch():
+            # There an exception may pass through C++, which aborts the process: once it is over.
+            if not again.is_alive():
+                again = threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), number))
+                again.daemon = True
+                again.start()
+            return
         is_first = not request()
         if is_first:
             request.number, first_at = number, time.monotonic()

@@ -12,7 +12,7 @@ import torch
 from tiny_models import ARCHITECTURES, save_tiny_model
 
 from finetune.config.schema import Pooling
-from finetune.errors import FinetuneError, ModelUnsupported, NotWritten
+from finetune.errors import FinetuneError, ModelUnsupported
 from finetune.events import ignore
 from finetune.export.coreml import MODEL_FILE, check_weights, write_coreml
 from finetune.model.load import TextModel, load_model
@@ -90,7 +90,7 @@ def test_a_disk_that_is_full_is_no_fault_of_the_model(
 
     program = SimpleNamespace(save=save)
     monkeypatch.setattr("finetune.export.coreml._convert", lambda *_, **__: program)
-    with pytest.raises(NotWritten, match="No space left"):
+    with pytest.raises(OSError, match="No space left"):
         write_coreml(load(tiny_folder), OwnFolder(tmp_path / "coreml", "coreml"), max_length=48)
 
 
