@@ -7,6 +7,9 @@ def main() -> None:
     """Run the command; Ctrl-C ends it without a traceback while its modules are imported."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from finetune.events import clock
+
+    clock.start()  # before what takes time to import
     from finetune.commands.main import main as run_command
 
     run_command()

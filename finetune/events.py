@@ -4,6 +4,7 @@ The rooms below the commands print nothing: they emit events to a callback of th
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -104,10 +105,51 @@ def ignore(event: Event) -> None:
     """Do nothing with an event."""
 
 
+class StageClock:
+    """Seconds of this process by stage; a moment counts for the innermost stage alone."""
+
+    def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Begin anew, with imports."""
+        self._seconds, self._running = defaultdict[str, float](float), ["imports"]
+        self._since = time.perf_counter()
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds so far."""
+        now = time.perf_counter()
+        self._seconds[self._running[-1]] += now - self._since
+        self._since = now
+        return dict(self._seconds)
+
+    def take(self) -> dict[str, float]:
+        """Return the seconds so far, which the next call leaves out."""
+        seconds = self.seconds()
+        self._seconds.clear()
+        return seconds
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Count the time within for a stage."""
+        self.seconds()
+        self._running.append(name)
+        try:
+            yield
+        finally:
+            self.seconds()
+            self._running.pop()
+
+
+# From the start of the command on.
+clock = StageClock()
+
+
 @contextmanager
-def stage(name: str, emit: Emit) -> Iterator[None]:
+def stage(name: str, emit: Emit, *, counts_as: str = "") -> Iterator[None]:
     """Emit that a stage begins and, unless it fails, that it is finished."""
     emit(StageStarted(name))
     started = time.perf_counter()
-    yield
+    with clock(counts_as or name):
+        yield
     emit(StageFinished(name, time.perf_counter() - started))

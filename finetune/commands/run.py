@@ -28,7 +28,7 @@ from finetune.commands.options import (
 )
 from finetune.distributed.launch import read_launch
 from finetune.errors import ConfigurationInvalid, UsageError
-from finetune.events import Emit, ignore
+from finetune.events import Emit, clock, ignore
 from finetune.runs.folder import RunFolder, seed_name
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ def run(
     Raises:
         FinetuneError: With an exit code and a remedy.
     """
+    if click.get_current_context(silent=True) is None:
+        clock.start()  # that of a command runs since its process began
     launch = read_launch()
     loaded = read_options(
         config,
@@ -107,7 +109,8 @@ def run(
     # These take seconds to import PyTorch.
     from finetune.commands.training import train, train_seeds
 
-    return train_seeds(work, emit=emit) if work.seeds else train(work, emit=emit)
+    with clock("other"):
+        return train_seeds(work, emit=emit) if work.seeds else train(work, emit=emit)
 
 
 def read_options(
@@ -259,14 +262,17 @@ def _show_run(results: "RunResults") -> None:
     folder = RunFolder(Path(results.output_dir))
     pair = " --text-pair TEXT" * Manifest.read(folder).reads_pairs
     show_scores(f"test split of {facts.data}, {results.test.samples:,} rows", results.test)
+    seconds = results.stage_seconds
+    stages = ", ".join(f"{name} {one:.1f}" for name, one in seconds.items() if one >= 0.05)
     validated = []
     if results.validation:
         first = results.validation.values[0]
         validated = [f"validation {first.metric.title} {first}, {results.validation_note}"]
     show_lines(
         *validated,
-        f"trained in {training.train_runtime:.1f} s, validation aside, on {facts.device}, "
+        f"trained in {training.train_runtime:.1f} s on {facts.device}, "
         f"{training.train_samples_per_second:.0f} examples/s",
+        f"took {sum(seconds.values()):.1f} s: {stages}",
         f"run folder: {results.output_dir}",
         f"report: {folder.report_file}",
         f"classify with it: finetune predict {quote(results.output_dir)} TEXT{pair}",

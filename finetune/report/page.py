@@ -85,6 +85,7 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
         probabilities=show_probabilities(results.calibration, probabilities, is_right),
         coverage=show_coverage(probabilities, is_right) if rows_of_one_class else Part(),
         speed=speed,
+        stages=Part((), tabulate_stages(results.stage_seconds)),
         lengths=show_lengths(details.lengths),
         parameters=Part((), tabulate_parts(details.parameters)),
         choices=Part((), tabulate_choices(details.choices)),
@@ -194,6 +195,12 @@ def show_speed(results: RunResults, journal: Rows) -> Part:
         *chart_of("Memory of the device, GiB", memory, steps, Axis("GiB", low=0.0)),
     ]
     return Part(charts, Table("Speed and memory", ("measure", "value"), rows))
+
+
+def tabulate_stages(stage_seconds: Mapping[str, float]) -> Table | None:
+    """Return the seconds of the stages, up to the report."""
+    rows = [(name, f"{seconds:,.1f}") for name, seconds in stage_seconds.items()]
+    return Table("Time", ("stage", "seconds"), rows) if rows else None
 
 
 def show_lengths(lengths: Mapping[str, TextLengths]) -> Part:

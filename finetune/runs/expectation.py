@@ -159,9 +159,9 @@ def _prepare_head(config: Config, rows: Dataset, task: Task) -> Preparation:
         if len(rows) <= limit:
             break
     data = LoadedData(DatasetDict(train=rows), task)
-    return Preparation(
-        head, device, data, {"train": examples}, text_model, recipe, 0.0
-    ).with_precision(emit=ignore)
+    return Preparation(head, device, data, {"train": examples}, text_model, recipe).with_precision(
+        emit=ignore
+    )
 
 
 def _read_features(preparation: Preparation) -> LabelledFeatures:

@@ -1,6 +1,5 @@
 """What all trainings of a configuration share: prepared once, trained many times."""
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -49,7 +48,6 @@ class Preparation:
     examples: Mapping[str, Examples]
     text_model: TextModel
     recipe: Recipe
-    encoding_seconds: float
     option_sources: Mapping[str, str] = field(default_factory=dict)
     choices: Sequence[AutoTunedOption] = ()
     processes: Processes = ALONE
@@ -158,7 +156,7 @@ def prepare(
     several = f", {processes.count} processes" if processes.count > 1 else ""
     emit(Info(f"device: {device.name} ({device.description}){several}, precision {precision}"))
     is_balanced = config.training.class_weights == "balanced"
-    with stage("load", emit):
+    with stage("data", emit):
         data = load_splits(config.data, emit=emit)
         labels = data.task.labels(column_of(data.splits["train"], "label"))
         task = data.task.with_training_labels(labels, is_balanced=is_balanced)
@@ -169,20 +167,19 @@ def prepare(
         choose_metric(config.training.metric_for_best_model, task)
         _warn_of_unused_options(config, data, emit=emit)
         recipe = choose_recipe(config, task, rows=len(labels), processes=processes.count)
+    with stage("model", emit):
         text_model, recipe = load_for_training(config, recipe, task=task, device=device, emit=emit)
     if is_balanced:
         emit(Info("class weights: every class counts the same in the loss, instead of every row"))
-    started = time.perf_counter()
-    with stage("encode", emit):
+    with stage("tokenize", emit):
         examples = {
             split: encode_rows(
                 rows, split, text_model, config=config, emit=emit, processes=processes
             )
             for split, rows in data.splits.items()
         }
-    seconds = time.perf_counter() - started
     return Preparation(
-        config, device, data, examples, text_model, recipe, seconds, option_sources or {},
+        config, device, data, examples, text_model, recipe, option_sources or {},
         processes=processes,
     )  # fmt: skip
 

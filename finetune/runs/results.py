@@ -1,7 +1,7 @@
 """The results of a run, or of several seeds, and their JSON in their folder."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -94,7 +94,7 @@ class RunDetails:
 
 @dataclass(frozen=True)
 class TrainingMetrics:
-    """What training took, under the Trainer's names: seconds are without validation.
+    """What training took, under the Trainer's names: seconds with validation and saving.
 
     The batch size is that at the end; the peak is None where the device does not count its memory.
     """
@@ -186,6 +186,8 @@ class RunResults:
     details: RunDetails
     calibration: Calibration | None = None
     validation_kind: ValidationKind | None = None
+    # Of the command that ended it, from the start of its process.
+    stage_seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def validation_note(self) -> str:
@@ -212,6 +214,7 @@ class RunResults:
             "task": self.task.name,
             **asdict(self.facts),
             **asdict(self.training),
+            "stage_seconds": self.stage_seconds,
             "details": asdict(self.details),
             **named,
             "eval_kind": self.validation_kind,
@@ -232,13 +235,14 @@ def read_results(folder: RunFolder) -> RunResults:
         has_validation = "eval_loss" in content
         return RunResults(
             task=task,
-            facts=RunFacts(**{field.name: content[field.name] for field in fields(RunFacts)}),
+            facts=RunFacts(**{one.name: content[one.name] for one in fields(RunFacts)}),
             training=TypeAdapter(TrainingMetrics).validate_python(content),
             details=TypeAdapter(RunDetails).validate_python(content["details"]),
             validation=scores("eval_") if has_validation else None,
             test=scores("test_"),
             output_dir=str(folder.path),
             calibration=TypeAdapter(Calibration | None).validate_python(content["calibration"]),
+            stage_seconds=content.get("stage_seconds", {}),
             validation_kind=content.get("eval_kind", "held out" if has_validation else None),
         )
 

@@ -19,7 +19,7 @@ from finetune.devices.mps.power import why_slowed
 from finetune.distributed.processes import SECONDS_LATE
 from finetune.evaluation.predict import Predictor
 from finetune.evaluation.statistics import measure_calibration
-from finetune.events import Emit, Info, WarningMessage, stage
+from finetune.events import Emit, Info, WarningMessage, clock, stage
 from finetune.files import read_jsonl, write_json, write_jsonl, write_text_atomically
 from finetune.model.load import TextModel, save_model, saved_names
 from finetune.runs.batch_sizes import make_batch_sizes, with_batch_sizes
@@ -95,9 +95,7 @@ class Run:
                 preparation = replace(preparation, choices=choices)
             run = cls(preparation, folder, journal)
             if resumes:
-                seconds = run.progress.seconds
                 run.progress = run.checkpoints.restore(run.training_state)
-                run.progress.seconds += seconds
                 journal(Info(f"resuming after step {run.progress.steps:,}"))
             if processes.is_main:
                 if resumes:
@@ -128,11 +126,9 @@ class Run:
         self.recipe = preparation.recipe
         self.batch_size, eval_batch_size = make_batch_sizes(preparation, emit=emit)
         device.choose_attention(longest_tokens=self.plan.padded_lengths[-1])
-        started = time.perf_counter()
         with stage("features", emit):
             model, self.examples = stored_features(preparation, eval_batch_size, emit=emit)
-        seconds = preparation.encoding_seconds + time.perf_counter() - started
-        self.progress = Progress(seconds=seconds)
+        self.progress = Progress()
         precision = preparation.config.training.precision
         self.training_state = prepare_training(
             model,
@@ -177,7 +173,7 @@ class Run:
         plan, output, checkpoints = self.plan, self.config.output, self.checkpoints
         total_steps = plan.schedule.total_steps
         with (
-            stage("train", self.emit),
+            stage("train", self.emit, counts_as="steps"),
             stop_on_signal(apart_seconds=_COPIES_SECONDS * (self.processes.count > 1)) as request,
         ):
             if self._takes_steps:
@@ -187,6 +183,7 @@ class Run:
                 if (patience := plan.values.early_stopping_patience) and self._validates:
                     message += f"; {patience} validations without improvement end it"
                 self.emit(Info(message))
+            self._since = time.perf_counter()
             all_reduce = partial(self.processes.all_reduce_max, seconds=SECONDS_LATE)
             stop = DistributedStopFlag(request, all_reduce)
             settings = LoopSettings(
@@ -197,7 +194,7 @@ class Run:
                 plan_epoch=plan.batches,
                 finish=self._end_contrast if self.recipe.is_contrastive else None,
                 validate=self._validate if self._validates else None,
-                save_best=partial(checkpoints.save_best, self.training_state),
+                save_best=self._save_best,
                 save_progress=self._save_checkpoint,
                 saves=output.saves,
                 save_steps=output.save_steps or DEFAULT_SAVE_STEPS,
@@ -215,7 +212,9 @@ class Run:
                         self.training_state, self.progress, settings, solve=self._solve_head
                     )
             finally:
-                checkpoints.wait()
+                with clock("saving"):
+                    checkpoints.wait()
+                self._count_seconds()
             # If a rank exited now, the launcher would kill the main one before the last checkpoint
             # is on disk.
             self.processes.barrier()
@@ -251,8 +250,15 @@ class Run:
         self._end_embeddings()
         self._solve_head()
 
+    def _count_seconds(self) -> None:
+        now = time.perf_counter()
+        self.progress.seconds += now - self._since
+        self._since = now
+
     def _check_device(self) -> None:
-        if self.preparation.checks_device:
+        if not self.preparation.checks_device:
+            return
+        with clock("device check"):
             check_device(
                 self.training_state,
                 self.examples["train"],
@@ -264,7 +270,8 @@ class Run:
 
     def _validate(self) -> ValidationResult:
         task, name = self.preparation.task, self.config.training.metric_for_best_model
-        scores = task.score(*self.predict("validation"))
+        with clock("validation"):
+            scores = task.score(*self.predict("validation"))
         score = selection_score(name, task, scores)
         missed = {} if name else missed_classes(scores)
         best = self.progress.best_score
@@ -278,11 +285,17 @@ class Run:
             )
         return ValidationResult(score, scores.metrics)
 
+    def _save_best(self, progress: Progress) -> None:
+        with clock("saving"):
+            self.checkpoints.save_best(self.training_state, progress)
+
     def _save_checkpoint(self, progress: Progress, writes: bool) -> None:
+        self._count_seconds()
         # A checkpoint ahead of the journal would leave a gap in it after resuming.
-        if self.processes.broadcast(self.emit.write):
-            is_over, state = self._is_over(), self.training_state
-            self.checkpoints.save(state, progress, is_over=is_over, writes=writes)
+        with clock("saving"):
+            if self.processes.broadcast(self.emit.write):
+                is_over, state = self._is_over(), self.training_state
+                self.checkpoints.save(state, progress, is_over=is_over, writes=writes)
 
     def _is_over(self) -> bool:
         return is_over(
@@ -305,17 +318,18 @@ class Run:
         folder, emit, is_main = self.folder, self.emit, self.processes.is_main
         peak_bytes = self.preparation.device.memory.peak_bytes()
         self.checkpoints.load_best(self.training_state, self.progress)
-        task, validation = calibrate_model(
-            self.preparation.text_model,
-            partial(self.predict, "validation") if self._validates else None,
-            calibrates=self.config.training.calibrate,
-            emit=emit,
-        )
+        with clock("validation"):
+            task, validation = calibrate_model(
+                self.preparation.text_model,
+                partial(self.predict, "validation") if self._validates else None,
+                calibrates=self.config.training.calibrate,
+                emit=emit,
+            )
         # The run keeps its task, which the next seed starts from.
         text_model = replace(self.preparation.text_model, task=task)
         preparation = replace(self.preparation, text_model=text_model)
         if is_main:
-            with stage("save", emit):
+            with stage("saving", emit):
                 with folder.finishing(saved_names(text_model)) as model_folder:
                     save_model(text_model, model_folder)
                 write_inference(folder, self.config.model, max_tokens=text_model.max_tokens)
@@ -325,7 +339,7 @@ class Run:
         if self.head and self.head.cross_validated is not None and not validation:
             labels = self.examples["train"].labels
             estimated = self.preparation.task.score(self.head.cross_validated, labels)
-        with stage("evaluate", emit):
+        with stage("test", emit):
             test = self.predict("test")
         results = RunResults(
             task=task,
@@ -345,11 +359,15 @@ class Run:
         if is_main:
             write_jsonl(folder.predictions_file, _prediction_rows(preparation, test))
             write_json(folder.state_file, self._trainer_state())
-            write_json(folder.results_file, results.to_json())
             with stage("report", emit):
-                write_pages(folder, results)
+                write_pages(folder, replace(results, stage_seconds=clock.seconds()))
             self.emit.close()
-            record_files(folder)
+            with clock("saving"):
+                record_files(folder)
+            # Last, as without checkpoints it is what makes the run finished.
+            results = replace(results, stage_seconds=clock.take())
+            write_json(folder.results_file, results.to_json())
+            record_files(folder, [folder.results_file])
             self.checkpoints.held = None
             folder.delete_checkpoints()
         self.tracking.report(

@@ -140,10 +140,8 @@ def solve_at_once(
     state: TrainingState, progress: Progress, settings: LoopSettings, *, solve: Callable[[], float]
 ) -> None:
     """Take the only step of a run whose output layer is solved; ``solve`` returns its loss."""
-    started = time.perf_counter()
     progress.loss_sum += solve()
     progress.steps += 1
-    progress.seconds += time.perf_counter() - started
     _validate(state, progress, settings)
     # An output layer is written in no time, and nothing else says where a killed run goes on.
     settings.save_progress(progress, settings.saves != "no")
@@ -227,7 +225,6 @@ class _StepLog:
         seconds, self._since = now - self._since, now
         examples = sum(len(batch.indices) for batch in self._batches)
         self._batches, self._losses = [], []
-        self._progress.seconds += seconds
         self._progress.loss_sum += sum(losses)
         done, schedule = self._progress.steps, self._state.schedule
         memory, rate = self._state.device.memory, schedule.learning_rate_at(done - 1)

@@ -21,7 +21,7 @@ class StateUnusable(Exception):
 class Progress:
     """How far a run has come. The order of the examples follows from it and the seed.
 
-    The seconds are those of training without validation. ``validations_since_best`` counts
+    The seconds are those of training, with validation and saving. ``validations_since_best`` counts
     validations in a row that improved neither score nor loss.
     """
 

@@ -104,7 +104,7 @@ def stopped_run(kept_stopped_run: Path, tmp_path: Path) -> Path:
     [
         (at_step(2, press_ctrl_c), {2}),
         (at_step(3, press_twice), {2}),
-        pytest.param(at_stage("evaluate", press_ctrl_c), {2, 4}, marks=pytest.mark.slow),
+        pytest.param(at_stage("test", press_ctrl_c), {2, 4}, marks=pytest.mark.slow),
         (at_stage("report", press_ctrl_c), {2, 4}),
     ],
     ids=["after an epoch", "at once", "while it evaluates", "before it writes its report"],
@@ -130,11 +130,21 @@ def test_ctrl_c_at_the_last_step_changes_nothing(
     assert_same_run(tmp_path / "run", whole_run)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "emit", "kept"),
+    [
+        ("no", at_step(3, press_ctrl_c), 3),
+        ("time", at_stage("test", press_ctrl_c), 4),
+        ("no", at_stage("report", press_ctrl_c), 4),
+    ],
+)
 def test_a_run_without_checkpoints_still_keeps_one_when_it_is_stopped(
-    whole_run: Path, tiny_folder: Path, tmp_path: Path
+    strategy: str, emit: Emit, kept: int, whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    stop_run(run, after_step=3, model=tiny_folder, save_strategy="no", **SHORT)
+    with pytest.raises(Interrupted, match="stopped"):
+        run_tiny(run, model=tiny_folder, emit=emit, **SHORT, save_strategy=strategy)
+    assert [path.name for path in (run / "checkpoints").glob("step-*")] == [f"step-{kept}"]
     finetune.run(resume_from_checkpoint=run, save_strategy="epoch")
     assert have_same_bits(weights_of(run), weights_of(whole_run))
 

@@ -75,8 +75,8 @@ def test_events_come_in_order(tiny_folder: Path, tmp_path: Path) -> None:
     assert kinds == [Step, Step, Validation]
     started = [event.name for event in emitted if isinstance(event, StageStarted)]
     assert started == [
-        *("load", "encode", "precision", "features"),
-        *("train", "save", "evaluate", "report"),
+        *("data", "model", "tokenize", "precision", "features"),
+        *("train", "saving", "test", "report"),
     ]
     assert [event.name for event in emitted if isinstance(event, StageFinished)] == started
     stages = " ".join(event.message for event in emitted if isinstance(event, Info))

@@ -82,7 +82,7 @@ def test_steps_go_on_while_a_checkpoint_is_written_unless_memory_is_short(
     def look(event: Event) -> None:
         if isinstance(event, Step) and event.step == 6:
             goes_on.set()
-        if event == StageStarted("evaluate"):
+        if event == StageStarted("test"):
             assert read_checkpoint(run / "checkpoints" / "step-8")[0]["optimizer"] == {}
 
     monkeypatch.setattr(checkpoint, "save_file", save_late)
