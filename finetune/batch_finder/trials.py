@@ -78,10 +78,7 @@ class TrialRunner:
         return self._budget_bytes
 
     def run(self, batch_size: int) -> Trial:
-        """Train at a batch size, in the child that trained before unless it failed.
-
-        A size for which others took the memory is tried again, once.
-        """
+        """Train at a batch size, once more if that failed and other processes took the memory."""
         trial = self._try(batch_size)
         if trial.status == "too_big" and self._taken_bytes():
             trial = self._try(batch_size)
@@ -99,6 +96,7 @@ class TrialRunner:
         return taken_bytes if taken_bytes >= least else 0
 
     def _try(self, batch_size: int) -> Trial:
+        """Train in the child that trained before unless it failed."""
         started = time.perf_counter()
         self.budget_bytes()
         child = self._child or self._start_child()

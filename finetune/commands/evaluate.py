@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from finetune.commands.console import show_scores
+from finetune.commands.console import show_lines, show_scores
 from finetune.commands.options import (
     Display,
     completes,
@@ -36,14 +36,21 @@ Examples:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Metrics of a run's model on a split, or on the file or data set named in its place."""
+    """Metrics of a run's model on a split, or on the file or data set named in its place.
+
+    Of other data, ``unseen`` are those without the rows that were in training, if only some were.
+    """
 
     split: str
     scores: "Scores"
+    rows_in_training: int
+    unseen: "Scores | None"
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``finetune evaluate --json`` prints."""
-        return {"schema_version": SCHEMA_VERSION, "split": self.split, **self.scores.to_json()}
+        found = {"schema_version": SCHEMA_VERSION, "split": self.split, **self.scores.to_json()}
+        unseen = self.unseen and self.unseen.to_json()
+        return {**found, "rows_in_training": self.rows_in_training, "unseen": unseen}
 
 
 def evaluate(
@@ -89,8 +96,8 @@ def evaluate(
     else:
         name = str(data)
         rows = load_other_data(folder, name, columns, emit=emit)
-    scores = evaluate_rows(folder, rows, name, device=device, metric=evaluate_metric, emit=emit)
-    return Evaluation(name, scores)
+    found = evaluate_rows(folder, rows, name, device=device, metric=evaluate_metric, emit=emit)
+    return Evaluation(name, *found)
 
 
 @click.command(epilog=EXAMPLES)
@@ -123,4 +130,13 @@ def command(*, display: Display, **options: Any) -> None:
         found = evaluate(**options, emit=emit)
     where = found.split if options["data"] else f"{found.split} split"
     title = f"{where}, {found.scores.samples:,} rows"
-    display.show(found, lambda: show_scores(title, found.scores))
+    display.show(found, lambda: _show(title, found))
+
+
+def _show(title: str, found: Evaluation) -> None:
+    show_scores(title, found.scores)
+    if found.rows_in_training:
+        trained = f"{found.rows_in_training:,} of these rows were in training"
+        rest = found.unseen.values[0] if found.unseen else None
+        without = rest and f"; without them {rest.metric.title} {rest} ({rest.note})"
+        show_lines(trained + (without or ", and no other"))

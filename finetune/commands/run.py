@@ -28,7 +28,7 @@ from finetune.commands.options import (
 )
 from finetune.distributed.launch import read_launch
 from finetune.errors import ConfigurationInvalid, UsageError
-from finetune.events import Emit, clock, ignore
+from finetune.events import Emit, WarningMessage, clock, ignore
 from finetune.runs.folder import RunFolder, seed_name
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def dry_run(
     """
     chosen = read_options(config, assignments=assignments, **options).config
     from finetune.commands.resuming import Work
-    from finetune.data.check import describe_lengths
+    from finetune.data.check import check_splits, describe_lengths, suggest_changes
     from finetune.runs.expectation import expect
     from finetune.runs.preparation import prepare
     from finetune.runs.results import RunFacts
@@ -163,6 +163,9 @@ def dry_run(
     del facts["class_names"], facts["precision_reason"]
     lengths = Counter(batch.padded_length for batch in plan.batches(0))
     rows = preparation.data.splits["train"]
+    findings = check_splits(preparation.data.splits, preparation.task)
+    for one in suggest_changes(findings, lengths=None):
+        emit(WarningMessage(one.finding))
     expectation = expect(chosen, rows, preparation.data.task, emit=emit)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -287,16 +290,13 @@ def _show_seeds(results: "SeedResults") -> None:
     means = [(value, intervals[value.metric.name]) for value in values]
     rows = [[seed_name(seed), *map(str, one.test.values)] for seed, one in results.runs.items()]
     rows.append(["mean", *(_format_mean(value, one.value) for value, one in means)])
-    limits = (
-        f"{_format_mean(value, one.low)} to {_format_mean(value, one.high)}" for value, one in means
-    )
-    rows.append([f"95% over {len(results.runs)} seeds", *limits])
-    samples = first.test.samples
-    limits = (
-        format_interval(one.value, samples) if value.metric.is_proportion else "–"
-        for value, one in means
-    )
-    rows.append([f"95% over {samples:,} rows", *limits])
+    seeds, samples = len(results.runs), first.test.samples
+    over_seeds, over_rows = [f"95% over {seeds} seeds"], [f"95% over {samples:,} rows"]
+    for value, one in means:
+        over_seeds.append(f"{_format_mean(value, one.low)} to {_format_mean(value, one.high)}")
+        is_share = value.metric.is_proportion
+        over_rows.append(format_interval(one.value, samples) if is_share else "–")
+    rows += [over_seeds, over_rows]
     columns = ("run", *(value.metric.title for value in values))
     show_lines(f"test split of {first.facts.data}, {first.test.samples:,} rows", "")
     show_table(columns, rows, numbers=columns[1:])

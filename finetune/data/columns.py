@@ -117,6 +117,12 @@ class Facts:
         return self.characters > 60
 
     @property
+    def is_quantity(self) -> bool:
+        """Whether it has numbers, and not those of the rows."""
+        are_longer = self.characters > len(str(self.rows))
+        return "number" in self.looks and (self.distinct < self.rows or are_longer)
+
+    @property
     def recurs(self) -> bool:
         """Whether it has few values for its rows."""
         return 2 <= self.distinct <= max(2, self.rows // 3) and self.distinct < self.rows
@@ -264,8 +270,10 @@ def choose_columns(
             missing.remove(LABEL)
         for option in missing:
             may_be_pair = PAIR in wanted and PAIR not in chosen
+            is_number = option == LABEL and options.task == "regression"
+            own = [one for one in facts if one.is_quantity or not is_number] or facts
             chosen[option] = _guess(
-                option, facts, chosen=chosen, may_be_pair=may_be_pair, table=table
+                option, own, chosen=chosen, may_be_pair=may_be_pair, table=table
             )
     return chosen
 
@@ -423,6 +431,9 @@ def _guess(
     scores = {one: kind.score(one) for one in facts if one.name not in taken}
     if option == TEXT and len(facts) == 1 and facts[0].filled and "number" not in facts[0].looks:
         scores = {facts[0]: 1.0}  # of a file to predict, whatever its texts are like
+    if option == LABEL and not any(scores.values()):
+        factors = {one: kind.name_factor(one) for one in scores if one.is_quantity}
+        scores = {one: factor for one, factor in factors.items() if factor >= 1} or scores
     ranked = sorted(filter(scores.__getitem__, scores), key=scores.__getitem__, reverse=True)
     if not ranked:
         raise DataNotFound(

@@ -1,14 +1,18 @@
 """Metrics of a run's model: on a split of its data, or on other data."""
 
+from functools import partial
 from typing import Any
 
+import numpy as np
 from datasets import Dataset
+from numpy.typing import NDArray
 
+from finetune.data.dataset import number_splits, texts_of
 from finetune.data.load import load_rows, load_splits
 from finetune.data.source import OtherData
 from finetune.distributed.processes import join_processes
-from finetune.errors import DataError, NotARun
-from finetune.events import Emit, Info
+from finetune.errors import DataError, FinetuneError, NotARun
+from finetune.events import Emit, Info, ignore
 from finetune.runs.encoding import encode_rows
 from finetune.runs.folder import RunFolder
 from finetune.runs.manifest import Manifest
@@ -53,10 +57,21 @@ def load_other_data(
     return rows
 
 
+def _find_trained(folder: RunFolder, rows: Dataset, *, emit: Emit) -> NDArray[np.bool_]:
+    """Return which rows have a text that the run was trained on; none where its data differs."""
+    try:
+        train = load_split(folder, "train", emit=ignore)
+    except FinetuneError as error:
+        emit(Info(f"not known: how many of the rows were in training ({error.message})"))
+        return np.zeros(len(rows), bool)
+    numbers = number_splits({"rows": texts_of(rows).columns, "train": texts_of(train).columns})
+    return np.isin(numbers["rows"], numbers["train"])
+
+
 def evaluate_rows(
     folder: RunFolder, rows: Dataset, name: str, *, device: str, metric: str | None, emit: Emit
-) -> Scores:
-    """Score a run's model on rows, also by a metric of the library ``evaluate``."""
+) -> tuple[Scores, int, Scores | None]:
+    """Score a run's model on rows, and without those of other data that were in training."""
     others = [load_evaluate_metric(metric)] if metric else []
     model = TrainedModel.load(folder, device=device, emit=emit, processes=join_processes())
     place = f"{model.device.name} ({model.device.description})"
@@ -66,6 +81,11 @@ def evaluate_rows(
         processes=model.predictor.processes,
     )  # fmt: skip
     logits = model.logits(examples)
-    scores = model.text_model.task.score(logits, examples.labels, others=others)
-    warn_unless_better(scores, emit=emit)
-    return scores
+    score = partial(model.text_model.task.score, others=others)
+    scores, unseen, trained_rows = score(logits, examples.labels), None, 0
+    if name not in ("train", "validation", "test"):
+        is_trained = _find_trained(folder, rows, emit=emit)
+        if 0 < (trained_rows := int(is_trained.sum())) < len(rows):
+            unseen = score(logits[~is_trained], examples.labels[~is_trained])
+    warn_unless_better(unseen or scores, emit=emit)
+    return scores, trained_rows, unseen

@@ -35,14 +35,10 @@ class Progress:
     validations_since_best: int = 0
 
     def note_validation(self, *, score: float, loss: float) -> bool:
-        """Take in a validation; return whether it is the best so far.
-
-        That has the highest score and, of equal ones, the lowest loss.
-        """
+        """Return whether a validation has the highest score so far or, of equal ones, less loss."""
         # The accuracy on a few examples stands still while the model learns: training has stopped
         # improving only where the loss no longer falls either.
-        best = None if self.best_score is None else (self.best_score, -self.best_loss)
-        is_best = best is None or (score, -loss) > best
+        is_best = self.best_score is None or (score, -loss) > (self.best_score, -self.best_loss)
         is_lowest = self.lowest_loss is None or loss < self.lowest_loss
         if is_best:
             self.best_score, self.best_loss, self.best_step = score, loss, self.steps

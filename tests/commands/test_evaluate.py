@@ -14,7 +14,10 @@ from tiny_runs import Command, run_tiny
 
 import finetune
 from finetune.errors import DataError, NotARun, UsageError
+from finetune.events import ignore
 from finetune.files import read_json
+from finetune.runs.evaluate import load_split
+from finetune.runs.folder import open_run_folder
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
@@ -162,6 +165,22 @@ def test_other_data_is_scored_in_any_order(table_run: Path, tmp_path: Path) -> N
     assert scores.loss == pytest.approx(expected.loss, abs=1e-6)
     assert scores.confusion_matrix == expected.confusion_matrix
     assert sum(expected.confusion_matrix[0]) == 10
+
+
+def test_rows_that_were_in_training_are_counted_and_left_out(
+    table_run: Path, tmp_path: Path, command: Command
+) -> None:
+    new = [(f"where is it {n}", CLASSES[n % 3]) for n in range(9)]
+    data = write_rows(tmp_path / "mixed.csv", made_up_rows(90) + new)
+    arguments = ("evaluate", table_run, "--device", "cpu", "--data")
+    found = finetune.evaluate(table_run, data=data, device="cpu")
+    trained = len(load_split(open_run_folder(table_run), "train", emit=ignore))
+    assert (found.scores.samples, found.rows_in_training) == (99, trained)
+    assert found.unseen.samples == 99 - trained
+    shown = command(*arguments, data).output
+    assert f"{trained} of these rows were in training; without them accuracy" in shown
+    rest = write_rows(tmp_path / "new.csv", new)
+    assert "training" not in command(*arguments, rest).output
 
 
 def test_other_data_may_have_columns_of_other_names(

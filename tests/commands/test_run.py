@@ -125,9 +125,12 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(
     assert max(map(len, table.splitlines())) < 300
     classes = tmp_path / "classes.csv"
     rows = (f"text {number},a class with the number {number % 60}" for number in range(300))
-    classes.write_text("\n".join(("text,label", *rows)))
-    table = command("run", "--dry-run", "--model", tiny_folder, "--data", classes).output
-    assert "and 40 others" in table
+    classes.write_text("\n".join(("text,label", *rows, "one more,A class with the number 1")))
+    outcome = command("run", "--dry-run", "--model", tiny_folder, "--data", classes)
+    assert "and 41 others" in outcome.output
+    assert (
+        "warning: classes that differ in case alone: 'A class with the number 1'" in outcome.errors
+    )
     classes.unlink()
     assert list(tmp_path.iterdir()) == []
 

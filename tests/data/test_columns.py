@@ -47,6 +47,16 @@ def test_the_only_column_of_a_file_to_predict_has_the_texts() -> None:
         assert names_in(found) == ("said",)
 
 
+def test_numbers_are_labels_where_nothing_else_is_or_a_number_is_asked_for() -> None:
+    prices = ["12.31", "7.90", "120.05", "14.00"]
+    assert choose("said", "price", columns=[TEXTS, prices]) == ("said", "price")
+    with pytest.raises(DataNotFound, match="looks like labels"):
+        choose("said", "nr", columns=[TEXTS, IDS])
+    table = pyarrow.table({"said": TEXTS, "mood": MOODS, "price": prices})
+    options = DataConfig("films.csv", task="regression")
+    assert names_in(choose_columns(table, options, table="films.csv")) == ("said", "price")
+
+
 def test_of_a_large_table_rows_from_all_over_it_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns_module, "MAX_BYTES", 5_000)
     texts = [f"{row} films were long" for row in range(400)]
