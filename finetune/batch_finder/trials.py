@@ -71,9 +71,12 @@ class TrialRunner:
                 self._budget_bytes = int(self._await_reply(self._start_child(), "budget_bytes"))
             except _Stopped as stop:
                 self._end_child()
+                is_late = stop.status == "timed_out"
                 raise TrialFailed(
                     f"the batch finder's process can't begin: {stop.reason}",
-                    remedy="see what finetune doctor says of the machine",
+                    remedy="give it more time with --time-limit"
+                    if is_late
+                    else "see what finetune doctor says of the machine",
                 ) from None
         return self._budget_bytes
 

@@ -53,7 +53,7 @@ MODULES_SHOWN = 2
 @click.option("--precision", type=click.Choice(PRECISIONS), help="Default: fp32.")
 @click.option(
     "--batch-size",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 4096),
     help=f"Largest batch. Default: {DEFAULT_BATCH_SIZE}; for --parity {PARITY_BATCH_SIZE}.",
 )
 @json_option

@@ -9,7 +9,6 @@ from finetune.config.schema import change_options
 from finetune.devices.mps.power import kept_awake
 from finetune.distributed.processes import join_processes
 from finetune.events import Emit, Info
-from finetune.files import write_json
 from finetune.runs.failures import interruption_explained
 from finetune.runs.folder import RunFolder, SeedsFolder
 from finetune.runs.journal import Journal
@@ -68,7 +67,7 @@ def train_seeds(work: Work, *, emit: Emit) -> SeedResults:
                 saved = Manifest.read(before)
                 remedy = "restore it, or train in another folder"
                 saved.check(Manifest.of(preparation), remedy=remedy)
-            write_json(folder.seeds_file, read_results().to_json())
+            folder.write_seeds(read_results().to_json())
             for seed in missing:
                 emit(Info(f"seed {seed}, {seeds.index(seed) + 1} of {len(seeds)}"))
                 place, run_journal = folder.run(seed), journal.copy()
@@ -83,5 +82,5 @@ def train_seeds(work: Work, *, emit: Emit) -> SeedResults:
                     run.finish(write_pages=write_pages)
                     # With what was chosen by measurements.
                     preparation = run.preparation
-                write_json(folder.seeds_file, read_results().to_json())
+                folder.write_seeds(read_results().to_json())
         return read_results()

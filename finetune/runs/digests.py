@@ -26,7 +26,7 @@ def record_files(folder: "RunFolder", files: Iterable[Path] | None = None) -> No
         file.relative_to(folder.path).as_posix(): _fingerprint(file, in_full=True)
         for file in (folder.finished_files if files is None else files)
     }
-    write_text_atomically(folder.manifest_file, _seal({**content, "files": {**before, **found}}))
+    write_text_atomically(folder.manifest_file, seal({**content, "files": {**before, **found}}))
 
 
 def check_files(folder: "RunFolder", *, in_full: bool = False) -> None:
@@ -42,7 +42,7 @@ def check_files(folder: "RunFolder", *, in_full: bool = False) -> None:
     is_recorded = isinstance(content, dict) and "files" in content
     if folder.checkpoints or not (folder.has_finished or is_recorded):
         return
-    if not is_recorded or manifest.read_text(encoding="utf-8") != _seal(content):
+    if not is_recorded or manifest.read_text(encoding="utf-8") != seal(content):
         changed = [manifest.name]
     else:
         changed = [
@@ -80,8 +80,8 @@ def _fingerprint(file: Path, *, in_full: bool) -> dict[str, Any]:
     return {**found, "sha256": file_sha256(file)}
 
 
-def _seal(content: dict[str, Any]) -> str:
-    """Return a manifest's text with a digest of its own content."""
+def seal(content: dict[str, Any]) -> str:
+    """Return JSON that has a digest of itself."""
     rest = {name: value for name, value in content.items() if name != "sha256"}
     digest = hashlib.sha256(json.dumps(rest, **STRICT_JSON).encode()).hexdigest()
     return json.dumps({**rest, "sha256": digest}, **STRICT_JSON, indent=2) + "\n"

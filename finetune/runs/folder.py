@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from finetune.config.schema import Config, change_options
-from finetune.errors import NotARun, RunFolderNotEmpty, UsageError
+from finetune.errors import DataDiffers, NotARun, RunFolderNotEmpty, UsageError
 from finetune.events import Emit, Info
-from finetune.files import is_there, read_json, read_jsonl
+from finetune.files import is_there, read_json, read_jsonl, write_text_atomically
 from finetune.ownership import CONTENTS, OwnFolder
-from finetune.runs.digests import check_files
+from finetune.runs.digests import check_files, seal
 
 if TYPE_CHECKING:
     from finetune.tasks.base import Task
@@ -250,12 +250,12 @@ class SeedsFolder(RunFolder):
     @property
     def seeds(self) -> list[int]:
         """The seeds of the runs, at least one."""
-        return self.read(self.seeds_file, _parse_seeds)[0]
+        return self._read_seeds()[0]
 
     @property
     def best(self) -> RunFolder:
         """The best run on the validation split; raises ``NotARun`` if it is not known."""
-        seeds, best = self.read(self.seeds_file, _parse_seeds)
+        seeds, best = self._read_seeds()
         if best is None:
             raise NotARun(
                 f"{self.path} holds runs of several seeds, and which is the best is not known",
@@ -263,6 +263,19 @@ class SeedsFolder(RunFolder):
                 " with --validation-fraction 0.1",
             )
         return RunFolder(self.path / best)
+
+    def write_seeds(self, content: dict[str, Any]) -> None:
+        """Write ``seeds.json``."""
+        write_text_atomically(self.seeds_file, seal(content))
+
+    def _read_seeds(self) -> tuple[list[int], str | None]:
+        found = self.read(self.seeds_file, _parse_seeds)
+        if self.seeds_file.read_text(encoding="utf-8") != self.read(self.seeds_file, seal):
+            raise DataDiffers(
+                f"changed since it was written: {self.seeds_file}",
+                remedy="restore it, or name the folder of one of the runs",
+            )
+        return found
 
     @property
     def first_begun(self) -> RunFolder | None:

@@ -29,6 +29,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, finished_run: Path) -> Path:
     for folder in ("folder", "folder.csv"):
         (place / folder).mkdir()
     (place / "loop").symlink_to("loop")
+    (place / "gone").symlink_to("nowhere")
     rows = "".join(f"text number {number},{'ab'[number % 2]}\n" for number in range(40))
     (place / "rows.csv").write_text(f"text,label\n{rows}")
     (place / "notes.txt").write_text("one line\nanother one")
