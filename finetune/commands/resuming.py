@@ -108,8 +108,7 @@ def choose_work(
     folder = _find_begun(work) if resume_from == AUTO else _open(work, Path(resume_from))
     if folder is None:
         emit(Info("there is no run to resume: a new one begins"))
-        if (named := work.named_folder) and named.own.is_ours and not named.has_progress:
-            # A run that was killed before it saved anything.
+        if (named := work.named_folder) and named.own.is_ours and _has_lost_all(named):
             return replace(work, config=change_options(work.config, {"overwrite": True}))
         return work
     saved, epochs = folder.read_config(), given.config.training.num_train_epochs
@@ -128,6 +127,16 @@ def choose_work(
     folder.delete_checkpoints()
     emit(Info(f"the run in {folder.path} has finished: nothing is left to do"))
     return replace(work, results=read_results(folder))
+
+
+def _has_lost_all(folder: RunFolder) -> bool:
+    """Whether a run was killed before it wrote a checkpoint, maybe just after its model."""
+    if not folder.has_progress:
+        return True
+    if not folder.manifest_file.exists() or folder.results_file.exists():
+        return False
+    # Those of its files are there once it has finished.
+    return "files" not in folder.read(folder.manifest_file, dict)
 
 
 def _find_begun(work: Work) -> RunFolder | None:

@@ -207,6 +207,8 @@ def test_a_run_that_is_killed_and_started_again_ends_the_same(
     whole, _, options = few_run
     if options and kill[0] is Step:
         pytest.skip("a solved head takes no steps")
+    if kill[0] is StageStarted:  # as a run that takes less time than there is between checkpoints
+        options = options | {"save_strategy": "no"}
     run = tmp_path / "run"
     child = os.fork()
     if child == 0:
@@ -215,7 +217,9 @@ def test_a_run_that_is_killed_and_started_again_ends_the_same(
         os._exit(1)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
     train(run, resume_from_checkpoint="auto", **options)
-    assert_same_run(run, whole)
+    assert have_same_bits(weights_of(run), weights_of(whole))
+    assert logged_metrics(run) == logged_metrics(whole)
+    assert unfinished_files(run) == []
 
 
 def test_each_seed_is_a_run_of_its_own(few_run: FewRun, train: Train, tmp_path: Path) -> None:
