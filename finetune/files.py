@@ -36,6 +36,10 @@ def is_there(path: Path | str) -> bool:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return False
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return False
+        raise
     return True
 
 

@@ -32,6 +32,8 @@ from finetune.training.linear_head import LabelledFeatures, choose_strength, cro
 
 # Fewer rows, of which folds have one or two, say nothing.
 MIN_ROWS = 10
+# Who has more does not ask whether rows are enough, and would wait for it.
+MAX_TABLE_ROWS = 50_000
 MAX_ROWS = 2_000
 # Parameters of the layers times tokens, on a CPU: about 15 s of two cores.
 MAX_WORK = 5e11
@@ -86,8 +88,10 @@ class Expectation:
 
 
 def expect(config: Config, rows: Dataset, task: Task, *, emit: Emit) -> Expectation | None:
-    """Cross-validate a linear head on training rows; None, with the reason, where it can't be."""
+    """Cross-validate a linear head on training rows; None where it can't be, or of large tables."""
     name, reason = config.model.model, ""
+    if len(rows) > MAX_TABLE_ROWS:
+        return None
     if len(rows) < MIN_ROWS:
         reason = f"{len(rows)} training rows are too few"
     elif not is_at_hand(name, revision=config.model.revision):
