@@ -187,7 +187,7 @@ def at(kind: type[Event], value: Any, act: Callable[[], None]) -> Callable[[Even
     return emit
 
 
-@pytest.mark.parametrize("stop", [(Step, 1), (Step, 3), (Step, STEPS), (StageStarted, "evaluate")])
+@pytest.mark.parametrize("stop", [(Step, 1), (Step, 3), (Step, STEPS), (StageStarted, "test")])
 @pytest.mark.parametrize("few_run", RECIPES[:1], ids=IDS[:1], indirect=True)
 def test_a_run_stopped_within_the_contrastive_steps_resumes_bit_for_bit(
     stop: tuple[Any, Any], few_run: FewRun, train: Train, tmp_path: Path
@@ -200,7 +200,7 @@ def test_a_run_stopped_within_the_contrastive_steps_resumes_bit_for_bit(
     assert_same_run(run, few_run[0])
 
 
-@pytest.mark.parametrize("kill", [(Step, 5), (StageStarted, "train"), (StageStarted, "evaluate")])
+@pytest.mark.parametrize("kill", [(Step, 5), (StageStarted, "train"), (StageStarted, "test")])
 def test_a_run_that_is_killed_and_started_again_ends_the_same(
     kill: tuple[Any, Any], few_run: FewRun, train: Train, tmp_path: Path
 ) -> None:
