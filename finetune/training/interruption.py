@@ -13,6 +13,8 @@ from types import FrameType
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 AGAIN_SECONDS = 0.05
+# Of the signals that are waited for now, the innermost last.
+_requests: list["StopRequest"] = []
 
 
 class Stopped(KeyboardInterrupt):
@@ -31,7 +33,8 @@ def signal_of(interruption: BaseException) -> int:
 class StopRequest:
     """The signal that has come, if one has."""
 
-    number: int | None = None
+    def __init__(self, number: int | None = None) -> None:
+        self.number = number
 
     def __call__(self) -> bool:
         """Return whether a signal has come."""
@@ -64,7 +67,8 @@ def stop_on_signal(*, at_once: bool = False, apart_seconds: float = 0.0) -> Iter
     With ``at_once`` the first raises too, and the request still tells of it: a library may turn the
     exception into another, such as an ``ImportError``.
     """
-    request = StopRequest()
+    # Where an exception is ignored, such as in a destructor, the work goes on to here.
+    request = StopRequest(_requests[-1].number if _requests else None)
     first_at, again = 0.0, threading.Timer(0, int)
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -89,8 +93,10 @@ def stop_on_signal(*, at_once: bool = False, apart_seconds: float = 0.0) -> Iter
     handled = [number for number, before in previous.items() if before != signal.SIG_IGN]
     for number in handled:
         signal.signal(number, handle)
+    _requests.append(request)
     try:
         yield request
     finally:
+        _requests.remove(request)
         for number in handled:
             signal.signal(number, previous[number])

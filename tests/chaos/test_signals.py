@@ -18,8 +18,9 @@ SECONDS = 5.0
 def test_a_signal_at_any_moment_ends_the_command_with_its_code(
     start: Start, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    wrong, rng = [], random.Random(0)
-    for turn in range(int(os.environ.get("SIGNALS", "15"))):
+    turns = int(os.environ.get("SIGNALS", "15"))
+    wrong, rng = [], random.Random(turns)
+    for turn in range(turns):
         number, after = NUMBERS[turn % 3], rng.uniform(0, SECONDS)
         arguments = flags(model=tiny_folder, num_train_epochs=500, output_dir=tmp_path / str(turn))
         process = start(*FINETUNE, "run", *arguments)

@@ -2,6 +2,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -98,3 +99,13 @@ def test_a_signal_waits_until_torch_is_imported(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(Stopped) as stopped:
             time.sleep(10)
     assert stopped.value.number == signal.SIGTERM
+
+
+def test_a_signal_whose_exception_was_ignored_is_still_known() -> None:
+    with stop_on_signal(at_once=True):
+        with suppress(Stopped):
+            signal.raise_signal(signal.SIGTERM)
+        with stop_on_signal() as inner:
+            assert inner.number == signal.SIGTERM
+    with stop_on_signal() as request:
+        assert not request()
