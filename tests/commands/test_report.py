@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 import webbrowser
 from pathlib import Path
@@ -14,6 +15,11 @@ def moved_run(finished_run: Path, tmp_path: Path) -> Path:
     return shutil.copytree(finished_run, tmp_path / "elsewhere" / finished_run.name)
 
 
+def without_times(page: Path) -> str:
+    """Return a page without the seconds of stages, which go on after it is first written."""
+    return re.sub(r'<section[^>]*"stages".*?</section>', "", page.read_text(), flags=re.DOTALL)
+
+
 def test_page_and_card_of_a_run_that_was_moved_are_made_anew(
     command: Command, finished_run: Path, moved_run: Path
 ) -> None:
@@ -23,7 +29,7 @@ def test_page_and_card_of_a_run_that_was_moved_are_made_anew(
     assert outcome.code == 0, outcome.errors
     assert json.loads(outcome.output)["report"] == str(moved_run / "report.html")
     for made in ("report.html", "model/README.md"):
-        assert (moved_run / made).read_bytes() == (finished_run / made).read_bytes()
+        assert without_times(moved_run / made) == without_times(finished_run / made)
 
 
 @pytest.mark.parametrize("has_browser", [True, False])
