@@ -173,7 +173,7 @@ def dry_run(
         "rows": dict(preparation.data.splits.num_rows),
         "rows_by_class": preparation.task.count_classes(preparation.examples["train"].labels),
         "tokens": describe_lengths(plan.examples.lengths),
-        "batch_size": chosen.training.batch_size,
+        "batch_size": preparation.config.training.batch_size,
         "effective_batch_size": plan.effective_batch_size,
         "num_train_epochs": plan.values.num_train_epochs,
         "steps_per_epoch": plan.steps_per_epoch,

@@ -31,6 +31,7 @@ from finetune.runs.tracking import check_report_to
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import choose_metric
 from finetune.tokenization.examples import Examples
+from finetune.training.contrastive import TEXTS_A_STEP
 from finetune.training.precision import choose_precision
 
 
@@ -169,6 +170,9 @@ def prepare(
         recipe = choose_recipe(config, task, rows=len(labels), processes=processes.count)
     with stage("model", emit):
         text_model, recipe = load_for_training(config, recipe, task=task, device=device, emit=emit)
+    if recipe.is_contrastive and "batch_size" not in (option_sources or {}):
+        # A text is contrasted with those of its micro-batch.
+        config = change_options(config, {"batch_size": TEXTS_A_STEP})
     if is_balanced:
         emit(Info("class weights: every class counts the same in the loss, instead of every row"))
     with stage("tokenize", emit):

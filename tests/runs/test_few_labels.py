@@ -23,6 +23,7 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 import finetune
+from finetune.config.schema import Config
 from finetune.errors import ConfigurationInvalid, Interrupted
 from finetune.events import Event, Info, StageStarted, Step, Validation, WarningMessage
 from finetune.files import read_json, read_jsonl
@@ -277,6 +278,12 @@ def test_rows_that_are_held_out_validate_the_model(
     assert read_json(run / "all_results.json")["eval_kind"] == "held out"
     assert len([one for one in events if isinstance(one, Validation)]) == 1
     assert "cross-validated" not in (run / "report.html").read_text(encoding="utf-8")
+
+
+def test_all_texts_of_a_contrastive_step_share_one_loss(few_run: FewRun) -> None:
+    run, _, options = few_run
+    size = RunFolder(run).read_config().training.batch_size
+    assert size == (Config().training.batch_size if options else contrastive.TEXTS_A_STEP)
 
 
 def test_contrastive_steps_go_on_in_smaller_batches_when_memory_runs_out(
