@@ -90,7 +90,8 @@ class OwnFolder:
     @contextmanager
     def make(self, *, exist_ok: bool = True) -> Iterator[None]:
         """Make the folder and lock it; what stays empty is deleted again."""
-        self.check()
+        if exist_ok:
+            self.check()
         missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         # One system call, which fails if another process was first.
         self.path.mkdir(parents=True, exist_ok=exist_ok)

@@ -156,10 +156,11 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _explain(error: BaseException, request: StopRequest) -> Failure:
     """Return any error as one of ours; after a signal, whatever it led to, as an interruption."""
-    # Click raises its own error in place of an interruption.
+    # Click raises its own error in place of an interruption, and fails where a terminal is closed.
+    for one in (error, error.__cause__, error.__context__):
+        if isinstance(one, Interrupted):
+            return one
     stopped = error.__cause__ or error
-    if isinstance(stopped, Interrupted):
-        return stopped
     if request.number or isinstance(error, KeyboardInterrupt | click.Abort):
         number = request.number or signal_of(stopped)
         return Interrupted("stopped", remedy="run the command again", signal_number=number)
