@@ -12,7 +12,7 @@ from finetune.model.load import TextModel
 from finetune.runs.recipe import Recipe
 from finetune.tokenization.buckets import Batch, plan_epoch
 from finetune.tokenization.examples import Examples
-from finetune.training.contrastive import STEPS, TEXTS_A_STEP, plan_contrast
+from finetune.training.contrastive import TEXTS_A_STEP, count_steps, plan_contrast
 from finetune.training.optimizers import Hyperparameters, Schedule
 
 
@@ -60,6 +60,7 @@ class TrainingPlan:
                 self.examples.max_lengths,
                 padded_lengths=self.padded_lengths,
                 is_padded_right=self.is_padded_right and not self.pads_batches,
+                steps=self.schedule.total_steps,
                 seed=self.seed,
                 epoch=epoch,
             )
@@ -101,8 +102,9 @@ def plan_training(
     total_steps = options.max_steps or math.ceil(values.num_train_epochs * steps_per_epoch)
     examples_per_step = options.examples_per_step
     if recipe.solves_head:
-        total_steps = STEPS if recipe.is_contrastive else 1
-        examples_per_step = TEXTS_A_STEP if recipe.is_contrastive else len(examples["train"].labels)
+        rows = len(examples["train"].labels)
+        total_steps = count_steps(rows) if recipe.is_contrastive else 1
+        examples_per_step = TEXTS_A_STEP if recipe.is_contrastive else rows
         values = replace(values, early_stopping_patience=0)
     learning_rate = options.learning_rate or default_learning_rate(
         mode, hidden_size=text_model.model.config.hidden_size, structure=text_model.structure

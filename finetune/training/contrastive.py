@@ -19,7 +19,9 @@ from finetune.tokenization.buckets import Batch
 
 # On TREC's coarse classes 100 and 400 steps, half and twice the learning rate, and temperatures of
 # 0.05 and 0.2 gave the same within two points (docs/measurements.md).
-STEPS = 200
+MIN_STEPS, MAX_STEPS = 100, 200
+# Between them, as often as this over all rows.
+PASSES = 20
 TEXTS_A_STEP = 64
 CLASSES_A_STEP = 16
 # A random batch of TREC's questions is half padding; in four parts by length it is a sixth.
@@ -53,12 +55,18 @@ def contrastive_losses(embeddings: torch.Tensor, labels: torch.Tensor) -> torch.
     return losses / is_positive.sum(dim=1).clamp(min=1)
 
 
+def count_steps(rows: int) -> int:
+    """Return how many steps a table of so many rows takes."""
+    return min(max(PASSES * rows // TEXTS_A_STEP, MIN_STEPS), MAX_STEPS)
+
+
 def plan_contrast(
     classes: NDArray[np.int64],
     lengths: NDArray[np.int64],
     *,
     padded_lengths: Sequence[int],
     is_padded_right: bool,
+    steps: int,
     seed: int,
     epoch: int,
 ) -> list[Batch]:
@@ -75,7 +83,7 @@ def plan_contrast(
     count = min(CLASSES_A_STEP, len(names))
     each = TEXTS_A_STEP // count
     batches = []
-    for _ in range(STEPS):
+    for _ in range(steps):
         chosen = random.choice(len(names), count, replace=False)
         indices = np.concatenate(
             [random.choice(rows_of[one], each, replace=len(rows_of[one]) < each) for one in chosen]

@@ -5,14 +5,14 @@ import torch
 from torch import nn
 
 from finetune.training.contrastive import (
-    STEPS,
     contrastive_losses,
+    count_steps,
     giving_embeddings,
     interpolate,
     plan_contrast,
 )
 
-PLAN = {"padded_lengths": [8, 16], "is_padded_right": True, "seed": 1, "epoch": 0}
+PLAN = {"padded_lengths": [8, 16], "is_padded_right": True, "steps": 50, "seed": 1, "epoch": 0}
 
 
 def test_the_loss_is_low_where_texts_of_a_class_are_alike_and_others_are_not() -> None:
@@ -54,13 +54,19 @@ def test_each_step_has_equally_many_texts_of_every_class_in_parts_by_length() ->
 
     batches = plan_contrast(classes, lengths, **PLAN)
 
-    assert len(batches) == STEPS
+    assert len(batches) == 50
     for batch in batches:
         assert np.bincount(classes[batch.indices]).tolist() == [10] * 6
         assert [examples for examples, _ in batch.parts] == [15] * 4
         padded = np.repeat([tokens for _, tokens in batch.parts], 15)
         assert (lengths[batch.indices] <= padded).all()
         assert batch.parts[-1][1] == 8
+
+
+def test_few_rows_take_fewer_steps() -> None:
+    assert [count_steps(rows) for rows in (2, 60, 320, 500, 640, 10_000)] == [
+        *(100, 100, 100, 156, 200, 200)
+    ]
 
 
 def test_of_many_classes_some_are_drawn_at_each_step_and_all_in_the_end() -> None:
