@@ -100,7 +100,16 @@ def test_a_configuration_makes_the_same_run_in_another_process(
     assert results["schema_version"] == 1
     assert "\x1b" not in child.stderr
     begins = ("device:", "data:", "model:", "training:", "reading", "step", "epoch")
-    stages = ("load:", "encode:", "train:", "evaluate:", "save:", "report:")
+    stages = (
+        "data:",
+        "tokenize:",
+        "precision:",
+        "features:",
+        "train:",
+        "save:",
+        "test:",
+        "report:",
+    )
     known = (*begins, *stages, "warning", "calibration skipped", "no row of these classes")
     talk = [line for line in child.stderr.splitlines() if not line.startswith(known)]
     assert talk == []
