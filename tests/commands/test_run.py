@@ -106,7 +106,7 @@ def test_a_configuration_makes_the_same_run_in_another_process(
         "precision:",
         "features:",
         "train:",
-        "save:",
+        "saving:",
         "test:",
         "report:",
     )
