@@ -14,6 +14,8 @@ from typing import Any
 from uuid import uuid4
 
 PARTIAL_SUFFIX = ".partial"
+# What marks a file of a cache as ours: only such files are deleted.
+WRITTEN_BY = {"written_by": "finetune"}
 STRICT_JSON: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}
 
 

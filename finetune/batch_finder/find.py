@@ -24,7 +24,7 @@ from finetune.devices.host_memory import spare_bytes
 from finetune.distributed.launch import read_launch
 from finetune.errors import BatchDoesNotFit, ModelUnsupported
 from finetune.events import Emit, Event, Info, Trial, WarningMessage
-from finetune.files import keep_json
+from finetune.files import WRITTEN_BY, keep_json
 
 # What a result depends on; this package decides what it recommends.
 _PACKAGES = ("finetune-mps", "torch", "transformers", "accelerate")
@@ -107,7 +107,7 @@ def find(case: Case, where: Search) -> SearchResult:
         except BatchDoesNotFit as error:
             raise explain(error, device, limit_bytes) from None
     if file and not runner.is_crowded:
-        keep_json(file, asdict(found))
+        keep_json(file, asdict(found) | WRITTEN_BY)
     return found
 
 

@@ -22,7 +22,14 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from finetune.events import Emit, WarningMessage
-from finetune.files import PARTIAL_SUFFIX, flush_to_disk, read_json, temporary_path, write_json
+from finetune.files import (
+    PARTIAL_SUFFIX,
+    WRITTEN_BY,
+    flush_to_disk,
+    read_json,
+    temporary_path,
+    write_json,
+)
 
 # Listing or deleting entries does not wait for torch.
 if TYPE_CHECKING:
@@ -31,7 +38,6 @@ if TYPE_CHECKING:
     Tensors = dict[str, torch.Tensor]
 
 NOTES = "notes.json"
-WRITTEN_BY = {"written_by": "finetune"}
 # Of an entry; of one that is being written or deleted.
 _NAME = re.compile(r"[0-9a-f]{64}")
 _PARTIAL_NAME = re.compile(rf"[0-9a-f]{{64}}\.[0-9a-f]{{32}}\{PARTIAL_SUFFIX}")

@@ -45,10 +45,18 @@ SHOWN = {
 }
 # Every other option of how a model trains is that of a head that is solved.
 _SOLVED_HEAD: dict[str, Any] = {
-    **{"freeze_core": True, "head": "whole", "train_layers": None, "solve_head": "auto"},
-    **{"contrastive": "auto", "loss": "cross_entropy", "label_smoothing": 0.0},
-    **{"learning_rate": None, "num_train_epochs": None, "max_steps": None},
-    **{"gradient_checkpointing": None, "check_device": False},
+    "freeze_core": True,
+    "head": "whole",
+    "train_layers": None,
+    "solve_head": "auto",
+    "contrastive": "auto",
+    "loss": "cross_entropy",
+    "label_smoothing": 0.0,
+    "learning_rate": None,
+    "num_train_epochs": None,
+    "max_steps": None,
+    "gradient_checkpointing": None,
+    "check_device": False,
 }
 
 

@@ -70,9 +70,7 @@ def failures_explained(folder: RunFolder, preparation: Preparation) -> Iterator[
             remedy=f"resume with: {_resume_command(folder)} {smaller}"
             if folder.can_resume
             else f"use {smaller} with the same --effective-batch-size, lower --eval-batch-size or "
-            "--max-length"
-            + ", or use --freeze-core"
-            * preparation.config.model.mode.trains_encoder,
+            "--max-length" + ", or use --freeze-core" * config.model.mode.trains_encoder,
         ) from error
 
 

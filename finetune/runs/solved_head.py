@@ -41,7 +41,7 @@ class HeadSolver:
         seed: int,
     ) -> None:
         self._state, self._text_model, self._examples = state, text_model, examples
-        self._recipe, self._predict, self._seed = recipe, predict, seed
+        self._recipe, self._predict = recipe, predict
         self.output_layer = next(iter(text_model.structure.output_layer)).rpartition(".")[0]
         rows = self._read_features()
         strength, logits = DEFAULT_STRENGTH, None

@@ -99,8 +99,8 @@ def plan_contrast(
 def trained_share(frozen_accuracy: float) -> float:
     """Return how far to go from the pretrained weights to the trained ones, in 0..1.
 
-    Features that tell the classes apart before training lose by too much of it: half way is best
-    at an accuracy near 1, all the way near 0 (docs/measurements.md).
+    Training costs features that tell the classes apart already. Those of TREC do not, and there all
+    the way is best (docs/measurements.md).
     """
     return 1 - frozen_accuracy / 2
 

@@ -15,7 +15,7 @@ from torch import nn
 from finetune import hub
 from finetune.devices import host
 from finetune.devices.base import Device
-from finetune.files import keep_json, read_json
+from finetune.files import WRITTEN_BY, keep_json, read_json
 from finetune.model.tensor_store import key_of
 
 # bf16 has to gain so much, as no timing is exact.
@@ -53,7 +53,7 @@ def choose_precision(device: Device, *, hidden_size: int, cache: Path) -> Precis
         return replace(choice, reason=f"{choice.reason}, measured on {measured_on}")
     except (OSError, ValueError):
         choice = _time_layer(device, hidden_size)
-        keep_json(file, asdict(choice))
+        keep_json(file, asdict(choice) | WRITTEN_BY)
         return choice
 
 

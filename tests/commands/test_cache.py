@@ -8,7 +8,7 @@ import torch
 from tiny_runs import Command
 
 from finetune import hub
-from finetune.files import keep_json
+from finetune.files import WRITTEN_BY, keep_json
 from finetune.model.tensor_store import TensorStore
 
 NOTES = {"model": "[red]tiny[/]", "mode": "head", "data": "questions", "split": "train"}
@@ -64,7 +64,7 @@ def test_batch_sizes_and_timings_are_listed_and_deleted_too(
 ) -> None:
     files = [tmp_path / "batches" / "a.json", tmp_path / "precision" / "b.json"]
     for file in files:
-        keep_json(file, {})
+        keep_json(file, WRITTEN_BY)
     listed = command("cache", "ls", "--cache-dir", tmp_path)
     assert "2 batch sizes and timings" in listed.output
     command("cache", "clear", "--cache-dir", tmp_path)

@@ -112,6 +112,8 @@ def test_clearing_the_cache_keeps_what_is_no_entry(command: Command, tmp_path: P
     features = tmp_path / "cache" / "features"
     names = ("a.json", "b.partial/notes.json", f"{'a' * 64}/notes.json", f"{'b' * 64}/x.txt")
     planted = plant(features, *names, f"{'c' * 64}.{'d' * 32}.partial/notes.json")
+    planted |= plant(tmp_path / "cache" / "batches", "orders.json", f"{'a' * 64}.json", "list.json")
+    planted |= plant(tmp_path / "cache" / "precision", "mine.json")
     save_file({}, features / "mine.safetensors")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "features").symlink_to(features)
