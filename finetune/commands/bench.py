@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from finetune.bench import GROUPS, Group
-from finetune.commands.console import show_json, show_lines, show_table
+from finetune.commands.console import show_lines, show_table
 from finetune.commands.options import Display, with_display
 from finetune.devices import DEVICE_NAMES
 from finetune.errors import Interrupted
@@ -20,7 +20,7 @@ from finetune.runs.folder import check_writable
 from finetune.training.interruption import signal_of
 
 if TYPE_CHECKING:
-    from finetune.bench.results import BenchResults, BenchTable, Row
+    from finetune.bench.results import BenchResults, Row
 
 EXAMPLES = """\b
 Groups:
@@ -35,7 +35,6 @@ Examples:
   finetune bench --quick                 few rows of each, in under a minute
   finetune bench inference --devices cpu,mps
   finetune bench --model my_models:make  a network of your own
-  finetune bench --compare mine/bench.json yours/bench.json
 """
 ALL = "all"
 TIMING = "finetune.bench.timing"
@@ -141,33 +140,17 @@ def _split_devices(_: click.Context, __: click.Parameter, names: str | None) -> 
     help="Folder with TREC's raw file. Default: the questions of the package.",
 )
 @click.option(
-    "--compare",
-    nargs=2,
-    type=click.Path(path_type=Path),
-    metavar="A B",
-    help="Set two bench.json side by side; nothing is timed.",
-)
-@click.option(
     "--output-dir",
     type=click.Path(path_type=Path),
     default=Path("runs/bench"),
     help="Folder of bench.json, bench.html and pictures: new, empty or an earlier bench's.",
 )
 @with_display
-def command(
-    *,
-    group: str | None,
-    compare: tuple[Path, Path] | None,
-    display: Display,
-    **options: Any,
-) -> None:
+def command(*, group: str | None, display: Display, **options: Any) -> None:
     """Time this machine's devices at published workloads, side by side.
 
     Without a group: all of them or, with --model, that alone.
     """
-    if compare:
-        _compare(*compare, as_json=display.as_json)
-        return
     is_all = group == ALL or (group is None and options["model"] is None)
     chosen = [one for one in GROUPS if is_all or one == group]
     with display.progress() as emit:
@@ -175,34 +158,15 @@ def command(
     display.show(results, lambda: _show(results, folder=options["output_dir"]))
 
 
-def _compare(one: Path, other: Path, *, as_json: bool) -> None:
-    from finetune.bench.results import compare, compare_speeds, read_results
-
-    results, others = read_results(one), read_results(other)
-    if as_json:
-        rows = list(compare_speeds(results, others))
-        show_json({"schema_version": 1, "A": str(one), "B": str(other), "rows": rows})
-        return
-    table = compare(results, others)
-    for name, path, side in (("A", one, results), ("B", other, others)):
-        devices = ", ".join(side.machine.devices.values())
-        show_lines(f"{name}: {path}: {side.machine.cpu}, {devices}")
-    _show_table(table)
-
-
 def _show(results: "BenchResults", *, folder: Path) -> None:
     from finetune.bench.results import tabulate
 
     for table in tabulate(results):
-        _show_table(table)
+        notes = [f"({table.source})"] if table.source else [f"- {one}" for one in table.remarks]
+        show_lines(table.title + (" (published)" if table.source else ""), "")
+        if table.rows:
+            show_table(table.columns, table.rows, numbers=table.columns[table.text_columns :])
+        show_lines(*notes)
     if failed := sum(not row.seconds for row in results.rows):
         show_lines(f"{failed} of {len(results.rows)} rows have no timing: see the notes")
     show_lines(f"results and page: {folder}")
-
-
-def _show_table(table: "BenchTable") -> None:
-    notes = [f"({table.source})"] if table.source else [f"- {one}" for one in table.remarks]
-    show_lines(table.title + (" (published)" if table.source else ""), "")
-    if table.rows:
-        show_table(table.columns, table.rows, numbers=table.columns[table.text_columns :])
-    show_lines(*notes)
