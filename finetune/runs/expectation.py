@@ -1,20 +1,21 @@
-"""What to expect of a table: how good a linear head on the frozen encoder is, in seconds.
+"""What to expect of a table: a linear head on the frozen encoder, cross-validated in seconds.
 
-The head is that of ``--freeze-core``, and a run with that option finds its features in the store.
+The head is that of ``--freeze-core``, and a run with that option reuses its features.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 from datasets import Dataset, DatasetDict
 
-from finetune.config.schema import DEFAULT_BATCH_SIZE, Config, change_options
+from finetune.config.schema import Config, TrainingConfig
 from finetune.data.dataset import column_of, rows_where
 from finetune.data.source import LoadedData
 from finetune.data.split import sample_rows
+from finetune.devices.base import place
 from finetune.devices.select import select_device
 from finetune.errors import FinetuneError, ModelUnsupported
+from finetune.evaluation.predict import Predictor
 from finetune.evaluation.statistics import bootstrap
 from finetune.events import Emit, Info, ignore
 from finetune.model.source import is_at_hand
@@ -24,39 +25,24 @@ from finetune.runs.encoding import encode_rows
 from finetune.runs.features import stored_features
 from finetune.runs.preparation import Preparation, load_for_training
 from finetune.runs.recipe import choose_recipe
-from finetune.runs.solved_head import label_features
+from finetune.runs.solved_head import read_features
 from finetune.tasks.base import Labels, Task
 from finetune.tasks.metrics import METRICS, MetricValue
 from finetune.tasks.tables import wilson_interval
 from finetune.training.linear_head import LabelledFeatures, choose_strength, cross_validate
 
-# Fewer rows, of which folds have one or two, say nothing.
+# With fewer rows a fold would have one or two.
 MIN_ROWS = 10
-# Who has more does not ask whether rows are enough, and would wait for it.
+# Above this nobody asks whether the rows are enough, and encoding them takes time.
 MAX_TABLE_ROWS = 50_000
 MAX_ROWS = 2_000
 # Parameters of the layers times tokens, on a CPU: about 15 s of two cores.
 MAX_WORK = 5e11
 RESAMPLES = 500
-SHOWN = {
+WORDS = {
     "accuracy": "is right on about {}",
     "micro_f1": "has a micro F1 of about {}",
     "mae": "is off by about {} on average",
-}
-# Every other option of how a model trains is that of a head that is solved.
-_SOLVED_HEAD: dict[str, Any] = {
-    "freeze_core": True,
-    "head": "whole",
-    "train_layers": None,
-    "solve_head": "auto",
-    "contrastive": "auto",
-    "loss": "cross_entropy",
-    "label_smoothing": 0.0,
-    "learning_rate": None,
-    "num_train_epochs": None,
-    "max_steps": None,
-    "gradient_checkpointing": None,
-    "check_device": False,
 }
 
 
@@ -64,7 +50,7 @@ _SOLVED_HEAD: dict[str, Any] = {
 class Expectation:
     """A metric with its 95% interval, cross-validated on ``sampled`` of the training rows.
 
-    ``baseline`` is that of always predicting the same, ``recipe`` what ``finetune run`` does.
+    ``baseline`` is the metric of a constant prediction, ``recipe`` how ``finetune run`` trains.
     """
 
     rows: int
@@ -79,7 +65,7 @@ class Expectation:
 
     @property
     def lines(self) -> list[str]:
-        """What people read."""
+        """The sentences that are printed."""
         metric, limits = METRICS[self.metric], (self.low, self.high)
         baseline = MetricValue(metric, self.baseline)
         interval = "–".join(f"{one:.2g}" for one in limits)
@@ -89,14 +75,14 @@ class Expectation:
         sample = f" on {self.sampled:,} of them" * (self.sampled < self.rows)
         return [
             f"{self.rows:,} training rows{classes}: a linear head on the frozen encoder "
-            f"{SHOWN[self.metric].format(interval)} (cross-validated{sample}; "
+            f"{WORDS[self.metric].format(interval)} (cross-validated{sample}; "
             f"always the {metric.baseline}: {baseline})",
             f"finetune run: {self.recipe}",
         ]
 
 
 def expect(config: Config, rows: Dataset, task: Task, *, emit: Emit) -> Expectation | None:
-    """Cross-validate a linear head on training rows; None where it can't be, or of large tables."""
+    """Cross-validate a linear head on training rows; None for a large table or without weights."""
     name, reason = config.model.model, ""
     if len(rows) > MAX_TABLE_ROWS:
         return None
@@ -118,15 +104,14 @@ def _cross_validate(config: Config, rows: Dataset, task: Task) -> Expectation:
     is_balanced, count = config.training.class_weights == "balanced", len(rows)
     task = task.with_training_labels(_labels(rows, task), is_balanced=is_balanced)
     recipe = choose_recipe(config, task, rows=count, processes=1)
-    preparation = _prepare_head(config, rows, task)
-    features = _read_features(preparation)
+    features = read_frozen_features(prepare_head(config, rows, task))
     seed = config.training.seed
     strength, logits = choose_strength(features, seed=seed)
     if logits is None:
         logits = cross_validate(features, [strength], seed=seed)[strength]
     labels, sampled = features.labels, len(features.labels)
     scores = task.score(logits, labels)
-    metric = next(one for one in SHOWN if one in scores.metrics)
+    metric = next(one for one in WORDS if one in scores.metrics)
     value = scores.metrics[metric]
     if METRICS[metric].is_proportion:
         interval = np.array(wilson_interval(value * sampled, sampled))
@@ -148,44 +133,59 @@ def _cross_validate(config: Config, rows: Dataset, task: Task) -> Expectation:
     )
 
 
-def _prepare_head(config: Config, rows: Dataset, task: Task) -> Preparation:
-    """Prepare what a run with ``--freeze-core`` prepares, of as many rows as take little time."""
-    options = {**_SOLVED_HEAD}
-    if config.training.batch_size == "auto":
-        options["batch_size"] = DEFAULT_BATCH_SIZE
-    if config.model.long_texts == "windows":
-        options["long_texts"] = "truncate"
-    head = change_options(config, options)
-    device = select_device(config.training.device, emit=ignore)
-    recipe = choose_recipe(head, task, rows=len(rows), processes=1)
-    text_model, recipe = load_for_training(head, recipe, task=task, device=device, emit=ignore)
+def prepare_head(config: Config, rows: Dataset, task: Task) -> Preparation:
+    """Prepare what a run with ``--freeze-core`` prepares, of as many rows as take a few seconds."""
+    options, model = config.training, config.model
+    config = replace(
+        config,
+        model=replace(
+            model,
+            freeze_core=True,
+            head="whole",
+            train_layers=None,
+            long_texts="truncate" if model.long_texts == "windows" else model.long_texts,
+        ),
+        training=TrainingConfig(
+            device=options.device,
+            precision=options.precision,
+            eval_batch_size=options.eval_batch_size,
+            class_weights=options.class_weights,
+            seed=options.seed,
+            check_device=False,
+        ),
+    )
+    device = select_device(options.device, emit=ignore)
+    recipe = choose_recipe(config, task, rows=len(rows), processes=1)
+    text_model, recipe = load_for_training(config, recipe, task=task, device=device, emit=ignore)
+    if not recipe.solves_head:
+        raise ModelUnsupported("its head has new layers beneath the output layer", remedy="")
     layers = encoder_layers(text_model.model).parameters()
     parameters, limit = sum(one.numel() for one in layers), MAX_ROWS
     while True:
         if len(rows) > limit:
             strata = task.strata(_labels(rows, task))
             rows = rows_where(rows, sample_rows(strata, rows=limit, seed=config.data.split_seed))
-        examples = encode_rows(rows, "train", text_model, config=head, emit=ignore)
+        examples = encode_rows(rows, "train", text_model, config=config, emit=ignore)
         work = parameters * float(examples.lengths.mean())
         limit = max(int(MAX_WORK / work), MIN_ROWS) if device.is_reference else limit
         if len(rows) <= limit:
             break
     data = LoadedData(DatasetDict(train=rows), task)
-    return Preparation(head, device, data, {"train": examples}, text_model, recipe).with_precision(
-        emit=ignore
-    )
+    preparation = Preparation(config, device, data, {"train": examples}, text_model, recipe)
+    return preparation.with_precision(emit=ignore)
 
 
-def _read_features(preparation: Preparation) -> LabelledFeatures:
-    examples = preparation.examples["train"]
-    preparation.device.choose_attention(longest_tokens=preparation.plan.padded_lengths[-1])
+def read_frozen_features(preparation: Preparation) -> LabelledFeatures:
+    """Return the features of the training rows of ``prepare_head``, from the store or into it."""
+    device = preparation.device
+    device.choose_attention(longest_tokens=preparation.plan.padded_lengths[-1])
     _, batch_size = make_batch_sizes(preparation, emit=ignore)
-    _, splits = stored_features(preparation, batch_size, emit=ignore)
-    first = splits["train"].inputs_of(np.arange(1), preparation.plan.padded_lengths[-1])
-    if "inputs_embeds" not in first or first["inputs_embeds"].shape[1] > 1:
-        raise ModelUnsupported("the model can't be split below its head", remedy="")
-    vectors = splits["train"].inputs_of(np.arange(len(examples.labels)), 1)["inputs_embeds"]
-    return label_features(vectors[:, 0].float().numpy(), examples, preparation.task)
+    model, splits = stored_features(preparation, batch_size, emit=ignore)
+    precision = preparation.config.training.precision
+    place(model, device.torch_device)
+    return read_features(
+        preparation, Predictor(model, device, precision, batch_size), splits["train"]
+    )
 
 
 def _labels(rows: Dataset, task: Task) -> Labels:

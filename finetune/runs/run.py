@@ -33,7 +33,7 @@ from finetune.runs.journal import Journal, continue_journal
 from finetune.runs.manifest import Manifest, read_environment, restore_threads, write_environment
 from finetune.runs.preparation import Preparation
 from finetune.runs.results import RunDetails, RunFacts, RunResults, TrainingMetrics
-from finetune.runs.solved_head import HeadSolver
+from finetune.runs.solved_head import HeadSolver, output_layer
 from finetune.runs.tracking import Tracking, tracked
 from finetune.tasks.base import Labels, Task
 from finetune.tasks.metrics import (
@@ -149,13 +149,7 @@ class Run:
         if self.recipe.solves_head:
             with stage("cross-validate", emit):
                 self.head = HeadSolver(
-                    self.training_state,
-                    preparation.text_model,
-                    self.examples["train"],
-                    self.recipe,
-                    lambda: self.predict("train")[0],
-                    has_validation=self._validates,
-                    seed=self.plan.seed,
+                    preparation, self.training_state, self.predictor, self.examples["train"]
                 )
         self.checkpoints = Checkpoints(
             folder,
@@ -237,8 +231,8 @@ class Run:
         """Let the model give embeddings during contrastive steps, until the head is solved."""
         with ExitStack() as stack:
             if self.head and self.recipe.is_contrastive:
-                model, layer = self.training_state.model, self.head.output_layer
-                stack.enter_context(giving_embeddings(model, layer))
+                layer = output_layer(self.preparation.text_model)
+                stack.enter_context(giving_embeddings(self.training_state.model, layer))
                 self._end_embeddings = stack.close
             yield
 
