@@ -57,9 +57,9 @@ class Trial:
 
     batch_size: int
     status: TrialStatus
-    peak_bytes: int | None
-    examples_per_second: float | None
-    seconds: float
+    peak_bytes: int | None = None
+    examples_per_second: float | None = None
+    seconds: float = 0.0
     reason: str = ""
     part: str = "whole"
 

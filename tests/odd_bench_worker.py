@@ -2,21 +2,23 @@
 
 import os
 import signal
+from dataclasses import replace
 
 from finetune.batch_finder.child import connect_to_parent
 
 
 def main() -> None:
     """Reply with rows of one timing; die on ``fragile``."""
-    requests, reply = connect_to_parent()
-    if requests.get()["selection"]["model"] == "unable":
+    receive, reply = connect_to_parent()
+    selection, _ = receive()
+    if selection.model == "unable":
         raise SystemExit("no such luck")
-    reply({})
-    while request := requests.get():
-        if request["device"] == "fragile":
+    reply("ready")
+    while True:
+        _, device, rows = receive()
+        if device == "fragile":
             os.kill(os.getpid(), signal.SIGABRT)
-        rows = request["rows"]
-        reply([{**row, "timed_rows": 1, "seconds": [*row["seconds"], 1.0]} for row in rows])
+        reply([replace(row, timed_rows=1, seconds=[*row.seconds, 1.0]) for row in rows])
 
 
 if __name__ == "__main__":

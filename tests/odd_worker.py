@@ -6,6 +6,7 @@ import sys
 import time
 
 from finetune.batch_finder.child import connect_to_parent
+from finetune.events import Trial
 
 KILLED, ABORTED, ABORTED_FOR_MEMORY, SEGFAULT, HANGS, FAILS, NO_MEMORY, EXITS = range(101, 109)
 GROWS, SPEAKS_OF_MEMORY, KNOWS_NO_PEAK = range(109, 112)
@@ -44,7 +45,7 @@ def kill_itself(number: signal.Signals) -> None:
     time.sleep(60)
 
 
-def train(size: int) -> dict[str, object]:
+def train(size: int) -> Trial:
     if size == KILLED:
         kill_itself(signal.SIGKILL)
     if size == ABORTED:
@@ -58,9 +59,9 @@ def train(size: int) -> dict[str, object]:
     if size == HANGS:
         time.sleep(600)
     if size == FAILS:
-        return {"failure": "ValueError: no such thing", "is_out_of_memory": False}
+        return Trial(0, "failed", reason="ValueError: no such thing")
     if size == NO_MEMORY:
-        return {"failure": "RuntimeError: can't allocate", "is_out_of_memory": True}
+        return Trial(0, "too_big", reason="RuntimeError: can't allocate")
     if size == EXITS:
         sys.exit("the library gave up")
     if size == GROWS:
@@ -70,18 +71,14 @@ def train(size: int) -> dict[str, object]:
     if size == SPEAKS_OF_MEMORY:
         complain(METAL_TEXT)
     sys.stdout.write("a library's chatter on standard output\n")
-    return {
-        "measurement": {
-            "peak_bytes": None if size == KNOWS_NO_PEAK else 1000 * size,
-            "examples_per_second": float(os.getpid()),
-        }
-    }
+    peak_bytes = None if size == KNOWS_NO_PEAK else 1000 * size
+    return Trial(size, "fits", peak_bytes, examples_per_second=float(os.getpid()))
 
 
 if __name__ == "__main__":
-    requests, reply = connect_to_parent()
-    requests.get()
-    reply({"budget_bytes": BUDGET_BYTES})
-    reply({"ready": True})
+    receive, reply = connect_to_parent()
+    *_, budget_bytes = receive()
+    if budget_bytes is None:
+        reply(BUDGET_BYTES)
     while True:
-        reply(train(requests.get()))
+        reply(train(receive()))

@@ -15,6 +15,7 @@ from finetune.batch_finder.case import Case
 from finetune.devices.base import Device, place
 from finetune.errors import ModelUnsupported
 from finetune.evaluation.predict import predict_logits
+from finetune.events import Trial
 from finetune.model.feature_extractor import FeatureExtractor, split_frozen
 from finetune.model.freeze import freeze_parameters, set_training
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
@@ -189,19 +190,11 @@ def _random_tokens(model: PreTrainedModel, *, takes_4d_mask: bool) -> InputsOf:
     )
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """What steps at a batch size took; the peak is None where the process can't measure its own."""
-
-    peak_bytes: int | None
-    examples_per_second: float
-
-
-def measure(model: TrialModel, *, batch_size: int, budget_bytes: int) -> Measurement:
+def measure(model: TrialModel, *, batch_size: int, budget_bytes: int) -> Trial:
     """Take at least two steps, three on a GPU, and evaluate one batch, of one size.
 
     Each call starts from no more than the weights, as a run does. Allocations beyond the budget
-    fail, with whatever PyTorch raises then.
+    fail, with whatever PyTorch raises then. The peak is None where the process can't measure it.
     """
     device, memory = model.device, model.device.memory
     model.begin()
@@ -220,4 +213,4 @@ def measure(model: TrialModel, *, batch_size: int, budget_bytes: int) -> Measure
         timed_seconds += seconds
         steps *= 2
     model.evaluate(batch_size=batch_size)
-    return Measurement(memory.held_peak_bytes(), best_rate)
+    return Trial(batch_size, "fits", memory.held_peak_bytes(), best_rate)

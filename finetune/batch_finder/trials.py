@@ -1,19 +1,18 @@
 """Tries batch sizes in a child process, and survives whatever becomes of it.
 
-``TrialRunner`` is the parent's end, ``serve`` the child's. The first request is a case with the
-budget of the child before, if there was one; then come batch sizes. The child replies with its
-budget, that it is ready, and a measurement of each size, or why it ends.
+``TrialRunner`` is the parent's end, ``serve`` the child's. The first request is a case with its
+memory limit and the budget, None in the first child, which replies with one. Then come batch sizes;
+a reply is a trial, or the arguments of ``ModelUnsupported``.
 """
 
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psutil
 
 from finetune.batch_finder.case import Case
 from finetune.batch_finder.child import Child, ChildEnded, connect_to_parent
-from finetune.config.mode import Mode
 from finetune.devices.base import Device
 from finetune.devices.host import gibibytes
 from finetune.devices.host_memory import process_bytes, spare_bytes, why_short
@@ -68,15 +67,13 @@ class TrialRunner:
         if self._budget_bytes is None:
             self._free_bytes = free_bytes_of(self.device)
             try:
-                self._budget_bytes = int(self._await_reply(self._start_child(), "budget_bytes"))
+                self._budget_bytes = int(self._await_reply(self._start_child()))
             except _Stopped as stop:
                 self._end_child()
-                is_late = stop.status == "timed_out"
                 raise TrialFailed(
                     f"the batch finder's process can't begin: {stop.reason}",
-                    remedy="give it more time with --time-limit"
-                    if is_late
-                    else "see what finetune doctor says of the machine",
+                    remedy="see what finetune doctor says of the machine, or give it more time "
+                    "with --time-limit",
                 ) from None
         return self._budget_bytes
 
@@ -106,18 +103,22 @@ class TrialRunner:
         self._has_trained = True
         child.send(batch_size)
         try:
-            found = self._await_reply(child, "measurement")
-            found["peak_bytes"] = found["peak_bytes"] or self._peak_bytes
-            found["status"] = "fits"
-            self._check_budget(found["peak_bytes"])
-            if line := self._find_oom_message(child):
-                raise _Stopped("too_big", line)
+            trial: Trial = self._await_reply(child)
+            if trial.status == "fits":
+                self._check_budget(trial.peak_bytes or self._peak_bytes)
+                if line := self._find_oom_message(child):
+                    raise _Stopped("too_big", line)
         except _Stopped as stop:
+            trial = Trial(batch_size, stop.status, reason=stop.reason)
+        if trial.status != "fits":
             self._end_child()
-            found = {"status": stop.status, "reason": stop.reason, "examples_per_second": None}
-            found["peak_bytes"] = self._peak_bytes or None
-        seconds, part = time.perf_counter() - started, self.case.part
-        return Trial(batch_size=batch_size, seconds=seconds, part=part, **found)
+        return replace(
+            trial,
+            batch_size=batch_size,
+            part=self.case.part,
+            peak_bytes=trial.peak_bytes or self._peak_bytes or None,
+            seconds=time.perf_counter() - started,
+        )
 
     def run_afresh(self, batch_size: int) -> Trial:
         """Train at a batch size in a child that has not trained before."""
@@ -132,8 +133,7 @@ class TrialRunner:
         # seconds; but only where they take neither memory nor speed from the one that trains.
         while len(self._spares) < _SPARES and not self.device.memory.is_shared:
             self._spares.append(Child(self.module))
-        budgets = {"limit_bytes": self.limit_bytes, "budget_bytes": self._budget_bytes}
-        child.send({"case": asdict(self.case), **budgets})
+        child.send((self.case, self.limit_bytes, self._budget_bytes))
         return child
 
     def _end_child(self) -> None:
@@ -141,24 +141,20 @@ class TrialRunner:
             self._child.kill()
             self._child = None
 
-    def _await_reply(self, child: Child, name: str) -> Any:
-        """Return the child's reply of a name; raise _Stopped if it ends or exceeds a limit."""
+    def _await_reply(self, child: Child) -> Any:
+        """Return the child's next reply; raise _Stopped if it ends or exceeds a limit."""
         self._peak_bytes = 0
         swapped_bytes = psutil.swap_memory().used
         started = host_sampled = time.perf_counter()
         while True:
             try:
-                reply = child.receive(seconds=_SAMPLE_SECONDS) or {}
+                reply = child.receive(seconds=_SAMPLE_SECONDS)
             except ChildEnded:
                 raise self._explain_end(child) from None
-            if name in reply:
-                return reply[name]
-            if "unsupported" in reply:
-                raise ModelUnsupported(reply["unsupported"], remedy=reply["remedy"])
-            if reason := reply.get("failure"):
-                raise _Stopped("too_big" if reply["is_out_of_memory"] else "failed", reason)
-            if "ready" in reply:
-                self._peak_bytes = 0
+            if isinstance(reply, dict):
+                raise ModelUnsupported(**reply)
+            if reply is not None:
+                return reply
             if self.device.memory.is_shared:
                 held_bytes = process_bytes(child.process_id)
                 self._peak_bytes = max(self._peak_bytes, held_bytes)
@@ -205,29 +201,28 @@ class _Stopped(Exception):
 
 
 def serve() -> None:
-    """Serve the parent until it closes standard input."""
-    requests, reply = connect_to_parent()
+    """Serve the parent until it closes the connection."""
+    receive, reply = connect_to_parent()
     # Takes seconds, and the parent needs none of it.
     from finetune.batch_finder.trial_model import build_trial_model, measure
 
-    request = requests.get()
-    case = Case(**request["case"] | {"mode": Mode(request["case"]["mode"])})
-    device = select_device(case.device, emit=lambda _: None)
-    budget_bytes = request["budget_bytes"] or device.memory.budget_bytes(request["limit_bytes"])
-    reply({"budget_bytes": budget_bytes})
+    case, limit_bytes, budget_bytes = receive()
+    device = select_device(case.device, emit=ignore)
+    if budget_bytes is None:
+        budget_bytes = device.memory.budget_bytes(limit_bytes)
+        reply(budget_bytes)
     try:
         device.memory.set_memory_limit(budget_bytes)
         model = build_trial_model(case, device=device)
-        reply({"ready": True})
         while True:
-            measurement = measure(model, batch_size=requests.get(), budget_bytes=budget_bytes)
-            reply({"measurement": asdict(measurement)})
+            reply(measure(model, batch_size=receive(), budget_bytes=budget_bytes))
     except ModelUnsupported as error:
-        reply({"unsupported": error.message, "remedy": error.remedy})
-    # Of every kind that PyTorch, the model or the machine can raise: the parent judges it.
+        reply({"message": error.message, "remedy": error.remedy})
+    # Of every kind that PyTorch, the model or the machine can raise.
     except Exception as error:
         reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
-        reply({"failure": reason, "is_out_of_memory": device.memory.is_out_of_memory(error)})
+        status: TrialStatus = "too_big" if device.memory.is_out_of_memory(error) else "failed"
+        reply(Trial(0, status, reason=reason))
 
 
 if __name__ == "__main__":

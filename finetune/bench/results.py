@@ -7,13 +7,11 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
-from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
 from finetune.bench import GROUPS, Phase
-from finetune.errors import UsageError
 from finetune.tasks.tables import Table
 
 CPU = "cpu"
@@ -83,20 +81,6 @@ class BenchResults:
         """Return the content of ``bench.json``; its readers get the rows a second as well."""
         rows = [asdict(row) | {"rows_per_second": row.rows_per_second} for row in self.rows]
         return asdict(self) | {"rows": rows}
-
-
-def read_results(path: Path) -> BenchResults:
-    """Read a ``bench.json``; UsageError if it can't be read, is none, or of another version."""
-    import pydantic
-
-    try:
-        return pydantic.TypeAdapter(BenchResults).validate_json(path.read_bytes())
-    except (OSError, pydantic.ValidationError) as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(
-            f"{path} can't be read as a bench.json: {reason}",
-            remedy="name two files that finetune bench of this version has written",
-        ) from error
 
 
 _TITLES = {
@@ -206,51 +190,6 @@ def _remarks(group: str, rows: Sequence[Row], others: Iterable[str]) -> Iterator
             "second; a step of finetune run is a pass over the rows that were timed, the features "
             "of a frozen encoder included"
         )
-
-
-def compare_speeds(one: BenchResults, other: BenchResults) -> Iterator[dict[str, Any]]:
-    """Yield workload and phase, the rows a second of A and B by device, and the ratio of both.
-
-    A number is None where it was not measured; the ratio is that of the fastest device of each.
-    """
-    sides = {"A": one, "B": other}
-    grouped = {name: by_device(results.rows) for name, results in sides.items()}
-    for key in dict.fromkeys((*grouped["A"], *grouped["B"])):
-        speeds = {
-            name: {
-                f"{name}, {device}": _speed(grouped[name].get(key, {}).get(device))
-                for device in results.machine.devices
-            }
-            for name, results in sides.items()
-        }
-        fastest = {name: max(filter(None, speeds[name].values()), default=None) for name in sides}
-        ratio = _divide(fastest["B"], fastest["A"])
-        names = {"workload": f"{key[0]}: {key[1]}", "phase": key[2]}
-        yield {**names, **speeds["A"], **speeds["B"], "B ÷ A": ratio}
-
-
-def compare(one: BenchResults, other: BenchResults) -> BenchTable:
-    """Set the rows a second of A and B side by side."""
-    compared = list(compare_speeds(one, other))
-    cells = [
-        [value if isinstance(value, str) else _number(value) for value in row.values()]
-        for row in compared
-    ]
-    remarks = ["the last column compares the fastest device of each"]
-    remarks += [
-        f"{name} is of a quick bench: few rows were timed, and not for long"
-        for name, results in (("A", one), ("B", other))
-        if results.is_quick
-    ]
-    if (one.machine.cpu, one.machine.devices) == (other.machine.cpu, other.machine.devices):
-        ratios = [row["B ÷ A"] for row in compared if row["B ÷ A"]]
-        steady = sum(1 / _STEADY <= ratio <= _STEADY for ratio in ratios)
-        remarks.append(
-            f"on one machine, {steady} of {len(ratios)} are within "
-            f"{100 * (_STEADY - 1):.0f}% of each other"
-        )
-    columns = tuple(compared[0]) if compared else ()
-    return BenchTable(title="Rows a second", columns=columns, rows=cells, remarks=tuple(remarks))
 
 
 def _speed(row: Row | None) -> float | None:

@@ -1,15 +1,15 @@
 """Times workloads in a child process, and goes on with another where a device ends it.
 
 ``measure`` is the parent's end, ``main`` the child's. The first request is a selection; the child
-replies ``{}`` when it is ready. Each further request names a workload by its number, a device, and
-the rows so far; the reply is the rows with more timings.
+replies when it is ready. Each further request names a workload by its number, a device, and the
+rows so far; the reply is the rows with more timings.
 """
 
 import gc
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain, product
 from typing import Any
 
@@ -55,7 +55,7 @@ def measure(
 
     Other load comes and goes, so the timings are spread out instead of taken back to back.
     """
-    first = {"selection": asdict(selection), "devices": devices}
+    first = (selection, devices)
     pairs = list(product(range(len(workloads)), devices))
     rows: dict[tuple[int, str], list[Row]] = {}
     seconds = dict.fromkeys(pairs, 0.0)
@@ -74,10 +74,9 @@ def measure(
                     continue
             emit(Info(f"{place} {workload.group}: {workload.name}, {device}"))
             started = time.time()
-            request = {"workload": number, "device": device, "rows": [*map(asdict, timed)]}
             try:
-                child.send(request)
-                rows[pair] = [Row(**row) for row in _receive(child)]
+                child.send((number, device, timed))
+                rows[pair] = _receive(child)
             except ChildEnded:
                 note = f"the process {child.exit_status()}"
                 rows[pair] = [row.with_note(note) for row in timed]
@@ -92,7 +91,7 @@ def measure(
         child.kill()
 
 
-def _begin(child: Child, first: Mapping[str, Any]) -> None:
+def _begin(child: Child, first: object) -> None:
     """Send the first request and wait until the child is ready."""
     child.send(first)
     try:
@@ -110,20 +109,18 @@ def _receive(child: Child) -> Any:
 
 def main() -> None:
     """Time what the parent asks for."""
-    requests, reply = connect_to_parent()
-    first = requests.get()
-    selection = Selection(**first["selection"])
+    receive, reply = connect_to_parent()
+    selection, names = receive()
     workloads = list_workloads(selection)
-    devices = {name: select_device(name, emit=ignore) for name in first["devices"]}
+    devices = {name: select_device(name, emit=ignore) for name in names}
     for device in devices.values():
         # So that what does not fit fails, in place of a machine that swaps.
         device.memory.set_memory_limit(device.memory.budget_bytes(None))
     limits = QUICK if selection.is_quick else FULL
-    reply({})
-    while request := requests.get():
-        rows = [Row(**row) for row in request["rows"]]
-        workload, device = workloads[request["workload"]], devices[request["device"]]
-        reply([asdict(row) for row in time_workload(workload, device, limits, rows=rows)])
+    reply("ready")
+    while True:
+        number, name, rows = receive()
+        reply(time_workload(workloads[number], devices[name], limits, rows=rows))
 
 
 def time_workload(
