@@ -11,7 +11,7 @@ import click
 
 from finetune.bench import GROUPS, Group
 from finetune.commands.console import show_lines, show_table
-from finetune.commands.options import Display, with_display
+from finetune.commands.options import PATH, Display, with_display
 from finetune.devices import DEVICE_NAMES
 from finetune.errors import Interrupted
 from finetune.events import Emit, Info, ignore
@@ -129,19 +129,11 @@ def _split_devices(_: click.Context, __: click.Parameter, names: str | None) -> 
 @click.argument("group", required=False, type=click.Choice((*GROUPS, ALL)))
 @click.option("--devices", callback=_split_devices, help="Such as cpu,mps. Default: all that work.")
 @click.option("--quick", is_flag=True, help="Time few rows, and not for long.")
-@click.option(
-    "--model",
-    metavar="MODULE:FUNCTION",
-    help="Time a network of your own: a function that returns a module and a batch.",
-)
-@click.option(
-    "--data-dir",
-    type=click.Path(path_type=Path),
-    help="Folder with TREC's raw file. Default: the questions of the package.",
-)
+@click.option("--model", metavar="MODULE:FUNCTION", help="Returns a network and a batch to time.")
+@click.option("--data-dir", type=PATH, help="Folder with TREC's raw file, in place of questions.")
 @click.option(
     "--output-dir",
-    type=click.Path(path_type=Path),
+    type=PATH,
     default=Path("runs/bench"),
     help="Folder of bench.json, bench.html and pictures: new, empty or an earlier bench's.",
 )
@@ -153,9 +145,8 @@ def command(*, group: str | None, display: Display, **options: Any) -> None:
     """
     is_all = group == ALL or (group is None and options["model"] is None)
     chosen = [one for one in GROUPS if is_all or one == group]
-    with display.progress() as emit:
-        results = run_bench(chosen, **options, emit=emit)
-    display.show(results, lambda: _show(results, folder=options["output_dir"]))
+    folder = options["output_dir"]
+    display.run(run_bench, lambda found: _show(found, folder=folder), groups=chosen, **options)
 
 
 def _show(results: "BenchResults", *, folder: Path) -> None:

@@ -40,7 +40,7 @@ def ls(*, as_json: bool, **flags: Any) -> None:
             for one in entries
         ]
         folder = {"folder": str(store.folder), "measured_files": files}
-        show_json({"schema_version": 1, **folder, "entries": listed})
+        show_json({**folder, "entries": listed})
         return
     if entries:
         names = ("rows", "data", "split", "model", "mode")
@@ -65,7 +65,7 @@ def clear(*, as_json: bool, **flags: Any) -> None:
     for file in measured:
         file.unlink(missing_ok=True)
     if as_json:
-        show_json({"schema_version": 1, "folder": str(store.folder), "freed_bytes": freed_bytes})
+        show_json({"folder": str(store.folder), "freed_bytes": freed_bytes})
     else:
         size = format_size(freed_bytes)
         show_lines(f"deleted {size} in {store.folder}, and {len(measured)} files beside it")

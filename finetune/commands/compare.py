@@ -1,12 +1,13 @@
 """``finetune compare``: finished runs on the same test rows."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from finetune.commands.console import show_lines, show_result_table
-from finetune.commands.options import Display, overwrite_option, with_display
+from finetune.commands.options import PATH, Display, output_file_option, with_display
 from finetune.config.schema import NotNegative
 from finetune.events import Emit, ignore
 from finetune.files import write_text_atomically
@@ -57,7 +58,7 @@ def compare(
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=PATH)
 @click.option(
     "--baseline",
     type=click.Choice(["first", "best"]),
@@ -72,17 +73,15 @@ def compare(
     help="Show at most N rows that one run predicts right and the other wrong, each way.  "
     f"[default: {MAX_ROWS}]",
 )
-@click.option("--output", type=click.Path(path_type=Path), help="Also write this page, as HTML.")
-@overwrite_option
+@output_file_option("Also write this page, as HTML.")
 @with_display
 def command(*, runs: tuple[Path, ...], display: Display, **options: Any) -> None:
     """Compare finished runs on the same test rows: metrics, options, rows that differ.
 
     RUN is a run folder, or a folder that contains several.
     """
-    with display.progress() as emit:
-        found = compare(*runs, **options, emit=emit)
-    display.show(found, lambda: _show(found, page=options["output"]))
+    page = options["output"]
+    display.run(partial(compare, *runs), lambda found: _show(found, page=page), **options)
 
 
 def _show(comparison: "Comparison", *, page: Path | None) -> None:

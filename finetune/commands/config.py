@@ -64,7 +64,7 @@ def show(*, config: str | None, assignments: tuple[str, ...], as_json: bool, **f
     if as_json:
         names = ("section", "option", "value", "origin")
         options = [dict(zip(names, row, strict=True)) for row in rows]
-        show_json({"schema_version": 1, "options": options})
+        show_json({"options": options})
         return
     cells, shown = [], ""
     for section, name, value, source in rows:

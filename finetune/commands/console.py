@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from finetune.tasks.metrics import Scores
     from finetune.tasks.tables import Table
 
+SCHEMA_VERSION = 1
 LINE_WITHOUT_END = 1_000_000
 MAX_EXAMPLE = 60
 MIN_TEXT_WIDTH = 12
@@ -25,7 +26,8 @@ LITERAL: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
 
 def show_json(value: Mapping[str, Any]) -> None:
     """Print one JSON object on standard output."""
-    click.echo(escape_controls(json.dumps(value, ensure_ascii=False)))
+    versioned = {"schema_version": SCHEMA_VERSION, **value}
+    click.echo(escape_controls(json.dumps(versioned, ensure_ascii=False)))
 
 
 def show_lines(*lines: str) -> None:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from finetune.data.check import Findings, Lengths, Suggestion
     from finetune.runs.expectation import Expectation
 
-SCHEMA_VERSION = 1
 UNLIMITED = 2**31 - 1
 EXAMPLES = """\b
 Examples:
@@ -60,7 +59,7 @@ class DataReport:
         """Return what ``finetune data check --json`` prints."""
         report = {**asdict(self), **self.findings.to_json()}
         del report["findings"]
-        return {"schema_version": SCHEMA_VERSION, **report}
+        return report
 
 
 def check_data(config: Config, *, emit: Emit) -> DataReport:
@@ -152,9 +151,7 @@ def check(*, config: str | None, display: Display, **flags: Any) -> None:
     training split too, and lengths in tokens. If the model is on this machine, also how good a
     linear head on its frozen encoder is: about what to expect at least.
     """
-    with display.progress() as emit:
-        report = check_data(load(flags, config=config).config, emit=emit)
-    display.show(report, lambda: _show(report))
+    display.run(check_data, _show, config=load(flags, config=config).config)
 
 
 def _show(report: DataReport) -> None:

@@ -100,7 +100,7 @@ def _check(device: str, *, as_json: bool) -> None:
             if check.remedy:
                 click.echo(f"{'':<25}try: {escape_line(check.remedy)}")
     if as_json:
-        show_json({"schema_version": 1, "device": device, "checks": [*map(asdict, found)]})
+        show_json({"device": device, "checks": [*map(asdict, found)]})
     if found[-1].status == "failure":
         sys.exit(DeviceNotAvailable.exit_code)
 

@@ -12,10 +12,8 @@ from finetune.commands.options import (
     completes,
     device_option,
     given,
-    member_option,
     run_argument,
-    text_column_option,
-    text_pair_column_option,
+    table_options,
     with_display,
 )
 from finetune.devices import DeviceName
@@ -26,7 +24,7 @@ from finetune.runs.folder import open_run_folder
 if TYPE_CHECKING:
     from finetune.tasks.metrics import Scores
 
-SCHEMA_VERSION = 1
+SPLITS = ("test", "validation", "train")
 EXAMPLES = """\b
 Examples:
   finetune evaluate runs/demo                    its test split
@@ -48,7 +46,7 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``finetune evaluate --json`` prints."""
-        found = {"schema_version": SCHEMA_VERSION, "split": self.split, **self.scores.to_json()}
+        found = {"split": self.split, **self.scores.to_json()}
         unseen = self.unseen and self.unseen.to_json()
         return {**found, "rows_in_training": self.rows_in_training, "unseen": unseen}
 
@@ -102,20 +100,11 @@ def evaluate(
 
 @click.command(epilog=EXAMPLES)
 @run_argument
+@click.option("--split", type=click.Choice(SPLITS), help="Split to score.  [default: test]")
 @click.option(
-    "--split",
-    type=click.Choice(["test", "validation", "train"]),
-    help="Split to evaluate on.  [default: test]",
+    "--data", shell_complete=completes("file"), help="Other data to score, such as a table."
 )
-@click.option(
-    "--data",
-    metavar="SOURCE",
-    shell_complete=completes("file"),
-    help="Other data to score, all rows of it, such as a table.",
-)
-@member_option
-@text_column_option
-@text_pair_column_option
+@table_options
 @click.option("--label-column", help="Column of the labels.  [default: the run's]")
 @click.option(
     "--evaluate-metric",
@@ -126,15 +115,12 @@ def evaluate(
 @with_display
 def command(*, display: Display, **options: Any) -> None:
     """Evaluate the model in the run folder RUN on a split of its data, or on other data."""
-    with display.progress() as emit:
-        found = evaluate(**options, emit=emit)
-    where = found.split if options["data"] else f"{found.split} split"
-    title = f"{where}, {found.scores.samples:,} rows"
-    display.show(found, lambda: _show(title, found))
+    display.run(evaluate, _show, **options)
 
 
-def _show(title: str, found: Evaluation) -> None:
-    show_scores(title, found.scores)
+def _show(found: Evaluation) -> None:
+    where = f"{found.split} split" if found.split in SPLITS else found.split
+    show_scores(f"{where}, {found.scores.samples:,} rows", found.scores)
     if found.rows_in_training:
         trained = f"{found.rows_in_training:,} of these rows were in training"
         rest = found.unseen.values[0] if found.unseen else None

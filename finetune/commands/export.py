@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from finetune.commands.console import format_size, show_facts, show_lines
-from finetune.commands.options import Display, run_argument, with_display
+from finetune.commands.options import PATH, Display, run_argument, with_display
 from finetune.errors import FinetuneError
 from finetune.events import Emit, Info, ignore
 from finetune.ownership import OwnFolder
@@ -143,7 +143,7 @@ def export_coreml(
 def _output_option(folder: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return click.option(
         "--output-dir",
-        type=click.Path(path_type=Path),
+        type=PATH,
         help=f"Folder to write; an earlier export there is replaced.  [default: RUN/{folder}]",
     )
 
@@ -166,9 +166,7 @@ def onnx_command(*, display: Display, **options: Any) -> None:
 
     Needs pip install 'finetune-mps[onnx]'.
     """
-    with display.progress() as emit:
-        exported = export_onnx(**options, emit=emit)
-    display.show(exported, lambda: _show_onnx(exported))
+    display.run(export_onnx, _show_onnx, **options)
 
 
 @command.command("coreml", epilog=EXAMPLES, short_help="As a Core ML program, for Apple devices.")
@@ -180,9 +178,7 @@ def coreml_command(*, display: Display, **options: Any) -> None:
 
     Needs pip install 'finetune-mps[coreml]', on a Mac or on Linux.
     """
-    with display.progress() as emit:
-        exported = export_coreml(**options, emit=emit)
-    display.show(exported, lambda: _show_coreml(exported))
+    display.run(export_coreml, _show_coreml, **options)
 
 
 def _show_onnx(exported: OnnxExport) -> None:

@@ -275,9 +275,8 @@ def command(*, display: Display, **flags: Any) -> None:
     Without --freeze-core, --head or --train-layers it searches for all layers, and for the head
     alone.
     """
-    with display.progress() as emit:
-        found = find_batch(emit=emit, **given(flags))
-    display.show(found, lambda: show_batches(found, folder=flags["output_dir"]))
+    folder = flags["output_dir"]
+    display.run(find_batch, lambda found: show_batches(found, folder=folder), **given(flags))
 
 
 def show_batches(found: "FoundBatches", *, folder: str) -> None:

@@ -11,7 +11,14 @@ import click
 
 from finetune.commands.console import shorten, show_facts, show_json, show_lines, show_table
 from finetune.commands.data import measure_tokens
-from finetune.commands.options import Display, GroupedCommand, chosen_options, given, with_display
+from finetune.commands.options import (
+    PATH,
+    Display,
+    GroupedCommand,
+    chosen_options,
+    given,
+    with_display,
+)
 from finetune.config.mode import Mode
 from finetune.config.schema import (
     DEFAULT_BATCH_SIZE,
@@ -41,7 +48,6 @@ MAX_TOKENS = 512
 SAMPLE_TEXTS = 20_000
 LONGEST_TEXTS = 20
 MAX_CLASSES_SHOWN = 20
-SCHEMA_VERSION = 1
 EXAMPLES = """\b
 Examples:
   finetune init reviews.csv                     writes reviews.yaml
@@ -201,11 +207,10 @@ def _notes(facts: TableFacts) -> dict[str, str]:
 
 
 @click.command(cls=GroupedCommand, epilog=EXAMPLES)
-@click.argument("table", metavar="DATA", type=click.Path(path_type=Path))
+@click.argument("table", metavar="DATA", type=PATH)
 @click.option(
     "--output",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="New file.  [default: DATA's name with .yaml, in the current folder]",
 )
 @chosen_options(
@@ -229,7 +234,7 @@ def command(
         facts = look_at_table(options, model=model, emit=emit)
     write_new_file(file, make_config(facts))
     if display.as_json:
-        show_json({"schema_version": SCHEMA_VERSION, "config": str(file), **asdict(facts)})
+        show_json({"config": str(file), **asdict(facts)})
     else:
         _show(facts)
         name = shlex.quote(str(file))

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import click
 from click.shell_completion import CompletionItem
@@ -23,6 +23,7 @@ from finetune.runs.folder import open_run_folder
 if TYPE_CHECKING:
     from finetune.config.load import LoadedConfig
 
+T = TypeVar("T")
 Command = Callable[..., Any]
 Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
@@ -77,15 +78,7 @@ device_option = click.option(
     show_envvar=True,
     help="Device to use.  [default: auto]",
 )
-# For commands that read other tables with it.
-text_column_option = click.option(
-    "--text-column", help="Column of the texts.  [default: the run's]"
-)
-text_pair_column_option = click.option(
-    "--text-pair-column", help="Column of second texts.  [default: the run's]"
-)
-member_option = click.option("--member", help="Table to read of several in the file or folder.")
-overwrite_option = click.option("--overwrite", is_flag=True, help="Replace the --output file.")
+PATH = click.Path(path_type=Path)
 accept_changes_option = click.option(
     "--accept-changes", is_flag=True, help="Take files that were edited for those of the run."
 )
@@ -113,10 +106,27 @@ def chosen_options(*names: str) -> Callable[[Command], Command]:
     return add_flags
 
 
+def table_options(command: Command) -> Command:
+    """Give a command that uses a trained model flags for how it reads other tables."""
+    for option in (
+        click.option("--text-pair-column", help="Column of second texts.  [default: the run's]"),
+        click.option("--text-column", help="Column of the texts.  [default: the run's]"),
+        click.option("--member", help="Table to read of several in the file or folder."),
+    ):
+        command = option(command)
+    return command
+
+
+def output_file_option(description: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds ``--output`` and whether that may replace a file."""
+    overwrite = click.option("--overwrite", is_flag=True, help="Replace the --output file.")
+    return lambda command: click.option("--output", type=PATH, help=description)(overwrite(command))
+
+
 def run_argument(command: Command) -> Command:
     """Give a command the argument RUN, and a flag that accepts changes of that run."""
 
-    @click.argument("run", type=click.Path(path_type=Path))
+    @click.argument("run", type=PATH)
     @accept_changes_option
     @wraps(command)
     def call(*, run: Path, accept_changes: bool, **options: Any) -> Any:
@@ -156,14 +166,17 @@ class Display:
         """Yield an ``Emit`` that shows events on standard error."""
         return showing(quiet=self.quiet, no_progress=self.no_progress)
 
-    def show(self, result: Any, as_text: Callable[[], None]) -> None:
-        """Print a dataclass; as JSON with its ``to_json()``, or all its fields."""
+    def run(self, work: Callable[..., T], as_text: Callable[[T], None], **options: Any) -> None:
+        """Call a function with an ``emit``, and print the dataclass that it returns.
+
+        As JSON, with its ``to_json()`` or all its fields.
+        """
+        with self.progress() as emit:
+            result: Any = work(**options, emit=emit)
         if not self.as_json:
-            as_text()
-        elif hasattr(result, "to_json"):
-            show_json(result.to_json())
+            as_text(result)
         else:
-            show_json({"schema_version": 1, **asdict(result)})
+            show_json(result.to_json() if hasattr(result, "to_json") else asdict(result))
 
 
 def with_display(command: Command) -> Command:

@@ -14,14 +14,13 @@ import click
 
 from finetune.commands.console import show_table
 from finetune.commands.options import (
+    PATH,
     Display,
     device_option,
     given,
-    member_option,
-    overwrite_option,
+    output_file_option,
     run_argument,
-    text_column_option,
-    text_pair_column_option,
+    table_options,
     with_display,
 )
 from finetune.data.stream import Row, read_lines
@@ -187,19 +186,14 @@ def read_texts(
 @click.option(
     "-f",
     "--file",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Table (csv, tsv, jsonl, parquet) or file with one text per line; - for standard input.",
 )
 @click.option("--text-pair", "pairs", multiple=True, help="Second text of a pair, for each TEXT.")
-@member_option
-@text_column_option
-@text_pair_column_option
+@table_options
 @click.option("--lines", "as_lines", is_flag=True, help="Read the lines of a table as texts.")
 @click.option("--encoding", help="Encoding of the texts.  [default: detected]")
-@click.option(
-    "--output", type=click.Path(path_type=Path), help="Write to this csv, jsonl or parquet file."
-)
-@overwrite_option
+@output_file_option("Write to this csv, jsonl or parquet file.")
 @click.option("--all-scores", is_flag=True, help="Give the probability of each class.")
 @click.option(
     "--min-confidence",

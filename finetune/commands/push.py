@@ -111,9 +111,7 @@ def command(*, display: Display, **options: Any) -> None:
     Its tokenizer, model card and report are uploaded too. A token is needed: run `hf auth login`,
     or set HF_TOKEN.
     """
-    with display.progress() as emit:
-        found = push(**options, emit=emit)
-    display.show(found, lambda: _show(found))
+    display.run(push, _show, **options)
 
 
 def _show(pushed: Push) -> None:

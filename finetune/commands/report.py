@@ -15,7 +15,6 @@ from finetune.runs.folder import RunFolder, open_run_folder
 if TYPE_CHECKING:
     from finetune.runs.results import RunResults
 
-SCHEMA_VERSION = 1
 EXAMPLES = """\b
 Examples:
   finetune report runs/demo --open
@@ -58,6 +57,6 @@ def command(*, run: Path, opens: bool, display: Display) -> None:
         if opens and not webbrowser.open(page.resolve().as_uri()):
             emit(WarningMessage("no browser was found", remedy=f"open {page} yourself"))
     if display.as_json:
-        show_json({"schema_version": SCHEMA_VERSION, "report": str(page)})
+        show_json({"report": str(page)})
     else:
         show_lines(f"report: {page}")

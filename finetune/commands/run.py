@@ -33,10 +33,10 @@ from finetune.runs.folder import RunFolder, seed_name
 
 if TYPE_CHECKING:
     from finetune.config.load import LoadedConfig
+    from finetune.config.schema import Config
     from finetune.runs.results import RunResults, SeedResults
     from finetune.tasks.metrics import MetricValue
 
-SCHEMA_VERSION = 1
 EXAMPLES = """\b
 Examples:
   finetune run                                BERT-base on TREC, from the Hub
@@ -44,13 +44,6 @@ Examples:
   finetune run --config offline               without a network
   finetune run --freeze-core --seeds 5        mean and interval of five seeds
 """
-# Of a dry run's JSON, the names that do not say what they are.
-IN_WORDS = {
-    "real_token_share": "fraction of tokens that are not padding",
-    "rows_by_class": "training rows by class",
-    "tokens": "tokens of a training text",
-    "batches_by_width": "batches of an epoch by padded length",
-}
 
 
 def run(
@@ -137,27 +130,19 @@ def read_options(
     return load(options, config=config, assignments=assignments)
 
 
-def dry_run(
-    config: str | Path | None = None,
-    *,
-    assignments: Sequence[str] = (),
-    emit: Emit = ignore,
-    **options: Any,
-) -> dict[str, Any]:
+def dry_run(config: "Config", *, emit: Emit) -> dict[str, Any]:
     """Prepare a run up to its first step, write nothing, and return what it would do as JSON.
 
-    Whatever would keep the run from starting is raised here too. The arguments are those of
-    :func:`run`.
+    Whatever would keep the run from starting is raised here too.
     """
-    chosen = read_options(config, assignments=assignments, **options).config
     from finetune.commands.resuming import Work
     from finetune.data.check import check_splits, describe_lengths, suggest_changes
     from finetune.runs.expectation import expect
     from finetune.runs.preparation import prepare
     from finetune.runs.results import RunFacts
 
-    folder = Work(chosen).find_free_folder()
-    preparation = prepare(chosen, emit=emit)
+    folder = Work(config).find_free_folder()
+    preparation = prepare(config, emit=emit)
     plan, facts = preparation.plan, asdict(RunFacts.of(preparation))
     # Nothing has been timed.
     del facts["class_names"], facts["precision_reason"]
@@ -166,13 +151,13 @@ def dry_run(
     findings = check_splits(preparation.data.splits, preparation.task)
     for one in suggest_changes(findings, lengths=None):
         emit(WarningMessage(one.finding))
-    expectation = expect(chosen, rows, preparation.data.task, emit=emit)
+    class_rows = preparation.task.count_classes(preparation.examples["train"].labels)
+    expectation = expect(config, rows, preparation.data.task, emit=emit)
     return {
-        "schema_version": SCHEMA_VERSION,
         **facts,
         "rows": dict(preparation.data.splits.num_rows),
-        "rows_by_class": preparation.task.count_classes(preparation.examples["train"].labels),
-        "tokens": describe_lengths(plan.examples.lengths),
+        "training_rows_by_class": class_rows,
+        "tokens_of_a_training_text": describe_lengths(plan.examples.lengths),
         "batch_size": preparation.config.training.batch_size,
         "effective_batch_size": plan.effective_batch_size,
         "num_train_epochs": plan.values.num_train_epochs,
@@ -181,7 +166,7 @@ def dry_run(
         "warmup_steps": plan.schedule.warmup_steps,
         "learning_rate": plan.schedule.peak,
         "output_dir": str(folder),
-        "batches_by_width": dict(sorted(lengths.items())),
+        "batches_of_an_epoch_by_padded_length": dict(sorted(lengths.items())),
         "expectation": expectation and asdict(expectation),
     }
 
@@ -225,7 +210,7 @@ def command(
                 remedy="leave it out, or --seeds and --resume-from-checkpoint",
             )
         with display.progress() as emit:
-            plan = dry_run(emit=emit, **options)
+            plan = dry_run(read_options(**options).config, emit=emit)
         (show_json if display.as_json else _show_plan)(plan)
         return
     if num_processes > 1 and read_launch().world_size == 1:
@@ -248,10 +233,9 @@ def _show_plan(plan: dict[str, Any]) -> None:
     from finetune.tasks.labels import listed_counts
 
     expected = plan.pop("expectation")
-    del plan["schema_version"]
     # Hundreds of classes fit no line, and a number has none.
-    plan["rows_by_class"] = listed_counts(plan["rows_by_class"]) or "no classes"
-    show_facts({IN_WORDS.get(name, name): fact for name, fact in plan.items()})
+    rows = "training_rows_by_class"
+    show_facts({**plan, rows: listed_counts(plan[rows]) or "no classes"})
     if expected:
         from finetune.runs.expectation import Expectation
 

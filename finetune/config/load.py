@@ -9,7 +9,6 @@ from typing import Any
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from finetune.config.mode import HEADS
 from finetune.config.schema import (
     OPTION_OF_TRAINER,
     OPTIONS,
@@ -26,6 +25,9 @@ SECTIONS = [section.name for section in fields(Config)]
 MIN_SIZE_BYTES = 10**6
 # A solved head needs a convex loss; the rest would not do what both say, or is not tested.
 _EXCLUSIVE = (
+    ("--train-layers", "--freeze-core"),
+    ("--train-layers", "--head classifier"),
+    ("--gradient-checkpointing", "a frozen encoder"),
     ("--loss focal", "--label-smoothing"),
     ("--loss focal", "--solve-head on"),
     ("--contrastive on", "--loss focal"),
@@ -182,22 +184,14 @@ def check_type(hint: Any, value: Any, *, words: str, is_strict: bool = True) -> 
 
 
 def _check_contradictions(config: Config) -> None:
-    model = config.model
-    if model.train_layers is not None and (model.freeze_core or HEADS[model.head].freezes_encoder):
-        flag = "--freeze-core" if model.freeze_core else f"--head {model.head}"
-        raise ConfigurationInvalid(
-            f"{flag} freezes the whole encoder, --train-layers trains {model.train_layers} layers",
-            remedy="give one of the two",
-        )
-    if config.training.gradient_checkpointing and not model.mode.trains_encoder:
-        raise ConfigurationInvalid(
-            "gradient checkpointing is for layers that train, and the whole encoder is frozen",
-            remedy="leave out --gradient-checkpointing, or train layers with --train-layers",
-        )
-    training = config.training
+    model, training = config.model, config.training
     if training.loss != "focal" and training.focal_gamma != TrainingConfig.focal_gamma:
         raise ConfigurationInvalid("--focal-gamma is for --loss focal", remedy="add --loss focal")
     is_given = {
+        "--train-layers": model.train_layers is not None,
+        "--freeze-core": model.freeze_core,
+        "--head classifier": model.head == "classifier",
+        "--gradient-checkpointing": bool(training.gradient_checkpointing),
         "--loss focal": training.loss == "focal",
         "--label-smoothing": training.label_smoothing > 0,
         "--contrastive on": training.contrastive == "on",

@@ -31,8 +31,11 @@ def train_only(model: nn.Module, trained: frozenset[str], structure: Structure) 
 
 def trained_names(structure: Structure, *, mode: Mode) -> frozenset[str]:
     """Return the names of the parameters that a mode trains."""
-    if mode.head:
-        return mode.head.trained_names(structure)
+    if mode == "head":
+        return structure.head
+    if mode == "classifier":
+        # What is new would otherwise stay as random as it was drawn.
+        return structure.output_layer | structure.new
     layers = mode.trained_layers
     if layers is None:
         return structure.encoder | structure.head

@@ -34,7 +34,6 @@ def check(
 
 def test_findings_lengths_and_suggestions_come_together(table: Path, tiny_folder: Path) -> None:
     found = check(table, tiny_folder, test_fraction=0.2, validation_fraction=0.1)
-    assert found["schema_version"] == 1
     assert found["rows"] == {"train": 20}
     assert found["rows_of_a_run"] == {"train": 15, "validation": 1, "test": 4}
     assert found["repeats"]["train"]["rows_up_to_case"] == 5

@@ -21,7 +21,9 @@ from tiny_runs import (
 
 import finetune
 from finetune.commands.run import dry_run
+from finetune.config.load import load_config
 from finetune.errors import RunFolderNotEmpty
+from finetune.events import ignore
 from finetune.files import read_json
 
 CLOSED = "http://127.0.0.1:9"
@@ -125,7 +127,7 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(
     assert facts["schema_version"] == 1
     assert (facts["total_steps"], facts["steps_per_epoch"]) == (8, 4)
     assert facts["rows"] == {"train": 64, "validation": 81, "test": 270}
-    assert sum(facts["rows_by_class"].values()) == 64
+    assert sum(facts["training_rows_by_class"].values()) == 64
     assert facts["output_dir"] == "runs/questions-tiny-full"
     assert facts["expectation"]["sampled"] == 64
     table = command("run", "--dry-run", "--model", tiny_folder, *flags()).output
@@ -242,11 +244,16 @@ def test_run_takes_a_file_with_options_on_top_and_returns_what_it_writes(
     assert "seed: 3\n" in (run / "config.yaml").read_text()
 
 
+def plan_of(model: Path, output_dir: Path, **options: Any) -> dict[str, Any]:
+    flags = {**options, "model": str(model), "output_dir": str(output_dir)}
+    return dry_run(load_config(flags=flags).config, emit=ignore)
+
+
 def test_a_dry_run_reports_what_the_run_does(tiny_folder: Path, tmp_path: Path) -> None:
     options = {"train_layers": 1, "num_train_epochs": 1.5}
     with pytest.raises(RunFolderNotEmpty):
-        dry_run(model=str(tiny_folder), output_dir=str(tiny_folder), **QUICK)
-    facts = dry_run(model=str(tiny_folder), output_dir=str(tmp_path / "run"), **QUICK | options)
+        plan_of(tiny_folder, tiny_folder, **QUICK)
+    facts = plan_of(tiny_folder, tmp_path / "run", **QUICK | options)
     assert list(tmp_path.iterdir()) == []
     results = run_tiny(tmp_path / "run", model=tiny_folder, **options)
     same = results.keys() & facts.keys() - {"schema_version"}
@@ -254,4 +261,4 @@ def test_a_dry_run_reports_what_the_run_does(tiny_folder: Path, tmp_path: Path) 
     assert {name: facts[name] for name in same} == {name: results[name] for name in same}
     assert facts["total_steps"] / facts["steps_per_epoch"] == results["epoch"]
     assert facts["rows"]["train"] == results["train_samples"]
-    assert sum(facts["batches_by_width"].values()) == facts["steps_per_epoch"]
+    assert sum(facts["batches_of_an_epoch_by_padded_length"].values()) == facts["steps_per_epoch"]

@@ -138,7 +138,7 @@ def test_a_wrong_value_is_refused_with_the_name_of_its_option_and_where_it_came_
     [
         ({"freeze_core": True, "train_layers": 2}, "--freeze-core"),
         ({"head": "classifier", "train_layers": 2}, "--head classifier"),
-        ({"freeze_core": True, "gradient_checkpointing": True}, "whole encoder is frozen"),
+        ({"freeze_core": True, "gradient_checkpointing": True}, "a frozen encoder"),
         ({"focal_gamma": 1.0}, "--focal-gamma is for --loss focal"),
         ({"loss": "focal", "label_smoothing": 0.1}, "--loss focal and --label-smoothing"),
         ({"loss": "focal", "solve_head": "on"}, "--loss focal and --solve-head on"),
