@@ -38,7 +38,7 @@ from finetune.model.feature_extractor import split_frozen
 from finetune.model.features import FrozenLayers, with_features
 from finetune.model.freeze import freeze_parameters, set_training
 from finetune.model.tensor_store import TensorStore
-from finetune.tasks.single import cross_entropy
+from finetune.tasks.single import Single
 from finetune.tokenization.buckets import choose_padded_lengths, plan_epoch
 from finetune.tokenization.examples import Examples, inputs_of_texts
 from finetune.training.micro_batches import move_batches
@@ -70,7 +70,7 @@ def time_steps(
         head=bert_structure().head,
         device=device,
         precision="bf16",
-        losses=cross_entropy,
+        losses=Single().losses,
         hyperparameters=Hyperparameters(
             optimizer="adamw",
             schedule=Schedule(peak=1e-5, warmup_steps=0, total_steps=steps),

@@ -17,7 +17,7 @@ from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.device import FEW_SHAPES
 from finetune.model.freeze import freeze_parameters, set_training
 from finetune.model.structure import find_structure
-from finetune.tasks.single import cross_entropy
+from finetune.tasks.single import Single
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.encode import EncodedTexts
 from finetune.tokenization.examples import Examples, inputs_of_texts
@@ -123,7 +123,7 @@ def tiny_training_state(
         head=structure.head,
         device=device or CpuDevice(),
         precision=precision,
-        losses=cross_entropy,
+        losses=Single().losses,
         hyperparameters=Hyperparameters(
             optimizer=optimizer,
             schedule=Schedule(peak=peak, warmup_steps=2, total_steps=total_steps),

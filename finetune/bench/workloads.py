@@ -32,7 +32,7 @@ from finetune.model.freeze import freeze_parameters, set_training
 from finetune.model.shape import random_classifier
 from finetune.model.structure import Structure, find_structure
 from finetune.model.tensor_store import TensorStore
-from finetune.tasks.single import cross_entropy
+from finetune.tasks.single import Single
 from finetune.tokenization.buckets import choose_padded_lengths, plan_epoch
 from finetune.tokenization.encode import EncodedTexts, random_texts
 from finetune.tokenization.examples import Examples, collate, inputs_of_texts
@@ -293,7 +293,7 @@ def _build_run(mode: Mode, lengths: np.ndarray, device: Device) -> Load:
         head=structure.head,
         device=device,
         precision="fp32",
-        losses=cross_entropy,
+        losses=Single().losses,
         hyperparameters=Hyperparameters(
             "adamw", schedule, head_lr_multiplier=1.0, weight_decay=0.01, max_grad_norm=1.0
         ),

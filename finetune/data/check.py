@@ -17,8 +17,8 @@ from datasets import DatasetDict
 from numpy.typing import NDArray
 
 from finetune.data.dataset import TextColumns, column_of, number_splits, texts_of
-from finetune.tasks.base import BALANCE_CLASSES, Task
-from finetune.tasks.labels import listed_counts
+from finetune.tasks.base import Task
+from finetune.tasks.labels import find_odd_names, listed_counts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -78,7 +78,7 @@ class Balance:
         """What a user can do about either."""
         if self.ratio >= STRONG_IMBALANCE:
             found = f"{self.largest} has {self.ratio:.1f} times the training rows of"
-            yield Suggestion(f"{found} {self.smallest}", BALANCE_CLASSES)
+            yield Suggestion(f"{found} {self.smallest}", "--class-weights balanced")
         if self.rare:
             found = f"classes with fewer than {RARE_ROWS} training rows: {listed_counts(self.rare)}"
             yield Suggestion(found, "add rows of these classes, or merge them with others")
@@ -270,7 +270,7 @@ def check_splits(splits: DatasetDict, task: Task) -> Findings:
         figures={split: task.describe(own) for split, own in labels.items()},
         odd_labels=[
             *(balance.suggestions if balance else ()),
-            *(Suggestion(*oddity) for oddity in task.find_oddities(labels["train"])),
+            *(Suggestion(*oddity) for oddity in find_odd_names(task.class_names)),
         ],
     )
 

@@ -39,9 +39,10 @@ def split_table(table: DatasetDict, options: DataConfig, *, task: Task, emit: Em
 
 
 def _refuse_constant(train: Dataset, task: Task) -> None:
-    if constant := task.find_constant(task.labels(column_of(train, "label"))):
+    labels = task.labels(column_of(train, "label"))
+    if len(labels) and (labels == labels[0]).all():
         raise DataError(
-            f"all {len(train):,} training rows have {constant}",
+            f"all {len(train):,} training rows have the label {task.format_label(labels[0])!r}",
             remedy="add rows of other classes, name another --label-column, or raise"
             " --max-train-samples",
         )

@@ -102,7 +102,7 @@ def expect(config: Config, rows: Dataset, task: Task, *, emit: Emit) -> Expectat
 
 def _cross_validate(config: Config, rows: Dataset, task: Task) -> Expectation:
     is_balanced, count = config.training.class_weights == "balanced", len(rows)
-    task = task.with_training_labels(_labels(rows, task), is_balanced=is_balanced)
+    task = task.with_loss(_labels(rows, task), is_balanced=is_balanced)
     recipe = choose_recipe(config, task, rows=count, processes=1)
     features = read_frozen_features(prepare_head(config, rows, task))
     seed = config.training.seed

@@ -160,8 +160,9 @@ def prepare(
     with stage("data", emit):
         data = load_splits(config.data, emit=emit)
         labels = data.task.labels(column_of(data.splits["train"], "label"))
-        task = data.task.with_training_labels(labels, is_balanced=is_balanced)
-        task = task.with_loss(
+        task = data.task.with_loss(
+            labels,
+            is_balanced=is_balanced,
             focal_gamma=config.training.focal_gamma if config.training.loss == "focal" else 0.0,
             label_smoothing=config.training.label_smoothing,
         )

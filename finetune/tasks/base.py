@@ -1,7 +1,7 @@
 """The interface of a task type, such as one label per text; each type is one file."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune.events import Emit, Info
-from finetune.tasks.labels import find_odd_names, flat_values, map_values, sort_classes
+from finetune.tasks.labels import flat_values, map_values, sort_classes
 from finetune.tasks.metrics import (
     METRICS,
     Metric,
@@ -21,7 +21,14 @@ from finetune.tasks.metrics import (
     compute_metrics,
     rows_of,
 )
-from finetune.tasks.tables import Table
+from finetune.tasks.tables import (
+    MAX_LISTED,
+    MAX_MISTAKES,
+    Table,
+    format_number,
+    format_value,
+    text_of,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -30,8 +37,6 @@ if TYPE_CHECKING:
 
 Labels = NDArray[Any]
 Logits = NDArray[np.float32]
-# The option with which all classes count the same in the loss.
-BALANCE_CLASSES = "--class-weights balanced"
 # The pipeline of transformers that a saved model is for.
 PIPELINE = "text-classification"
 # A temperature fitted on n rows costs 1 / 2n nats a row: at 100 rows, less than most models gain.
@@ -94,8 +99,6 @@ class Outputs(NamedTuple):
     """Class numbers [rows], yes or no for each class [rows, classes], or numbers [rows]."""
     probabilities: NDArray[np.float32] | None = None
     """Of each class: [rows, classes]."""
-    confidences: NDArray[np.float32] | None = None
-    """The probability of the predicted class, where there is exactly one: [rows]."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +119,13 @@ class Task(ABC):
     """Whether a text has exactly one class, with a probability."""
     limit: ClassVar[str]
     """A sentence for the model card on what its predictions can't say."""
+    mistakes_title: ClassVar[str]
+    error_name: ClassVar[str]
+    """What ``row_errors`` are."""
 
     class_names: Sequence[str] = ()
     temperature: float = field(default=1.0, kw_only=True)
+    class_weights: tuple[float, ...] = field(default=(), kw_only=True)
     focal_gamma: float = field(default=0.0, kw_only=True)
     label_smoothing: float = field(default=0.0, kw_only=True)
 
@@ -214,7 +221,7 @@ class Task(ABC):
 
     def format_label(self, label: Any) -> str:
         """Return one of ``labels`` as people write it."""
-        return str(self.to_json(np.asarray(label)[None])[0])
+        return format_value(self.to_json(np.asarray(label)[None])[0])
 
     # What the labels of a split are like.
 
@@ -223,13 +230,13 @@ class Task(ABC):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
 
     def strata(self, labels: Labels) -> NDArray[np.int64]:
-        """Return the group of each row, [rows]: a split takes its fraction of every group."""
-        return np.zeros(len(labels), np.int64)
-
-    def find_constant(self, labels: Labels) -> str | None:
-        """Return the label that all rows share, or None if there are several."""
-        is_constant = len(labels) > 0 and bool((labels == labels[0]).all())
-        return f"the label {self.format_label(labels[0])!r}" if is_constant else None
+        """Return the rarest class of each row, [rows]: a split takes its fraction of each."""
+        rows, numbers = self.class_rows(labels)
+        # Of the classes of a row the last one that is written stays.
+        order = np.lexsort((numbers, np.bincount(numbers)[numbers]))[::-1]
+        strata = np.full(len(labels), len(self.class_names), np.int64)
+        strata[rows[order]] = numbers[order]
+        return strata
 
     def count_classes(self, labels: Labels) -> dict[str, int]:
         """Return the rows of each class, in the order of the classes."""
@@ -247,26 +254,33 @@ class Task(ABC):
         """Return statistics of the labels, other than the rows of each class."""
         return {}
 
-    def find_oddities(self, labels: Labels) -> Iterator[tuple[str, str]]:
-        """Yield oddities of the training labels, each with a suggestion."""
-        yield from find_odd_names(self.class_names)
-
     # How a model learns them.
 
-    @abstractmethod
-    def with_training_labels(self, labels: Labels, *, is_balanced: bool) -> Self:
-        """Return the task with the parameters of its loss, computed from the training labels.
+    def with_loss(
+        self,
+        training_labels: Labels,
+        *,
+        is_balanced: bool = False,
+        focal_gamma: float = 0.0,
+        label_smoothing: float = 0.0,
+    ) -> Self:
+        """Return the task with the parameters of its training loss, by default the cross-entropy.
 
-        If balanced, all classes count the same, however many rows they have.
+        If balanced, all classes count the same, however many rows they have. Lin et al., Focal Loss
+        for Dense Object Detection, ICCV 2017 (arXiv 1708.02002); Szegedy et al., Rethinking the
+        Inception Architecture, CVPR 2016 (arXiv 1512.00567), section 7.
         """
+        weights = self.balance(training_labels) if is_balanced else np.empty(0)
+        return replace(
+            self,
+            class_weights=tuple(weights.tolist()),
+            focal_gamma=focal_gamma,
+            label_smoothing=label_smoothing,
+        )
 
-    def with_loss(self, *, focal_gamma: float, label_smoothing: float) -> Self:
-        """Return the task with another training loss than the cross-entropy, where not both are 0.
-
-        Lin et al., Focal Loss for Dense Object Detection, ICCV 2017 (arXiv 1708.02002); Szegedy et
-        al., Rethinking the Inception Architecture, CVPR 2016 (arXiv 1512.00567), section 7.
-        """
-        return replace(self, focal_gamma=focal_gamma, label_smoothing=label_smoothing)
+    def balance(self, labels: Labels) -> NDArray[np.float64]:
+        """Return weights with which all classes count the same in the loss: [classes]."""
+        return np.ones(len(self.class_names))
 
     @abstractmethod
     def losses(self, logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
@@ -279,7 +293,7 @@ class Task(ABC):
     @property
     def unweighted(self) -> Self:
         """The task with plain cross-entropy, as the losses in results need it."""
-        return replace(self, focal_gamma=0.0, label_smoothing=0.0)
+        return replace(self, class_weights=(), focal_gamma=0.0, label_smoothing=0.0)
 
     def example_weights(self, labels: Labels) -> NDArray[np.float32]:
         """Return the weight of each example in the loss: [examples]."""
@@ -395,8 +409,8 @@ class Task(ABC):
 
     def _columns_of(self, outputs: Outputs, name: str) -> dict[str, list[Any]]:
         columns = {name: self.to_json(outputs.predicted)}
-        if outputs.confidences is not None:
-            columns["probability"] = outputs.confidences.tolist()
+        if self.can_abstain and outputs.probabilities is not None:
+            columns["probability"] = outputs.probabilities.max(axis=1).tolist()
         return columns
 
     def confidences(
@@ -404,9 +418,9 @@ class Task(ABC):
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """Return probabilities of the predicted class or of each class, and which are right."""
         outputs = self.read_logits(logits)
-        if outputs.confidences is not None:
-            return outputs.confidences, outputs.predicted == labels
         assert outputs.probabilities is not None, "numbers have no probabilities"
+        if self.can_abstain:
+            return outputs.probabilities.max(axis=1), outputs.predicted == labels
         return outputs.probabilities.ravel(), labels.ravel() > 0
 
     # How models are compared.
@@ -441,13 +455,37 @@ class Task(ABC):
             return f"A regression model of {subject}"
         return f"A classifier of {subject} with {self.label_summary}"
 
-    @abstractmethod
     def mistakes(self, rows: Sequence[Mapping[str, Any]]) -> Table:
-        """Return the worst of the rows of ``predictions.jsonl``."""
+        """Return the rows of ``predictions.jsonl`` with the largest errors."""
+        errors = self.row_errors(rows)
+        wrong = np.argsort(-errors, kind="stable")[: np.count_nonzero(errors)].tolist()
+        listed = wrong[: MAX_LISTED if self.class_names else MAX_MISTAKES]
+        cells = [
+            (text_of(row), format_value(row["label"]), format_value(row["predicted"]), error)
+            for number in listed
+            for row, error in [(rows[number], self.format_error(errors[number]))]
+        ]
+        columns = ("text", "true", "predicted", self.error_name)
+        if not self.class_names:
+            return Table(self.mistakes_title, columns, cells)
+        note = f"{len(wrong)} of {len(rows)} test rows are misclassified"
+        if len(wrong) > MAX_MISTAKES:
+            note += f"; these are the {MAX_MISTAKES} worst"
+        groups = [self.mistake_groups(rows[number]) for number in listed]
+        return Table(self.mistakes_title, columns, cells, 3, f"{note}.", groups)
 
-    def class_groups(self, classes: Iterable[str]) -> dict[str, str]:
-        """Return the titles of the classes of a mistake, by the ids of ``Table.groups``."""
-        return {f"class-{self.class_numbers[name]}": f"Mistakes with {name}" for name in classes}
+    def format_error(self, error: float) -> str:
+        """Return one of ``row_errors`` as people read it."""
+        return format_number(error)
+
+    def mistake_groups(self, row: Mapping[str, Any]) -> dict[str, str]:
+        """Return the titles of the groups that a mistake is in, by the ids of ``Table.groups``."""
+        true, predicted = (np.atleast_1d(row[name]).tolist() for name in ("label", "predicted"))
+        return {
+            f"class-{self.class_numbers[name]}": f"Mistakes with {name}"
+            for name in true + predicted
+            if (name in true) != (name in predicted)
+        }
 
 
 TASK_TYPES: dict[str, type[Task]] = {}

@@ -1,6 +1,6 @@
 """Any number of labels per text: each class is a separate yes or no."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -10,19 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune.errors import DataError
-from finetune.events import Emit, WarningMessage
-from finetune.tasks.base import BALANCE_CLASSES, Labels, Logits, Outputs, Task
+from finetune.events import Emit
+from finetune.tasks.base import Labels, Logits, Outputs, Task
 from finetune.tasks.labels import (
     distinct_values,
     find_separator,
     flat_values,
-    listed_counts,
     map_values,
     name_classes,
     split_labels,
 )
 from finetune.tasks.metrics import MULTI, ProblemType, average_precisions
-from finetune.tasks.tables import MAX_LISTED, Table, text_of
 
 if TYPE_CHECKING:
     import torch
@@ -36,10 +34,6 @@ MAX_POSITIVE_WEIGHT = 100.0
 # on so many rows of the class (tests/tasks/test_multi).
 ROWS_OF_COMMON_THRESHOLD = 10
 MIN_THRESHOLD = 1e-6
-# The data check reports classes of fewer rows as rare anyway.
-RARE_ROWS = 10
-# A class with a smaller fraction of the rows has little weight in the loss.
-SMALL_FRACTION = 0.01
 
 
 @dataclass(frozen=True)
@@ -47,7 +41,7 @@ class Multi(Task):
     """Any number of classes per text; the labels are float32 of shape [rows, classes], 0 or 1.
 
     A text has the classes whose probability reaches their threshold, by default one half. Rows that
-    have a class weigh ``positive_weights`` times as much in its loss as others, by default 1.
+    have a class weigh ``class_weights`` times as much in its loss as others, by default 1.
     """
 
     name: ClassVar[str] = "multi"
@@ -59,8 +53,10 @@ class Multi(Task):
         "of each class; it applies no thresholds."
     )
 
+    mistakes_title: ClassVar[str] = "Most wrong classes"
+    error_name: ClassVar[str] = "wrong classes"
+
     thresholds: Sequence[float] = ()
-    positive_weights: tuple[float, ...] = ()
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -124,15 +120,6 @@ class Multi(Task):
         flat = np.array([numbers[name] for names in values for name in names], np.int64)
         return self._indicators(np.array([*map(len, values)]), flat)
 
-    def format_label(self, label: Any) -> str:
-        return ", ".join(self.to_json(label[None])[0]) or "none"
-
-    def strata(self, labels: Indicators) -> NDArray[np.int64]:
-        """Return the rarest class of each row: a split takes its fraction of each."""
-        order = np.argsort(labels.sum(axis=0), kind="stable")
-        rarest: NDArray[np.int64] = labels[:, order].argmax(axis=1)
-        return np.where(labels.any(axis=1), order[rarest], len(order))
-
     def class_rows(self, labels: Indicators) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         rows, numbers = np.nonzero(labels)
         return rows, numbers
@@ -145,31 +132,18 @@ class Multi(Task):
             "rows without a class": float(np.count_nonzero(counts == 0)),
         }
 
-    def find_oddities(self, labels: Indicators) -> Iterator[tuple[str, str]]:
-        """Yield odd names, and classes of all or few rows."""
-        yield from super().find_oddities(labels)
-        counts = self.count_classes(labels)
-        if of_all := [name for name, rows in counts.items() if rows == len(labels)]:
-            found = f"classes that every training row has: {', '.join(of_all)}"
-            yield found, "leave them out: there is nothing to learn from them"
-        least = SMALL_FRACTION * len(labels)
-        if few := {name: rows for name, rows in counts.items() if RARE_ROWS <= rows < least}:
-            found = f"classes of fewer than {SMALL_FRACTION:.0%} of the training rows"
-            yield f"{found}: {listed_counts(few)}", BALANCE_CLASSES
-
-    def with_training_labels(self, labels: Indicators, *, is_balanced: bool) -> Self:
-        if not is_balanced:
-            return self
+    def balance(self, labels: Indicators) -> NDArray[np.float64]:
+        """Return rows without the class / rows with it."""
         rows = labels.sum(axis=0, dtype=np.float64)
-        weights = np.clip((len(labels) - rows) / np.maximum(rows, 1), None, MAX_POSITIVE_WEIGHT)
-        return replace(self, positive_weights=tuple(weights.tolist()))
+        weights: NDArray[np.float64] = (len(labels) - rows) / np.maximum(rows, 1)
+        return weights.clip(max=MAX_POSITIVE_WEIGHT)
 
     def losses(self, logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
         """Return the mean binary cross-entropy of the classes of each example, weighted."""
         import torch
 
         entropy = torch.nn.functional.binary_cross_entropy_with_logits
-        weights = _on_device(self.positive_weights, logits.device)
+        weights = _on_device(self.class_weights, logits.device)
         smooth = labels * (1 - self.label_smoothing) + self.label_smoothing / 2
         losses = entropy(logits, smooth, reduction="none")
         if weights is not None:
@@ -189,32 +163,9 @@ class Multi(Task):
         """Return the task with the thresholds of the highest F1, and the temperature."""
         calibrated = super().calibrate(predict, fits_temperature=fits_temperature, emit=emit)
         logits, labels = predict()
-        probabilities, true = _probabilities(logits), labels > 0
-        thresholds = find_thresholds(probabilities, true)
-        is_always = (probabilities >= thresholds).all(axis=0) & ~true.all(axis=0)
-        if always := [self.class_names[number] for number in np.flatnonzero(is_always).tolist()]:
-            emit(
-                WarningMessage(
-                    f"every validation row gets the classes {', '.join(always)}: the model does"
-                    " not tell their rows from others",
-                    remedy="train longer, train more of the model, or add rows of these classes",
-                )
-            )
+        probabilities = _probabilities(logits / np.float32(calibrated.temperature))
+        thresholds = find_thresholds(probabilities, labels > 0)
         return replace(calibrated, thresholds=thresholds.tolist())
-
-    def scale_output_layer(self, parameters: "Sequence[torch.nn.Parameter]") -> Self:
-        """Divide the output layer by the temperature; the thresholds stay at the same logits."""
-        if self.temperature == 1:
-            return self
-        from scipy.special import expit, logit
-
-        super().scale_output_layer(parameters)
-        moved = expit(logit(np.array(self._thresholds)) / self.temperature)
-        return replace(self, thresholds=moved.tolist())
-
-    @property
-    def unweighted(self) -> Self:
-        return replace(super().unweighted, positive_weights=())
 
     def read_logits(self, logits: Logits) -> Outputs:
         probabilities = _probabilities(logits)
@@ -236,20 +187,6 @@ class Multi(Task):
     @property
     def label_summary(self) -> str:
         return f"any number of {len(self.class_names)} classes each"
-
-    def mistakes(self, rows: Sequence[Mapping[str, Any]]) -> Table:
-        pairs = [(row, {*row["label"]} ^ {*row["predicted"]}) for row in rows]
-        wrong = [(row, classes) for row, classes in pairs if classes]
-        wrong.sort(key=lambda mistake: len(mistake[1]), reverse=True)
-        note = f"{len(wrong)} of {len(rows)} test rows have a class too many or too few."
-        del wrong[MAX_LISTED:]
-        cells = [
-            (text_of(row), ", ".join(row["label"]), ", ".join(row["predicted"]), str(len(classes)))
-            for row, classes in wrong
-        ]
-        columns = ("text", "true", "predicted", "wrong classes")
-        groups = [self.class_groups(classes) for _, classes in wrong]
-        return Table("Most wrong classes", columns, cells, 3, note, groups)
 
 
 @cache

@@ -1,6 +1,6 @@
 """A number for each text, such as a score or a price."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -11,14 +11,10 @@ from finetune.errors import ConfigurationInvalid, DataError
 from finetune.tasks.base import Logits, Outputs, Task, scale_parameters
 from finetune.tasks.labels import NUMBER
 from finetune.tasks.metrics import NUMBERS, ProblemType
-from finetune.tasks.tables import MAX_MISTAKES, Table, format_number, text_of
 
 if TYPE_CHECKING:
     import torch
     from pyarrow import ChunkedArray as Column
-
-# If this fraction of rows has the same number, always predicting it looks good.
-MAX_FRACTION_OF_ONE_NUMBER = 0.5
 
 
 @dataclass(frozen=True)
@@ -33,6 +29,8 @@ class Regression(Task):
     problem_type: ClassVar[ProblemType] = NUMBERS
     result_name: ClassVar[str] = "value"
     limit: ClassVar[str] = "A number may lie beyond those of the training rows."
+    mistakes_title: ClassVar[str] = "Largest errors"
+    error_name: ClassVar[str] = "error"
 
     mean: float = 0.0
     deviation: float = 1.0
@@ -70,9 +68,6 @@ class Regression(Task):
     def from_json(self, values: Sequence[Any]) -> NDArray[np.float64]:
         return np.array(values, np.float64)
 
-    def format_label(self, label: Any) -> str:
-        return f"{label:g}"
-
     def describe(self, labels: NDArray[np.float32]) -> dict[str, float]:
         return {
             "lowest": float(labels.min()),
@@ -82,34 +77,19 @@ class Regression(Task):
             "different numbers": float(len(np.unique(labels))),
         }
 
-    def find_oddities(self, labels: NDArray[np.float32]) -> Iterator[tuple[str, str]]:
-        """Yield the number that most rows have, if there is one."""
-        numbers, counts = np.unique(labels, return_counts=True)
-        fraction = counts.max() / len(labels)
-        if fraction >= MAX_FRACTION_OF_ONE_NUMBER:
-            number = f"the number {numbers[counts.argmax()]:g}"
-            yield (
-                f"{fraction:.0%} of the training rows have {number}",
-                "check whether it stands for a missing one",
-            )
-
-    def with_training_labels(self, labels: NDArray[np.float32], *, is_balanced: bool) -> Self:
+    def with_loss(
+        self, training_labels: NDArray[np.float32], *, is_balanced: bool = False, **options: float
+    ) -> Self:
         """Return the task with mean and standard deviation of the training rows."""
-        if is_balanced:
+        if is_balanced or any(options.values()):
             raise ConfigurationInvalid(
-                "--class-weights balanced is for classes, and the labels are numbers",
-                remedy="leave it out, or add --task single",
-            )
-        mean, deviation = labels.mean(dtype=np.float64), labels.std(dtype=np.float64)
-        return replace(self, mean=float(mean), deviation=float(deviation) or 1.0)
-
-    def with_loss(self, *, focal_gamma: float, label_smoothing: float) -> Self:
-        if focal_gamma or label_smoothing:
-            raise ConfigurationInvalid(
-                "--loss focal and --label-smoothing are for classes, and the labels are numbers",
+                "--class-weights balanced, --loss focal and --label-smoothing are for classes, and"
+                " the labels are numbers",
                 remedy="leave them out, or add --task single",
             )
-        return self
+        mean = float(training_labels.mean(dtype=np.float64))
+        deviation = float(training_labels.std(dtype=np.float64))
+        return replace(self, mean=mean, deviation=deviation or 1.0)
 
     def losses(self, logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
         """Return the squared error of each example, in squared standard deviations."""
@@ -142,16 +122,6 @@ class Regression(Task):
     @property
     def label_summary(self) -> str:
         return "a number each"
-
-    def mistakes(self, rows: Sequence[Mapping[str, Any]]) -> Table:
-        errors = [(row["predicted"] - row["label"], row) for row in rows]
-        errors.sort(key=lambda one: abs(one[0]), reverse=True)
-        cells = [
-            (text_of(row), format_number(row["label"]), format_number(row["predicted"]),
-             format_number(error, sign="+"))
-            for error, row in errors[:MAX_MISTAKES]
-        ]  # fmt: skip
-        return Table("Largest errors", ("text", "true", "predicted", "error"), cells)
 
 
 def _parse_numbers(column: "Column") -> "Column":

@@ -1,9 +1,8 @@
 """One label per text: each text has exactly one class."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 from finetune.tasks.base import Logits, Outputs, Task
 from finetune.tasks.labels import distinct_values, map_values, name_classes
 from finetune.tasks.metrics import SINGLE, ProblemType
-from finetune.tasks.tables import MAX_LISTED, MAX_MISTAKES, Table, percent, text_of
+from finetune.tasks.tables import percent
 
 if TYPE_CHECKING:
     import torch
@@ -34,8 +33,8 @@ class Single(Task):
     limit: ClassVar[str] = (
         "Every text gets one of the classes above, even one that belongs to none of them."
     )
-
-    class_weights: tuple[float, ...] = ()
+    mistakes_title: ClassVar[str] = "Most confident mistakes"
+    error_name: ClassVar[str] = "probability"
 
     @classmethod
     def parse(cls, columns: Sequence["Column"]) -> "list[Column]":
@@ -60,21 +59,18 @@ class Single(Task):
     def class_rows(self, labels: ClassNumbers) -> tuple[ClassNumbers, ClassNumbers]:
         return np.arange(len(labels)), labels
 
-    def strata(self, labels: ClassNumbers) -> ClassNumbers:
-        return labels
-
-    def with_training_labels(self, labels: ClassNumbers, *, is_balanced: bool) -> Self:
-        """Return the task with class weights rows / (classes × rows of the class), if balanced."""
-        if not is_balanced:
-            return self
+    def balance(self, labels: ClassNumbers) -> NDArray[np.float64]:
+        """Return rows / (classes × rows of the class)."""
         counts = np.bincount(labels, minlength=len(self.class_names))
         weights = len(labels) / (np.count_nonzero(counts) * np.maximum(counts, 1))
-        return replace(self, class_weights=tuple(np.where(counts, weights, 0.0).tolist()))
+        return np.where(counts, weights, 0.0)
 
     def losses(self, logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
         import torch
 
-        entropy = cross_entropy(logits, labels, smoothing=self.label_smoothing)
+        entropy = torch.nn.functional.cross_entropy(
+            logits, labels, reduction="none", label_smoothing=self.label_smoothing
+        )
         if not self.focal_gamma:
             return entropy
         # At a probability of 1 the gradient of the power would be infinite.
@@ -90,7 +86,7 @@ class Single(Task):
         import torch
 
         probabilities = torch.from_numpy(logits).softmax(dim=1).numpy()
-        return Outputs(logits.argmax(axis=1), probabilities, probabilities.max(axis=1))
+        return Outputs(logits.argmax(axis=1), probabilities)
 
     def baseline_predictions(self, labels: ClassNumbers) -> ClassNumbers:
         return np.full_like(labels, np.bincount(labels).argmax())
@@ -100,28 +96,11 @@ class Single(Task):
         errors = (row["probability"] * (row["predicted"] != row["label"]) for row in rows)
         return np.fromiter(errors, np.float64, len(rows))
 
-    def mistakes(self, rows: Sequence[Mapping[str, Any]]) -> Table:
-        wrong = [row for row in rows if row["predicted"] != row["label"]]
-        wrong.sort(key=itemgetter("probability"), reverse=True)
-        cells, groups = [], []
-        for row in wrong[:MAX_LISTED]:
-            true, predicted = pair = (row["label"], row["predicted"])
-            cell = "cell-{}-{}".format(*map(self.class_numbers.__getitem__, pair))
-            groups.append({cell: f"{true} predicted as {predicted}", **self.class_groups(pair)})
-            cells.append((text_of(row), *pair, percent(row["probability"])))
-        note = f"{len(wrong)} of {len(rows)} test rows are misclassified"
-        if len(wrong) > MAX_MISTAKES:
-            note += f"; these are the {MAX_MISTAKES} with the highest probability"
-        columns = ("text", "true", "predicted", "probability")
-        return Table("Most confident mistakes", columns, cells, 3, f"{note}.", groups)
+    def format_error(self, error: float) -> str:
+        return percent(error)
 
-
-def cross_entropy(
-    logits: "torch.Tensor", labels: "torch.Tensor", *, smoothing: float = 0.0
-) -> "torch.Tensor":
-    """Return the cross-entropy of each example: of shape [examples]."""
-    import torch
-
-    return torch.nn.functional.cross_entropy(
-        logits, labels, reduction="none", label_smoothing=smoothing
-    )
+    def mistake_groups(self, row: Mapping[str, Any]) -> dict[str, str]:
+        """Return those of the classes, and that of the cell of the confusion matrix."""
+        true, predicted = row["label"], row["predicted"]
+        cell = f"cell-{self.class_numbers[true]}-{self.class_numbers[predicted]}"
+        return {cell: f"{true} predicted as {predicted}", **super().mistake_groups(row)}

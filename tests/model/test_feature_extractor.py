@@ -25,7 +25,7 @@ from finetune.devices.cpu import CpuDevice
 from finetune.model.feature_extractor import FeatureExtractor, pooled_inputs, split_frozen
 from finetune.model.freeze import freeze_parameters, set_training
 from finetune.model.structure import Structure, find_structure
-from finetune.tasks.single import cross_entropy
+from finetune.tasks.single import Single
 from finetune.tokenization.examples import collate, prepare_mask
 from finetune.training.micro_batches import MicroBatch
 from finetune.training.optimizers import Hyperparameters, Schedule
@@ -138,7 +138,7 @@ def train_steps(
         head=structure.head,
         device=CpuDevice(),
         precision=precision,
-        losses=cross_entropy,
+        losses=Single().losses,
         hyperparameters=Hyperparameters(
             optimizer="adamw",
             schedule=Schedule(peak=1e-3, warmup_steps=1, total_steps=4),

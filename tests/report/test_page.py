@@ -135,7 +135,7 @@ def test_twenty_mistakes_are_shown_the_most_confident_first_and_more_of_a_cell_a
     write_predictions(
         folder,
         *((f"text {n}", OTHER, "DESC", n / 100) for n in range(50, 90)),
-        *((f"rare {n}", "DESC", OTHER, n / 1000) for n in range(3)),
+        *((f"rare {n}", "DESC", OTHER, n / 1000) for n in range(1, 4)),
     )
 
     html = write_report(folder, results).read_text(encoding="utf-8")
@@ -144,7 +144,7 @@ def test_twenty_mistakes_are_shown_the_most_confident_first_and_more_of_a_cell_a
     at_first = [text for groups, text in rows if "more" not in groups.split()]
     assert at_first == [f"text {n}" for n in range(89, 69, -1)]
     alone = [text for groups, text in rows if "cell-0-1" in groups.split()]
-    assert alone == ["rare 2", "rare 1", "rare 0"]
+    assert alone == ["rare 3", "rare 2", "rare 1"]
     assert "43 of 43 test rows are misclassified; these are the 20" in html
     assert "#cell-0-1:target ~ .wide tbody tr:not(.cell-0-1)" in html
     assert {"#cell-1-0", "#class-0", "#class-1"} <= set(Page(html).addresses)

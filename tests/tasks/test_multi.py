@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from finetune.errors import DataError
-from finetune.events import Event, WarningMessage
 from finetune.tasks.multi import MAX_POSITIVE_WEIGHT, Multi, find_thresholds
 
 LABELS = np.array([[1, 0], [0, 0], [0, 1], [0, 1]], np.float32)
@@ -28,48 +27,39 @@ def test_lists_with_a_place_for_each_class_are_refused() -> None:
     assert labels.to_pylist() == [["0", "1"], [], ["1"]]
 
 
-def test_classes_of_every_row_or_of_few_are_odd() -> None:
-    labels = np.zeros((2000, 4), np.float32)
-    labels[:, 0] = labels[:1000, 1] = labels[:12, 2] = labels[:2, 3] = 1
-    every, few = Multi(["all", "half", "few", "rare"]).find_oddities(labels)
-    assert every[0] == "classes that every training row has: all"
-    found = "classes of fewer than 1% of the training rows: 'few' (12)"
-    assert few == (found, "--class-weights balanced")
-
-
 def test_balanced_rows_with_a_class_count_as_much_as_those_without() -> None:
-    task = Multi(["a", "b"]).with_training_labels(LABELS, is_balanced=True)
-    assert task.positive_weights == (3.0, 1.0)
+    task = Multi(["a", "b"]).with_loss(LABELS, is_balanced=True)
+    assert task.class_weights == (3.0, 1.0)
     logits, labels = torch.zeros(4, 2), torch.tensor(LABELS)
     logits.requires_grad_()
     task.losses(logits, labels).sum().backward()
     # At one half, the gradients of a class's rows and of the others add up to nothing.
     assert logits.grad is not None
     assert logits.grad.sum(dim=0).tolist() == pytest.approx([0, 0])
-    one_row = Multi(["a"]).with_training_labels(np.eye(1000, 1), is_balanced=True)
-    assert one_row.positive_weights == (MAX_POSITIVE_WEIGHT,)
-    plain = Multi(["a", "b"]).with_training_labels(LABELS, is_balanced=False)
+    one_row = Multi(["a"]).with_loss(np.eye(1000, 1), is_balanced=True)
+    assert one_row.class_weights == (MAX_POSITIVE_WEIGHT,)
+    plain = Multi(["a", "b"]).with_loss(LABELS, is_balanced=False)
     assert plain.losses(torch.zeros(4, 2), labels).tolist() == pytest.approx([np.log(2)] * 4)
 
 
 @pytest.mark.parametrize("is_balanced", [False, True])
 def test_the_loss_is_smoothed_or_focal_within_the_weight_of_a_class(is_balanced: bool) -> None:
-    plain = Multi(["a", "b"]).with_training_labels(LABELS, is_balanced=is_balanced)
+    plain = Multi(["a", "b"])
     logits, labels = torch.tensor([[1.0, -2.0]]), torch.tensor([[1.0, 0.0]])
-    weight = plain.positive_weights[0] if is_balanced else 1.0
+    weight = 3.0 if is_balanced else 1.0
     right, left = np.log1p(np.exp([-1.0, -2.0])), np.log1p(np.exp([1.0, 2.0]))
-    smooth = plain.with_loss(focal_gamma=0.0, label_smoothing=0.2)
+    smooth = plain.with_loss(LABELS, is_balanced=is_balanced, label_smoothing=0.2)
     expected = (0.9 * right + 0.1 * left) * [weight, 1]
     assert smooth.losses(logits, labels).item() == pytest.approx(expected.mean())
-    focal = plain.with_loss(focal_gamma=2.0, label_smoothing=0.0)
+    focal = plain.with_loss(LABELS, is_balanced=is_balanced, focal_gamma=2.0)
     expected = (1 - np.exp(-right)) ** 2 * right * [weight, 1]
     assert focal.losses(logits, labels).item() == pytest.approx(expected.mean())
-    assert focal.unweighted == smooth.unweighted == Multi(["a", "b"])
+    assert focal.unweighted == smooth.unweighted == plain
 
 
 def test_the_loss_of_a_split_is_that_without_weights() -> None:
     logits = np.ones_like(LABELS)
-    balanced = Multi(["a", "b"]).with_training_labels(LABELS, is_balanced=True)
+    balanced = Multi(["a", "b"]).with_loss(LABELS, is_balanced=True)
     assert balanced.score(logits, LABELS).loss == Multi(["a", "b"]).score(logits, LABELS).loss
 
 
@@ -94,17 +84,3 @@ def test_thresholds_gain_on_other_rows_and_rare_classes_lose_nothing(shift: floa
     gains = [f1(find_thresholds(*draw(200))) - f1(0.5) for _ in range(20)]
     assert (np.mean(gains, axis=0) > 0).all()
     assert (np.min(gains, axis=0)[:3] > -0.03).all()
-
-
-def test_classes_that_every_row_gets_are_named() -> None:
-    random = np.random.default_rng(0)
-    labels = (random.random((60, 2)) < 0.5).astype(np.float32)
-    logits = np.stack([np.zeros(60), 4 * labels[:, 1] - 2], axis=1)
-    emitted: list[Event] = []
-    task = Multi(["chance", "known"]).calibrate(
-        lambda: (logits.astype(np.float32), labels), fits_temperature=False, emit=emitted.append
-    )
-    [warning] = emitted
-    assert isinstance(warning, WarningMessage)
-    assert "gets the classes chance:" in warning.message
-    assert task.read_logits(np.array([[0.1, -2]], np.float32)).predicted.tolist() == [[True, False]]

@@ -84,14 +84,14 @@ def test_the_loss_is_smoothed_or_focal_and_that_of_results_neither() -> None:
     labels = torch.tensor([0, 0, 1])
     plain = Single(["a", "b"])
     right = logits.detach().double().softmax(1).gather(1, labels[:, None])[:, 0]
-    focal = plain.with_loss(focal_gamma=0.5, label_smoothing=0.0)
+    focal = plain.with_loss(labels.numpy(), focal_gamma=0.5)
     expected = -((1 - right) ** 0.5) * right.log()
     losses = focal.losses(logits, labels)
     assert losses.tolist() == pytest.approx(expected.tolist(), abs=1e-6)
     losses.sum().backward()
     assert logits.grad is not None
     assert logits.grad.isfinite().all()
-    smooth = plain.with_loss(focal_gamma=0.0, label_smoothing=0.2)
+    smooth = plain.with_loss(labels.numpy(), label_smoothing=0.2)
     log = logits.detach().log_softmax(1)
     expected = -0.9 * log[0, 0] - 0.1 * log[0, 1]
     assert smooth.losses(logits, labels)[0].item() == pytest.approx(expected.item())
@@ -102,7 +102,7 @@ def test_the_loss_is_smoothed_or_focal_and_that_of_results_neither() -> None:
 
 def test_balanced_weights_are_those_of_scikit_learn() -> None:
     task, labels = Single(["a", "b", "c", "d"]), np.array([2, 0, 2, 2, 3])
-    balanced = task.with_training_labels(labels, is_balanced=True).example_weights(labels)
+    balanced = task.with_loss(labels, is_balanced=True).example_weights(labels)
     assert balanced.tolist() == pytest.approx(compute_sample_weight("balanced", labels))
-    same = task.with_training_labels(labels, is_balanced=False).example_weights(labels)
+    same = task.with_loss(labels, is_balanced=False).example_weights(labels)
     assert same.tolist() == [1.0] * 5

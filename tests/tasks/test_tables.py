@@ -11,7 +11,7 @@ def test_numbers_are_short() -> None:
 
 def test_large_numbers_are_written_out_in_the_largest_errors() -> None:
     rows = [{"text": "a house", "label": 250_000.0, "predicted": 12_345.6}]
-    assert Regression().mistakes(rows).rows == [("a house", "250,000", "12,346", "-237,654")]
+    assert Regression().mistakes(rows).rows == [("a house", "250,000", "12,346", "237,654")]
 
 
 def test_the_interval_of_a_fraction_is_in_percent() -> None:

@@ -67,7 +67,7 @@ def test_micro_batches_are_contiguous_and_the_last_may_be_smaller(
 def test_loss_weights_add_up_to_1_and_are_as_the_weights_of_the_examples(
     labels: np.ndarray, batch_size: int, pads_batches: bool, is_balanced: bool
 ) -> None:
-    task = Single([""] * CLASSES).with_training_labels(labels, is_balanced=is_balanced)
+    task = Single([""] * CLASSES).with_loss(labels, is_balanced=is_balanced)
     weights = task.example_weights(labels)
     lengths = np.full(len(labels), 5)
     examples = Examples(lambda rows, padded_length: {}, lengths, labels, weights)

@@ -34,7 +34,7 @@ NO_LIMIT = 1e9
 def examples_of(class_weights: str, *, takes_4d_mask: bool = True) -> Examples:
     labels = random_examples(ROWS).labels
     is_balanced = class_weights == "balanced"
-    task = Single([""] * CLASSES).with_training_labels(labels, is_balanced=is_balanced)
+    task = Single([""] * CLASSES).with_loss(labels, is_balanced=is_balanced)
     weights = np.array(task.class_weights, np.float32) if is_balanced else None
     return random_examples(ROWS, class_weights=weights, takes_4d_mask=takes_4d_mask)
 
