@@ -19,6 +19,7 @@ from finetune.events import Trial
 from finetune.model.feature_extractor import FeatureExtractor, split_frozen
 from finetune.model.freeze import freeze_parameters, set_training
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
+from finetune.model.mean_pooling import compute_mean_alone
 from finetune.model.structure import Structure, find_structure
 from finetune.tasks.choose import task_of_shape
 from finetune.tokenization.buckets import Batch
@@ -105,6 +106,8 @@ def build_trial_model(case: Case, *, device: Device) -> TrialModel:
         model = make(config, dtype=torch.float32)
     # Any weights of a layer that never trains take the same memory and time.
     structure = find_structure(model, has_mean_layer=case.has_mean_layer)
+    if case.has_mean_layer:
+        compute_mean_alone(model)
     if case.gradient_checkpointing:
         enable_gradient_checkpointing(model, device)
     if case.part == "whole":

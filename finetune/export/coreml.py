@@ -126,7 +126,8 @@ def check_weights(file: Path, text_model: TextModel) -> list[str]:
     folded = [
         name
         for name, one in text_model.model.named_parameters()
-        if _bytes_of(one.detach().half().numpy()) not in weights
+        if name not in text_model.structure.mean_layer
+        and _bytes_of(one.detach().half().numpy()) not in weights
     ]
     if lost := [name for name in folded if not FOLDED.search(name)]:
         raise FinetuneError(

@@ -22,7 +22,12 @@ from finetune.config.schema import Pooling
 from finetune.devices.base import BatchShapes
 from finetune.errors import ModelUnsupported
 from finetune.events import Emit, WarningMessage, ignore
-from finetune.model.mean_pooling import has_mean_layer, pool_by_first_token, pool_by_mean
+from finetune.model.mean_pooling import (
+    compute_mean_alone,
+    has_mean_layer,
+    pool_by_first_token,
+    pool_by_mean,
+)
 from finetune.model.shape import count_positions
 from finetune.model.source import ModelSource, find_model, silence_transformers
 from finetune.model.structure import Structure, find_structure
@@ -140,6 +145,8 @@ def load_model(
         elif pooling == "cls":
             pool_by_first_token(model)
         structure = find_structure(model, has_mean_layer=has_mean_layer(model))
+        if structure.mean_layer:
+            compute_mean_alone(model)
     not_loaded = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
     # A buffer that is missing has the value that the model gives it.
     not_loaded -= {name for name, _ in model.named_buffers()}

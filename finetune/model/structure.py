@@ -5,8 +5,8 @@ after the last layer, those that return a vector per token belong to the encoder
 a vector per text to the head: BERT's pooler is head, although it is stored in the base model.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -18,6 +18,8 @@ from transformers.utils.generic import ModelOutput
 
 from finetune.errors import ModelUnsupported
 
+# Of the two texts in ``record_sample``, where the second is padded.
+SAMPLE_MASK = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
 # What a forward raises on inputs that the model was not made for.
 REFUSALS = (AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError)
 
@@ -55,19 +57,14 @@ class Structure:
 
 
 def find_structure(model: PreTrainedModel, *, has_mean_layer: bool = False) -> Structure:
-    """Find encoder, layers and head of a model, which stays as it was.
+    """Find encoder, layers and head of a model, which is left in evaluation mode.
 
     The caller says if the last layer is that of ``mean_pooling``, since a model whose memory is
     estimated has no weights to tell it by.
     """
     base = model.base_model
     layers = encoder_layers(model)
-    with evaluating(model):
-        tokens = model.dummy_inputs["input_ids"][:2].to(model.device)  # of two texts: [2, 5]
-        mask = torch.ones_like(tokens)
-        calls = record_calls(model, {"input_ids": tokens, "attention_mask": mask})
-        takes_4d_mask = _takes_4d_mask(model, tokens)
-
+    calls = record_sample(model)
     last = [call for call in calls.values() if layers and call.module is layers[-1]]
     if base is model or not last:
         raise ModelUnsupported(
@@ -112,7 +109,7 @@ def find_structure(model: PreTrainedModel, *, has_mean_layer: bool = False) -> S
         output_layer=names_of(output_layer.module.parameters()),
         new=names_of(outside),
         output_layer_input=0.0 if features is None else features.square().mean().sqrt().item(),
-        takes_4d_mask=takes_4d_mask,
+        takes_4d_mask=_takes_4d_mask(model),
     )
 
 
@@ -127,20 +124,16 @@ def encoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     return max(lists, key=lambda one: sum(map(torch.numel, one.parameters())), default=default)
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch dropout off in all modules, and back as it was."""
-    was_training = {module: module.training for module in model.modules()}
+def record_sample(model: PreTrainedModel, mask: torch.Tensor | None = None) -> "dict[str, Call]":
+    """Return the calls of a forward without dropout over two texts of five tokens, maybe masked."""
     model.train(False)
-    try:
-        yield
-    finally:
-        for module, is_training in was_training.items():
-            module.training = is_training
+    tokens = model.dummy_inputs["input_ids"][:2].to(model.device)
+    mask = torch.ones_like(tokens) if mask is None else mask.to(tokens)
+    return record_calls(model, {"input_ids": tokens, "attention_mask": mask})
 
 
 @torch.no_grad()
-def _takes_4d_mask(model: PreTrainedModel, tokens: torch.Tensor) -> bool:
+def _takes_4d_mask(model: PreTrainedModel) -> bool:
     """Try whether a 4-D mask gives the same logits as the usual one.
 
     With the usual mask transformers asks the device at every forward whether it masks anything. In
@@ -148,8 +141,8 @@ def _takes_4d_mask(model: PreTrainedModel, tokens: torch.Tensor) -> bool:
     """
     if any(getattr(model.config, name, None) for name in ("local_attention", "sliding_window")):
         return False
-    mask = torch.ones_like(tokens, dtype=torch.bool)
-    mask[1, 3:] = False
+    tokens = model.dummy_inputs["input_ids"][:2].to(model.device)
+    mask = SAMPLE_MASK.to(model.device)
     expected = model(input_ids=tokens, attention_mask=mask.long()).logits
     try:
         actual = model(input_ids=tokens, attention_mask=mask[:, None, None, :]).logits
