@@ -150,7 +150,7 @@ def _find_begun(work: Work) -> RunFolder | None:
     paths = (path for path in RUNS_FOLDER.glob("*") if numbered.fullmatch(path.name))
     begun = (folder for folder in map(work.folder, paths) if folder.has_begun)
     unfinished = (folder for folder in begun if not folder.has_finished)
-    return max(unfinished, key=lambda folder: folder.begun_at, default=None)
+    return max(unfinished, key=lambda folder: folder.first_files[0].stat().st_mtime, default=None)
 
 
 def _open(work: Work, path: Path) -> RunFolder:

@@ -139,11 +139,10 @@ def dry_run(config: "Config", *, emit: Emit) -> dict[str, Any]:
     from finetune.data.check import check_splits, describe_lengths, suggest_changes
     from finetune.runs.expectation import expect
     from finetune.runs.preparation import prepare
-    from finetune.runs.results import RunFacts
 
     folder = Work(config).find_free_folder()
     preparation = prepare(config, emit=emit)
-    plan, facts = preparation.plan, asdict(RunFacts.of(preparation))
+    plan, facts = preparation.plan, asdict(preparation.facts)
     # Nothing has been timed.
     del facts["class_names"], facts["precision_reason"]
     lengths = Counter(batch.padded_length for batch in plan.batches(0))

@@ -47,8 +47,8 @@ MAX_COPY_FRACTION = 0.5
 # Share of the time that checkpoints may take, and the least time between two.
 MAX_TIME_SHARE = 0.03
 MIN_SECONDS_BETWEEN = 30.0
-# Of a disk, until it is known.
-EXPECTED_BYTES_PER_SECOND = 2e8
+# Of writing a checkpoint, until one is written.
+EXPECTED_SECONDS = 2.0
 
 Checkpoint = tuple[Mapping[str, Tensors], Mapping[str, Any]]
 
@@ -82,11 +82,7 @@ class Checkpoints:
         self._writing: futures.Future[None] | None = None
         # A step and its checkpoint, not to be written unless the run fails to finish.
         self.held: tuple[int, Checkpoint] | None = None
-        self._saved_at, self._seconds = time.monotonic(), 0.0
-
-    def expect(self, size_bytes: int) -> None:
-        """Take a checkpoint's size as a hint of how long it takes, until one is written."""
-        self._seconds = size_bytes / EXPECTED_BYTES_PER_SECOND
+        self._saved_at, self._seconds = time.monotonic(), EXPECTED_SECONDS
 
     def is_due(self) -> bool:
         """Return whether one more takes at most its share of the time since the last."""

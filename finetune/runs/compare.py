@@ -21,7 +21,7 @@ from finetune.files import is_there
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import RunResults, best_of, read_results
 from finetune.tasks.base import Task
-from finetune.tasks.metrics import Scores, WeightedMetrics
+from finetune.tasks.metrics import Scores
 from finetune.tasks.tables import text_of
 
 SCHEMA_VERSION = 1
@@ -95,7 +95,7 @@ class Comparison:
 
 @dataclass(frozen=True, eq=False)
 class _FinishedRun:
-    """What a finished run has left: ``metrics`` computes metrics of resampled test rows."""
+    """What a finished run has left: ``resampled`` are metrics of resampled test rows."""
 
     name: str
     path: Path
@@ -103,21 +103,20 @@ class _FinishedRun:
     results: RunResults
     test_digest: str
     predictions: Sequence[Mapping[str, Any]]
-    metrics: WeightedMetrics
+    resampled: Mapping[str, NDArray[np.float64]]
 
     @classmethod
     def read(cls, folder: RunFolder, name: str) -> "_FinishedRun":
         results = read_results(folder)
 
-        def parse(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], WeightedMetrics]:
+        def resample(rows: list[Any]) -> tuple[list[Any], dict[str, NDArray[np.float64]]]:
             if len(rows) != results.test.samples:
                 raise ValueError(f"{len(rows)} rows, and {results.test.samples} were tested")
-            return rows, results.task.weighted_metrics(rows)
+            return rows, bootstrap(results.task.weighted_metrics(rows), rows=len(rows))
 
-        predictions, metrics = folder.read(folder.predictions_file, parse)
         digest = folder.read(folder.manifest_file, lambda content: str(content["splits"]["test"]))
-        config = folder.read_config()
-        return cls(name, folder.path, config, results, digest, predictions, metrics)
+        rows, resampled = folder.read(folder.predictions_file, resample)
+        return cls(name, folder.path, folder.read_config(), results, digest, rows, resampled)
 
 
 def compare_runs(
@@ -156,28 +155,22 @@ def compare_runs(
             remedy="compare with the first, --baseline first, or make the runs with"
             " --validation-fraction 0.1",
         )
-    rows = len(base.predictions)
-    resampled = {run: bootstrap(run.metrics, rows=rows) for run in runs}
-    before, compared = base.results.test.metrics, []
-    for run in runs:
-        versus, test = None, run.results.test
-        if run is not base:
-            differences = {
-                name: difference_interval(
-                    test.metrics[name] - before[name], values, resampled[base][name]
-                )
-                for name, values in resampled[run].items()
-                if name in test.metrics and name in before  # not all versions have all
-            }
-            versus = _compare_rows(run, base, differences, max_rows=max_rows)
-        compared.append(ComparedRun(run.name, str(run.path), test, versus))
+    compared = [
+        ComparedRun(
+            run.name,
+            str(run.path),
+            run.results.test,
+            None if run is base else _compare_with(base, run, max_rows=max_rows),
+        )
+        for run in runs
+    ]
     options = {
         option.name: [option.value_in(run.config) for run in runs]
         for option in OPTIONS.values()
         if option.name not in _OPTIONS_LEFT_OUT
     }
     differing = {name: row for name, row in options.items() if any(one != row[0] for one in row)}
-    return Comparison(base.results.task, rows, base.name, compared, differing)
+    return Comparison(base.results.task, len(base.predictions), base.name, compared, differing)
 
 
 def _finished_in(path: Path, *, emit: Emit) -> list[RunFolder]:
@@ -203,10 +196,8 @@ def _finished_in(path: Path, *, emit: Emit) -> list[RunFolder]:
     return finished
 
 
-def _compare_rows(
-    run: _FinishedRun, base: _FinishedRun, differences: dict[str, Interval], *, max_rows: int
-) -> Versus:
-    task = base.results.task
+def _compare_with(base: _FinishedRun, run: _FinishedRun, *, max_rows: int) -> Versus:
+    task, metrics, before = base.results.task, run.results.test.metrics, base.results.test.metrics
     errors, base_errors = (task.row_errors(one.predictions) for one in (run, base))
     is_better, is_worse = errors < base_errors, errors > base_errors
     if task.class_names:
@@ -225,7 +216,10 @@ def _compare_rows(
 
     better, worse = int(is_better.sum()), int(is_worse.sum())
     return Versus(
-        differences=differences,
+        differences={
+            name: difference_interval(metrics[name] - before[name], values, base.resampled[name])
+            for name, values in run.resampled.items()
+        },
         better=better,
         worse=worse,
         p_value=mcnemar_p_value(better, worse) if task.class_names else None,

@@ -21,15 +21,15 @@ def interruption_explained(folder: RunFolder) -> Iterator[None]:
         yield
     except KeyboardInterrupt as stop:
         message, can_resume = str(stop) or "stopped", folder.can_resume
-        has_files = folder.config_file.exists()
         if isinstance(folder, SeedsFolder):
             finished = sum(RunFolder(path).has_finished for path in folder.path.glob("seed-*"))
             message += f"; {finished} of {folder.count} seeds have finished"
-            can_resume, has_files = folder.has_progress, folder.seeds_file.exists()
-        overwrite = " with --overwrite" if has_files else ""
-        remedy = f"start again{overwrite}: nothing was saved yet"
+            can_resume = folder.has_progress
         if can_resume:
             remedy = f"resume with: {_resume_command(folder)}"
+        else:
+            overwrite = " with --overwrite" * folder.first_files[0].exists()
+            remedy = f"start again{overwrite}: nothing was saved yet"
         raise Interrupted(message, remedy=remedy, signal_number=signal_of(stop)) from None
 
 
@@ -52,7 +52,8 @@ def failures_explained(folder: RunFolder, preparation: Preparation) -> Iterator[
         name = isinstance(error, OSError) and error.filename
         if name and folder.path.resolve() not in Path(name).resolve().parents:
             raise explain(error) or error from error
-        where = f"the model is in {folder.model_folder}; " if folder.has_model else ""
+        has_model = folder.model_config_file.exists()
+        where = f"the model is in {folder.model_folder}; " if has_model else ""
         then = f", then resume with: {_resume_command(folder)}" if folder.can_resume else ""
         raise NotWritten(
             f"{folder.path} can't be written: {reason_of(error)}",

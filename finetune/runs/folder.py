@@ -62,7 +62,7 @@ class RunFolder:
         self.card_file = self.model_folder / "README.md"
         # The model is whole as long as this one is there.
         self.model_config_file = self.model_folder / "config.json"
-        self._first_files = [
+        self.first_files = [
             *(self.config_file, self.manifest_file, self.environment_file),
             *(self.metrics_file, self.warnings_file),
         ]
@@ -100,21 +100,11 @@ class RunFolder:
         return self.can_resume or self.has_finished
 
     @property
-    def begun_at(self) -> float:
-        """When the run began, in seconds of the file system's clock."""
-        return self.config_file.stat().st_mtime
-
-    @property
-    def has_model(self) -> bool:
-        """Whether there is a model: of this run, or of one of several seeds in this folder."""
-        names = ("model/config.json", "seed-*/model/config.json")
-        return any(any(self.path.glob(name)) for name in names)
-
-    @property
     def has_progress(self) -> bool:
         """Whether there is a model, a checkpoint or results, of this run or of several seeds."""
         runs = [self, *map(RunFolder, self.path.glob("seed-*"))]
-        return self.has_model or any(run.checkpoints or run.results_file.exists() for run in runs)
+        files = [file for run in runs for file in (run.model_config_file, run.results_file)]
+        return any(file.exists() for file in files) or any(run.checkpoints for run in runs)
 
     @contextmanager
     def create(self, *, overwrite: bool) -> Iterator["RunFolder"]:
@@ -175,10 +165,9 @@ class RunFolder:
     def start(self, *, emit: Emit) -> None:
         """Delete the files of an earlier run, say what stays, and list the first files."""
         if stays := self.own.empty():
-            names = ", ".join(stays[:MAX_NAMES_SHOWN])
-            more = f" and {len(stays) - MAX_NAMES_SHOWN:,} more" * (len(stays) > MAX_NAMES_SHOWN)
-            emit(Info(f"kept in {self.path}, as no run has written it: {names}{more}"))
-        self.claim(*self._first_files)
+            names = ", ".join(stays[:MAX_NAMES_SHOWN]) + ", ..." * (len(stays) > MAX_NAMES_SHOWN)
+            emit(Info(f"kept in {self.path}, as no run has written it: {names}"))
+        self.claim(*self.first_files)
 
     @contextmanager
     def finishing(self, names: Sequence[str]) -> Iterator[Path]:
@@ -239,7 +228,7 @@ class SeedsFolder(RunFolder):
         self.count = count
         # The seeds, the name of the best run's folder, and metrics.
         self.seeds_file = path / "seeds.json"
-        self._files = self._first_files = [self.seeds_file]
+        self._files = self.first_files = [self.seeds_file]
 
     def run(self, seed: int) -> RunFolder:
         """Return the folder of one run, which is part of this one."""
@@ -269,13 +258,21 @@ class SeedsFolder(RunFolder):
         write_text_atomically(self.seeds_file, seal(content))
 
     def _read_seeds(self) -> tuple[list[int], str | None]:
-        found = self.read(self.seeds_file, _parse_seeds)
-        if self.seeds_file.read_text(encoding="utf-8") != self.read(self.seeds_file, seal):
+        """Return the seeds, at least one, and the folder name of the best."""
+
+        def parse(content: dict[str, Any]) -> tuple[str, list[int], str | None]:
+            seeds, best = [int(seed) for seed in content["seeds"]], content["best"]
+            if best not in (None, *map(seed_name, seeds)) or not seeds:
+                raise ValueError(best)
+            return seal(content), seeds, best
+
+        written, seeds, best = self.read(self.seeds_file, parse)
+        if self.seeds_file.read_text(encoding="utf-8") != written:
             raise DataDiffers(
                 f"changed since it was written: {self.seeds_file}",
                 remedy="restore it, or name the folder of one of the runs",
             )
-        return found
+        return seeds, best
 
     @property
     def first_begun(self) -> RunFolder | None:
@@ -287,11 +284,6 @@ class SeedsFolder(RunFolder):
     def has_begun(self) -> bool:
         """Whether a run has begun."""
         return self.first_begun is not None
-
-    @property
-    def begun_at(self) -> float:
-        """When the last run began or finished."""
-        return self.seeds_file.stat().st_mtime
 
     @property
     def has_finished(self) -> bool:
@@ -309,14 +301,6 @@ class SeedsFolder(RunFolder):
 def seed_name(seed: int) -> str:
     """Return the name of a run's folder in a folder of several seeds."""
     return f"seed-{seed}"
-
-
-def _parse_seeds(content: Any) -> tuple[list[int], str | None]:
-    """Return the seeds, at least one, and the folder name of the best."""
-    seeds, best = [int(seed) for seed in content["seeds"]], content["best"]
-    if best not in (None, *map(seed_name, seeds)) or not seeds:
-        raise ValueError(best)
-    return seeds, best
 
 
 def check_writable(path: Path) -> None:

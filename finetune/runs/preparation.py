@@ -1,11 +1,13 @@
 """What all trainings of a configuration share: prepared once, trained many times."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from finetune.config.mode import Mode
@@ -16,8 +18,8 @@ from finetune.data.source import LoadedData
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
 from finetune.distributed.processes import ALONE, Processes
-from finetune.events import Emit, Info, WarningMessage, stage
-from finetune.model.freeze import count_parameters, train_only, trained_names
+from finetune.events import Emit, Info, stage
+from finetune.model.freeze import count_by_part, count_parameters, train_only, trained_names
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.load import TextModel, load_model
 from finetune.model.mean_pooling import no_mean, pass_through_head
@@ -26,13 +28,22 @@ from finetune.runs.cache import cache_folder
 from finetune.runs.encoding import encode_rows
 from finetune.runs.plan import TrainingPlan, plan_training
 from finetune.runs.recipe import Recipe, choose_recipe
-from finetune.runs.results import AutoTunedOption
+from finetune.runs.results import (
+    AutoTunedOption,
+    ParameterCount,
+    RunDetails,
+    RunFacts,
+    TextLengths,
+)
 from finetune.runs.tracking import check_report_to
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import choose_metric
 from finetune.tokenization.examples import Examples
 from finetune.training.contrastive import TEXTS_A_STEP
 from finetune.training.precision import choose_precision
+
+# Of the histogram of text lengths.
+MAX_BINS = 32
 
 
 @dataclass(frozen=True)
@@ -106,6 +117,35 @@ class Preparation:
         return {**vars(self.plan.values), **rate, "effective_batch_size": size}
 
     @property
+    def facts(self) -> RunFacts:
+        """What is trained, on what, and where."""
+        reasons = {choice.subject: choice.note for choice in self.choices}
+        trained, total = count_parameters(self.text_model.model.parameters())
+        return RunFacts(
+            data=self.config.data.data,
+            class_names=list(self.task.class_names),
+            model=self.config.model.model,
+            mode=self.mode,
+            device=self.device.name,
+            device_description=self.device.description,
+            precision=self.config.training.precision,
+            precision_reason=reasons.get("precision"),
+            trained_parameters=trained,
+            total_parameters=total,
+            real_token_share=self.plan.real_token_fraction(),
+        )
+
+    @property
+    def details(self) -> RunDetails:
+        """What people want to see of a run beside its metrics, once all is chosen."""
+        parts = count_by_part(self.text_model.model, self.text_model.structure)
+        return RunDetails(
+            choices=list(self.choices),
+            lengths={split: _text_lengths(each) for split, each in self.examples.items()},
+            parameters={part: ParameterCount(*counts) for part, counts in parts.items()},
+        )
+
+    @property
     def checks_device(self) -> bool:
         """Whether this process compares its device with the CPU during the run."""
         is_checked = self.config.training.check_device and not self.device.is_reference
@@ -126,16 +166,19 @@ class Preparation:
             lambda: choose_precision(self.device, hidden_size=hidden_size, cache=cache)
         )
         emit(Info(f"precision: {choice.precision}, as {choice.reason}; --precision sets another"))
-        training = replace(self.config.training, precision=choice.precision)
-        quantity = "ms for one encoder layer"
         option = AutoTunedOption(
-            "precision", choice.precision, quantity, choice.milliseconds, choice.reason
+            "precision",
+            choice.precision,
+            "ms for one encoder layer",
+            choice.milliseconds,
+            choice.reason,
         )
-        return replace(self, config=replace(self.config, training=training)).with_choices(option)
+        config = change_options(self.config, {"precision": choice.precision})
+        return replace(self, config=config).with_choices(option)
 
     def with_seed(self, seed: int, *, emit: Emit) -> "Preparation":
         """Return the same data with the pretrained model and a new head for another seed."""
-        config = replace(self.config, training=replace(self.config.training, seed=seed))
+        config = change_options(self.config, {"seed": seed})
         text_model, recipe = load_for_training(
             config, self.recipe, task=self.task, device=self.device, emit=emit
         )
@@ -167,7 +210,6 @@ def prepare(
             label_smoothing=config.training.label_smoothing,
         )
         choose_metric(config.training.metric_for_best_model, task)
-        _warn_of_unused_options(config, data, emit=emit)
         recipe = choose_recipe(config, task, rows=len(labels), processes=processes.count)
     with stage("model", emit):
         text_model, recipe = load_for_training(config, recipe, task=task, device=device, emit=emit)
@@ -177,12 +219,8 @@ def prepare(
     if is_balanced:
         emit(Info("class weights: every class counts the same in the loss, instead of every row"))
     with stage("tokenize", emit):
-        examples = {
-            split: encode_rows(
-                rows, split, text_model, config=config, emit=emit, processes=processes
-            )
-            for split, rows in data.splits.items()
-        }
+        encode = partial(encode_rows, config=config, emit=emit, processes=processes)
+        examples = {split: encode(rows, split, text_model) for split, rows in data.splits.items()}
     return Preparation(
         config, device, data, examples, text_model, recipe, option_sources or {},
         processes=processes,
@@ -233,20 +271,20 @@ def load_for_training(
     return text_model, recipe
 
 
+def _text_lengths(examples: Examples) -> TextLengths:
+    lengths, longest = examples.lengths, int(examples.lengths.max())
+    bin_tokens = math.ceil(longest / MAX_BINS)
+    median, p95 = np.percentile(lengths, (50, 95)).tolist()
+    bins = np.bincount((lengths - 1) // bin_tokens).tolist()
+    windows = len(lengths) if examples.windows else None
+    texts, cut = len(examples.labels), examples.truncated_texts
+    return TextLengths(texts, windows, cut, median, p95, longest, bin_tokens, bins)
+
+
 def _pooling(config: Config, recipe: Recipe) -> Pooling:
     # Of many rows a mean gains little in fine-tuning, and its layer takes time.
     is_auto = config.model.pooling == "auto"
     return "mean" if is_auto and recipe.solves_head else config.model.pooling
-
-
-def _warn_of_unused_options(config: Config, data: LoadedData, *, emit: Emit) -> None:
-    """Warn of options that choose among models, where no rows are held out to choose by."""
-    if "validation" in data.splits:
-        return
-    for name in ("early_stopping_patience", "metric_for_best_model"):
-        if OPTIONS[name].value_in(config):
-            message = f"{OPTIONS[name].flag} has no effect: no rows are held out for validation"
-            emit(WarningMessage(message, remedy="hold some out with --validation-fraction 0.1"))
 
 
 def _absolute(source: str) -> str:

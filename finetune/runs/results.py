@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-import numpy as np
 from pydantic import TypeAdapter
 
 from finetune.config.mode import Mode
@@ -15,14 +14,7 @@ from finetune.tasks.base import Task
 from finetune.tasks.metrics import Scores, selection_score
 from finetune.tasks.tables import format_interval
 
-if TYPE_CHECKING:
-    from finetune.runs.plan import TrainingPlan
-    from finetune.runs.preparation import Preparation
-    from finetune.tokenization.examples import Examples
-    from finetune.training.snapshot import Progress
-
 SCHEMA_VERSION = 1
-MAX_BINS = 32
 ValidationKind = Literal["held out", "cross-validated"]
 Name = TypeVar("Name")
 
@@ -51,16 +43,6 @@ class TextLengths:
     bin_tokens: int
     bins: Sequence[int]
 
-    @classmethod
-    def of(cls, examples: "Examples") -> "TextLengths":
-        """Return the lengths of a split."""
-        lengths, longest = examples.lengths, int(examples.lengths.max())
-        windows, width = len(lengths) if examples.windows else None, -(-longest // MAX_BINS)
-        median, p95 = np.percentile(lengths, (50, 95)).tolist()
-        bins = np.bincount((lengths - 1) // width).tolist()
-        texts, cut = len(examples.labels), examples.truncated_texts
-        return cls(texts, windows, cut, median, p95, longest, width, bins)
-
 
 @dataclass(frozen=True)
 class ParameterCount:
@@ -78,19 +60,6 @@ class RunDetails:
     lengths: Mapping[str, TextLengths]
     parameters: Mapping[str, ParameterCount]
 
-    @classmethod
-    def of(cls, preparation: "Preparation") -> "RunDetails":
-        """Return the details of a run once all is chosen."""
-        from finetune.model.freeze import count_by_part
-
-        text_model = preparation.text_model
-        parts = count_by_part(text_model.model, text_model.structure)
-        return cls(
-            choices=list(preparation.choices),
-            lengths={split: TextLengths.of(each) for split, each in preparation.examples.items()},
-            parameters={part: ParameterCount(*counts) for part, counts in parts.items()},
-        )
-
 
 @dataclass(frozen=True)
 class TrainingMetrics:
@@ -107,23 +76,6 @@ class TrainingMetrics:
     train_loss: float
     train_batch_size: int
     train_peak_bytes: int | None
-
-    @classmethod
-    def of(
-        cls, progress: "Progress", plan: "TrainingPlan", batch_size: int, peak_bytes: int | None
-    ) -> "TrainingMetrics":
-        """Return what the steps of a run took."""
-        samples, epochs = len(plan.examples.labels), progress.steps / plan.steps_per_epoch
-        return cls(
-            epoch=epochs,
-            train_samples=samples,
-            train_runtime=progress.seconds,
-            train_samples_per_second=progress.steps * plan.effective_batch_size / progress.seconds,
-            train_steps_per_second=progress.steps / progress.seconds,
-            train_loss=progress.loss_sum / progress.steps,
-            train_batch_size=batch_size,
-            train_peak_bytes=peak_bytes,
-        )
 
 
 @dataclass(frozen=True)
@@ -145,28 +97,6 @@ class RunFacts:
     trained_parameters: int
     total_parameters: int
     real_token_share: float
-
-    @classmethod
-    def of(cls, preparation: "Preparation") -> "RunFacts":
-        """Return the facts of a run."""
-        from finetune.model.freeze import count_parameters
-
-        config, device = preparation.config, preparation.device
-        reasons = {choice.subject: choice.note for choice in preparation.choices}
-        trained, total = count_parameters(preparation.text_model.model.parameters())
-        return cls(
-            data=config.data.data,
-            class_names=list(preparation.task.class_names),
-            model=config.model.model,
-            mode=preparation.mode,
-            device=device.name,
-            device_description=device.description,
-            precision=config.training.precision,
-            precision_reason=reasons.get("precision"),
-            trained_parameters=trained,
-            total_parameters=total,
-            real_token_share=preparation.plan.real_token_fraction(),
-        )
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ checkpoint, ``Run.train`` takes the steps, ``Run.finish`` saves and evaluates th
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cache, partial
 
@@ -32,18 +32,12 @@ from finetune.runs.inference import write_confidences, write_inference
 from finetune.runs.journal import Journal, continue_journal
 from finetune.runs.manifest import Manifest, read_environment, restore_threads, write_environment
 from finetune.runs.preparation import Preparation
-from finetune.runs.results import RunDetails, RunFacts, RunResults, TrainingMetrics
-from finetune.runs.solved_head import HeadSolver, output_layer
+from finetune.runs.results import RunResults, TrainingMetrics
+from finetune.runs.solved_head import HeadSolver
 from finetune.runs.tracking import Tracking, tracked
 from finetune.tasks.base import Labels, Task
-from finetune.tasks.metrics import (
-    choose_metric,
-    missed_classes,
-    selection_score,
-    warn_unless_better,
-)
-from finetune.tasks.tables import percent
-from finetune.training.contrastive import contrastive_losses, giving_embeddings
+from finetune.tasks.metrics import choose_metric, selection_score, warn_unless_better
+from finetune.training.contrastive import contrastive_losses
 from finetune.training.interruption import DistributedStopFlag, Stopped, stop_on_signal
 from finetune.training.loop import LoopSettings, ValidationResult, is_over, solve_at_once, train
 from finetune.training.parity import check_device
@@ -158,9 +152,6 @@ class Run:
             emit=emit,
             processes=self.processes,
         )
-        trained = self.training_state.trained_parameters().values()
-        # With the two moments of Adam.
-        self.checkpoints.expect(3 * sum(one.nbytes for one in trained))
 
     def train(self) -> None:
         """Take the steps that are left, or until a signal stops them: ``Stopped``."""
@@ -186,7 +177,7 @@ class Run:
                 logging_steps=output.logging_steps,
                 patience=plan.values.early_stopping_patience,
                 plan_epoch=plan.batches,
-                finish=self._end_contrast if self.recipe.is_contrastive else None,
+                finish=self.head.finish if self.head and self._takes_steps else None,
                 validate=self._validate if self._validates else None,
                 save_best=self._save_best,
                 save_progress=self._save_checkpoint,
@@ -198,12 +189,13 @@ class Run:
                 emit=self.tracking,
             )
             try:
+                if self.head and not self._is_over():
+                    self.head.start()
                 if self._takes_steps:
-                    with self._training_outputs():
-                        train(self.training_state, self.examples["train"], self.progress, settings)
-                elif not self._is_over():
+                    train(self.training_state, self.examples["train"], self.progress, settings)
+                elif self.head and not self._is_over():
                     solve_at_once(
-                        self.training_state, self.progress, settings, solve=self._solve_head
+                        self.training_state, self.progress, settings, solve=self.head.finish
                     )
             finally:
                 with clock("saving"):
@@ -225,24 +217,6 @@ class Run:
     @property
     def _takes_steps(self) -> bool:
         return self.recipe.is_contrastive or not self.recipe.solves_head
-
-    @contextmanager
-    def _training_outputs(self) -> Iterator[None]:
-        """Let the model give embeddings during contrastive steps, until the head is solved."""
-        with ExitStack() as stack:
-            if self.head and self.recipe.is_contrastive:
-                layer = output_layer(self.preparation.text_model)
-                stack.enter_context(giving_embeddings(self.training_state.model, layer))
-                self._end_embeddings = stack.close
-            yield
-
-    def _solve_head(self) -> float:
-        assert self.head
-        return self.head.finish().loss
-
-    def _end_contrast(self) -> None:
-        self._end_embeddings()
-        self._solve_head()
 
     def _count_seconds(self) -> None:
         now = time.perf_counter()
@@ -266,18 +240,7 @@ class Run:
         task, name = self.preparation.task, self.config.training.metric_for_best_model
         with clock("validation"):
             scores = task.score(*self.predict("validation"))
-        score = selection_score(name, task, scores)
-        missed = {} if name else missed_classes(scores)
-        best = self.progress.best_score
-        if missed and (best is None or 0 <= best < scores.metrics["accuracy"]):
-            listed = ", ".join(f"{one!r} ({percent(share)})" for one, share in missed.items())
-            self.emit(
-                Info(
-                    f"no row of these classes was right, so macro F1 chooses the model and not"
-                    f" accuracy: {listed}; --metric-for-best-model accuracy takes accuracy"
-                )
-            )
-        return ValidationResult(score, scores.metrics)
+        return ValidationResult(selection_score(name, task, scores), scores.metrics)
 
     def _save_best(self, progress: Progress) -> None:
         with clock("saving"):
@@ -337,11 +300,9 @@ class Run:
             test = self.predict("test")
         results = RunResults(
             task=task,
-            facts=RunFacts.of(preparation),
-            training=TrainingMetrics.of(
-                self.progress, self.plan, self.batch_size.examples, peak_bytes
-            ),
-            details=RunDetails.of(preparation),
+            facts=preparation.facts,
+            training=self._training_metrics(peak_bytes),
+            details=preparation.details,
             validation=estimated or (task.score(*validation) if validation else None),
             test=task.score(*test),
             calibration=measure_calibration(task, validation, test) if validation else None,
@@ -368,6 +329,20 @@ class Run:
             "test", results.test.metrics, step=self.progress.steps, epoch=results.training.epoch
         )
         return results
+
+    def _training_metrics(self, peak_bytes: int | None) -> TrainingMetrics:
+        progress, plan = self.progress, self.plan
+        steps, seconds = progress.steps, progress.seconds
+        return TrainingMetrics(
+            epoch=steps / plan.steps_per_epoch,
+            train_samples=len(plan.examples.labels),
+            train_runtime=seconds,
+            train_samples_per_second=steps * plan.effective_batch_size / seconds,
+            train_steps_per_second=steps / seconds,
+            train_loss=progress.loss_sum / steps,
+            train_batch_size=self.batch_size.examples,
+            train_peak_bytes=peak_bytes,
+        )
 
     def _trainer_state(self) -> dict[str, object]:
         progress, history = self.progress, read_jsonl(self.folder.metrics_file)

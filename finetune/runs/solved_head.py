@@ -1,5 +1,7 @@
 """The output layer of a run, solved on the features of its training rows."""
 
+from contextlib import ExitStack
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -12,7 +14,6 @@ from finetune.training.contrastive import giving_embeddings, interpolate, traine
 from finetune.training.linear_head import (
     DEFAULT_STRENGTH,
     LabelledFeatures,
-    LinearHead,
     choose_strength,
     cross_validate,
     solve,
@@ -47,16 +48,24 @@ class HeadSolver:
             if logits is None:
                 logits = cross_validate(rows, [self._strength], seed=seed)[self._strength]
             self.cross_validated = logits
-        # Contrastive steps change the features, from which the way back to these weights is kept.
+        # Contrastive steps change the features; the way back to the weights before them is kept.
         self._rows = None if is_contrastive else rows
+        self._embeddings = ExitStack()
         self._pretrained = {
             name: one.detach().to("cpu", copy=True)
             for name, one in state.trained_parameters().items()
             if is_contrastive
         }
 
-    def finish(self) -> LinearHead:
-        """Interpolate an encoder that has taken contrastive steps, and solve the output layer."""
+    def start(self) -> None:
+        """Let the model give embeddings in contrastive steps, until ``finish``."""
+        if self._rows is None:
+            layer = output_layer(self._preparation.text_model)
+            self._embeddings.enter_context(giving_embeddings(self._state.model, layer))
+
+    def finish(self) -> float:
+        """Interpolate an encoder that has taken contrastive steps; solve the layer for its loss."""
+        self._embeddings.close()
         rows, text_model = self._rows, self._preparation.text_model
         if rows is None:
             assert self.cross_validated is not None
@@ -69,7 +78,7 @@ class HeadSolver:
             for parameter in text_model.output_parameters:
                 values = head.bias if parameter.ndim == 1 else head.weight
                 parameter.copy_(torch.from_numpy(values))
-        return head
+        return head.loss
 
 
 def read_features(

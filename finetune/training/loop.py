@@ -62,7 +62,7 @@ class LoopSettings:
     check_device: Callable[[], None]
     should_stop: Callable[[], bool]
     emit: Emit
-    finish: Callable[[], None] | None = None
+    finish: Callable[[], object] | None = None
 
 
 def train(

@@ -92,20 +92,3 @@ def test_a_table_in_several_languages_is_trained_on_as_init_says(
     outcome = command("run", *options)
     assert outcome.code == 0, outcome.errors
     assert "5 classes" in outcome.errors
-
-
-def test_a_run_says_where_macro_f1_chooses_the_model(
-    command: Command, tmp_path: Path, tiny_folder: Path
-) -> None:
-    rows = (f"the {WORDS[n % 5]} {n},{'rare' if n % 5 == 0 else 'common'}" for n in range(120))
-    (tmp_path / "rows.csv").write_text("\n".join(["text,label", *rows]))
-    options = ("--data", tmp_path / "rows.csv", "--model", tiny_folder, "--device", "cpu")
-    options += ("--max-steps", "4", "--validation-fraction", "0.3", "--contrastive", "off")
-    said = "macro F1 chooses the model and not accuracy: 'rare' (19.4%)"
-    outcome = command("run", *options, "--output-dir", tmp_path / "a")
-    assert outcome.code == 0, outcome.errors
-    assert outcome.errors.count(said) == 1
-    state = json.loads((tmp_path / "a" / "trainer_state.json").read_text())
-    assert state["best_metric"] == pytest.approx(29 / 36)
-    named = ("--metric-for-best-model", "accuracy", "--output-dir", tmp_path / "b")
-    assert said not in command("run", *options, *named).errors

@@ -194,9 +194,10 @@ def test_checkpoints_take_a_small_share_of_the_time(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now[0])
-    checkpoints = Checkpoints(RunFolder(tmp_path), keep=1, emit=lambda event: None)
-    for size_bytes, seconds in ((0, 30.0), (1.2e9, 200.0)):
-        checkpoints.expect(int(size_bytes))
+    for seconds_of_one, seconds in ((0.0, 30.0), (6.0, 200.0)):
+        monkeypatch.setattr(checkpoint, "EXPECTED_SECONDS", seconds_of_one)
+        now[0] = 0.0
+        checkpoints = Checkpoints(RunFolder(tmp_path), keep=1, emit=lambda event: None)
         now[0] = seconds - 1
         assert not checkpoints.is_due()
         now[0] = seconds + 1
