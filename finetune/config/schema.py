@@ -20,6 +20,8 @@ DEFAULT_BATCH_SIZE = 32
 HEAD_LEARNING_RATE = 5e-4
 # BERT-base's pooler ends in a tanh that is mostly far from 0.
 TYPICAL_OUTPUT_LAYER_INPUT = 0.7
+# Of the names of datasets of the Hub.
+HUB_PREFIX = "hub:"
 
 
 # The marks are fields of ``Option``.

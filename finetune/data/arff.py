@@ -46,4 +46,4 @@ def _value_of(found: re.Match[str]) -> str:
     return re.sub(r"\\(.)", lambda escape: ESCAPES.get(escape[1], escape[1]), quoted)
 
 
-READER = Reader((".arff",), rows, first_characters=b"@relation")
+READER = Reader((".arff",), rows, start=b"@relation")

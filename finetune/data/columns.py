@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import reduce
 from itertools import combinations, repeat
@@ -17,6 +17,8 @@ from finetune.data.mapped import map_pieces, pieces_of
 from finetune.errors import DataError, DataNotFound, UsageError
 from finetune.tasks.labels import NUMBER
 
+# In place of the name of a column of splits.
+NO_COLUMN = "none"
 # The fields of DataConfig that name columns.
 TEXT, PAIR, LABEL = OPTIONS = ("text_column", "text_pair_column", "label_column")
 # Names that say what a column holds; the first of each leaves no doubt.
@@ -78,6 +80,13 @@ FLAGS = WORDS | {"", "0", "0.0", "1", "1.0"}
 # The best column must be so many times as good as the next one, if its name is known or it is not.
 CLEAR_LEAD, CLEAR_LEAD_UNNAMED = 2.0, 3.0
 MAX_CANDIDATES = 5
+
+
+@dataclass(frozen=True)
+class OtherData(DataConfig):
+    """Other data than a run's: where its tables have the columns of the run, these are read."""
+
+    earlier_columns: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

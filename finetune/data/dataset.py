@@ -2,22 +2,49 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow
 import pyarrow.compute as pc
-from datasets import Dataset, DatasetInfo, Features, Value
+from datasets import Dataset, DatasetDict, DatasetInfo, Features, Value
 from datasets.fingerprint import generate_random_fingerprint
 from datasets.table import InMemoryTable
 from numpy.typing import NDArray
 
+from finetune.data.columns import Columns
 from finetune.data.mapped import filter_rows, pieces_of
 from finetune.devices import host
 from finetune.tasks.base import Task
 
 DIGEST_BYTES = 8
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """What data was read from: a file with its sha256, or a dataset of the Hub at a commit."""
+
+    name: str
+    sha256: str | None = None
+    commit: str | None = None
+
+
+@dataclass(frozen=True)
+class LoadedData:
+    """Splits, ``train`` among them; of a table, the columns that were read, and all."""
+
+    splits: DatasetDict
+    task: Task
+    sources: Sequence[DataSource] = ()
+    chosen: Columns = field(default_factory=dict)
+    column_names: Sequence[str] = ()
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The columns of a table that were read, by the options that name them."""
+        return {option: column.name for option, column in self.chosen.items()}
 
 
 class TextColumns(NamedTuple):

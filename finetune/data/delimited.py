@@ -203,7 +203,7 @@ def _find_delimiter(text: TextFile) -> str:
         lengths = [len(row) for row in islice(reader, SAMPLE_ROWS) if row]
         return lengths.count(lengths[0]) / len(lengths) if lengths and lengths[0] > 1 else 0.0
 
-    suffix = text.content.name.suffix.lower()
+    suffix = text.content.suffix
     likely = "," if suffix == ".csv" else "\t"
     best = max(sorted(DELIMITERS, key=lambda one: one != likely), key=score)
     if suffix not in READER.suffixes and score(best) < MIN_SCORE and len(sample.splitlines()) > 1:

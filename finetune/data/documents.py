@@ -34,7 +34,7 @@ def is_document(content: Content) -> bool:
     with content.open() as file:
         filled = (line for line in map(bytes.strip, file) if line)
         first, second = next(filled, b""), next(filled, b"")
-    if not second and content.name.suffix.lower() == ".jsonl":
+    if not second and content.suffix == ".jsonl":
         with suppress(ValueError, RecursionError):
             return not isinstance(json.loads(first), dict)
     return not (second and first.startswith(b"{") and first.endswith(b"}"))
@@ -161,5 +161,5 @@ def _rows_of(item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield dict(item)
 
 
-JSON = Reader((".json",), partial(rows, parse_json), unit="row", first_characters=b"[")
+JSON = Reader((".json",), partial(rows, parse_json), unit="row", start=rb"\[")
 YAML = Reader((".yml", ".yaml"), partial(rows, parse_yaml), unit="row")

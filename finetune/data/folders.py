@@ -1,38 +1,55 @@
-"""Folders: of texts in folders of classes, of tables, and of files with the texts of a class."""
+"""Folders and archives: of tables, of texts in folders of classes, and of files of lines.
+
+Each line of a file is a text; its label is in another file, or the name of the file.
+"""
 
 import hashlib
-import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pyarrow
 
 from finetune.config.schema import DataConfig
+from finetune.data.columns import TEXT_NAMES, OtherData
 from finetune.data.encoding import find_text
-from finetune.data.formats import PACKED_SUFFIXES, SUFFIXES, read_file
-from finetune.data.packed import Content, choose_member, reading_explained
-from finetune.data.parallel import read_class_files, read_parallel
+from finetune.data.formats import TABLE_SUFFIXES, read_file
+from finetune.data.packed import (
+    ABOUT,
+    SPLIT_OF_WORD,
+    Content,
+    find_tables,
+    holds_files,
+    names_in,
+    read_members,
+    reading_explained,
+    splits_named,
+    unpack,
+)
 from finetune.data.reader import RawTable, join_tables
-from finetune.data.source import SPLIT_OF_WORD, OtherData
-from finetune.errors import DataNotFound, DataUnreadable, SeveralTables
+from finetune.errors import DataError, DataNotFound, DataUnreadable, SeveralTables
 from finetune.events import Emit, Info
 
+# The classes of files by their names, for each split.
+Classes = dict[str, dict[str, str]]
 TEXT_SUFFIXES = (".txt", "")
 SAVED_BY_DATASETS = "state.json"
 WITHOUT_CLASS = frozenset(("unsup", "unsupervised", "unlabeled", "unlabelled"))
-ABOUT = re.compile(r"[._]|readme|licen[cs]e|citation|requirements|dataset_info", re.IGNORECASE)
+SPLIT_WORD = re.compile(rf"(?<![a-z])({'|'.join(SPLIT_OF_WORD)})(?![a-z])", re.IGNORECASE)
+LABEL_WORDS = frozenset(("label", "labels"))
+TEXT_WORDS = frozenset((*TEXT_NAMES, *(f"{name}s" for name in TEXT_NAMES), "data", "input", "txt"))
 
 
-def read_training(paths: Sequence[Path], options: DataConfig, *, emit: Emit) -> dict[str, RawTable]:
-    """Return the training split of files, or all splits of a folder, or of tables in a file."""
+def read_splits(paths: Sequence[Path], options: DataConfig, *, emit: Emit) -> dict[str, RawTable]:
+    """Return the table of some files, as ``train``, or all splits of a folder, archive or file."""
     path = paths[0]
     if options.labels_file is not None:
         labels = Path(options.labels_file).expanduser()
-        return {"train": read_parallel(path, labels, options, emit=emit)}
+        return {"train": _read_parallel([unpack(path), unpack(labels)], options, emit)}
     try:
-        if os.path.isdir(path):  # no error where a name is too long
+        if options.member is None and holds_files(path):
             return _read_folder(path, options, emit=emit)
         return {"train": join_tables([read_file(one, options, emit=emit) for one in paths])}
     except SeveralTables as error:
@@ -41,139 +58,181 @@ def read_training(paths: Sequence[Path], options: DataConfig, *, emit: Emit) -> 
             raise
 
         def read(member: str) -> RawTable:
-            return read_training(paths, replace(options, member=member), emit=emit)["train"]
+            return read_file(path, replace(options, member=member), emit=emit)
 
         named = ", ".join(name for names in splits.values() for name in names)
         emit(Info(f"splits from the tables in {path}: {named}; --member reads one alone"))
         return {split: join_tables(list(map(read, own))) for split, own in splits.items()}
 
 
-@reading_explained()
 def _read_folder(path: Path, options: DataConfig, *, emit: Emit) -> dict[str, RawTable]:
-    """Return the table of each split of a folder, or its only table.
-
-    The folder of a split is named as one, as ``20news-bydate-test``, and holds folders of classes.
-    """
-    splits = {
-        split: folder
-        for folder in _folders_in(path)
-        if (split := SPLIT_OF_WORD.get(re.split(r"[-_. ]", folder.name.casefold())[-1]))
-    }
-    chosen = splits if "train" in splits else {"train": path}
-    if (chosen["train"] / SAVED_BY_DATASETS).is_file():
-        load = f"datasets.load_from_disk({str(chosen['train'])!r})"
+    """Return the splits of a folder or an archive."""
+    names = names_in(path)
+    saved = [name for name in names if PurePosixPath(name).name == SAVED_BY_DATASETS]
+    if saved:
+        load = f"datasets.load_from_disk({str((path / saved[-1]).parent)!r})"
         raise DataUnreadable(
             f"{path} is a dataset that the datasets library has saved to disk",
             remedy=f"save each split as Parquet in Python: {load}.to_parquet('train.parquet')",
         )
-    if "train" not in splits and (files := _top_files(path)):
-        if files != _tables_in(path) and options.member is None:
-            return {"train": read_class_files(files, options, emit=emit)}
-        names = [file.relative_to(path).as_posix() for file in files]
-        name = choose_member(names, options.member, path=path)
-        return {"train": read_file(path / name, replace(options, member=None), emit=emit)}
-    return {split: _read_classes(one, options, emit=emit) for split, one in chosen.items()}
+    if folders := find_class_folders(names):
+        return {split: _read_texts(path, own, options, emit) for split, own in folders.items()}
+    if find_tables(names, TABLE_SUFFIXES):
+        return {"train": read_file(path, options, emit=emit)}
+    if labels := pair_with_labels(names):
+        splits = splits_named(list(labels)) if len(labels) > 1 else {"train": list(labels)}
+        if "train" not in splits:
+            raise SeveralTables(path, list(labels))
+        pairs = {split: (own[0], labels[own[0]]) for split, own in splits.items()}
+        return {
+            split: _read_parallel(read_members(path, pair), options, emit)
+            for split, pair in pairs.items()
+        }
+    if files := find_class_files(names):
+        return {split: _read_lines(path, own, options, emit) for split, own in files.items()}
+    raise DataNotFound(
+        f"{path} has no tables, and no .txt files in folders named by their class",
+        remedy="name a file as --data, or a folder such as one with pos/1.txt and neg/2.txt",
+    )
 
 
-def splits_named(names: Sequence[str]) -> Mapping[str, list[str]]:
-    """Return the tables of each split by their names; nothing if it is not clear which they are.
+def find_class_folders(names: Iterable[str]) -> Classes:
+    """Return texts in folders named by their class, which may be in one named as a split.
 
-    >>> splits_named(["in/train_1.csv", "in/train_2.csv", "x_test.csv", "sample.csv"])
-    {'train': ['in/train_1.csv', 'in/train_2.csv'], 'test': ['x_test.csv']}
-    >>> splits_named(["train.csv", "train_small.csv", "train_a.csv"])["train"]
-    ['train.csv']
+    >>> find_class_folders(["x-train/a/1.txt", "x-train/b/2", "x-test/b/3", "urls.txt"])
+    {'train': {'x-train/a/1.txt': 'a', 'x-train/b/2': 'b'}, 'test': {'x-test/b/3': 'b'}}
     """
-    splits: dict[str, list[str]] = {}
-    for name in names:
-        words = [SPLIT_OF_WORD.get(word) for word in re.split(r"[\W_]|\d", name.casefold())]
-        if split := next(filter(None, reversed(words)), None):
-            splits.setdefault(split, []).append(name)
-    for split, own in splits.items():
-        plain = [name for name in own if Path(name).stem.casefold() in SPLIT_OF_WORD]
-        if len({re.sub(r"\d", "", name) for name in own}) > 1:
-            if len(plain) != 1:
-                return {}
-            splits[split] = plain
-    return splits
+    texts = [path for path in map(PurePosixPath, names) if path.suffix.lower() in TEXT_SUFFIXES]
+    texts = [path for path in texts if path.parent.name not in ("", *WITHOUT_CLASS, *SPLIT_OF_WORD)]
+    depths = Counter(len(path.parts) for path in texts).most_common(1)
+    texts = [path for path in texts if len(path.parts) == depths[0][0]]
+    has_classes = len({path.parent.name for path in texts}) > 1
+    classes = {path: path.parent.name for path in texts if has_classes}
+    return _by_split(classes, lambda path: path.parent.parent)
+
+
+def find_class_files(names: Iterable[str]) -> Classes:
+    """Return the uppermost files, if there are several: each line is a text of the file's class.
+
+    >>> find_class_files(["rt.neg", "rt.pos"])
+    {'train': {'rt.neg': 'neg', 'rt.pos': 'pos'}}
+    >>> find_class_files(["train_a.txt", "train_b.txt", "test_a.txt", "README"])
+    {'train': {'train_a.txt': 'a', 'train_b.txt': 'b'}, 'test': {'test_a.txt': 'a'}}
+    """
+    files = [path for path in map(PurePosixPath, names) if not ABOUT.match(path.name)]
+    files = [path for path in files if len(path.parts) == min(len(one.parts) for one in files)]
+    if len({path.stem for path in files}) == 1:
+        classes = {path: path.suffix[1:] for path in files}
+    else:
+        texts = [path for path in files if path.suffix.lower() == ".txt"]
+        classes = {path: SPLIT_WORD.sub("", path.stem).strip("-_. ") for path in texts}
+    return _by_split(classes, lambda path: path) if len(classes) > 1 else {}
+
+
+def _by_split(
+    classes: Mapping[PurePosixPath, str], names: Callable[[PurePosixPath], PurePosixPath]
+) -> Classes:
+    splits: Classes = {}
+    for path, label in classes.items():
+        words = SPLIT_WORD.findall(str(names(path)))
+        split = SPLIT_OF_WORD[words[-1].casefold()] if words else "train"
+        splits.setdefault(split, {})[str(path)] = label
+    return splits if "train" in splits else {}
+
+
+def pair_with_labels(names: Iterable[str]) -> dict[str, str]:
+    """Return files of texts with the files of their labels, a line of which is that of a text.
+
+    >>> pair_with_labels(["train_text.txt", "train_labels.txt", "val.txt", "val.labels", "map.txt"])
+    {'train_text.txt': 'train_labels.txt', 'val.txt': 'val.labels'}
+    """
+    words = {name: {*re.findall("[a-z]+|[0-9]+", name.casefold())} - {"txt"} for name in names}
+    labels = {name: own - LABEL_WORDS for name, own in words.items() if own & LABEL_WORDS}
+    texts = {name: own - TEXT_WORDS for name, own in words.items() if name not in labels}
+    return {
+        one: other
+        for other, known in labels.items()
+        for one, own in texts.items()
+        if own == known and list(texts.values()).count(own) == 1
+    }
 
 
 @reading_explained()
 def digest_folder(path: Path) -> str:
-    """Return the sha256 of the names and contents of all texts in a folder and those in it."""
+    """Return the sha256 of the names and contents of all files that are read of a folder."""
     digest = hashlib.sha256()
-    texts = (file for folder in path.glob("**/") for file in _texts_in(folder))
-    for file in _top_files(path) or sorted(texts):
-        content = file.read_bytes()
-        digest.update(f"{file.relative_to(path).as_posix()}\0{len(content)}\0".encode())
+    names = names_in(path)
+    texts = [name for own in find_class_folders(names).values() for name in own]
+    tables = find_tables(names, TABLE_SUFFIXES)
+    others = [name for name in names if not ABOUT.match(PurePosixPath(name).name)]
+    for name in sorted(texts) or tables or others:
+        content = (path / name).read_bytes()
+        digest.update(f"{name}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()
 
 
-def _read_classes(path: Path, options: DataConfig, *, emit: Emit) -> RawTable:
-    folders = [folder for folder in _folders_in(path) if folder.name not in WITHOUT_CLASS]
-    files = [file for folder in folders for file in _texts_in(folder)]
-    if not files:
-        raise DataNotFound(
-            f"{path} has no .txt files in folders named by their class",
-            remedy="name a file as --data, or a folder such as one with pos/1.txt and neg/2.txt",
-        )
-    contents = [file.read_bytes() for file in files]
-    try:  # all have one encoding
-        together = Content(path, path, b"\n".join(contents))
+def _read_texts(
+    path: Path, classes: Mapping[str, str], options: DataConfig, emit: Emit
+) -> RawTable:
+    """Return a table of files with a text each; all have one encoding."""
+    contents = read_members(path, list(classes))
+    texts = [content.open().read() for content in contents]
+    try:
+        together = Content(path, b"\n".join(texts))
         encoding = find_text(together, encoding=options.encoding).encoding
     except DataUnreadable:
-        for file in files:  # which one it is
-            find_text(Content(file, file), encoding=options.encoding or "utf-8")
+        for content in contents:  # which one it is
+            find_text(content, encoding=options.encoding or "utf-8")
         raise
-    classes = len({file.parent for file in files})
-    emit(Info(f"reading {path}: {len(files):,} texts in {classes} folders, encoding {encoding}"))
-    texts = (content.decode(encoding).removeprefix("\ufeff") for content in contents)
-    columns = {
-        "text": pyarrow.array(texts, "string"),
-        "label": pyarrow.array([file.parent.name for file in files], "string"),
-    }
-    return RawTable(path, pyarrow.table(columns), lambda row: str(files[row]))
+    folders = len(set(classes.values()))
+    emit(Info(f"reading {path}: {len(texts):,} texts in {folders} folders, encoding {encoding}"))
+    rows = zip(texts, classes.values(), contents, strict=True)
+    return _table_of(
+        path,
+        [
+            (text.decode(encoding).removeprefix("\ufeff"), label, str(content.path))
+            for text, label, content in rows
+        ],
+    )
 
 
-def _top_files(path: Path) -> list[Path]:
-    """Return the tables of a folder, or its files with the texts of a class each.
-
-    There are none if it has texts in folders of classes.
-    """
-    inner = [(one, *_folders_in(one)) for one in _folders_in(path)]
-    classes = sum(any(next(_texts_in(folder), None) for folder in one) for one in inner)
-    if classes > 1:
-        return []
-    if tables := _tables_in(path):
-        return tables
-    files = _files_in(path, "*")
-    if len({file.stem for file in files}) > 1:  # unlike rt-polarity.pos
-        files = [file for file in files if file.suffix.lower() == ".txt"]
-    return files if len(files) > 1 and not classes else []
-
-
-def _tables_in(path: Path) -> list[Path]:
-    """Return the files that are tables by their suffix, or else all if they are named as splits."""
-    for depth in ("*", "*/*"):
-        files = _files_in(path, depth)
-        tables = [one for one in files if one.suffix.lower() in (*SUFFIXES, *PACKED_SUFFIXES)]
-        if tables or "train" in splits_named([one.name for one in files]):
-            return tables or files
-    return []
+def _read_lines(
+    path: Path, classes: Mapping[str, str], options: DataConfig, emit: Emit
+) -> RawTable:
+    """Return a table of the lines of files with a class each."""
+    rows = [
+        (line.strip(), label, f"line {number} of {content.path}")
+        for content, label in zip(read_members(path, list(classes)), classes.values(), strict=True)
+        for number, line in enumerate(_lines_of(content, options, emit), start=1)
+        if line.strip()
+    ]
+    if all("\t" in text for text, _, _ in rows):
+        raise SeveralTables(path, list(classes))
+    emit(Info(f"reading {path}: {len(rows):,} lines of {len(classes)} files, one for each class"))
+    return _table_of(path, rows)
 
 
-def _files_in(path: Path, pattern: str) -> list[Path]:
-    files = (one for one in path.glob(pattern) if one.is_file())
-    return sorted(one for one in files if not any(map(ABOUT.match, one.relative_to(path).parts)))
+def _read_parallel(files: Sequence[Content], options: DataConfig, emit: Emit) -> RawTable:
+    """Return a table of the lines of two files."""
+    columns = [_lines_of(content, options, emit) for content in files]
+    [texts, labels], counts = files, list(map(len, columns))
+    if counts[0] != counts[1]:
+        raise DataError(
+            f"{texts.path} has {counts[0]:,} lines, and {labels.path} {counts[1]:,}",
+            remedy="write the text and the label of a row in the same line of both",
+        )
+    emit(Info(f"reading the lines of {texts.path} as texts, of {labels.path} as their labels"))
+    places = (f"line {number} of {texts.path}" for number in range(1, counts[0] + 1))
+    return _table_of(texts.path, list(zip(*columns, places, strict=True)))
 
 
-def _folders_in(path: Path) -> list[Path]:
-    folders = (one for one in path.iterdir() if one.is_dir() and not one.is_symlink())
-    return sorted(one for one in folders if not one.name.startswith("."))
+def _lines_of(content: Content, options: DataConfig, emit: Emit) -> list[str]:
+    with find_text(content, encoding=options.encoding, emit=emit).open(newline="\n") as lines:
+        return [line.rstrip("\r\n") for line in lines]
 
 
-def _texts_in(folder: Path) -> Iterator[Path]:
-    for file in sorted(folder.iterdir()):
-        is_text = file.suffix.lower() in TEXT_SUFFIXES and not file.name.startswith(".")
-        if is_text and file.is_file() and not file.is_symlink():
-            yield file
+def _table_of(path: Path, rows: Sequence[tuple[str, str, str]]) -> RawTable:
+    """Return a table of texts and labels, and the places of these."""
+    columns = {name: [row[place] for row in rows] for place, name in enumerate(("text", "label"))}
+    return RawTable(path, pyarrow.table(columns), lambda row: rows[row][2])

@@ -5,6 +5,7 @@ A new format is a file with a ``READER``, such as json_lines.py, and a line in `
 
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ READERS: dict[str, Reader] = {
 }
 SUFFIXES = tuple(suffix for reader in READERS.values() for suffix in reader.suffixes)
 PACKED_SUFFIXES = (".gz", ".zip")
-START_BYTES = 512
+TABLE_SUFFIXES = (*SUFFIXES, *PACKED_SUFFIXES)
+START_BYTES = 4096
 WITH_MEMBERS = (workbook.READER, documents.JSON, documents.YAML)
 # What a file is that can't be read, by how it begins, and what to do.
 SAVE, DOWNLOAD = f"save it as {', '.join(SUFFIXES)}", "download the file itself, in place of a page"
@@ -76,10 +78,9 @@ def stream_file(path: Path, options: DataConfig, *, emit: Emit) -> Iterator[list
 
 
 def _open(path: Path, options: DataConfig) -> tuple[Content, Reader]:
-    content = unpack(path, SUFFIXES, options.member)
+    content = unpack(path, TABLE_SUFFIXES, options.member)
     reader = _find_reader(content)
-    has_several = content.name.is_relative_to(path) and content.name != path
-    if options.member and not has_several and reader not in WITH_MEMBERS:
+    if options.member and content.path == path and reader not in WITH_MEMBERS:
         raise DataNotFound(
             f"{path} has one table only", remedy=f"leave out --member {options.member}"
         )
@@ -88,23 +89,19 @@ def _open(path: Path, options: DataConfig) -> tuple[Content, Reader]:
 
 def _find_reader(content: Content) -> Reader:
     """Return the reader of a format, by the first bytes of a file, else its suffix."""
-    start, suffix = content.start(START_BYTES), content.name.suffix.lower()
+    start = content.start(START_BYTES)
     if not start:
-        raise DataUnreadable(f"{content.name} is empty", remedy="copy, download or export it again")
+        raise DataUnreadable(f"{content.path} is empty", remedy="copy, download or export it again")
     for reader in READERS.values():
         if reader.first_bytes and start.startswith(reader.first_bytes):
             return reader
     for beginning, (name, remedy) in OTHER_FORMATS.items():
         if re.match(beginning, start):
-            raise DataUnreadable(f"{content.name} is {name}", remedy=remedy)
+            raise DataUnreadable(f"{content.path} is {name}", remedy=remedy)
     start = start.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    known = [reader for reader in READERS.values() if suffix in reader.suffixes]
-    known += [
-        reader
-        for reader in READERS.values()
-        if reader.first_characters and start.startswith(reader.first_characters)
-    ]
-    reader = [*known, delimited.READER][0]
+    by_suffix = (one for one in READERS.values() if content.suffix in one.suffixes)
+    by_start = (one for one in READERS.values() if one.start and re.match(one.start, start))
+    reader = next(chain(by_suffix, by_start), delimited.READER)
     if reader in (json_lines.READER, documents.JSON):
         return documents.JSON if documents.is_document(content) else json_lines.READER
     return reader

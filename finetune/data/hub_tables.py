@@ -8,7 +8,7 @@ from pathlib import Path
 
 from finetune import hub
 from finetune.data.formats import SUFFIXES
-from finetune.data.source import SPLIT_OF_WORD
+from finetune.data.packed import SPLIT_OF_WORD
 from finetune.errors import DataError, DataNotFound, HubNotReachable
 from finetune.events import Emit, Info
 

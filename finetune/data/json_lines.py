@@ -113,4 +113,4 @@ def without_half_characters(value: Any, source: str) -> Any:
     return json.loads(encoded.decode("utf-16", errors="replace"))
 
 
-READER = Reader((".jsonl",), rows, columns, first_characters=b"{")
+READER = Reader((".jsonl",), rows, columns, start=rb"\{")

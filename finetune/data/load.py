@@ -14,12 +14,19 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from finetune.config.schema import OPTIONS, DataConfig
-from finetune.data.dataset import column_of, make_dataset, return_freed_memory, texts_of
+from finetune.config.schema import HUB_PREFIX, OPTIONS, DataConfig
+from finetune.data.columns import NO_COLUMN, OtherData
+from finetune.data.dataset import (
+    DataSource,
+    LoadedData,
+    column_of,
+    make_dataset,
+    return_freed_memory,
+    texts_of,
+)
 from finetune.data.folders import digest_folder
-from finetune.data.formats import PACKED_SUFFIXES, SUFFIXES
+from finetune.data.formats import SUFFIXES, TABLE_SUFFIXES
 from finetune.data.hub_tables import fetch_splits
-from finetune.data.source import HUB_PREFIX, NO_COLUMN, DataSource, LoadedData, OtherData
 from finetune.data.split import split_table
 from finetune.data.tables import read_tables
 from finetune.data.trec import load_questions, load_trec
@@ -35,7 +42,7 @@ from finetune.tasks.single import Single
 def load_files(options: DataConfig, *, emit: Emit) -> LoadedData:
     """Load files, or a folder of texts, of the user's."""
     path = Path(options.data).expanduser()
-    if path.suffix.lower() not in (*SUFFIXES, *PACKED_SUFFIXES) and not is_there(path):
+    if path.suffix.lower() not in TABLE_SUFFIXES and not is_there(path):
         guesses = get_close_matches(options.data.casefold(), KNOWN_BY_NAME, n=1)
         if re.fullmatch(r"[\w.-]+/[\w.-]+(@.+)?", options.data) and not guesses:
             guesses = [HUB_PREFIX + options.data]

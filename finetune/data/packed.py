@@ -1,14 +1,15 @@
-"""The bytes of a file: gzip, and archives that hold one table, are unpacked within a limit."""
+"""The files in folders and archives, and the bytes of a file, unpacked within a limit."""
 
 import os
+import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from gzip import GzipFile
 from io import BytesIO
-from pathlib import Path
-from typing import IO, BinaryIO
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 from zipfile import BadZipFile, ZipFile
 
 from finetune.errors import DataNotFound, DataUnreadable, SeveralTables, explain
@@ -18,6 +19,12 @@ GZIP, ZIP, EMPTY_ZIP = b"\x1f\x8b", b"PK\x03\x04", b"PK\x05\x06"
 # Tables become five or ten times as large. What becomes larger by far may fill the memory.
 MAX_TIMES = 100
 SMALL_BYTES = 2**28
+ABOUT = re.compile(r"[._]|readme|licen[cs]e|citation|requirements|dataset_info", re.IGNORECASE)
+SPLIT_OF_WORD = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
 
 
 @contextmanager
@@ -33,13 +40,31 @@ def reading_explained() -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def _unpacking_explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    # Passwords are a RuntimeError, unknown compressions a NotImplementedError, damaged places and
+    # names a ValueError.
+    except (BadZipFile, OSError, EOFError, zlib.error, RuntimeError, ValueError) as error:
+        raise DataUnreadable(
+            f"{path} can't be unpacked: {error}",
+            remedy="it may be cut: copy or download it again, or unpack it and name a table in it",
+        ) from error
+
+
 @dataclass(frozen=True)
 class Content:
-    """The bytes of a file, or what was packed in it, under that one's name."""
+    """The bytes of a file, which may have been packed; the path goes on into an archive."""
 
     path: Path
-    name: Path
     unpacked: bytes | None = None
+
+    @property
+    def suffix(self) -> str:
+        """The suffix, in lower case, of the file or of what is packed in it."""
+        name = self.path.name.lower()
+        return Path(name if self.unpacked is None else name.removesuffix(".gz")).suffix
 
     def open(self) -> BinaryIO:
         """Open it from its start."""
@@ -52,6 +77,90 @@ class Content:
         """Return its first bytes."""
         with reading_explained(), self.open() as file, naming(self.path):
             return file.read(size_bytes)
+
+
+def holds_files(path: Path) -> bool:
+    """Return whether a path is a folder, or an archive that is no workbook."""
+    if os.path.isdir(path):  # no error where a name is too long
+        return True
+    if not os.path.isfile(path) or not Content(path).start(len(ZIP)).startswith((ZIP, EMPTY_ZIP)):
+        return False
+    with _unpacking_explained(path), ZipFile(path) as archive:
+        is_workbook = "xl/workbook.xml" in archive.namelist()
+        if is_workbook:
+            _check_size(sum(member.file_size for member in archive.infolist()), path)
+        return not is_workbook
+
+
+@reading_explained()
+def names_in(path: Path) -> list[str]:
+    """Return the names of the files in a folder, or in an archive, that are not hidden."""
+    if path.is_dir():
+        files = (Path(folder, file) for folder, _, own in os.walk(path) for file in own)
+        names = [file.relative_to(path).as_posix() for file in files if file.is_file()]
+    else:
+        with _unpacking_explained(path), ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if not name.endswith("/")]
+    hidden = re.compile(r"(.*/)?(\.|__MACOSX/)")
+    return sorted(name for name in names if not hidden.match(name))
+
+
+def read_members(path: Path, names: Sequence[str]) -> list[Content]:
+    """Return files of a folder, or of an archive, which are unpacked into memory."""
+    if path.is_dir():
+        return [_unpack_gzip(path / name) for name in names]
+    with _unpacking_explained(path), ZipFile(path) as archive:
+        # Of a member, no more is read than the size that the archive names.
+        _check_size(sum(archive.getinfo(name).file_size for name in names), path)
+        return [Content(path / name, archive.read(name)) for name in names]
+
+
+def unpack(path: Path, suffixes: Sequence[str] = (), member: str | None = None) -> Content:
+    """Return a file, or the only table of a folder or an archive, or the one that is named."""
+    if holds_files(path):
+        names = names_in(path)
+        files = [name for name in names if not ABOUT.match(PurePosixPath(name).name)]
+        if not files:
+            raise DataUnreadable(f"{path} holds no files", remedy="pack it again with a table")
+        tables = files if member else find_tables(names, suffixes) or files
+        return read_members(path, [choose_member(tables, member, path=path)])[0]
+    if not os.path.isfile(path):
+        what = f"{path} is not a file" if is_there(path) else f"there is no file {path}"
+        raise DataNotFound(what, remedy="check the name")
+    return _unpack_gzip(path)
+
+
+def _unpack_gzip(path: Path) -> Content:
+    content = Content(path)
+    if not content.start(len(GZIP)).startswith(GZIP):
+        return content
+    with _unpacking_explained(path), GzipFile(path) as file:
+        unpacked = file.read(_max_bytes(path) + 1)
+    _check_size(len(unpacked), path)
+    return Content(path, unpacked)
+
+
+def _max_bytes(path: Path) -> int:
+    return max(SMALL_BYTES, MAX_TIMES * path.stat().st_size)
+
+
+def _check_size(size_bytes: int, path: Path) -> None:
+    if size_bytes > _max_bytes(path):
+        raise DataUnreadable(
+            f"{path} becomes more than {MAX_TIMES} times as large when it is unpacked",
+            remedy="unpack it yourself if you trust it, and name the table in it",
+        )
+
+
+def find_tables(names: Sequence[str], suffixes: Sequence[str]) -> list[str]:
+    """Return the uppermost files that are tables by their suffix, or named as splits, or alone."""
+    files = [path for path in map(PurePosixPath, names) if not ABOUT.match(path.name)]
+    for depth in sorted({len(path.parts) for path in files}):
+        here = [str(path) for path in files if len(path.parts) == depth]
+        tables = [name for name in here if name.lower().endswith(tuple(suffixes))]
+        if tables or "train" in splits_named(here):
+            return tables or here
+    return [str(path) for path in files] if len(files) == 1 else []
 
 
 def choose_member(names: Sequence[str], member: str | None, *, path: Path) -> str:
@@ -68,60 +177,23 @@ def choose_member(names: Sequence[str], member: str | None, *, path: Path) -> st
     )
 
 
-def unpack(path: Path, suffixes: Sequence[str] = (), member: str | None = None) -> Content:
-    """Unpack a file with gzip, or a table in a zip archive, into memory; others stay.
+def splits_named(names: Sequence[str]) -> Mapping[str, list[str]]:
+    """Return the tables of each split by their names; nothing if it is not clear which they are.
 
-    Of several tables in an archive, ``member`` names one.
+    >>> splits_named(["in/train_1.csv", "in/train_2.csv", "x_test.csv", "sample.csv"])
+    {'train': ['in/train_1.csv', 'in/train_2.csv'], 'test': ['x_test.csv']}
+    >>> splits_named(["train.csv", "train_small.csv", "train_a.csv"])["train"]
+    ['train.csv']
     """
-    if not os.path.isfile(path):
-        what = f"{path} is not a file" if is_there(path) else f"there is no file {path}"
-        raise DataNotFound(what, remedy="check the name")
-    content = Content(path, path)
-    start = content.start(len(ZIP))
-    try:
-        if start.startswith(GZIP):
-            name = path.with_suffix("") if path.suffix.lower() == ".gz" else path
-            with GzipFile(path) as file:
-                return Content(path, name, _read(file, path))
-        if not start.startswith((ZIP, EMPTY_ZIP)):
-            return content
-        with ZipFile(path) as archive:
-            if "xl/workbook.xml" in archive.namelist():
-                # Of a member, no more is read than the size that the archive names.
-                _check_size(sum(member.file_size for member in archive.infolist()), path)
-                return content
-            tables = _find_tables(archive.namelist(), suffixes, path)
-            table = tables[0] if len(tables) == 1 else choose_member(tables, member, path=path)
-            with archive.open(table) as file:
-                return Content(path, path / table, _read(file, path))
-    # Passwords are a RuntimeError, unknown compressions a NotImplementedError, damaged places and
-    # names a ValueError.
-    except (BadZipFile, OSError, EOFError, zlib.error, RuntimeError, ValueError) as error:
-        raise DataUnreadable(
-            f"{path} can't be unpacked: {error}",
-            remedy="it may be cut: copy or download it again, or unpack it and name a table in it",
-        ) from error
-
-
-def _find_tables(names: Sequence[str], suffixes: Sequence[str], path: Path) -> list[str]:
-    """Return the files of an archive that have a table's suffix, or else are no README."""
-    files = [name for name in names if not name.endswith("/") and not name.startswith("__MACOSX")]
-    tables = [name for name in files if Path(name).suffix.lower() in suffixes]
-    found = tables or [name for name in files if not Path(name).name.lower().startswith("readme")]
-    if not found:
-        raise DataUnreadable(f"{path} holds no files", remedy="pack it again, with a table in it")
-    return found
-
-
-def _read(file: IO[bytes] | GzipFile, path: Path) -> bytes:
-    content = file.read(max(SMALL_BYTES, MAX_TIMES * path.stat().st_size) + 1)
-    _check_size(len(content), path)
-    return content
-
-
-def _check_size(size_bytes: int, path: Path) -> None:
-    if size_bytes > max(SMALL_BYTES, MAX_TIMES * path.stat().st_size):
-        raise DataUnreadable(
-            f"{path} becomes more than {MAX_TIMES} times as large when it is unpacked",
-            remedy="unpack it yourself if you trust it, and name the table in it",
-        )
+    splits: dict[str, list[str]] = {}
+    for name in names:
+        words = [SPLIT_OF_WORD.get(word) for word in re.split(r"[\W_]|\d", name.casefold())]
+        if split := next(filter(None, reversed(words)), None):
+            splits.setdefault(split, []).append(name)
+    for split, own in splits.items():
+        plain = [name for name in own if Path(name).stem.casefold() in SPLIT_OF_WORD]
+        if len({re.sub(r"\d", "", name) for name in own}) > 1:
+            if len(plain) != 1:
+                return {}
+            splits[split] = plain
+    return splits

@@ -37,7 +37,7 @@ class Reader:
         columns: Reads the columns as text, where they are more than the text of each value.
         unit: What the number of a row counts.
         first_bytes: Decide whatever the suffix.
-        first_characters: Decide where the suffix is unknown.
+        start: A pattern of the first line, in lower case, that decides where the suffix is unknown.
     """
 
     suffixes: Sequence[str]
@@ -45,7 +45,7 @@ class Reader:
     columns: Callable[[Content, DataConfig, Emit], Columns] | None = None
     unit: str = "line"
     first_bytes: bytes | None = None
-    first_characters: bytes | None = None
+    start: bytes | None = None
 
     def read(self, content: Content, options: DataConfig, emit: Emit) -> "RawTable":
         """Read a file whole."""

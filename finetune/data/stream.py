@@ -64,7 +64,7 @@ def read_rows(
         raise DataUnreadable(f"the lines of {path} are compressed", remedy="unpack it")
     if suffix in (*SUFFIXES, *PACKED_SUFFIXES, ".json") and not as_lines:
         return _read_table(path, options, reads_pairs=reads_pairs, emit=emit)
-    content, encoding = Content(path, path), options.encoding
+    content, encoding = Content(path), options.encoding
     if path.is_file():
         encoding = find_text(content, encoding=encoding, emit=emit).encoding
     return read_lines(content.open(), name=str(path), encoding=encoding)

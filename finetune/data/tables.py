@@ -17,9 +17,10 @@ import pyarrow
 import pyarrow.compute as pc
 from datasets import DatasetDict
 
-from finetune.config.schema import DataConfig
+from finetune.config.schema import HUB_PREFIX, DataConfig
 from finetune.data.columns import (
     LABEL,
+    NO_COLUMN,
     PAIR,
     TEXT,
     Columns,
@@ -28,15 +29,13 @@ from finetune.data.columns import (
     read_labels,
     read_texts,
 )
-from finetune.data.dataset import make_dataset, return_freed_memory
+from finetune.data.dataset import LoadedData, make_dataset, return_freed_memory
 from finetune.data.delimited import ADD_LABELS
 from finetune.data.encoding import find_text
-from finetune.data.folders import read_training
-from finetune.data.formats import read_file
+from finetune.data.folders import read_splits
 from finetune.data.mapped import filter_rows, pieces_of
-from finetune.data.packed import unpack
-from finetune.data.reader import RawTable, join_tables
-from finetune.data.source import HUB_PREFIX, NO_COLUMN, SPLIT_OF_WORD, LoadedData
+from finetune.data.packed import SPLIT_OF_WORD, unpack
+from finetune.data.reader import RawTable
 from finetune.errors import DataError, DataNotFound, UsageError
 from finetune.events import Emit, Info, WarningMessage
 from finetune.tasks.choose import choose_task_type
@@ -80,12 +79,13 @@ def read_tables(
     files: Mapping[str, Sequence[Path]], options: DataConfig, *, emit: Emit
 ) -> LoadedData:
     """Read each split from its files; one file may hold several splits, and so may a folder."""
-    tables = read_training(files["train"], options, emit=emit)
+    tables = read_splits(files["train"], options, emit=emit)
     has_published_splits = len(tables) > 1 or options.data.startswith(HUB_PREFIX)
-    rest = replace(options, member=None)
+    rest = replace(options, member=None, labels_file=None)
     for split, paths in files.items():
         if split != "train":
-            tables[split] = join_tables([read_file(one, rest, emit=emit) for one in paths])
+            read = read_splits(paths, rest, emit=emit)
+            tables[split] = read.get(split, read["train"])
     return_freed_memory()
     tables = {split: _without_repeated_headers(table, emit=emit) for split, table in tables.items()}
     tables = _divide_by_column(tables, options, emit=emit)

@@ -26,4 +26,4 @@ def rows(content: Content, options: DataConfig, emit: Emit) -> Iterator[Row]:
                 yield number, {"text": LABEL.sub("", line).strip(), "label": label}
 
 
-READER = Reader((".ft",), rows, first_characters=PREFIX.encode())
+READER = Reader((".ft",), rows, start=rb"(.*\s)?__label__\S")

@@ -16,10 +16,9 @@ from datasets import DatasetDict
 
 from finetune import hub
 from finetune.config.schema import DataConfig
-from finetune.data.dataset import make_dataset
+from finetune.data.dataset import DataSource, LoadedData, make_dataset
 from finetune.data.formats import read_file
 from finetune.data.packed import reading_explained
-from finetune.data.source import DataSource, LoadedData
 from finetune.errors import DataNotFound, DataUnreadable, HubNotReachable, UsageError
 from finetune.events import Emit, Info, WarningMessage
 from finetune.tasks.single import Single

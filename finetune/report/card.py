@@ -8,8 +8,7 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResult, ModelCardData
 
-from finetune.config.schema import OPTIONS, Config
-from finetune.data.source import HUB_PREFIX
+from finetune.config.schema import HUB_PREFIX, OPTIONS, Config
 from finetune.escaping import escape_controls, escape_line
 from finetune.files import write_text_atomically
 from finetune.report.templates import TEMPLATES, capitalize, hub_id, without_folder

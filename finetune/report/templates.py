@@ -6,8 +6,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from finetune.config.schema import OPTIONS, Config
-from finetune.data.source import HUB_PREFIX
+from finetune.config.schema import HUB_PREFIX, OPTIONS, Config
 from finetune.escaping import escape_controls
 from finetune.tasks.tables import duration
 

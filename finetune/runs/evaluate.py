@@ -7,9 +7,9 @@ import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 
+from finetune.data.columns import OtherData
 from finetune.data.dataset import number_splits, texts_of
 from finetune.data.load import load_rows, load_splits
-from finetune.data.source import OtherData
 from finetune.distributed.processes import join_processes
 from finetune.errors import DataError, FinetuneError, NotARun
 from finetune.events import Emit, Info, ignore

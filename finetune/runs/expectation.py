@@ -9,8 +9,7 @@ import numpy as np
 from datasets import Dataset, DatasetDict
 
 from finetune.config.schema import Config, TrainingConfig
-from finetune.data.dataset import column_of, rows_where
-from finetune.data.source import LoadedData
+from finetune.data.dataset import LoadedData, column_of, rows_where
 from finetune.data.split import sample_rows
 from finetune.devices.base import place
 from finetune.devices.select import select_device

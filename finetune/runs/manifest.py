@@ -18,7 +18,7 @@ from finetune.runs.folder import RunFolder
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from finetune.data.source import LoadedData
+    from finetune.data.dataset import LoadedData
     from finetune.runs.preparation import Preparation
     from finetune.runs.results import AutoTunedOption
     from finetune.tasks.base import Task

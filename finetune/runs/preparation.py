@@ -12,9 +12,8 @@ import torch
 
 from finetune.config.mode import Mode
 from finetune.config.schema import OPTIONS, Config, Pooling, change_options
-from finetune.data.dataset import column_of
+from finetune.data.dataset import LoadedData, column_of
 from finetune.data.load import KNOWN_BY_NAME, load_splits
-from finetune.data.source import LoadedData
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
 from finetune.distributed.processes import ALONE, Processes

@@ -135,7 +135,7 @@ def test_both_parsers_give_what_was_written(
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, delimiter=delimiter, lineterminator=line_end, quoting=quoting)
         writer.writerows([("text", "label"), *rows])
-    text = TextFile(Content(path, path), "utf-8")
+    text = TextFile(Content(path), "utf-8")
     read_back = [tuple(row) for _, row in read_values(text, delimiter, has_quotes=True)]
     assert read_back == [("text", "label"), *rows]
     with suppress(pyarrow.ArrowInvalid):

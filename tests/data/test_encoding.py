@@ -27,7 +27,7 @@ LINES = {
 
 
 def find(content: bytes, *, encoding: str | None = None) -> TextFile:
-    return find_text(Content(PATH, PATH, content), encoding=encoding)
+    return find_text(Content(PATH, content), encoding=encoding)
 
 
 def text_of(file: TextFile) -> str:
@@ -59,7 +59,7 @@ def test_the_encodings_of_the_world_are_detected(codec: str) -> None:
 def test_a_detected_encoding_is_a_warning_unless_it_is_named() -> None:
     swedish = "text,label\n" + "Maten var väldigt god på restaurangen,bra\n" * 20
     emitted: list[Event] = []
-    content = Content(PATH, PATH, swedish.encode("cp1252"))
+    content = Content(PATH, swedish.encode("cp1252"))
     for encoding in (None, "cp1252"):
         found = find_text(content, encoding=encoding, emit=emitted.append)
         assert (text_of(found), found.encoding) == (swedish, "cp1252")

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from finetune.config.schema import DataConfig
+from finetune.data.columns import OtherData
+from finetune.data.dataset import LoadedData
 from finetune.data.load import load_data, load_rows
-from finetune.data.source import LoadedData, OtherData
 from finetune.errors import DataError, DataNotFound, UsageError
 from finetune.events import Event
 from finetune.tasks.single import Single

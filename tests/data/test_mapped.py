@@ -10,8 +10,8 @@ from pyarrow import parquet
 
 from finetune.config.schema import DataConfig
 from finetune.data import formats, mapped, parquet_files
+from finetune.data.dataset import LoadedData
 from finetune.data.load import load_splits
-from finetune.data.source import LoadedData
 from finetune.events import ignore
 from finetune.runs.manifest import digest_splits
 

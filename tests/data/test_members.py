@@ -11,10 +11,11 @@ import pytest
 
 from finetune.config.load import load_config
 from finetune.config.schema import DataConfig
+from finetune.data.columns import OtherData
+from finetune.data.dataset import LoadedData
 from finetune.data.folders import digest_folder
 from finetune.data.load import load_data, load_rows
-from finetune.data.source import LoadedData, OtherData
-from finetune.errors import DataError, DataUnreadable, SeveralTables, UsageError
+from finetune.errors import DataError, SeveralTables, UsageError
 from finetune.events import Event, Info, WarningMessage, ignore
 
 TRAIN = [("the film", "good"), ("no end", "bad"), ("so long", "bad")]
@@ -114,7 +115,7 @@ def test_the_names_of_splits_are_found(
             load(path)
     else:
         loaded = rows_of(load(path))
-        assert list(loaded) == splits
+        assert set(loaded) == set(splits)
         assert len(loaded["train"]) == 3 * names.count("train-0") or 3
 
 
@@ -124,6 +125,33 @@ def test_a_test_table_without_labels_is_left_out(tmp_path: Path) -> None:
     assert rows_of(load(path, emitted)) == {"train": TRAIN}
     [warning] = [event for event in emitted if isinstance(event, WarningMessage)]
     assert "no labels" in warning.message
+
+
+@pytest.mark.parametrize("write", [write_folder, write_zip])
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"in/text.txt": "the film\n\nno end\n", "in/labels.txt": "good\n\nbad\n"},
+        {"train.txt": "the film\nno end", "train.labels": "good\nbad", "README.md": "about"},
+        {"good.txt": "the film\n", "bad.txt": "no end\n", "README.txt": "about"},
+        {"a/rt.good": "the film\n", "a/rt.bad": "no end\n"},
+        {"x/train/good/1.txt": "the film", "x/train/bad/1": "no end", "x/train/urls.txt": "about"},
+        {"train/good.txt": "the film", "train/bad.txt": "no end"},
+        {"good_train.txt": "the film", "bad_train.txt": "no end"},
+    ],
+)
+def test_files_of_texts_are_read_from_folders_and_archives(
+    write: Any, files: Mapping[str, str], tmp_path: Path
+) -> None:
+    path = write(tmp_path / "d", files)
+    assert sorted(rows_of(load(path))["train"]) == sorted(TRAIN[:2])
+    beside = {name.replace("train", "test"): content for name, content in files.items()}
+    if not files.keys() & beside.keys() - {"README.md"}:
+        rows = rows_of(load(write(tmp_path / "e", {**files, **beside})))
+        assert {split: sorted(own) for split, own in rows.items()} == {
+            "train": sorted(TRAIN[:2]),
+            "test": sorted(TRAIN[:2]),
+        }
 
 
 def test_each_line_of_a_file_is_a_text_of_the_class_that_names_it(tmp_path: Path) -> None:
@@ -165,10 +193,7 @@ def test_fasttext_files_named_as_splits_are_splits(tmp_path: Path) -> None:
 
 def test_texts_and_labels_are_read_from_files_of_their_own(tmp_path: Path) -> None:
     files = {"train_text.txt": "the film\r\n\nno, end\n", "train_labels.txt": "1\n0\n0\n"}
-    path = write_folder(tmp_path, {**files, "mapping.txt": "bad\ngood\n"})
-    with pytest.raises(DataUnreadable) as raised:
-        load(path)
-    assert f"--labels-file {path / 'train_labels.txt'}" in raised.value.remedy
+    path = write_folder(tmp_path / "a", {**files, "mapping.txt": "bad\ngood\n"})
     flags = {"texts_file": str(path / "train_text.txt")}
     with pytest.raises(UsageError, match="--labels-file"):
         load_config(flags=flags)

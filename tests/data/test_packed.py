@@ -65,7 +65,7 @@ def test_a_packed_table_is_read_as_it_was(tmp_path: Path) -> None:
         tmp_path / "a.zip", {"data/rows.csv": CSV, "a.md": b"#", "__MACOSX/rows.csv": b""}
     )
     assert read(archive).columns.to_pydict() == COLUMNS
-    assert read(archive).place(1) == f"line 3 of {archive}"
+    assert read(archive).place(1) == f"line 3 of {archive}/data/rows.csv"
     one = pack(tmp_path / "sms.zip", {"SMSCollection": CSV, "readme": b"about"})
     assert read(one).columns.to_pydict() == COLUMNS
 
