@@ -53,7 +53,7 @@ class Options(TypedDict, total=False):
     device: Literal["auto", "mps", "cpu", "cuda"]
     precision: Literal["auto", "fp32", "bf16", "fp16"]
     batch_size: int | Literal["auto"]
-    check_device: bool
+    check_device: bool | None
     gradient_checkpointing: bool | None
     effective_batch_size: int | None
     eval_batch_size: int

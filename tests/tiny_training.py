@@ -62,6 +62,7 @@ class OtherDevice(FewShapesDevice):
 
     name = "other"
     is_reference = False
+    has_silent_faults = True
 
 
 def give_few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,7 +164,9 @@ class TrainingConfig:
         "Examples per forward and backward pass; auto searches for the fastest that fits.",
         trainer_names=("per_device_train_batch_size",),
     )
-    check_device: bool = _resumable(True, "Compare a GPU with the CPU on a few examples.")
+    check_device: bool | None = _resumable(
+        None, "Compare a GPU with the CPU on a few examples. Default: on mps."
+    )
     gradient_checkpointing: bool | None = _resumable(
         None, "Recompute the layers in the backward pass. Default: off; --batch-size auto chooses."
     )

@@ -34,8 +34,9 @@ class Device:
     captures = False
     # Tokens of the batches that are copied to it together.
     prefetch_tokens = 0
-    # Whether ``doctor --parity`` has to pass before 16 bits are used by default.
-    has_silent_faults_in_16_bits = False
+    # Whether kernels have computed wrongly without an error: runs compare it with the CPU, and
+    # ``doctor --parity`` has to pass before 16 bits are used by default.
+    has_silent_faults = False
     # Whether bf16 may be slower than fp32, and is timed before it is used by default.
     times_bf16 = False
     # Whether other devices are compared with it.

@@ -147,8 +147,9 @@ class Preparation:
     @property
     def checks_device(self) -> bool:
         """Whether this process compares its device with the CPU during the run."""
-        is_checked = self.config.training.check_device and not self.device.is_reference
-        return is_checked and self.processes.is_main
+        asked, device = self.config.training.check_device, self.device
+        is_checked = device.has_silent_faults if asked is None else asked
+        return is_checked and not device.is_reference and self.processes.is_main
 
     def with_choices(self, *choices: AutoTunedOption) -> "Preparation":
         """Return the same with more that was chosen by measurements."""

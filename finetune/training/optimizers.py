@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.optimization import Adafactor
 
 from finetune.devices.base import Device
 
@@ -76,6 +75,9 @@ def _make_adamw_state(parameter: nn.Parameter) -> dict[str, Any]:
 
 
 def _make_adafactor(groups: Groups, device: Device) -> torch.optim.Optimizer:
+    # With its module come the Trainer's and, where it is installed, peft: a second of imports.
+    from transformers.optimization import Adafactor
+
     return Adafactor(groups, scale_parameter=False, relative_step=False)  # type: ignore[no-untyped-call]
 
 

@@ -37,7 +37,7 @@ def choose_precision(device: Device, *, hidden_size: int, cache: Path) -> Precis
     """Choose fp32 or bf16; timings are kept, so that the same PyTorch chooses the same again."""
     if "bf16" not in device.precisions:
         return PrecisionChoice("fp32", f"{device.name} can't compute in bf16 here")
-    if device.has_silent_faults_in_16_bits:
+    if device.has_silent_faults:
         parity = f"finetune doctor --parity --device {device.name} --precision bf16"
         if has_parity(device, precision="bf16"):
             return PrecisionChoice("bf16", f"{parity} has passed")

@@ -88,7 +88,7 @@ def test_nothing_is_timed_where_the_machine_says_enough(
 def test_a_device_with_silent_faults_needs_parity_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CpuDevice, "has_silent_faults_in_16_bits", True)
+    monkeypatch.setattr(CpuDevice, "has_silent_faults", True)
     monkeypatch.setattr("finetune.hub.cache_folder", lambda name: tmp_path / name)
     assert choose(tmp_path) == "fp32"
     note_parity(CpuDevice(), precision="fp16", subject="BERT", passes=True)

@@ -51,7 +51,7 @@ class MpsDevice(Device):
     name = "mps"
     torch_device = torch.device("mps")
     # Of several chips, systems and versions of PyTorch: known_faults.yaml.
-    has_silent_faults_in_16_bits = True
+    has_silent_faults = True
 
     @staticmethod
     def why_not_usable() -> Unusable | None:
