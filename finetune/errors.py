@@ -35,10 +35,6 @@ class LossNotFinite(FinetuneError):
         self.examples = examples
 
 
-class WrongParametersChanged(FinetuneError):
-    """A frozen parameter changed, or one that should train did not."""
-
-
 class DeviceDiffers(FinetuneError):
     """A device does not compute what the CPU computes."""
 
@@ -53,10 +49,6 @@ class NotWritten(FinetuneError):
 
 class ProcessLost(FinetuneError):
     """Another process of the same run has ended, or does not reply."""
-
-
-class TrialFailed(FinetuneError):
-    """A batch size could not be tried, for another reason than memory."""
 
 
 class UsageError(FinetuneError):
@@ -82,11 +74,7 @@ class NotARun(UsageError):
 
 
 class ModelNotFound(UsageError):
-    """No folder and no Hub repository has that name."""
-
-
-class ModelIsGated(UsageError):
-    """The Hub gives the repository only to users who may read it."""
+    """No folder and no Hub repository that the user may read has that name."""
 
 
 class ModelUnsupported(UsageError):

@@ -204,15 +204,14 @@ def _without_password(text: str) -> str:
 @contextmanager
 def _errors_explained(repo_type: RepoType, name: str, failure: str) -> Iterator[None]:
     """Raise our errors in place of the library's; ``failure`` is what could not be done."""
-    is_model, page = repo_type == "model", _page(repo_type, name)
-    not_found = errors.ModelNotFound if is_model else DataNotFound
-    refused = errors.ModelIsGated if is_model else DataNotFound
+    page = _page(repo_type, name)
+    not_found = errors.ModelNotFound if repo_type == "model" else DataNotFound
     try:
         yield
     except hub_errors.GatedRepoError as error:
         message = f"the {repo_type} {name!r} is only for users who accepted its terms"
         remedy = f"accept them at {page} and set HF_TOKEN to a token of yours"
-        raise refused(message, remedy=remedy) from error
+        raise not_found(message, remedy=remedy) from error
     except hub_errors.HFValidationError as error:
         message = f"there is no folder {name}, which is no name on the Hub"
         raise not_found(message, remedy="check the spelling") from error
@@ -229,7 +228,7 @@ def _errors_explained(repo_type: RepoType, name: str, failure: str) -> Iterator[
         reason = _without_password((str(error).strip() or type(error).__name__).splitlines()[0])
         is_refused = isinstance(error, hub_errors.LocalTokenNotFoundError)
         if is_refused or status in (401, 403, 409):  # 409: to create what the token can't even see
-            raise refused(
+            raise not_found(
                 f"your token gives no access to the {repo_type} {name!r}: {reason}",
                 remedy=f"make one that does at {endpoint()}/settings/tokens, then run `hf auth "
                 "login` or set HF_TOKEN; or choose an OWNER to whom you belong",

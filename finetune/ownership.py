@@ -69,10 +69,9 @@ class OwnFolder:
     def check(self) -> bool:
         """Return whether there are files of ours; UsageError unless it is new, empty or ours."""
         another = "choose another folder with --output-dir"
+        check_writable(self.path)
         if not is_there(self.path):
             return False
-        if not self.path.is_dir():
-            raise RunFolderNotEmpty(f"{self.path} is a file", remedy=another)
         if self.is_ours:
             return bool(self.names)
         if rows := _read_marker(self.path):
@@ -153,15 +152,16 @@ class OwnFolder:
 
     def find_foreign(self, *names: str) -> list[str]:
         """Return which of these files are there, or lie in links, and are not ours."""
-        ours = self.names
-        return [name for name in names if self._is_foreign(name, is_listed=name in ours)]
+        listed = self.names
 
-    def _is_foreign(self, name: str, *, is_listed: bool) -> bool:
-        if self._lies_elsewhere(PurePosixPath(name).parent):
-            return True
-        path = self.path / name
-        is_ours = is_listed and path.is_file() and not path.is_symlink()
-        return os.path.lexists(path) and not is_ours
+        def is_foreign(name: str) -> bool:
+            path = self.path / name
+            is_ours = name in listed and path.is_file() and not path.is_symlink()
+            return self._lies_elsewhere(PurePosixPath(name).parent) or (
+                os.path.lexists(path) and not is_ours
+            )
+
+        return list(filter(is_foreign, names))
 
     def _lies_elsewhere(self, folder: str | PurePosixPath) -> bool:
         """Return whether a folder in this one is a link or a file, or lies in one."""
@@ -187,14 +187,15 @@ class OwnFolder:
             append_jsonl(self.marker, new)
             flush_to_disk(self.marker)
 
-    def write_all(self, values: Mapping[str, Any], texts: Mapping[str, str]) -> None:
-        """Make the folder, and write values as JSON and texts, in place of earlier ones."""
+    def write_all(self, files: Mapping[str, str | Mapping[str, Any]]) -> None:
+        """Make the folder, and write texts, and mappings as JSON, in place of earlier ones."""
         with self.make():
-            self.claim(*values, *texts)
-            for name, value in values.items():
-                write_json(self.path / name, value)
-            for name, text in texts.items():
-                write_text_atomically(self.path / name, text)
+            self.claim(*files)
+            for name, content in files.items():
+                if isinstance(content, str):
+                    write_text_atomically(self.path / name, content)
+                else:
+                    write_json(self.path / name, content)
 
     @contextmanager
     def replacing(self, under: str, *names: str, last: str) -> Iterator[Path]:
@@ -279,10 +280,19 @@ class OwnFolder:
         )
 
 
-def check_output_file(path: Path, *, overwrite: bool) -> None:
+def check_writable(path: Path) -> None:
+    """Raise ``UsageError`` if a folder can't be created, or written to."""
+    existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        reason = "may not be written to" if existing.is_dir() else "is a file"
+        remedy = "choose another folder with --output-dir"
+        raise UsageError(f"{existing} {reason}", remedy=remedy)
+
+
+def check_output_file(path: Path, *, overwrite: bool | None = None) -> None:
     """Raise ``UsageError`` for a file that exists, unless it may be overwritten.
 
-    A file that a run or the like has listed never may.
+    A file that a run or the like has listed never may. None is for commands without --overwrite.
     """
     if not os.path.lexists(path):
         return
@@ -293,7 +303,8 @@ def check_output_file(path: Path, *, overwrite: bool) -> None:
     if not path.is_file():
         raise UsageError(f"{path} is not a file", remedy="name a file")
     if not overwrite:
-        remedy = "name another file, or replace it with --overwrite"
+        another = "move it away" if overwrite is None else "replace it with --overwrite"
+        remedy = f"name another file, or {another}"
         raise UsageError(f"{path} already exists", remedy=remedy)
 
 

@@ -13,7 +13,6 @@ from finetune.errors import (
     DataNotFound,
     FinetuneError,
     HubNotReachable,
-    ModelIsGated,
     ModelNotFound,
     ModelUnsupported,
 )
@@ -165,7 +164,7 @@ def test_a_gated_model_names_its_page_and_the_token(
     if with_token:
         monkeypatch.setenv("HF_TOKEN", "hf_someone")
     hub.failures.gated.add(MODEL)
-    with pytest.raises(ModelIsGated) as raised:
+    with pytest.raises(ModelNotFound) as raised:
         fetch_model(MODEL, revision=None)
     assert f"{hub.endpoint}/{MODEL}" in raised.value.remedy
     assert "HF_TOKEN" in raised.value.remedy

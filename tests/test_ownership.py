@@ -119,7 +119,7 @@ class Machine:
 
     def bench(self) -> None:
         name = self.chance.choice(["bench", "find-batch"])
-        OwnFolder(self.folder, name).write_all({f"{name}.json": 1}, {f"{name}.svg": "<svg>"})
+        OwnFolder(self.folder, name).write_all({f"{name}.json": {}, f"{name}.svg": "<svg>"})
 
     def predict(self) -> None:
         output = self.folder / self.chance.choice(["x.csv", "metrics.jsonl", "new.jsonl"])

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from finetune.batch_finder.history import History, RunTrial
-from finetune.errors import BatchDoesNotFit, TrialFailed
+from finetune.errors import BatchDoesNotFit, FinetuneError
 from finetune.events import Trial
 
 # Beyond the flat part of most memory curves, and small enough to fit nearly everywhere; where it
@@ -132,14 +132,14 @@ def _is_exhausted(history: History) -> bool:
 def _raise_if_nothing_fits(history: History) -> None:
     last = history.trials[-1]
     if last.status == "failed":
-        raise TrialFailed(
+        raise FinetuneError(
             f"training at batch size {last.batch_size} failed: {last.reason}",
             remedy="memory is not the cause: see what finetune doctor says",
         )
     if history.largest or last.batch_size > 1:
         return
     if last.status == "timed_out":
-        raise TrialFailed(
+        raise FinetuneError(
             f"even a batch of one example takes too long: {last.reason}",
             remedy="raise --time-limit, or lower --max-length",
         )

@@ -17,7 +17,7 @@ from finetune.devices.base import Device
 from finetune.devices.host import gibibytes
 from finetune.devices.host_memory import process_bytes, spare_bytes, why_short
 from finetune.devices.select import select_device
-from finetune.errors import ModelUnsupported, TrialFailed
+from finetune.errors import FinetuneError, ModelUnsupported
 from finetune.events import Emit, Trial, TrialStatus, ignore
 
 # Memory sampled this often stays within 1% of the kernel's own record of its peak.
@@ -70,7 +70,7 @@ class TrialRunner:
                 self._budget_bytes = int(self._await_reply(self._start_child()))
             except _Stopped as stop:
                 self._end_child()
-                raise TrialFailed(
+                raise FinetuneError(
                     f"the batch finder's process can't begin: {stop.reason}",
                     remedy="see what finetune doctor says of the machine, or give it more time "
                     "with --time-limit",

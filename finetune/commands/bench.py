@@ -16,7 +16,6 @@ from finetune.devices import DEVICE_NAMES
 from finetune.errors import Interrupted
 from finetune.events import Emit, Info, ignore
 from finetune.ownership import OwnFolder
-from finetune.runs.folder import check_writable
 from finetune.training.interruption import signal_of
 
 if TYPE_CHECKING:
@@ -54,7 +53,6 @@ def run_bench(
 
     If the user stops it, what was measured is written.
     """
-    check_writable(output_dir)
     own = OwnFolder(output_dir.expanduser(), "bench")
     own.check()
     from finetune.batch_finder.child import Child
@@ -66,6 +64,8 @@ def run_bench(
         from finetune.bench.workloads import Selection, list_workloads, read_lengths
         from finetune.devices.host import cpu_name
         from finetune.devices.select import select_device, usable_devices
+        from finetune.report.bench import CHARTS, render_bench
+        from finetune.report.chart import picture_of
         from finetune.runs.manifest import package_versions
 
         found = [select_device(name, emit=emit) for name in dict.fromkeys(devices)]
@@ -78,10 +78,11 @@ def run_bench(
         emit(Info(f"this takes about {minutes} min, more where a step takes seconds"))
         rows: list[Row] = []
         is_complete = False
+        until = time.time() + seconds
         try:
-            until = time.time() + seconds
-            measured = timing.measure(child, selection, workloads, names, until=until, emit=emit)
-            for rows in measured:  # noqa: B007
+            for rows in timing.measure(  # noqa: B007
+                child, selection, workloads, names, until=until, emit=emit
+            ):
                 pass
             is_complete = True
         except KeyboardInterrupt as stop:
@@ -103,19 +104,11 @@ def run_bench(
                 is_complete=is_complete,
                 rows=rows,
             )
-            write_bench(results, own)
+            drawn = ((f"{name}.svg", draw(results)) for name, draw in CHARTS.items())
+            pictures = {name: picture_of(charts) for name, charts in drawn if charts}
+            page = {"bench.html": render_bench(results)}
+            own.write_all({"bench.json": results.to_json(), **page, **pictures})
         return results
-
-
-def write_bench(results: "BenchResults", own: OwnFolder) -> None:
-    """Write results as ``bench.json``, ``bench.html`` and pictures that need no page."""
-    from finetune.report.bench import CHARTS, render_bench
-    from finetune.report.chart import picture_of
-
-    drawn = ((f"{name}.svg", draw(results)) for name, draw in CHARTS.items())
-    texts = {"bench.html": render_bench(results)}
-    texts |= {name: picture_of(charts) for name, charts in drawn if charts}
-    own.write_all({"bench.json": results.to_json()}, texts)
 
 
 def _split_devices(_: click.Context, __: click.Parameter, names: str | None) -> list[str]:

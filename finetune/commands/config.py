@@ -9,6 +9,7 @@ import click
 
 from finetune.commands.console import show_json, show_table
 from finetune.commands.options import (
+    PATH,
     GroupedCommand,
     assignments_option,
     config_option,
@@ -18,14 +19,11 @@ from finetune.commands.options import (
     load,
 )
 from finetune.config.schema import OPTIONS
-from finetune.config.yaml_files import (
-    describe_recipes,
-    make_json_schema,
-    recipes_folder,
-    write_new_file,
-)
+from finetune.config.yaml_files import describe_recipes, make_json_schema, recipes_folder
 from finetune.errors import UsageError
 from finetune.escaping import escape_line
+from finetune.files import write_text_atomically
+from finetune.ownership import check_output_file
 
 EXAMPLES = """\b
 Examples:
@@ -33,10 +31,6 @@ Examples:
   finetune config cp trec_head mine.yaml        start from a recipe
   finetune config validate mine.yaml            is it valid
   finetune config schema > finetune.schema.json
-"""
-SCHEMA_IN_EDITORS = """\b
-Editors with the YAML language server take it from the first line of a file:
-  # yaml-language-server: $schema=finetune.schema.json
 """
 
 
@@ -89,10 +83,14 @@ def validate(*, files: tuple[str, ...]) -> None:
         click.echo(f"{escape_line(file)}: valid")
 
 
-@command.command(epilog=f"{EXAMPLES}\n{SCHEMA_IN_EDITORS}")
+@command.command(epilog=EXAMPLES)
 @debug_option
 def schema() -> None:
-    """Print the JSON Schema of the YAML files, for editors."""
+    """Print the JSON Schema of the YAML files, for editors.
+
+    Those with the YAML language server take it from the first line of a file:
+    # yaml-language-server: $schema=finetune.schema.json
+    """
     click.echo(json.dumps(make_json_schema(), indent=2))
 
 
@@ -108,7 +106,7 @@ def list_recipes() -> None:
 
 @command.command("cp", epilog=EXAMPLES)
 @click.argument("name")
-@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.argument("file", required=False, type=PATH)
 @debug_option
 def copy(*, name: str, file: Path | None) -> None:
     """Copy the recipe NAME to a new FILE, by default NAME.yaml in the current folder."""
@@ -116,6 +114,7 @@ def copy(*, name: str, file: Path | None) -> None:
         remedy = f"take one of {', '.join(recipes)}"
         raise UsageError(f"there is no recipe {name}", remedy=remedy)
     file = file or Path(f"{name}.yaml")
-    write_new_file(file, (recipes_folder() / f"{name}.yaml").read_text(encoding="utf-8"))
+    check_output_file(file)
+    write_text_atomically(file, (recipes_folder() / f"{name}.yaml").read_text(encoding="utf-8"))
     run = f"finetune run --config {shlex.quote(str(file))}"
     click.echo(escape_line(f"written: {file}; run it with: {run}"))

@@ -37,14 +37,9 @@ DATA_OPTIONS = [one.name for one in OPTIONS.values() if one.section == "data"]
 
 @dataclass(frozen=True)
 class DataReport:
-    """What a check of data has found.
+    """What a check of data has found: in the splits of the data, and for those of a run.
 
-    Args:
-        rows_of_a_run: By split, once the missing splits are held out.
-        findings: Of the splits that the data has.
-        lengths: Of the texts in tokens; None without a tokenizer.
-        expectation: Of a linear head on the frozen encoder; None if that can't be measured.
-        warnings: Of loading.
+    ``lengths`` are in tokens. What can't be measured without a model is None.
     """
 
     data: str

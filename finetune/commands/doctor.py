@@ -18,12 +18,10 @@ from finetune.commands.progress import showing
 from finetune.config.mode import Mode
 from finetune.config.schema import DEFAULT_BATCH_SIZE, ModelConfig, TrainingConfig
 from finetune.devices import PRECISIONS
-from finetune.devices.check import Check
 from finetune.errors import DeviceNotAvailable, FinetuneError, UsageError
 from finetune.escaping import escape_line
 
 if TYPE_CHECKING:
-    from finetune.doctor.operators import Operator
     from finetune.doctor.parity import ParityReport
 
 EXAMPLES = """\b
@@ -83,16 +81,10 @@ def command(*, device: str, ops: bool, parity: bool, as_json: bool, **options: A
 
 
 def _check(device: str, *, as_json: bool) -> None:
-    try:
-        from finetune.doctor.checkup import check_machine
+    from finetune.doctor.checkup import check_machine
 
-        checks = check_machine(device=device)
-    except ModuleNotFoundError as error:
-        name = str(error.name)
-        missing = Check("packages", "failure", f"{name} is not installed", f"pip install {name}")
-        checks = iter([missing])
     found = []
-    for check in checks:  # each is shown as it comes
+    for check in check_machine(device=device):  # each is shown as it comes
         found.append(check)
         if not as_json:
             status = click.style(f"{check.status:<9}", fg=COLORS[check.status])
@@ -119,7 +111,10 @@ def _check_operators(chosen: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         show_json(report.to_json())
     else:
-        rows = [(one.name, one.status, str(one.calls), _callers(one)) for one in report.operators]
+        rows = [
+            (one.name, one.status, str(one.calls), ", ".join(one.modules[:MODULES_SHOWN]))
+            for one in report.operators
+        ]
         show_table(("operator", "status", "calls", "called by"), rows, numbers=("calls",))
         for warning in report.warnings:
             show_lines(f"warning: {warning.message}", f"  try: {warning.remedy}")
@@ -130,12 +125,6 @@ def _check_operators(chosen: dict[str, Any], *, as_json: bool) -> None:
             f"MPS lacks {', '.join(one.name for one in report.missing)}",
             remedy="replace what calls it, or use --device cpu",
         )
-
-
-def _callers(operator: "Operator") -> str:
-    shown = len(operator.modules) if operator.status == "missing" else MODULES_SHOWN
-    more = len(operator.modules) - shown
-    return ", ".join(operator.modules[:shown]) + f" and {more} more" * (more > 0)
 
 
 def _check_parity(device: str, chosen: dict[str, Any], *, as_json: bool) -> None:

@@ -106,7 +106,6 @@ def find_batch(
         lengths = [texts.max_tokens] if has_max_length else [texts.max_tokens, ARTICLE_TOKENS]
         return _estimate(loaded.config, mac, texts, lengths, emit=emit)
     from finetune.distributed.processes import join_processes
-    from finetune.runs.folder import check_writable
 
     processes = join_processes()
     emit = emit if processes.is_main else ignore
@@ -114,7 +113,6 @@ def find_batch(
     if folder is not None:
         own = OwnFolder(folder, "find-batch")
         processes.broadcast(own.check)
-        processes.broadcast(lambda: check_writable(folder))
     texts = _measure_texts(loaded.config, has_max_length, limit, emit=emit)
     found = _search(loaded.config, texts, processes, is_fresh=fresh, emit=emit)
     if folder is not None and processes.is_main:
@@ -123,7 +121,7 @@ def find_batch(
 
         charts = draw_batches(found.results)
         pictures = {"find-batch.svg": picture_of(charts)} if charts else {}
-        own.write_all({"find-batch.json": found.to_json()}, pictures)
+        own.write_all({"find-batch.json": found.to_json(), **pictures})
     return found
 
 
@@ -227,8 +225,9 @@ def _measure_texts(
     try:
         loaded = load_splits(options, emit=emit)
         task, rows = loaded.task, limit or len(loaded.splits["train"])
+        texts = _Texts(model.max_length, rows, task.name, len(task.output_names))
         if has_max_length:
-            return _Texts(model.max_length, rows, task.name, len(task.output_names))
+            return texts
         tokenizer = load_tokenizer(model.model, revision=model.revision)
     except (DataNotFound, HubNotReachable, ModelNotFound, ModelUnsupported) as error:
         if not is_trec:
@@ -243,7 +242,7 @@ def _measure_texts(
     )
     emit(Info(f"the longest text of {options.data} has {max_tokens} tokens"))
     emit(Info(f"batch sizes of up to {rows:,} are tried; see --limit"))
-    return _Texts(max_tokens, rows, task.name, len(task.output_names))
+    return replace(texts, max_tokens=max_tokens)
 
 
 @click.command(cls=GroupedCommand, epilog=EXAMPLES)

@@ -27,8 +27,10 @@ from finetune.config.schema import (
     ModelConfig,
     mode_defaults,
 )
-from finetune.config.yaml_files import check_is_new, make_starter, write_new_file
+from finetune.config.yaml_files import make_starter
 from finetune.events import Emit, Info
+from finetune.files import write_text_atomically
+from finetune.ownership import check_output_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from numpy.typing import NDArray
 
+    from finetune.data.columns import Columns
     from finetune.runs.expectation import Expectation
 
 # Without a tokenizer, the estimate is rather too high, which costs nothing: BERT's takes 3.8 bytes
@@ -60,16 +63,12 @@ Examples:
 class TableFacts:
     """What a table holds: ``rows`` with a text and a label, ``examples`` of each class.
 
-    ``longer_share`` estimates the fraction of texts that are longer than the model reads.
+    ``chosen`` are columns by option. ``longer_fraction`` of the texts do not fit the model.
     """
 
     options: DataConfig
     columns: Sequence[str]
-    text_column: str
-    text_reason: str
-    text_pair_column: str | None
-    label_column: str
-    label_reason: str
+    chosen: "Columns"
     rows_of_a_run: Mapping[str, int]
     task: str
     rows: int
@@ -80,7 +79,7 @@ class TableFacts:
     longest_characters: int
     model: str
     suggested_max_length: int
-    longer_share: float
+    longer_fraction: float
     expectation: "Expectation | None"
 
 
@@ -95,7 +94,7 @@ def look_at_table(options: DataConfig, *, model: str | None, emit: Emit) -> Tabl
     from finetune.runs.expectation import expect
 
     table = read_tables({"train": [Path(options.data)]}, options, emit=emit)
-    rows, task, chosen = table.splits["train"], table.task, table.chosen
+    rows, task = table.splits["train"], table.task
     texts = texts_of(rows)
     characters = pc.utf8_length(texts.joined)
     labels = task.labels(column_of(rows, "label"))
@@ -103,21 +102,17 @@ def look_at_table(options: DataConfig, *, model: str | None, emit: Emit) -> Tabl
     size_bytes = pc.binary_length(texts.joined).to_numpy()
     sample = _sample_rows(rows, size_bytes, emit=emit)
     if lengths := measure_tokens({"train": sample}, ModelConfig(model=model), emit=emit):
-        max_length, longer_share = lengths.suggested_max_length, lengths.beyond_model / len(sample)
+        max_length, longer = lengths.suggested_max_length, lengths.beyond_model / len(sample)
     else:
         tokens = size_bytes // BYTES_A_TOKEN + SPECIAL_TOKENS
         max_length = suggest_max_length(tokens, max_tokens=MAX_TOKENS)
-        longer_share = float((tokens > MAX_TOKENS).mean())
+        longer = float((tokens > MAX_TOKENS).mean())
     splits = split_table(table.splits, options, task=task, emit=emit)
     config = Config(data=options, model=ModelConfig(model=model))
     return TableFacts(
         options=options,
         columns=table.column_names,
-        text_column=chosen["text_column"].name,
-        text_reason=chosen["text_column"].reason,
-        text_pair_column=table.columns.get("text_pair_column"),
-        label_column=chosen["label_column"].name,
-        label_reason=chosen["label_column"].reason,
+        chosen=table.chosen,
         rows_of_a_run={split: len(rows) for split, rows in splits.items()},
         task=task.name,
         rows=len(rows),
@@ -128,7 +123,7 @@ def look_at_table(options: DataConfig, *, model: str | None, emit: Emit) -> Tabl
         longest_characters=pc.max(characters).as_py(),
         model=model,
         suggested_max_length=max_length,
-        longer_share=longer_share,
+        longer_fraction=longer,
         expectation=expect(config, splits["train"], task, emit=emit),
     )
 
@@ -164,18 +159,16 @@ def make_config(facts: TableFacts) -> str:
     reading = ("member", "labels_file", "encoding", "header", "split_column", "label_names")
     values = {
         **given({name: getattr(options, name) for name in reading}),
-        **given({"text_pair_column": facts.text_pair_column}),
+        **{option: column.name for option, column in facts.chosen.items()},
         **({} if facts.task == "single" else {"task": facts.task}),
         "data": options.data,
-        "text_column": facts.text_column,
-        "label_column": facts.label_column,
         "model": facts.model,
         "freeze_core": defaults.model.freeze_core,
         "max_length": max(facts.suggested_max_length, defaults.model.max_length),
         "num_train_epochs": defaults.training.num_train_epochs,
         "batch_size": defaults.training.batch_size,
     }
-    if facts.longer_share and not facts.text_pair_column:
+    if facts.longer_fraction and "text_pair_column" not in facts.chosen:
         values["long_texts"] = defaults.model.long_texts
     if facts.class_rows:
         values["class_weights"] = defaults.training.class_weights
@@ -197,8 +190,8 @@ def _notes(facts: TableFacts) -> dict[str, str]:
         "data": "A path that is not absolute counts from the folder in which finetune runs.",
         "max_length": f"Here a text has {facts.mean_characters:,.0f} characters on average and "
         f"{facts.longest_characters:,} at most; a token is about 4 of English, 1 of Chinese.",
-        "long_texts": f"Here about {facts.longer_share:.1%} of the texts are longer than the model "
-        "reads at once.",
+        "long_texts": f"Here about {facts.longer_fraction:.1%} of the texts are longer than "
+        "the model reads at once.",
         "num_train_epochs": f"Here it is {full.num_train_epochs:g}, or at most "
         f"{head.num_train_epochs:g} if only the head trains.",
         "class_weights": f"Here the smallest class has {min(rows):,} rows and the largest "
@@ -211,7 +204,7 @@ def _notes(facts: TableFacts) -> dict[str, str]:
 @click.option(
     "--output",
     type=PATH,
-    help="New file.  [default: DATA's name with .yaml, in the current folder]",
+    help="New file.  [default: DATA's name with .yaml]",
 )
 @chosen_options(
     *("text_column", "text_pair_column", "label_column", "task", "encoding", "header"),
@@ -228,11 +221,11 @@ def command(
     without changes.
     """
     file = output or Path(f"{table.stem}.yaml")
-    check_is_new(file)
+    check_output_file(file)
     with display.progress() as emit:
         options = DataConfig(str(table), **given(flags))
         facts = look_at_table(options, model=model, emit=emit)
-    write_new_file(file, make_config(facts))
+    write_text_atomically(file, make_config(facts))
     if display.as_json:
         show_json({"config": str(file), **asdict(facts)})
     else:
@@ -248,9 +241,7 @@ def _show(facts: TableFacts) -> None:
     described = {
         "rows": facts.rows,
         "columns": ", ".join(facts.columns),
-        "text column": f"{facts.text_column} ({facts.text_reason})",
-        "second text": facts.text_pair_column,
-        "label column": f"{facts.label_column} ({facts.label_reason})",
+        **{option: f"{one.name} ({one.reason})" for option, one in facts.chosen.items()},
         "task": facts.task,
         **facts.label_figures,
         "rows of a run": facts.rows_of_a_run,

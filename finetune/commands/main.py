@@ -190,8 +190,6 @@ def _find_meant(error: click.UsageError) -> str | None:
     if isinstance(error, click.NoSuchOption):
         option = OPTION_OF_TRAINER.get(error.option_name.strip("-").replace("-", "_"))
         return f"--{option.replace('_', '-')}" if option in options else None
-    if isinstance(error, click.BadParameter) and error.param and error.param.name == "pooling":
-        return "--window-pooling max" if error.message.startswith("'max'") else None
     if "unexpected extra argument" in error.message and "data" in options:
         return "--data FILE"
     return None

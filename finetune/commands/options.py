@@ -119,8 +119,9 @@ def table_options(command: Command) -> Command:
 
 def output_file_option(description: str) -> Callable[[Command], Command]:
     """Return a decorator that adds ``--output`` and whether that may replace a file."""
+    output = click.option("--output", type=PATH, help=description)
     overwrite = click.option("--overwrite", is_flag=True, help="Replace the --output file.")
-    return lambda command: click.option("--output", type=PATH, help=description)(overwrite(command))
+    return lambda command: output(overwrite(command))
 
 
 def run_argument(command: Command) -> Command:

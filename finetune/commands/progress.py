@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import wraps
 from importlib.util import find_spec
 from inspect import Parameter, Signature, getdoc, signature
@@ -77,10 +77,9 @@ def shown_live(function: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         is_shown = not emit and (is_watched() if progress is None else progress)
         _check_arguments(shape, arguments, options)
+        shown = showing(quiet=False, no_progress=False)
         try:
-            if not is_shown:
-                return function(*arguments, emit=emit or events.ignore, **options)
-            with showing(quiet=False, no_progress=False) as show:
+            with shown if is_shown else nullcontext(emit or events.ignore) as show:
                 return function(*arguments, emit=show, **options)
         except (OSError, RuntimeError, ImportError) as error:
             if known := explain(error):

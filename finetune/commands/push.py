@@ -1,6 +1,6 @@
 """``finetune push``: a finished run's model, uploaded to the Hugging Face Hub."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,20 +22,15 @@ Examples:
 
 
 @dataclass(frozen=True)
-class PushedFile:
-    """A file by its path in the repository."""
-
-    name: str
-    size_bytes: int
-
-
-@dataclass(frozen=True)
 class Push:
-    """What is on the Hub, or in a dry run would be; ``commit`` is None in a dry run."""
+    """What is on the Hub, or in a dry run would be: sizes in bytes by path in the repository.
+
+    ``commit`` is None in a dry run.
+    """
 
     url: str
     public: bool
-    files: Sequence[PushedFile]
+    files: Mapping[str, int]
     commit: str | None = None
 
 
@@ -55,10 +50,10 @@ def push(
 
     url = page_of_upload(repository, revision=revision)
     paths = _find_files(Path(run), report=report, allow_private_data=allow_private_data)
-    files = [PushedFile(name, path.stat().st_size) for name, path in paths.items()]
+    files = {name: path.stat().st_size for name, path in paths.items()}
     if dry_run:
         return Push(url, public, files)
-    size = format_size(sum(file.size_bytes for file in files))
+    size = format_size(sum(files.values()))
     emit(Info(f"uploading {len(files)} files, {size}, to {repository}"))
     message = f"Upload {Path(run).resolve().name} (finetune {finetune.__version__})"
     commit, is_public = upload_model(
@@ -115,7 +110,7 @@ def command(*, display: Display, **options: Any) -> None:
 
 
 def _show(pushed: Push) -> None:
-    rows = [(file.name, format_size(file.size_bytes)) for file in pushed.files]
+    rows = [(name, format_size(size_bytes)) for name, size_bytes in pushed.files.items()]
     show_table(("file", "size"), rows, numbers=("size",))
     done = "uploaded to" if pushed.commit else "would be uploaded to"
     show_lines(f"{done} {pushed.url}, {'public' if pushed.public else 'private'}")

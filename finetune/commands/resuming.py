@@ -222,13 +222,10 @@ def _continue(folder: RunFolder, saved: Config, given: "LoadedConfig", *, emit: 
         )
     path, output = folder.path.resolve(), given.config.output
     place = output.output_dir or str(next_free_folder(path.parent, path.name))
-    values = [(one.name, one.value_in(saved), one.value_in(config)) for one in OPTIONS.values()]
-    changes = [f", {name} {now} in place of {old}" for name, old, now in values if now != old]
     emit(
         Info(
             f"the model of {folder.path} is trained for {more_epochs:g} more epochs on the same "
-            f"data, in {place}, with a new optimizer, a new learning rate schedule"
-            + "".join(changes)
+            f"data, in {place}, with a new optimizer and learning rate schedule"
         )
     )
     own_values: dict[str, Any] = {

@@ -172,14 +172,11 @@ def check_type(hint: Any, value: Any, *, words: str, is_strict: bool = True) -> 
         adapter: TypeAdapter[Any] = TypeAdapter(hint)
         return adapter.validate_python(value, strict=is_strict)
     except ValidationError as error:
-        remedy = "the command's --help shows what each option takes"
-        if words.endswith(": pooling") and value == "max":
-            remedy = "windows of long texts are aggregated by --window-pooling max"
         messages = (one["msg"].partition(", unable")[0] for one in error.errors())
         expected = " or ".join(message.removeprefix("Input should be ") for message in messages)
         raise ConfigurationInvalid(
             f"{words} is {reprlib.repr(value)}, and should be {expected}",
-            remedy=remedy,
+            remedy="the command's --help shows what each option takes",
         ) from error
 
 

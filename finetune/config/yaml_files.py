@@ -13,8 +13,8 @@ import yaml
 
 import finetune
 from finetune.config.schema import OPTIONS, Config
-from finetune.errors import ConfigurationInvalid, UsageError
-from finetune.files import is_there, write_text_atomically
+from finetune.errors import ConfigurationInvalid
+from finetune.files import is_there
 
 # A table that is named by mistake may be too large to parse.
 MAX_FILE_BYTES = 2**20
@@ -115,20 +115,6 @@ def make_starter(values: Mapping[str, Any], *, notes: Mapping[str, str], heading
 def _comment(text: str, *, indent: str) -> str:
     lines = textwrap.wrap(text, width=MAX_LINE - len(indent) - 2, break_on_hyphens=False)
     return "".join(f"{indent}# {line}\n" for line in lines)
-
-
-def check_is_new(path: Path) -> None:
-    """Raise ``UsageError`` if a file exists or its folder can't be written."""
-    if path.exists():
-        raise UsageError(f"{path} already exists", remedy="delete it, or name another file")
-    if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"{path} can't be written", remedy="name a file in a writable folder")
-
-
-def write_new_file(path: Path, text: str) -> None:
-    """Write a file; raise ``UsageError`` if it exists or its folder can't be written."""
-    check_is_new(path)
-    write_text_atomically(path, text)
 
 
 def make_json_schema() -> dict[str, Any]:

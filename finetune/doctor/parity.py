@@ -103,7 +103,7 @@ def compare_model(
     """Compare a device with the CPU by evaluations and a step of a model, which is moved there.
 
     Raises:
-        WrongParametersChanged: If the step changes what is frozen, or not what trains.
+        FinetuneError: If the step changes what is frozen, or not what trains.
     """
     structure = find_structure(model, has_mean_layer=has_mean_layer(model))
     # Stored transposed, as loaded weights may be: MPS once silently skipped in-place operations on

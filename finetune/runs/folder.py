@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from finetune.config.schema import Config, change_options
-from finetune.errors import DataDiffers, NotARun, RunFolderNotEmpty, UsageError
+from finetune.errors import DataDiffers, NotARun, RunFolderNotEmpty
 from finetune.events import Emit, Info
 from finetune.files import is_there, read_json, read_jsonl, write_text_atomically
-from finetune.ownership import CONTENTS, OwnFolder
+from finetune.ownership import CONTENTS, OwnFolder, check_writable
 from finetune.runs.digests import check_files, seal
 
 if TYPE_CHECKING:
@@ -138,7 +138,6 @@ class RunFolder:
     def check_can_create(self, *, overwrite: bool) -> None:
         """Raise ``UsageError`` if a new run may not have the folder."""
         has_files = self.own.check()
-        check_writable(self.path)
         if has_files and not overwrite:
             raise RunFolderNotEmpty(
                 f"{self.path} already holds {CONTENTS[self.kind]}",
@@ -301,16 +300,6 @@ class SeedsFolder(RunFolder):
 def seed_name(seed: int) -> str:
     """Return the name of a run's folder in a folder of several seeds."""
     return f"seed-{seed}"
-
-
-def check_writable(path: Path) -> None:
-    """Raise ``UsageError`` if a folder can't be created, or written to."""
-    existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise UsageError(
-            f"{path} can't be created or written to, because of {existing}",
-            remedy="choose another folder with --output-dir",
-        )
 
 
 def next_free_folder(parent: Path, name: str) -> Path:

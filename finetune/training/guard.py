@@ -7,7 +7,7 @@ frozen though it should have trained, and nothing said so (pytorch#118115).
 import torch
 from torch import nn
 
-from finetune.errors import WrongParametersChanged
+from finetune.errors import FinetuneError
 
 # AdamW's epsilon. A smaller gradient moves a number by less than the learning rate, maybe by less
 # than fp32 shows, as in layers whose attention is still even.
@@ -32,7 +32,7 @@ class ParameterGuard:
             }
 
     def check(self, model: nn.Module) -> None:
-        """Raise ``WrongParametersChanged`` if what trains is the same, or what is frozen is not.
+        """Raise ``FinetuneError`` if what trains is the same, or what is frozen is not.
 
         A trained parameter with next to no gradient may be unchanged. Waits for the device.
         """
@@ -50,7 +50,7 @@ class ParameterGuard:
             names = [name for name in after if name in wrong]
             if names:
                 more = f" and {len(names) - 1} more parameters" if len(names) > 1 else ""
-                raise WrongParametersChanged(
+                raise FinetuneError(
                     f"{fault} after the first steps: {names[0]}{more}",
                     remedy="the device computes wrongly: try --device cpu, or another torch",
                 )

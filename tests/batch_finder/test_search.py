@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from finetune.batch_finder.history import History, RunTrial
 from finetune.batch_finder.search import SearchResult, search
-from finetune.errors import BatchDoesNotFit, FinetuneError, TrialFailed
+from finetune.errors import BatchDoesNotFit, FinetuneError
 from finetune.events import Trial
 
 # Peaks (floor, base and row in MiB) and step seconds (fixed and of a row), in the proportions of
@@ -194,7 +194,7 @@ def test_trial_that_fails_for_another_reason_is_an_error(at_size: int) -> None:
             return did_not_fit(batch_size, "failed", reason="killed by signal 11 (SIGSEGV)")
         return machine.run(batch_size)
 
-    with pytest.raises(TrialFailed, match=r"killed by signal 11 \(SIGSEGV\)") as caught:
+    with pytest.raises(FinetuneError, match=r"killed by signal 11 \(SIGSEGV\)") as caught:
         find(run)
 
     assert caught.value.exit_code == 1

@@ -20,7 +20,7 @@ from finetune.devices import host_memory
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.device import MpsDevice
-from finetune.errors import TrialFailed
+from finetune.errors import FinetuneError
 
 TINY = tiny_case()
 TRY_AND_HANG = """
@@ -172,7 +172,7 @@ def test_a_child_that_can_not_begin_is_an_error() -> None:
     runner = TrialRunner(
         TINY, CpuDevice(), limit_bytes=None, timeout_seconds=9, module="no_such_module"
     )
-    with runner, pytest.raises(TrialFailed, match="No module named no_such_module"):
+    with runner, pytest.raises(FinetuneError, match="No module named no_such_module"):
         runner.run(1)
 
 

@@ -44,7 +44,8 @@ def configured(facts: TableFacts, folder: Path) -> Config:
 def test_a_table_is_seen_with_its_columns_classes_and_splits(tmp_path: Path) -> None:
     facts = look(tmp_path, rows(praise=30))
     assert facts.columns == ["no", "text", "label"]
-    assert (facts.text_column, facts.label_column) == ("text", "label")
+    chosen = {option: column.name for option, column in facts.chosen.items()}
+    assert chosen == {"text_column": "text", "label_column": "label"}
     assert facts.class_rows == {"blame": 10, "praise": 30}
     assert facts.rows_of_a_run == {"train": 36, "test": 4}
     assert facts.examples == {"blame": "It was blame and 0.", "praise": "It was praise and 0."}

@@ -65,7 +65,6 @@ def test_the_version_is_told(command: Command) -> None:
         (["run", "--device", "gpu"], ["--device", "gpu", "cpu"]),
         (["run", "surplus"], ["surplus", "--data"]),
         (["run", "--gradient_accumulation_steps", "2"], ["did you mean --effective-batch-size?"]),
-        (["run", "--pooling", "max"], ["did you mean --window-pooling max?"]),
         (["run", "--bf16"], ["did you mean --precision?"]),
         (["evaluate", "missing", "--bf16"], ["finetune evaluate --help"]),
         (["run", "--set", "training.lr=1"], ["did you mean learning_rate?"]),

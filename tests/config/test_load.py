@@ -154,14 +154,6 @@ def test_options_that_contradict_each_other_are_refused(
     assert named in error_of(flags=flags).message
 
 
-def test_the_old_values_of_pooling_are_answered_with_its_new_name(write_yaml: WriteYaml) -> None:
-    for error in (
-        error_of(write_yaml("model: {pooling: max}")),
-        error_of(flags={"pooling": "max"}),
-    ):
-        assert "--window-pooling max" in error.remedy
-
-
 def test_an_option_in_another_section_is_refused_with_the_right_one(write_yaml: WriteYaml) -> None:
     for error in (
         error_of(write_yaml("data: {seed: 1}")),

@@ -16,10 +16,9 @@ from finetune.config.yaml_files import (
     make_json_schema,
     make_starter,
     recipes_folder,
-    write_new_file,
 )
 from finetune.data.load import load_splits
-from finetune.errors import ConfigurationInvalid, UsageError
+from finetune.errors import ConfigurationInvalid
 from finetune.events import ignore
 
 RECIPES = sorted(recipes_folder().glob("*.yaml"))
@@ -135,20 +134,6 @@ def test_each_option_is_explained_by_its_help_and_a_note() -> None:
 def test_options_stand_in_the_order_of_the_schema() -> None:
     sections = yaml.safe_load(starter({option: "other" for option in reversed(OPTIONS)}))
     assert [option for options in sections.values() for option in options] == list(OPTIONS)
-
-
-def test_a_file_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text("mine")
-    with pytest.raises(UsageError, match="already exists"):
-        write_new_file(file, "other")
-    assert file.read_text() == "mine"
-
-
-def test_a_folder_that_is_not_there_is_a_wrong_name(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="can't be written"):
-        write_new_file(tmp_path / "missing" / "new.yaml", "")
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture(scope="module")

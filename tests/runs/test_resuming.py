@@ -235,7 +235,7 @@ def test_a_finished_run_can_be_trained_further_in_a_new_folder_beside_it(
     assert results.training.epoch == 1.0
     first = next(event for event in emitted if isinstance(event, Info))
     assert "for 1 more epochs" in first.message
-    assert "new learning rate schedule, batch_size 8 in place of 16" in first.message
+    assert "new optimizer and learning rate schedule" in first.message
     assert f"model: {run / 'model'}\n" in (tmp_path / "run-2" / "config.yaml").read_text()
     assert_same_run(run, whole_run)
 

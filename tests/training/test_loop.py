@@ -17,7 +17,7 @@ from finetune import events
 from finetune.devices.base import Device
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.cpu import CpuDevice, CpuMemory
-from finetune.errors import LossNotFinite, WrongParametersChanged
+from finetune.errors import FinetuneError, LossNotFinite
 from finetune.tokenization.buckets import Batch, choose_padded_lengths, plan_epoch
 from finetune.tokenization.examples import Examples
 from finetune.training.loop import LoopSettings, ValidationResult, is_over, train
@@ -318,7 +318,7 @@ def test_model_that_does_not_train_is_noticed_at_the_first_report() -> None:
     training_state = tiny_training_state()
     optimizer = DoesNothing(training_state.optimizer.param_groups)
 
-    with pytest.raises(WrongParametersChanged):
+    with pytest.raises(FinetuneError):
         run(Diary(), replace(training_state, optimizer=optimizer))
 
 
