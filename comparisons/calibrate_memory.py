@@ -5,8 +5,8 @@
 After the batch may follow /adafactor, /checkpointing or both.
 
 Each measurement trains in a process of its own and is printed as a line of JSON. The last line has,
-for the encoder and the head, the line through them and how far the worst is off it: the numbers of
-finetune/batch_finder/calibration.json.
+for the encoder and the head, the line through them and how far the worst is off it: on a Mac, the
+numbers of finetune/batch_finder/estimate.py.
 """
 
 import json
@@ -27,12 +27,6 @@ from finetune.devices.select import select_device
 SHAPES: dict[str, dict[str, Any]] = {
     "minilm": {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536},
     "bert-base": {},
-    "bert-large": {
-        "hidden_size": 1024,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "intermediate_size": 4096,
-    },
 }
 PARTS = {"core": ("full", "last-2"), "head": ("head", "classifier")}
 PLANS = {
@@ -55,18 +49,6 @@ PLANS = {
             for padded_length in (64, 128)
             for batch in (16, 48)
         ],
-    ],
-    "cuda": [
-        f"{model}/{mode}/{padded_length}/{precision}/{batch}"
-        for model, mode, batch in (
-            ("bert-base", "full", 4),
-            ("bert-base", "full", 64),
-            ("bert-base", "head", 256),
-            ("bert-large", "full", 32),
-            ("bert-large", "head", 64),
-        )
-        for padded_length in (128, 512)
-        for precision in ("fp32", "bf16")
     ],
 }
 
@@ -104,7 +86,7 @@ def measure_here(device_name: str, name: str) -> None:
     device = select_device(device_name, emit=lambda _: None)
     trial = build_trial_model(case, device=device)
     measured = measure(trial, batch_size=batch, budget_bytes=device.memory.budget_bytes(None))
-    # On CUDA what the allocator holds, and the tensors in it; on the CPU both are resident memory.
+    # On the CPU both are resident memory.
     peaks = {"held_bytes": measured.peak_bytes, "allocated_bytes": device.memory.peak_bytes()}
     print(json.dumps(peaks))
 

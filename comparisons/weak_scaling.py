@@ -24,7 +24,6 @@ from finetune.bench.workloads import (
     CLASSES,
     SEED,
     bert_base,
-    bert_structure,
     read_lengths,
     texts_of,
 )
@@ -37,6 +36,7 @@ from finetune.events import ignore
 from finetune.model.feature_extractor import split_frozen
 from finetune.model.features import FrozenLayers, with_features
 from finetune.model.freeze import freeze_parameters, set_training
+from finetune.model.structure import find_structure
 from finetune.model.tensor_store import TensorStore
 from finetune.tasks.single import Single
 from finetune.tokenization.buckets import choose_padded_lengths, plan_epoch
@@ -52,7 +52,9 @@ STORE_BYTES = 2**40
 def make_examples(rows: int, data_dir: Path | None) -> Examples:
     """Return rows of random tokens, as long as those of TREC or of the bundled questions."""
     lengths = np.resize(read_lengths(data_dir), rows)
-    inputs = inputs_of_texts(texts_of(lengths), takes_4d_mask=bert_structure().takes_4d_mask)
+    inputs = inputs_of_texts(
+        texts_of(lengths), takes_4d_mask=find_structure(bert_base()).takes_4d_mask
+    )
     labels, weights = np.arange(rows) % CLASSES, np.ones(rows, np.float32)
     return Examples(inputs.inputs_of, inputs.lengths, labels, weights)
 
@@ -65,9 +67,10 @@ def time_steps(
     examples = make_examples(steps * effective, data_dir)
     padded_lengths = choose_padded_lengths(examples.lengths, device.shapes)
     device.choose_attention(longest_tokens=padded_lengths[-1])
+    model = bert_base()
     state = prepare_training(
-        bert_base(),
-        head=bert_structure().head,
+        model,
+        head=find_structure(model).head,
         device=device,
         precision="bf16",
         losses=Single().losses,
@@ -105,7 +108,8 @@ def time_features(
     device: Device, processes: Processes, *, rows: int, data_dir: Path | None
 ) -> float:
     """Return the seconds of the frozen layers' features of so many rows in all."""
-    model, structure = bert_base(), bert_structure()
+    model = bert_base()
+    structure = find_structure(model)
     freeze_parameters(model, structure, mode=Mode("head"))
     extractor = split_frozen(model, takes_4d_mask=structure.takes_4d_mask, pads_left=False)
     assert extractor is not None

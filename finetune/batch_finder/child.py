@@ -70,7 +70,7 @@ class Child:
         with contextlib.suppress(BrokenPipeError):
             self._connection.send(request)
 
-    def receive(self, *, seconds: float) -> Any | None:
+    def receive(self, *, seconds: float | None = None) -> Any:
         """Return the next reply, None if none is in time; raise ChildEnded if none will come."""
         try:
             return self._connection.recv() if self._connection.poll(seconds) else None

@@ -1,14 +1,13 @@
 """A model with random weights that takes the steps of training at any batch size, measured."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
 from finetune.batch_finder.case import Case
@@ -16,14 +15,15 @@ from finetune.devices.base import Device, place
 from finetune.errors import ModelUnsupported
 from finetune.evaluation.predict import predict_logits
 from finetune.events import Trial
-from finetune.model.feature_extractor import FeatureExtractor, split_frozen
+from finetune.model.feature_extractor import split_frozen
+from finetune.model.features import FrozenLayers
 from finetune.model.freeze import freeze_parameters, set_training
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.mean_pooling import compute_mean_alone
 from finetune.model.structure import Structure, find_structure
 from finetune.tasks.choose import task_of_shape
 from finetune.tokenization.buckets import Batch
-from finetune.tokenization.examples import Examples, Inputs, InputsOf, ModelInputs, prepare_mask
+from finetune.tokenization.examples import Examples, Inputs, ModelInputs, prepare_mask
 from finetune.training.micro_batches import cut_batch
 from finetune.training.optimizers import Hyperparameters, Schedule
 from finetune.training.step import TrainingState, prepare_training
@@ -37,15 +37,16 @@ _MIN_TIMED_SECONDS = 1.0
 class TrialModel:
     """Training as ``run`` does it, on random examples of the greatest padded length.
 
-    With an ``extractor``, a step is the extraction of features, whose frozen layers read what
-    ``tokens_of`` makes; ``training_state`` has the trainable layers.
+    With ``frozen_layers``, ``training_state`` has the trainable layers, and ``features`` are those
+    of one example: [1, tokens, hidden], of its pooled text [1, 1, hidden].
     """
 
     case: Case
     training_state: TrainingState
-    inputs_of: InputsOf
-    tokens_of: InputsOf
-    extractor: FeatureExtractor | None = None
+    vocabulary_size: int
+    takes_4d_mask: bool
+    frozen_layers: FrozenLayers | None = None
+    features: torch.Tensor | None = None
 
     @property
     def device(self) -> Device:
@@ -59,21 +60,26 @@ class TrialModel:
 
     def take_step(self, *, batch_size: int) -> None:
         """Take one step of a single micro-batch, or extract the features of one batch."""
-        if self.extractor is None:
-            self._train(batch_size)
+        if self.case.part == "features":
+            self.extract(batch_size=batch_size)
         else:
-            inputs = self.tokens_of(np.arange(batch_size), self.case.padded_length)
-            _extract(self.extractor, inputs, self.training_state)
+            self._train(batch_size)
+
+    def extract(self, *, batch_size: int) -> torch.Tensor:
+        """Return the features of one batch, on the CPU."""
+        assert self.frozen_layers
+        tokens = self._tokens_of(np.arange(batch_size), self.case.padded_length)
+        return self.frozen_layers.features(tokens).cpu()
 
     def evaluate(self, *, batch_size: int) -> None:
         """Predict one batch, as the validation between steps does."""
-        if self.extractor is not None:
+        if self.case.part == "features":
             self._train(1)  # which makes the optimizer's state
         self.training_state.optimizer.zero_grad(set_to_none=True)
         with self.device.autocast(self.case.precision):
             predict_logits(
                 self.training_state.model,
-                ModelInputs(self.inputs_of, np.full(batch_size, self.case.padded_length)),
+                ModelInputs(self._inputs_of, np.full(batch_size, self.case.padded_length)),
                 padded_lengths=[self.case.padded_length],
                 batch_size=batch_size,
                 device=self.device,
@@ -82,7 +88,7 @@ class TrialModel:
     def _train(self, batch_size: int) -> None:
         task = task_of_shape(self.case.task, outputs=self.case.classes)
         examples = Examples(
-            inputs_of=self.inputs_of,
+            inputs_of=self._inputs_of,
             lengths=np.full(batch_size, self.case.padded_length),
             labels=task.sample_labels(batch_size),
             weights=np.ones(batch_size, np.float32),
@@ -91,6 +97,22 @@ class TrialModel:
         self.training_state.take_step(
             0, cut_batch(examples, batch, batch_size=batch_size, device=self.device)
         )
+
+    def _inputs_of(self, rows: NDArray[np.int64], padded_length: int) -> Inputs:
+        if self.features is None:
+            return self._tokens_of(rows, padded_length)
+        return self._with_mask("inputs_embeds", self.features.repeat(len(rows), 1, 1))
+
+    def _tokens_of(self, rows: NDArray[np.int64], padded_length: int) -> Inputs:
+        tokens = torch.randint(self.vocabulary_size, (len(rows), padded_length))
+        return self._with_mask("input_ids", tokens)
+
+    def _with_mask(self, name: str, tensor: torch.Tensor) -> Inputs:
+        mask = torch.ones(tensor.shape[:2], dtype=torch.bool)
+        # Where no token is masked, attention takes a cheaper path.
+        mask[0, -1] = tensor.shape[1] == 1
+        inputs = {name: tensor, "attention_mask": mask}
+        return prepare_mask(inputs, takes_4d_mask=self.takes_4d_mask)
 
 
 def build_trial_model(case: Case, *, device: Device) -> TrialModel:
@@ -121,76 +143,36 @@ def build_trial_model(case: Case, *, device: Device) -> TrialModel:
         )
     # The parts share their parameters, but each has buffers of its own.
     place(model, device.torch_device)
-    training_state = _prepare(case, extractor.trainable, structure, device=device)
-    tokens_of = _random_tokens(model, takes_4d_mask=structure.takes_4d_mask)
-    features = _extract(extractor, tokens_of(np.arange(1), case.padded_length), training_state)
-    # Of one example, repeated: [1, tokens, hidden], or one vector for its pooled text.
-    features = features if features.ndim == 3 else features[:, None]
-    features_of = _inputs_of(
-        "inputs_embeds",
-        lambda rows, _: features.repeat(rows, 1, 1),
-        takes_4d_mask=structure.takes_4d_mask,
-    )
-    return TrialModel(
-        case, training_state, features_of, tokens_of, extractor if case.part == "features" else None
-    )
+    layers = FrozenLayers(extractor, "", device, case.precision, structure.takes_4d_mask)
+    trial = prepare_trial_model(case, model, structure, device=device, frozen_layers=layers)
+    features = trial.extract(batch_size=1)
+    return replace(trial, features=features if features.ndim == 3 else features[:, None])
 
 
 def prepare_trial_model(
-    case: Case, model: PreTrainedModel, structure: Structure, *, device: Device
+    case: Case,
+    model: PreTrainedModel,
+    structure: Structure,
+    *,
+    device: Device,
+    frozen_layers: FrozenLayers | None = None,
 ) -> TrialModel:
-    """Make a whole model of the case's architecture ready for its steps, in place."""
+    """Make a model of the case's architecture ready for its steps, in place; by default whole."""
     freeze_parameters(model, structure, mode=case.mode)
-    training_state = _prepare(case, model, structure, device=device)
-    tokens_of = _random_tokens(model, takes_4d_mask=structure.takes_4d_mask)
-    return TrialModel(case, training_state, tokens_of, tokens_of)
-
-
-def _prepare(
-    case: Case, model: nn.Module, structure: Structure, *, device: Device
-) -> TrainingState:
     # These numbers change the weights alone, and neither memory nor time.
     schedule = Schedule(peak=1e-5, warmup_steps=0, total_steps=1)
-    hyperparameters = Hyperparameters(
-        case.optimizer, schedule, head_lr_multiplier=1.0, weight_decay=0.01, max_grad_norm=1.0
+    state = prepare_training(
+        frozen_layers.extractor.trainable if frozen_layers else model,
+        head=structure.head,
+        device=device,
+        precision=case.precision,
+        losses=task_of_shape(case.task, outputs=case.classes).losses,
+        hyperparameters=Hyperparameters(
+            case.optimizer, schedule, head_lr_multiplier=1.0, weight_decay=0.01, max_grad_norm=1.0
+        ),
     )
-    losses = task_of_shape(case.task, outputs=case.classes).losses
-    return prepare_training(
-        model, head=structure.head, device=device, precision=case.precision,
-        losses=losses, hyperparameters=hyperparameters,
-    )  # fmt: skip
-
-
-def _extract(
-    extractor: FeatureExtractor, inputs: Inputs, training_state: TrainingState
-) -> torch.Tensor:
-    """Return the features of one batch, on the CPU."""
-    torch_device = training_state.device.torch_device
-    with training_state.device.autocast(training_state.precision):
-        on_device = {name: tensor.to(torch_device) for name, tensor in inputs.items()}
-        return extractor.extract(on_device).cpu()
-
-
-def _inputs_of(
-    name: str, make: Callable[[int, int], torch.Tensor], *, takes_4d_mask: bool
-) -> InputsOf:
-    """Return what makes inputs from tensors of so many examples and tokens."""
-
-    def inputs_of(rows: NDArray[np.int64], padded_length: int) -> Inputs:
-        tensor = make(len(rows), padded_length)
-        mask = torch.ones(tensor.shape[:2], dtype=torch.bool)
-        # Where no token is masked, attention takes a cheaper path.
-        mask[0, -1] = tensor.shape[1] == 1
-        return prepare_mask({name: tensor, "attention_mask": mask}, takes_4d_mask=takes_4d_mask)
-
-    return inputs_of
-
-
-def _random_tokens(model: PreTrainedModel, *, takes_4d_mask: bool) -> InputsOf:
-    vocabulary = model.config.vocab_size
-    return _inputs_of(
-        "input_ids", lambda *size: torch.randint(vocabulary, size), takes_4d_mask=takes_4d_mask
-    )
+    vocabulary_size = model.config.vocab_size
+    return TrialModel(case, state, vocabulary_size, structure.takes_4d_mask, frozen_layers)
 
 
 def measure(model: TrialModel, *, batch_size: int, budget_bytes: int) -> Trial:

@@ -1,13 +1,10 @@
-"""What was measured, ``bench.json``, and tables of one bench or two, beside what others published.
-
-Free of torch.
-"""
+"""What was measured, ``bench.json``, and its tables beside what others published; free of torch."""
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
@@ -17,8 +14,6 @@ from finetune.tasks.tables import Table
 CPU = "cpu"
 ARTICLE_TEXTS = 1000
 ARTICLE_TOKENS = 512
-# Runs on one machine that differ by more say that something else was at work.
-_STEADY = 1.1
 _NOT_TIMED = "-"
 
 
@@ -44,7 +39,7 @@ class Row:
 
     def with_note(self, note: str) -> "Row":
         """Return the row with a note, after the one it has."""
-        return replace(self, note="; ".join(filter(None, [self.note, note])))
+        return replace(self, note=f"{self.note}; {note}".removeprefix("; "))
 
     @property
     def rows_per_second(self) -> float | None:
@@ -71,7 +66,7 @@ class BenchResults:
     is_quick: bool
     is_complete: bool
     rows: Sequence[Row]
-    schema_version: Literal[1] = 1
+    schema_version: int = 1
 
     def of(self, group: str) -> list[Row]:
         """Return the rows of a group."""
@@ -90,8 +85,6 @@ _TITLES = {
     "apple": "Three networks of Apple's chart of May 2022, which names no numbers",
     "own": "Your own",
 }
-Key = tuple[str, str, str]
-"""Group, workload and phase."""
 
 
 @dataclass(frozen=True)
@@ -122,11 +115,11 @@ def tabulate(results: BenchResults) -> list[BenchTable]:
     return tables
 
 
-def by_device(rows: Iterable[Row]) -> dict[Key, dict[str, Row]]:
-    """Return the rows of each workload by their device, in order."""
-    grouped: dict[Key, dict[str, Row]] = {}
+def by_device(rows: Iterable[Row]) -> dict[tuple[str, Phase], dict[str, Row]]:
+    """Return the rows of each workload and phase of a group by their device, in order."""
+    grouped: dict[tuple[str, Phase], dict[str, Row]] = {}
     for row in rows:
-        grouped.setdefault((row.group, row.workload, row.phase), {})[row.device] = row
+        grouped.setdefault((row.workload, row.phase), {})[row.device] = row
     return grouped
 
 
@@ -136,7 +129,7 @@ def first_faster(rows: Sequence[Row], device: str) -> str | None:
     The rows of a group go from small workloads to large ones; what failed says nothing.
     """
     first = None
-    for (_, workload, _), side_by_side in by_device(rows).items():
+    for (workload, _), side_by_side in by_device(rows).items():
         if speedup := speedup_of(side_by_side, device):
             first = (first or workload) if speedup > 1 else None
     return first
@@ -144,7 +137,9 @@ def first_faster(rows: Sequence[Row], device: str) -> str | None:
 
 def speedup_of(side_by_side: Mapping[str, Row], device: str) -> float | None:
     """Return the rows a second of a device over the CPU's in the same run, None if not known."""
-    return _divide(_speed(side_by_side.get(device)), _speed(side_by_side.get(CPU)))
+    rows = [side_by_side.get(name) for name in (device, CPU)]
+    speed, cpu_speed = (row.rows_per_second if row else None for row in rows)
+    return speed / cpu_speed if speed and cpu_speed else None
 
 
 def _measured(group: str, rows: Sequence[Row]) -> BenchTable:
@@ -155,7 +150,7 @@ def _measured(group: str, rows: Sequence[Row]) -> BenchTable:
         titles += [f"{device}, min for {ARTICLE_TEXTS:,}" for device in devices]
     titles += [f"{device} ÷ {CPU}" for device in others]
     cells = []
-    for (_, workload, phase), side_by_side in by_device(rows).items():
+    for (workload, phase), side_by_side in by_device(rows).items():
         values = dict.fromkeys(titles, _NOT_TIMED)
         for device, row in side_by_side.items():
             if speed := row.rows_per_second:
@@ -190,14 +185,6 @@ def _remarks(group: str, rows: Sequence[Row], others: Iterable[str]) -> Iterator
             "second; a step of finetune run is a pass over the rows that were timed, the features "
             "of a frozen encoder included"
         )
-
-
-def _speed(row: Row | None) -> float | None:
-    return row.rows_per_second if row else None
-
-
-def _divide(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one / other
 
 
 def _milliseconds(row: Row) -> str:

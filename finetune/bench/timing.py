@@ -1,26 +1,24 @@
-"""Times workloads in a child process, and goes on with another where a device ends it.
+"""Times workloads in a child process, and goes on in another where a device ends it.
 
-``measure`` is the parent's end, ``main`` the child's. The first request is a selection; the child
-replies when it is ready. Each further request names a workload by its number, a device, and the
-rows so far; the reply is the rows with more timings.
+``measure`` is the parent's end, ``main`` the child's. A request names a workload by its number in a
+selection, a device, and the rows so far; the reply is the rows with more timings.
 """
 
 import gc
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain, product
-from typing import Any
 
 import torch
 
 from finetune.batch_finder.child import Child, ChildEnded, connect_to_parent
 from finetune.bench.results import Row
-from finetune.bench.workloads import SEED, Load, Selection, Workload, list_workloads
+from finetune.bench.workloads import SEED, MakeSteps, Selection, Workload, list_workloads
 from finetune.devices.base import Device
 from finetune.devices.select import select_device
-from finetune.errors import FinetuneError
 from finetune.events import Emit, Info, ignore
 
 MAX_REPEATS = 4
@@ -53,74 +51,52 @@ def measure(
 ) -> Iterator[list[Row]]:
     """Yield all rows so far after each workload on each device; repeat while time is left.
 
-    Other load comes and goes, so the timings are spread out instead of taken back to back.
+    Other make_steps comes and goes, so the timings are spread out instead of taken back to back.
     """
-    first = (selection, devices)
     pairs = list(product(range(len(workloads)), devices))
     rows: dict[tuple[int, str], list[Row]] = {}
     seconds = dict.fromkeys(pairs, 0.0)
     try:
-        _begin(child, first)
         for repeat, pair in product(range(MAX_REPEATS), pairs):
             number, device = pair
             workload = workloads[number]
-            if repeat == 0:
-                timed = [workload.row(phase, device) for phase in workload.phases]
-                place = f"{number + 1}/{len(workloads)}"
-            else:
-                timed = rows[pair]
-                place = "again, while time is left:"
-                if time.time() + seconds[pair] > until or not all(row.seconds for row in timed):
-                    continue
+            timed = rows.get(pair) or [workload.row(phase, device) for phase in workload.phases]
+            is_over = time.time() + seconds[pair] > until or not all(row.seconds for row in timed)
+            if repeat and is_over:
+                continue
+            place = "again, while time is left:" if repeat else f"{number + 1}/{len(workloads)}"
             emit(Info(f"{place} {workload.group}: {workload.name}, {device}"))
             started = time.time()
+            child.send((selection, number, device, timed))
             try:
-                child.send((number, device, timed))
-                rows[pair] = _receive(child)
+                rows[pair] = child.receive()
+                seconds[pair] = time.time() - started
             except ChildEnded:
-                note = f"the process {child.exit_status()}"
-                rows[pair] = [row.with_note(note) for row in timed]
+                rows[pair] = [row.with_note(child.describe_end()) for row in timed]
                 seconds[pair] = math.inf
                 child.kill()
                 child = Child(child.module)
-                _begin(child, first)
-            else:
-                seconds[pair] = time.time() - started
             yield list(chain.from_iterable(rows.values()))
     finally:
         child.kill()
 
 
-def _begin(child: Child, first: object) -> None:
-    """Send the first request and wait until the child is ready."""
-    child.send(first)
-    try:
-        _receive(child)
-    except ChildEnded:
-        remedy = "see what finetune doctor says of the machine"
-        raise FinetuneError(child.describe_end(), remedy=remedy) from None
-
-
-def _receive(child: Child) -> Any:
-    while (reply := child.receive(seconds=1.0)) is None:
-        pass
-    return reply
-
-
 def main() -> None:
     """Time what the parent asks for."""
     receive, reply = connect_to_parent()
-    selection, names = receive()
-    workloads = list_workloads(selection)
-    devices = {name: select_device(name, emit=ignore) for name in names}
-    for device in devices.values():
+
+    @cache
+    def device_of(name: str) -> Device:
+        device = select_device(name, emit=ignore)
         # So that what does not fit fails, in place of a machine that swaps.
         device.memory.set_memory_limit(device.memory.budget_bytes(None))
-    limits = QUICK if selection.is_quick else FULL
-    reply("ready")
+        return device
+
     while True:
-        number, name, rows = receive()
-        reply(time_workload(workloads[number], devices[name], limits, rows=rows))
+        selection, number, name, rows = receive()
+        workload = list_workloads(selection)[number]
+        limits = QUICK if selection.is_quick else FULL
+        reply(time_workload(workload, device_of(name), limits, rows=rows))
 
 
 def time_workload(
@@ -128,55 +104,63 @@ def time_workload(
 ) -> list[Row]:
     """Return the rows, one of each phase, with more timings; or with a note of what has failed."""
     timed: list[Row] = []
-    load: Load | None = None
+    make_steps: MakeSteps | None = None
     for row in rows:
         try:
             torch.manual_seed(SEED)
-            load = load or workload.build(device)
-            timed.append(_time_steps(row, device, load, limits, min_rows=workload.min_rows))
+            make_steps = make_steps or workload.build(device)
+            timed.append(_time_steps(row, device, make_steps, limits, min_rows=workload.min_rows))
         # Of every kind that PyTorch, a model or a device can raise.
         except Exception as error:
             reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
             timed.append(row.with_note(reason))
-    load = None
+    make_steps = None
     gc.collect()
     device.memory.release()
     return timed
 
 
-def _time_steps(row: Row, device: Device, load: Load, limits: Limits, *, min_rows: int) -> Row:
+def _time_steps(
+    row: Row, device: Device, make_steps: MakeSteps, limits: Limits, *, min_rows: int
+) -> Row:
     """Return the row with more timings, of as many rows a step as before, or as fit."""
-    rows, wanted = row.timed_rows or min_rows, row.timed_rows or row.rows
-    step = load(rows)[row.phase]
-    taken = [device.time_calls(step, calls=1)]
-    if wanted > rows * limits.step_seconds / taken[-1]:
-        # The first step also pays for new memory and kernels.
-        taken.append(device.time_calls(step, calls=1))
-    fitting = max(rows, int(rows * limits.step_seconds / taken[-1]))
-    if wanted > fitting:
-        row = row.with_note(f"{wanted:,} rows a step would take too long")
-        wanted = fitting
-    while rows < wanted:
+    if not row.timed_rows:
+        row = _choose_rows(row, device, make_steps, limits, min_rows=min_rows)
+    step = make_steps(row.timed_rows)[row.phase]
+    seconds = _time_warm(step, device)
+    calls = math.ceil(limits.repeat_seconds / 3 / seconds)
+    timings = [device.time_calls(step, calls=calls) / calls for _ in range(3 if calls > 1 else 0)]
+    return replace(row, seconds=[*row.seconds, *(timings or [seconds])])
+
+
+def _choose_rows(
+    row: Row, device: Device, make_steps: MakeSteps, limits: Limits, *, min_rows: int
+) -> Row:
+    """Return the row with the rows of its steps: all, or as many as time and memory allow."""
+    rows = row.rows
+    if min_rows < rows:
+        seconds = _time_warm(make_steps(min_rows)[row.phase], device)
+        rows = min(rows, max(min_rows, int(min_rows * limits.step_seconds / seconds)))
+        if rows < row.rows:
+            row = row.with_note(f"{row.rows:,} rows a step would take too long")
+    while rows > min_rows:
         try:
-            larger_step = load(wanted)[row.phase]
-            taken = [device.time_calls(larger_step, calls=1)]
-            rows, step = wanted, larger_step
+            make_steps(rows)[row.phase]()
+            break
         except (RuntimeError, MemoryError) as error:
             if not device.memory.is_out_of_memory(error):
                 raise
-        if rows < wanted:
-            # Outside of the handler, which keeps the failed step's tensors.
-            device.memory.release()
-            row = row.with_note(f"out of memory with {wanted:,} rows a step")
-            wanted //= 2
-    while sum(taken) < limits.repeat_seconds / 3:
-        taken.append(device.time_calls(step, calls=1))
-    calls = math.ceil(limits.repeat_seconds / 3 / taken[-1])
-    # The second of two slow steps is a timing: a third one would take too long.
-    timings = taken[1:][-1:] if calls == 1 else []
-    while calls * sum(timings) < limits.repeat_seconds:
-        timings.append(device.time_calls(step, calls=calls) / calls)
-    return replace(row, timed_rows=rows, seconds=[*row.seconds, *timings])
+        # Outside of the handler, which keeps the failed step's tensors.
+        device.memory.release()
+        row = row.with_note(f"out of memory with {rows:,} rows a step")
+        rows = max(min_rows, rows // 2)
+    return replace(row, timed_rows=rows)
+
+
+def _time_warm(step: Callable[[], object], device: Device) -> float:
+    """Return the seconds of a second step: the first also pays for new memory and kernels."""
+    step()
+    return device.time_calls(step, calls=1)
 
 
 if __name__ == "__main__":

@@ -12,39 +12,34 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tokenizers.pre_tokenizers import BertPreTokenizer
 from torch import nn
 from torch.utils._pytree import tree_iter, tree_map_only
 from transformers import PreTrainedModel, ResNetConfig, ResNetForImageClassification
 
+from finetune.batch_finder.case import Case, architecture_of
+from finetune.batch_finder.trial_model import build_trial_model
 from finetune.bench import Group, Phase
 from finetune.bench.results import ARTICLE_TEXTS, ARTICLE_TOKENS, Row
 from finetune.config.mode import Mode
 from finetune.config.schema import DataConfig
 from finetune.data.load import load_data
-from finetune.devices.base import Device, place
-from finetune.evaluation.predict import predict_logits
+from finetune.devices.base import Device
 from finetune.events import ignore
 from finetune.model.factory import load_factory, loss_of
-from finetune.model.feature_extractor import split_frozen
-from finetune.model.features import FrozenLayers, with_features
-from finetune.model.freeze import freeze_parameters, set_training
+from finetune.model.features import with_features
+from finetune.model.freeze import set_training
 from finetune.model.shape import random_classifier
-from finetune.model.structure import Structure, find_structure
 from finetune.model.tensor_store import TensorStore
-from finetune.tasks.single import Single
 from finetune.tokenization.buckets import choose_padded_lengths, plan_epoch
 from finetune.tokenization.encode import EncodedTexts, random_texts
-from finetune.tokenization.examples import Examples, collate, inputs_of_texts
+from finetune.tokenization.examples import Examples, inputs_of_texts
 from finetune.training.micro_batches import move_batches
-from finetune.training.optimizers import Hyperparameters, Schedule
-from finetune.training.step import prepare_training
 
 CLASSES = 6
 SEED = 0
-# BERT's vocabulary cuts most words that are longer. Counted twice, they make 13.2 tokens a row of
-# TREC's first thousand, where its tokenizer makes 13.4; of the questions 12.9 and 13.0.
-_MAX_WHOLE_WORD = 8
+# Of BERT's tokenizer, whose vocabulary may not be at hand. It makes 13.4 tokens a row of TREC's
+# first thousand, of the questions 13.0.
+_CHARACTERS_A_TOKEN = 4.4
 _SPECIAL_TOKENS = 2
 MODES = (Mode("full"), Mode("classifier"))
 MLP_WIDTHS = (1024, 512, 256)
@@ -61,7 +56,7 @@ _BATCH_SIZE = 32
 Batch = Mapping[str, Any]
 Steps = Mapping[Phase, Callable[[], object]]
 """What is timed: a step of training with some rows, or their logits, without gradients."""
-Load = Callable[[int], Steps]
+MakeSteps = Callable[[int], Steps]
 """Makes so many rows ready, and what is done with them."""
 
 
@@ -74,7 +69,7 @@ class Workload:
 
     group: str
     name: str
-    build: Callable[[Device], Load]
+    build: Callable[[Device], MakeSteps]
     rows: int
     min_rows: int = 1
     phases: tuple[Phase, ...] = ("training", "evaluation")
@@ -96,13 +91,13 @@ class Selection:
 
 def list_workloads(selection: Selection) -> list[Workload]:
     """Return the selected workloads, group by group, the user's own last."""
-    makers: Mapping[Group, Callable[[Selection], list[Workload]]] = {
+    makers: Mapping[Group, Callable[[], list[Workload]]] = {
         "mlp": mlp_workloads,
-        "inference": inference_workloads,
-        "training": training_workloads,
+        "inference": partial(inference_workloads, selection),
+        "training": partial(training_workloads, selection),
         "apple": apple_workloads,
     }
-    chosen = [one for group in selection.groups for one in makers[group](selection)]
+    chosen = [workload for group in selection.groups for workload in makers[group]()]
     if (name := selection.model) is not None:
         _, batch = load_factory(name)
         tensors = (one for one in tree_iter(batch) if isinstance(one, torch.Tensor) and one.ndim)
@@ -116,19 +111,19 @@ def build_module(
     make: Callable[[], nn.Module],
     make_batch: Callable[[int], Batch],
     make_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
-) -> Callable[[Device], Load]:
+) -> Callable[[Device], MakeSteps]:
     """Return what builds a module that is given a batch of keyword arguments.
 
     The loss is the output's, or the sum of its floating-point tensors. Without an optimizer a step
     is a forward and a backward.
     """
 
-    def build(device: Device) -> Load:
+    def build(device: Device) -> MakeSteps:
         module = make().to(device.torch_device)
         trained = [one for one in module.parameters() if one.requires_grad]
         optimizer = make_optimizer(trained) if make_optimizer else None
 
-        def load(rows: int) -> Steps:
+        def make_steps(rows: int) -> Steps:
             device.choose_attention(longest_tokens=None)
             batch = tree_map_only(
                 torch.Tensor, lambda one: one.to(device.torch_device), dict(make_batch(rows))
@@ -148,12 +143,12 @@ def build_module(
 
             return {"training": train, "evaluation": evaluate}
 
-        return load
+        return make_steps
 
     return build
 
 
-def mlp_workloads(_: Selection) -> list[Workload]:
+def mlp_workloads() -> list[Workload]:
     """Return the network as published, and with its widths times 4 and 16."""
 
     def workload(widths: list[int]) -> Workload:
@@ -172,7 +167,7 @@ def make_mlp(widths: list[int]) -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def apple_workloads(_: Selection) -> list[Workload]:
+def apple_workloads() -> list[Workload]:
     """Return ResNet-50 with 128 rows a step, BERT-base and VGG16 with 64."""
 
     def images(rows: int) -> torch.Tensor:
@@ -181,9 +176,7 @@ def apple_workloads(_: Selection) -> list[Workload]:
     def labelled_images(rows: int) -> Batch:
         return {"pixel_values": images(rows), "labels": torch.arange(rows) % _IMAGE_CLASSES}
 
-    def texts(rows: int) -> Batch:
-        return _text_batch([_APPLE_TOKENS] * rows, padded_length=_APPLE_TOKENS)
-
+    texts = partial(_text_batch, [_APPLE_TOKENS])
     sgd = partial(torch.optim.SGD, lr=1e-3)
     vgg16 = build_module(make_vgg16, lambda rows: {"input": images(rows)}, sgd)
     return [
@@ -215,38 +208,21 @@ def make_vgg16() -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def _text_batch(lengths: Sequence[int], *, padded_length: int) -> Batch:
-    """Return texts as transformers' BERT takes them: token ids, mask of 1 and 0, classes."""
-    rows = np.arange(len(lengths))
-    batch = collate(texts_of(lengths), rows, padded_length=padded_length)
-    labels = torch.from_numpy(rows % CLASSES)
-    return {**batch, "attention_mask": batch["attention_mask"].long(), "labels": labels}
+def _text_batch(lengths: Sequence[int], rows: int, *, padded_length: int | None = None) -> Batch:
+    """Return texts of these lengths for BERT, by default padded to the longest."""
+    tokens = torch.from_numpy(np.resize(lengths, rows))
+    mask = (torch.arange(padded_length or int(tokens.max())) < tokens[:, None]).long()
+    token_ids = mask * torch.randint(_random_bert().config.vocab_size, mask.shape)
+    labels = torch.arange(rows) % CLASSES
+    return {"input_ids": token_ids, "attention_mask": mask, "labels": labels}
 
 
 def inference_workloads(selection: Selection) -> list[Workload]:
-    """Return BERT-base as ``finetune predict`` runs it, at batch sizes in powers of two."""
-    sizes = [2**power for power in range(5 if selection.is_quick else 9)]
-
-    def build(device: Device) -> Load:
-        model = bert_base()
-        place(model, device.torch_device)
-
-        def load(rows: int) -> Steps:
-            texts = texts_of(np.resize(selection.lengths, rows))
-            padded_lengths = choose_padded_lengths(texts.lengths, device.shapes)
-            device.choose_attention(longest_tokens=padded_lengths[-1])
-            inputs = inputs_of_texts(texts, takes_4d_mask=bert_structure().takes_4d_mask)
-            evaluate = partial(
-                predict_logits, model, inputs, padded_lengths=padded_lengths, batch_size=rows,
-                device=device,
-            )  # fmt: skip
-            return {"evaluation": evaluate}
-
-        return load
-
+    """Return the logits of BERT-base for a batch padded to its longest text, in powers of two."""
+    build = build_module(bert_base, partial(_text_batch, selection.lengths))
     return [
         Workload("inference", f"batch {rows}", build, rows, min_rows=rows, phases=("evaluation",))
-        for rows in sizes
+        for rows in (2**power for power in range(5 if selection.is_quick else 9))
     ]
 
 
@@ -260,7 +236,9 @@ def training_workloads(selection: Selection) -> list[Workload]:
     sizes = _ARTICLE_BATCH_SIZES[:1] if selection.is_quick else _ARTICLE_BATCH_SIZES
     workloads = []
     for mode in MODES:
-        build = _build_article(mode, lengths)
+        make_model = partial(_make_articles_model, mode)
+        make_batch = partial(_text_batch, selection.lengths, padded_length=ARTICLE_TOKENS)
+        build = build_module(make_model, make_batch, partial(torch.optim.AdamW, lr=_LEARNING_RATE))
         for rows in sizes:
             name = f"{mode}, {ARTICLE_TOKENS} tokens, batch {rows}"
             workloads.append(Workload("training", name, build, rows))
@@ -269,51 +247,40 @@ def training_workloads(selection: Selection) -> list[Workload]:
     return [replace(one, phases=("training",)) for one in workloads]
 
 
-def _build_article(mode: Mode, lengths: np.ndarray) -> Callable[[Device], Load]:
-    def make_model() -> nn.Module:
-        model = bert_base()
-        if mode != "full":
-            model.base_model.requires_grad_(False)
-        return model
-
-    def make_batch(rows: int) -> Batch:
-        return _text_batch(np.resize(lengths, rows).tolist(), padded_length=ARTICLE_TOKENS)
-
-    return build_module(make_model, make_batch, partial(torch.optim.AdamW, lr=_LEARNING_RATE))
+def _make_articles_model(mode: Mode) -> nn.Module:
+    model = bert_base()
+    model.base_model.requires_grad_(mode == "full")
+    return model
 
 
-def _build_run(mode: Mode, lengths: np.ndarray, device: Device) -> Load:
+def _build_run(mode: Mode, lengths: np.ndarray, device: Device) -> MakeSteps:
     """Return what makes a pass over the first rows ready, of a frozen encoder's features too."""
-    model, structure = bert_base(), bert_structure()
-    freeze_parameters(model, structure, mode=mode)
-    extractor = split_frozen(model, takes_4d_mask=structure.takes_4d_mask, pads_left=False)
-    schedule = Schedule(peak=_LEARNING_RATE, warmup_steps=0, total_steps=1)
-    state = prepare_training(
-        extractor.trainable if extractor else model,
-        head=structure.head,
-        device=device,
+    case = Case(
+        device.name,
+        architecture_of(_random_bert().config.to_dict()),
+        classes=CLASSES,
+        mode=mode,
+        padded_length=ARTICLE_TOKENS,
         precision="fp32",
-        losses=Single().losses,
-        hyperparameters=Hyperparameters(
-            "adamw", schedule, head_lr_multiplier=1.0, weight_decay=0.01, max_grad_norm=1.0
-        ),
+        optimizer="adamw",
+        gradient_checkpointing=False,
+        part="whole" if mode == "full" else "features",
     )
-    place(model, device.torch_device)
+    trial = build_trial_model(case, device=device)
+    state = trial.training_state
     padded_lengths = choose_padded_lengths(lengths, device.shapes)
 
-    def load(rows: int) -> Steps:
+    def make_steps(rows: int) -> Steps:
         device.choose_attention(longest_tokens=padded_lengths[-1])
-        inputs = inputs_of_texts(texts_of(lengths[:rows]), takes_4d_mask=structure.takes_4d_mask)
+        inputs = inputs_of_texts(texts_of(lengths[:rows]), takes_4d_mask=trial.takes_4d_mask)
         labels, weights = np.arange(rows) % CLASSES, np.ones(rows, np.float32)
 
         def train() -> None:
             examples = Examples(inputs.inputs_of, inputs.lengths, labels, weights)
-            if extractor:
-                # In an empty store any key will do.
-                layers = FrozenLayers(extractor, "", device, "fp32", structure.takes_4d_mask)
+            if trial.frozen_layers:
                 with tempfile.TemporaryDirectory() as folder:
                     examples = with_features(
-                        examples, layers, TensorStore(Path(folder), limit_bytes=2**30),
+                        examples, trial.frozen_layers, TensorStore(Path(folder), limit_bytes=2**30),
                         padded_lengths=padded_lengths, batch_size=64, notes={"split": "train"},
                         emit=ignore,
                     )  # fmt: skip
@@ -327,33 +294,19 @@ def _build_run(mode: Mode, lengths: np.ndarray, device: Device) -> Load:
 
         return {"training": train}
 
-    return load
+    return make_steps
 
 
 def read_lengths(data_dir: Path | None) -> list[int]:
-    """Return the tokens of TREC's training rows, without a folder of the questions shipped here.
-
-    They are counted without BERT's vocabulary, which may not be at hand.
-    """
+    """Return about the tokens of TREC's training rows, without a folder of the questions here."""
     data = DataConfig("trec", data_dir=str(data_dir)) if data_dir else DataConfig("questions")
     texts = load_data(data, emit=ignore).splits["train"]["text"]
-    splitter = BertPreTokenizer()
-    words_of_texts = ([word for word, _ in splitter.pre_tokenize_str(text)] for text in texts)
-    return [
-        _SPECIAL_TOKENS + sum(1 + (len(word) > _MAX_WHOLE_WORD) for word in words)
-        for words in words_of_texts
-    ]
+    return [_SPECIAL_TOKENS + round(len(text) / _CHARACTERS_A_TOKEN) for text in texts]
 
 
 def bert_base() -> PreTrainedModel:
     """Return BERT-base for six classes on the CPU, a new one with the same weights each time."""
     return copy.deepcopy(_random_bert())
-
-
-@cache
-def bert_structure() -> Structure:
-    """Return the structure of all that ``bert_base`` returns."""
-    return find_structure(_random_bert())
 
 
 @cache

@@ -39,21 +39,17 @@ _Function = Callable[..., Any]
 def keeping_memory_as(device: str) -> Iterator[None]:
     """Let operations on fake tensors of the CPU keep as much memory as a device's kernels.
 
-    MPS keeps the attention scores of each token for each token, the others a number per token and
-    head. CUDA's dropout keeps a byte per number instead of another number. On both GPUs autocast
-    computes layer norms in fp32.
+    ``device`` is cpu or mps. MPS keeps the attention scores of each token for each token, and its
+    autocast computes layer norms in fp32.
     """
     functions: dict[_Function, _Function] = {
         # Fake tensors have no values: any two of one shape count as close, and any number will do.
         torch.allclose: lambda *_, **__: True,
         torch.Tensor.item: lambda _: 1.0,
     }
-    attend = functional.scaled_dot_product_attention
-    if device == "cuda":
-        functions |= {attend: _attend_fused, functional.dropout: _drop_by_packed_mask}
-    elif device == "mps":
-        functions[attend] = _attend_composed
-    with nullcontext() if device == "cpu" else _norms_in_fp32(), _Replacing(functions):
+    if device == "mps":
+        functions[functional.scaled_dot_product_attention] = _attend_composed
+    with _norms_in_fp32() if device == "mps" else nullcontext(), _Replacing(functions):
         yield
 
 
@@ -105,17 +101,6 @@ def _attend_as_mps(*args: Any, **kwargs: Any) -> torch.Tensor:
     if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
         return _attend_composed(*args, **kwargs)
     return functional.scaled_dot_product_attention(*args, **kwargs)
-
-
-def _attend_fused(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """Attend by the CPU's fused kernel, which has no dropout; those of GPUs have."""
-    return functional.scaled_dot_product_attention(*args, **kwargs | {"dropout_p": 0.0})
-
-
-def _drop_by_packed_mask(
-    tensor: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> torch.Tensor:
-    return torch.native_dropout(tensor, p, train=True)[0] if training and p > 0 else tensor
 
 
 @contextmanager

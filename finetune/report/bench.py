@@ -62,7 +62,7 @@ def draw_speedups(results: BenchResults) -> list[Chart]:
     ]  # fmt: skip
     charts = []
     for phase in get_args(Phase) if devices else ():
-        networks = {key[1]: timings for key, timings in grouped.items() if key[2] == phase}
+        networks = {name: rows for (name, each), rows in grouped.items() if each == phase}
         names, width = [*networks], BARS_WIDTH / len(devices)
         series = []
         for number, device in enumerate(devices):

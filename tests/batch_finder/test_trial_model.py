@@ -86,10 +86,10 @@ def test_the_parts_of_a_split_model_are_feature_extraction_and_a_step_on_feature
     mode: str, tokens: int
 ) -> None:
     extraction = build_trial_model(tiny_case(mode=Mode(mode), part="features"), device=CpuDevice())
-    assert extraction.extractor
+    assert extraction.frozen_layers
     # The first layer is frozen: features are extracted through it, and training leaves it out.
     ran: list[int] = []
-    whole_model = extraction.extractor.model
+    whole_model = extraction.frozen_layers.extractor.model
     first_layer = whole_model.get_submodule("bert.encoder.layer.0.attention")
     first_layer.register_forward_hook(lambda module, given, result: ran.append(len(given[0])))
     extraction.begin()
@@ -97,7 +97,7 @@ def test_the_parts_of_a_split_model_are_feature_extraction_and_a_step_on_feature
     assert ran == [3]
 
     trainable = tiny_model(mode=Mode(mode), part="trainable")
-    features = trainable.inputs_of(np.arange(3), 16)["inputs_embeds"]
+    features = trainable._inputs_of(np.arange(3), 16)["inputs_embeds"]
     assert (features.shape, features.requires_grad) == ((3, tokens, 32), False)
     first_layer = trainable.training_state.model.get_submodule("bert.encoder.layer.0.attention")
     first_layer.register_forward_hook(lambda module, given, result: ran.append(len(given[0])))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from finetune.bench.timing import Limits
-from finetune.bench.workloads import Load, Steps, Workload
+from finetune.bench.workloads import MakeSteps, Steps, Workload
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 
@@ -22,31 +22,30 @@ class SimulatedDevice(CpuDevice):
     ) -> None:  # fmt: skip
         super().__init__()
         self.name, self.row_seconds, self.holds, self.fault = name, row_seconds, holds, fault
-        self.rows = self.steps = 0
+        self.rows = 0
         self.cold_steps = cold_steps
 
     def time_calls(self, work: Callable[[], object], *, calls: int) -> float:
+        slowdown = 2**self.cold_steps
         work()
-        self.steps += calls
-        seconds = calls * self.rows * self.row_seconds * 2**self.cold_steps
-        self.cold_steps = max(0, self.cold_steps - 1)
-        return seconds
+        return calls * self.rows * self.row_seconds * slowdown
 
 
-def _build(device: Device) -> Load:
+def _build(device: Device) -> MakeSteps:
     assert isinstance(device, SimulatedDevice)
 
     def take_step() -> None:
+        device.cold_steps = max(0, device.cold_steps - 1)
         if device.fault:
             raise device.fault
         if device.rows > device.holds:
             raise MemoryError
 
-    def load(rows: int) -> Steps:
+    def make_steps(rows: int) -> Steps:
         device.rows = rows
         return {"training": take_step}
 
-    return load
+    return make_steps
 
 
 def a_workload(*, name: str = "small", rows: int = 8, min_rows: int = 1) -> Workload:

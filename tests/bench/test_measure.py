@@ -4,30 +4,26 @@ import time
 from collections.abc import Iterator
 
 import psutil
-import pytest
 from bench.simulated_devices import a_workload
 
 from finetune.batch_finder.child import Child
 from finetune.bench.results import Row
 from finetune.bench.timing import MAX_REPEATS, measure
 from finetune.bench.workloads import Selection
-from finetune.errors import FinetuneError
 from finetune.events import ignore
 
 WORKER = "odd_bench_worker"
 
 
-def measure_two(
-    devices: list[str], *, model: str | None = None, seconds: float = 0.0
-) -> Iterator[list[Row]]:
-    selection = Selection(groups=[], model=model, lengths=[3], is_quick=True)
+def measure_two(devices: list[str], *, seconds: float = 0.0) -> Iterator[list[Row]]:
+    selection = Selection(groups=[], model=None, lengths=[3], is_quick=True)
     workloads = [a_workload(name="a"), a_workload(name="b")]
     until = time.time() + seconds
     return measure(Child(WORKER), selection, workloads, devices, until=until, emit=ignore)
 
 
 def test_a_device_that_ends_the_process_has_rows_that_say_so_and_the_rest_goes_on() -> None:
-    note = "the process was killed by SIGABRT"
+    note = "the process was killed by SIGABRT: it wrote no error"
     assert [
         (row.workload, row.device, [*row.seconds], row.note)
         for row in [*measure_two(["fragile", "cpu"])][-1]
@@ -41,11 +37,6 @@ def test_all_are_timed_once_and_then_in_turn_while_time_is_left() -> None:
     counts = [[len(row.seconds) for row in rows] for rows in measure_two(["cpu"], seconds=60.0)]
     assert counts[:4] == [[1], [1, 1], [2, 1], [2, 2]]
     assert counts[-1] == [MAX_REPEATS, MAX_REPEATS]
-
-
-def test_a_process_that_can_not_begin_is_an_error_with_its_last_line() -> None:
-    with pytest.raises(FinetuneError, match="no such luck"):
-        next(measure_two(["cpu"], model="unable"))
 
 
 def test_no_process_is_left_where_a_bench_is_stopped() -> None:

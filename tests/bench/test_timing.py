@@ -20,12 +20,6 @@ def test_steps_that_pay_for_new_kernels_are_not_timed() -> None:
     assert (row.seconds, row.rows_per_second) == ([4.0], 2.0)
 
 
-def test_a_slow_step_is_taken_twice() -> None:
-    device = SimulatedDevice(row_seconds=0.5, cold_steps=1)
-    first = timed(a_workload(rows=20, min_rows=20), device)
-    assert (first.seconds, device.steps) == ([10.0], 2)
-
-
 def test_quick_steps_are_timed_together_several_times() -> None:
     row = timed(a_workload(rows=8, min_rows=8), SimulatedDevice(row_seconds=0.002))
     assert row.seconds == pytest.approx([0.016] * 3)

@@ -1,6 +1,5 @@
 """The workloads, with a tiny BERT in the place of BERT-base, on the CPU."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from finetune.bench.workloads import (
     Selection,
     Workload,
     bert_base,
-    bert_structure,
     list_workloads,
     make_mlp,
     make_resnet50,
@@ -44,13 +42,10 @@ def timed(workload: Workload) -> list[Row]:
 
 
 @pytest.fixture
-def tiny_bert(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def tiny_bert(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workloads, "_random_bert", tiny_model)
     monkeypatch.setattr(workloads, "ARTICLE_TOKENS", 16)
     monkeypatch.setattr(workloads, "ARTICLE_TEXTS", 40)
-    bert_structure.cache_clear()
-    yield
-    bert_structure.cache_clear()
 
 
 @pytest.mark.usefixtures("tiny_bert")

@@ -80,27 +80,12 @@ def kept_bytes(
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_only_attention_by_matrices_keeps_what_grows_with_the_tokens_squared(
-    dropout: float,
-) -> None:
+def test_attention_by_matrices_keeps_what_grows_with_the_tokens_squared(dropout: float) -> None:
     def attend(tensor: torch.Tensor) -> torch.Tensor:
         return functional.scaled_dot_product_attention(tensor, tensor, tensor, dropout_p=dropout)
 
-    def growth(device: str) -> float:
-        """Return how much more is kept of four times as many tokens."""
-        few, many = (kept_bytes(attend, 2, 4, tokens, 8, device=device) for tokens in (128, 512))
-        return many / few
-
-    assert growth("cuda") == 4
-    assert growth("mps") > 12
-
-
-def test_dropout_keeps_a_byte_or_a_number_for_each_number() -> None:
-    def drop(tensor: torch.Tensor) -> torch.Tensor:
-        return functional.dropout(tensor, 0.1)
-
-    assert kept_bytes(drop, NUMBERS, device="cuda") == (4 + 1) * NUMBERS
-    assert kept_bytes(drop, NUMBERS, device="cpu") == (4 + 4) * NUMBERS
+    few, many = (kept_bytes(attend, 2, 4, tokens, 8, device="mps") for tokens in (128, 512))
+    assert many > 12 * few
 
 
 def test_autocast_computes_norms_in_fp32_where_the_device_does() -> None:
@@ -109,7 +94,7 @@ def test_autocast_computes_norms_in_fp32_where_the_device_does() -> None:
 
     result, copy, mean_and_deviation = 4 * NUMBERS, 4 * NUMBERS, 2 * 4 * 256
     half = torch.bfloat16
-    assert kept_bytes(normalize, 256, 256, device="cuda", dtype=half) == (
+    assert kept_bytes(normalize, 256, 256, device="mps", dtype=half) == (
         result + copy + mean_and_deviation
     )
     assert kept_bytes(normalize, 256, 256, device="cpu", dtype=half) < result

@@ -18,7 +18,7 @@ MACS = tuple(
 )
 
 # What macOS and its usual programs hold: a guess, on which the estimates for Macs are calibrated
-# (finetune/batch_finder/calibration.json).
+# (finetune/batch_finder/estimate.py).
 _HELD_BYTES = 3 * 2**30
 
 # Of a batch whose gradients are right on M1 and M2, in PyTorch 2.14 as well: sums of 32,767
