@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from finetune.bench import GROUPS, Group
+from finetune.commands import flags
 from finetune.commands.console import show_lines, show_table
-from finetune.commands.options import PATH, Display, with_display
 from finetune.devices import DEVICE_NAMES
 from finetune.errors import Interrupted
 from finetune.events import Emit, Info, ignore
@@ -123,15 +123,17 @@ def _split_devices(_: click.Context, __: click.Parameter, names: str | None) -> 
 @click.option("--devices", callback=_split_devices, help="Such as cpu,mps. Default: all that work.")
 @click.option("--quick", is_flag=True, help="Time few rows, and not for long.")
 @click.option("--model", metavar="MODULE:FUNCTION", help="Returns a network and a batch to time.")
-@click.option("--data-dir", type=PATH, help="Folder with TREC's raw file, in place of questions.")
+@click.option(
+    "--data-dir", type=flags.PATH, help="Folder with TREC's raw file, in place of questions."
+)
 @click.option(
     "--output-dir",
-    type=PATH,
+    type=flags.PATH,
     default=Path("runs/bench"),
     help="Folder of bench.json, bench.html and pictures: new, empty or an earlier bench's.",
 )
-@with_display
-def command(*, group: str | None, display: Display, **options: Any) -> None:
+@flags.with_display
+def command(*, group: str | None, display: flags.Display, **options: Any) -> None:
     """Time this machine's devices at published workloads, side by side.
 
     Without a group: all of them or, with --model, that alone.

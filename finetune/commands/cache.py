@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from finetune.commands import flags
 from finetune.commands.console import format_size, show_json, show_lines, show_table
-from finetune.commands.options import chosen_options, debug_option, json_option, load
 
 if TYPE_CHECKING:
     from finetune.model.tensor_store import TensorStore
@@ -25,14 +25,14 @@ def command() -> None:
 
 
 @command.command(epilog=EXAMPLES)
-@chosen_options("cache_dir")
-@json_option
-@debug_option
-def ls(*, as_json: bool, **flags: Any) -> None:
+@flags.chosen_options("cache_dir")
+@flags.json_option
+@flags.debug_option
+def ls(*, as_json: bool, **options: Any) -> None:
     """List the entries, the last used first."""
     from finetune.tasks.tables import format_value
 
-    store, measured = _open_store(flags)
+    store, measured = _open_store(options)
     entries, files = store.entries(), len(measured)
     if as_json:
         listed = [
@@ -55,12 +55,12 @@ def ls(*, as_json: bool, **flags: Any) -> None:
 
 
 @command.command(epilog=EXAMPLES)
-@chosen_options("cache_dir")
-@json_option
-@debug_option
-def clear(*, as_json: bool, **flags: Any) -> None:
+@flags.chosen_options("cache_dir")
+@flags.json_option
+@flags.debug_option
+def clear(*, as_json: bool, **options: Any) -> None:
     """Delete all entries."""
-    store, measured = _open_store(flags)
+    store, measured = _open_store(options)
     freed_bytes = store.clear()
     for file in measured:
         file.unlink(missing_ok=True)
@@ -71,8 +71,8 @@ def clear(*, as_json: bool, **flags: Any) -> None:
         show_lines(f"deleted {size} in {store.folder}, and {len(measured)} files beside it")
 
 
-def _open_store(flags: dict[str, Any]) -> "tuple[TensorStore, list[Path]]":
+def _open_store(options: dict[str, Any]) -> "tuple[TensorStore, list[Path]]":
     from finetune.runs.cache import measured_files, open_tensor_store
 
-    options = load(flags).config.cache
-    return open_tensor_store(options), measured_files(options)
+    cache = flags.load(options).config.cache
+    return open_tensor_store(cache), measured_files(cache)

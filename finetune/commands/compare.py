@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from finetune.commands import flags
 from finetune.commands.console import show_lines, show_result_table
-from finetune.commands.options import PATH, Display, output_file_option, with_display
 from finetune.config.schema import NotNegative
 from finetune.events import Emit, ignore
 from finetune.files import write_text_atomically
@@ -58,7 +58,7 @@ def compare(
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=PATH)
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=flags.PATH)
 @click.option(
     "--baseline",
     type=click.Choice(["first", "best"]),
@@ -73,9 +73,9 @@ def compare(
     help="Show at most N rows that one run predicts right and the other wrong, each way.  "
     f"[default: {MAX_ROWS}]",
 )
-@output_file_option("Also write this page, as HTML.")
-@with_display
-def command(*, runs: tuple[Path, ...], display: Display, **options: Any) -> None:
+@flags.output_file_option("Also write this page, as HTML.")
+@flags.with_display
+def command(*, runs: tuple[Path, ...], display: flags.Display, **options: Any) -> None:
     """Compare finished runs on the same test rows: metrics, options, rows that differ.
 
     RUN is a run folder, or a folder that contains several.

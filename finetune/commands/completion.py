@@ -3,7 +3,7 @@
 import click
 from click.shell_completion import get_completion_class
 
-from finetune.commands.options import debug_option
+from finetune.commands import flags
 
 START_FILES = """\b
 Examples:
@@ -23,7 +23,7 @@ one that comes with macOS is 3.2.
 
 @click.command(epilog=START_FILES)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-@debug_option
+@flags.debug_option
 @click.pass_context
 def command(context: click.Context, shell: str) -> None:
     """Print the script that completes commands, options and choices in a shell."""

@@ -2,22 +2,14 @@
 
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from finetune.commands import flags
 from finetune.commands.console import show_json, show_table
-from finetune.commands.options import (
-    PATH,
-    GroupedCommand,
-    assignments_option,
-    config_option,
-    config_options,
-    debug_option,
-    json_option,
-    load,
-)
 from finetune.config.schema import OPTIONS
 from finetune.config.yaml_files import describe_recipes, make_json_schema, recipes_folder
 from finetune.errors import UsageError
@@ -39,26 +31,25 @@ def command() -> None:
     """Show, check and copy configurations."""
 
 
-@command.command(cls=GroupedCommand, epilog=EXAMPLES)
-@config_option
-@assignments_option
-@config_options
-@json_option
-@debug_option
-def show(*, config: str | None, assignments: tuple[str, ...], as_json: bool, **flags: Any) -> None:
+@command.command(cls=flags.GroupedCommand, epilog=EXAMPLES)
+@flags.config_option
+@flags.assignments_option
+@flags.config_options
+@flags.json_option
+@flags.debug_option
+def show(*, config: str | None, assignments: Sequence[str], as_json: bool, **options: Any) -> None:
     """Show the value of each option and its source.
 
     The source is default, a file, an environment variable or a flag; a later one overrides.
     """
-    loaded = load(flags, config=config, assignments=assignments)
+    loaded = flags.load(options, config=config, assignments=assignments)
     rows = [
         (option.section, name, option.value_in(loaded.config), loaded.sources.get(name, "default"))
         for name, option in OPTIONS.items()
     ]
     if as_json:
         names = ("section", "option", "value", "origin")
-        options = [dict(zip(names, row, strict=True)) for row in rows]
-        show_json({"options": options})
+        show_json({"options": [dict(zip(names, row, strict=True)) for row in rows]})
         return
     cells, shown = [], ""
     for section, name, value, source in rows:
@@ -70,7 +61,7 @@ def show(*, config: str | None, assignments: tuple[str, ...], as_json: bool, **f
 
 @command.command(epilog=EXAMPLES)
 @click.argument("files", nargs=-1, required=True, type=click.Path())
-@debug_option
+@flags.debug_option
 def validate(*, files: tuple[str, ...]) -> None:
     """Check YAML files, each without the environment and the others.
 
@@ -84,7 +75,7 @@ def validate(*, files: tuple[str, ...]) -> None:
 
 
 @command.command(epilog=EXAMPLES)
-@debug_option
+@flags.debug_option
 def schema() -> None:
     """Print the JSON Schema of the YAML files, for editors.
 
@@ -95,7 +86,7 @@ def schema() -> None:
 
 
 @command.command("ls", epilog=EXAMPLES)
-@debug_option
+@flags.debug_option
 def list_recipes() -> None:
     """List the recipes that come with the package."""
     recipes = describe_recipes()
@@ -106,8 +97,8 @@ def list_recipes() -> None:
 
 @command.command("cp", epilog=EXAMPLES)
 @click.argument("name")
-@click.argument("file", required=False, type=PATH)
-@debug_option
+@click.argument("file", required=False, type=flags.PATH)
+@flags.debug_option
 def copy(*, name: str, file: Path | None) -> None:
     """Copy the recipe NAME to a new FILE, by default NAME.yaml in the current folder."""
     if name not in (recipes := describe_recipes()):

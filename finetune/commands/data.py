@@ -6,15 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from finetune.commands import flags
 from finetune.commands.console import shorten, show_lines, show_table
-from finetune.commands.options import (
-    Display,
-    GroupedCommand,
-    chosen_options,
-    config_option,
-    load,
-    with_display,
-)
 from finetune.config.schema import OPTIONS, Config, ModelConfig
 from finetune.errors import FinetuneError
 from finetune.events import Emit, Event, Info, WarningMessage
@@ -135,18 +128,18 @@ def command() -> None:
     """Check the data of a run."""
 
 
-@command.command(cls=GroupedCommand, epilog=EXAMPLES)
-@config_option
-@chosen_options(*DATA_OPTIONS, "model", "revision", "max_length")
-@with_display
-def check(*, config: str | None, display: Display, **flags: Any) -> None:
+@command.command(cls=flags.GroupedCommand, epilog=EXAMPLES)
+@flags.config_option
+@flags.chosen_options(*DATA_OPTIONS, "model", "revision", "max_length")
+@flags.with_display
+def check(*, config: str | None, display: flags.Display, **options: Any) -> None:
     """Print statistics of the data and suggest what to change.
 
     Rows and classes, duplicates, texts with contradictory labels, test rows that are in the
     training split too, and lengths in tokens. If the model is on this machine, also how good a
     linear head on its frozen encoder is: about what to expect at least.
     """
-    display.run(check_data, _show, config=load(flags, config=config).config)
+    display.run(check_data, _show, config=flags.load(options, config=config).config)
 
 
 def _show(report: DataReport) -> None:

@@ -6,14 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from finetune.commands import flags
 from finetune.commands.console import show_json, show_lines, show_table
-from finetune.commands.options import (
-    complete_model,
-    debug_option,
-    device_option,
-    given,
-    json_option,
-)
 from finetune.commands.progress import showing
 from finetune.config.mode import Mode
 from finetune.config.schema import DEFAULT_BATCH_SIZE, ModelConfig, TrainingConfig
@@ -38,12 +32,12 @@ MODULES_SHOWN = 2
 
 
 @click.command(epilog=EXAMPLES)
-@device_option
+@flags.device_option
 @click.option("--ops", is_flag=True, help="Check whether MPS has a model's operators.")
 @click.option("--parity", is_flag=True, help="Compare the results of the device with the CPU's.")
 @click.option(
     "--model",
-    shell_complete=complete_model,
+    shell_complete=flags.complete_model,
     help="For both: a folder, a Hub id, minilm; for --ops also package.module:function, which "
     "returns a module and a batch. Default: BERT-base, for --parity with random weights.",
 )
@@ -54,8 +48,8 @@ MODULES_SHOWN = 2
     type=click.IntRange(1, 4096),
     help=f"Largest batch. Default: {DEFAULT_BATCH_SIZE}; for --parity {PARITY_BATCH_SIZE}.",
 )
-@json_option
-@debug_option
+@flags.json_option
+@flags.debug_option
 def command(*, device: str, ops: bool, parity: bool, as_json: bool, **options: Any) -> None:
     """Check whether this machine is ready, and print what to do if not.
 
@@ -66,7 +60,7 @@ def command(*, device: str, ops: bool, parity: bool, as_json: bool, **options: A
     --parity: do the results of the device agree with the CPU's, in evaluation and in training?
     If not, the exit code is 1.
     """
-    chosen = given(options)
+    chosen = flags.given(options)
     if ops and parity:
         raise UsageError("--ops and --parity exclude each other", remedy="give one of them")
     if ops:

@@ -6,16 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from finetune.commands import flags
 from finetune.commands.console import show_lines, show_scores
-from finetune.commands.options import (
-    Display,
-    completes,
-    device_option,
-    given,
-    run_argument,
-    table_options,
-    with_display,
-)
 from finetune.devices import DeviceName
 from finetune.errors import UsageError
 from finetune.events import Emit, ignore
@@ -76,8 +68,8 @@ def evaluate(
             id of the Hub. The code runs here.
         emit: Receives the events of ``finetune.events``.
     """
-    columns = given({"text_column": text_column, "text_pair_column": text_pair_column})
-    columns |= given({"label_column": label_column, "member": member})
+    columns = flags.given({"text_column": text_column, "text_pair_column": text_pair_column})
+    columns |= flags.given({"label_column": label_column, "member": member})
     if split is not None and data is not None:
         raise UsageError(
             "both --split and --data were given", remedy="leave out --split to score other data"
@@ -99,21 +91,21 @@ def evaluate(
 
 
 @click.command(epilog=EXAMPLES)
-@run_argument
+@flags.run_argument
 @click.option("--split", type=click.Choice(SPLITS), help="Split to score.  [default: test]")
 @click.option(
-    "--data", shell_complete=completes("file"), help="Other data to score, such as a table."
+    "--data", shell_complete=flags.completes("file"), help="Other data to score, such as a table."
 )
-@table_options
+@flags.table_options
 @click.option("--label-column", help="Column of the labels.  [default: the run's]")
 @click.option(
     "--evaluate-metric",
     metavar="PATH_OR_ID",
     help="Another metric, of the library evaluate: a folder, or an id of the Hub. Its code runs.",
 )
-@device_option
-@with_display
-def command(*, display: Display, **options: Any) -> None:
+@flags.device_option
+@flags.with_display
+def command(*, display: flags.Display, **options: Any) -> None:
     """Evaluate the model in the run folder RUN on a split of its data, or on other data."""
     display.run(evaluate, _show, **options)
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from finetune.commands import flags
 from finetune.commands.console import format_size, show_facts, show_lines
-from finetune.commands.options import PATH, Display, run_argument, with_display
 from finetune.errors import FinetuneError
 from finetune.events import Emit, Info, ignore
 from finetune.ownership import OwnFolder
@@ -143,7 +143,7 @@ def export_coreml(
 def _output_option(folder: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return click.option(
         "--output-dir",
-        type=PATH,
+        type=flags.PATH,
         help=f"Folder to write; an earlier export there is replaced.  [default: RUN/{folder}]",
     )
 
@@ -154,14 +154,14 @@ def command() -> None:
 
 
 @command.command("onnx", epilog=EXAMPLES, short_help="As ONNX, for onnxruntime and others.")
-@run_argument
+@flags.run_argument
 @_output_option("onnx")
 @click.option("--int8", is_flag=True, help="Also write int8 weights, and compare the predictions.")
 @click.option(
     "--verify", is_flag=True, help="Compare all predictions on the test split with PyTorch's."
 )
-@with_display
-def onnx_command(*, display: Display, **options: Any) -> None:
+@flags.with_display
+def onnx_command(*, display: flags.Display, **options: Any) -> None:
     """Write the model of the run folder RUN as ONNX, for onnxruntime and others.
 
     Needs pip install 'finetune-mps[onnx]'.
@@ -170,10 +170,10 @@ def onnx_command(*, display: Display, **options: Any) -> None:
 
 
 @command.command("coreml", epilog=EXAMPLES, short_help="As a Core ML program, for Apple devices.")
-@run_argument
+@flags.run_argument
 @_output_option("coreml")
-@with_display
-def coreml_command(*, display: Display, **options: Any) -> None:
+@flags.with_display
+def coreml_command(*, display: flags.Display, **options: Any) -> None:
     """Write the model of the run folder RUN as a Core ML program, for apps on a Mac or an iPhone.
 
     Needs pip install 'finetune-mps[coreml]', on a Mac or on Linux.

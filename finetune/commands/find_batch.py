@@ -12,18 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from finetune.commands import flags
 from finetune.commands.console import show_lines, show_table
-from finetune.commands.options import (
-    Display,
-    GroupedCommand,
-    chosen_options,
-    complete_folder,
-    completes,
-    config_option,
-    given,
-    load,
-    with_display,
-)
 from finetune.config.mode import Mode
 from finetune.config.schema import OPTIONS, Config
 from finetune.devices.mps.chips import MACS, Mac, find_mac
@@ -94,7 +84,7 @@ def find_batch(
     from finetune.config.load import parse_size
 
     output_dir = options.pop("output_dir", None)
-    loaded = load(options, config=config)
+    loaded = flags.load(options, config=config)
     mac = None if machine is None else find_mac(machine)
     if memory is not None:
         # As Apple writes it, and as the names of Macs have it.
@@ -245,9 +235,9 @@ def _measure_texts(
     return replace(texts, max_tokens=max_tokens)
 
 
-@click.command(cls=GroupedCommand, epilog=EXAMPLES)
-@config_option
-@chosen_options(*SEARCH_OPTIONS, "device", "precision", "gradient_checkpointing", "optimizer")
+@click.command(cls=flags.GroupedCommand, epilog=EXAMPLES)
+@flags.config_option
+@flags.chosen_options(*SEARCH_OPTIONS, "device", "precision", "gradient_checkpointing", "optimizer")
 @click.option(
     "--limit", type=click.IntRange(min=1), help="Largest size tried. Default: the rows of the data."
 )
@@ -256,26 +246,28 @@ def _measure_texts(
     "--for",
     "machine",
     metavar="MACHINE",
-    shell_complete=completes("plain", MACS),
+    shell_complete=flags.completes("plain", MACS),
     help="Estimate for a Mac, such as m1-8gb.",
 )
 @click.option("--memory", metavar="SIZE", help="Estimate for a Mac with this much memory.")
 @click.option(
     "--output-dir",
     default="runs/find-batch",
-    shell_complete=complete_folder,
+    shell_complete=flags.complete_folder,
     help="Folder of the JSON and the picture: new, empty or an earlier search's.",
 )
-@with_display
-def command(*, display: Display, **flags: Any) -> None:
+@flags.with_display
+def command(*, display: flags.Display, **options: Any) -> None:
     """Find the largest batch size that fits, and the fastest.
 
     Takes real steps, each device in a child process that may use no more memory than is free.
     Without --freeze-core, --head or --train-layers it searches for all layers, and for the head
     alone.
     """
-    folder = flags["output_dir"]
-    display.run(find_batch, lambda found: show_batches(found, folder=folder), **given(flags))
+    folder = options["output_dir"]
+    display.run(
+        find_batch, lambda found: show_batches(found, folder=folder), **flags.given(options)
+    )
 
 
 def show_batches(found: "FoundBatches", *, folder: str) -> None:

@@ -9,16 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from finetune.commands import flags
 from finetune.commands.console import shorten, show_facts, show_json, show_lines, show_table
 from finetune.commands.data import measure_tokens
-from finetune.commands.options import (
-    PATH,
-    Display,
-    GroupedCommand,
-    chosen_options,
-    given,
-    with_display,
-)
 from finetune.config.mode import Mode
 from finetune.config.schema import (
     DEFAULT_BATCH_SIZE,
@@ -158,7 +151,7 @@ def make_config(facts: TableFacts) -> str:
     defaults, options = Config(), facts.options
     reading = ("member", "labels_file", "encoding", "header", "split_column", "label_names")
     values = {
-        **given({name: getattr(options, name) for name in reading}),
+        **flags.given({name: getattr(options, name) for name in reading}),
         **{option: column.name for option, column in facts.chosen.items()},
         **({} if facts.task == "single" else {"task": facts.task}),
         "data": options.data,
@@ -199,20 +192,20 @@ def _notes(facts: TableFacts) -> dict[str, str]:
     }
 
 
-@click.command(cls=GroupedCommand, epilog=EXAMPLES)
-@click.argument("table", metavar="DATA", type=PATH)
+@click.command(cls=flags.GroupedCommand, epilog=EXAMPLES)
+@click.argument("table", metavar="DATA", type=flags.PATH)
 @click.option(
     "--output",
-    type=PATH,
+    type=flags.PATH,
     help="New file.  [default: DATA's name with .yaml]",
 )
-@chosen_options(
+@flags.chosen_options(
     *("text_column", "text_pair_column", "label_column", "task", "encoding", "header"),
     *("split_column", "label_names", "model", "member", "labels_file"),
 )
-@with_display
+@flags.with_display
 def command(
-    *, table: Path, output: Path | None, model: str | None, display: Display, **flags: Any
+    *, table: Path, output: Path | None, model: str | None, display: flags.Display, **options: Any
 ) -> None:
     """Write a configuration for a table of texts.
 
@@ -223,8 +216,8 @@ def command(
     file = output or Path(f"{table.stem}.yaml")
     check_output_file(file)
     with display.progress() as emit:
-        options = DataConfig(str(table), **given(flags))
-        facts = look_at_table(options, model=model, emit=emit)
+        data = DataConfig(str(table), **flags.given(options))
+        facts = look_at_table(data, model=model, emit=emit)
     write_text_atomically(file, make_config(facts))
     if display.as_json:
         show_json({"config": str(file), **asdict(facts)})
@@ -248,7 +241,7 @@ def _show(facts: TableFacts) -> None:
         "model": facts.model,
         "classes": len(facts.class_rows) or None,
     }
-    show_facts(given(described))
+    show_facts(flags.given(described))
     if facts.expectation:
         show_lines(*facts.expectation.lines)
     if not facts.class_rows:

@@ -12,17 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from finetune.commands import flags
 from finetune.commands.console import show_table
-from finetune.commands.options import (
-    PATH,
-    Display,
-    device_option,
-    given,
-    output_file_option,
-    run_argument,
-    table_options,
-    with_display,
-)
 from finetune.data.stream import Row, read_lines
 from finetune.devices import DeviceName
 from finetune.distributed.launch import read_launch
@@ -175,25 +166,25 @@ def read_texts(
     from finetune.runs.evaluate import other_data
     from finetune.runs.manifest import Manifest
 
-    data = other_data(folder, str(file), given(options))
+    data = other_data(folder, str(file), flags.given(options))
     reads_pairs = Manifest.read(folder).reads_pairs
     return read_rows(file, data, as_lines=as_lines, reads_pairs=reads_pairs, emit=emit)
 
 
 @click.command(epilog=EXAMPLES)
-@run_argument
+@flags.run_argument
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option(
     "-f",
     "--file",
-    type=PATH,
+    type=flags.PATH,
     help="Table (csv, tsv, jsonl, parquet) or file with one text per line; - for standard input.",
 )
 @click.option("--text-pair", "pairs", multiple=True, help="Second text of a pair, for each TEXT.")
-@table_options
+@flags.table_options
 @click.option("--lines", "as_lines", is_flag=True, help="Read the lines of a table as texts.")
 @click.option("--encoding", help="Encoding of the texts.  [default: detected]")
-@output_file_option("Write to this csv, jsonl or parquet file.")
+@flags.output_file_option("Write to this csv, jsonl or parquet file.")
 @click.option("--all-scores", is_flag=True, help="Give the probability of each class.")
 @click.option(
     "--min-confidence",
@@ -206,8 +197,8 @@ def read_texts(
     help="Abstain on texts below the probability from which on, on the run's validation "
     "rows, predictions of their class have this precision, such as 0.95.",
 )
-@device_option
-@with_display
+@flags.device_option
+@flags.with_display
 def command(
     *,
     run: Path,
@@ -216,7 +207,7 @@ def command(
     file: Path | None,
     output: Path | None,
     overwrite: bool,
-    display: Display,
+    display: flags.Display,
     **options: Any,
 ) -> None:
     """Classify texts with the model in the run folder RUN.

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 import finetune
+from finetune.commands import flags
 from finetune.commands.console import format_size, show_lines, show_table
-from finetune.commands.options import Display, run_argument, with_display
 from finetune.errors import NotARun, UsageError
 from finetune.events import Emit, Info, ignore
 from finetune.runs.folder import open_run_folder
@@ -82,7 +82,7 @@ def _find_files(run: Path, *, report: bool, allow_private_data: bool) -> Mapping
 
 
 @click.command(epilog=EXAMPLES)
-@run_argument
+@flags.run_argument
 @click.argument("repository", metavar="OWNER/NAME")
 @click.option("--public", is_flag=True, help="Let everybody see it.  [default: private]")
 @click.option("--revision", metavar="BRANCH", help="Branch to upload to.  [default: main]")
@@ -99,8 +99,8 @@ def _find_files(run: Path, *, report: bool, allow_private_data: bool) -> Mapping
     help="Upload the report of a run whose data are marked with --private-data, too.",
 )
 @click.option("--dry-run", is_flag=True, help="List the files and their sizes, and stop.")
-@with_display
-def command(*, display: Display, **options: Any) -> None:
+@flags.with_display
+def command(*, display: flags.Display, **options: Any) -> None:
     """Upload the model of the run folder RUN to the Hugging Face Hub, as OWNER/NAME.
 
     Its tokenizer, model card and report are uploaded too. A token is needed: run `hf auth login`,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from finetune.commands import flags
 from finetune.commands.console import show_json, show_lines
-from finetune.commands.options import Display, run_argument, with_display
 from finetune.events import WarningMessage
 from finetune.runs.digests import record_files
 from finetune.runs.folder import RunFolder, open_run_folder
@@ -47,10 +47,10 @@ def write_pages(folder: RunFolder, results: "RunResults") -> Path:
 
 
 @click.command(epilog=EXAMPLES)
-@run_argument
+@flags.run_argument
 @click.option("--open", "opens", is_flag=True, help="Show the page in the browser.")
-@with_display
-def command(*, run: Path, opens: bool, display: Display) -> None:
+@flags.with_display
+def command(*, run: Path, opens: bool, display: flags.Display) -> None:
     """Write report.html and the model card of the run folder RUN again, from its other files."""
     with display.progress() as emit:
         page = report(run)

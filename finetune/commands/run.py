@@ -14,18 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from finetune.commands import flags
 from finetune.commands.console import show_facts, show_json, show_lines, show_scores, show_table
-from finetune.commands.options import (
-    Display,
-    GroupedCommand,
-    assignments_option,
-    completes,
-    config_option,
-    config_options,
-    given,
-    load,
-    with_display,
-)
 from finetune.distributed.launch import read_launch
 from finetune.errors import ConfigurationInvalid, UsageError
 from finetune.events import Emit, WarningMessage, clock, ignore
@@ -127,7 +117,7 @@ def read_options(
         raise ConfigurationInvalid(
             "a run is resumed with its own configuration", remedy="leave out --config"
         )
-    return load(options, config=config, assignments=assignments)
+    return flags.load(options, config=config, assignments=assignments)
 
 
 def dry_run(config: "Config", *, emit: Emit) -> dict[str, Any]:
@@ -170,12 +160,12 @@ def dry_run(config: "Config", *, emit: Emit) -> dict[str, Any]:
     }
 
 
-@click.command(cls=GroupedCommand, epilog=EXAMPLES)
-@config_option
+@click.command(cls=flags.GroupedCommand, epilog=EXAMPLES)
+@flags.config_option
 @click.option(
     "--resume-from-checkpoint",
     metavar="RUN",
-    shell_complete=completes("dir", ["auto"]),
+    shell_complete=flags.completes("dir", ["auto"]),
     help="Resume the run in this folder; auto resumes the one in --output-dir, or the newest "
     "of its default name that has not finished, and starts a new run if there is none.",
 )
@@ -185,23 +175,24 @@ def dry_run(config: "Config", *, emit: Emit) -> dict[str, Any]:
     metavar="N",
     help="Train N seeds, from --seed on, with the same splits; print mean and 95% intervals.",
 )
-@assignments_option
+@flags.assignments_option
 @click.option(
     "--dry-run", "is_dry_run", is_flag=True, help="Print what the run would do, and stop."
 )
 @click.option(
     "--num-processes",
+    "processes",
     type=click.IntRange(min=1),
     default=1,
     help="Train in N processes of this host, such as one for each GPU.  [default: 1]",
 )
-@config_options
-@with_display
+@flags.config_options
+@flags.with_display
 def command(
-    *, display: Display, is_dry_run: bool, seeds: int | None, num_processes: int, **flags: Any
+    *, display: flags.Display, is_dry_run: bool, seeds: int | None, processes: int, **options: Any
 ) -> None:
     """Fine-tune a classifier and write a run folder."""
-    options = given(flags)
+    options = flags.given(options)
     if is_dry_run:
         if seeds is not None or "resume_from_checkpoint" in options:
             raise UsageError(
@@ -212,12 +203,12 @@ def command(
             plan = dry_run(read_options(**options).config, emit=emit)
         (show_json if display.as_json else _show_plan)(plan)
         return
-    if num_processes > 1 and read_launch().world_size == 1:
+    if processes > 1 and read_launch().world_size == 1:
         # A wrong option is reported once, and at once.
-        read_options(seeds=seeds, processes=num_processes, **options)
+        read_options(seeds=seeds, processes=processes, **options)
         from finetune.commands.launch import run_in_processes
 
-        sys.exit(run_in_processes(num_processes, click.get_current_context().obj))
+        sys.exit(run_in_processes(processes, click.get_current_context().obj))
     with display.progress() as emit:
         results: Any = run(seeds=seeds, emit=emit, **options)
     if display.as_json:

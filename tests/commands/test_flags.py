@@ -5,7 +5,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from finetune.commands.options import config_options, given
+from finetune.commands.flags import config_options, given
 from finetune.commands.run import command as run_command
 from finetune.config.schema import OPTIONS
 
