@@ -192,8 +192,6 @@ def _show_onnx(exported: OnnxExport) -> None:
                     "largest difference": f"{found.largest_logit_difference:.1e}",
                     metric: f"{found.metrics[metric]:.4f}, "
                     f"PyTorch's {found.pytorch_metrics[metric]:.4f}",
-                    "ms/text": f"{found.milliseconds_per_text:.1f}, "
-                    f"PyTorch's {found.pytorch_milliseconds_per_text:.1f}",
                 }
             )
 

@@ -1,12 +1,15 @@
 """Writes predictions to a file, batch by batch: CSV, JSON lines or Parquet."""
 
-import csv
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import pyarrow
+from pyarrow import csv, parquet
 
 from finetune.errors import UsageError
 from finetune.files import naming, temporary_path
@@ -39,12 +42,12 @@ def prediction_file(path: Path, *, overwrite: bool = False) -> Iterator[Write]:
 
     Until then, and after an error, they are in the same folder, under a name of their own.
     """
-    partial = temporary_path(path)
-    partial.touch(exist_ok=False)
-    with naming(path), WRITERS[path.suffix.lower()](partial) as write:
+    unfinished = temporary_path(path)
+    unfinished.touch(exist_ok=False)
+    with naming(path), WRITERS[path.suffix.lower()](unfinished) as write:
         yield write
     check_output_file(path, overwrite=overwrite)
-    os.replace(partial, path)
+    os.replace(unfinished, path)
 
 
 @contextmanager
@@ -54,46 +57,36 @@ def _json_lines(path: Path) -> Iterator[Write]:
 
 
 @contextmanager
-def _csv(path: Path) -> Iterator[Write]:
-    names: list[str] = []
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        # Python up to 3.12 leaves a carriage return bare, which readers take for the end of a row.
-        quoting_writer = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
-
-        def write(predictions: Sequence[Prediction]) -> None:
-            header = [] if names else [names]
-            rows = _flatten(predictions, names, path)
-            for values in [*header, *([row.get(name, "") for name in names] for row in rows)]:
-                has_return = any("\r" in str(value) for value in values)
-                (quoting_writer if has_return else writer).writerow(values)
-
-        yield write
-
-
-@contextmanager
-def _parquet(path: Path) -> Iterator[Write]:
-    import pyarrow
-    from pyarrow import parquet
-
-    names: list[str] = []
+def _table(writer_type: Any, path: Path) -> Iterator[Write]:
+    schema: Any = None
+    writer: Any = None
     with ExitStack() as stack:
-        writer: Any = None
 
         def write(predictions: Sequence[Prediction]) -> None:
-            nonlocal writer
-            rows = _flatten(predictions, names, path)
-            if writer is None:
+            nonlocal schema, writer
+            rows = [*map(_flatten, predictions)]
+            names = dict.fromkeys(name for row in rows for name in row)
+            if schema is None:
                 are_floats = [isinstance(rows[0].get(name), float) for name in names]
                 types = ("float64" if is_float else "string" for is_float in are_floats)
                 schema = pyarrow.schema([*zip(names, types, strict=True)])
-                writer = stack.enter_context(parquet.ParquetWriter(path, schema))
-            writer.write_table(pyarrow.Table.from_pylist(rows, schema=writer.schema))
+                writer = stack.enter_context(writer_type(path, schema))
+            if new := names.keys() - {*schema.names}:
+                raise UsageError(
+                    f"columns that the first rows lack: {', '.join(sorted(new))}; the predictions"
+                    f" before them are in {path}",
+                    remedy="write --output FILE.jsonl, where each row has its own columns",
+                )
+            writer.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
 
         yield write
 
 
-WRITERS = {".csv": _csv, ".jsonl": _json_lines, ".parquet": _parquet}
+WRITERS: dict[str, Callable[[Path], AbstractContextManager[Write]]] = {
+    ".csv": partial(_table, csv.CSVWriter),
+    ".jsonl": _json_lines,
+    ".parquet": partial(_table, parquet.ParquetWriter),
+}
 
 
 def json_line(prediction: Prediction) -> str:
@@ -101,30 +94,16 @@ def json_line(prediction: Prediction) -> str:
     return json.dumps(prediction.to_json(), ensure_ascii=False, default=str)
 
 
-def _flatten(
-    predictions: Sequence[Prediction], names: list[str], path: Path
-) -> list[dict[str, Any]]:
-    """Return rows of numbers and texts; the names of columns are those of the first rows."""
-    rows = []
-    for prediction in predictions:
-        row: dict[str, Any] = dict(prediction.texts)
-        for name, value in prediction.result.items():
-            if isinstance(value, Mapping):
-                row |= {f"probability_{label}": one for label, one in value.items()}
-            else:
-                row[name] = "|".join(value) if isinstance(value, list) else value
-        others = prediction.columns_beside(row)
-        rows.append(row | {name: _as_text(value) for name, value in others.items()})
-    columns = dict.fromkeys(name for row in rows for name in row)
-    if not names:
-        names.extend(columns)
-    if new := columns.keys() - {*names}:
-        raise UsageError(
-            f"columns that the first rows lack: {', '.join(sorted(new))}; the predictions before"
-            f" them are in {path}",
-            remedy="write --output FILE.jsonl, where each row has its own columns",
-        )
-    return rows
+def _flatten(prediction: Prediction) -> dict[str, Any]:
+    """Return numbers and texts by column."""
+    row: dict[str, Any] = dict(prediction.texts)
+    for name, value in prediction.result.items():
+        if isinstance(value, Mapping):
+            row |= {f"probability_{label}": one for label, one in value.items()}
+        else:
+            row[name] = "|".join(value) if isinstance(value, list) else value
+    others = prediction.columns_beside(row)
+    return row | {name: _as_text(value) for name, value in others.items()}
 
 
 def _as_text(value: Any) -> str:

@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
-from finetune.errors import FinetuneError, ModelUnsupported
-from finetune.export.folder import example_inputs, import_extra, silence, writing_export
+from finetune.errors import FinetuneError
+from finetune.export.folder import converting, import_extra, silence, trace, writing_export
 from finetune.model.load import TextModel
 from finetune.ownership import OwnFolder
-from finetune.tokenization.examples import prepare_mask
 
 MODEL_FILE = "model.mlpackage"
 # PyTorch takes a length of 1 for a constant.
@@ -22,21 +20,6 @@ MIN_LENGTH = 2
 EXAMPLE_TOKENS = 7
 # What DeBERTa computes from its relative positions alone is the same for all texts.
 FOLDED = re.compile(r"rel_embeddings|\bencoder\.LayerNorm|pos_(key_|query_|q_)?proj")
-
-
-class _Logits(nn.Module):
-    """Takes a model's inputs as int32 and a mask of 0 and 1, and returns its logits alone."""
-
-    def __init__(self, text_model: TextModel) -> None:
-        super().__init__()
-        self.model: nn.Module = text_model.model
-        self.takes_4d_mask = text_model.structure.takes_4d_mask
-
-    def forward(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        inputs = {**inputs, "attention_mask": inputs["attention_mask"] != 0}
-        prepared = prepare_mask(inputs, takes_4d_mask=self.takes_4d_mask)
-        logits: torch.Tensor = self.model(**prepared).logits
-        return logits
 
 
 def import_converter() -> Any:
@@ -51,28 +34,16 @@ def write_coreml(text_model: TextModel, own: OwnFolder, *, max_length: int) -> N
     shape [1, classes]. The names of the classes are in the metadata, as ``id2label``.
     """
     with writing_export(text_model, own) as partial:
-        try:
-            with silence():
-                program = _convert(text_model, max_length=max_length)
-        except Exception as error:  # coremltools raises whatever its converters meet
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            raise ModelUnsupported(
-                f"coremltools can't convert {type(text_model.model).__name__} to Core ML: {reason}",
-                remedy="use the run's model with transformers, or `finetune export onnx`",
-            ) from error
+        with converting(text_model, "Core ML"):
+            program = _convert(text_model, max_length=max_length)
         with silence():
             program.save(str(partial / MODEL_FILE))
 
 
 def _convert(text_model: TextModel, *, max_length: int) -> Any:
     coremltools = import_converter()
-    model: nn.Module = text_model.model
-    model.eval()
-    example = example_inputs(text_model, 1, EXAMPLE_TOKENS)
     length = torch.export.Dim("length", min=MIN_LENGTH, max=max_length)
-    exported = torch.export.export(
-        _Logits(text_model), (example,), dynamic_shapes=({name: {1: length} for name in example},)
-    )
+    graph = trace(text_model, (1, EXAMPLE_TOKENS), dynamic={1: length})
     aten = torch.ops.aten
     operators_that_coremltools_lacks = {
         aten.__and__.Tensor: torch.bitwise_and,
@@ -86,14 +57,15 @@ def _convert(text_model: TextModel, *, max_length: int) -> Any:
             op_selector=lambda operation: operation.op_type != "layer_norm"
         )
     program = coremltools.convert(
-        exported.run_decompositions(operators_that_coremltools_lacks),
+        graph.run_decompositions(operators_that_coremltools_lacks),
         outputs=[coremltools.TensorType(name="logits", dtype=np.float32)],
         minimum_deployment_target=coremltools.target.macOS13,
         compute_precision=precision,
         skip_model_load=True,
     )
     description = program.get_spec()
-    for name in example:  # torch.export names them after the argument that holds them
+    # torch.export names inputs after the argument that holds them.
+    for name in text_model.tokenizer.model_input_names:
         coremltools.utils.rename_feature(description, f"inputs_{name}", name)
     # The conversion to float32 drops the shape.
     (logits,) = description.description.output
