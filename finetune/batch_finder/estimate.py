@@ -91,7 +91,7 @@ def live_peaks(case: Case, batch_sizes: Sequence[int]) -> list[int]:
     """
     # Where a model with trainable layers can be split depends on the tensors' values; unsplit, its
     # frozen layers run as well and keep nothing.
-    part = "whole" if case.part == "trainable" and _trains_encoder(case) else case.part
+    part = "whole" if case.part == "trainable" and case.mode.trains_encoder else case.part
     # The CPU has no fp16, and numbers of bf16 are as large.
     fake_case = replace(case, part=part, precision=case.precision.replace("fp16", "bf16"))
     peaks = []
@@ -151,8 +151,3 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _forget(self, address: int, size_bytes: int) -> None:
         self._alive.remove(address)
         self.live_bytes -= size_bytes
-
-
-def _trains_encoder(case: Case) -> bool:
-    """Return whether the encoder's graph decides the peak, and not only its forward."""
-    return case.part != "features" and case.mode.trains_encoder

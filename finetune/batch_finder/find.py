@@ -30,10 +30,6 @@ from finetune.files import WRITTEN_BY, keep_json
 _PACKAGES = ("finetune-mps", "torch", "transformers", "accelerate")
 # Free memory is never quite the same twice. A budget larger by this is worth another search.
 _MORE_BUDGET = 1.05
-# The sizes where a part does not fit, so that nothing does.
-_NOTHING = BatchSizes(
-    max_verified=0, first_failed=1, predicted_maximum=None, recommended=0, fastest=0
-)
 _DESCRIPTIONS = {"whole": "", "features": ", feature extraction", "trainable": ", trainable layers"}
 
 
@@ -148,7 +144,7 @@ def find_parts(case: Case, where: Search, *, stores_features: bool) -> BatchResu
             emit(WarningMessage(f"{error.message}: the whole model runs at every step"))
             return find_parts(case, where, stores_features=False)
     fits = set(found) == set(parts)
-    sizes: BatchSizes = found[parts[-1]] if fits else _NOTHING
+    sizes: BatchSizes = found[parts[-1]] if fits else BatchSizes()
     peaks = [one.peak_bytes for one in found.values() if one.peak_bytes]
     return BatchResult(
         **identity_of(case),

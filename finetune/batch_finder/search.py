@@ -1,7 +1,7 @@
 """Which batch size to try next, and when to stop: numbers only, no device.
 
 The search grows until the memory model has a slope, goes near the size that the model predicts, and
-brackets the largest that fits to 1%. If that leaves no room, one more trial is for one that does.
+brackets the largest that fits to 2%. If that leaves no room, one more trial is for one that does.
 
 A trial takes a few steps at one padded length, a run thousands at many lengths: on a CPU, 50 steps
 of mixed lengths took a fifth more memory per example. So a recommended size leaves a tenth of the
@@ -22,9 +22,7 @@ FIRST_SIZE = 4
 # The search tries no new size after this many trials; what remains is to check the one it found.
 MAX_TRIALS = 8
 # How closely the largest size is bracketed, as a share of it; one example is always enough.
-TOLERANCE_SHARE = 0.01
-# The same after two failures, each of which costs a process.
-LATE_TOLERANCE_SHARE = 0.02
+TOLERANCE_SHARE = 0.02
 # The first try goes to this share of the predicted size. Memory is divided into fragments, so that
 # a batch often fails where the model still sees one or two per cent of room.
 TARGET_SHARE = 0.985
@@ -43,7 +41,7 @@ WORTHWHILE_SHARE = 0.75
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSizes:
-    """The batch sizes that a search found.
+    """The batch sizes that a search found; by default none that fits.
 
     Args:
         max_verified: Largest size that passed, in a fresh process too.
@@ -53,11 +51,11 @@ class BatchSizes:
         recommended: Size to train with: the fastest that leaves room.
     """
 
-    max_verified: int
-    first_failed: int | None
-    predicted_maximum: int | None
-    recommended: int
-    fastest: int
+    max_verified: int = 0
+    first_failed: int | None = 1
+    predicted_maximum: int | None = None
+    recommended: int = 0
+    fastest: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,9 +183,7 @@ def _bracketing_size(history: History) -> int | None:
 
 def _tolerance(history: History) -> int:
     """Return how far apart the largest size and one that does not fit may be."""
-    is_late = len(history.sizes("too_big")) >= 2
-    share = LATE_TOLERANCE_SHARE if is_late else TOLERANCE_SHARE
-    return max(1, int(share * history.largest))
+    return max(1, int(TOLERANCE_SHARE * history.largest))
 
 
 def _predict_maximum(history: History) -> int | None:

@@ -24,7 +24,7 @@ from finetune.events import Emit, Trial, TrialStatus, ignore
 _SAMPLE_SECONDS = 0.02
 # The machine as a whole changes slower, and costs more to ask.
 _HOST_SAMPLE_SECONDS = 0.25
-# What others must have taken since the search began, so that a size is tried again.
+# What others must have taken since the search began, so that a failure says little.
 _CROWDED_SHARE, _CROWDED_BYTES = 0.05, 2**28
 # Most searches need three fresh children within a few seconds, or one more.
 _SPARES = 2
@@ -78,22 +78,17 @@ class TrialRunner:
         return self._budget_bytes
 
     def run(self, batch_size: int) -> Trial:
-        """Train at a batch size, once more if that failed and other processes took the memory."""
+        """Train at a batch size; note if it failed and other processes have taken memory."""
         trial = self._try(batch_size)
-        if trial.status == "too_big" and self._taken_bytes():
-            trial = self._try(batch_size)
-            if trial.status == "too_big" and (taken_bytes := self._taken_bytes()):
-                self.is_crowded = True
-                others = f"another process has taken {gibibytes(taken_bytes)}"
-                trial = replace(trial, reason=f"{trial.reason}; {others}")
+        taken_bytes = self._free_bytes - free_bytes_of(self.device)
+        if trial.status == "too_big" and taken_bytes > max(
+            _CROWDED_BYTES, _CROWDED_SHARE * self.budget_bytes()
+        ):
+            self.is_crowded = True
+            others = f"another process has taken {gibibytes(taken_bytes)}"
+            trial = replace(trial, reason=f"{trial.reason}; {others}")
         self.emit(trial)
         return trial
-
-    def _taken_bytes(self) -> int:
-        """Return what other processes have taken since the search began, 0 if it is little."""
-        taken_bytes = self._free_bytes - free_bytes_of(self.device)
-        least = max(_CROWDED_BYTES, _CROWDED_SHARE * self.budget_bytes())
-        return taken_bytes if taken_bytes >= least else 0
 
     def _try(self, batch_size: int) -> Trial:
         """Train in the child that trained before unless it failed."""

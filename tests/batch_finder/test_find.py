@@ -28,6 +28,7 @@ from finetune.devices.base import BatchShapes
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import BatchDoesNotFit
 from finetune.events import Event, Info, Trial, WarningMessage, ignore
+from finetune.files import WRITTEN_BY
 
 __all__ = ["runner"]
 CASE = tiny_case()
@@ -57,7 +58,7 @@ def cache(runner: SimulatedRunner, tmp_path: Path) -> Path:
     folder = tmp_path / "batches"
     found, sizes = find_in(folder)
     assert len(sizes) == len(found.trials) > 1
-    assert (found.max_verified, found.first_failed) == (125, 126)
+    assert (found.max_verified, found.first_failed) == (124, 126)
     return folder
 
 
@@ -71,9 +72,9 @@ def test_the_second_search_is_one_trial_with_the_same_result(cache: Path) -> Non
     first = found_in(cache)
     found, sizes = find_in(cache)
     assert sizes == [first["recommended"]]
-    assert json.loads(json.dumps(dataclasses.asdict(found))) == first
+    assert json.loads(json.dumps(dataclasses.asdict(found) | WRITTEN_BY)) == first
     assert found.budget_bytes == 8 * GIB
-    assert found.peak_bytes == SimulatedMachine().peak_bytes(125)
+    assert found.peak_bytes == SimulatedMachine().peak_bytes(124)
 
 
 @pytest.mark.parametrize(
@@ -220,9 +221,9 @@ def test_a_whole_model_has_one_search(runner: SimulatedRunner) -> None:
     result = search_parts(emitted, stores_features=False)
     assert [case.part for case in runner.cases] == ["whole"]
     assert messages(emitted) == ["searching on cpu: head, 16 tokens"]
-    assert (result.max_verified, result.first_failed, result.stores_features) == (125, 126, False)
+    assert (result.max_verified, result.first_failed, result.stores_features) == (124, 126, False)
     assert (result.features_batch, result.budget_bytes) == (None, 8 * GIB)
-    assert result.peak_bytes == SimulatedMachine().peak_bytes(125)
+    assert result.peak_bytes == SimulatedMachine().peak_bytes(124)
     assert (result.device, result.mode, result.padded_length) == ("cpu", "head", 16)
 
 
@@ -264,6 +265,6 @@ def test_a_model_that_can_not_be_split_is_searched_as_a_whole(runner: SimulatedR
     emitted: list[Event] = []
     result = search_parts(emitted)
     assert [case.part for case in runner.cases] == ["features", "whole"]
-    assert (result.max_verified, result.stores_features) == (125, False)
+    assert (result.max_verified, result.stores_features) == (124, False)
     [warning] = [one for one in emitted if isinstance(one, WarningMessage)]
     assert "can't be split off: the whole model runs at every step" in warning.message
