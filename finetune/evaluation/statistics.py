@@ -141,20 +141,6 @@ def measure_calibration(
     return Calibration(task.temperature, compare(*validation), compare(*test))
 
 
-def coverage_curve(
-    confidences: Floats, is_right: NDArray[np.bool_]
-) -> tuple[Floats, NDArray[Any], NDArray[Any]]:
-    """Return rows accepted and right when abstaining below a confidence, which is given first.
-
-    Confidences descend, each that occurs once, [points]: rows of one confidence are accepted
-    together. El-Yaniv and Wiener, On the Foundations of Noise-free Selective Classification, 2010.
-    """
-    order = np.argsort(-confidences, kind="stable")
-    ordered = np.asarray(confidences, np.float64)[order]
-    last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))
-    return ordered[last], last + 1, np.cumsum(is_right[order])[last]
-
-
 def threshold_for_precision(
     confidences: Floats, is_right: NDArray[np.bool_], *, precision: float
 ) -> float | None:
@@ -163,11 +149,13 @@ def threshold_for_precision(
     The precision minus one standard error (Wilson's) is at least the target. The margin makes up
     for choosing among many thresholds on the same rows: without it the precision on other rows is
     below the target about half the time (``tests/evaluation``). Precision 0.95 takes 19 right
-    predictions of 19. None if no confidence is high enough.
+    predictions of 19. None if no confidence is high enough. El-Yaniv and Wiener, On the Foundations
+    of Noise-free Selective Classification, 2010.
     """
-    if not len(confidences):
-        return None
-    thresholds, accepted, right = coverage_curve(confidences, is_right)
-    low, _ = wilson_interval(right, accepted, errors=ERRORS_OF_MARGIN)
+    order = np.argsort(-confidences, kind="stable")
+    ordered = np.asarray(confidences, np.float64)[order]
+    # Rows of one confidence are accepted together.
+    last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True)[: len(order)])
+    low, _ = wilson_interval(np.cumsum(is_right[order])[last], last + 1, errors=ERRORS_OF_MARGIN)
     good = np.flatnonzero(low >= precision)
-    return float(thresholds[good[-1]]) if len(good) else None
+    return float(ordered[last[good[-1]]]) if len(good) else None

@@ -39,11 +39,8 @@ def draw_inference(results: BenchResults) -> list[Chart]:
     lines = []
     for device in dict.fromkeys(row.device for row in timed):
         rows = [row for row in timed if row.device == device]
-        lowest, highest, medians = (
-            [(row.rows, 1e3 * value(row.seconds)) for row in rows]
-            for value in (min, max, statistics.median)
-        )
-        lines.append(Series(device, medians, band=[*lowest, *reversed(highest)]))
+        medians = [(row.rows, 1e3 * statistics.median(row.seconds)) for row in rows]
+        lines.append(Series(device, medians))
     crossovers = [
         Series(f"{row.device} is faster from {row.rows} on", [(row.rows, ANY)], "guide")
         for row in timed

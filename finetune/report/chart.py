@@ -35,16 +35,14 @@ def in_percent(fraction: float) -> str:
 class Series:
     """A line, dots, bars, or a guide: a thin line to compare others with.
 
-    The points of bars are their left edges and heights. A band is the outline of an area in the
-    colour of the series, such as its range. A guide of one point, with ANY in the place of a
-    number, crosses the chart.
+    The points of bars are their left edges and heights. A guide of one point, with ANY in the place
+    of a number, crosses the chart.
     """
 
     name: str
     points: Points
-    kind: Literal["line", "dots", "bars", "guide", "band"] = "line"
+    kind: Literal["line", "dots", "bars", "guide"] = "line"
     bar_width: float = 0.0
-    band: Points = ()
 
 
 @dataclass(frozen=True)
@@ -130,16 +128,15 @@ class Chart:
 
     @property
     def up(self) -> Scale:
-        heights = [y for series in self.series for _, y in (*series.points, *series.band)]
+        heights = [y for series in self.series for _, y in series.points]
         return Scale.of(self.y, heights, HEIGHT - BOTTOM, TOP)
 
     @property
     def paths(self) -> list[tuple[str, str]]:
-        """Each series as classes and data of an SVG path, with its band and marks of few points."""
+        """Each series as classes and data of an SVG path, with marks of few points."""
         paths = []
         for number, series in enumerate(self.series, start=1):
-            shapes = [replace(series, kind="band", points=series.band)] if series.band else []
-            shapes.append(series)
+            shapes = [series]
             if series.kind == "line" and len(series.points) <= MAX_MARKED_POINTS:
                 shapes.append(replace(series, kind="dots"))
             paths += [(f"{shape.kind} series-{number}", self._path(shape)) for shape in shapes]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune.config.schema import OPTIONS, Config
-from finetune.evaluation.statistics import Calibration, coverage_curve, measure_reliability
+from finetune.evaluation.statistics import Calibration, measure_reliability
 from finetune.files import write_text_atomically
 from finetune.report.chart import Axis, Chart, Points, Series, chart_of, in_percent
 from finetune.report.templates import TEMPLATES, remove_folders, without_folder
@@ -34,8 +34,6 @@ Rows = Sequence[Mapping[str, Any]]
 SHOWN_PROBABILITIES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
 # The style sheet has colours for three.
 MAX_CURVES = 3
-# The accuracy of fewer rows is mostly chance.
-MIN_ROWS_OF_ACCURACY = 10
 
 
 class Part(NamedTuple):
@@ -83,7 +81,7 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
         classes=Part((), test.table),
         mistakes=Part((), mistakes),
         probabilities=show_probabilities(results.calibration, probabilities, is_right),
-        coverage=show_coverage(probabilities, is_right) if rows_of_one_class else Part(),
+        coverage=Part((), tabulate_coverage(probabilities, is_right)),
         speed=speed,
         stages=Part((), tabulate_stages(results.stage_seconds)),
         lengths=show_lengths(details.lengths),
@@ -132,37 +130,24 @@ def show_probabilities(
     calibration: Calibration | None, probabilities: NDArray[Any], is_right: NDArray[np.bool_]
 ) -> Part:
     """Return the reliability diagram, before and after calibration if the run has calibrated."""
-    measured, cells = {}, []
+    measured = {}
     if calibration:
-        splits = {"validation": calibration.validation, "test": calibration.test}
         measured = {f"{when} scaling": own.reliability for when, own in calibration.test.items()}
-        cells = [
-            (f"{split}, {when} scaling", percent(scores.reliability.ece, digits=2),
-             f"{scores.loss:.4f}")
-            for split, both in splits.items()
-            for when, scores in both.items()
-        ]  # fmt: skip
     elif len(is_right):
         measured = {"test rows": measure_reliability(probabilities, is_right)}
-        cells = [("test", percent(measured["test rows"].ece, digits=2), "–")]
     series = [
         Series(name, [(group.confidence, group.accuracy) for group in reliability.bins])
         for name, reliability in measured.items()
     ]
     series.append(Series("perfect", [(0.0, 0.0), (1.0, 1.0)], "guide"))
     axes = (Axis(name, 0.0, 1.0, in_percent) for name in ("probability", "accuracy"))
-    table = Table("Calibration", ("rows", "ECE", "loss"), cells)
+    cells = [(name, percent(own.ece, digits=2)) for name, own in measured.items()]
+    table = Table("Calibration", ("test split", "ECE"), cells)
     return Part(chart_of("Accuracy by probability", series, *axes), table)
 
 
-def show_coverage(probabilities: NDArray[Any], is_right: NDArray[np.bool_]) -> Part:
+def tabulate_coverage(probabilities: NDArray[Any], is_right: NDArray[np.bool_]) -> Table:
     """Return the accuracy on rows that are predicted with at least some probability."""
-    _, accepted, right = coverage_curve(probabilities, is_right)
-    points = zip(accepted / len(is_right), right / accepted, strict=True)
-    first = int(np.searchsorted(accepted, MIN_ROWS_OF_ACCURACY))
-    coverage = Axis("coverage, most probable first", low=0.0, high=1.0, show=in_percent)
-    accuracy = Axis("accuracy", high=1.0, show=in_percent)
-    series = Series("accuracy", [*points][first:])
     cells = []
     for lowest in SHOWN_PROBABILITIES:
         covered = is_right[probabilities >= lowest]
@@ -171,8 +156,7 @@ def show_coverage(probabilities: NDArray[Any], is_right: NDArray[np.bool_]) -> P
             interval = format_interval(mean, rows)
             cells.append((percent(lowest), fraction, str(rows), percent(mean), interval))
     columns = ("lowest probability", "coverage", "rows", "accuracy", "95% interval")
-    table = Table("Accuracy from a probability on", columns, cells, text_columns=0)
-    return Part(chart_of("Accuracy by coverage", [series], coverage, accuracy), table)
+    return Table("Accuracy from a probability on", columns, cells, text_columns=0)
 
 
 def show_speed(results: RunResults, journal: Rows) -> Part:
@@ -197,10 +181,10 @@ def show_speed(results: RunResults, journal: Rows) -> Part:
     return Part(charts, Table("Speed and memory", ("measure", "value"), rows))
 
 
-def tabulate_stages(stage_seconds: Mapping[str, float]) -> Table | None:
+def tabulate_stages(stage_seconds: Mapping[str, float]) -> Table:
     """Return the seconds of the stages, up to the report."""
     rows = [(name, f"{seconds:,.1f}") for name, seconds in stage_seconds.items()]
-    return Table("Time", ("stage", "seconds"), rows) if rows else None
+    return Table("Time", ("stage", "seconds"), rows)
 
 
 def show_lengths(lengths: Mapping[str, TextLengths]) -> Part:

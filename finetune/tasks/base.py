@@ -13,6 +13,7 @@ from finetune.events import Emit, Info
 from finetune.tasks.labels import flat_values, map_values, sort_classes
 from finetune.tasks.metrics import (
     METRICS,
+    MULTI,
     Metric,
     Needs,
     ProblemType,
@@ -190,9 +191,14 @@ class Task(ABC):
         return map_values(column, self.class_names.__getitem__) if self.class_names else column
 
     @property
-    @abstractmethod
     def feature(self) -> Any:
         """The type of the column ``label`` in a ``Dataset``."""
+        from datasets import ClassLabel, List, Value
+
+        if not self.class_names:
+            return Value("float64")
+        classes = ClassLabel(names=list(self.class_names))
+        return List(classes) if self.problem_type == MULTI else classes
 
     @abstractmethod
     def labels(self, column: "Column") -> Labels:

@@ -93,12 +93,6 @@ class Multi(Task):
         arrow_type = pyarrow.list_(pyarrow.string())
         return [map_values(column, name, arrow_type=arrow_type) for column in columns]
 
-    @property
-    def feature(self) -> Any:
-        from datasets import ClassLabel, List
-
-        return List(ClassLabel(names=list(self.class_names)))
-
     def labels(self, column: "Column") -> Indicators:
         import pyarrow.compute as pc
 

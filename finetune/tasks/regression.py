@@ -52,12 +52,6 @@ class Regression(Task):
     def of_labels(cls, labels: "Column", *, names: Sequence[str] | None = None) -> Self:
         return cls()
 
-    @property
-    def feature(self) -> Any:
-        from datasets import Value
-
-        return Value("float64")
-
     def labels(self, column: "Column") -> NDArray[np.float32]:
         return np.asarray(column.to_numpy(), np.float32)
 

@@ -41,12 +41,6 @@ class Single(Task):
         classes = name_classes(distinct_values(columns))
         return [map_values(column, lambda label: classes[label] or None) for column in columns]
 
-    @property
-    def feature(self) -> Any:
-        from datasets import ClassLabel
-
-        return ClassLabel(names=list(self.class_names))
-
     def labels(self, column: "Column") -> ClassNumbers:
         return np.asarray(column.to_numpy())
 

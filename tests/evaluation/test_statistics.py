@@ -5,7 +5,6 @@ from numpy.typing import NDArray
 from finetune.evaluation.statistics import (
     Interval,
     bootstrap,
-    coverage_curve,
     difference_interval,
     mcnemar_p_value,
     mean_interval,
@@ -71,10 +70,9 @@ def test_probabilities_that_are_right_have_almost_no_calibration_error() -> None
 
 
 def test_rows_of_one_confidence_are_accepted_together() -> None:
-    confidences = np.array([0.5, 0.9, 0.5, 0.7], np.float32)
-    found, accepted, right = coverage_curve(confidences, np.array([False, True, True, True]))
-    assert found == pytest.approx([0.9, 0.7, 0.5])
-    assert (accepted.tolist(), right.tolist()) == ([1, 2, 4], [1, 2, 3])
+    confidences = np.repeat([0.9, 0.8], [30, 60])
+    is_right = np.arange(90) < 60  # the first half of those of 0.8
+    assert threshold_for_precision(confidences, is_right, precision=0.9) == 0.9
 
 
 def test_predictions_from_the_threshold_on_have_the_precision() -> None:

@@ -1,7 +1,6 @@
 import re
 from dataclasses import replace
 
-import pytest
 from bench.example_results import example_results
 from report.test_page import Page
 
@@ -31,16 +30,13 @@ def test_a_page_of_a_bench_that_was_quick_or_stopped_says_so() -> None:
     assert "rows are missing" in page.text
 
 
-def test_a_chart_shows_from_where_on_a_device_is_faster_and_the_range_of_its_timings() -> None:
+def test_a_chart_shows_from_where_on_a_device_is_faster() -> None:
     [chart] = draw_inference(example_results())
     cpu, gpu, crossover = chart.series
     assert [one.name for one in (cpu, gpu, crossover)] == [
         *("cpu", "gpu", "gpu is faster from 8 on")
     ]
     assert cpu.points == [(1, 10.0), (8, 80.0), (64, 600.0)]
-    sizes, milliseconds = zip(*cpu.band, strict=True)
-    assert sizes == (1, 8, 64, 64, 8, 1)
-    assert milliseconds == pytest.approx((9, 72, 540, 720, 96, 12))
     assert crossover.points == [(8, ANY)]
 
 
