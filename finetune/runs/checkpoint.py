@@ -9,6 +9,7 @@ A folder gets its final name when it is complete, so that whenever a process is 
 shows whether its files are what was written.
 """
 
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from concurrent import futures
@@ -56,9 +57,10 @@ Checkpoint = tuple[Mapping[str, Tensors], Mapping[str, Any]]
 class Checkpoints:
     """The checkpoints of a run: what resuming needs, and the best model so far.
 
-    Training waits for a copy in the machine's memory, which a thread writes; where there is no room
-    for a copy, it waits until all is written. What can't be written, on a full disk for example,
-    gives a warning and is tried again at the next saving.
+    Training waits for a copy in the machine's memory, which a thread writes. A copy that is due
+    while another is written waits in memory, until a newer one takes its place. Where there is no
+    room for a copy, training waits until all is written. What can't be written, on a full disk for
+    example, gives a warning and is tried again at the next saving.
 
     The order on the disk is journal, best model, checkpoint: each refers only to what is there.
     Only the main process reads and writes; all call each method.
@@ -80,16 +82,20 @@ class Checkpoints:
         self._unwritten_best: tuple[int, Tensors] | None = None
         self._writer = futures.ThreadPoolExecutor(max_workers=1)
         self._writing: futures.Future[None] | None = None
-        # A step and its checkpoint, not to be written unless the run fails to finish.
+        self._lock = threading.Lock()  # of the best model, which the thread drops
+        # A step and its checkpoint, which is written if the run stops or fails before a newer one.
         self.held: tuple[int, Checkpoint] | None = None
         self._saved_at, self._seconds = time.monotonic(), EXPECTED_SECONDS
 
     def is_due(self) -> bool:
         """Return whether one more takes at most its share of the time since the last."""
-        if self._writing and not self._writing.done():
+        if self._is_writing():
             return False
         needed = max(MIN_SECONDS_BETWEEN, self._seconds / MAX_TIME_SHARE)
         return self.processes.is_main and time.monotonic() - self._saved_at >= needed
+
+    def _is_writing(self) -> bool:
+        return self._writing is not None and not self._writing.done()
 
     def wait(self) -> None:
         """Wait for what is being written, and report what can't be."""
@@ -106,13 +112,16 @@ class Checkpoints:
         """Keep the trained parameters as those of the best model; the next saving writes them."""
         if not self.processes.is_main:
             return
-        self.wait()
         tensors = trained_tensors(training_state)
-        self._unwritten_best = progress.steps, tensors
         if not _fits_in_memory({"model": tensors}):
+            self.wait()
+            self._unwritten_best = progress.steps, tensors
             self._write_beside(progress.steps, None, waits=True)
-        if self._unwritten_best is not None:
-            self._unwritten_best = progress.steps, _copy(tensors)
+            if self._unwritten_best is None:
+                return
+        best = progress.steps, _copy(tensors)
+        with self._lock:
+            self._unwritten_best = best
 
     def load_best(self, training_state: TrainingState, progress: Progress) -> None:
         """Copy the best model's parameters back, in place; where that is lost, keep the last."""
@@ -147,7 +156,8 @@ class Checkpoints:
 
         Without ``writes`` it is held in memory, where there is room.
         """
-        self.wait()
+        if not self._is_writing():
+            self.wait()
         started = time.monotonic()
         tensors, state = capture_state(training_state, progress)
         if not self.processes.is_main:
@@ -156,34 +166,46 @@ class Checkpoints:
             # No step is left that needs it.
             tensors["optimizer"] = {}
         state["options"] = self.options
+        self.held = None
         if fits := _fits_in_memory(tensors):
             tensors = {group: _copy(named) for group, named in tensors.items()}
-        if fits and not writes:
+        else:
+            self.wait()
+        if fits and (self._is_writing() or not writes):
             self.held = progress.steps, (tensors, state)
             return
         self._write_beside(progress.steps, (tensors, state), waits=not fits, started=started)
 
     def write_held(self) -> None:
-        """Write the checkpoint that is held in memory, if there is one."""
+        """Write the checkpoint that is held in memory, if there is one, after the one before."""
+        self.wait()
         if self.held:
             (step, checkpoint), self.held = self.held, None
             self._write_beside(step, checkpoint, waits=True)
+
+    def close(self) -> None:
+        """Drop what is held, and wait for what is being written: the run needs neither."""
+        self.held = None
+        if self._writing:
+            futures.wait([self._writing])
 
     def _write_beside(
         self, step: int, checkpoint: Checkpoint | None, *, waits: bool, started: float | None = None
     ) -> None:
         """Write in the thread the best model if that is still to do, then a checkpoint."""
-        parent = self.folder.checkpoints_folder
+        parent, best = self.folder.checkpoints_folder, self._unwritten_best
 
         def write() -> None:
             # After a power cut the journal has all rows up to the checkpoint.
             flush_to_disk(self.folder.metrics_file)
             needed = set[Path]()
-            if self._unwritten_best is not None:
-                best_step, best = self._unwritten_best
+            if best is not None:
+                best_step, parameters = best
                 needed.add(path := self._best(best_step))
-                self._replace(path, {"model": best}, {"steps": best_step})
-                self._unwritten_best = None
+                self._replace(path, {"model": parameters}, {"steps": best_step})
+                with self._lock:
+                    if self._unwritten_best is best:
+                        self._unwritten_best = None
             if checkpoint is not None:
                 tensors, state = checkpoint
                 self._replace(parent / f"step-{step}", tensors, state)

@@ -198,8 +198,9 @@ class Run:
                         self.training_state, self.progress, settings, solve=self.head.finish
                     )
             finally:
-                with clock("saving"):
-                    checkpoints.wait()
+                if not self._is_over():
+                    with clock("saving"):
+                        checkpoints.wait()
                 self._count_seconds()
             # If a rank exited now, the launcher would kill the main one before the last checkpoint
             # is on disk.
@@ -323,7 +324,7 @@ class Run:
             results = replace(results, stage_seconds=clock.take())
             write_json(folder.results_file, results.to_json())
             record_files(folder, [folder.results_file])
-            self.checkpoints.held = None
+            self.checkpoints.close()
             folder.delete_checkpoints()
         self.tracking.report(
             "test", results.test.metrics, step=self.progress.steps, epoch=results.training.epoch

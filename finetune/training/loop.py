@@ -122,10 +122,10 @@ def train(
             _validate(state, progress, settings)
         processes.barrier()  # the main process may take its time to keep the best model
         stops = settings.should_stop()
-        if stops or (settings.saves == "epoch" and is_epoch_over()) or is_save_due():
+        if is_training_over() and not stops:
+            save(writes=False)  # the finished run takes its place
+        elif stops or (settings.saves == "epoch" and is_epoch_over()) or is_save_due():
             save()
-        elif is_training_over():
-            save(writes=False)
         if stops:
             break
     if is_training_over():
