@@ -14,6 +14,7 @@ import click
 
 from finetune.commands import flags
 from finetune.commands.console import show_table
+from finetune.config.schema import Share
 from finetune.data.stream import Row, read_lines
 from finetune.devices import DeviceName
 from finetune.distributed.launch import read_launch
@@ -46,8 +47,8 @@ def predict(
     *,
     device: DeviceName = "auto",
     all_scores: bool = False,
-    min_confidence: float | None = None,
-    target_precision: float | None = None,
+    min_confidence: Share | None = None,
+    target_precision: Share | None = None,
     emit: Emit = ignore,
 ) -> "list[Prediction]":
     """Classify texts, as ``finetune predict`` does.
@@ -188,12 +189,12 @@ def read_texts(
 @click.option("--all-scores", is_flag=True, help="Give the probability of each class.")
 @click.option(
     "--min-confidence",
-    type=float,
+    type=click.FloatRange(0, 1),
     help="Abstain on texts whose probability is lower, such as 0.9.",
 )
 @click.option(
     "--target-precision",
-    type=float,
+    type=click.FloatRange(0, 1),
     help="Abstain on texts below the probability from which on, on the run's validation "
     "rows, predictions of their class have this precision, such as 0.95.",
 )

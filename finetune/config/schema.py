@@ -14,7 +14,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from finetune.config.mode import HeadName, Mode
 from finetune.devices import DeviceName, Precision, PrecisionName
-from finetune.tokenization.long_texts import Aggregation, Handling, LongTexts
+from finetune.tokenization import Aggregation, Handling, LongTexts
 
 DEFAULT_BATCH_SIZE = 32
 HEAD_LEARNING_RATE = 5e-4
@@ -45,6 +45,7 @@ Tracker = Literal["none", "tensorboard", "trackio", "wandb", "mlflow"]
 Positive = Annotated[float, Gt(0.0), Le(1e6)]
 Amount = Annotated[float, Ge(0.0), Le(1e6)]
 Fraction = Annotated[float, Ge(0.0), Lt(1.0)]
+Share = Annotated[float, Ge(0.0), Le(1.0)]
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ class TrainingConfig:
         trainer_names=("epochs",),
     )
     max_steps: Count | None = _option(None, "Stop after N steps, not after epochs.")
-    warmup_fraction: Annotated[float, Ge(0.0), Le(1.0)] = _option(
+    warmup_fraction: Share = _option(
         0.1,
         "Fraction of the steps in which the learning rate rises.",
         trainer_names=("warmup_steps",),

@@ -32,10 +32,10 @@ from finetune.model.shape import count_positions
 from finetune.model.source import ModelSource, find_model, silence_transformers
 from finetune.model.structure import Structure, find_structure
 from finetune.tasks.base import PIPELINE, Task
+from finetune.tokenization import TRUNCATED, LongTexts
 from finetune.tokenization.buckets import choose_padded_lengths
 from finetune.tokenization.encode import EncodedTexts, encode_texts
 from finetune.tokenization.examples import ModelInputs, inputs_of_texts
-from finetune.tokenization.long_texts import TRUNCATED, LongTexts
 
 if TYPE_CHECKING:
     from finetune.tokenization.encode import Texts

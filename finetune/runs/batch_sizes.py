@@ -8,6 +8,7 @@ from dataclasses import replace
 from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.find import Search, find
 from finetune.batch_finder.search import SearchResult
+from finetune.config.schema import change_options
 from finetune.devices.batch_size import BatchSize
 from finetune.errors import BatchDoesNotFit
 from finetune.events import Emit, Info, stage
@@ -58,9 +59,8 @@ def with_batch_sizes(preparation: Preparation, *, emit: Emit) -> Preparation:
         subject += ", with gradient checkpointing" * case.gradient_checkpointing
         trials = {str(trial.batch_size): trial.examples_per_second for trial in result.trials}
         speeds = {size: speed for size, speed in trials.items() if speed}
-        note, failed = "", result.first_failed
-        if failed:
-            note = f"{failed} does not fit into {result.budget_bytes / 2**30:.1f} GiB"
+        note = f"{result.first_failed} does not fit into {result.budget_bytes / 2**30:.1f} GiB"
+        note *= result.first_failed is not None
         size = str(result.recommended)
         choices.append(AutoTunedOption(subject, size, "examples/s", speeds, note))
         return result
@@ -98,15 +98,13 @@ def with_batch_sizes(preparation: Preparation, *, emit: Emit) -> Preparation:
         emit(Info(f"batch size: {training}, and {evaluation} without gradients"))
     if checkpointing:
         enable_gradient_checkpointing(text_model.model, device)
-    options = replace(
-        options,
-        batch_size=training,
-        effective_batch_size=preparation.plan.effective_batch_size,
-        eval_batch_size=evaluation,
-        gradient_checkpointing=checkpointing,
-    )
-    found_sizes = replace(preparation, config=replace(config, training=options))
-    return found_sizes.with_choices(*choices)
+    sizes = {
+        "batch_size": training,
+        "effective_batch_size": preparation.plan.effective_batch_size,
+        "eval_batch_size": evaluation,
+        "gradient_checkpointing": checkpointing,
+    }
+    return replace(preparation, config=change_options(config, sizes)).with_choices(*choices)
 
 
 def _search_both_ways(
@@ -125,11 +123,5 @@ def _search_both_ways(
     emit(Info("searching again, with gradient checkpointing"))
     other = search(replace(case, gradient_checkpointing=True))
     is_on = size == 0 or other.examples_per_second >= FASTER * speed
-    emit(
-        Info(
-            f"gradient checkpointing: {'on' if is_on else 'off'}, with it the batch size is "
-            f"{other.recommended} instead of {size}, at {other.examples_per_second:.3g} instead "
-            f"of {speed:.3g} examples/s"
-        )
-    )
+    emit(Info(f"gradient checkpointing: {'on' if is_on else 'off'}"))
     return other.recommended if is_on else size, is_on

@@ -54,19 +54,16 @@ def encode_rows(
         windows=inputs.windows,
         truncated_texts=sum(part.truncated_texts for part in encoded),
     )
-    hints = ["raise --max-length"] if text_model.max_tokens > config.model.max_length else []
-    if texts.pairs is None:
-        hints.append("read all of it with --long-texts windows")
-    _report_long_texts(examples, split, " or ".join(hints) or "shorten them", emit=emit)
-    unknown_tokens = sum(part.count(text_model.tokenizer.unk_token_id) for part in encoded)
-    advice = suggest_model(
-        text_model.tokenizer,
-        texts.joined,
-        unknown_tokens=unknown_tokens,
-        tokens=int(examples.lengths.sum()),
-    )
-    if advice and split == "train":
-        emit(WarningMessage(advice.finding, remedy=advice.remedy))
+    hint = "read all of it with --long-texts windows" if texts.pairs is None else "shorten them"
+    if config.model.max_length < text_model.max_tokens:
+        hint = f"raise --max-length or {hint}"
+    _report_long_texts(examples, split, hint, emit=emit)
+    if split == "train":
+        tokenizer, tokens = text_model.tokenizer, int(examples.lengths.sum())
+        unknown = sum(part.count(tokenizer.unk_token_id) for part in encoded)
+        advice = suggest_model(tokenizer, texts.joined, unknown_tokens=unknown, tokens=tokens)
+        if advice:
+            emit(WarningMessage(advice.finding, remedy=advice.remedy))
     return examples
 
 

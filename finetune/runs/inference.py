@@ -70,25 +70,21 @@ def find_lowest_probabilities(
 
     It is infinite for classes with too little evidence, of which a warning tells.
     """
-    options = {"--min-confidence": min_confidence, "--target-precision": target_precision}
-    given = [(option, value) for option, value in options.items() if value is not None]
-    if not given:
+    if min_confidence is None and target_precision is None:
         return None
-    if len(given) > 1:
-        raise UsageError(f"both {' and '.join(options)} were given", remedy="give one of them")
-    [(option, limit)] = given
-    if not 0 <= limit <= 1:
+    if min_confidence is not None and target_precision is not None:
         raise UsageError(
-            f"{option} is {limit:g}", remedy="give a fraction from 0 to 1, such as 0.95"
+            "both --min-confidence and --target-precision were given", remedy="give one of them"
         )
     task = folder.read_task()
     if not task.can_abstain:
+        option = "--min-confidence" if target_precision is None else "--target-precision"
         raise UsageError(
             f"a model of --task {task.name} does not give one label with a probability",
             remedy=f"leave out {option}",
         )
     if target_precision is None:
-        return dict.fromkeys(task.class_names, limit)
+        return dict.fromkeys(task.class_names, min_confidence or 0.0)
     if not folder.confidences_file.is_file():
         raise UsageError(
             f"the run in {folder.path} has kept no confidences of validation rows",
@@ -101,20 +97,17 @@ def find_lowest_probabilities(
             f"{name} ({len(of_class['is_right']):,} rows)": threshold_for_precision(
                 np.array(of_class["probabilities"], float),
                 np.array(of_class["is_right"], bool),
-                precision=limit,
+                precision=target_precision,
             )
             for name, of_class in rows.items()
         }
 
     thresholds = folder.read(folder.confidences_file, parse)
     reached = ", ".join(f"{name} {low:.3f}" for name, low in thresholds.items() if low is not None)
-    emit(Info(f"lowest probability for precision {limit:g}: {reached or 'none'}"))
+    emit(Info(f"lowest probability for precision {target_precision:g}: {reached or 'none'}"))
     if missed := ", ".join(name for name, low in thresholds.items() if low is None):
-        emit(
-            WarningMessage(
-                f"too few right validation rows for precision {limit:g}, always abstains: {missed}",
-                remedy="lower --target-precision, or train with more validation rows",
-            )
-        )
+        message = "always abstains, as too few validation rows are right"
+        remedy = "lower --target-precision, or train with more validation rows"
+        emit(WarningMessage(f"{message}: {missed}", remedy=remedy))
     lowest = (math.inf if low is None else low for low in thresholds.values())
     return dict(zip(task.class_names, lowest, strict=True))

@@ -10,17 +10,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import TypeAdapter
+
 from finetune.devices.mps.power import power_facts
 from finetune.errors import DataDiffers, NotARun
 from finetune.files import write_json
 from finetune.runs.folder import RunFolder
+from finetune.runs.results import AutoTunedOption
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
     from finetune.data.dataset import LoadedData
     from finetune.runs.preparation import Preparation
-    from finetune.runs.results import AutoTunedOption
     from finetune.tasks.base import Task
 
 SCHEMA_VERSION = 1
@@ -74,8 +76,6 @@ class Manifest:
     @classmethod
     def read(cls, folder: RunFolder) -> "Manifest":
         """Return the manifest of a run, an empty one for a copy of its model and configuration."""
-        from pydantic import TypeAdapter
-
         if not folder.manifest_file.exists():
             return cls({}, {}, {})
         return folder.read(folder.manifest_file, TypeAdapter(cls).validate_python)
@@ -137,17 +137,12 @@ def write_environment(folder: RunFolder, preparation: "Preparation") -> None:
     write_json(folder.environment_file, environment)
 
 
-def read_environment(folder: RunFolder) -> "tuple[int | None, Sequence[AutoTunedOption]]":
+def read_environment(folder: RunFolder) -> tuple[int | None, Sequence[AutoTunedOption]]:
     """Return the CPU threads of a run, and what it has chosen by measurements, as far as known."""
-    from pydantic import TypeAdapter
-
-    from finetune.runs.results import AutoTunedOption
-
+    choices = TypeAdapter(list[AutoTunedOption]).validate_python
     with suppress(NotARun):
-        choices = TypeAdapter(list[AutoTunedOption]).validate_python
         return folder.read(
-            folder.environment_file,
-            lambda content: (int(content["threads"]), choices(content["choices"])),
+            folder.environment_file, lambda one: (int(one["threads"]), choices(one["choices"]))
         )
     return None, ()
 

@@ -93,18 +93,16 @@ def plan_training(
 ) -> TrainingPlan:
     """Work out a run's steps, with the defaults that depend on model, mode and device."""
     options, mode = config.training, config.model.mode
-    steps_per_epoch = math.ceil(len(examples["train"].labels) / options.examples_per_step)
+    rows, examples_per_step = len(examples["train"].labels), options.examples_per_step
+    steps_per_epoch = math.ceil(rows / examples_per_step)
     values = mode_defaults(mode, steps_per_epoch=steps_per_epoch)
     given = {name: getattr(options, name) for name in vars(values)}
     values = replace(values, **{name: one for name, one in given.items() if one is not None})
-    if "validation" not in examples:
-        values = replace(values, early_stopping_patience=0)
     total_steps = options.max_steps or math.ceil(values.num_train_epochs * steps_per_epoch)
-    examples_per_step = options.examples_per_step
     if recipe.solves_head:
-        rows = len(examples["train"].labels)
         total_steps = count_steps(rows) if recipe.is_contrastive else 1
         examples_per_step = TEXTS_A_STEP if recipe.is_contrastive else rows
+    if recipe.solves_head or "validation" not in examples:
         values = replace(values, early_stopping_patience=0)
     learning_rate = options.learning_rate or default_learning_rate(
         mode, hidden_size=text_model.model.config.hidden_size, structure=text_model.structure

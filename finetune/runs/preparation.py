@@ -199,25 +199,23 @@ def prepare(
     processes = processes.on(device)
     several = f", {processes.count} processes" if processes.count > 1 else ""
     emit(Info(f"device: {device.name} ({device.description}){several}, precision {precision}"))
-    is_balanced = config.training.class_weights == "balanced"
+    training = config.training
     with stage("data", emit):
         data = load_splits(config.data, emit=emit)
         labels = data.task.labels(column_of(data.splits["train"], "label"))
         task = data.task.with_loss(
             labels,
-            is_balanced=is_balanced,
-            focal_gamma=config.training.focal_gamma if config.training.loss == "focal" else 0.0,
-            label_smoothing=config.training.label_smoothing,
+            is_balanced=training.class_weights == "balanced",
+            focal_gamma=training.focal_gamma if training.loss == "focal" else 0.0,
+            label_smoothing=training.label_smoothing,
         )
-        choose_metric(config.training.metric_for_best_model, task)
+        choose_metric(training.metric_for_best_model, task)
         recipe = choose_recipe(config, task, rows=len(labels), processes=processes.count)
     with stage("model", emit):
         text_model, recipe = load_for_training(config, recipe, task=task, device=device, emit=emit)
     if recipe.is_contrastive and "batch_size" not in (option_sources or {}):
         # A text is contrasted with those of its micro-batch.
         config = change_options(config, {"batch_size": TEXTS_A_STEP})
-    if is_balanced:
-        emit(Info("class weights: every class counts the same in the loss, instead of every row"))
     with stage("tokenize", emit):
         encode = partial(encode_rows, config=config, emit=emit, processes=processes)
         examples = {split: encode(rows, split, text_model) for split, rows in data.splits.items()}
@@ -235,17 +233,20 @@ def load_for_training(
     A recipe that the model does not allow is replaced by plain steps.
     """
     torch.manual_seed(config.training.seed)
+    # Of many rows a mean gains little in fine-tuning, and its layer takes time.
+    is_mean = recipe.solves_head and config.model.pooling == "auto"
+    pooling: Pooling = "mean" if is_mean else config.model.pooling
     text_model = load_model(
         config.model.model,
         revision=config.model.revision,
         task=task,
         from_scratch=config.model.from_scratch,
-        pooling=_pooling(config, recipe),
+        pooling=pooling,
         emit=emit,
     )
     if config.model.pooling == "mean" and text_model.pooling != "mean":
         raise no_mean(text_model.model)
-    if recipe.solves_head and text_model.pooling != _pooling(config, recipe):
+    if recipe.solves_head and text_model.pooling != pooling:
         emit(Info(f"pooling: cls, as {no_mean(text_model.model).message}"))
     mode, structure = config.model.mode, text_model.structure
     trained = trained_names(structure, mode=mode)
@@ -279,12 +280,6 @@ def _text_lengths(examples: Examples) -> TextLengths:
     windows = len(lengths) if examples.windows else None
     texts, cut = len(examples.labels), examples.truncated_texts
     return TextLengths(texts, windows, cut, median, p95, longest, bin_tokens, bins)
-
-
-def _pooling(config: Config, recipe: Recipe) -> Pooling:
-    # Of many rows a mean gains little in fine-tuning, and its layer takes time.
-    is_auto = config.model.pooling == "auto"
-    return "mean" if is_auto and recipe.solves_head else config.model.pooling
 
 
 def _absolute(source: str) -> str:

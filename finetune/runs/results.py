@@ -123,22 +123,18 @@ class RunResults:
     def validation_note(self) -> str:
         """The interval of the first validation metric, and which rows it is of."""
         assert self.validation
-        [value, *_], rows = self.validation.values, f"{self.validation.samples:,}"
-        note = f"on {rows} held-out rows"
+        value, rows = self.validation.values[0], self.validation.samples
+        note = f"on {rows:,} held-out rows"
         if self.validation_kind == "cross-validated":
-            note = f"cross-validated on {rows} training rows (output layer only)"
+            note = f"cross-validated on {rows:,} training rows (output layer only)"
         if not value.metric.is_proportion:
             return note
-        return f"95% interval {format_interval(value.value, self.validation.samples)}, {note}"
+        return f"95% interval {format_interval(value.value, rows)}, {note}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``all_results.json``, under the Trainer's names."""
         scores = {"eval": self.validation, "test": self.test}
-        named = {
-            f"{prefix}_{name}": value
-            for prefix, of_split in scores.items()
-            for name, value in (of_split.to_json() if of_split else {}).items()
-        }
+        of_splits = {split: one.to_json() for split, one in scores.items() if one}
         return {
             "schema_version": SCHEMA_VERSION,
             "task": self.task.name,
@@ -146,7 +142,11 @@ class RunResults:
             **asdict(self.training),
             "stage_seconds": self.stage_seconds,
             "details": asdict(self.details),
-            **named,
+            **{
+                f"{split}_{name}": one
+                for split, own in of_splits.items()
+                for name, one in own.items()
+            },
             "eval_kind": self.validation_kind,
             "calibration": self.calibration and asdict(self.calibration),
         }
@@ -162,18 +162,17 @@ def read_results(folder: RunFolder) -> RunResults:
             names = [name for name in content if name.startswith(prefix)]
             return Scores.from_json({name.removeprefix(prefix): content[name] for name in names})
 
-        has_validation = "eval_loss" in content
         return RunResults(
             task=task,
             facts=RunFacts(**{one.name: content[one.name] for one in fields(RunFacts)}),
             training=TypeAdapter(TrainingMetrics).validate_python(content),
             details=TypeAdapter(RunDetails).validate_python(content["details"]),
-            validation=scores("eval_") if has_validation else None,
+            validation=scores("eval_") if content["eval_kind"] else None,
             test=scores("test_"),
             output_dir=str(folder.path),
             calibration=TypeAdapter(Calibration | None).validate_python(content["calibration"]),
-            stage_seconds=content.get("stage_seconds", {}),
-            validation_kind=content.get("eval_kind", "held out" if has_validation else None),
+            stage_seconds=content["stage_seconds"],
+            validation_kind=content["eval_kind"],
         )
 
     return folder.read(folder.results_file, parse)
@@ -182,14 +181,11 @@ def read_results(folder: RunFolder) -> RunResults:
 def best_of(runs: Mapping[Name, RunResults], metric: str | None) -> Name | None:
     """Return the best run by a validation metric; None unless all have held-out rows."""
     scores = {
-        name: run.validation
+        name: selection_score(metric, run.task, run.validation)
         for name, run in runs.items()
         if run.validation and run.validation_kind == "held out"
     }
-    if not runs or len(scores) < len(runs):
-        return None
-    task = next(iter(runs.values())).task
-    return max(scores, key=lambda name: selection_score(metric, task, scores[name]))
+    return max(scores, key=scores.__getitem__) if scores and len(scores) == len(runs) else None
 
 
 @dataclass(frozen=True)

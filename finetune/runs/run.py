@@ -32,11 +32,11 @@ from finetune.runs.inference import write_confidences, write_inference
 from finetune.runs.journal import Journal, continue_journal
 from finetune.runs.manifest import Manifest, read_environment, restore_threads, write_environment
 from finetune.runs.preparation import Preparation
-from finetune.runs.results import RunResults, TrainingMetrics
+from finetune.runs.results import RunResults, TrainingMetrics, ValidationKind
 from finetune.runs.solved_head import HeadSolver
 from finetune.runs.tracking import Tracking, tracked
 from finetune.tasks.base import Labels, Task
-from finetune.tasks.metrics import choose_metric, selection_score, warn_unless_better
+from finetune.tasks.metrics import Scores, choose_metric, selection_score, warn_unless_better
 from finetune.training.contrastive import contrastive_losses
 from finetune.training.interruption import DistributedStopFlag, Stopped, stop_on_signal
 from finetune.training.loop import LoopSettings, ValidationResult, is_over, solve_at_once, train
@@ -179,7 +179,7 @@ class Run:
                 plan_epoch=plan.batches,
                 finish=self.head.finish if self.head and self._takes_steps else None,
                 validate=self._validate if self._validates else None,
-                save_best=self._save_best,
+                save_best=clock("saving")(partial(checkpoints.save_best, self.training_state)),
                 save_progress=self._save_checkpoint,
                 saves=output.saves,
                 save_steps=output.save_steps or DEFAULT_SAVE_STEPS,
@@ -237,23 +237,19 @@ class Run:
                 emit=self.emit,
             )
 
+    @clock("validation")
     def _validate(self) -> ValidationResult:
         task, name = self.preparation.task, self.config.training.metric_for_best_model
-        with clock("validation"):
-            scores = task.score(*self.predict("validation"))
+        scores = task.score(*self.predict("validation"))
         return ValidationResult(selection_score(name, task, scores), scores.metrics)
 
-    def _save_best(self, progress: Progress) -> None:
-        with clock("saving"):
-            self.checkpoints.save_best(self.training_state, progress)
-
+    @clock("saving")
     def _save_checkpoint(self, progress: Progress, writes: bool) -> None:
         self._count_seconds()
         # A checkpoint ahead of the journal would leave a gap in it after resuming.
-        with clock("saving"):
-            if self.processes.broadcast(self.emit.write):
-                is_over, state = self._is_over(), self.training_state
-                self.checkpoints.save(state, progress, is_over=is_over, writes=writes)
+        if self.processes.broadcast(self.emit.write):
+            is_over, state = self._is_over(), self.training_state
+            self.checkpoints.save(state, progress, is_over=is_over, writes=writes)
 
     def _is_over(self) -> bool:
         return is_over(
@@ -293,10 +289,13 @@ class Run:
                 write_inference(folder, self.config.model, max_tokens=text_model.max_tokens)
                 if validation:
                     write_confidences(folder, task, *validation)
-        estimated = None
-        if self.head and self.head.cross_validated is not None and not validation:
-            labels = self.examples["train"].labels
-            estimated = self.preparation.task.score(self.head.cross_validated, labels)
+        scores: Scores | None = None
+        kind: ValidationKind | None = None
+        if validation:
+            scores, kind = task.score(*validation), "held out"
+        elif self.head and self.head.cross_validated is not None:
+            labels, kind = self.examples["train"].labels, "cross-validated"
+            scores = self.preparation.task.score(self.head.cross_validated, labels)
         with stage("test", emit):
             test = self.predict("test")
         results = RunResults(
@@ -304,10 +303,10 @@ class Run:
             facts=preparation.facts,
             training=self._training_metrics(peak_bytes),
             details=preparation.details,
-            validation=estimated or (task.score(*validation) if validation else None),
+            validation=scores,
             test=task.score(*test),
             calibration=measure_calibration(task, validation, test) if validation else None,
-            validation_kind="cross-validated" if estimated else "held out" if validation else None,
+            validation_kind=kind,
             output_dir=str(folder.path),
         )
         # Once the run counts as finished nothing more is said of it.

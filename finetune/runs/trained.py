@@ -54,9 +54,8 @@ class TrainedModel:
         place(text_model.model, chosen.torch_device)
         precision = options.precision
         if precision not in chosen.precisions:
-            message = f"{chosen.name} can't compute in {precision}, the precision of this run's "
-            remedy = "metrics and probabilities are computed in fp32 and may differ slightly"
-            emit(WarningMessage(f"{message}metrics", remedy=remedy))
+            message = f"{chosen.name} can't compute in {precision}, as the run did: fp32 takes its "
+            emit(WarningMessage(message + "place, and probabilities may differ slightly"))
             precision = "fp32"
         batch_size = BatchSize(options.eval_batch_size, "evaluation batch size", chosen, emit)
         predictor = Predictor(text_model.model, chosen, precision, batch_size, processes.on(chosen))

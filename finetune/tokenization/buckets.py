@@ -84,15 +84,12 @@ def plan_epoch(
     random = np.random.default_rng([seed, epoch])
     order = random.permutation(len(lengths))
     padded = np.asarray(padded_lengths)[np.searchsorted(padded_lengths, lengths)]
-    batches = []
     is_one_pool = len(padded_lengths) <= FEW_PADDED_LENGTHS
     pool_size = len(order) if is_one_pool else effective_batch_size * BATCHES_A_POOL
-    for start in range(0, len(order), pool_size):
-        pool = order[start : start + pool_size]
-        by_length = pool[np.argsort(-padded[pool], kind="stable")]
-        for first in range(0, len(by_length), effective_batch_size):
-            indices = by_length[first : first + effective_batch_size]
-            batches.append(Batch(indices, int(padded[indices].max())))
+    pools = np.arange(len(order)) // pool_size
+    by_length = order[np.lexsort((-padded[order], pools))]
+    slices = np.split(by_length, range(effective_batch_size, len(order), effective_batch_size))
+    batches = [Batch(indices, int(padded[indices].max())) for indices in slices]
     return [batches[index] for index in random.permutation(len(batches))]
 
 
@@ -113,13 +110,12 @@ def plan_evaluation(
 
     With the shapes of a device, a batch has as many as its frozen layers should read at once.
     """
-    order = np.argsort(-lengths, kind="stable")
+    left, size = np.argsort(-lengths, kind="stable"), batch_size
     batches: list[Batch] = []
-    start, size = 0, batch_size
-    while start < len(order):
-        padded_length = padded_lengths[bisect_left(padded_lengths, lengths[order[start]])]
+    while len(left):
+        padded_length = padded_lengths[bisect_left(padded_lengths, lengths[left[0]])]
         if shapes:
             size = shapes.extraction_examples(batch_size, padded_length=padded_length)
-        batches.append(Batch(order[start : start + size], padded_length))
-        start += size
+        batches.append(Batch(left[:size], padded_length))
+        left = left[size:]
     return batches

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune.errors import ConfigurationInvalid
-from finetune.events import Advance, Emit, Info, ignore
-from finetune.tokenization.long_texts import TRUNCATED, LongTexts
+from finetune.events import Advance, Emit, ignore
+from finetune.tokenization import TRUNCATED, LongTexts
 from finetune.tokenization.windows import Windows, head_and_tail
 
 if TYPE_CHECKING:
@@ -54,13 +54,18 @@ class EncodedTexts:
         """Tokens of each text or window, special ones included: int64 of shape [texts]."""
         return np.diff(self.offsets)
 
+    def count(self, token_id: int | None) -> int:
+        """Return how often a token id occurs."""
+        return int(np.count_nonzero(self.columns["input_ids"] == token_id))
+
     def to_arrays(self) -> dict[str, NDArray[np.int32]]:
         """Return everything that depends on the texts, as one-dimensional arrays."""
-        # A column of one value has one number in memory, and needs no more elsewhere.
-        columns = {name: one if any(one.strides) else one[:1] for name, one in self.columns.items()}
-        counts = {"window_counts": self.windows.counts} if self.windows else {}
-        other = {"lengths": self.lengths, "truncated_texts": np.array([self.truncated_texts])}
-        arrays = columns | counts | other
+        arrays = {"lengths": self.lengths, "truncated_texts": np.array([self.truncated_texts])}
+        if self.windows:
+            arrays["window_counts"] = self.windows.counts
+        for name, column in self.columns.items():
+            # A column of one value has one number in memory, and needs no more elsewhere.
+            arrays[name] = column if any(column.strides) else column[:1]
         return {name: np.require(one, np.int32, ["C", "W"]) for name, one in arrays.items()}
 
     def with_arrays(self, arrays: Mapping[str, NDArray[np.int32]]) -> "EncodedTexts":
@@ -76,10 +81,6 @@ class EncodedTexts:
             truncated_texts=int(arrays["truncated_texts"][0]),
             windows=windows,
         )
-
-    def count(self, token_id: int | None) -> int:
-        """Return how often a token id occurs."""
-        return int(np.count_nonzero(self.columns["input_ids"] == token_id))
 
 
 def encode_texts(
@@ -99,8 +100,8 @@ def encode_texts(
     _set_truncation(tokenizer, long_texts, max_length=max_length, has_pairs=pairs is not None)
     handling, backend = long_texts.handling, tokenizer.backend_tokenizer
     names = [name for name in tokenizer.model_input_names if name in _ATTRIBUTES]
-    columns: dict[str, list[NDArray[np.int32]]] = {name: [] for name in names}
-    constants: dict[str, np.int32] = {}
+    columns = {name: [np.empty(0, np.int32)] for name in names}
+    constants: set[str] = set()
     lengths, counts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     truncated_texts = 0
     for number, piece in enumerate(_pieces(texts, pairs, emit=emit)):
@@ -111,29 +112,22 @@ def encode_texts(
             encodings = list(chain.from_iterable(windows))
         tokens = np.fromiter(map(len, encodings), np.int64)
         kept: NDArray[np.bool_] | slice = slice(None)
-        if handling == "head-tail":
+        if handling == "truncate":
+            truncated_texts += sum(bool(one.overflowing) for one in encodings)
+        elif handling == "head-tail":
             kept = head_and_tail(tokens, max_length=max_length)
             truncated_texts += int(np.count_nonzero(tokens > max_length))
-            tokens = np.minimum(tokens, max_length)
-        elif handling == "truncate":
-            truncated_texts += sum(bool(one.overflowing) for one in encodings)
-        lengths.append(tokens)
-        for name in names:
-            if name in constants:
-                continue
+        lengths.append(np.minimum(tokens, max_length))
+        for name in set(names) - constants:
             ids = chain.from_iterable(getattr(one, _ATTRIBUTES[name]) for one in encodings)
             column = np.fromiter(ids, np.int32)[kept]
             # The types of tokens come from the tokenizer's template and not from the words.
             if number == 0 and name != "input_ids" and len(np.unique(column)) == 1:
-                constants[name] = column[0]
+                constants.add(name)
             columns[name].append(column)
     offsets = np.cumsum(np.concatenate([[0], *lengths]))
-    joined = {
-        name: np.broadcast_to(constants[name], offsets[-1])
-        if name in constants
-        else np.concatenate([np.empty(0, np.int32), *pieces])
-        for name, pieces in columns.items()
-    }
+    joined = {name: np.concatenate(pieces) for name, pieces in columns.items()}
+    joined |= {name: np.broadcast_to(joined[name][:1], offsets[-1]) for name in constants}
     padding = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
     all_windows = Windows(np.concatenate(counts), long_texts.aggregation)
     return EncodedTexts(
@@ -163,8 +157,7 @@ def random_texts(
 def _set_truncation(
     tokenizer: "PreTrainedTokenizerFast", long_texts: LongTexts, *, max_length: int, has_pairs: bool
 ) -> None:
-    # The library tokenizers (0.23) gives the tokens of all windows of a pair but the first the type
-    # of its first text.
+    # In windows of a pair after the first, tokenizers 0.23 gives all tokens the first text's type.
     if has_pairs and long_texts.handling != "truncate":
         raise ConfigurationInvalid(
             f"--long-texts {long_texts.handling} is for single texts, and these are pairs",
@@ -192,7 +185,7 @@ def _pieces(
     texts: "Texts", pairs: "Texts | None", *, emit: Emit
 ) -> Iterator[list[str] | list[tuple[str, str]]]:
     """Yield the texts, or pairs, in slices, and report every few seconds how many are done."""
-    reported, has_reported = time.monotonic(), False
+    reported = time.monotonic()
     for start in range(0, len(texts), TEXTS_A_CALL):
         piece = _as_list(texts[start : start + TEXTS_A_CALL])
         if pairs is None:
@@ -203,13 +196,9 @@ def _pieces(
                 yield piece[first:end]
         else:
             yield list(zip(piece, _as_list(pairs[start : start + TEXTS_A_CALL]), strict=True))
-        done, now = start + len(piece), time.monotonic()
-        is_late = now - reported > SECONDS_BETWEEN_REPORTS
-        if is_late and not has_reported:
-            emit(Info(f"encoding {len(texts):,} texts"))
-        if is_late or (has_reported and done == len(texts)):
-            reported, has_reported = now, True
-            emit(Advance(done, len(texts)))
+        if (now := time.monotonic()) - reported > SECONDS_BETWEEN_REPORTS:
+            reported = now
+            emit(Advance(start + len(piece), len(texts)))
 
 
 def _as_list(texts: "Texts") -> list[str]:

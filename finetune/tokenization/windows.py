@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.tokenization.long_texts import Aggregation
+from finetune.tokenization import Aggregation
 
 if TYPE_CHECKING:
     from torch import Tensor

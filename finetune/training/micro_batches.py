@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from finetune.devices.base import Device
 from finetune.distributed.processes import ALONE, Processes
+from finetune.tokenization import Aggregation
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.examples import Examples, Inputs, fill_batch
-from finetune.tokenization.long_texts import Aggregation
 from finetune.tokenization.windows import AGGREGATIONS
 
 # Indices of examples and their loss weights.

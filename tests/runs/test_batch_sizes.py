@@ -139,7 +139,7 @@ def test_checkpointing_is_used_where_larger_pieces_of_the_effective_batch_are_fa
 
     assert [case.gradient_checkpointing for case in runner.cases] == [False, True]
     assert kept["gradient_checkpointing"] is is_on
-    said = "on, with it the batch size is 16 instead" if is_on else "off, with it"
+    said = "checkpointing: on" if is_on else "checkpointing: off"
     assert was_emitted(emitted, Info, f"gradient checkpointing: {said}")
 
 

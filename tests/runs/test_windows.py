@@ -15,7 +15,7 @@ from finetune.errors import ConfigurationInvalid
 from finetune.files import read_json, write_json
 from finetune.runs.digests import record_files
 from finetune.runs.folder import RunFolder
-from finetune.tokenization.long_texts import LongTexts
+from finetune.tokenization import LongTexts
 
 LONG = " ".join(TEXTS)
 WINDOWS: dict[str, Any] = {

@@ -4,7 +4,7 @@ import pytest
 from tiny_models import COMMON_WORDS, tiny_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from finetune.events import Advance, Event, Info
+from finetune.events import Advance, Event
 from finetune.tokenization import encode
 from finetune.tokenization.encode import EncodedTexts, encode_texts
 
@@ -105,4 +105,4 @@ def test_a_column_of_arrow_becomes_the_same_ids_and_its_progress_is_reported(
     encoded = encode_texts(tiny_tokenizer(), column, max_length=9, emit=events.append)
 
     assert tokens_of(encoded) == tokens_of(expected)
-    assert events == [Info("encoding 6 texts"), Advance(4, 6), Advance(6, 6)]
+    assert events == [Advance(4, 6), Advance(6, 6)]

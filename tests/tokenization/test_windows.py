@@ -3,10 +3,9 @@ import pytest
 import torch
 from tiny_models import COMMON_WORDS, tiny_tokenizer
 
-from finetune.tokenization import encode
+from finetune.tokenization import Aggregation, LongTexts, encode
 from finetune.tokenization.encode import EncodedTexts, encode_texts
 from finetune.tokenization.examples import ModelInputs
-from finetune.tokenization.long_texts import Aggregation, LongTexts
 from finetune.tokenization.windows import AGGREGATIONS, Windows
 
 WORDS = COMMON_WORDS.split()

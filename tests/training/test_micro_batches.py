@@ -16,9 +16,9 @@ from tiny_training import (
 
 from finetune.devices.cpu import CpuDevice
 from finetune.tasks.single import Single
+from finetune.tokenization import Aggregation
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.examples import Examples
-from finetune.tokenization.long_texts import Aggregation
 from finetune.tokenization.windows import Windows
 from finetune.training.micro_batches import MicroBatch, WindowBatch, cut_batch, move_batches
 from finetune.training.step import TrainingState
