@@ -39,10 +39,10 @@ def _tabulate_metrics(comparison: Comparison) -> Table:
     runs = comparison.runs
     rows = [
         (capitalize(METRICS[name].title) if run is runs[0] else "", run.name,
-         str(MetricValue(METRICS[name], run.test.metrics[name])), _format_difference(run, name))
-        for name in runs[0].test.metrics
+         str(MetricValue(METRICS[name], run.metrics[name])), _format_difference(run, name))
+        for name in runs[0].metrics
         for run in runs
-        if name in run.test.metrics
+        if name in run.metrics
     ]  # fmt: skip
     note = (
         "Differences are paired: both models on the same resamples of the test rows. In brackets "
@@ -57,11 +57,11 @@ def _tabulate_metrics(comparison: Comparison) -> Table:
 
 def _format_difference(run: ComparedRun, name: str) -> str:
     """Return a difference such as ``+1.2 [−0.4, +2.9]``, of fractions in percentage points."""
-    if run.versus is None:
+    if run.versus_baseline is None:
         return ""
-    if name not in run.versus.differences:
+    if name not in run.versus_baseline.differences:
         return "–"
-    interval, is_fraction = run.versus.differences[name], METRICS[name].is_fraction
+    interval, is_fraction = run.versus_baseline.differences[name], METRICS[name].is_fraction
     low, value, high = (
         f"{100 * end:+.1f}" if is_fraction else format_number(end, sign="+", digits=3)
         for end in (interval.low, interval.value, interval.high)
@@ -74,7 +74,7 @@ def _tabulate_counts(comparison: Comparison) -> Table:
     rows = [
         (run.name, f"{versus.worse:,}", f"{versus.better:,}", f"{versus.p_value or 0:.3g}")
         for run in comparison.runs
-        if (versus := run.versus)
+        if (versus := run.versus_baseline)
     ]
     if not comparison.task.class_names:
         columns = ("run", f"{name} closer", "run closer")
@@ -85,7 +85,7 @@ def _tabulate_counts(comparison: Comparison) -> Table:
 
 
 def _tabulate_rows(comparison: Comparison, run: ComparedRun) -> Iterator[Table]:
-    versus, baseline = run.versus, comparison.baseline
+    versus, baseline = run.versus_baseline, comparison.baseline
     if versus is None:
         return
     title = "Only {} correct" if comparison.task.class_names else "{} closer"

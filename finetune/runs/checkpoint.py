@@ -257,19 +257,16 @@ class Checkpoints:
                 try:
                     checkpoint = read_checkpoint(folder)
                     progress = restore_state(training_state, *checkpoint)
-                    for newer in found[: found.index(folder)] if named else ():
-                        self.folder.own.delete(newer.relative_to(self.folder.path).as_posix())
-                    return checkpoint, progress
                 except (CheckpointDamaged, StateUnusable) as error:
-                    reason = error.__cause__ or error
+                    message = f"checkpoint {folder} is damaged: {error.__cause__ or error}"
                     if named:
-                        raise CheckpointDamaged(
-                            f"checkpoint {folder} is damaged: {reason}",
-                            remedy=f"name another one, or {self.folder.path} for the newest",
-                        ) from error
-                    message = f"checkpoint {folder} is damaged and is skipped: {reason}"
-                    remedy = "if this happens again, check the disk"
-                    self.emit(WarningMessage(message, remedy=remedy))
+                        remedy = f"name another one, or {self.folder.path} for the newest"
+                        raise CheckpointDamaged(message, remedy=remedy) from error
+                    self.emit(WarningMessage(message, remedy="an older one is taken"))
+                    continue
+                for newer in found[: found.index(folder)] if named else ():
+                    self.folder.own.delete(newer.relative_to(self.folder.path).as_posix())
+                return checkpoint, progress
             raise nothing_to_resume(self.folder)
 
         checkpoint, progress = self.processes.broadcast(restore_main)

@@ -21,7 +21,6 @@ from finetune.files import is_there
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import RunResults, best_of, read_results
 from finetune.tasks.base import Task
-from finetune.tasks.metrics import Scores
 from finetune.tasks.tables import text_of
 
 SCHEMA_VERSION = 1
@@ -59,12 +58,12 @@ class Versus:
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One of the runs; ``versus`` is None for the baseline."""
+    """One of the runs: its test metrics, and how they compare; None for the baseline."""
 
     name: str
     path: str
-    test: Scores
-    versus: Versus | None
+    metrics: Mapping[str, float]
+    versus_baseline: Versus | None
 
 
 @dataclass(frozen=True)
@@ -84,13 +83,9 @@ class Comparison:
             "task": self.task.name,
             "samples": self.samples,
             "baseline": self.baseline,
-            "runs": [
-                {"name": run.name, "path": run.path, "metrics": run.test.metrics,
-                 "versus_baseline": run.versus and asdict(run.versus)}
-                for run in self.runs
-            ],
+            "runs": [asdict(run) for run in self.runs],
             "options": self.options,
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +154,7 @@ def compare_runs(
         ComparedRun(
             run.name,
             str(run.path),
-            run.results.test,
+            run.results.test.metrics,
             None if run is base else _compare_with(base, run, max_rows=max_rows),
         )
         for run in runs

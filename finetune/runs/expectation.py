@@ -22,8 +22,8 @@ from finetune.model.structure import encoder_layers
 from finetune.runs.batch_sizes import make_batch_sizes
 from finetune.runs.encoding import encode_rows
 from finetune.runs.features import stored_features
+from finetune.runs.plan import choose_recipe
 from finetune.runs.preparation import Preparation, load_for_training
-from finetune.runs.recipe import choose_recipe
 from finetune.runs.solved_head import read_features
 from finetune.tasks.base import Labels, Task
 from finetune.tasks.metrics import METRICS, MetricValue

@@ -109,9 +109,8 @@ class RunFolder:
     @contextmanager
     def create(self, *, overwrite: bool) -> Iterator["RunFolder"]:
         """Create and lock the folder of a new run; delete it again if it stays empty."""
-        self.check_can_create(overwrite=overwrite)
+        check_writable(self.path)
         with self.own.make():
-            # Another process may have finished a run here since the first look.
             self.check_can_create(overwrite=overwrite)
             yield self
 

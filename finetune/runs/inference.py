@@ -106,7 +106,7 @@ def find_lowest_probabilities(
     reached = ", ".join(f"{name} {low:.3f}" for name, low in thresholds.items() if low is not None)
     emit(Info(f"lowest probability for precision {target_precision:g}: {reached or 'none'}"))
     if missed := ", ".join(name for name, low in thresholds.items() if low is None):
-        message = "always abstains, as too few validation rows are right"
+        message = "too few validation rows are right, always abstains"
         remedy = "lower --target-precision, or train with more validation rows"
         emit(WarningMessage(f"{message}: {missed}", remedy=remedy))
     lowest = (math.inf if low is None else low for low in thresholds.values())

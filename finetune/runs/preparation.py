@@ -25,8 +25,7 @@ from finetune.model.mean_pooling import no_mean, pass_through_head
 from finetune.model.source import MINILM
 from finetune.runs.cache import cache_folder
 from finetune.runs.encoding import encode_rows
-from finetune.runs.plan import TrainingPlan, plan_training
-from finetune.runs.recipe import Recipe, choose_recipe
+from finetune.runs.plan import Recipe, TrainingPlan, choose_recipe, plan_training
 from finetune.runs.results import (
     AutoTunedOption,
     ParameterCount,

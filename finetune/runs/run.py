@@ -5,6 +5,7 @@ checkpoint, ``Run.train`` takes the steps, ``Run.finish`` saves and evaluates th
 """
 
 import time
+from collections import ChainMap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -19,9 +20,9 @@ from finetune.devices.mps.power import why_slowed
 from finetune.distributed.processes import SECONDS_LATE
 from finetune.evaluation.predict import Predictor
 from finetune.evaluation.statistics import measure_calibration
-from finetune.events import Emit, Info, WarningMessage, clock, stage
+from finetune.events import Info, WarningMessage, clock, stage
 from finetune.files import read_jsonl, write_json, write_jsonl, write_text_atomically
-from finetune.model.load import TextModel, save_model, saved_names
+from finetune.model.load import save_model, saved_names
 from finetune.runs.batch_sizes import make_batch_sizes, with_batch_sizes
 from finetune.runs.checkpoint import Checkpoints, nothing_to_resume
 from finetune.runs.digests import record_files
@@ -272,13 +273,7 @@ class Run:
         folder, emit, is_main = self.folder, self.emit, self.processes.is_main
         peak_bytes = self.preparation.device.memory.peak_bytes()
         self.checkpoints.load_best(self.training_state, self.progress)
-        with clock("validation"):
-            task, validation = calibrate_model(
-                self.preparation.text_model,
-                partial(self.predict, "validation") if self._validates else None,
-                calibrates=self.config.training.calibrate,
-                emit=emit,
-            )
+        task, validation = self._calibrate()
         # The run keeps its task, which the next seed starts from.
         text_model = replace(self.preparation.text_model, task=task)
         preparation = replace(self.preparation, text_model=text_model)
@@ -330,6 +325,24 @@ class Run:
         )
         return results
 
+    @clock("validation")
+    def _calibrate(self) -> tuple[Task, Predicted | None]:
+        """Calibrate the task on validation rows, and scale the output layer accordingly.
+
+        Returned are logits and labels of those rows for the scaled model, None without any.
+        """
+        task, parameters = self.preparation.task, self.preparation.text_model.output_parameters
+        if not self._validates:
+            return task.scale_output_layer(parameters), None
+        predict = partial(self.predict, "validation")
+        fits_temperature = self.config.training.calibrate
+        task = task.calibrate(cache(predict), fits_temperature=fits_temperature, emit=self.emit)
+        if task.temperature != 1:
+            words = f"the logits are divided by {task.temperature:.3g}, a temperature chosen on the"
+            self.emit(Info(f"calibration: {words} validation rows"))
+        task = task.scale_output_layer(parameters)
+        return task, predict()
+
     def _training_metrics(self, peak_bytes: int | None) -> TrainingMetrics:
         progress, plan = self.progress, self.plan
         steps, seconds = progress.steps, progress.seconds
@@ -347,14 +360,13 @@ class Run:
     def _trainer_state(self) -> dict[str, object]:
         progress, history = self.progress, read_jsonl(self.folder.metrics_file)
         metric = choose_metric(self.config.training.metric_for_best_model, self.preparation.task)
-        best = (row for row in history if row["step"] == progress.best_step)
-        key = f"eval_{metric.name}"
+        best = ChainMap(*(row for row in history if row["step"] == progress.best_step))
         return {
             "global_step": progress.steps,
             "max_steps": self.plan.schedule.total_steps,
             "num_train_epochs": self.plan.values.num_train_epochs,
             "epoch": progress.steps / self.plan.steps_per_epoch,
-            "best_metric": next((row[key] for row in best if key in row), None),
+            "best_metric": best.get(f"eval_{metric.name}"),
             "best_global_step": progress.best_step,
             "log_history": history,
         }
@@ -364,8 +376,7 @@ def _check_resumable(preparation: Preparation, folder: RunFolder) -> None:
     if not folder.can_resume:
         raise nothing_to_resume(folder)
     folder.check_names()
-    saved = Manifest.read(folder)
-    saved.check(Manifest.of(preparation), remedy="restore it, or start a new run")
+    Manifest.read(folder).check(Manifest.of(preparation), remedy="restore it, or start a new run")
 
 
 def _prediction_rows(preparation: Preparation, test: Predicted) -> list[dict[str, object]]:
@@ -373,26 +384,3 @@ def _prediction_rows(preparation: Preparation, test: Predicted) -> list[dict[str
     columns = preparation.data.splits["test"].remove_columns("label").with_format("arrow")[:]
     rows = zip(columns.to_pylist(), preparation.task.prediction_rows(*test), strict=True)
     return [{**texts, **predictions} for texts, predictions in rows]
-
-
-def calibrate_model(
-    text_model: TextModel, predict: Callable[[], Predicted] | None, *, calibrates: bool, emit: Emit
-) -> tuple[Task, Predicted | None]:
-    """Calibrate the task of a model on validation rows, and scale the output layer accordingly.
-
-    ``predict`` returns logits and labels of those rows, as this does for the scaled model; None if
-    there are none.
-    """
-    parameters, task = text_model.output_parameters, text_model.task
-    if predict is None:
-        return task.scale_output_layer(parameters), None
-    task = task.calibrate(cache(predict), fits_temperature=calibrates, emit=emit)
-    if task.temperature != 1:
-        emit(
-            Info(
-                f"calibration: the logits are divided by {task.temperature:.3g}, a temperature "
-                "chosen on the validation rows"
-            )
-        )
-    # Those of the scaled model.
-    return task.scale_output_layer(parameters), predict()

@@ -27,9 +27,9 @@ def example_comparison(*, text: str, name: str, value: str) -> Comparison:
         worse_rows=[replace(row, baseline="DESC", run=value) for row in rows],
     )
     runs = [
-        ComparedRun("trec-minilm-full", "runs/trec-minilm-full", results.test, None),
-        ComparedRun("trec-minilm-head", "runs/trec-minilm-head", results.test, better),
-        ComparedRun(name, f"runs/{name}", results.test, replace(better, worse_rows=[])),
+        ComparedRun("trec-minilm-full", "runs/trec-minilm-full", results.test.metrics, None),
+        ComparedRun("trec-minilm-head", "runs/trec-minilm-head", results.test.metrics, better),
+        ComparedRun(name, f"runs/{name}", results.test.metrics, replace(better, worse_rows=[])),
     ]
     options = {"learning_rate": [2e-05, 1e-3, 2e-05], "data": ["trec", "trec", value]}
     return Comparison(results.task, 1207, runs[0].name, runs, options)

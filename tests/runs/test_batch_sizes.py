@@ -139,8 +139,7 @@ def test_checkpointing_is_used_where_larger_pieces_of_the_effective_batch_are_fa
 
     assert [case.gradient_checkpointing for case in runner.cases] == [False, True]
     assert kept["gradient_checkpointing"] is is_on
-    said = "checkpointing: on" if is_on else "checkpointing: off"
-    assert was_emitted(emitted, Info, f"gradient checkpointing: {said}")
+    assert was_emitted(emitted, Info, f"gradient checkpointing: {'on' if is_on else 'off'}")
 
 
 def test_checkpointing_is_used_where_nothing_fits_without_it(

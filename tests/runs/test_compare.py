@@ -31,7 +31,7 @@ def test_rows_that_one_has_right_are_counted_and_shown(
     wrong = ["HUM" if label != "HUM" else "LOC" for label in right]
     # The first ten are right, the next ten wrong, the rest as before.
     other = copy_run(finished_run, tmp_path / "other", answers=right[:10] + wrong[10:20])
-    found = finetune.compare(finished_run, other, rows=3).runs[1].versus
+    found = finetune.compare(finished_run, other, rows=3).runs[1].versus_baseline
 
     assert found is not None
     gained = [row for row in rows[:10] if row["predicted"] != row["label"]]
@@ -53,7 +53,7 @@ def test_the_difference_of_the_loss_has_an_interval(finished_run: Path, tmp_path
     write_jsonl(worse / "predictions.jsonl", [row | {"loss": row["loss"] + 1} for row in rows])
     change_json(worse / "all_results.json", test_loss=results["test_loss"] + 1)
 
-    versus = finetune.compare(finished_run, worse).runs[1].versus
+    versus = finetune.compare(finished_run, worse).runs[1].versus_baseline
     assert versus is not None
     loss = versus.differences["loss"]
     assert [loss.low, loss.high] == pytest.approx([1, 1])
@@ -70,7 +70,7 @@ def test_the_baseline_may_be_the_best_on_validation(finished_run: Path, tmp_path
                     eval_accuracy=accuracy, eval_macro_f1=accuracy)  # fmt: skip
     found = finetune.compare(tmp_path, baseline="best")
     assert found.baseline == "b"
-    assert [run.versus is None for run in found.runs] == [False, True, False]
+    assert [run.versus_baseline is None for run in found.runs] == [False, True, False]
     # What was cross-validated does not count, however good it is.
     change_json(tmp_path / "b" / "all_results.json", eval_kind="cross-validated")
     with pytest.raises(UsageError, match="held-out") as caught:

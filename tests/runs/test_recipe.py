@@ -7,7 +7,7 @@ import pytest
 
 from finetune.config.schema import Config, ModelConfig, TrainingConfig
 from finetune.errors import ConfigurationInvalid
-from finetune.runs.recipe import MAX_ROWS_A_CLASS, Recipe, choose_recipe
+from finetune.runs.plan import MAX_ROWS_A_CLASS, Recipe, choose_recipe
 from finetune.tasks.regression import Regression
 from finetune.tasks.single import Single
 
