@@ -64,10 +64,7 @@ def _is_as_written(
     # Pages are made from the other files, and a copy may lack hidden ones.
     if file in (folder.report_file, folder.card_file, folder.own.marker) and not file.exists():
         return True
-    try:
-        return _fingerprint(file, in_full=in_full).items() <= written.items()
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return False
+    return file.is_file() and _fingerprint(file, in_full=in_full).items() <= written.items()
 
 
 def _fingerprint(file: Path, *, in_full: bool) -> dict[str, Any]:

@@ -12,10 +12,7 @@ from finetune.events import Emit, Event, Step, Validation, WarningMessage
 from finetune.files import append_jsonl, write_jsonl
 from finetune.runs.folder import RunFolder
 
-STEP_FIELDS = (
-    *("step", "epoch", "loss", "learning_rate"),
-    *("examples_per_second", "memory_bytes", "held_bytes"),
-)
+_NOT_KEPT = {"total_steps", "budget_bytes", "remaining_seconds"}
 
 
 class Journal:
@@ -81,7 +78,8 @@ def _row(event: Step | Validation) -> dict[str, Any]:
     if isinstance(event, Validation):
         metrics = {f"eval_{name}": value for name, value in event.metrics.items()}
         return {"kind": "validation", "step": event.step, "epoch": event.epoch, **metrics}
-    return {"kind": "step", **{name: getattr(event, name) for name in STEP_FIELDS}}
+    kept = {name: value for name, value in vars(event).items() if name not in _NOT_KEPT}
+    return {"kind": "step", **kept}
 
 
 def continue_journal(folder: RunFolder, *, steps: int) -> None:

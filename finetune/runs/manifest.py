@@ -66,12 +66,9 @@ class Manifest:
     @classmethod
     def of_data(cls, data: "LoadedData") -> "Manifest":
         """Return the part of a manifest that says what the data is now."""
-        sources = {
-            str(Path(source.name).resolve()) if source.sha256 else source.name: digest
-            for source in data.sources
-            if (digest := source.sha256 or source.commit)
-        }
-        return cls(sources, digest_splits(data.splits, data.task), model={})
+        files = {str(Path(one.name).resolve()): one.sha256 for one in data.sources if one.sha256}
+        commits = {one.name: one.commit for one in data.sources if one.commit and not one.sha256}
+        return cls(files | commits, digest_splits(data.splits, data.task), model={})
 
     @classmethod
     def read(cls, folder: RunFolder) -> "Manifest":
@@ -89,16 +86,12 @@ class Manifest:
 
         Fields missing on either side are not compared.
         """
-        parts = (
-            ("{}", self.sources, now.sources),
-            ("the {} split", self.splits, now.splits),
-            ("the model's {}", self.model, now.model),
-        )
+        words = {"sources": "{}", "splits": "the {} split", "model": "the model's {}"}
         differing = [
-            words.format(name)
-            for words, before, digests in parts
-            for name, digest in digests.items()
-            if before.get(name, digest) != digest
+            words[part].format(name)
+            for part in words
+            for name, digest in getattr(now, part).items()
+            if getattr(self, part).get(name, digest) != digest
         ]
         if differing:
             raise DataDiffers(f"changed since the run began: {', '.join(differing)}", remedy=remedy)

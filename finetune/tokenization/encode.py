@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -181,21 +181,18 @@ def _set_truncation(
         backend.enable_truncation(max_length, stride=long_texts.stride)
 
 
-def _pieces(
-    texts: "Texts", pairs: "Texts | None", *, emit: Emit
-) -> Iterator[list[str] | list[tuple[str, str]]]:
+def _pieces(texts: "Texts", pairs: "Texts | None", *, emit: Emit) -> Iterator[list[Any]]:
     """Yield the texts, or pairs, in slices, and report every few seconds how many are done."""
     reported = time.monotonic()
     for start in range(0, len(texts), TEXTS_A_CALL):
-        piece = _as_list(texts[start : start + TEXTS_A_CALL])
-        if pairs is None:
-            # About CHARACTERS_A_CALL at once, or one text.
-            before = np.cumsum([0, *map(len, piece)])[:-1]
-            starts = np.flatnonzero(np.diff(before // CHARACTERS_A_CALL)) + 1
-            for first, end in pairwise([0, *starts.tolist(), len(piece)]):
-                yield piece[first:end]
-        else:
-            yield list(zip(piece, _as_list(pairs[start : start + TEXTS_A_CALL]), strict=True))
+        piece: list[Any] = _as_list(texts[start : start + TEXTS_A_CALL])
+        # About CHARACTERS_A_CALL at once, or one text.
+        before = np.cumsum([0, *map(len, piece)])[:-1]
+        starts = np.flatnonzero(np.diff(before // CHARACTERS_A_CALL)) + 1
+        if pairs is not None:
+            piece = list(zip(piece, _as_list(pairs[start : start + TEXTS_A_CALL]), strict=True))
+        for first, end in pairwise([0, *starts.tolist(), len(piece)]):
+            yield piece[first:end]
         if (now := time.monotonic()) - reported > SECONDS_BETWEEN_REPORTS:
             reported = now
             emit(Advance(start + len(piece), len(texts)))
