@@ -30,12 +30,11 @@ def make_batch_sizes(preparation: Preparation, *, emit: Emit) -> tuple[BatchSize
     if processes > 1:
         # Where batches are filled up, a larger size would fill them with repeated examples.
         examples = min(examples, math.ceil(plan.rows_per_step / processes))
-    batch_size = BatchSize(examples, "batch size", device, emit)
-    batch_size.clamp(padded_length=plan.padded_lengths[-1])
-    if device.shapes.counts_evaluation:
-        return batch_size, batch_size
-    eval_batch_size = BatchSize(options.eval_batch_size, "evaluation batch size", device, emit)
-    eval_batch_size.clamp(padded_length=plan.padded_lengths[-1])
+    batch_size = eval_batch_size = BatchSize(examples, "batch size", device, emit)
+    if not device.shapes.counts_evaluation:
+        eval_batch_size = BatchSize(options.eval_batch_size, "evaluation batch size", device, emit)
+    for size in (batch_size, eval_batch_size):
+        size.clamp(padded_length=plan.padded_lengths[-1])
     return batch_size, eval_batch_size
 
 

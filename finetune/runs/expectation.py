@@ -38,6 +38,8 @@ MAX_ROWS = 2_000
 # Parameters of the layers times tokens, on a CPU: about 15 s of two cores.
 MAX_WORK = 5e11
 RESAMPLES = 500
+# All others are about steps, which a solved head does not take.
+KEPT_OPTIONS = ("device", "precision", "eval_batch_size", "class_weights", "seed")
 WORDS = {
     "accuracy": "is right on about {}",
     "micro_f1": "has a micro F1 of about {}",
@@ -85,16 +87,16 @@ def expect(config: Config, rows: Dataset, task: Task, *, emit: Emit) -> Expectat
     name, reason = config.model.model, ""
     if len(rows) > MAX_TABLE_ROWS:
         return None
-    if len(rows) < MIN_ROWS:
-        reason = f"{len(rows)} training rows are too few"
-    elif not is_at_hand(name, revision=config.model.revision):
-        reason = f"the weights of {name} are not on this machine; finetune run fetches them"
-    else:
-        emit(Info(f"estimating what to expect of {name}"))
-        try:
+    try:
+        if len(rows) < MIN_ROWS:
+            reason = f"{len(rows)} training rows are too few"
+        elif not is_at_hand(name, revision=config.model.revision):
+            reason = f"the weights of {name} are not on this machine; finetune run fetches them"
+        else:
+            emit(Info(f"estimating what to expect of {name}"))
             return _cross_validate(config, rows, task)
-        except FinetuneError as error:
-            reason = error.message
+    except FinetuneError as error:
+        reason = error.message
     emit(Info(f"what to expect is not known: {reason}"))
     return None
 
@@ -134,26 +136,13 @@ def _cross_validate(config: Config, rows: Dataset, task: Task) -> Expectation:
 
 def prepare_head(config: Config, rows: Dataset, task: Task) -> Preparation:
     """Prepare what a run with ``--freeze-core`` prepares, of as many rows as take a few seconds."""
-    options, model = config.training, config.model
-    config = replace(
-        config,
-        model=replace(
-            model,
-            freeze_core=True,
-            head="whole",
-            train_layers=None,
-            long_texts="truncate" if model.long_texts == "windows" else model.long_texts,
-        ),
-        training=TrainingConfig(
-            device=options.device,
-            precision=options.precision,
-            eval_batch_size=options.eval_batch_size,
-            class_weights=options.class_weights,
-            seed=options.seed,
-            check_device=False,
-        ),
-    )
-    device = select_device(options.device, emit=ignore)
+    options = {name: getattr(config.training, name) for name in KEPT_OPTIONS}
+    model = replace(config.model, freeze_core=True, head="whole", train_layers=None)
+    if model.long_texts == "windows":
+        model = replace(model, long_texts="truncate")
+    training = TrainingConfig(check_device=False, **options)
+    config = replace(config, model=model, training=training)
+    device = select_device(training.device, emit=ignore)
     recipe = choose_recipe(config, task, rows=len(rows), processes=1)
     text_model, recipe = load_for_training(config, recipe, task=task, device=device, emit=ignore)
     if not recipe.solves_head:
