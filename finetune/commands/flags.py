@@ -16,7 +16,7 @@ from finetune.commands.console import show_json
 from finetune.commands.progress import showing
 from finetune.config.schema import OPTIONS, Option
 from finetune.devices import DEVICE_NAMES
-from finetune.events import Emit
+from finetune.events import Emit, ignore
 from finetune.runs.digests import record_files
 from finetune.runs.folder import open_run_folder
 
@@ -136,6 +136,15 @@ def run_argument(command: Command) -> Command:
         return command(run=run, **options)
 
     return call
+
+
+def accept_changes(*paths: Path) -> None:
+    """Record what the files of these finished runs, or of those in these folders, are now."""
+    from finetune.runs.compare import finished_runs
+
+    for path in paths:
+        for run in finished_runs(path.expanduser(), emit=ignore):
+            record_files(run)
 
 
 class GroupedCommand(click.Command):

@@ -4,9 +4,10 @@ Rich is imported where something is shown, so that ``--help`` stays quick.
 """
 
 import os
+import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import wraps
 from importlib.util import find_spec
@@ -17,12 +18,13 @@ from finetune import events
 from finetune.commands.console import LITERAL
 from finetune.config.schema import OPTIONS
 from finetune.distributed.launch import read_launch
-from finetune.errors import explain
+from finetune.errors import Failure, explain
 from finetune.escaping import escape_line
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+FLAG = re.compile(r"--([a-z][a-z-]*[a-z])")
 LIBRARIES = "loading libraries"
 # A shorter stage gets no line.
 MIN_STAGE_SECONDS = 0.1
@@ -81,6 +83,9 @@ def shown_live(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             with shown if is_shown else nullcontext(emit or events.ignore) as show:
                 return function(*arguments, emit=show, **options)
+        except Failure as error:
+            _name_arguments(error, {*vars(call)["__signature__"].parameters})
+            raise
         except (OSError, RuntimeError, ImportError) as error:
             if known := explain(error):
                 raise known from error
@@ -99,6 +104,18 @@ def shown_live(function: Callable[..., Any]) -> Callable[..., Any]:
     # Read by help() and by what completes names in notebooks.
     vars(call)["__signature__"] = shape.replace(parameters=parameters)
     return call
+
+
+def _name_arguments(error: Failure, names: Container[str]) -> None:
+    """Name arguments of a function where an error names the flags of the command."""
+
+    def argument(flag: re.Match[str]) -> str:
+        name = flag[1].replace("-", "_")
+        return name if name in names else flag[0]
+
+    message, remedy = (FLAG.sub(argument, text) for text in (error.message, error.remedy))
+    error.message, error.remedy, error.args = message, remedy, (message,)
+    error.__notes__ = [f"try: {remedy}"]
 
 
 def _check_arguments(shape: Signature, arguments: Sequence[Any], options: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from finetune.config.schema import (
     Config,
     TrainingConfig,
     change_options,
+    flag_of,
 )
 from finetune.config.yaml_files import find_recipe, read_yaml
 from finetune.errors import ConfigurationInvalid
@@ -64,7 +65,7 @@ def load_config(
             option = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
             given.append((variable, None, option, _from_text(text)))
     for option, value in (flags or {}).items():
-        given.append(("--" + option.replace("_", "-"), None, option, value))
+        given.append((flag_of(option), None, option, value))
     given += map(_read_assignment, assignments)
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
@@ -148,7 +149,8 @@ def _check_name(option: str, section: str | None, *, source: str) -> None:
         word = OPTION_OF_TRAINER.get(option, option).replace("-", "_")
         near = difflib.get_close_matches(word, OPTIONS, n=1)
         remedy = f"did you mean {near[0]}?" if near else f"known are: {', '.join(OPTIONS)}"
-        raise ConfigurationInvalid(f"{source}: there is no option {option}", remedy=remedy)
+        where = "" if source == flag_of(option) else f"{source}: "
+        raise ConfigurationInvalid(f"{where}there is no option {option}", remedy=remedy)
     if section not in (None, OPTIONS[option].section):
         raise ConfigurationInvalid(
             f"{source}: {option} is not an option of a section {section}",
@@ -158,8 +160,9 @@ def _check_name(option: str, section: str | None, *, source: str) -> None:
 
 def _check_value(option: str, value: Any, source: str) -> Any:
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
+    words = source if source == flag_of(option) else f"{source}: {option}"
     # Pydantic takes true for 1 unless it is strict.
-    words, is_strict = f"{source}: {option}", isinstance(value, bool)
+    is_strict = isinstance(value, bool)
     return check_type(OPTIONS[option].type, value, words=words, is_strict=is_strict)
 
 

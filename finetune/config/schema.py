@@ -303,6 +303,11 @@ class Config:
     search: SearchConfig = field(default_factory=SearchConfig)
 
 
+def flag_of(name: str) -> str:
+    """Return the name of an option on the command line."""
+    return "--" + name.replace("_", "-")
+
+
 @dataclass(frozen=True)
 class Option:
     """An option, as its field declares it."""
@@ -321,7 +326,7 @@ class Option:
     @property
     def flag(self) -> str:
         """Its name on the command line."""
-        return "--" + self.name.replace("_", "-")
+        return flag_of(self.name)
 
     @property
     def is_path(self) -> bool:

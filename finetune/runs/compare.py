@@ -118,7 +118,7 @@ def compare_runs(
     paths: Sequence[Path], *, baseline: Baseline = "first", max_rows: int, emit: Emit
 ) -> Comparison:
     """Compare the runs in folders, or in folders of folders, with the first or the best of them."""
-    found = [folder for path in paths for folder in _finished_in(path, emit=emit)]
+    found = [folder for path in paths for folder in finished_runs(path, emit=emit)]
     folders = {folder.path.resolve(): folder for folder in found}
     if len(folders) < 2:
         raise UsageError(
@@ -168,7 +168,7 @@ def compare_runs(
     return Comparison(base.results.task, len(base.predictions), base.name, compared, differing)
 
 
-def _finished_in(path: Path, *, emit: Emit) -> list[RunFolder]:
+def finished_runs(path: Path, *, emit: Emit) -> list[RunFolder]:
     """Return a run, or the finished runs in a folder, by name."""
     # A link would name a run of this folder twice.
     paths = [path for path in path.glob("*/") if not path.is_symlink()]

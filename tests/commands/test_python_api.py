@@ -1,6 +1,7 @@
 import ast
 from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import pytest
 from option_types import STUB, make_stub
@@ -9,6 +10,7 @@ import finetune
 from finetune.commands import progress
 from finetune.commands.progress import shown_live
 from finetune.config.schema import OPTIONS, ModelConfig
+from finetune.errors import UsageError
 from finetune.events import Emit, Event, Info, ignore
 
 
@@ -44,6 +46,23 @@ def test_the_package_offers_its_functions_and_nothing_that_is_not_there() -> Non
     assert set(finetune.__all__) <= set(dir(finetune))
     with pytest.raises(AttributeError, match="fine_tune"):
         finetune.fine_tune  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"learning_rate": -1}, "learning_rate is -1, and should be greater than 0"),
+        ({"train_layers": 2, "freeze_core": True}, "train_layers and freeze_core do not go"),
+        ({"batch_sze": 8}, "there is no option batch_sze"),
+        ({"seeds": 1}, "give seeds 2 or more"),
+    ],
+)
+def test_errors_name_arguments_and_no_flags(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        finetune.run(**options)
+    shown = "\n".join([str(refused.value), *refused.value.__notes__])
+    assert words in shown
+    assert "--" not in shown.replace("--help", "")
 
 
 @pytest.mark.parametrize("name", finetune.__all__)

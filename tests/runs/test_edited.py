@@ -167,6 +167,23 @@ def test_changes_that_are_accepted_are_the_run(
     assert (run / "model" / "README.md").read_text().endswith("My words.\n")
 
 
+@pytest.mark.parametrize("line", ["compare {} {other}", "run --resume-from-checkpoint {}"])
+def test_changes_are_accepted_where_runs_are_compared_or_resumed(
+    line: str, command: Command, finished_run: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    (run / "environment.json").write_text("{}")
+    words = line.format(run, other=finished_run).split()
+    command(*words).assert_refused(3, "environment.json", "--accept-changes")
+    outcome = command(*words, "--accept-changes")
+    assert outcome.code == 0, outcome.errors
+    assert command(*words).code == 0
+
+
+def test_a_new_run_has_no_changes_to_accept(command: Command) -> None:
+    command("run", "--accept-changes").assert_refused(2, "--resume-from-checkpoint")
+
+
 def test_weights_are_read_in_full_where_they_leave_the_machine(
     command: Command, finished_run: Path, tmp_path: Path
 ) -> None:
