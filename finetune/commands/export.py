@@ -70,9 +70,10 @@ def export_onnx(
     """Write a run's model as ONNX; FinetuneError if it predicts otherwise than the run's model."""
     folder = open_run_folder(Path(run), in_full=True)
     from finetune.export import onnx
+    from finetune.export.folder import import_extra
     from finetune.runs.trained import TrainedModel
 
-    onnx.import_runtime()
+    import_extra("onnx")
     own = _target(folder.onnx_folder, folder, output_dir)
     target = own.path
     trained = TrainedModel.load(folder, device="cpu", emit=emit)
@@ -124,10 +125,11 @@ def export_coreml(
 ) -> CoreMLExport:
     """Write a run's model as a Core ML program; FinetuneError if it lacks a weight."""
     folder = open_run_folder(Path(run), in_full=True)
-    from finetune.export.coreml import MODEL_FILE, check_weights, import_converter, write_coreml
+    from finetune.export.coreml import MODEL_FILE, check_weights, write_coreml
+    from finetune.export.folder import import_extra
     from finetune.runs.trained import TrainedModel
 
-    import_converter()
+    import_extra("coreml")
     own = _target(folder.coreml_folder, folder, output_dir)
     target = own.path
     trained = TrainedModel.load(folder, device="cpu", emit=emit)

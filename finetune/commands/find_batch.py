@@ -106,7 +106,7 @@ def find_batch(
     texts = _measure_texts(loaded.config, has_max_length, limit, emit=emit)
     found = _search(loaded.config, texts, processes, is_fresh=fresh, emit=emit)
     if folder is not None and processes.is_main:
-        from finetune.report.batches import draw_batches
+        from finetune.report.bench import draw_batches
         from finetune.report.chart import picture_of
 
         charts = draw_batches(found.results)

@@ -22,11 +22,6 @@ EXAMPLE_TOKENS = 7
 FOLDED = re.compile(r"rel_embeddings|\bencoder\.LayerNorm|pos_(key_|query_|q_)?proj")
 
 
-def import_converter() -> Any:
-    """Return the module ``coremltools``; UsageError without the extra ``coreml``."""
-    return import_extra("coremltools", extra="coreml")
-
-
 def write_coreml(text_model: TextModel, own: OwnFolder, *, max_length: int) -> None:
     """Write a model as a Core ML program in fp16, with its config and tokenizer.
 
@@ -41,7 +36,7 @@ def write_coreml(text_model: TextModel, own: OwnFolder, *, max_length: int) -> N
 
 
 def _convert(text_model: TextModel, *, max_length: int) -> Any:
-    coremltools = import_converter()
+    coremltools = import_extra("coreml")
     length = torch.export.Dim("length", min=MIN_LENGTH, max=max_length)
     graph = trace(text_model, (1, EXAMPLE_TOKENS), dynamic={1: length})
     aten = torch.ops.aten
@@ -89,7 +84,7 @@ def check_weights(file: Path, text_model: TextModel) -> list[str]:
 
     All others are in the program, rounded to fp16.
     """
-    coremltools = import_converter()
+    coremltools = import_extra("coreml")
     with silence():
         program = coremltools.models.MLModel(str(file), skip_model_load=True)
         constants = coremltools.optimize.coreml.get_weights_metadata(program, weight_threshold=1)

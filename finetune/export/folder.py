@@ -18,12 +18,14 @@ from finetune.model.load import TextModel, saved_names
 from finetune.ownership import OwnFolder
 from finetune.tokenization.examples import Inputs, prepare_mask
 
+EXTRAS = {"onnx": ("onnxruntime", "onnx", "onnxscript"), "coreml": ("coremltools",)}
 
-def import_extra(*modules: str, extra: str) -> Any:
+
+def import_extra(extra: str) -> Any:
     """Import the modules of an extra and return the first; UsageError if one is missing."""
     try:
         with silence():
-            first, *_ = map(import_module, modules)
+            first, *_ = map(import_module, EXTRAS[extra])
     except ImportError as error:
         raise UsageError(
             f"this export needs the package {error.name}",

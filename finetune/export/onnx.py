@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
@@ -43,7 +42,7 @@ class OnnxModel(nn.Module):
 
     def __init__(self, file: Path) -> None:
         super().__init__()
-        runtime = import_runtime()
+        runtime = import_extra("onnx")
         self.session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
         self.input_names = [one.name for one in self.session.get_inputs()]
 
@@ -51,11 +50,6 @@ class OnnxModel(nn.Module):
         """Return the logits, float32 of shape [examples, classes], as ``logits``."""
         arrays = {name: inputs[name].numpy() for name in self.input_names}
         return SimpleNamespace(logits=torch.from_numpy(self.session.run(["logits"], arrays)[0]))
-
-
-def import_runtime() -> Any:
-    """Return the module ``onnxruntime``; UsageError without the extra ``onnx``."""
-    return import_extra("onnxruntime", "onnx", "onnxscript", extra="onnx")
 
 
 def write_onnx(text_model: TextModel, own: OwnFolder, *, quantizes: bool) -> None:

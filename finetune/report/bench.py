@@ -1,8 +1,10 @@
-"""The page and the charts of ``finetune bench``."""
+"""The page and the charts of a bench, and the charts of a search for batch sizes."""
 
 import statistics
+from collections.abc import Sequence
 from typing import get_args
 
+from finetune.batch_finder.results import BatchResult
 from finetune.bench import Phase
 from finetune.bench.results import (
     CPU,
@@ -18,6 +20,7 @@ from finetune.tasks.tables import Table
 
 # The fraction of the distance between two networks that their bars take.
 BARS_WIDTH = 0.8
+SIZES = Axis("batch size", is_log=True)
 
 
 def render_bench(results: BenchResults) -> str:
@@ -77,3 +80,31 @@ def draw_speedups(results: BenchResults) -> list[Chart]:
 
 CHARTS = {"inference": draw_inference, "apple": draw_speedups}
 """By the group that they are of."""
+
+
+def draw_batches(results: Sequence[BatchResult]) -> list[Chart]:
+    """Return peak memory and speed of the trials that fitted, as far as they are known.
+
+    They are of the part that trains, not of feature extraction. The memory budgets and the
+    recommended batch sizes are guides.
+    """
+    peaks, speeds, budgets, recommended = [], [], {}, []
+    for result in results:
+        name = f"{result.device}, {result.mode}, {result.padded_length} tokens"
+        part = result.trials[-1].part if result.trials else None
+        trials = [trial for trial in result.trials if trial.part == part]
+        memory = [(one.batch_size, one.peak_bytes / 2**30) for one in trials if one.peak_bytes]
+        speed = [(one.batch_size, one.examples_per_second or 0.0) for one in trials]
+        peaks.append(Series(name, sorted(memory)))
+        speeds.append(Series(name, sorted(point for point in speed if point[1])))
+        if result.budget_bytes:
+            budget = [(ANY, result.budget_bytes / 2**30)]
+            budgets[result.device] = Series(f"budget on {result.device}", budget, "guide")
+        if result.recommended:
+            title = f"{name}: {result.recommended:,} is recommended"
+            recommended.append(Series(title, [(result.recommended, ANY)], "guide"))
+    gib, per_second = (Axis(unit, low=0.0) for unit in ("GiB", "examples/s"))
+    return [
+        *chart_of("Peak memory, GiB", [*peaks, *budgets.values()], SIZES, gib),
+        *chart_of("Examples a second", [*speeds, *recommended], SIZES, per_second),
+    ]

@@ -98,7 +98,7 @@ def draw_curves(journal: Rows, metrics: Iterable[str]) -> list[Chart]:
     """Return the loss over the steps and the metrics of validations, as far as there are any."""
     names = {"training": "loss", "validation": "eval_loss"}
     losses = [Series(name, _points(journal, key)) for name, key in names.items()]
-    drawn = [METRICS[name] for name in metrics if METRICS[name].greater_is_better][:MAX_CURVES]
+    drawn = [METRICS[name] for name in metrics if METRICS[name].sign > 0][:MAX_CURVES]
     curves = [Series(metric.title, _points(journal, f"eval_{metric.name}")) for metric in drawn]
     is_percent = any(metric.is_fraction for metric in drawn)
     values = Axis("metric", show=in_percent if is_percent else format_number)

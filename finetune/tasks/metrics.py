@@ -48,6 +48,7 @@ class Metric:
     Args:
         compute: Returns the metric from labels [rows, ...], what it ``needs`` [rows, ...], and how
             often each row counts, [rows].
+        sign: -1 if a lower value is better.
         is_fraction: Whether it is in 0..1 and shown in percent.
         is_proportion: Whether it is the fraction of rows that are right, which has an interval.
         baseline: What a model must be better at than one that always predicts this.
@@ -59,15 +60,10 @@ class Metric:
     problem_types: tuple[ProblemType, ...]
     hub_name: str
     needs: Needs = "predictions"
-    greater_is_better: bool = True
+    sign: int = 1
     is_fraction: bool = True
     is_proportion: bool = False
     baseline: str = ""
-
-    @property
-    def sign(self) -> int:
-        """1, or -1 if a lower value is better."""
-        return 1 if self.greater_is_better else -1
 
 
 METRICS: dict[str, Metric] = {}
@@ -240,19 +236,13 @@ def spearman(labels: Array, predicted: Array, weights: Floats) -> float:
     return pearson(_rank(labels, weights), _rank(predicted, weights), weights)
 
 
-@metric(
-    "mean absolute error", NUMBERS, hub_name="mae", greater_is_better=False, is_fraction=False,
-    baseline="mean",
-)  # fmt: skip
+@metric("mean absolute error", NUMBERS, hub_name="mae", sign=-1, is_fraction=False, baseline="mean")
 def mae(labels: Array, predicted: Array, weights: Floats) -> float:
     """Return the mean distance of predicted and true numbers, in their units."""
     return mean(np.abs(predicted - labels), weights)
 
 
-@metric(
-    "loss", SINGLE, MULTI, NUMBERS, hub_name="loss", needs="losses", greater_is_better=False,
-    is_fraction=False,
-)  # fmt: skip
+@metric("loss", SINGLE, MULTI, NUMBERS, hub_name="loss", needs="losses", sign=-1, is_fraction=False)
 def loss(labels: Array, losses: Array, weights: Floats) -> float:
     """Return the mean loss of a row, without class weights."""
     return mean(losses, weights)

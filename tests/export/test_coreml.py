@@ -76,7 +76,7 @@ def test_a_model_that_can_not_be_converted_is_refused_with_the_reason(
         raise NotImplementedError("Unsupported fx node fft\nand more")
 
     monkeypatch.setattr(text_model.model, "forward", refuse)
-    monkeypatch.setattr("finetune.export.coreml.import_converter", lambda: None)
+    monkeypatch.setattr("finetune.export.coreml.import_extra", lambda _: None)
     with pytest.raises(ModelUnsupported, match=r"BertForSeq.*: Unsupported fx node fft\n"):
         write_coreml(text_model, OwnFolder(tmp_path / "coreml", "coreml"), max_length=48)
     assert not (tmp_path / "coreml").exists()
