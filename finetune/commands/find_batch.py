@@ -16,7 +16,7 @@ from finetune.commands import flags
 from finetune.commands.console import show_lines, show_table
 from finetune.config.mode import Mode
 from finetune.config.schema import OPTIONS, Config
-from finetune.devices.mps.chips import MACS, Mac, find_mac
+from finetune.devices.mps.chips import Mac, find_mac
 from finetune.errors import (
     BatchDoesNotFit,
     DataNotFound,
@@ -246,7 +246,6 @@ def _measure_texts(
     "--for",
     "machine",
     metavar="MACHINE",
-    shell_complete=flags.completes("plain", MACS),
     help="Estimate for a Mac, such as m1-8gb.",
 )
 @click.option("--memory", metavar="SIZE", help="Estimate for a Mac with this much memory.")

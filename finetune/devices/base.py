@@ -82,10 +82,6 @@ class Device:
     def choose_attention(self, *, longest_tokens: int | None) -> None:
         """Choose attention kernels by the longest padded length; None for PyTorch's defaults."""
 
-    def busy_hint(self) -> str | None:
-        """Return a hint if other processes have slowed this device since it was selected."""
-        return None
-
     def make_group(self) -> distributed.ProcessGroup | None:
         """Return the group for collectives, None for gloo's default group; called by all ranks."""
         return None

@@ -4,7 +4,6 @@ import os
 import platform
 import re
 import resource
-import time
 from pathlib import Path
 
 import psutil
@@ -17,9 +16,6 @@ from finetune.devices.host import gibibytes
 # What processes that do the same hold differs by a per cent or two; a size that was seen to fit has
 # to fit the next time.
 _STEADY_SHARE = 0.98
-# Threads wait for one another after every operation, so that all wait for one that shares its core
-# with another process. With MiniLM on two busy cores, one thread was 4 times as fast as two.
-_BUSY_SHARE = 0.2
 _PROCESS = Path("/proc/self")
 # Linux: what is written here resets the process's record of its peak.
 _CLEAR = _PROCESS / "clear_refs"
@@ -41,20 +37,6 @@ class CpuDevice(Device):
         self.memory = CpuMemory()
         # Any: a new shape costs nothing, each padding token does.
         self.shapes = BatchShapes()
-        # psutil counts from here to its next call.
-        psutil.cpu_percent()
-        self._started, self._own_seconds = time.perf_counter(), time.process_time()
-
-    def busy_hint(self) -> str | None:
-        own_seconds = time.process_time() - self._own_seconds
-        cpu_seconds = (time.perf_counter() - self._started) * (psutil.cpu_count() or 1)
-        others = psutil.cpu_percent() / 100 - own_seconds / cpu_seconds
-        if others < _BUSY_SHARE or torch.get_num_threads() == 1:
-            return None
-        return (
-            f"other processes use {others:.0%} of the CPU: fewer threads may be faster "
-            "(OMP_NUM_THREADS=1)"
-        )
 
 
 class CpuMemory(DeviceMemory):

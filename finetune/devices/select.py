@@ -7,7 +7,7 @@ import torch
 
 from finetune import events
 from finetune.devices.base import Device
-from finetune.devices.check import ROOM_FOR_BERT_BASE_BYTES, Check, high_ratio
+from finetune.devices.check import ROOM_FOR_BERT_BASE_BYTES, Check
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.cuda import CudaDevice
 from finetune.devices.host import gibibytes
@@ -80,11 +80,6 @@ def describe_mps() -> Iterator[Check]:
     total_bytes = psutil.virtual_memory().total
     recommended_bytes = torch.mps.recommended_max_memory()
     finding = f"recommended working set {gibibytes(recommended_bytes)} of {gibibytes(total_bytes)}"
-    # check_watermarks warns of a limit that was lifted.
-    if limit_bytes := int(high_ratio() * recommended_bytes):
-        finding += f"; PyTorch refuses more than {gibibytes(limit_bytes)}"
-    if limit_bytes > total_bytes:
-        finding += ", and the Mac swaps before"
     remedy = "use --freeze-core, or small batches: --batch-size 8 --effective-batch-size 32"
     yield Check.warn_unless(total_bytes > _TOO_SMALL_BYTES, "mps_memory", finding, remedy)
 

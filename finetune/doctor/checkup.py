@@ -35,7 +35,6 @@ def check_machine(*, device: str) -> Iterator[Check]:
     yield check_python()
     yield from check_packages()
     yield check_memory()
-    yield check_bf16()
     yield check_disk("run_disk", Path.cwd(), "make room, or give an --output-dir on another disk")
     hub_cache = Path(constants.HF_HUB_CACHE)
     yield check_disk("hub_disk", hub_cache, "make room, or set HF_HOME to a folder on another disk")
@@ -59,14 +58,9 @@ def check_cpu() -> Check:
 
 
 def check_system() -> Check:
-    """Say which system it is, and on a Mac whether it is new enough for PyTorch's GPU support."""
-    if not host.is_mac():
-        return Check("system", "ok", platform.platform())
-    finding = f"macOS {host.macos_version()}"
-    if platform.machine() != "arm64" or host.macos_major() >= host.OLDEST_MACOS:
-        return Check("system", "ok", finding)
-    finding += f": the GPU needs macOS {host.OLDEST_MACOS} or newer with this PyTorch"
-    return Check("system", "warning", finding, host.MACOS_REMEDY)
+    """Say which system it is; a macOS that is too old for the GPU is named with the GPU."""
+    name = f"macOS {host.macos_version()}" if host.is_mac() else platform.platform()
+    return Check("system", "ok", name)
 
 
 def check_python() -> Check:
@@ -113,12 +107,6 @@ def check_memory() -> Check:
     needed = f"; to train all of BERT-base takes {ROOM_FOR_BERT_BASE_BYTES / 2**30:.1f}"
     remedy = "close other programs, or train less: --freeze-core, or a smaller --model"
     return Check.warn_unless(has_room, "memory", finding + needed * (not has_room), remedy)
-
-
-def check_bf16() -> Check:
-    """Say whether the CPU has bf16 instructions."""
-    found = ", ".join(host.bf16_instructions())
-    return Check("bf16", "ok", f"bf16 instructions: {found}" if found else "no bf16 instructions")
 
 
 def check_disk(name: str, folder: Path, remedy: str) -> Check:

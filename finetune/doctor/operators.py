@@ -25,6 +25,7 @@ from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.trial_model import TrialModel, prepare_trial_model
 from finetune.config.mode import Mode
 from finetune.config.schema import ModelConfig
+from finetune.devices import host
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.emulation import (
@@ -33,6 +34,7 @@ from finetune.devices.emulation import (
     run_composite,
     run_on_cpu,
 )
+from finetune.devices.mps.chips import generation
 from finetune.devices.mps.known_faults import KnownFault, known_faults, named_arguments
 from finetune.devices.mps.operators import Status, status_of
 from finetune.model.factory import loss_of
@@ -218,6 +220,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # What is given to MPS that it can't hold, or computes wrongly, and where.
         self._not_held: defaultdict[str, set[str]] = defaultdict(set)
         self._faults: defaultdict[tuple[str, KnownFault], set[str]] = defaultdict(set)
+        self._known_faults = known_faults(
+            torch_version=_TORCH_VERSION,
+            macos=host.macos_version(),
+            chip=generation(host.cpu_name()),
+        )
         start = partial(setattr, self, "_is_recording", True)
         model.register_forward_pre_hook(lambda *_: start(), prepend=True)
 
@@ -265,8 +272,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for one in tree_iter((list(arguments.values()), result))
         ):
             self._not_held[name].add(place)
-        for fault in known_faults(name, arguments, torch_version=_TORCH_VERSION):
-            self._faults[name, fault].add(place)
+        for fault in self._known_faults:
+            if fault.hits(name, arguments):
+                self._faults[name, fault].add(place)
         return result
 
     def _warnings(self, operators: tuple[Operator, ...]) -> Iterator[events.WarningMessage]:

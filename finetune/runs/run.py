@@ -112,8 +112,6 @@ class Run:
     def __init__(self, preparation: Preparation, folder: RunFolder, journal: Journal) -> None:
         self.folder, self.emit, self.processes = folder, journal, preparation.processes
         device, emit = preparation.device, journal
-        if hint := device.busy_hint():
-            emit(Info(hint))
         with stage("precision", emit):
             preparation = preparation.with_precision(emit=emit)
         self.preparation = preparation = with_batch_sizes(preparation, emit=emit)

@@ -61,9 +61,8 @@ def test_files_and_folders_complete(line: str, kind: str) -> None:
     assert [one.type for one in shell.get_completions(line.split(), "no")] == [kind]
 
 
-def test_recipes_and_macs_complete() -> None:
+def test_recipes_complete() -> None:
     assert completions("run --config trec_t") == {"trec_t", "trec_top2"}
-    assert completions("find-batch --for m1-8") == {"m1-8gb"}
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")

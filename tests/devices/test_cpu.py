@@ -124,21 +124,3 @@ else:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries have no mallopt")
 def test_freed_memory_that_is_kept_is_released_and_counts_once_for_the_cap() -> None:
     subprocess.run([sys.executable, "-c", _KEEPING], check=True)
-
-
-@pytest.mark.parametrize(("percent", "has_hint"), [(90.0, True), (40.0, False)])
-def test_other_processes_that_use_the_cores_give_a_hint(
-    percent: float, has_hint: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """This process itself has used 30% of the CPU."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    monkeypatch.setattr(psutil, "cpu_count", lambda: 4)
-    monkeypatch.setattr(psutil, "cpu_percent", lambda: percent)
-    clock, own = iter([0.0, 10.0]), iter([0.0, 12.0])
-    fake = SimpleNamespace(perf_counter=lambda: next(clock), process_time=lambda: next(own))
-    monkeypatch.setattr("finetune.devices.cpu.time", fake)
-    hint = CpuDevice().busy_hint()
-    assert (hint is not None) == has_hint
-    if hint:
-        assert hint.startswith("other processes use 60% of the CPU")
-        assert "OMP_NUM_THREADS" in hint

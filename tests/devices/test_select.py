@@ -57,17 +57,14 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(HIGH, raising=False)
 
 
-def test_a_gpu_is_described_with_its_memory_and_pytorchs_limit(
+def test_a_gpu_is_described_with_its_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pretend(a_mac(chip="Apple M4 Max", memory_gib=128.0), monkeypatch)
     gpu, memory = describe_mps()
     assert gpu.finding.startswith("built, available and usable: Apple M4 Max GPU")
     assert memory.status == "ok"
-    assert memory.finding == (
-        "recommended working set 96.0 GiB of 128.0 GiB; PyTorch refuses more than 163.2 GiB, and "
-        "the Mac swaps before"
-    )
+    assert memory.finding == "recommended working set 96.0 GiB of 128.0 GiB"
 
 
 @pytest.mark.parametrize("name", MACHINES)

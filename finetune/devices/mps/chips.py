@@ -8,15 +8,6 @@ from finetune.errors import UsageError
 # A chip and its memory in GB, which Apple counts as 2³⁰ bytes: ``m1-8gb``, ``MacBook Air M2 8 GB``.
 _CHIP = re.compile(r"\b(m\d+)(?:[ -]*(pro|max|ultra))?(?![a-z0-9])", re.IGNORECASE)
 _MEMORY = re.compile(r"(?<![a-z0-9.])(\d+)[ -]*g(?:i?b)?\b", re.IGNORECASE)
-_SIZES = {"": (8, 16, 24, 32), "-pro": (16, 24, 36, 48), "-max": (32, 36, 64, 128)}
-# What the shell completes; other Macs have names too.
-MACS = tuple(
-    f"m{number}{kind}-{size}gb"
-    for number in range(1, 6)
-    for kind, sizes in _SIZES.items()
-    for size in sizes
-)
-
 # What macOS and its usual programs hold: a guess, on which the estimates for Macs are calibrated
 # (finetune/batch_finder/estimate.py).
 _HELD_BYTES = 3 * 2**30

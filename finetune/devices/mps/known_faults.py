@@ -1,19 +1,21 @@
-"""Which of MPS's kernels are known to compute wrongly, in which releases, and for which arguments.
+"""Which of MPS's kernels are known to be wrong, to crash or to be slow: where, and in which calls.
 
 Left out are faults that no call shows: of compiled modules (pytorch#191976), of some values
-(#151667, #186367, #190491), of copies (#189563, #189690, #197715) and of nightly builds (#186278).
+(#151667, #186367, #190491), of copies (#189563, #189690, #197715), of nightly builds (#186278), and
+of ``autocast("cuda")`` and ``GradScaler("cuda")``, which do nothing on a Mac and don't say so.
 """
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
 import torch
 import yaml
-from torch.torch_version import TorchVersion
+from packaging.specifiers import SpecifierSet
 
 # The arguments that are given to an operator, by their names in its schema.
 Arguments = Mapping[str, Any]
@@ -21,9 +23,11 @@ Arguments = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class KnownFault:
-    """Operators, without ``aten::``, that give wrong results before the release ``fixed``.
+    """Operators, without ``aten::``, that are faulty on some Macs in some releases of PyTorch.
 
-    ``condition``, one of ``_CONDITIONS``, says which of their calls are hit.
+    ``condition``, one of ``_CONDITIONS``, says which of their calls are hit. ``torch`` and
+    ``macos`` are ranges of versions, and ``chips`` generations such as 1 for M1; without them all
+    are hit.
     """
 
     source: str
@@ -31,24 +35,29 @@ class KnownFault:
     condition: str
     effect: str
     remedy: str
-    fixed: str | None = None
+    torch: str = ""
+    macos: str = ""
+    chips: tuple[int, ...] = ()
+
+    def hits(self, operator: str, arguments: Arguments) -> bool:
+        """Return whether a call is hit, of an operator by its name on MPS, such as aten::bmm."""
+        is_named = operator.removeprefix("aten::") in self.operators.split()
+        return is_named and _CONDITIONS[self.condition](arguments)
 
 
-def known_faults(
-    operator: str, arguments: Arguments, *, torch_version: str
-) -> Iterator[KnownFault]:
-    """Yield the faults that a call of an operator meets in a release of PyTorch, such as 2.13.0.
+def known_faults(*, torch_version: str, macos: str, chip: int | None) -> list[KnownFault]:
+    """Return the faults of a release of PyTorch on a Mac; ``""`` and None stand for any Mac."""
+    return [
+        fault
+        for fault in _read_faults()
+        if _contains(fault.torch, torch_version)
+        and (not macos or _contains(fault.macos, macos))
+        and (not fault.chips or chip is None or chip in fault.chips)
+    ]
 
-    The operator has the name that it has on MPS, such as ``aten::bmm``.
-    """
-    name = operator.removeprefix("aten::")
-    for fault in _read_faults():
-        if (
-            name in fault.operators.split()
-            and (fault.fixed is None or TorchVersion(torch_version) < fault.fixed)
-            and _CONDITIONS[fault.condition](arguments)
-        ):
-            yield fault
+
+def _contains(versions: str, version: str) -> bool:
+    return SpecifierSet(versions).contains(version, prereleases=True)
 
 
 def named_arguments(
@@ -62,7 +71,8 @@ def named_arguments(
 @functools.cache
 def _read_faults() -> list[KnownFault]:
     text = (resources.files("finetune.devices.mps") / "known_faults.yaml").read_text("utf-8")
-    return [KnownFault(**entry) for entry in yaml.safe_load(text)]
+    entries = yaml.safe_load(text)
+    return [KnownFault(**entry | {"chips": tuple(entry.get("chips", ()))}) for entry in entries]
 
 
 # The most products in a sum on M1 and M2: beyond, the kernel reads past its operands if both sides
@@ -78,6 +88,8 @@ _MAX_MATRICES = 65_536
 _VECTOR_HEAD_SIZES = (64, 96, 128)
 _MAX_VECTOR_QUERIES = 8
 _VECTOR_BLOCK = 32
+# From so many on, single vectors take a quick path again (pytorch#189855).
+_QUICK_VECTORS = 16
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -132,6 +144,11 @@ def _multiplies_halves_in_batches(call: Arguments) -> bool:
     return inputs.dtype in _HALF and inputs.ndim > 2 and not _has_bias(call)
 
 
+def _is_transposed_weight(call: Arguments) -> bool:
+    weight = call["weight"]
+    return weight.dtype == torch.bfloat16 and not weight.is_contiguous() and call["input"].ndim > 2
+
+
 def _is_expanded(call: Arguments) -> bool:
     return any(
         stride == 0 and size > 1
@@ -156,15 +173,28 @@ _CONDITIONS: dict[str, Callable[[Arguments], bool]] = {
     ),
     "many matrices": _has_many_matrices,
     "single vectors with bias": lambda call: _has_bias(call) and call["input"].shape[-2:-1] == (1,),
+    "few single vectors in 16 bits": lambda call: (
+        call["input"].dtype in _HALF
+        and call["input"].shape[-2:-1] == (1,)
+        and call["input"].ndim > 2
+        and len(call["input"]) < _QUICK_VECTORS
+    ),
+    "transposed weight in bf16": _is_transposed_weight,
+    "weight of one dimension": lambda call: call["weight"].ndim == 1,
+    "single rows in five dimensions": lambda call: (
+        call["grad_output"].ndim > 4 and call["self"].shape.count(1) > 1
+    ),
+    "Metal preferred": lambda call: os.environ.get("PYTORCH_MPS_PREFER_METAL", "0") != "0",
+    "attention in 16 bits": lambda call: call["query"].dtype in _HALF,
+    "values of another head size": lambda call: call["value"].shape[-1] != call["query"].shape[-1],
     "16 bits in batches": _multiplies_halves_in_batches,
     "expanded tensors": _is_expanded,
     "many elements": _has_many_elements,
     "long sum": _has_long_sum,
     "scaled gradients": lambda call: call.get("found_inf") is not None,
-    "gradients in 16 bits": lambda call: any(one.dtype in _HALF for one in call["self"]),
+    "tensors in 16 bits": lambda call: any(one.dtype in _HALF for one in call["self"]),
     "frozen input": lambda call: not call["output_mask"][0] and any(call["output_mask"][1:]),
     "parameters of another format": lambda call: (
         call.get("weight") is not None and call["weight"].dtype != call["input"].dtype
     ),
-    "padding token": lambda call: call["padding_idx"] >= 0,
 }

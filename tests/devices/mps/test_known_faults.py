@@ -12,10 +12,17 @@ HALF = torch.bfloat16
 LONG_SUM = "pytorch#177116, #195163"
 
 
-def faults_met(name: str, *, torch_version: str = TORCH, **arguments: object) -> list[str]:
+def faults_met(
+    name: str,
+    *,
+    torch_version: str = TORCH,
+    macos: str = "",
+    chip: int | None = None,
+    **arguments: object,
+) -> list[str]:
     """Return the reports of those faults that a call meets."""
-    faults = known_faults(f"aten::{name}", arguments, torch_version=torch_version)
-    return [fault.source for fault in faults]
+    faults = known_faults(torch_version=torch_version, macos=macos, chip=chip)
+    return [fault.source for fault in faults if fault.hits(f"aten::{name}", arguments)]
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -45,7 +52,7 @@ def test_attention_over_few_tokens_has_faults(
 ) -> None:
     query = torch.zeros(2, tokens, 3, head_size).permute(0, 2, 1, 3)
     mask = torch.zeros(2, 1, tokens, tokens)
-    call = {"query": query, "key": query, "attn_mask": mask}
+    call = {"query": query, "key": query, "value": query, "attn_mask": mask}
     assert faults_met(ATTENTION, torch_version=torch_version, **call) == sources
 
 
@@ -113,7 +120,12 @@ def test_product_of_very_many_elements_is_wrong() -> None:
 @pytest.mark.parametrize(
     ("name", "met", "unmet", "source"),
     [
-        ("_fused_adamw_", {"found_inf": torch.ones(())}, {}, "pytorch#186360"),
+        (
+            "_fused_adamw_",
+            {"self": [], "found_inf": torch.ones(())},
+            {"self": []},
+            "pytorch#186360",
+        ),
         (
             "_amp_foreach_non_finite_check_and_unscale_",
             {"self": [empty(2), empty(2, dtype=HALF)]},
@@ -132,7 +144,6 @@ def test_product_of_very_many_elements_is_wrong() -> None:
             {"output_mask": [False, False, False]},
             "pytorch#183825",
         ),
-        ("embedding_dense_backward", {"padding_idx": 0}, {"padding_idx": -1}, "pytorch#185119"),
     ],
 )
 def test_faults_that_2_13_has_fixed(
@@ -141,6 +152,69 @@ def test_faults_that_2_13_has_fixed(
     assert faults_met(name, torch_version="2.12.1", **met) == [source]
     assert faults_met(name, torch_version="2.12.1", **unmet) == []
     assert faults_met(name, **met) == []
+
+
+ROWS = empty(2, 3, 4, dtype=HALF)
+TRANSPOSED = empty(4, 5, dtype=HALF).T
+FIVE = empty(2, 1, 2, 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "met", "unmet", "source"),
+    [
+        (
+            "linear",
+            {"input": ROWS, "weight": TRANSPOSED, "bias": empty(5)},
+            {"input": ROWS, "weight": TRANSPOSED.contiguous(), "bias": empty(5)},
+            "pytorch#197796",
+        ),
+        (
+            "linear",
+            {"input": ROWS[:, :1], "weight": empty(5, 4, dtype=HALF)},
+            {"input": ROWS[:, 0], "weight": empty(5, 4, dtype=HALF)},
+            "pytorch#189847, #189855",
+        ),
+        (
+            "linear_backward",
+            {"self": FIVE, "grad_output": FIVE, "weight": empty(4, 4)},
+            {"self": FIVE[0], "grad_output": FIVE[0], "weight": empty(4, 4)},
+            "pytorch#187201, #187379",
+        ),
+    ],
+)
+def test_faults_that_2_14_has_fixed(
+    name: str, met: dict[str, object], unmet: dict[str, object], source: str
+) -> None:
+    assert source in faults_met(name, **met)
+    assert source not in faults_met(name, **unmet)
+    assert source not in faults_met(name, torch_version="2.14.0", **met)
+
+
+def test_a_fault_of_some_chips_or_systems_spares_other_macs() -> None:
+    sources = {
+        (macos, chip): {
+            fault.source for fault in known_faults(torch_version=TORCH, macos=macos, chip=chip)
+        }
+        for macos, chip in (("27.0", 5), ("26.3", 5), ("26.3", 1), ("", None))
+    }
+    assert "pytorch#197796" in sources["27.0", 5]
+    assert "pytorch#197796" not in sources["26.3", 5]
+    assert LONG_SUM in sources["26.3", 1]
+    assert LONG_SUM not in sources["26.3", 5]
+    # Of an unknown Mac, all are told.
+    assert set.union(*sources.values()) == sources["", None]
+
+
+def test_metal_is_slow_where_the_environment_prefers_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = {"self": empty(2, 3), "mat2": empty(3, 2)}
+    assert faults_met("mm", **call) == []
+    monkeypatch.setenv("PYTORCH_MPS_PREFER_METAL", "1")
+    assert faults_met("mm", **call) == ["pytorch#198182, open"]
+
+
+def test_fused_adamw_refuses_weights_in_16_bits() -> None:
+    assert faults_met("_fused_adamw_", self=[empty(2, dtype=HALF)]) == ["Soup PR 564"]
+    assert faults_met("_fused_adamw_", self=[empty(2)]) == []
 
 
 def test_no_copy_of_the_package_is_asynchronous_but_those_to_cuda() -> None:
