@@ -2,12 +2,12 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import reduce
 from itertools import combinations, repeat
-from math import log2, prod
+from math import log2
 
 import pyarrow
 import pyarrow.compute as pc
@@ -137,88 +137,50 @@ class Facts:
         return 2 <= self.distinct <= max(2, self.rows // 3) and self.distinct < self.rows
 
 
-Rule = tuple[float, Callable[[Facts], bool]]
+def _name_factor(column: Facts, names: Sequence[str]) -> float:
+    """Return how much its name says that a column holds texts, or labels."""
+    plain, words = plain_name(column.name), _words_of(column.name)
+    if plain in names:
+        # A rating or a score beside a target may say something else of the row.
+        return {names[0]: 1000.0, "target": 12.0, "stance": 12.0}.get(plain, 6.0)
+    return (4.0 if words & set(names) else 1.0) * (0.2 if words & OTHER_WORDS else 1.0)
 
 
-@dataclass(frozen=True)
-class Kind:
-    """How columns of texts, or of labels, are told from others: by scores.
-
-    A score is a measure of the values times the factors of the name and of all rules that hold.
-    Another column may be meant as well as the best if ``is_rival``, whatever its score.
-    """
-
-    names: Sequence[str]
-    measure: Callable[[Facts], float]
-    is_rival: Callable[[Facts, Facts], bool]
-    unless_named: Sequence[Rule]
-    always: Sequence[Rule] = ()
-
-    def name_factor(self, column: Facts) -> float:
-        """Return how much the name says that a column is of this kind."""
-        plain = plain_name(column.name)
-        if plain in self.names:
-            # A rating or a score beside a target may say something else of the row.
-            factors = {self.names[0]: 1000.0, "target": 12.0, "stance": 12.0}
-            return factors.get(plain, 6.0)
-        words = _words_of(column.name)
-        return (4.0 if words & set(self.names) else 1.0) * (0.2 if words & OTHER_WORDS else 1.0)
-
-    def score(self, column: Facts) -> float:
-        """Return how much a column looks like one of this kind; 0 if it does not."""
-        is_named = plain_name(column.name) in self.names
-        rules = self.always if is_named else (*self.always, *self.unless_named)
-        factors = prod(factor for factor, holds in rules if holds(column))
-        return self.name_factor(column) * self.measure(column) * factors
+def _score_text(column: Facts) -> float:
+    """Return how much a column looks like texts; 0 if it does not."""
+    is_key = bool(column.looks & {"number", "date", "key"}) or column.characters < MIN_CHARACTERS
+    is_class = column.recurs and column.characters <= MAX_CLASS_CHARACTERS
+    is_named = plain_name(column.name) in TEXT_NAMES
+    if "list" in column.looks or (not is_named and (is_key or is_class or not column.filled)):
+        return 0.0
+    variety = max(column.filled * column.distinct / column.rows * column.characters, 1e-6)
+    return _name_factor(column, TEXT_NAMES) * variety * (0.1 if "word" in column.looks else 1.0)
 
 
-def _label_measure(column: Facts) -> float:
+def _score_label(column: Facts) -> float:
+    """Return how much a column looks like labels; 0 if it does not."""
+    is_text = column.is_long and not column.recurs and not column.looks
+    is_other = not column.recurs or column.is_long or bool(column.looks & {"date", "split"})
+    is_named = plain_name(column.name) in LABEL_NAMES
+    if is_text or (is_other and not is_named):
+        return 0.0
+    is_number = "number" in column.looks
     # Named numbers are more likely than a category with another name, less likely than 3 classes.
-    is_score = "number" in column.looks and plain_name(column.name) in LABEL_NAMES
-    classes = min(column.distinct or 1, 24 if is_score else column.rows)
-    return max(column.filled, 1e-6) / (1 + log2(classes))
+    classes = min(column.distinct or 1, 24 if is_number and is_named else column.rows)
+    factor = _name_factor(column, LABEL_NAMES)
+    if is_number and "integer" not in column.looks and not is_named:
+        factor *= 0.1
+    return factor * max(column.filled, 1e-6) / (1 + log2(classes))
 
 
-def _is_left_text(best: Facts, other: Facts) -> bool:
-    is_named = KINDS[TEXT].name_factor(other) > 1
+def _may_be_meant_too(option: str, other: Facts, best: Facts) -> bool:
+    """Return whether a column is to be asked for beside the best, however much worse it is."""
+    if option == LABEL:  # of two values, beside a rating that may go with it
+        is_flag = bool(FLAG_WORDS & _words_of(other.name))
+        return plain_name(best.name) in RATINGS and other.distinct == 2 and not is_flag
+    is_named = _name_factor(other, TEXT_NAMES) > 1
     least = MAX_CHARACTERS_LEFT_OUT if is_named else MAX_CHARACTERS_LEFT_OUT_UNNAMED
     return not other.recurs and other.characters >= least
-
-
-def _is_yes_or_no(best: Facts, other: Facts) -> bool:
-    """Return whether a column beside a rating has two values, and the rating may go with it."""
-    is_flag = bool(FLAG_WORDS & _words_of(other.name))
-    return plain_name(best.name) in RATINGS and other.distinct == 2 and not is_flag
-
-
-KINDS = {
-    TEXT: Kind(
-        TEXT_NAMES,
-        lambda column: max(column.filled * column.distinct / column.rows * column.characters, 1e-6),
-        is_rival=_is_left_text,
-        always=(
-            (0.0, lambda column: "list" in column.looks),
-            (0.1, lambda column: "word" in column.looks),
-        ),
-        unless_named=(
-            (0.0, lambda column: column.filled == 0),
-            (0.0, lambda column: not column.looks.isdisjoint(("number", "date", "key"))),
-            (0.0, lambda column: column.characters < MIN_CHARACTERS),
-            (0.0, lambda column: column.recurs and column.characters <= MAX_CLASS_CHARACTERS),
-        ),
-    ),
-    LABEL: Kind(
-        LABEL_NAMES,
-        _label_measure,
-        is_rival=_is_yes_or_no,
-        always=((0.0, lambda column: column.is_long and not column.recurs and not column.looks),),
-        unless_named=(
-            (0.0, lambda column: not column.recurs or column.is_long),
-            (0.0, lambda column: not column.looks.isdisjoint(("date", "split"))),
-            (0.1, lambda column: "number" in column.looks and "integer" not in column.looks),
-        ),
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -254,9 +216,7 @@ def choose_columns(
     names = columns.column_names
     chosen = _named_columns(options, names, table=table, wanted=wanted)
     if PAIR in wanted and TEXT not in chosen:
-        taken = chosen[LABEL].names if LABEL in chosen else ()
-        others = [name for name in names if name not in taken]
-        chosen |= _find_pair(others, pair=chosen.get(PAIR))
+        chosen |= _find_pair(names, pair=chosen.get(PAIR), label=chosen.get(LABEL))
     if PAIR in wanted and PAIR not in chosen and LABEL not in wanted:
         raise DataNotFound(
             f"the model reads pairs of texts, but no two columns of {table} are named like a pair",
@@ -264,41 +224,30 @@ def choose_columns(
             f" {_listed(names)}",
         )
     missing = [option for option in (LABEL, TEXT) if option in wanted and option not in chosen]
-    if missing:
-        # How many values a column has is counted in memory: in some pieces of a large table.
-        pieces = list(pieces_of(columns))[:: columns.nbytes // MAX_BYTES + 1]
-        facts = [Facts.of(pyarrow.concat_tables(pieces)[name], name) for name in names]
-        tags = [one.name for one in facts if "tag" in one.looks and one.distinct > 1]
-        if tags and len(missing) > 1:
-            raise DataError(
-                f"the rows of {table} are single tokens, with tags in {tags[0]!r}, and not texts",
-                remedy="write a whole text and its class in each row",
-            )
-        if LABEL in missing and (indicators := find_indicators(columns, facts)):
-            chosen[LABEL] = ChosenColumn(indicators, "columns of 0 and 1")
-            missing.remove(LABEL)
-        for option in missing:
-            may_be_pair = PAIR in wanted and PAIR not in chosen
+    if not missing:
+        return chosen
+    # How many values a column has is counted in memory: in some pieces of a large table.
+    pieces = list(pieces_of(columns))[:: columns.nbytes // MAX_BYTES + 1]
+    facts = [Facts.of(pyarrow.concat_tables(pieces)[name], name) for name in names]
+    tags = [column.name for column in facts if "tag" in column.looks and column.distinct > 1]
+    if tags and len(missing) > 1:
+        raise DataError(
+            f"the rows of {table} are single tokens, with tags in {tags[0]!r}, and not texts",
+            remedy="write a whole text and its class in each row",
+        )
+    if LABEL in missing and (indicators := find_indicators(columns, facts)):
+        chosen[LABEL] = ChosenColumn(indicators, "columns of 0 and 1")
+    if len(names) == 1 and missing == [TEXT] and "number" not in facts[0].looks:
+        return {TEXT: ChosenColumn((names[0],), "there is no other")}
+    for option in missing:
+        if option not in chosen:
+            taken = {name for column in chosen.values() for name in column.names}
             is_number = option == LABEL and options.task == "regression"
-            own = [one for one in facts if one.is_quantity or not is_number] or facts
-            chosen[option] = _guess(
-                option, own, chosen=chosen, may_be_pair=may_be_pair, table=table
-            )
+            free = [column for column in facts if column.name not in taken]
+            numbers = [column for column in free if column.is_quantity and is_number]
+            may_be_pair = option == TEXT and PAIR in wanted and PAIR not in chosen
+            chosen[option] = _guess(option, numbers or free, may_be_pair=may_be_pair, table=table)
     return chosen
-
-
-def check_columns(names: Sequence[str], chosen: Mapping[str, ChosenColumn], *, table: str) -> None:
-    """Make sure that a table with these columns has those that were chosen, by option."""
-    for option, column in chosen.items():
-        for name in column.names:
-            if name not in names:
-                folded = {known.casefold(): known for known in names}
-                near = get_close_matches(name.casefold(), folded, n=1)
-                guess = f"did you mean {folded[near[0]]!r}? " if near else ""
-                raise DataNotFound(
-                    f"{table} has no column {name!r} of texts or numbers",
-                    remedy=f"{guess}{_flag(option)} takes one of: {_listed(names)}",
-                )
 
 
 def columns_named(name: str, names: Sequence[str]) -> tuple[str, ...]:
@@ -316,16 +265,25 @@ def _named_columns(
     options: DataConfig, names: Sequence[str], *, table: str, wanted: Sequence[str]
 ) -> Columns:
     """Return the column of each option: the one named, or the run's if the table has it."""
-    given = [getattr(options, option) for option in wanted]
+    earlier = getattr(options, "earlier_columns", {})
+    given = {option: getattr(options, option) for option in wanted}
     found: Columns = {}
-    for option, name in zip(wanted, given, strict=True):
-        earlier = getattr(options, "earlier_columns", {}).get(option)
-        full = columns_named((earlier or "") if name is None else name, names)
-        if name is not None:
-            found[option] = ChosenColumn(full, f"as {_flag(option)} says")
-            check_columns(names, {option: found[option]}, table=table)
-        elif earlier and earlier not in given and {*full} <= {*names}:
-            found[option] = ChosenColumn(full, "as in the run")
+    for option, name in given.items():
+        own = columns_named(earlier.get(option, "") if name is None else name, names)
+        unknown = [column for column in own if column not in names]
+        if name is None:
+            if not unknown and earlier[option] not in given.values():
+                found[option] = ChosenColumn(own, "as in the run")
+            continue
+        if unknown:
+            folded = {known.casefold(): known for known in names}
+            near = get_close_matches(unknown[0].casefold(), folded, n=1)
+            guess = f"did you mean {folded[near[0]]!r}? " if near else ""
+            raise DataNotFound(
+                f"{table} has no column {unknown[0]!r} of texts or numbers",
+                remedy=f"{guess}{_flag(option)} takes one of: {_listed(names)}",
+            )
+        found[option] = ChosenColumn(own, f"as {_flag(option)} says")
     for one, other in combinations(found, 2):
         if found[one].names == found[other].names:
             raise UsageError(
@@ -339,9 +297,12 @@ def _flag(option: str) -> str:
     return f"--{option.replace('_', '-')}"
 
 
-def _find_pair(names: Sequence[str], *, pair: ChosenColumn | None) -> Columns:
+def _find_pair(
+    names: Sequence[str], *, pair: ChosenColumn | None, label: ChosenColumn | None
+) -> Columns:
     """Return the columns with the names of a pair of texts, the second one as it is named."""
-    plain = {re.sub(r"[\W_]", "", name).casefold(): name for name in reversed(names)}
+    free = [name for name in reversed(names) if label is None or name not in label.names]
+    plain = {re.sub(r"[\W_]", "", name).casefold(): name for name in free}
     for one, two in PAIRS:
         if one in plain and two in plain and (pair is None or pair.name == plain[two]):
             first, second = plain[one], plain[two]
@@ -401,7 +362,7 @@ def find_indicators(columns: pyarrow.Table, facts: Sequence[Facts]) -> tuple[str
     others = [
         one
         for one in facts
-        if KINDS[LABEL].score(one) and "number" not in one.looks and one.name not in flags
+        if _score_label(one) and "number" not in one.looks and one.name not in flags
         if not _words_of(one.name) & OTHER_WORDS
     ]
     is_clear = not others or len(found) >= MANY_INDICATORS
@@ -431,52 +392,50 @@ def plain_name(name: str) -> str:
     return re.sub(r"[\s-]", "_", name.strip().casefold()).removeprefix("gold_")
 
 
-def _guess(
-    option: str, facts: Sequence[Facts], *, chosen: Columns, may_be_pair: bool, table: str
-) -> ChosenColumn:
+def _guess(option: str, facts: Sequence[Facts], *, may_be_pair: bool, table: str) -> ChosenColumn:
     """Return the column that looks most like texts or labels."""
-    kind, flag = KINDS[option], _flag(option)
-    taken = {name for column in chosen.values() for name in column.names}
-    scores = {one: kind.score(one) for one in facts if one.name not in taken}
-    if option == TEXT and len(facts) == 1 and facts[0].filled and "number" not in facts[0].looks:
-        scores = {facts[0]: 1.0}  # of a file to predict, whatever its texts are like
+    score, names = {TEXT: (_score_text, TEXT_NAMES), LABEL: (_score_label, LABEL_NAMES)}[option]
+    flag = _flag(option)
+    scores = {column: score(column) for column in facts}
     if option == LABEL and not any(scores.values()):
-        factors = {one: kind.name_factor(one) for one in scores if one.is_quantity}
-        scores = {one: factor for one, factor in factors.items() if factor >= 1} or scores
+        numbers = {column: _name_factor(column, names) for column in facts if column.is_quantity}
+        scores |= {column: factor for column, factor in numbers.items() if factor >= 1}
     ranked = sorted(filter(scores.__getitem__, scores), key=scores.__getitem__, reverse=True)
     if not ranked:
         raise DataNotFound(
-            f"no column of {table} looks like {kind.names[0]}s",
+            f"no column of {table} looks like {names[0]}s",
             remedy=f"write texts and labels in columns of their own, or name them with {flag};"
-            f" there are: {_listed(one.name for one in facts)}",
+            f" there are: {_listed(column.name for column in facts)}",
         )
     best = ranked[0]
-    is_named = option == TEXT or plain_name(best.name) in kind.names
+    is_named = option == TEXT or plain_name(best.name) in names
     lead = CLEAR_LEAD if is_named else CLEAR_LEAD_UNNAMED
     close = [
-        one.name
-        for one in facts
-        if one in ranked and (lead * scores[one] > scores[best] or kind.is_rival(best, one))
+        column.name
+        for column in facts
+        if lead * scores[column] > scores[best]
+        or (scores[column] and _may_be_meant_too(option, column, best))
     ]
     if len(close) > 1:
-        names = dict.fromkeys((*close, *(one.name for one in ranked)))
-        candidates = list(names)[: max(len(close), MAX_CANDIDATES)]
+        candidates = list(dict.fromkeys((*close, *(column.name for column in ranked))))
         remedy = f"choose one with {flag}"
         if option == TEXT:
             remedy += f", or several to be joined: {flag} {','.join(close)}"
-            if may_be_pair:
-                pair = f"{flag} {close[0]} {_flag(PAIR)} {close[1]}"
-                remedy += f", or, if the rows are pairs of texts: {pair}"
+        if may_be_pair:
+            pair = f"{flag} {close[0]} {_flag(PAIR)} {close[1]}"
+            remedy += f", or, if the rows are pairs of texts: {pair}"
         raise DataError(
-            f"can't tell which column is the {kind.names[0]}: {_listed(candidates)}", remedy=remedy
+            f"can't tell which column is the {names[0]}:"
+            f" {_listed(candidates[: max(len(close), MAX_CANDIDATES)])}",
+            remedy=remedy,
         )
-    if kind.name_factor(best) > 1:
+    if _name_factor(best, names) > 1:
         reason = "its name says so"
     elif option == LABEL:
         reason = f"{best.rows:,} rows have {best.distinct:,} different values"
     else:
         reason = f"its values have {best.characters:,.0f} characters on average"
-    return ChosenColumn((best.name,), reason, tuple(one.name for one in ranked[1:3]))
+    return ChosenColumn((best.name,), reason, tuple(column.name for column in ranked[1:3]))
 
 
 def _listed(names: Iterable[str]) -> str:
