@@ -156,7 +156,7 @@ def _show(report: DataReport) -> None:
         for split, finding in by_split.items():
             for key, title in CHECKS[name].titles.items():
                 counts.setdefault(title, {})[split] = finding.counts[key]
-            examples += [(one.title, shorten(one.text)) for one in finding.examples]
+            examples += [_describe(example, name, split) for example in finding.examples]
     _show_by_split("texts", splits, counts)
     if lengths:
         tokens = _by_name(lengths.splits)
@@ -175,6 +175,14 @@ def _show(report: DataReport) -> None:
         show_lines(*report.expectation.lines)
     for suggestion in report.suggestions:
         show_lines(suggestion.finding, f"  try: {suggestion.remedy}")
+
+
+def _describe(example: Any, check: str, split: str) -> tuple[str, str]:
+    if isinstance(example, str):
+        return f"{check.replace('_', ' ')} in {split}", shorten(example)
+    train, labels = example.get("train_labels"), example.get("labels") or [example["label"]]
+    found = f"{' and '.join(train)} in train, " if train else ""
+    return f"{found}{' and '.join(labels)} in {split}", shorten(example["text"])
 
 
 def _by_name(by_split: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:

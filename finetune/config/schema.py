@@ -85,7 +85,9 @@ class DataConfig:
     label_names: str | None = _of_tables(None, "File of class names, one a line.", path="file")
     skip_unknown_labels: bool = _of_tables(False, "Skip rows whose label no training row has.")
     data_dir: str | None = _of_trec(None, "Folder with the raw files of TREC.", path="dir")
-    label: str = _of_trec("label-coarse", "TREC: label-coarse (6 classes) or label-fine (50).")
+    label: Literal["label-coarse", "label-fine"] = _of_trec(
+        "label-coarse", "TREC: label-coarse (6 classes) or label-fine (50)."
+    )
     max_train_samples: Count | None = _option(
         None, "Train on N rows. TREC: the first N; otherwise a stratified sample."
     )

@@ -48,20 +48,11 @@ class Suggestion:
 
 
 @dataclass(frozen=True)
-class Example:
-    """A text with what is odd about it, for the table, and as it is in the JSON."""
-
-    title: str
-    text: str
-    json: Any
-
-
-@dataclass(frozen=True)
 class Finding:
-    """What a check has found in a split, counted by the keys of the JSON."""
+    """What a check has found in a split: counts, and texts, or objects that have one, as JSON."""
 
     counts: Mapping[str, int]
-    examples: Sequence[Example]
+    examples: Sequence[Any]
 
 
 @dataclass(frozen=True)
@@ -100,8 +91,8 @@ class Findings:
         found = asdict(self)
         for name, by_split in found.pop("checks").items():
             found[name] = {
-                split: {**one["counts"], "examples": [each["json"] for each in one["examples"]]}
-                for split, one in by_split.items()
+                split: {**finding["counts"], "examples": finding["examples"]}
+                for split, finding in by_split.items()
             }
         return found
 
@@ -163,7 +154,7 @@ def find_repeats(split: Split, train: Split) -> Finding:
             "rows_up_to_case": len(split.numbers) - len(counts),
             "texts_up_to_case": len(repeated),
         },
-        [Example(f"duplicate in {split.name}", text, text) for _, text in split.examples(repeated)],
+        [text for _, text in split.examples(repeated)],
     )
 
 
@@ -173,11 +164,10 @@ def find_conflicts(split: Split, train: Split) -> Finding:
     label_counts = np.unique(texts, return_counts=True)[1]
     _, first_rows = np.unique(split.numbers, return_index=True)
     rows = np.sort(first_rows[label_counts > 1])
-    examples = []
-    for row, text in split.examples(rows):
-        labels = split.labels_of(row, of=split)
-        title = f"{' and '.join(labels)} in {split.name}"
-        examples.append(Example(title, text, {"text": text, "labels": labels}))
+    examples = [
+        {"text": text, "labels": split.labels_of(row, of=split)}
+        for row, text in split.examples(rows)
+    ]
     return Finding({"texts": len(rows)}, examples)
 
 
@@ -189,7 +179,7 @@ def find_short_texts(split: Split, train: Split) -> Finding:
     rows = np.flatnonzero(characters < SHORT_CHARACTERS)
     return Finding(
         {"rows": len(rows), "empty": int(np.count_nonzero(characters == 0))},
-        [Example(f"short in {split.name}", text, text) for _, text in split.examples(rows)],
+        [text for _, text in split.examples(rows)],
     )
 
 
@@ -200,12 +190,14 @@ def find_overlap(split: Split, train: Split) -> Finding | None:
     shared = np.flatnonzero(np.isin(split.numbers, train.numbers))
     agrees = np.isin(split.labelled[shared], train.labelled)
     disagreeing = int(np.count_nonzero(~agrees))
-    examples = []
-    for row, text in split.examples(shared[np.argsort(agrees, kind="stable")]):
-        label, there = split.label_names[split.labels[row]], train.labels_of(row, of=split)
-        title = f"{' and '.join(there)} in train, {label} in {split.name}"
-        shown = {"text": text, "label": label, "train_labels": there}
-        examples.append(Example(title, text, shown))
+    examples = [
+        {
+            "text": text,
+            "label": split.label_names[split.labels[row]],
+            "train_labels": train.labels_of(row, of=split),
+        }
+        for row, text in split.examples(shared[np.argsort(agrees, kind="stable")])
+    ]
     return Finding({"rows": len(shared), "disagreeing": disagreeing}, examples)
 
 

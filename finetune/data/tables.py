@@ -103,10 +103,13 @@ def read_tables(
     label = columns[LABEL].names
     second = f", second texts from {columns[PAIR].name!r}" if PAIR in columns else ""
     emit(Info(f"texts from column {columns[TEXT]}{second}, labels from {columns[LABEL]}"))
-    if has_published_splits:
-        tables = _without_unlabelled(tables, label, emit=emit)
-    for split, table in tables.items():
-        _check_split(split, table, columns, train=train)
+    for split, table in list(tables.items()):
+        if has_published_splits and split != "train" and not _has_labels(table, label):
+            remedy = "rows of the training split are held out instead"
+            emit(WarningMessage(f"the {split} split has no labels and is left out", remedy=remedy))
+            del tables[split]
+        else:
+            _check_split(split, table, columns, train=train)
     labels = [read_labels(table.columns, label) for table in tables.values()]
     names = train.class_names.get(columns[LABEL].name)
     if options.label_names is not None:
@@ -151,10 +154,9 @@ def _check_split(split: str, table: RawTable, columns: Columns, *, train: RawTab
     label = columns[LABEL].names
     listed = ", ".join(repr(name[:MAX_LABEL_LENGTH]) for name in names)
     predict = f"texts without labels are for finetune predict RUN --file {table.path}"
+    if not missing and (split == "train" or _has_labels(table, label)):
+        return
     if not missing:
-        is_empty = [pc.all(pc.equal(table.columns[name], "")).as_py() for name in label]
-        if split == "train" or not all(is_empty):
-            return
         complaint, remedy = f"has no labels: {', '.join(label)} is empty in all rows", predict
     elif len(names) == len(known) and _holds_values(names, train, columns):
         complaint = f"has no header row, but {listed} in its first row"
@@ -221,19 +223,9 @@ def _divide_by_column(
     return tables
 
 
-def _without_unlabelled(
-    tables: dict[str, RawTable], label: Sequence[str], *, emit: Emit
-) -> dict[str, RawTable]:
-    """Leave out splits that have no labels, as published test splits may have."""
-    labelled = {}
-    remedy = "rows of the training split are held out instead"
-    for split, table in tables.items():
-        own = [table.columns[one] for one in label if one in table.columns.column_names]
-        if split == "train" or any(pc.any(pc.not_equal(column, "")).as_py() for column in own):
-            labelled[split] = table
-        else:
-            emit(WarningMessage(f"the {split} split has no labels and is left out", remedy=remedy))
-    return labelled
+def _has_labels(table: RawTable, label: Sequence[str]) -> bool:
+    columns = [table.columns[name] for name in label if name in table.columns.column_names]
+    return any(pc.any(pc.not_equal(column, "")).as_py() for column in columns)
 
 
 def _name_labels(

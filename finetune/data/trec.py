@@ -8,24 +8,23 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
 from datasets import DatasetDict
 
 from finetune import hub
-from finetune.config.schema import DataConfig
+from finetune.config.schema import HUB_PREFIX, DataConfig
 from finetune.data.dataset import DataSource, LoadedData, make_dataset
 from finetune.data.formats import read_file
 from finetune.data.packed import reading_explained
-from finetune.errors import DataNotFound, DataUnreadable, HubNotReachable, UsageError
-from finetune.events import Emit, Info, WarningMessage
+from finetune.errors import DataNotFound, DataUnreadable, HubNotReachable
+from finetune.events import Emit, Info
+from finetune.files import file_sha256
 from finetune.tasks.single import Single
 
 HUB_REPOSITORY = "CogComp/trec"
-# The main branch holds a script, which datasets 4 and later refuse; this commit of the branch
-# refs/convert/parquet holds the same rows as files.
+# Of the branch refs/convert/parquet: the main branch holds a script, which datasets 4 refuses.
 HUB_REVISION = "65752bf53af25bc935a0dce92fb5b6c930728450"
 ORIGINAL_ADDRESS = "https://cogcomp.seas.upenn.edu/Data/QA/QC"
 
@@ -44,44 +43,35 @@ COARSE = tuple(_FINE_OF_COARSE)
 """The 6 classes, in the order of the Hub's present version."""
 FINE = tuple(f"{coarse}:{fine}" for coarse in COARSE for fine in _FINE_OF_COARSE[coarse].split())
 """The 50 classes, in the order of the Hub's present version."""
-CLASSES_OF_LABEL = {"label-coarse": COARSE, "label-fine": FINE}
-
-
-# The files as they were published, and their sha256.
-PUBLISHED = {
-    "train": (
-        "train_5500.label",
-        "9e4c8bdcaffb96ed61041bd64b564183d52793a8e91d84fc3a8646885f466ec3",
-    ),
-    "test": (
-        "TREC_10.label",
-        "033f22c028c2bbba9ca682f68ffe204dc1aa6e1cf35dd6207f2d4ca67f0d0e8e",
-    ),
-}
-# Fine class, such as NUM:date, and question.
+FILES = {"train": "train_5500.label", "test": "TREC_10.label"}
+# Fine classes, such as NUM:date, and questions.
 Rows = list[tuple[str, str]]
 
 
 def load_trec(options: DataConfig, *, emit: Emit) -> LoadedData:
     """Load TREC from raw files in ``data_dir``, else from the Hub."""
-    label, folder = options.label, options.data_dir
-    if label not in CLASSES_OF_LABEL:
-        raise UsageError(
-            f"TREC has no label {label!r}", remedy=f"choose one of {', '.join(CLASSES_OF_LABEL)}"
-        )
-    read, sources = _read_folder(Path(folder).expanduser(), emit) if folder else _fetch(emit)
-    task = Single(CLASSES_OF_LABEL[label])
-    splits = DatasetDict()
+    is_fine, sources = options.label == "label-fine", list[DataSource]()
+    if options.data_dir is not None:
+        folder = Path(options.data_dir).expanduser()
+        emit(Info(f"reading TREC from {folder}"))
+        paths = {split: folder / name for split, name in FILES.items()}
+        if not os.path.isfile(paths["test"]):  # no error where it is closed
+            del paths["test"]
+        read = {split: _parse(path) for split, path in paths.items()}
+        sources = [DataSource(str(path), file_sha256(path)) for path in paths.values()]
+    else:
+        read = _fetch(emit)
+        sources = [DataSource(f"{HUB_PREFIX}{HUB_REPOSITORY}", commit=HUB_REVISION)]
+    task, splits = Single(FINE if is_fine else COARSE), DatasetDict()
     for split, rows in read.items():
-        fine, texts = zip(*rows, strict=True)
-        labels = fine if label == "label-fine" else [name.partition(":")[0] for name in fine]
-        splits[split] = make_dataset(texts, labels, task=task)
+        labels = [fine if is_fine else fine.partition(":")[0] for fine, _ in rows]
+        splits[split] = make_dataset([text for _, text in rows], labels, task=task)
     return LoadedData(splits, task, sources)
 
 
-def _fetch(emit: Emit) -> tuple[dict[str, Rows], Sequence[DataSource]]:
+def _fetch(emit: Emit) -> dict[str, Rows]:
     emit(Info(f"loading {HUB_REPOSITORY} from the Hub"))
-    names = {split: f"default/{split}/0000.parquet" for split in PUBLISHED}
+    names = {split: f"default/{split}/0000.parquet" for split in FILES}
     try:
         folder = hub.Repository("dataset", HUB_REPOSITORY, HUB_REVISION).fetch(names.values())
     except (HubNotReachable, DataNotFound) as error:
@@ -94,34 +84,20 @@ def _fetch(emit: Emit) -> tuple[dict[str, Rows], Sequence[DataSource]]:
     splits = {}
     for split, name in names.items():
         columns = read_file(folder / name, DataConfig(), emit=emit).columns
-        fine, texts = (columns[one].to_pylist() for one in ("fine_label", "text"))
+        fine, texts = (columns[column].to_pylist() for column in ("fine_label", "text"))
         splits[split] = list(zip(fine, texts, strict=True))
-    return splits, [DataSource(f"hub:{HUB_REPOSITORY}", commit=HUB_REVISION)]
+    return splits
 
 
-def _read_folder(folder: Path, emit: Emit) -> tuple[dict[str, Rows], Sequence[DataSource]]:
-    emit(Info(f"reading TREC from {folder}"))
-    splits, sources = {}, []
-    for split, (name, sha256) in PUBLISHED.items():
-        path = folder / name
-        if not os.path.isfile(path):  # no error where it is closed
-            if split == "test":
-                continue
-            remedy = f"put it there from {ORIGINAL_ADDRESS}, or leave out --data-dir to download it"
-            raise DataNotFound(f"there is no file {path}", remedy=remedy)
-        with reading_explained():
-            content = path.read_bytes()
-        splits[split] = _parse(content, path=path)
-        sources.append(DataSource(str(path), hashlib.sha256(content).hexdigest()))
-        if sources[-1].sha256 != sha256:
-            remedy = f"to compare with published results, take {ORIGINAL_ADDRESS}/{name}"
-            emit(WarningMessage(f"{path} is not the published file", remedy=remedy))
-    return splits, sources
-
-
-def _parse(content: bytes, *, path: Path) -> Rows:
+def _parse(path: Path) -> Rows:
+    """Return the rows of a raw file: in ISO-8859-1 as published, or a copy in UTF-8."""
+    if not os.path.isfile(path):
+        remedy = f"put it there from {ORIGINAL_ADDRESS}, or leave out --data-dir to download it"
+        raise DataNotFound(f"there is no file {path}", remedy=remedy)
+    with reading_explained():
+        content = path.read_bytes()
     try:
-        text = content.decode("utf-8-sig")  # of a copy; the published files are in ISO-8859-1
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = content.decode("iso-8859-1")
     rows: Rows = []
@@ -138,9 +114,7 @@ def _parse(content: bytes, *, path: Path) -> Rows:
                 " classes",
             )
     if not rows:
-        raise DataUnreadable(
-            f"{path} has no questions", remedy=f"replace it with {ORIGINAL_ADDRESS}/{path.name}"
-        )
+        raise DataUnreadable(f"{path} has no questions", remedy=f"take {ORIGINAL_ADDRESS} again")
     return rows
 
 

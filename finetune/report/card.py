@@ -54,7 +54,7 @@ def write_model_card(folder: RunFolder, results: RunResults) -> Path:
 
 def _metadata(results: RunResults, config: Config, *, name: str) -> ModelCardData:
     data, values = _title_of_data(results.facts.data), results.test.values
-    dataset_id, part = (TREC_ID, config.data.label) if data == "trec" else (None, None)
+    dataset_id, part = (TREC_ID, str(config.data.label)) if data == "trec" else (None, None)
     if results.facts.data.startswith(HUB_PREFIX):
         dataset_id, _, part = data.partition(":")
     return ModelCardData(

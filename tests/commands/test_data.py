@@ -108,7 +108,7 @@ def test_check_shows_rows_classes_lengths_and_what_to_change(
         "texts with contradictory labels 0 0",
         "rows whose text is in train too 1",
         "x in train, y in test the RIVER 2",
-        "duplicate in train the [red] river",
+        "repeats in train the [red] river",
     ):
         assert line in shown
     assert "tokens of a text train test" in shown
