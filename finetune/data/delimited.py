@@ -4,10 +4,11 @@ import csv
 import io
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.compute as pc
@@ -36,7 +37,7 @@ ADD_LABELS = (
     "add a column of labels, or name a file of labels, one a line, with --labels-file; texts"
     " without labels are for finetune predict"
 )
-ESCAPED_QUOTE = re.compile(r'(?<!\\)((?:\\\\)*)\\"')
+ESCAPED_QUOTE = r"(?<!\\)((?:\\\\)*)\\%s"
 # The first row is a header, though a class has the name of its column, if one of its values is
 # shorter than all others of a column, and so many times as short as the median.
 MIN_ROWS_BELOW, MIN_TIMES_LONGER = 10, 4
@@ -46,46 +47,106 @@ csv.field_size_limit(2**31 - 1)
 NumberedValues = tuple[int, list[str]]
 
 
+@dataclass(frozen=True)
+class Delimited:
+    """A file of values between delimiters; some are between quotes, unless these are empty."""
+
+    text: TextFile
+    delimiter: str
+    quote: str
+
+    def reader(self, lines: Iterable[str]) -> Any:
+        """Return Python's reader of the lines."""
+        quoting: Any = csv.QUOTE_MINIMAL if self.quote else csv.QUOTE_NONE
+        return csv.reader(
+            lines, delimiter=self.delimiter, quotechar=self.quote or None, quoting=quoting,
+            strict=True,
+        )  # fmt: skip
+
+    def values(self) -> Iterator[NumberedValues]:
+        """Yield each row that is not blank, the first of which says how many values a row has."""
+        with self.text.open() as lines:
+            reader = self.reader(lines)
+            count, line_before = 0, 0
+            try:
+                for row in reader:
+                    if len(row) > 1 or "".join(row).strip():
+                        count = count or len(row)
+                        if len(row) > count and not "".join(row[count:]).strip():
+                            row = row[:count]  # spreadsheets end rows with blank values
+                        if len(row) != count:
+                            found = f"{len(row)} values instead of {count}, as the first row"
+                            raise csv.Error(found)
+                        yield line_before + 1, row
+                    line_before = reader.line_num
+            except csv.Error as error:
+                remedy = 'put values with a delimiter, quotes or a line end in quotes: "a ""b"", c"'
+                raise DataUnreadable(
+                    f"line {line_before + 1} of {self.text.path} has {error}:"
+                    f" {self._line(line_before).strip()[:60]!r}",
+                    remedy=f"{remedy}; {ADD_LABELS}" if count == 1 else remedy,
+                ) from error
+        if not count:
+            remedy = "write a header row, such as text,label, and rows"
+            raise DataUnreadable(f"{self.text.path} is empty", remedy=remedy)
+
+    def _line(self, number: int) -> str:
+        with self.text.open() as lines:
+            return next(islice(lines, number, None))
+
+    def is_right(self) -> bool:
+        """Return whether the file reads with these quotes.
+
+        Many with tabs know none, and a text may then begin with a quote and never end it.
+        """
+        try:
+            deque(self.values(), maxlen=0)
+        except DataUnreadable:
+            return False
+        return True
+
+
 def rows(content: Content, options: DataConfig, emit: Emit) -> Iterator[Row]:
     """Yield the rows; whether the first one names the columns is guessed unless options say it."""
-    return _read_rows(*_open(content, options, emit), options, emit)
+    table = _open(content, options, emit)
+    return name_values(table.values(), options, path=content.path, emit=emit)
 
 
-def _open(content: Content, options: DataConfig, emit: Emit) -> tuple[TextFile, str, bool]:
-    """Find the encoding and the delimiter of a file, and whether values are in quotes."""
+def _open(content: Content, options: DataConfig, emit: Emit) -> Delimited:
+    """Find the encoding, the delimiter and the quotes of a file."""
     text = find_text(content, encoding=options.encoding, emit=emit)
-    delimiter = _find_delimiter(text)
+    with text.open() as file:
+        sample = file.read(SAMPLE_CHARACTERS)
+    delimiter = _find_delimiter(sample, text)
+    quote = _find_quote(sample, delimiter)
     emit(Info(f"reading {text.path}: encoding {text.encoding}, delimiter {DELIMITERS[delimiter]}"))
-    if text.has_bytes(b'\\"') and not _are_quotes_right(text, delimiter):
-        doubled = ESCAPED_QUOTE.sub(r'\1""', "".join(text.pieces())).encode()
-        unescaped = TextFile(replace(content, unpacked=doubled), "utf-8")
-        if _are_quotes_right(unescaped, delimiter):
-            emit(Info(f'\\" in {text.path} is read as a quote'))
-            text = unescaped
-    has_quotes = delimiter != "\t" or _are_quotes_right(text, delimiter)
-    if not has_quotes:
+    table = Delimited(text, delimiter, quote)
+    if quote == "'":
+        emit(Info(f"values of {text.path} are in single quotes"))
+    has_escapes = text.has_bytes(f"\\{quote}".encode())
+    if has_escapes and not table.is_right():
+        doubled = re.sub(ESCAPED_QUOTE % quote, rf"\1{quote * 2}", "".join(text.pieces())).encode()
+        unescaped = replace(table, text=TextFile(replace(content, unpacked=doubled), "utf-8"))
+        if unescaped.is_right():
+            emit(Info(f"\\{quote} in {text.path} is read as a quote"))
+            return unescaped
+    if delimiter == "\t" and text.has_bytes(quote.encode()) and not table.is_right():
         emit(Info(f"quotes in {text.path} are read as part of the texts"))
-    return text, delimiter, has_quotes
-
-
-def _read_rows(
-    text: TextFile, delimiter: str, has_quotes: bool, options: DataConfig, emit: Emit
-) -> Iterator[Row]:
-    numbered = read_values(text, delimiter, has_quotes=has_quotes)
-    return name_values(numbered, options, path=text.path, emit=emit)
+        return replace(table, quote="")
+    return table
 
 
 def columns(content: Content, options: DataConfig, emit: Emit) -> Columns:
     """Read the columns; those of numbers have decimal points, and an empty text if missing."""
-    text, delimiter, has_quotes = _open(content, options, emit)
+    file = _open(content, options, emit)
     try:
-        table = _read_columns(text, delimiter, has_quotes, options, emit)
+        table = _read_columns(file, options, emit)
     except (csv.Error, pyarrow.ArrowInvalid):
         # To say which row is wrong, or for what Arrow refuses, such as lines of spaces.
-        own_rows = _read_rows(text, delimiter, has_quotes, options, ignore)
-        table = columns_of(own_rows, path=content.path, emit=emit)
+        named = name_values(file.values(), options, path=content.path, emit=ignore)
+        table = columns_of(named, path=content.path, emit=emit)
     # Excel delimits by semicolons where a comma is decimal.
-    has_commas = delimiter == ";" and options.task != Multi.name
+    has_commas = file.delimiter == ";" and options.task != Multi.name
     number = rf"({NUMBER}|[+-]?[0-9]+,[0-9]+)" if has_commas else f"({NUMBER})"
     missing = rf"(?i)^\s*({'|'.join(MISSING)})\s*$"
     for position, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
@@ -105,30 +166,28 @@ def columns(content: Content, options: DataConfig, emit: Emit) -> Columns:
     return table, {}
 
 
-def _read_columns(
-    text: TextFile, delimiter: str, has_quotes: bool, options: DataConfig, emit: Emit
-) -> pyarrow.Table:
+def _read_columns(table: Delimited, options: DataConfig, emit: Emit) -> pyarrow.Table:
     """Read the columns by Arrow."""
-    first = islice(read_values(text, delimiter, has_quotes=has_quotes), HEADER_ROWS)
-    names, has_header = _find_names([row for _, row in first], options, path=text.path, emit=emit)
-    has_quotes = has_quotes and any('"' in piece for piece in text.pieces())
+    first = [row for _, row in islice(table.values(), HEADER_ROWS)]
+    names, has_header = _find_names(first, options, path=table.text.path, emit=emit)
+    has_quotes = bool(table.quote) and table.text.has_bytes(table.quote.encode())
     if has_quotes:  # Arrow accepts characters behind a closing quote
-        with text.open() as lines:
-            deque(csv.reader(lines, delimiter=delimiter, strict=True), maxlen=0)
+        with table.text.open() as lines:
+            deque(table.reader(lines), maxlen=0)
     batches = arrow_csv.open_csv(
-        text.open_for_arrow(),
+        table.text.open_for_arrow(),
         read_options=arrow_csv.ReadOptions(block_size=BLOCK_BYTES, column_names=names),
         parse_options=arrow_csv.ParseOptions(
-            delimiter=delimiter,
-            quote_char='"' if has_quotes else False,
+            delimiter=table.delimiter,
+            quote_char=table.quote if has_quotes else False,
             newlines_in_values=has_quotes,
         ),
         convert_options=arrow_csv.ConvertOptions(
             column_types=dict.fromkeys(names, pyarrow.string()), strings_can_be_null=False
         ),
     )
-    table = collect(pyarrow.Table.from_batches([batch]) for batch in batches)
-    return table.slice(int(has_header))
+    columns = collect(pyarrow.Table.from_batches([batch]) for batch in batches)
+    return columns.slice(int(has_header))
 
 
 def _holds_numbers(column: pyarrow.ChunkedArray, number: str) -> bool:
@@ -139,76 +198,33 @@ def _holds_numbers(column: pyarrow.ChunkedArray, number: str) -> bool:
     return bool(pc.any(is_number).as_py() and pc.all(is_either).as_py())
 
 
-def read_values(text: TextFile, delimiter: str, *, has_quotes: bool) -> Iterator[NumberedValues]:
-    """Yield each row that is not blank, the first of which says how many values a row has."""
-    with text.open() as lines:
-        reader = csv.reader(
-            lines,
-            delimiter=delimiter,
-            quoting=csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE,
-            strict=True,
-        )
-        count, line_before = 0, 0
-        try:
-            for row in reader:
-                if len(row) > 1 or "".join(row).strip():
-                    count = count or len(row)
-                    if len(row) > count and not "".join(row[count:]).strip():
-                        row = row[:count]  # spreadsheets end rows with blank values
-                    if len(row) != count:
-                        raise csv.Error(f"{len(row)} values instead of {count}, as the first row")
-                    yield line_before + 1, row
-                line_before = reader.line_num
-        except csv.Error as error:
-            more = f"; {ADD_LABELS}" if count == 1 else ""
-            raise _unreadable(text, line_before + 1, f"has {error}", more) from error
-    if not count:
-        remedy = "write a header row, such as text,label, and rows"
-        raise DataUnreadable(f"{text.path} is empty", remedy=remedy)
-
-
-def _unreadable(text: TextFile, number: int, complaint: str, more: str) -> DataUnreadable:
-    with text.open() as lines:
-        line = next(islice(lines, number - 1, None))
-    return DataUnreadable(
-        f"line {number} of {text.path} {complaint}: {line.strip()[:60]!r}",
-        remedy='put values with a delimiter, quotes or a line end in quotes: "a ""b"", c"' + more,
-    )
-
-
-def _are_quotes_right(text: TextFile, delimiter: str) -> bool:
-    """Return whether a file reads with quotes.
-
-    Many with tabs know none, and a text may then begin with a quote and never end it.
-    """
-    if not any('"' in piece for piece in text.pieces()):
-        return True
-    try:
-        deque(read_values(text, delimiter, has_quotes=True), maxlen=0)
-    except DataUnreadable:
-        return False
-    return True
-
-
-def _find_delimiter(text: TextFile) -> str:
+def _find_delimiter(sample: str, text: TextFile) -> str:
     """Return the delimiter by which most of the first rows have as many values as the first one.
 
     Of several, commas go first in a ``.csv`` and tabs elsewhere, since texts have commas.
     """
-    with text.open() as file:
-        sample = file.read(SAMPLE_CHARACTERS)
 
     def score(delimiter: str) -> float:
-        reader = csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter)
+        quote = _find_quote(sample, delimiter)
+        lines = io.StringIO(sample, newline="")
+        reader = csv.reader(lines, delimiter=delimiter, quotechar=quote)
         lengths = [len(row) for row in islice(reader, SAMPLE_ROWS) if row]
         return lengths.count(lengths[0]) / len(lengths) if lengths and lengths[0] > 1 else 0.0
 
     suffix = text.content.suffix
     likely = "," if suffix == ".csv" else "\t"
-    best = max(sorted(DELIMITERS, key=lambda one: one != likely), key=score)
+    best = max(sorted(DELIMITERS, key=lambda delimiter: delimiter != likely), key=score)
     if suffix not in READER.suffixes and score(best) < MIN_SCORE and len(sample.splitlines()) > 1:
         raise DataUnreadable(f"{text.path} has one text a line, and no labels", remedy=ADD_LABELS)
     return best
+
+
+def _find_quote(sample: str, delimiter: str) -> str:
+    """Return the single quote if nearly all lines have values between two, else the double one."""
+    lines = list(filter(str.strip, sample.splitlines()[:SAMPLE_ROWS]))
+    between = re.compile(rf"(^|{re.escape(delimiter)})\s*'.*'\s*({re.escape(delimiter)}|$)")
+    is_single = '"' not in sample and len(list(filter(between.search, lines))) > 0.9 * len(lines)
+    return "'" if is_single else '"'
 
 
 def name_values(

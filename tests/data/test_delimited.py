@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from finetune.config.schema import DataConfig
 from finetune.data import delimited
-from finetune.data.delimited import _read_columns, read_values
+from finetune.data.delimited import Delimited, _read_columns
 from finetune.data.encoding import TextFile
 from finetune.data.formats import read_file
 from finetune.data.packed import Content
@@ -135,11 +135,11 @@ def test_both_parsers_give_what_was_written(
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, delimiter=delimiter, lineterminator=line_end, quoting=quoting)
         writer.writerows([("text", "label"), *rows])
-    text = TextFile(Content(path), "utf-8")
-    read_back = [tuple(row) for _, row in read_values(text, delimiter, has_quotes=True)]
+    written = Delimited(TextFile(Content(path), "utf-8"), delimiter, '"')
+    read_back = [tuple(row) for _, row in written.values()]
     assert read_back == [("text", "label"), *rows]
     with suppress(pyarrow.ArrowInvalid):
-        table = _read_columns(text, delimiter, True, DataConfig("", header=True), ignore)
+        table = _read_columns(written, DataConfig("", header=True), ignore)
         assert rows_of(table.columns) == rows
 
 
@@ -244,6 +244,19 @@ def test_quotes_behind_a_backslash_are_read(tmp_path: Path, delimiter: str) -> N
     table, emitted = read(tmp_path, 'text,label\n"C:\\",a\nb,c\n')
     assert table.columns["text"].to_pylist() == ["C:\\", "b"]
     assert "is read as a quote" not in emitted
+
+
+@pytest.mark.parametrize("header", ["text,label", "'text','label'"])
+@pytest.mark.parametrize("escaped", ["it''s, all, good", r"it\'s, all, good"])
+def test_values_may_be_in_single_quotes(tmp_path: Path, header: str, escaped: str) -> None:
+    lines = (f"'{escaped} {number}','{'ab'[number % 2]}'" for number in range(12))
+    table, emitted = read(tmp_path, "\n".join((header, *lines)))
+    assert table.columns.column_names == ["text", "label"]
+    assert table.columns["text"][0].as_py() == "it's, all, good 0"
+    assert table.columns["label"][1].as_py() == "b"
+    assert "single quotes" in emitted
+    table, emitted = read(tmp_path, "text,label\n'tis a film,a\n'Never again',b\nall,a\n")
+    assert table.columns["text"].to_pylist() == ["'tis a film", "'Never again'", "all"]
 
 
 @pytest.mark.parametrize(("first", "is_header"), [("sms,spam", True), ("buy a car,spam", False)])
