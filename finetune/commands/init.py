@@ -15,6 +15,7 @@ from finetune.commands.data import measure_tokens
 from finetune.config.mode import Mode
 from finetune.config.schema import (
     DEFAULT_BATCH_SIZE,
+    MAX_ESTIMATED_ROWS,
     Config,
     DataConfig,
     ModelConfig,
@@ -84,7 +85,6 @@ def look_at_table(options: DataConfig, *, model: str | None, emit: Emit) -> Tabl
     from finetune.data.dataset import column_of, texts_of
     from finetune.data.split import split_table
     from finetune.data.tables import read_tables
-    from finetune.runs.expectation import expect
 
     table = read_tables({"train": [Path(options.data)]}, options, emit=emit)
     rows, task = table.splits["train"], table.task
@@ -101,7 +101,12 @@ def look_at_table(options: DataConfig, *, model: str | None, emit: Emit) -> Tabl
         max_length = suggest_max_length(tokens, max_tokens=MAX_TOKENS)
         longer = float((tokens > MAX_TOKENS).mean())
     splits = split_table(table.splits, options, task=task, emit=emit)
-    config = Config(data=options, model=ModelConfig(model=model))
+    expectation = None
+    if len(splits["train"]) <= MAX_ESTIMATED_ROWS:
+        from finetune.runs.expectation import expect  # takes 3 s, and a third of the memory
+
+        config = Config(data=options, model=ModelConfig(model=model))
+        expectation = expect(config, splits["train"], task, emit=emit)
     return TableFacts(
         options=options,
         columns=table.column_names,
@@ -117,7 +122,7 @@ def look_at_table(options: DataConfig, *, model: str | None, emit: Emit) -> Tabl
         model=model,
         suggested_max_length=max_length,
         longer_fraction=longer,
-        expectation=expect(config, splits["train"], task, emit=emit),
+        expectation=expectation,
     )
 
 

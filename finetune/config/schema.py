@@ -17,6 +17,8 @@ from finetune.devices import DeviceName, Precision, PrecisionName
 from finetune.tokenization import Aggregation, Handling, LongTexts
 
 DEFAULT_BATCH_SIZE = 32
+# Above this nobody asks whether the rows are enough, and encoding them takes time.
+MAX_ESTIMATED_ROWS = 50_000
 HEAD_LEARNING_RATE = 5e-4
 # BERT-base's pooler ends in a tanh that is mostly far from 0.
 TYPICAL_OUTPUT_LAYER_INPUT = 0.7

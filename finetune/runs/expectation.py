@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from datasets import Dataset, DatasetDict
 
-from finetune.config.schema import Config, TrainingConfig
+from finetune.config.schema import MAX_ESTIMATED_ROWS, Config, TrainingConfig
 from finetune.data.dataset import LoadedData, column_of, rows_where
 from finetune.data.split import sample_rows
 from finetune.devices.base import place
@@ -32,8 +32,6 @@ from finetune.training.linear_head import LabelledFeatures, choose_strength, cro
 
 # With fewer rows a fold would have one or two.
 MIN_ROWS = 10
-# Above this nobody asks whether the rows are enough, and encoding them takes time.
-MAX_TABLE_ROWS = 50_000
 MAX_ROWS = 2_000
 # Parameters of the layers times tokens, on a CPU: about 15 s of two cores.
 MAX_WORK = 5e11
@@ -85,7 +83,7 @@ class Expectation:
 def expect(config: Config, rows: Dataset, task: Task, *, emit: Emit) -> Expectation | None:
     """Cross-validate a linear head on training rows; None for a large table or without weights."""
     name, reason = config.model.model, ""
-    if len(rows) > MAX_TABLE_ROWS:
+    if len(rows) > MAX_ESTIMATED_ROWS:
         return None
     try:
         if len(rows) < MIN_ROWS:
