@@ -129,18 +129,14 @@ def _is_exhausted(history: History) -> bool:
 
 def _raise_if_nothing_fits(history: History) -> None:
     last = history.trials[-1]
-    if last.status == "failed":
+    if last.status == "failed" or (last.status == "timed_out" and last.batch_size == 1):
         raise FinetuneError(
             f"training at batch size {last.batch_size} failed: {last.reason}",
-            remedy="memory is not the cause: see what finetune doctor says",
+            remedy="memory is not the cause: see what finetune doctor says, raise --time-limit, "
+            "or lower --max-length",
         )
     if history.largest or last.batch_size > 1:
         return
-    if last.status == "timed_out":
-        raise FinetuneError(
-            f"even a batch of one example takes too long: {last.reason}",
-            remedy="raise --time-limit, or lower --max-length",
-        )
     raise BatchDoesNotFit(
         f"not even a batch of one example fits in memory: {last.reason}",
         remedy="lower --max-length, use --gradient-checkpointing or --freeze-core, or raise "

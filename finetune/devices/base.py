@@ -103,7 +103,7 @@ class Device:
 
 
 class DeviceMemory(ABC):
-    """The memory of a device, as far as this process sees it."""
+    """The memory of a device, as far as this process sees it; by default a GPU's."""
 
     # Whether tensors are in the machine's own memory, where too many harm all processes.
     is_shared = False
@@ -112,25 +112,25 @@ class DeviceMemory(ABC):
     # In the text of a RuntimeError that says that memory ran out.
     out_of_memory_texts: tuple[str, ...]
 
-    @abstractmethod
     def used_bytes(self) -> int:
         """Return the memory of live tensors, or of the process where they are not counted."""
+        return torch.accelerator.memory_allocated()
 
-    @abstractmethod
     def peak_bytes(self) -> int | None:
         """Return the peak of ``used_bytes``, or None where it is not counted."""
+        return torch.accelerator.max_memory_allocated()
 
-    @abstractmethod
     def reset_peak(self) -> None:
         """Count peaks from now on, where the device can."""
+        torch.accelerator.reset_peak_memory_stats()
 
     def held_bytes(self) -> int:
         """Return the memory that this process holds on the device now, its cache included."""
-        return self.used_bytes()
+        return torch.accelerator.memory_reserved()
 
     def held_peak_bytes(self) -> int | None:
         """Return the peak of ``held_bytes``, or None where another process has to watch it."""
-        return None
+        return torch.accelerator.max_memory_reserved()
 
     def total_bytes(self) -> int:
         """Return all memory of the device."""
@@ -151,9 +151,9 @@ class DeviceMemory(ABC):
             and any(text in str(error) for text in self.out_of_memory_texts)
         )
 
-    @abstractmethod
     def release(self) -> None:
         """Give cached memory that no tensor uses back to the system."""
+        torch.accelerator.empty_cache()
 
     def cache_exceeds_limit(self) -> bool:
         """Return whether the cache has outgrown what a run needs; does not wait for the device."""

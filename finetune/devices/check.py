@@ -1,6 +1,7 @@
 """Checks of the machine that need no torch: PyTorch's environment variables for MPS."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +11,7 @@ from typing import Literal
 ROOM_FOR_BERT_BASE_BYTES = 2 * 110_000_000 * 4 * 4
 
 FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
+PREFER_METAL = "PYTORCH_MPS_PREFER_METAL"
 # Factors of the recommended working set: above the low one the allocator collects garbage, above
 # the high one it refuses memory. PyTorch itself says which values it does not take.
 HIGH = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
@@ -40,20 +42,22 @@ def high_ratio() -> float:
         return 0.0
 
 
-def check_watermarks() -> Check:
-    """Say whether PyTorch's limit still protects the Mac."""
-    finding = f"{HIGH}={os.environ.get(HIGH, f'{_DEFAULT_HIGH} by default')}"
-    lifted = f"{finding} lifts PyTorch's limit: a Mac swaps until it freezes (pytorch#79840)"
-    is_limit = high_ratio() > 0
-    return Check.warn_unless(
-        is_limit, "mps_watermarks", finding if is_limit else lifted, f"unset {HIGH}"
-    )
+def check_variables() -> Iterator[Check]:
+    """Yield a check of each variable with which a Mac's GPU does harm or is slow."""
+    for name, variable, is_harmful, effect in (
+        ("mps_watermarks", HIGH, high_ratio() <= 0, "lifts PyTorch's limit: a Mac swaps until it "
+         "freezes (pytorch#79840)"),
+        ("mps_fallback", FALLBACK, is_set(FALLBACK), "hides operators that run slowly on the CPU"),
+        ("mps_prefer_metal", PREFER_METAL, is_set(PREFER_METAL), "takes 6 to 10 times as long for "
+         "matrix products (pytorch#198182)"),
+    ):  # fmt: skip
+        finding = f"{variable}={os.environ.get(variable, '')}"
+        remedy = f"unset {variable}"
+        yield Check.warn_unless(
+            not is_harmful, name, f"{finding} {effect}" if is_harmful else finding, remedy
+        )
 
 
-def check_fallback() -> Check:
-    """Say whether operators that MPS lacks would run on the CPU without an error."""
-    value = os.environ.get(FALLBACK, "0")
-    if value == "0":
-        return Check("mps_fallback", "ok", f"{FALLBACK}=0: an operator that MPS lacks is an error")
-    finding = f"{FALLBACK}={value} hides operators that run slowly on the CPU"
-    return Check("mps_fallback", "warning", finding, f"unset {FALLBACK}")
+def is_set(variable: str) -> bool:
+    """Return whether a variable of PyTorch switches something on."""
+    return os.environ.get(variable, "0") not in ("", "0")

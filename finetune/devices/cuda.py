@@ -116,21 +116,6 @@ class CudaMemory(DeviceMemory):
         "CUBLAS_STATUS_ALLOC_FAILED",
     )
 
-    def used_bytes(self) -> int:
-        return torch.cuda.memory_allocated()
-
-    def peak_bytes(self) -> int:
-        return torch.cuda.max_memory_allocated()
-
-    def reset_peak(self) -> None:
-        torch.cuda.reset_peak_memory_stats()
-
-    def held_bytes(self) -> int:
-        return torch.cuda.memory_reserved()
-
-    def held_peak_bytes(self) -> int:
-        return torch.cuda.max_memory_reserved()
-
     def total_bytes(self) -> int:
         return int(torch.cuda.mem_get_info()[1])
 
@@ -143,9 +128,6 @@ class CudaMemory(DeviceMemory):
     def set_memory_limit(self, budget_bytes: int) -> None:
         total_bytes = torch.cuda.get_device_properties().total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / total_bytes))
-
-    def release(self) -> None:
-        torch.cuda.empty_cache()
 
 
 def _take_own_gpu() -> None:

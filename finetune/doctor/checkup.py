@@ -15,7 +15,7 @@ from packaging.specifiers import SpecifierSet
 
 from finetune.config.schema import ModelConfig
 from finetune.devices import host
-from finetune.devices.check import ROOM_FOR_BERT_BASE_BYTES, Check, check_fallback, check_watermarks
+from finetune.devices.check import ROOM_FOR_BERT_BASE_BYTES, Check, check_variables
 from finetune.devices.host_memory import group_limits
 from finetune.errors import FinetuneError, ModelNotFound
 from finetune.hub import ask_hub, endpoint
@@ -39,8 +39,7 @@ def check_machine(*, device: str) -> Iterator[Check]:
     hub_cache = Path(constants.HF_HUB_CACHE)
     yield check_disk("hub_disk", hub_cache, "make room, or set HF_HOME to a folder on another disk")
     yield check_hub()
-    yield check_watermarks()
-    yield check_fallback()
+    yield from check_variables()
     yield from _check_devices(device)
 
 

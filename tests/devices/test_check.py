@@ -3,10 +3,16 @@ import pytest
 from finetune.devices.check import (
     FALLBACK,
     HIGH,
-    check_fallback,
-    check_watermarks,
+    PREFER_METAL,
+    Check,
+    check_variables,
     high_ratio,
 )
+
+
+def check_of(name: str) -> Check:
+    [check] = [one for one in check_variables() if one.name == name]
+    return check
 
 
 @pytest.mark.parametrize(
@@ -20,16 +26,17 @@ def test_a_lifted_limit_is_a_warning(
     if high is not None:
         monkeypatch.setenv(HIGH, high)
     assert high_ratio() == ratio
-    check = check_watermarks()
+    check = check_of("mps_watermarks")
     assert check.status == status
     assert ("lifts PyTorch's limit" in check.finding) == bool(check.remedy) == (status != "ok")
 
 
+@pytest.mark.parametrize("variable", [FALLBACK, PREFER_METAL])
 @pytest.mark.parametrize(("value", "status"), [("0", "ok"), ("1", "warning")])
-def test_operators_that_run_on_the_cpu_unseen_are_a_warning(
-    value: str, status: str, monkeypatch: pytest.MonkeyPatch
+def test_what_makes_a_gpu_slow_is_a_warning(
+    variable: str, value: str, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(FALLBACK, value)
-    check = check_fallback()
+    monkeypatch.setenv(variable, value)
+    check = check_of("mps_fallback" if variable == FALLBACK else "mps_prefer_metal")
     assert check.status == status
-    assert check.remedy == ("" if status == "ok" else f"unset {FALLBACK}")
+    assert check.remedy == ("" if status == "ok" else f"unset {variable}")

@@ -28,7 +28,7 @@ from finetune.doctor.checkup import (
 
 NAMES = {
     "processor", "system", "python", "packages", "memory", "run_disk", "hub_disk", "hub",
-    "mps_watermarks", "mps_fallback", "mps", "cuda", "device",
+    "mps_watermarks", "mps_fallback", "mps_prefer_metal", "mps", "cuda", "device",
 }  # fmt: skip
 
 
@@ -115,7 +115,7 @@ def test_what_needs_no_pytorch_is_told_where_pytorch_ends_the_process(tmp_path: 
         text=True,
     )
     assert child.returncode < 0
-    *_, finding, remedy = child.stdout.splitlines()
+    finding, remedy = child.stdout.splitlines()[-3:-1]
     assert "PYTORCH_ENABLE_MPS_FALLBACK=true" in finding
     assert remedy.split() == ["try:", "unset", "PYTORCH_ENABLE_MPS_FALLBACK"]
 

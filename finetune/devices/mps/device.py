@@ -152,6 +152,9 @@ class MpsMemory(DeviceMemory):
         except RuntimeError:
             return None
 
+    def held_peak_bytes(self) -> None:
+        return None
+
     def reset_peak(self) -> None:
         with suppress(RuntimeError):
             torch.accelerator.reset_peak_memory_stats()

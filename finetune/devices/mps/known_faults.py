@@ -7,7 +7,6 @@ of ``autocast("cuda")`` and ``GradScaler("cuda")``, which do nothing on a Mac an
 
 import functools
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -16,6 +15,8 @@ from typing import Any
 import torch
 import yaml
 from packaging.specifiers import SpecifierSet
+
+from finetune.devices.check import PREFER_METAL, is_set
 
 # The arguments that are given to an operator, by their names in its schema.
 Arguments = Mapping[str, Any]
@@ -184,7 +185,7 @@ _CONDITIONS: dict[str, Callable[[Arguments], bool]] = {
     "single rows in five dimensions": lambda call: (
         call["grad_output"].ndim > 4 and call["self"].shape.count(1) > 1
     ),
-    "Metal preferred": lambda call: os.environ.get("PYTORCH_MPS_PREFER_METAL", "0") != "0",
+    "Metal preferred": lambda call: is_set(PREFER_METAL),
     "attention in 16 bits": lambda call: call["query"].dtype in _HALF,
     "values of another head size": lambda call: call["value"].shape[-1] != call["query"].shape[-1],
     "16 bits in batches": _multiplies_halves_in_batches,
