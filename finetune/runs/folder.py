@@ -201,13 +201,7 @@ class RunFolder:
         """Return the configuration of the run."""
         from finetune.config.load import load_config
 
-        loaded = load_config(file=str(self.config_file))
-        if not {"data", "model"} <= loaded.sources.keys():
-            raise NotARun(
-                f"{self.config_file} does not say which data and which model the run has",
-                remedy="restore the file, or make the run again",
-            )
-        return loaded.config
+        return load_config(file=str(self.config_file)).config
 
     def read_task(self) -> "Task":
         """Return the task of the run's model, from the model's ``config.json``."""
@@ -324,18 +318,13 @@ def open_run_folder(
             else f"there is no folder {path}",
             remedy=f"name the folder that finetune run has written, such as {_examples(path)}",
         )
+    if is_checked:
+        check_files(folder, in_full=in_full)
     if needs_model and not folder.model_config_file.is_file():
-        if folder.has_finished:
-            raise NotARun(
-                f"the run in {path} has finished, and its model is missing",
-                remedy=f"restore {folder.model_folder}, or make the run again",
-            )
         raise NotARun(
             f"the run in {path} has not saved its model yet",
             remedy=f"finish it with finetune run --resume-from-checkpoint {path}",
         )
-    if is_checked:
-        check_files(folder, in_full=in_full)
     return folder
 
 
