@@ -142,13 +142,13 @@ def _key(part: TextColumns, text_model: TextModel, config: Config) -> str:
 
 def _report_long_texts(examples: Examples, split: str, hint: str, *, emit: Emit) -> None:
     """Warn of texts that have lost tokens; say into how many windows others are cut."""
-    texts, longest = len(examples.labels), examples.lengths.max()
-    windows, truncated = examples.windows, examples.truncated_texts
-    longer = int(np.count_nonzero(windows.counts > 1)) if windows else truncated
+    texts, longer = len(examples.labels), examples.truncated_texts
+    if examples.windows:
+        longer = int(np.count_nonzero(examples.windows.counts > 1))
     message = f"{longer:,} of the {texts:,} {split} texts ({longer / texts:.1%}) are longer than "
-    message += f"{longest} tokens"
-    if windows:
+    message += f"{examples.lengths.max()} tokens"
+    if examples.windows:
         emit(Info(f"{message}: {len(examples.lengths):,} windows in all"))
-    elif truncated:
-        message += " and are truncated"
-        emit(WarningMessage(message, remedy=f"if the rest matters, {hint}"))
+    elif longer:
+        remedy = f"if the rest matters, {hint}"
+        emit(WarningMessage(f"{message} and are truncated", remedy=remedy))

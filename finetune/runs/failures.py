@@ -62,17 +62,13 @@ def failures_explained(folder: RunFolder, preparation: Preparation) -> Iterator[
     except (RuntimeError, MemoryError) as error:
         if not device.memory.is_out_of_memory(error):
             raise
-        config = preparation.config
-        batch_size = config.training.batch_size
+        batch_size = preparation.config.training.batch_size
         smaller = f"--batch-size {max(1, batch_size // 2) if isinstance(batch_size, int) else 1}"
-        raise BatchDoesNotFit(
-            f"{device.name} ran out of memory in work that can't be repeated in smaller "
-            "micro-batches",
-            remedy=f"resume with: {_resume_command(folder)} {smaller}"
-            if folder.can_resume
-            else f"use {smaller} with the same --effective-batch-size, lower --eval-batch-size or "
-            "--max-length" + ", or use --freeze-core" * config.model.mode.trains_encoder,
-        ) from error
+        remedy = f"use {smaller} with the same --effective-batch-size, or lower --eval-batch-size"
+        if folder.can_resume:
+            remedy = f"resume with: {_resume_command(folder)} {smaller}"
+        message = "ran out of memory in work that can't be repeated in smaller micro-batches"
+        raise BatchDoesNotFit(f"{device.name} {message}", remedy=remedy) from error
 
 
 def _resume_command(folder: RunFolder) -> str:

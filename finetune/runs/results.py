@@ -217,9 +217,9 @@ class SeedResults:
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``seeds.json``."""
         runs = {
-            seed_name(seed): {"eval": one.validation and one.validation.metrics,
-                              "test": one.test.metrics}
-            for seed, one in self.runs.items()
+            seed_name(seed): {"eval": run.validation and run.validation.metrics,
+                              "test": run.test.metrics}
+            for seed, run in self.runs.items()
         }  # fmt: skip
         return {
             "schema_version": SCHEMA_VERSION,
