@@ -318,13 +318,14 @@ def open_run_folder(
             else f"there is no folder {path}",
             remedy=f"name the folder that finetune run has written, such as {_examples(path)}",
         )
+    if needs_model and not folder.model_config_file.is_file():
+        finish = f"finish the run with finetune run --resume-from-checkpoint {path}"
+        raise NotARun(
+            f"the run in {path} has no model",
+            remedy=f"restore {folder.model_folder}" if folder.has_finished else finish,
+        )
     if is_checked:
         check_files(folder, in_full=in_full)
-    if needs_model and not folder.model_config_file.is_file():
-        raise NotARun(
-            f"the run in {path} has not saved its model yet",
-            remedy=f"finish it with finetune run --resume-from-checkpoint {path}",
-        )
     return folder
 
 
