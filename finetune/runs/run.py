@@ -334,7 +334,7 @@ class Run:
             return task.scale_output_layer(parameters), None
         predict = partial(self.predict, "validation")
         fits_temperature = self.config.training.calibrate
-        task = task.calibrate(cache(predict), fits_temperature=fits_temperature, emit=self.emit)
+        task = task.calibrate(cache(predict), fits_temperature=fits_temperature)
         if task.temperature != 1:
             words = f"the logits are divided by {task.temperature:.3g}, a temperature chosen on the"
             self.emit(Info(f"calibration: {words} validation rows"))

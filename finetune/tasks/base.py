@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.events import Emit, Info
 from finetune.tasks.labels import flat_values, map_values, sort_classes
 from finetune.tasks.metrics import (
     METRICS,
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 
 Labels = NDArray[Any]
 Logits = NDArray[np.float32]
+Predict = Callable[[], tuple[Logits, Labels]]
 # The pipeline of transformers that a saved model is for.
 PIPELINE = "text-classification"
 # A temperature fitted on n rows costs 1 / 2n nats a row: at 100 rows, less than most models gain.
@@ -309,22 +309,17 @@ class Task(ABC):
         """Return made-up labels as the loss reads them: [count, ...]."""
         return np.arange(count) % len(self.output_names)
 
-    def calibrate(
-        self, predict: Callable[[], tuple[Logits, Labels]], *, fits_temperature: bool, emit: Emit
-    ) -> Self:
+    def calibrate(self, predict: Predict, *, fits_temperature: bool) -> Self:
         """Return the task with thresholds and temperature chosen on the validation rows.
 
-        The temperature is that of the lowest mean loss. Guo et al., On Calibration of Modern Neural
-        Networks, ICML 2017 (arXiv 1706.04599), section 4.2.
+        The temperature is that of the lowest mean loss, 1 for few rows or mistakes. Guo et al., On
+        Calibration of Modern Neural Networks, ICML 2017 (arXiv 1706.04599), section 4.2.
         """
         if not (fits_temperature and self.class_names):
             return self
         logits, labels = predict()
-        mistakes = int(np.count_nonzero(self.read_logits(logits).predicted != labels))
+        mistakes = np.count_nonzero(self.read_logits(logits).predicted != labels)
         if len(labels) < MIN_ROWS or mistakes < MIN_MISTAKES:
-            needed = f"it needs {MIN_ROWS} validation rows and {MIN_MISTAKES} mistakes"
-            found = f"there are {len(labels):,} and {mistakes:,}"
-            emit(Info(f"calibration skipped: {needed}, {found}"))
             return self
         import torch
         from scipy.optimize import minimize_scalar

@@ -1,6 +1,6 @@
 """Any number of labels per text: each class is a separate yes or no."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune.errors import DataError
-from finetune.events import Emit
-from finetune.tasks.base import Labels, Logits, Outputs, Task
+from finetune.tasks.base import Logits, Outputs, Predict, Task
 from finetune.tasks.labels import (
     distinct_values,
     find_separator,
@@ -151,11 +150,9 @@ class Multi(Task):
     def sample_labels(self, count: int) -> Indicators:
         return np.eye(len(self.class_names), dtype=np.float32)[super().sample_labels(count)]
 
-    def calibrate(
-        self, predict: Callable[[], tuple[Logits, Labels]], *, fits_temperature: bool, emit: Emit
-    ) -> Self:
+    def calibrate(self, predict: Predict, *, fits_temperature: bool) -> Self:
         """Return the task with the thresholds of the highest F1, and the temperature."""
-        calibrated = super().calibrate(predict, fits_temperature=fits_temperature, emit=emit)
+        calibrated = super().calibrate(predict, fits_temperature=fits_temperature)
         logits, labels = predict()
         probabilities = _probabilities(logits / np.float32(calibrated.temperature))
         thresholds = find_thresholds(probabilities, labels > 0)

@@ -3,7 +3,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from finetune.events import Event, Info, ignore
 from finetune.tasks.base import MIN_MISTAKES, MIN_ROWS, Task
 from finetune.tasks.multi import Multi
 from finetune.tasks.single import Single
@@ -23,13 +22,13 @@ def draw_rows(rows: int, *, temperature: float) -> tuple[NDArray[np.float32], ND
 @pytest.mark.parametrize("temperature", [0.6, 1.7])
 def test_the_temperature_that_calibrates_is_found(temperature: float) -> None:
     rows = draw_rows(20_000, temperature=temperature)
-    single = Single(NAMES).calibrate(lambda: rows, fits_temperature=True, emit=ignore)
+    single = Single(NAMES).calibrate(lambda: rows, fits_temperature=True)
     assert single.temperature == pytest.approx(temperature, rel=0.03)
 
     right = np.random.default_rng(1).normal(size=(20_000, 2)).astype(np.float32)
     drawn = np.random.default_rng(2).logistic(size=right.shape)
     yes_or_no = (temperature * right, (right + drawn > 0).astype(np.float32))
-    multi = Multi(NAMES[:2]).calibrate(lambda: yes_or_no, fits_temperature=True, emit=ignore)
+    multi = Multi(NAMES[:2]).calibrate(lambda: yes_or_no, fits_temperature=True)
     assert multi.temperature == pytest.approx(temperature, rel=0.03)
 
 
@@ -37,15 +36,10 @@ def test_the_temperature_that_calibrates_is_found(temperature: float) -> None:
     ("rows", "mistakes"), [(MIN_ROWS - 1, MIN_ROWS - 1), (MIN_ROWS, MIN_MISTAKES - 1)]
 )
 def test_with_too_few_rows_or_mistakes_there_is_no_temperature(rows: int, mistakes: int) -> None:
-    emitted: list[Event] = []
     logits, _ = draw_rows(rows, temperature=2)
     labels = (logits.argmax(axis=1) + (np.arange(rows) < mistakes)) % 6
     task = Single(NAMES)
-    found = task.calibrate(lambda: (logits, labels), fits_temperature=True, emit=emitted.append)
-    assert found is task
-    [event] = emitted
-    assert isinstance(event, Info)
-    assert event.message.endswith(f"there are {rows} and {mistakes}")
+    assert task.calibrate(lambda: (logits, labels), fits_temperature=True) is task
 
 
 @pytest.mark.parametrize(
