@@ -55,26 +55,22 @@ def draw_inference(results: BenchResults) -> list[Chart]:
 
 def draw_speedups(results: BenchResults) -> list[Chart]:
     """Return the speed-up of each device over the CPU, in training and in evaluation."""
-    grouped = by_device(results.of("apple"))
-    devices = [
-        device for device in dict.fromkeys(row.device for row in results.of("apple"))
-        if device != CPU and any(speedup_of(timings, device) for timings in grouped.values())
-    ]  # fmt: skip
-    charts = []
-    for phase in get_args(Phase) if devices else ():
-        networks = {name: rows for (name, each), rows in grouped.items() if each == phase}
-        names, width = [*networks], BARS_WIDTH / len(devices)
+    timed = [row for row in results.of("apple") if row.seconds]
+    devices = [name for name in dict.fromkeys(row.device for row in timed) if name != CPU]
+    width, charts = BARS_WIDTH / max(len(devices), 1), []
+    for phase in get_args(Phase):
+        networks = {name: rows for (name, each), rows in by_device(timed).items() if each == phase}
         series = []
         for number, device in enumerate(devices):
             left = number * width - BARS_WIDTH / 2
-            speedups = [speedup_of(timings, device) or 0.0 for timings in networks.values()]
+            speedups = [speedup_of(rows, device) or 0.0 for rows in networks.values()]
             bars = [(place + left, speedup) for place, speedup in enumerate(speedups)]
             series.append(Series(device, bars, "bars", bar_width=width))
         series.append(Series("the CPU", [(ANY, 1.0)], "guide"))
+        show = [*networks].__getitem__
+        x = Axis("", -0.5, len(networks) - 0.5, lambda place, show=show: show(round(place)))  # type: ignore[misc]
         title = f"{phase.capitalize()}, times as fast as the CPU"
-        show = names.__getitem__
-        x = Axis("", -0.5, len(names) - 0.5, lambda place, show=show: show(round(place)))  # type: ignore[misc]
-        charts.append(Chart(title, series, x, Axis("times", low=0.0)))
+        charts += chart_of(title, series, x, Axis("times", low=0.0))
     return charts
 
 
