@@ -10,6 +10,7 @@ is saved needs no code of ours.
 
 import copy
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
 from finetune.errors import ModelUnsupported
-from finetune.model.structure import SAMPLE_MASK, Structure, encoder_layers, record_sample
+from finetune.model.structure import REFUSALS, Structure, encoder_layers, record_sample
 
 # The residual is a thousandth of the mean, and the sum stays within fp16.
 SCALE = 1e3
@@ -53,18 +54,13 @@ def pool_by_mean(model: PreTrainedModel) -> bool:
     if hasattr(config, "classifier_pooling"):
         config.classifier_pooling = "mean"
         return True
-    layers = encoder_layers(model)
     if has_mean_layer(model):
         return True
-    # With the model's own config, by which attention is chosen.
-    if not layers or not _set_constant(layer := copy.deepcopy(layers[-1], {id(config): config})):
+    if (layer := _make_mean_layer(model)) is None:
         return False
-    layers.append(layer)
+    encoder_layers(model).append(layer)
     config.num_hidden_layers += 1
-    if _gives_mean(model, layer):
-        return True
-    _drop_last(model, layers)
-    return False
+    return True
 
 
 def pool_by_first_token(model: PreTrainedModel) -> None:
@@ -72,22 +68,17 @@ def pool_by_first_token(model: PreTrainedModel) -> None:
     if hasattr(model.config, "classifier_pooling"):
         model.config.classifier_pooling = "cls"
     elif has_mean_layer(model):
-        _drop_last(model, encoder_layers(model))
+        del encoder_layers(model)[-1]
+        model.config.num_hidden_layers -= 1
 
 
 def pool_shape_by_mean(shape: PreTrainedConfig) -> bool:
-    """Change a config as ``pool_by_mean`` does, or raise what ``no_mean`` returns.
-
-    Returns:
-        Whether a constant layer is added.
-    """
+    """Count the layer that ``pool_by_mean`` adds, if it adds one, or raise ``no_mean``."""
     if hasattr(shape, "classifier_pooling"):
-        shape.classifier_pooling = "mean"
         return False
     with torch.device("meta"):
         model = AutoModelForSequenceClassification.from_config(shape)  # type: ignore[no-untyped-call]
-    layers = encoder_layers(model)
-    if not layers or not _set_constant(layers[-1]):
+    if _make_mean_layer(model) is None:
         raise no_mean(model)
     shape.num_hidden_layers += 1
     return True
@@ -102,11 +93,6 @@ def no_mean(model: PreTrainedModel) -> ModelUnsupported:
     )
 
 
-def _drop_last(model: PreTrainedModel, layers: nn.ModuleList) -> None:
-    del layers[-1]
-    model.config.num_hidden_layers -= 1
-
-
 def has_mean_layer(model: PreTrainedModel) -> bool:
     """Whether the last layer of a model is the constant one of ``pool_by_mean``."""
     layers = encoder_layers(model)
@@ -117,34 +103,30 @@ def has_mean_layer(model: PreTrainedModel) -> bool:
     return bool(zero) and not any(one.weight.any() for one in zero)
 
 
-def _set_constant(layer: nn.Module) -> bool:
-    """Give a layer the weights that pass on the mean; False if it has others than BERT's."""
-    norms, known = 0, 0
-    with torch.no_grad():
-        for name, module in layer.named_modules():
-            if isinstance(module, nn.Linear) and name in _FACTORS:
-                known += 1
-                nn.init.zeros_(module.weight)
-                if factor := _FACTORS[name]:
-                    module.weight.fill_diagonal_(factor)
-                nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.LayerNorm):
-                norms += 1
-                nn.init.ones_(module.weight)
-                nn.init.zeros_(module.bias)
-            elif list(module.parameters(recurse=False)):
-                return False
-    layer.requires_grad_(False)
-    return norms == 2 and known == 6
-
-
-def _gives_mean(model: PreTrainedModel, layer: nn.Module) -> bool:
-    calls = record_sample(model, SAMPLE_MASK)
-    [call] = [one for one in calls.values() if one.module is layer]
-    if call.features is None or call.features.ndim != 3:
-        return False
-    first_token = _compute_first_token(layer, call.features, SAMPLE_MASK[:, None, None, :])
-    return torch.allclose(call.first_output[:, :1], first_token, rtol=0, atol=MAX_ROUNDING)
+@torch.no_grad()
+def _make_mean_layer(model: PreTrainedModel) -> nn.Module | None:
+    """Return a layer like the last, with the weights that pass on the mean; None if it can't."""
+    layers = encoder_layers(model)
+    if not layers:
+        return None
+    # With the model's own config, by which attention is chosen.
+    layer = copy.deepcopy(layers[-1], {id(model.config): model.config})
+    layer.to_empty(device="cpu").requires_grad_(False).train(False)
+    for name, module in layer.named_modules():
+        if isinstance(module, nn.Linear) and name in _FACTORS:
+            module.weight.zero_().fill_diagonal_(_FACTORS[name])
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm):
+            module.reset_parameters()
+        elif list(module.parameters(recurse=False)):
+            return None
+    [size] = next(one for one in layer.modules() if isinstance(one, nn.LayerNorm)).normalized_shape
+    features = torch.arange(10.0 * size).sin().view(2, 5, size)
+    with suppress(*REFUSALS):
+        first_token = _compute_first_token(layer, features)
+        if torch.allclose(layer(features)[:, :1], first_token, rtol=0, atol=MAX_ROUNDING):
+            return layer
+    return None
 
 
 def compute_mean_alone(model: PreTrainedModel) -> None:

@@ -18,8 +18,6 @@ from transformers.utils.generic import ModelOutput
 
 from finetune.errors import ModelUnsupported
 
-# Of the two texts in ``record_sample``, where the second is padded.
-SAMPLE_MASK = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
 # What a forward raises on inputs that the model was not made for.
 REFUSALS = (AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError)
 
@@ -124,12 +122,11 @@ def encoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     return max(lists, key=lambda one: sum(map(torch.numel, one.parameters())), default=default)
 
 
-def record_sample(model: PreTrainedModel, mask: torch.Tensor | None = None) -> "dict[str, Call]":
-    """Return the calls of a forward without dropout over two texts of five tokens, maybe masked."""
+def record_sample(model: PreTrainedModel) -> "dict[str, Call]":
+    """Return the calls of a forward over two texts of five tokens, without dropout."""
     model.train(False)
     tokens = model.dummy_inputs["input_ids"][:2].to(model.device)
-    mask = torch.ones_like(tokens) if mask is None else mask.to(tokens)
-    return record_calls(model, {"input_ids": tokens, "attention_mask": mask})
+    return record_calls(model, {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)})
 
 
 @torch.no_grad()
@@ -142,7 +139,8 @@ def _takes_4d_mask(model: PreTrainedModel) -> bool:
     if any(getattr(model.config, name, None) for name in ("local_attention", "sliding_window")):
         return False
     tokens = model.dummy_inputs["input_ids"][:2].to(model.device)
-    mask = SAMPLE_MASK.to(model.device)
+    mask = torch.ones_like(tokens, dtype=torch.bool)
+    mask[1, 3:] = False
     expected = model(input_ids=tokens, attention_mask=mask.long()).logits
     try:
         actual = model(input_ids=tokens, attention_mask=mask[:, None, None, :]).logits

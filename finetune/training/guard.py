@@ -12,6 +12,8 @@ from finetune.errors import FinetuneError
 # AdamW's epsilon. A smaller gradient moves a number by less than the learning rate, maybe by less
 # than fp32 shows, as in layers whose attention is still even.
 _MIN_GRADIENT = 1e-8
+_INTEGERS = {2: torch.int16, 4: torch.int32}
+_NUMBERS_AT_ONCE = 2**22
 
 
 class ParameterGuard:
@@ -58,15 +60,11 @@ class ParameterGuard:
 
 def _fingerprints(model: nn.Module) -> dict[str, int]:
     """Sum each parameter's bits as integers: equal tensors give equal sums, in any order."""
-    sums = [_sum_bits(parameter.detach()) for parameter in model.parameters()]
-    names = [name for name, _ in model.named_parameters()]
-    return dict(zip(names, torch.stack(sums).tolist(), strict=True))
+    sums = {name: _sum_bits(parameter.detach()) for name, parameter in model.named_parameters()}
+    return dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))
 
 
 def _sum_bits(tensor: torch.Tensor) -> torch.Tensor:
-    bits = tensor.contiguous().reshape(-1).view(torch.int32)
-    # Two numbers at a time: a sum of narrower integers would first widen them all, in a copy.
-    pairs = bits[: len(bits) // 2 * 2]
-    if pairs.storage_offset() % 2:
-        pairs = pairs.clone()
-    return pairs.view(torch.int64).sum() + bits[len(pairs) :].sum()
+    bits = tensor.contiguous().reshape(-1).view(_INTEGERS[tensor.itemsize])
+    # Part by part: a sum of narrow integers may first widen them all, in a copy.
+    return torch.stack([part.sum() for part in bits.split(_NUMBERS_AT_ONCE)]).sum()

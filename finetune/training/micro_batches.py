@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import pairwise, starmap
 
 import numpy as np
 import torch
@@ -113,7 +114,9 @@ def move_batches(
         for batch in batches:
             yield batch, partial(_cut_windows, examples, batch, device, processes)
         return
-    for together in _group_by_tokens(batches, max_tokens=device.prefetch_tokens):
+    tokens = [len(batch.indices) * batch.padded_length for batch in batches]
+    for group in _group(tokens, limit=device.prefetch_tokens):
+        together = [batches[number] for number in group]
         move = partial(_move_together, examples, together, device, processes)
         # The batch size changes only where memory has run out.
         moved = lru_cache(maxsize=1)(move)
@@ -138,17 +141,16 @@ def cut_batch(
     return cut(batch_size)
 
 
-def _group_by_tokens(batches: Sequence[Batch], *, max_tokens: int) -> Iterator[Sequence[Batch]]:
-    """Yield successive batches of at most so many tokens together, or one batch."""
-    group: list[Batch] = []
-    free_tokens = max_tokens
-    for batch in batches:
-        tokens = len(batch.indices) * batch.padded_length
-        if group and tokens > free_tokens:
+def _group(sizes: Sequence[int], *, limit: int) -> Iterator[list[int]]:
+    """Yield successive numbers, from 0, of what has at most so large a size together, or of one."""
+    group: list[int] = []
+    free = limit
+    for number, size in enumerate(sizes):
+        if group and size > free:
             yield group
-            group, free_tokens = [], max_tokens
-        group.append(batch)
-        free_tokens -= tokens
+            group, free = [], limit
+        group.append(number)
+        free -= size
     if group:
         yield group
 
@@ -163,22 +165,21 @@ def _move_together(
     """Copy batches, those of one padded length together: each copy is a launch."""
     moved: dict[int, MicroBatch] = {}
     for padded_length in {batch.padded_length for batch in batches}:
-        filled = {}
-        for position, batch in enumerate(batches):
-            if batch.padded_length == padded_length:
-                own = _weigh(examples, batch.indices, processes)
-                filled[position] = _fill(*own, batch_size) if device.shapes.pads_batches else own
-        indices, loss_weights = map(np.concatenate, zip(*filled.values(), strict=True))
+        positions = [
+            number for number, one in enumerate(batches) if one.padded_length == padded_length
+        ]
+        weighted = [_weigh(examples, batches[one].indices, processes) for one in positions]
+        if device.shapes.pads_batches:
+            weighted = [_fill(*one, batch_size) for one in weighted]
+        indices, loss_weights = map(np.concatenate, zip(*weighted, strict=True))
         together = MicroBatch(
             inputs=_move_inputs(examples, indices, padded_length, device),
             labels=device.copy(torch.from_numpy(examples.labels[indices])),
             loss_weights=device.copy(torch.from_numpy(loss_weights)),
         )
-        start = 0
-        for position, (own_indices, _) in filled.items():
-            selected = together.select(slice(start, start + len(own_indices)))
-            moved[position] = replace(selected, parts=batches[position].parts)
-            start += len(own_indices)
+        ends = np.cumsum([0, *(len(own_indices) for own_indices, _ in weighted)]).tolist()
+        for position, rows in zip(positions, starmap(slice, pairwise(ends)), strict=True):
+            moved[position] = replace(together.select(rows), parts=batches[position].parts)
     return [moved[position] for position in range(len(batches))]
 
 
@@ -218,7 +219,11 @@ def _cut_windows(
     assert examples.windows is not None
     batch_size = max(batch_size, device.shapes.min_examples)
     all_indices, all_weights = _weigh(examples, batch.indices, processes)
-    for chosen in _pack(examples.windows.counts[all_indices], batch_size=batch_size):
+    # The longest first: those that follow are cut where one ends.
+    order = np.argsort(-examples.windows.counts[all_indices], kind="stable")
+    counts = examples.windows.counts[all_indices[order]].tolist()
+    for group in _group(counts, limit=batch_size):
+        chosen = order[group]
         indices = all_indices[chosen]
         windows = examples.sequences_of(indices)
         owners = np.repeat(np.arange(len(indices)), examples.windows.counts[indices])
@@ -239,21 +244,6 @@ def _cut_windows(
             labels=device.copy(torch.from_numpy(examples.labels[indices])),
             loss_weights=device.copy(torch.from_numpy(all_weights[chosen])),
         )
-
-
-def _pack(counts: NDArray[np.int64], *, batch_size: int) -> list[list[int]]:
-    """Group examples by first fit, those with the most windows first."""
-    groups: list[list[int]] = []
-    room: list[int] = []
-    for example in np.argsort(-counts, kind="stable").tolist():
-        count = int(counts[example])
-        at = next((at for at, left in enumerate(room) if left >= count), len(groups))
-        if at == len(groups):
-            groups.append([])
-            room.append(batch_size)
-        groups[at].append(example)
-        room[at] -= count
-    return groups
 
 
 def _move_slices(

@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +22,7 @@ from finetune.model.tensor_store import key_of
 # bf16 has to gain so much, as no timing is exact.
 _GAIN = 1.03
 _EXAMPLES, _TOKENS, _HEAD_SIZE = 8, 32, 64
-_MAX_REPEATS, _MAX_SECONDS = 10, 0.6
+_MAX_SECONDS = 0.6
 
 
 @dataclass(frozen=True)
@@ -65,19 +66,19 @@ def _time_layer(device: Device, hidden_size: int) -> PrecisionChoice:
             hidden_size, heads, 4 * hidden_size, dropout=0.0, batch_first=True
         )
         features = torch.randn(_EXAMPLES, _TOKENS, hidden_size, requires_grad=True)
+
+    def run(precision: str) -> None:
+        with device.autocast(precision):
+            output = layer(features)
+        output.float().sum().backward()
+
     # The fastest of each: other load comes and goes.
     fastest = {"fp32": float("inf"), "bf16": float("inf")}
-    started_at = time.monotonic()
-    for repeat in range(_MAX_REPEATS):
-        if repeat and time.monotonic() - started_at > _MAX_SECONDS:
-            break
-        for precision in fastest:
-            began_at = time.perf_counter()
-            with device.autocast(precision):
-                output = layer(features)
-            output.float().sum().backward()
-            milliseconds = 1e3 * (time.perf_counter() - began_at)
-            fastest[precision] = min(fastest[precision], milliseconds)
+    ends_at = time.monotonic() + _MAX_SECONDS
+    while fastest["bf16"] == float("inf") or time.monotonic() < ends_at:
+        for precision, milliseconds in fastest.items():
+            seconds = device.time_calls(partial(run, precision), calls=1)
+            fastest[precision] = min(milliseconds, 1e3 * seconds)
     times = " and ".join(f"{one:,.1f} ms in {name}" for name, one in fastest.items())
     is_faster = fastest["fp32"] > _GAIN * fastest["bf16"]
     reason = f"an encoder layer takes {times}"

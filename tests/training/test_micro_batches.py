@@ -224,4 +224,4 @@ def test_examples_share_a_forward_where_they_fit() -> None:
         cut_batch(examples_with_windows(), batch, batch_size=8, device=CpuDevice())
     )
 
-    assert [sum(part.slice_sizes) for part in parts] == [8, 8, 3]
+    assert [sum(part.slice_sizes) for part in parts] == [7, 8, 4]
