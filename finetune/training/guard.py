@@ -67,4 +67,4 @@ def _fingerprints(model: nn.Module) -> dict[str, int]:
 def _sum_bits(tensor: torch.Tensor) -> torch.Tensor:
     bits = tensor.contiguous().reshape(-1).view(_INTEGERS[tensor.itemsize])
     # Part by part: a sum of narrow integers may first widen them all, in a copy.
-    return torch.stack([part.sum() for part in bits.split(_NUMBERS_AT_ONCE)]).sum()
+    return torch.stack([part.sum() for part in torch.split(bits, _NUMBERS_AT_ONCE)]).sum()

@@ -10,7 +10,6 @@ import torch
 from finetune import events
 from finetune.config.schema import SaveStrategy
 from finetune.devices.batch_size import BatchSize
-from finetune.devices.host import gibibytes
 from finetune.errors import LossNotFinite
 from finetune.events import Emit
 from finetune.model.freeze import set_training
@@ -204,7 +203,7 @@ class _StepLog:
         self._guard: ParameterGuard | None = ParameterGuard(state.model)
         self._budget_bytes = state.device.memory.budget_bytes(None)
         self._since = 0.0
-        self._warned: set[str] = set()
+        self._has_warned = False
 
     def start_clock(self) -> None:
         self._since = time.perf_counter()
@@ -246,13 +245,15 @@ class _StepLog:
                 remaining_seconds=seconds / len(losses) * (schedule.total_steps - done),
             )
         )
-        self._limit_cache()
+        if memory.cache_exceeds_limit():
+            memory.release()
         reason = self._state.cuda_graph_error
         if self._state.captured and self._has_windows:
             reason = "the windows of texts differ in number"
-        if reason is not None:
+        if reason is not None and not self._has_warned:
+            self._has_warned = True
             message = f"steps are slower, since no CUDA graph can hold them: {reason}"
-            self._warn_once("graphs", message)
+            self._settings.emit(events.WarningMessage(message))
 
     def _check_losses(self, losses: Sequence[float]) -> None:
         for index, loss in enumerate(losses):
@@ -263,21 +264,3 @@ class _StepLog:
                     remedy="lower --learning-rate, use --precision fp32, or look at these texts",
                     examples=self._batches[index].indices.tolist(),
                 )
-
-    def _limit_cache(self) -> None:
-        """Empty the device's cache if it grows without bound."""
-        device = self._state.device
-        if device.memory.cache_exceeds_limit():
-            held, used = map(gibibytes, (device.memory.held_bytes(), device.memory.used_bytes()))
-            self._warn_once(
-                "cache",
-                f"{device.name} held {held} beside {used} in use: its cache is emptied whenever it "
-                "grows like this",
-                remedy="if the machine is slow, lower --batch-size or --max-length",
-            )
-            device.memory.release()
-
-    def _warn_once(self, subject: str, message: str, *, remedy: str = "") -> None:
-        if subject not in self._warned:
-            self._warned.add(subject)
-            self._settings.emit(events.WarningMessage(message, remedy=remedy))

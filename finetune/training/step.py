@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 
+import accelerate
 import torch
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType
 from torch import nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
@@ -16,9 +19,9 @@ from finetune.devices.base import Device, place
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.captured import CapturedFunction, Tensors
 from finetune.distributed.processes import ALONE, Processes
+from finetune.errors import UsageError
 from finetune.model.gradient_checkpointing import has_gradient_checkpointing
 from finetune.tokenization.examples import Inputs
-from finetune.training.accelerator import start_accelerate
 from finetune.training.micro_batches import AnyMicroBatch, MicroBatch, WindowBatch
 from finetune.training.optimizers import (
     OPTIMIZERS,
@@ -33,6 +36,8 @@ from finetune.training.optimizers import (
 # Logits in fp32, [examples, outputs], and labels give the loss of each example: fp32, [examples].
 Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
+# Each process has the whole model; TrainingState sums the gradients.
+_WHOLE_MODEL = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 # Biases and norms have fewer numbers: most of a model's tensors, and few of its numbers.
 _SMALL_NUMBERS = 2**16
 
@@ -227,8 +232,19 @@ def prepare_training(
     """Move a model to a device, in place, and give it an optimizer.
 
     ``head`` has the names of the head's parameters. Weights stay fp32 in every precision.
+    ``UsageError`` if the user has configured Accelerate to split the model.
     """
-    start_accelerate(device)
+    # It keeps the device for the whole life of a process and refuses others, but a process may
+    # train twice.
+    AcceleratorState._reset_state(reset_partial_state=True)
+    is_cpu = device.torch_device.type == "cpu"
+    configured = accelerate.Accelerator(cpu=is_cpu, mixed_precision="no").distributed_type
+    if configured not in _WHOLE_MODEL:
+        raise UsageError(
+            f"Accelerate is configured for {configured.value}, and each process of a run has the "
+            "whole model",
+            remedy="choose multi-GPU or multi-CPU with accelerate config, or use torchrun",
+        )
     optimizer = build_optimizer(model, hyperparameters, head=head, device=device)
     place(model, device.torch_device)
     scaler = torch.amp.GradScaler(device.torch_device.type, enabled=precision == "fp16")

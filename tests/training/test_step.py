@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate.utils import DistributedType
 from tiny_runs import run_tiny
 from tiny_training import (
     CLASSES,
@@ -23,6 +24,7 @@ from transformers import BertForSequenceClassification
 from finetune.devices.base import Device
 from finetune.devices.captured import CapturedFunction, Tensors
 from finetune.devices.cpu import CpuDevice
+from finetune.errors import UsageError
 from finetune.tasks.single import Single
 from finetune.tokenization.examples import Examples
 from finetune.training.step import total_norm
@@ -274,3 +276,42 @@ def test_four_functions_lie_between_a_run_and_its_model(
     monkeypatch.setattr(BertForSequenceClassification, "forward", look_up)
     run_tiny(tmp_path / "run", model=tiny_folder, max_steps=2)
     assert seen == [["loop.train", "step.step", "step.compute_gradients", "step.logits"]] * 2
+
+
+def test_bf16_is_for_the_arithmetic_alone() -> None:
+    examples = random_examples()
+    in_fp32 = tiny_training_state(precision="fp32", dropout=0.0)
+    [expected] = take_steps(in_fp32, examples, [0])
+
+    training_state = tiny_training_state(precision="bf16", dropout=0.0)
+    before = copied_parameters(training_state.model)
+    [loss] = take_steps(training_state, examples, [0])
+
+    assert loss != expected
+    assert loss == pytest.approx(expected, abs=0.02)
+    for name, parameter in training_state.trained_parameters().items():
+        assert parameter.dtype == torch.float32
+        assert parameter.grad is not None
+        assert parameter.grad.dtype == torch.float32
+        assert not torch.equal(parameter, before[name])
+
+
+def test_a_configuration_that_splits_the_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "accelerate.Accelerator.distributed_type", property(lambda self: DistributedType.FSDP)
+    )
+
+    with pytest.raises(UsageError, match="FSDP"):
+        tiny_training_state()
+
+
+@pytest.mark.cuda
+def test_step_that_fp16_leaves_out_after_resuming_is_noticed() -> None:
+    from finetune.devices.cuda import CudaDevice
+
+    state = tiny_training_state(device=CudaDevice(), precision="fp16")
+    take_steps(state, random_examples(), [0])
+    # As after many good steps; the next has gradients that are too large.
+    state.scaler.load_state_dict({**state.scaler.state_dict(), "scale": 2.0**60})
+    take_steps(state, random_examples(), [1])
+    assert not state.took_last_step
