@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save
 
 from finetune.commands.resuming import choose_work
 from finetune.config.load import load_config
@@ -33,7 +32,7 @@ NAMES = [
     *("checkpoints/step-2.partial/state.json", "checkpoints/best-2/model.safetensors"),
     *("previous/config.yaml", "previous/model/config.json", "onnx/notes.txt", "onnx/model.onnx"),
     *("seed-42/notes.txt", "seed-42/config.yaml", "seed-43/model/notes.txt", "seed-7/config.yaml"),
-    *("features/notes.json", "features/x.partial/notes.json", "features/00000.safetensors"),
+    *("features/notes.json", "features/x.partial/notes.json", f"features/{64 * 'a'}.safetensors"),
     *("tensorboard/events.out.tfevents.1", "model/.finetune.jsonl", "runs/a/config.yaml"),
 ]
 
@@ -134,9 +133,8 @@ class Machine:
 
     def cache(self) -> None:
         store = TensorStore(self.folder / "features", limit_bytes=self.chance.choice([1, 200, 900]))
-        part = {"x": torch.ones(8)}
-        key = self.chance.choice("ab") * 64
-        store.write(key, [part], size_bytes=len(save(part)), notes={})
+        is_kept = store.make_room(200)
+        store.write(self.chance.choice("ab") * 64, {"x": torch.ones(8)}, is_kept=is_kept, notes={})
         if self.chance.random() < 0.5:
             store.clear()
 

@@ -55,7 +55,8 @@ class TrialModel:
 
     def begin(self) -> None:
         """Return to the state of a run's start, but for the weights."""
-        self.training_state.reset()
+        self.training_state.discard_gradients()
+        self.training_state.optimizer.state.clear()
         set_training(self.training_state.model)
 
     def take_step(self, *, batch_size: int) -> None:

@@ -7,7 +7,7 @@ logits and gradients of the whole model.
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -57,13 +57,6 @@ class FeatureExtractor:
                 features: torch.Tensor = reached.args[0]
                 return features
         raise RuntimeError(f"the forward did not call {self.split_at}")
-
-    def frozen_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield what the features depend on besides the inputs, by name."""
-        for name, parameter in self.model.named_parameters():
-            if not parameter.requires_grad:
-                yield name, parameter.detach()
-        yield from self.model.named_buffers()
 
 
 def split_frozen(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -19,8 +20,8 @@ from finetune.tokenization.buckets import Batch, plan_evaluation
 from finetune.tokenization.examples import Examples, Inputs, fill_batch
 
 PROGRESS_EVENTS = 10
-# Features are held in memory until there are as many as go to one file of the store. Reading from
-# four files takes half as long again as from one.
+# Of an entry of the store, which is in memory until it is written. Reading from four takes half as
+# long again as from one.
 PART_BYTES = 2**29
 
 
@@ -49,7 +50,11 @@ def key_of_frozen_layers(extractor: FeatureExtractor, *, device: Device, precisi
     """Return a key of all that features depend on but the inputs; the model is on the CPU."""
     # Names of classes and of the folder change nothing.
     names = ("id2label", "label2id", "problem_type", "task_specific_params", "_name_or_path")
-    config = extractor.model.config.to_dict() | dict.fromkeys(names, 0)
+    model = extractor.model
+    frozen = [
+        (name, one.detach()) for name, one in model.named_parameters() if not one.requires_grad
+    ]
+    config = model.config.to_dict() | dict.fromkeys(names, 0)
     ingredients = [
         f"split at {extractor.split_at}",
         f"precision {precision}",
@@ -59,7 +64,7 @@ def key_of_frozen_layers(extractor: FeatureExtractor, *, device: Device, precisi
     ]
     # Hashing lets other threads run: of BERT-base, 440 MB, it takes half a second in one.
     with ThreadPoolExecutor() as pool:
-        tensors = list(pool.map(key_of, extractor.frozen_tensors()))
+        tensors = list(pool.map(key_of, [*frozen, *model.named_buffers()]))
     return key_of((*ingredients, *tensors))
 
 
@@ -76,9 +81,9 @@ def with_features(
 ) -> Examples:
     """Return a split with features for inputs; ``notes`` describe them in the store.
 
-    Each of several processes computes a contiguous share, an entry of the store, and reads those of
-    the others; what another could not write to a store that both see is computed here as well.
-    FeaturesNotStored if the store can't be written to.
+    They are computed in contiguous parts, each an entry of the store. Each of several processes
+    computes its share of the parts and reads those of the others; what another could not write to a
+    store that both see is computed here as well. FeaturesNotStored if it can't be written to.
     """
     shapes, is_per_token = layers.device.shapes, layers.extractor.per_token
     # The last bits of a text's features depend on its batch, so that the same texts always come in
@@ -86,12 +91,12 @@ def with_features(
     batches = plan_evaluation(
         examples.lengths, batch_size=batch_size, padded_lengths=padded_lengths, shapes=shapes
     )
-    tokens = np.cumsum([len(batch.indices) * batch.padded_length for batch in batches])
-    ends = np.searchsorted(tokens, tokens[-1] * np.arange(1, processes.count) / processes.count)
-    shares = [
-        batches[start:end] for start, end in zip([0, *ends], [*ends, len(batches)], strict=True)
-    ]
     counts = examples.lengths if is_per_token else np.ones_like(examples.lengths)
+    bytes_of_vector = layers.extractor.hidden_size * torch.float32.itemsize
+    part_count = max(processes.count, math.ceil(counts.sum() * bytes_of_vector / PART_BYTES))
+    tokens = np.cumsum([len(batch.indices) * batch.padded_length for batch in batches])
+    ends = np.searchsorted(tokens, tokens[-1] * np.arange(1, part_count) / part_count).tolist()
+    parts = [batches[start:end] for start, end in pairwise([0, *ends, len(batches)])]
 
     def inputs_of_batch(batch: Batch) -> Inputs:
         indices = batch.indices
@@ -100,49 +105,65 @@ def with_features(
             indices = fill_batch(indices, batch_size=filled)
         return examples.inputs_of(indices, batch.padded_length)
 
-    def ingredients(share: Sequence[Batch]) -> Iterator[str | torch.Tensor]:
+    def compute(batch: Batch) -> torch.Tensor:
+        """Return features without padding, on the CPU."""
+        inputs, count = inputs_of_batch(batch), len(batch.indices)
+        features = layers.features(inputs)[:count].cpu()
+        if not is_per_token:
+            return features
+        mask = inputs["attention_mask"].reshape(-1, batch.padded_length)[:count]
+        return features[mask.bool()]
+
+    def ingredients(part: Sequence[Batch]) -> Iterator[str | torch.Tensor]:
         yield layers.key
-        for batch in share:
+        for batch in part:
             for name, tensor in sorted(inputs_of_batch(batch).items()):
                 yield name
                 yield tensor
 
-    def read_or_compute(share: Sequence[Batch], key: str) -> list[torch.Tensor]:
-        parts = store.read(key, emit=emit)
-        verb = "computing" if parts is None else "reusing"
+    def read_or_compute(numbers: Sequence[int]) -> dict[int, torch.Tensor]:
+        found = {number: store.read(keys[number], emit=emit) for number in numbers}
+        missing = [number for number in numbers if found[number] is None]
+        verb = "computing" if missing else "reusing"
         rows, split = len(examples.labels), notes["split"]
         emit(Info(f"{verb} features of the frozen layers for {rows:,} {split} rows"))
-        if parts is None:
-            vectors = int(sum(counts[batch.indices].sum() for batch in share))
-            shape = (vectors, layers.extractor.hidden_size)
-            parts = store.write(
-                key,
-                ({"features": part} for part in _compute(layers, share, inputs_of_batch, emit)),
-                size_bytes=math.prod(shape) * torch.float32.itemsize,
-                notes={**notes, "shape": shape},
-            )
-        return [part["features"] for part in parts]
+        left = [batch.indices for number in missing for batch in parts[number]]
+        size_bytes = sum(int(counts[indices].sum()) for indices in left) * bytes_of_vector
+        is_kept = bool(missing) and store.make_room(size_bytes)
+        done, total = 0, sum(map(len, left))
+        for number in missing:
+            computed = []
+            for batch in parts[number]:
+                computed.append(compute(batch))
+                before, done = done, done + len(batch.indices)
+                if PROGRESS_EVENTS * done // total > PROGRESS_EVENTS * before // total:
+                    emit(Advance(done, total))
+            # Of few rows, one of several processes may have no batch.
+            none = torch.empty(0, layers.extractor.hidden_size)
+            features = torch.cat(computed) if computed else none
+            of_part = {**notes, "shape": list(features.shape)}
+            tensors = {"features": features}
+            found[number] = store.write(keys[number], tensors, is_kept=is_kept, notes=of_part)
+        return {number: tensors["features"] for number, tensors in found.items() if tensors}
 
-    keys = processes.gather(key_of(ingredients(shares[processes.index])))
-    own = {processes.index}
-    found: dict[int, list[torch.Tensor]] = {}
-    for numbers in (own, set(range(processes.count)) - own):
+    own = range(part_count)[processes.slice(part_count)]
+    of_processes = processes.gather([key_of(ingredients(parts[number])) for number in own])
+    keys = [key for of_process in of_processes for key in of_process]
+    found: dict[int, torch.Tensor] = {}
+    for numbers in (own, [number for number in range(part_count) if number not in own]):
         failure = ""
         with processes.oom_on_all_ranks(layers.device.memory, seconds=MAX_SECONDS):
             try:
-                found |= {one: read_or_compute(shares[one], keys[one]) for one in numbers}
+                found |= read_or_compute(numbers) if numbers else {}
             except OSError as error:
                 failure = error.strerror or str(error)
         if processes.any(bool(failure)):
             raise FeaturesNotStored(failure or "another process can't write to it")
-    features = _Features(
-        [part for number in range(processes.count) for part in found[number]],
-        counts,
-        order=np.concatenate([batch.indices for batch in batches]),
-    )
+    order = np.concatenate([batch.indices for batch in batches])
+    vectors_of = _vectors_of([found[number] for number in range(part_count)], counts, order)
 
     def inputs_of(indices: NDArray[np.int64], padded_length: int) -> Inputs:
-        vectors = features.of(indices)
+        vectors = vectors_of(indices)
         if not is_per_token:
             return pooled_inputs(vectors, takes_4d_mask=layers.takes_4d_mask)
         mask = examples.inputs_of(indices, padded_length)["attention_mask"]
@@ -153,62 +174,29 @@ def with_features(
     return replace(examples, inputs_of=inputs_of)
 
 
-def _compute(
-    layers: FrozenLayers,
-    batches: Sequence[Batch],
-    inputs_of_batch: Callable[[Batch], Inputs],
-    emit: Emit,
-) -> Iterator[torch.Tensor]:
-    """Yield the features without padding, on the CPU, about ``PART_BYTES`` at once."""
-    part: list[torch.Tensor] = []
-    step = math.ceil(len(batches) / PROGRESS_EVENTS)
-    done, total = 0, sum(len(batch.indices) for batch in batches)
-    for number, batch in enumerate(batches, start=1):
-        inputs, count = inputs_of_batch(batch), len(batch.indices)
-        features = layers.features(inputs)[:count].cpu()
-        if layers.extractor.per_token:
-            mask = inputs["attention_mask"].reshape(-1, batch.padded_length)[:count]
-            features = features[mask.bool()]
-        if sum(one.nbytes for one in part) >= PART_BYTES:
-            yield torch.cat(part)
-            part = []
-        part.append(features)
-        done += count
-        if number % step == 0 or number == len(batches):
-            emit(Advance(done, total))
-    # Of few rows, one of several processes may have no batch.
-    yield torch.cat(part) if part else torch.empty(0, layers.extractor.hidden_size)
-
-
-class _Features:
-    """The features of a split: the vectors of the examples, end to end, in one or more tensors.
+def _vectors_of(
+    parts: Sequence[torch.Tensor], counts: NDArray[np.int64], order: NDArray[np.int64]
+) -> Callable[[NDArray[np.int64]], torch.Tensor]:
+    """Return what takes the vectors of some examples, end to end: [vectors, hidden].
 
     ``counts`` are the vectors of each example, ``order`` is that in which they were computed.
     """
+    firsts = np.empty_like(counts)
+    firsts[order] = np.cumsum(counts[order]) - counts[order]
+    starts = np.cumsum([0, *map(len, parts)])
 
-    def __init__(
-        self,
-        parts: Sequence[torch.Tensor],
-        counts: NDArray[np.int64],
-        *,
-        order: NDArray[np.int64],
-    ) -> None:
-        self._parts, self._counts = parts, counts
-        self._firsts = np.empty_like(counts)
-        self._firsts[order] = np.cumsum(counts[order]) - counts[order]
-        self._starts = np.cumsum([0, *map(len, parts)])
-
-    def of(self, examples: NDArray[np.int64]) -> torch.Tensor:
-        """Return the vectors of some examples, end to end: [vectors, hidden]."""
-        counts = self._counts[examples]
-        shifts = self._firsts[examples] - (np.cumsum(counts) - counts)
-        numbers = np.repeat(shifts, counts) + np.arange(counts.sum())
-        if len(self._parts) == 1:
-            return self._parts[0].index_select(0, torch.from_numpy(numbers))
-        owners = np.searchsorted(self._starts, numbers, side="right") - 1
-        taken = self._parts[-1].new_empty(len(numbers), self._parts[-1].shape[1])
+    def take(examples: NDArray[np.int64]) -> torch.Tensor:
+        taken = counts[examples]
+        shifts = firsts[examples] - (np.cumsum(taken) - taken)
+        numbers = np.repeat(shifts, taken) + np.arange(taken.sum())
+        if len(parts) == 1:
+            return parts[0].index_select(0, torch.from_numpy(numbers))
+        owners = np.searchsorted(starts, numbers, side="right") - 1
+        vectors = parts[-1].new_empty(len(numbers), parts[-1].shape[1])
         for owner in np.unique(owners):
             here = np.flatnonzero(owners == owner)
-            inside = torch.from_numpy(numbers[here] - self._starts[owner])
-            taken[torch.from_numpy(here)] = self._parts[owner][inside]
-        return taken
+            inside = torch.from_numpy(numbers[here] - starts[owner])
+            vectors[torch.from_numpy(here)] = parts[owner][inside]
+        return vectors
+
+    return take

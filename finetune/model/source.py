@@ -12,7 +12,7 @@ from logging import ERROR, WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from finetune.errors import (
     ConfigurationInvalid,
@@ -84,17 +84,17 @@ class ModelSource:
         return tokenizer
 
     def read_weights(self, *, may_be_missing: bool) -> "dict[str, torch.Tensor]":
-        """Return the weights by name, mapped; none is read before all files are safetensors."""
+        """Return the weights by name, mapped, of files in safetensors alone."""
+        from safetensors.torch import load_file
+
         with self.failures_explained():
-            files: list[Any] = []
+            weights: dict[str, torch.Tensor] = {}
             for file in self._weight_files():
                 try:
-                    files.append(safe_open(file, framework="pt"))
+                    weights |= load_file(file)
                 except (OSError, SafetensorError) as error:
-                    raise ValueError(
-                        f"{file.name} can't be read as safetensors: {error}"
-                    ) from error
-            weights = {name: file.get_tensor(name) for file in files for name in file.offset_keys()}
+                    message = f"{file.name} can't be read as safetensors: {error}"
+                    raise ValueError(message) from error
         if not weights and not may_be_missing:
             raise ModelUnsupported(
                 f"{self.name} has no weights in safetensors",

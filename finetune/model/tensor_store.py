@@ -1,14 +1,14 @@
 """Tensors kept on disk from run to run: features of frozen layers, token ids of many texts.
 
-An entry is a folder named by its key, a hash of everything that its tensors depend on. It holds one
-or more safetensors files, and ``notes.json``, which describes them. An entry is written under
-another name and renamed at the end. Its files are memory-mapped: the system can take the memory
-back, and the tensors stay readable after the files are deleted. Whatever has no such name and no
-such notes belongs to somebody else, and stays.
+An entry is a safetensors file named by its key, a hash of everything that its tensors depend on;
+its metadata describes them. It is written under another name and renamed at the end. It is
+memory-mapped: the system can take the memory back, and the tensors stay readable after the file is
+deleted. Whatever has no such name and no such metadata belongs to somebody else, and stays.
 """
 
 import errno
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -22,14 +22,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from finetune.events import Emit, WarningMessage
-from finetune.files import (
-    PARTIAL_SUFFIX,
-    WRITTEN_BY,
-    flush_to_disk,
-    read_json,
-    temporary_path,
-    write_json,
-)
+from finetune.files import PARTIAL_SUFFIX, WRITTEN_BY, flush_to_disk, temporary_path
 
 # Listing or deleting entries does not wait for torch.
 if TYPE_CHECKING:
@@ -37,13 +30,13 @@ if TYPE_CHECKING:
 
     Tensors = dict[str, torch.Tensor]
 
-NOTES = "notes.json"
-# Of an entry; of one that is being written or deleted.
-_NAME = re.compile(r"[0-9a-f]{64}")
-_PARTIAL_NAME = re.compile(rf"[0-9a-f]{{64}}\.[0-9a-f]{{32}}\{PARTIAL_SUFFIX}")
-_FILE_NAME = re.compile(rf"\d{{5}}\.safetensors|{re.escape(NOTES)}")
-# A folder that a process still writes to has changed since.
+# Of an entry; of one that is being written.
+_NAME = re.compile(r"[0-9a-f]{64}\.safetensors")
+_PARTIAL_NAME = re.compile(rf"{_NAME.pattern}\.[0-9a-f]{{32}}\{PARTIAL_SUFFIX}")
+# A file that a process still writes to has changed since.
 LEFTOVER_SECONDS = 24 * 3600
+# Those of a store are far smaller.
+_MAX_HEADER_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -63,91 +56,90 @@ class TensorStore:
     folder: Path
     limit_bytes: int
 
-    def read(self, key: str, *, emit: Emit) -> "list[Tensors] | None":
-        """Return the parts of an entry, mapped; None if missing or, with a warning, damaged."""
-        entry = self.folder / key
-        if not os.path.isfile(entry / NOTES):
+    def read(self, key: str, *, emit: Emit) -> "Tensors | None":
+        """Return the tensors of an entry, mapped; None if missing or, with a warning, damaged."""
+        file = self._file(key)
+        if not file.is_file():
+            return None
+        if not _read_notes(file):
+            message = f"{file} is damaged, or no store has written it"
+            emit(WarningMessage(message, remedy="delete it, so that its place can be used"))
             return None
         try:
-            count = read_json(entry / NOTES)["parts"]
-            parts = [_map(_part(entry, number)) for number in range(count)]
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError):
-            if _read_notes(entry):
-                emit(WarningMessage(f"{entry} is damaged and is made anew"))
-                _delete(entry)
-            else:
-                message = f"{entry} is damaged, or no store has written it"
-                emit(WarningMessage(message, remedy="delete it, so that its place can be used"))
+            tensors = _map(file)
+        except (OSError, SafetensorError):
+            emit(WarningMessage(f"{file} is damaged and is made anew"))
+            _delete(file)
             return None
         # A store that may only be read has nothing to evict.
         with suppress(OSError):
-            os.utime(entry)
-        return parts
+            os.utime(file)
+        return tensors
 
-    def write(
-        self, key: str, parts: "Iterable[Tensors]", *, size_bytes: int, notes: Mapping[str, Any]
-    ) -> "list[Tensors]":
-        """Keep tensors on the CPU, a file for each part, and return them, mapped.
+    def make_room(self, size_bytes: int) -> bool:
+        """Evict what new entries need; return whether they may be kept, by the store's limit.
 
-        What is larger than the limit is not kept beyond this process. OSError if the disk is full.
+        What is larger is not kept beyond this process. OSError if the disk is full.
         """
-        from safetensors.torch import save
-
         self.folder.mkdir(parents=True, exist_ok=True)
         # Those that killed processes have left.
-        for partial in self._folders(_PARTIAL_NAME):
+        for partial in self._files(_PARTIAL_NAME):
             with suppress(FileNotFoundError):
                 if time.time() - partial.stat().st_mtime > LEFTOVER_SECONDS:
-                    _delete(partial)
+                    partial.unlink()
         is_kept = size_bytes <= self.limit_bytes
         total_bytes = size_bytes
         for entry in self.entries() if is_kept else ():
             total_bytes += entry.size_bytes
             if total_bytes > self.limit_bytes:
-                _delete(self.folder / entry.key)
+                _delete(self._file(entry.key))
         if size_bytes > shutil.disk_usage(self.folder).free:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        partial = temporary_path(self.folder / key)
-        partial.mkdir()
+        return is_kept
+
+    def write(
+        self, key: str, tensors: "Tensors", *, is_kept: bool, notes: Mapping[str, Any]
+    ) -> "Tensors":
+        """Write tensors on the CPU for which there is room, and return them, mapped."""
+        from safetensors.torch import save
+
+        dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+        metadata = {"notes": json.dumps({**notes, **WRITTEN_BY, "dtype": dtype})}
+        file = self._file(key)
+        partial = temporary_path(file)
         try:
-            write_json(partial / NOTES, WRITTEN_BY)
-            mapped: list[Tensors] = []
-            for part in parts:
-                file = _part(partial, len(mapped))
-                file.write_bytes(save(part))
-                flush_to_disk(file)
-                mapped.append(_map(file))
-            dtype = str(next(iter(mapped[0].values())).dtype).removeprefix("torch.")
-            entry_notes = {**notes, **WRITTEN_BY, "dtype": dtype, "parts": len(mapped)}
-            write_json(partial / NOTES, entry_notes)
-            if is_kept:
-                # Another process may have written the same entry meanwhile.
-                with suppress(OSError):
-                    partial.rename(self.folder / key)
+            partial.write_bytes(save(tensors, metadata))
+            flush_to_disk(partial)
+            mapped = _map(partial)
+            # Another process may have written the same entry meanwhile.
+            if is_kept and not os.path.lexists(file):
+                partial.rename(file)
         finally:
-            _delete_files(partial)
+            partial.unlink(missing_ok=True)
         return mapped
 
     def entries(self) -> list[Entry]:
         """Return what the store holds, the last used first."""
         found = []
-        for entry in self._folders(_NAME):
+        for file in self._files(_NAME):
             # Another process may be deleting it.
             with suppress(FileNotFoundError):
-                size_bytes = sum(file.stat().st_size for file in _files(entry))
-                used_at = entry.stat().st_mtime
-                found.append(Entry(entry.name, size_bytes, used_at, _read_notes(entry)))
+                status = file.stat()
+                notes = _read_notes(file)
+                found.append(Entry(file.stem, status.st_size, status.st_mtime, notes))
         return sorted(found, key=lambda entry: -entry.used_at)
-
-    def _folders(self, name: re.Pattern[str]) -> list[Path]:
-        """Return the folders of such a name that a store has written."""
-        folders = [path for path in self.folder.glob("*") if name.fullmatch(path.name)]
-        return [path for path in folders if not path.is_symlink() and _read_notes(path)]
 
     def clear(self) -> int:
         """Delete all entries, those that killed processes left too; return how many bytes."""
-        entries = [self.folder / entry.key for entry in self.entries()]
-        return sum(map(_delete, [*entries, *self._folders(_PARTIAL_NAME)]))
+        return sum(map(_delete, [*self._files(_NAME), *self._files(_PARTIAL_NAME)]))
+
+    def _file(self, key: str) -> Path:
+        return self.folder / f"{key}.safetensors"
+
+    def _files(self, name: re.Pattern[str]) -> list[Path]:
+        """Return the files of such a name that a store has written."""
+        files = [path for path in self.folder.glob("*") if name.fullmatch(path.name)]
+        return [path for path in files if not path.is_symlink() and _read_notes(path)]
 
 
 def key_of(parts: "Iterable[str | torch.Tensor]") -> str:
@@ -165,45 +157,27 @@ def key_of(parts: "Iterable[str | torch.Tensor]") -> str:
     return digest.hexdigest()
 
 
-def _part(entry: Path, number: int) -> Path:
-    return entry / f"{number:05}.safetensors"
-
-
 def _map(file: Path) -> "Tensors":
     with safe_open(file, framework="pt") as opened:
         return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
 
 
-def _read_notes(entry: Path) -> Mapping[str, Any]:
-    """Return what an entry says of itself; nothing if no store has written it."""
+def _read_notes(file: Path) -> Mapping[str, Any]:
+    """Return what a file says of itself, even if it is cut off; nothing if no store wrote it."""
     try:
-        notes = read_json(entry / NOTES)
+        with file.open("rb") as opened:
+            header = opened.read(int.from_bytes(opened.read(8), "little") % _MAX_HEADER_BYTES)
+        notes = json.loads(json.loads(header)["__metadata__"]["notes"])
         return notes if notes.items() >= WRITTEN_BY.items() else {}
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}
 
 
-def _files(entry: Path) -> list[Path]:
-    """Return the files of an entry, its notes last."""
-    files = [file for file in entry.iterdir() if _FILE_NAME.fullmatch(file.name)]
-    return sorted(file for file in files if file.is_file() and not file.is_symlink())
-
-
-def _delete(entry: Path) -> int:
-    """Delete an entry, for other processes at once; return its bytes, 0 if it can't be deleted."""
+def _delete(file: Path) -> int:
+    """Delete an entry; return its bytes, 0 if it can't be deleted."""
     try:
-        if len(files := _files(entry)) == len(list(entry.iterdir())):
-            entry = entry.rename(temporary_path(entry.with_name(entry.name[:64])))
-            files = _files(entry)
-        size_bytes = sum(file.stat().st_size for file in files)
+        size_bytes = file.stat().st_size
+        file.unlink()
+        return size_bytes
     except OSError:
         return 0
-    _delete_files(entry)
-    return size_bytes
-
-
-def _delete_files(entry: Path) -> None:
-    with suppress(OSError):
-        for file in _files(entry):
-            file.unlink()
-        entry.rmdir()

@@ -105,13 +105,14 @@ def _read_or_encode(
             size_bytes = sum(tensor.nbytes for tensor in tensors.values())
             of_part = notes | {"split": split, "rows": len(part.texts)}
             try:
-                stored = store.write(key, [tensors], size_bytes=size_bytes, notes=of_part)
+                is_kept = store.make_room(size_bytes)
+                stored = store.write(key, tensors, is_kept=is_kept, notes=of_part)
             except OSError as error:
                 reason = f"can't be written to {store.folder} ({error.strerror})"
                 remedy = "make room with finetune cache clear, or name a folder with --cache-dir"
                 emit(WarningMessage(f"token ids {reason}: they stay in memory", remedy=remedy))
                 return encoded
-        return empty.with_arrays({name: tensor.numpy() for name, tensor in stored[0].items()})
+        return empty.with_arrays({name: tensor.numpy() for name, tensor in stored.items()})
 
     emit(Info(f"encoding {len(texts.texts):,} {split} texts, except those already stored"))
     own = range(len(parts))[processes.slice(len(parts))]

@@ -6,7 +6,7 @@ checkpoint, ``Run.train`` takes the steps, ``Run.finish`` saves and evaluates th
 
 import time
 from collections import ChainMap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cache, partial
@@ -40,7 +40,7 @@ from finetune.tasks.base import Labels, Task
 from finetune.tasks.metrics import Scores, choose_metric, selection_score, warn_unless_better
 from finetune.training.contrastive import contrastive_losses
 from finetune.training.interruption import DistributedStopFlag, Stopped, stop_on_signal
-from finetune.training.loop import LoopSettings, ValidationResult, is_over, solve_at_once, train
+from finetune.training.loop import LoopSettings, is_over, solve_at_once, train
 from finetune.training.parity import check_device
 from finetune.training.snapshot import Progress
 from finetune.training.step import prepare_training
@@ -237,10 +237,10 @@ class Run:
             )
 
     @clock("validation")
-    def _validate(self) -> ValidationResult:
+    def _validate(self) -> tuple[float, Mapping[str, float]]:
         task, name = self.preparation.task, self.config.training.metric_for_best_model
         scores = task.score(*self.predict("validation"))
-        return ValidationResult(selection_score(name, task, scores), scores.metrics)
+        return selection_score(name, task, scores), scores.metrics
 
     @clock("saving")
     def _save_checkpoint(self, progress: Progress, writes: bool) -> None:

@@ -62,14 +62,12 @@ class LabelledFeatures:
 class LinearHead:
     """A solved output layer: ``weight`` is float64 [outputs, hidden], ``bias`` [outputs].
 
-    ``loss`` is the penalized mean of the rows, and ``gradient_norm`` that of its gradient, for
-    features of unit norm.
+    ``loss`` is the penalized mean of the rows.
     """
 
     weight: NDArray[np.float64]
     bias: NDArray[np.float64]
     loss: float
-    gradient_norm: float
 
     def logits(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the logits of features: float32 of shape [rows, outputs]."""
@@ -129,7 +127,7 @@ def solve(
         torch.set_num_threads(threads)
     weight = found.x[: -shape[0]].reshape(shape) / scale.item()
     bias = found.x[-shape[0] :] - weight @ centre.numpy()
-    return LinearHead(weight, bias, float(found.fun), float(np.linalg.norm(found.jac)))
+    return LinearHead(weight, bias, float(found.fun))
 
 
 def choose_strength(
@@ -161,9 +159,7 @@ def cross_validate(
     # Of many classes each has a small gradient, even where nothing is solved yet.
     max_gradient = min(TRIED_GRADIENT, 0.02 / rows.outputs)
     for test in folds(rows.groups, seed=seed):
-        is_test = np.zeros(len(rows.labels), bool)
-        is_test[test] = True
-        training, head = rows.select(np.flatnonzero(~is_test)), None
+        training, head = rows.select(np.setdiff1d(np.arange(len(rows.labels)), test)), None
         for strength in strengths:
             head = solve(training, strength=strength, max_gradient=max_gradient, start=head)
             logits[strength][test] = head.logits(rows.features[test])

@@ -26,14 +26,6 @@ MIN_VISIBLE_RATE = 1e-6
 
 
 @dataclass(frozen=True)
-class ValidationResult:
-    """A score, of which the highest chooses the best model, and metrics, ``loss`` among them."""
-
-    score: float
-    metrics: Mapping[str, float]
-
-
-@dataclass(frozen=True)
 class LoopSettings:
     """What a run does besides its steps.
 
@@ -41,7 +33,8 @@ class LoopSettings:
         logging_steps: Steps between two reports of the loss.
         patience: Validations in a row without a better score or a lower loss after which training
             stops; 0: never.
-        validate: Evaluates the model on the validation split; None if there is none.
+        validate: Returns a score, of which the highest chooses the best model, and metrics with
+            ``loss``, of the validation split; None if there is none.
         save_progress: Saves progress; without True, only if the run then fails to finish.
         is_save_due: Whether so much time has passed since the last saving that ``time`` saves.
         finish: Called after the last step, before the model is validated and kept.
@@ -52,7 +45,7 @@ class LoopSettings:
     logging_steps: int
     patience: int
     plan_epoch: Callable[[int], Sequence[Batch]]
-    validate: Callable[[], ValidationResult] | None
+    validate: Callable[[], tuple[float, Mapping[str, float]]] | None
     save_best: Callable[[Progress], None]
     save_progress: Callable[[Progress, bool], None]
     saves: SaveStrategy
@@ -172,12 +165,12 @@ def _validate(state: TrainingState, progress: Progress, settings: LoopSettings) 
             progress.best_step = progress.steps
             settings.save_best(progress)
         return
-    result = settings.validate()
-    is_best = progress.note_validation(score=result.score, loss=result.metrics["loss"])
+    score, metrics = settings.validate()
+    is_best = progress.note_validation(score=score, loss=metrics["loss"])
     if is_best:
         settings.save_best(progress)
     epoch = progress.steps / settings.steps_per_epoch
-    settings.emit(events.Validation(progress.steps, epoch, result.metrics, is_best))
+    settings.emit(events.Validation(progress.steps, epoch, metrics, is_best))
 
 
 def _check_parameters_finite(state: TrainingState, progress: Progress) -> None:

@@ -236,11 +236,8 @@ def prepare_feature_check(
     extractor: FeatureExtractor, examples: Examples, *, device: Device, precision: str
 ) -> Callable[[Examples], None]:
     """Compute features of a few examples on the CPU; return a check of those that are stored."""
-    by_length = np.argsort(examples.lengths, kind="stable")
-    quick = by_length[: max(1, int((examples.lengths <= _MAX_LENGTH).sum()))]
-    count = min(_MAX_EXAMPLES, len(quick), max(1, _MAX_TOKENS // examples.lengths[quick[-1]]))
-    # One in the middle of each part of the lengths: the longest would add much padding.
-    indices = quick[(2 * np.arange(count) + 1) * len(quick) // (2 * count)]
+    quick = np.flatnonzero(examples.lengths <= max(_MAX_LENGTH, examples.lengths.min()))
+    indices = np.random.default_rng(0).permutation(quick)[:_MAX_EXAMPLES]
     padded_length = int(examples.lengths[indices].max())
     inputs = examples.inputs_of(indices, padded_length)
     features = extractor.extract(inputs)

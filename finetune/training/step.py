@@ -190,9 +190,13 @@ class TrainingState:
     @property
     def cuda_graph_error(self) -> str | None:
         """Why steps are launched operation by operation on a device that has CUDA graphs."""
-        if self.captured:
-            return self.captured.failure
-        return _why_not_capturable(self) if self.device.captures else None
+        if self.captured or not self.device.captures:
+            return self.captured.failure if self.captured else None
+        if self.scaler.is_enabled():
+            return "gradients are scaled in fp16"
+        if has_gradient_checkpointing(self.model):
+            return "gradient checkpointing repeats random numbers"
+        return OPTIMIZERS[self.hyperparameters.optimizer].cuda_graph_error
 
     @property
     def schedule(self) -> Schedule:
@@ -212,11 +216,6 @@ class TrainingState:
         self.scaler.update(self.scaler.get_scale())
         if self.captured:
             self.captured.clear()
-
-    def reset(self) -> None:
-        """Return to the state before the first step, except for the parameters."""
-        self.discard_gradients()
-        self.optimizer.state.clear()
 
 
 def prepare_training(
@@ -251,17 +250,9 @@ def prepare_training(
     state = TrainingState(
         model, optimizer, device, precision, scaler, losses, hyperparameters, processes
     )
-    if _why_not_capturable(state):
+    if state.cuda_graph_error:
         return state
     return replace(state, captured=device.capture(partial(_captured_step, state)))
-
-
-def _why_not_capturable(state: TrainingState) -> str | None:
-    if state.scaler.is_enabled():
-        return "gradients are scaled in fp16"
-    if has_gradient_checkpointing(state.model):
-        return "gradient checkpointing repeats random numbers"
-    return OPTIMIZERS[state.hyperparameters.optimizer].cuda_graph_error
 
 
 def _captured_step(state: TrainingState, micro_batches: Sequence[Tensors]) -> torch.Tensor:

@@ -18,9 +18,10 @@ def keep(cache: Path, key: str = "a" * 64, *, rows: int = 1234) -> int:
     """Keep some features as a run does; return the size of their entry."""
     store = TensorStore(cache / "features", limit_bytes=2**30)
     features = torch.ones(rows, 32)
+    store.make_room(features.nbytes)
     notes = NOTES | {"rows": rows, "shape": [rows, 32]}
-    store.write(key, [{"features": features}], size_bytes=features.nbytes, notes=notes)
-    return sum(file.stat().st_size for file in (cache / "features" / key).iterdir())
+    store.write(key, {"features": features}, is_kept=True, notes=notes)
+    return (cache / "features" / f"{key}.safetensors").stat().st_size
 
 
 def lines_of(output: str) -> list[str]:

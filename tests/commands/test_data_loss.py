@@ -111,16 +111,16 @@ def test_data_in_a_folder_that_no_run_has_made_is_not_overwritten(
 def test_clearing_the_cache_keeps_what_is_no_entry(command: Command, tmp_path: Path) -> None:
     features = tmp_path / "cache" / "features"
     names = ("a.json", "b.partial/notes.json", f"{'a' * 64}/notes.json", f"{'b' * 64}/x.txt")
-    planted = plant(features, *names, f"{'c' * 64}.{'d' * 32}.partial/notes.json")
+    planted = plant(features, *names, f"{'c' * 64}.safetensors", f"{'d' * 64}.safetensors/x")
     planted |= plant(tmp_path / "cache" / "batches", "orders.json", f"{'a' * 64}.json", "list.json")
     planted |= plant(tmp_path / "cache" / "precision", "mine.json")
-    save_file({}, features / "mine.safetensors")
+    save_file({}, features / f"{'e' * 64}.safetensors")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "features").symlink_to(features)
     for cache in ("cache", "other"):
         assert command("cache", "clear", "--cache-dir", tmp_path / cache).code == 0
     assert_kept(planted)
-    assert (features / "mine.safetensors").exists()
+    assert (features / f"{'e' * 64}.safetensors").exists()
 
 
 def test_an_export_replaces_only_an_export(

@@ -1,16 +1,16 @@
-import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 
 from finetune.events import Event, WarningMessage
 from finetune.files import temporary_path
+from finetune.model import tensor_store
 from finetune.model.tensor_store import TensorStore, key_of
 
 GIB = 2**30
@@ -28,27 +28,25 @@ def random_features(
 def read_quietly(store: TensorStore, key: str) -> torch.Tensor | None:
     """Read an entry whose key is one letter, 64 times, and expect no warning."""
     emitted: list[Event] = []
-    parts = store.read(64 * key, emit=emitted.append)
+    tensors = store.read(64 * key, emit=emitted.append)
     assert emitted == []
-    return None if parts is None else torch.cat([part["features"] for part in parts])
-
-
-def write_parts(
-    store: TensorStore, key: str, parts: Iterable[torch.Tensor], *, size_bytes: int
-) -> torch.Tensor:
-    tensors = ({"features": one} for one in parts)
-    written = store.write(64 * key, tensors, size_bytes=size_bytes, notes={"rows": 7})
-    return torch.cat([part["features"] for part in written])
+    return None if tensors is None else tensors["features"]
 
 
 def keep(
     store: TensorStore, key: str, features: torch.Tensor, *, used_at: float | None = None
 ) -> torch.Tensor:
-    """Keep features in parts of 300 vectors, as last used at a time."""
-    written = write_parts(store, key, features.split(300), size_bytes=features.nbytes)
+    """Keep features as a run does, as last used at a time."""
+    is_kept = store.make_room(features.nbytes)
+    tensors = {"features": features}
+    written = store.write(64 * key, tensors, is_kept=is_kept, notes={"rows": 7})
     if used_at is not None:
-        os.utime(store.folder / (64 * key), (used_at, used_at))
-    return written
+        os.utime(file_of(store, key), (used_at, used_at))
+    return written["features"]
+
+
+def file_of(store: TensorStore, key: str = "a") -> Path:
+    return store.folder / f"{64 * key}.safetensors"
 
 
 def keys_of(store: TensorStore) -> list[str]:
@@ -86,10 +84,8 @@ def test_an_entry_holds_safetensors_that_others_can_read_and_says_what_they_are(
 ) -> None:
     features = random_features(400)
     keep(store, "a", features)
-    files = sorted((store.folder / A).glob("*.safetensors"))
-    assert torch.equal(torch.cat([load_file(one)["features"] for one in files]), features)
-    notes = json.loads((store.folder / A / "notes.json").read_text())
-    assert notes == {"rows": 7, "written_by": "finetune", "dtype": "float32", "parts": 2}
+    assert torch.equal(load_file(file_of(store))["features"], features)
+    notes = {"rows": 7, "written_by": "finetune", "dtype": "float32"}
     [entry] = store.entries()
     assert entry.notes == notes
     assert entry.size_bytes > features.nbytes
@@ -100,48 +96,53 @@ def test_what_is_read_is_mapped_and_not_copied(store: TensorStore) -> None:
     keep(store, "a", torch.zeros(2**12, 2**11))
     if not Path("/proc/self/maps").exists():
         pytest.skip("needs /proc")
-    parts = store.read(A, emit=lambda event: None)
-    assert parts is not None
-    assert str(store.folder / A / "00003.safetensors") in Path("/proc/self/maps").read_text()
+    tensors = store.read(A, emit=lambda event: None)
+    assert tensors is not None
+    assert str(file_of(store)) in Path("/proc/self/maps").read_text()
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("00001.safetensors", None),
-        ("00001.safetensors", b"not what it says"),
-        ("notes.json", b'{"written_by": "finetune", "parts": "many"}'),
-    ],
-)
-def test_damage_is_reported_and_a_new_entry_takes_the_place(
-    name: str, content: bytes | None, store: TensorStore
-) -> None:
+def test_damage_is_reported_and_a_new_entry_takes_the_place(store: TensorStore) -> None:
     keep(store, "a", random_features())
-    file = store.folder / A / name
-    file.write_bytes(file.read_bytes()[:-1] if content is None else content)
+    file = file_of(store)
+    file.write_bytes(file.read_bytes()[:-1])
     emitted: list[Event] = []
     assert store.read(A, emit=emitted.append) is None
     [warning] = emitted
     assert isinstance(warning, WarningMessage)
-    assert f"{A} is damaged" in warning.message
+    assert f"{A}.safetensors is damaged and is made anew" in warning.message
     keep(store, "a", random_features())
     assert read_quietly(store, "a") is not None
 
 
-def test_a_failure_halfway_leaves_nothing(store: TensorStore) -> None:
-    def failing() -> Iterator[torch.Tensor]:
-        yield random_features()
+@pytest.mark.parametrize(
+    "content", [b"", b"not what it says", b"\xff" * 99, save({"a": torch.ones(1)})]
+)
+def test_a_file_that_no_store_has_written_stays(content: bytes, store: TensorStore) -> None:
+    store.folder.mkdir()
+    file_of(store).write_bytes(content)
+    emitted: list[Event] = []
+    assert store.read(A, emit=emitted.append) is None
+    assert len(emitted) == 1
+    assert torch.equal(keep(store, "a", random_features()), random_features())
+    assert (store.entries(), store.clear(), file_of(store).read_bytes()) == ([], 0, content)
+
+
+def test_a_failure_halfway_leaves_nothing(
+    store: TensorStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(file: Path) -> None:
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(tensor_store, "flush_to_disk", fail)
     with pytest.raises(KeyboardInterrupt):
-        write_parts(store, "a", failing(), size_bytes=100)
+        keep(store, "a", random_features())
     assert list(store.folder.iterdir()) == []
     assert read_quietly(store, "a") is None
 
 
 def test_what_a_killed_process_left_is_never_read_and_goes_after_a_day(store: TensorStore) -> None:
     keep(store, "a", random_features())
-    leftover = (store.folder / A).rename(temporary_path(store.folder / A))
+    leftover = file_of(store).rename(temporary_path(file_of(store)))
     assert store.entries() == []
     for hours in (23, 25):
         then = time.time() - hours * 3600
@@ -172,7 +173,7 @@ def test_what_is_evicted_or_cleared_stays_readable_to_whom_it_was_given(
     open_small_store().clear()
     assert read is not None
     assert torch.equal(written, features)
-    assert torch.equal(torch.cat([part["features"] for part in read]), features)
+    assert torch.equal(read["features"], features)
 
 
 def test_what_is_larger_than_the_limit_is_given_back_and_not_kept(
@@ -181,7 +182,7 @@ def test_what_is_larger_than_the_limit_is_given_back_and_not_kept(
     keep(open_small_store(), "a", random_features())
     large = random_features(10_000)
     assert torch.equal(keep(open_small_store(), "b", large), large)
-    assert [path.name for path in open_small_store().folder.iterdir()] == [A]
+    assert list(open_small_store().folder.iterdir()) == [file_of(open_small_store())]
 
 
 def test_a_disk_without_room_is_noticed_before_anything_is_computed(
@@ -191,21 +192,17 @@ def test_a_disk_without_room_is_noticed_before_anything_is_computed(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
 
     with pytest.raises(OSError, match="No space left"):
-        write_parts(store, "a", iter(()), size_bytes=501)
+        store.make_room(501)
     assert list(store.folder.iterdir()) == []
 
 
 def test_two_writers_of_one_key_do_not_disturb_each_other(store: TensorStore) -> None:
     features = random_features(1000)
-
-    def while_another_writes() -> Iterator[torch.Tensor]:
-        yield features[:500]
-        keep(store, "a", features)
-        yield features[500:]
-
-    written = write_parts(store, "a", while_another_writes(), size_bytes=features.nbytes)
-    assert torch.equal(written, features)
-    assert [path.name for path in store.folder.iterdir()] == [A]
+    is_kept = store.make_room(features.nbytes)
+    keep(store, "a", features)
+    written = store.write(A, {"features": features}, is_kept=is_kept, notes={})
+    assert torch.equal(written["features"], features)
+    assert list(store.folder.iterdir()) == [file_of(store)]
     read = read_quietly(store, "a")
     assert read is not None
     assert torch.equal(read, features)
@@ -227,7 +224,7 @@ def test_clearing_frees_what_is_kept_and_leaves_what_is_not_the_stores(store: Te
     keep(store, "a", random_features())
     keep(store, "b", random_features())
     [size_bytes, _] = [entry.size_bytes for entry in store.entries()]
-    (store.folder / A).rename(temporary_path(store.folder / A))
+    file_of(store).rename(temporary_path(file_of(store)))
     (store.folder / "notes.txt").write_text("mine")
     (store.folder / "folder").mkdir()
     assert store.clear() == 2 * size_bytes

@@ -59,8 +59,8 @@ def test_features_that_a_device_has_computed_wrongly_are_found_before_training(
     train_prepared(prepare_on_other(tiny_folder, **options), tmp_path / "right")
     compute = FrozenLayers.features
 
-    def compute_wrongly(layers: FrozenLayers, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        return compute(layers, inputs).flip(-1)
+    def compute_wrongly(*arguments: Any) -> torch.Tensor:
+        return compute(*arguments).flip(-1)
 
     monkeypatch.setattr(FrozenLayers, "features", compute_wrongly)
     options["cache_dir"] = str(tmp_path / "other")

@@ -54,7 +54,6 @@ def test_it_finds_the_optimum_that_scikit_learn_finds(strength: float) -> None:
     np.testing.assert_allclose(
         logits - logits.mean(axis=1, keepdims=True), expected, atol=2e-3 * np.abs(expected).max()
     )
-    assert head.gradient_norm < 1e-4
 
 
 def test_numbers_are_solved_as_ridge_regression_solves_them() -> None:

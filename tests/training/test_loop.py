@@ -20,7 +20,7 @@ from finetune.devices.cpu import CpuDevice, CpuMemory
 from finetune.errors import FinetuneError, LossNotFinite
 from finetune.tokenization.buckets import Batch, choose_padded_lengths, plan_epoch
 from finetune.tokenization.examples import Examples
-from finetune.training.loop import LoopSettings, ValidationResult, is_over, train
+from finetune.training.loop import LoopSettings, is_over, train
 from finetune.training.snapshot import Progress
 from finetune.training.step import TrainingState
 
@@ -57,10 +57,10 @@ class Diary:
         return self.stop_after is not None and self.progress.steps >= self.stop_after
 
     def settings(self, examples: Examples, **options: Any) -> LoopSettings:
-        def validate() -> ValidationResult:
+        def validate() -> tuple[float, dict[str, float]]:
             score = self.scores[len(self.times("validate"))]
             self.note("validate")
-            return ValidationResult(score, {"accuracy": score, "loss": 1.0})
+            return score, {"accuracy": score, "loss": 1.0}
 
         settings: dict[str, Any] = {
             "batch_size": BatchSize(BATCH, "batch size", CpuDevice(), self.emitted.append),
@@ -143,10 +143,10 @@ def test_speed_and_time_are_of_training_without_validation(monkeypatch: pytest.M
         now_seconds += 0.5
         return examples.inputs_of(rows, padded_length)
 
-    def validate() -> ValidationResult:
+    def validate() -> tuple[float, dict[str, float]]:
         nonlocal now_seconds
         now_seconds += 100.0
-        return ValidationResult(0.5, {"loss": 1.0})
+        return 0.5, {"loss": 1.0}
 
     diary = Diary()
     slow = replace(examples, inputs_of=inputs_of)
@@ -256,9 +256,9 @@ def test_validation_finds_no_gradients_in_memory() -> None:
     training_state = tiny_training_state(total_steps=6)
     gradients: list[Any] = []
 
-    def validate() -> ValidationResult:
+    def validate() -> tuple[float, dict[str, float]]:
         gradients.extend(one.grad for one in training_state.model.parameters())
-        return ValidationResult(0.5, {"loss": 1.0})
+        return 0.5, {"loss": 1.0}
 
     run(Diary(), training_state, validate=validate)
 
@@ -304,7 +304,7 @@ def test_model_that_became_not_a_number_in_its_last_step_is_not_kept() -> None:
         run(
             diary,
             training_state,
-            validate=lambda: ValidationResult(weight.sum().item(), {"loss": weight.sum().item()}),
+            validate=lambda: (weight.sum().item(), {"loss": weight.sum().item()}),
         )
 
     assert diary.times("best") == []

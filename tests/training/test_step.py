@@ -244,7 +244,8 @@ def test_captured_steps_are_the_same_steps() -> None:
 def test_captured_steps_are_dropped_with_the_state_of_the_optimizer() -> None:
     state = tiny_training_state(device=CapturingDevice())
     take_steps(state, random_examples(), range(3))
-    state.reset()
+    state.discard_gradients()
+    state.optimizer.state.clear()
     take_steps(state, random_examples(), range(1))
     assert captured_calls(state) == 2
 
