@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 FLAG = re.compile(r"--([a-z][a-z-]*[a-z])")
+COMMAND = re.compile(r"(finetune [a-z].*)")
 LIBRARIES = "loading libraries"
 # A shorter stage gets no line.
 MIN_STAGE_SECONDS = 0.1
@@ -113,7 +114,9 @@ def _name_arguments(error: Failure, names: Container[str]) -> None:
         name = flag[1].replace("-", "_")
         return name if name in names else flag[0]
 
-    message, remedy = (FLAG.sub(argument, text) for text in (error.message, error.remedy))
+    texts = (COMMAND.split(text, maxsplit=1) for text in (error.message, error.remedy))
+    # What follows is to be typed as it is.
+    message, remedy = (FLAG.sub(argument, before) + "".join(after) for before, *after in texts)
     error.message, error.remedy, error.args = message, remedy, (message,)
     error.__notes__ = [f"try: {remedy}"]
 
