@@ -89,12 +89,13 @@ def measure_tokens(
     """Describe the lengths of texts in tokens; None, with a warning, without a tokenizer."""
     from finetune.data.check import Lengths, describe_lengths, suggest_max_length, suggest_model
     from finetune.data.dataset import texts_of
-    from finetune.model.source import load_tokenizer
+    from finetune.model.source import find_model
     from finetune.tokenization.encode import encode_texts
 
     emit(Info(f"counting tokens as {options.model} does"))
     try:
-        tokenizer = load_tokenizer(options.model, revision=options.revision)
+        source = find_model(options.model, revision=options.revision, with_weights=False)
+        tokenizer = source.read_tokenizer()
     except FinetuneError as error:
         warning = f"the lengths of the texts are missing: {error.message}"
         emit(WarningMessage(warning, remedy=error.remedy))

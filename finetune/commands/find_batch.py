@@ -204,7 +204,7 @@ def _measure_texts(
     from finetune.data.dataset import texts_of
     from finetune.data.load import load_splits
     from finetune.data.trec import TRAINING_ROWS
-    from finetune.model.source import load_tokenizer
+    from finetune.model.source import find_model
     from finetune.tokenization.encode import encode_texts
 
     options, model = config.data, config.model
@@ -218,7 +218,8 @@ def _measure_texts(
         texts = _Texts(model.max_length, rows, task.name, len(task.output_names))
         if has_max_length:
             return texts
-        tokenizer = load_tokenizer(model.model, revision=model.revision)
+        source = find_model(model.model, revision=model.revision, with_weights=False)
+        tokenizer = source.read_tokenizer()
     except (DataNotFound, HubNotReachable, ModelNotFound, ModelUnsupported) as error:
         if not is_trec:
             raise

@@ -177,11 +177,6 @@ def is_at_hand(name: str, *, revision: str | None) -> bool:
     )
 
 
-def load_tokenizer(name: str, *, revision: str | None) -> "PreTrainedTokenizerFast":
-    """Load the tokenizer of a model alone; from the Hub, no weights are fetched for it."""
-    return find_model(name, revision=revision, with_weights=False).read_tokenizer()
-
-
 @contextmanager
 def silence_transformers() -> Iterator[None]:
     """Hide its progress bars and, unless the user has chosen a level, its messages but errors."""

@@ -122,7 +122,7 @@ def encoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     return max(lists, key=lambda one: sum(map(torch.numel, one.parameters())), default=default)
 
 
-def record_sample(model: PreTrainedModel) -> "dict[str, Call]":
+def record_sample(model: PreTrainedModel) -> dict[str, "Call"]:
     """Return the calls of a forward over two texts of five tokens, without dropout."""
     model.train(False)
     tokens = model.dummy_inputs["input_ids"][:2].to(model.device)

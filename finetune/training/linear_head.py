@@ -13,8 +13,6 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
 # Between them, TREC's coarse and fine classes at 5 to 900 rows a class have their best.
 STRENGTHS = (1.0, 10.0, 100.0)
 # The best of them on features of an encoder that was trained on the same rows.
@@ -48,7 +46,7 @@ class LabelledFeatures:
     features: NDArray[np.float32]
     labels: NDArray[Any]
     weights: NDArray[np.float32]
-    losses: Losses
+    losses: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     outputs: int
     groups: NDArray[np.int64]
 

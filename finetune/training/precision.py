@@ -87,24 +87,21 @@ def _time_layer(device: Device, hidden_size: int) -> PrecisionChoice:
 
 def has_parity(device: Device, *, precision: str) -> bool:
     """Return whether ``doctor --parity`` has passed in a precision, for all models it was given."""
-    return set(_read_parity(_parity_file(device, precision)).values()) == {True}
+    return set(_read_parity(device, precision)[1].values()) == {True}
 
 
 def note_parity(device: Device, *, precision: str, subject: str, passes: bool) -> None:
     """Remember whether a device agrees with the CPU in a precision, by what was compared."""
-    file = _parity_file(device, precision)
-    keep_json(file, _read_parity(file) | {subject: passes})
+    file, passed = _read_parity(device, precision)
+    keep_json(file, passed | {subject: passes})
 
 
-def _read_parity(file: Path) -> dict[str, bool]:
+def _read_parity(device: Device, precision: str) -> tuple[Path, dict[str, bool]]:
+    file = hub.cache_folder("parity") / f"{_key(device, precision)}.json"
     try:
-        return TypeAdapter(dict[str, bool]).validate_python(read_json(file))
+        return file, TypeAdapter(dict[str, bool]).validate_python(read_json(file))
     except (OSError, ValueError):
-        return {}
-
-
-def _parity_file(device: Device, precision: str) -> Path:
-    return hub.cache_folder("parity") / f"{_key(device, precision)}.json"
+        return file, {}
 
 
 def _key(device: Device, subject: str) -> str:
