@@ -237,12 +237,14 @@ class View:
         self._step = event
         loss, speed = f"loss {event.loss:.3f}", f"{event.examples_per_second:,.0f} examples/s"
         memory = f"{event.memory_bytes / 2**30:.2f} GiB"
+        from finetune.tasks.tables import duration
+
         self._move_bar(event.step, event.total_steps, f"  {loss}  {speed}  {memory}")
         if not self._has_bar and self._is_due(event.step - self._printed_step, STEP_LINES):
             self._printed_step = event.step
             self._print(
                 f"step {event.step}/{event.total_steps}  {loss}  lr {event.learning_rate:.1e}  "
-                f"{speed}  {memory}  {event.remaining_seconds:.0f} s left"
+                f"{speed}  {memory}  {duration(event.remaining_seconds)} left"
             )
 
     def _finish(self, event: events.StageFinished) -> None:

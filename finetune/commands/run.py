@@ -127,11 +127,13 @@ def dry_run(config: "Config", *, emit: Emit) -> dict[str, Any]:
     """
     from finetune.commands.resuming import Work
     from finetune.data.check import check_splits, describe_lengths, suggest_changes
+    from finetune.runs.duration import estimate_seconds
     from finetune.runs.expectation import expect
     from finetune.runs.preparation import prepare
 
     folder = Work(config).find_free_folder()
     preparation = prepare(config, emit=emit)
+    seconds = estimate_seconds(preparation.with_precision(emit=emit), emit=emit)
     plan, facts = preparation.plan, asdict(preparation.facts)
     # Nothing has been timed.
     del facts["class_names"], facts["precision_reason"]
@@ -154,6 +156,7 @@ def dry_run(config: "Config", *, emit: Emit) -> dict[str, Any]:
         "total_steps": plan.schedule.total_steps,
         "warmup_steps": plan.schedule.warmup_steps,
         "learning_rate": plan.schedule.peak,
+        "estimated_seconds": round(seconds, 1),
         "output_dir": str(folder),
         "batches_of_an_epoch_by_padded_length": dict(sorted(lengths.items())),
         "expectation": expectation and asdict(expectation),
@@ -177,7 +180,10 @@ def dry_run(config: "Config", *, emit: Emit) -> dict[str, Any]:
 )
 @flags.assignments_option
 @click.option(
-    "--dry-run", "is_dry_run", is_flag=True, help="Print what the run would do, and stop."
+    "--dry-run",
+    "is_dry_run",
+    is_flag=True,
+    help="Print what the run would do and, from a few steps, how long it takes.",
 )
 @click.option(
     "--num-processes",
@@ -233,11 +239,13 @@ def command(
 
 def _show_plan(plan: dict[str, Any]) -> None:
     from finetune.tasks.labels import listed_counts
+    from finetune.tasks.tables import duration
 
-    expected = plan.pop("expectation")
+    expected, seconds = plan.pop("expectation"), plan.pop("estimated_seconds")
     # Hundreds of classes fit no line, and a number has none.
     rows = "training_rows_by_class"
     show_facts({**plan, rows: listed_counts(plan[rows]) or "no classes"})
+    show_lines(f"about {duration(seconds)} ({plan['total_steps']:,} steps)")
     if expected:
         from finetune.runs.expectation import Expectation
 

@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +131,10 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(
     assert sum(facts["training_rows_by_class"].values()) == 64
     assert facts["output_dir"] == "runs/questions-tiny-full"
     assert facts["expectation"]["sampled"] == 64
+    assert 0 < facts["estimated_seconds"] < 600
     table = command("run", "--dry-run", "--model", tiny_folder, *flags()).output
     assert "questions-tiny-full" in table
+    assert re.search(r"about .* s \(8 steps\)", table)
     assert "64 training rows, 6 classes: a linear head on the frozen encoder" in table
     assert max(map(len, table.splitlines())) < 300
     classes = tmp_path / "classes.csv"

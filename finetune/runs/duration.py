@@ -1,0 +1,96 @@
+"""How long a run will take, from the time of a few of its own steps."""
+
+import numpy as np
+
+from finetune.devices.batch_size import BatchSize
+from finetune.evaluation.predict import Predictor
+from finetune.events import Emit, clock
+from finetune.model.freeze import set_training
+from finetune.runs.batch_sizes import make_batch_sizes
+from finetune.runs.features import stores_features
+from finetune.runs.preparation import Preparation
+from finetune.tokenization.buckets import Batch
+from finetune.training.micro_batches import move_batches
+from finetune.training.step import TrainingState, prepare_training
+
+# Beside the first, with the most tokens, which warms up.
+TIMED_STEPS = 3
+
+
+def estimate_seconds(preparation: Preparation, *, emit: Emit) -> float:
+    """Return the seconds of the whole command, with what it has taken so far.
+
+    A few steps of a pass over the data are taken, which change the model, and their texts are
+    predicted. Steps and predictions are taken to last as long as their tokens are many, frozen
+    layers to run once for each text, and nothing to be stored or to stop early.
+    """
+    spent_seconds = sum(clock.seconds().values())
+    plan, text_model = preparation.plan, preparation.text_model
+    batch_size, eval_batch_size = make_batch_sizes(preparation, emit=emit)
+    state = prepare_training(
+        text_model.model,
+        head=text_model.structure.head,
+        device=preparation.device,
+        precision=preparation.config.training.precision,
+        losses=preparation.task.losses,
+        hyperparameters=plan.hyperparameters,
+    )
+    examples = plan.examples
+
+    def tokens(batch: Batch) -> int:
+        sequences = len(examples.sequences_of(batch.indices))
+        return sum(
+            rows * length for rows, length in batch.parts or [(sequences, batch.padded_length)]
+        )
+
+    batches = sorted(plan.batches(0), key=tokens)
+    timed = [batches[int(at)] for at in np.linspace(0, len(batches) - 1, TIMED_STEPS + 2)[1:-1]]
+    step_seconds = _time_steps(preparation, state, [batches[-1], *timed], batch_size)
+    step_seconds /= sum(map(tokens, timed))
+    rows = examples.subset(examples.sequences_of(np.concatenate([one.indices for one in timed])))
+    predictor = Predictor(state.model, state.device, state.precision, eval_batch_size)
+    forward_seconds = state.device.time_calls(
+        lambda: predictor.logits(rows, padded_lengths=plan.padded_lengths), calls=1
+    ) / int(rows.lengths.sum())
+    frozen_seconds = _frozen_share(preparation) * forward_seconds
+    split_tokens = {name: int(one.lengths.sum()) for name, one in preparation.examples.items()}
+    epochs = plan.schedule.total_steps / plan.steps_per_epoch
+    step_tokens = sum(map(tokens, batches)) / len(batches) * plan.schedule.total_steps
+    # After each epoch, and of the model that is kept.
+    predicted_tokens = split_tokens.get("validation", 0) * (epochs + 1) + split_tokens["test"]
+    return (
+        spent_seconds
+        + sum(split_tokens.values()) * frozen_seconds
+        + step_tokens * max(0.0, step_seconds - frozen_seconds)
+        + predicted_tokens * max(0.0, forward_seconds - frozen_seconds)
+    )
+
+
+def _time_steps(
+    preparation: Preparation, state: TrainingState, batches: list[Batch], batch_size: BatchSize
+) -> float:
+    """Return the seconds of steps over batches, but the first."""
+    set_training(state.model)
+    seconds = []
+    moved = move_batches(
+        preparation.plan.examples, batches, device=state.device, processes=preparation.processes
+    )
+    for number, (_, cut) in enumerate(moved):
+
+        def step(cut=cut, number=number) -> object:  # type: ignore[no-untyped-def]
+            return state.step(number, cut, batch_size)
+
+        if state.captured:
+            step()  # captures
+        seconds.append(state.device.time_calls(step, calls=1))
+    return sum(seconds[1:])
+
+
+def _frozen_share(preparation: Preparation) -> float:
+    """Return the share of the encoder's layers that run once for each text."""
+    layers = preparation.text_model.structure.layers
+    if not layers or not stores_features(preparation.config.cache, preparation.mode):
+        return 0.0
+    parameters = dict(preparation.text_model.model.named_parameters())
+    frozen = [all(not parameters[name].requires_grad for name in layer) for layer in layers]
+    return sum(frozen) / len(layers)
