@@ -30,9 +30,9 @@ class Case:
     classes: int
     mode: Mode
     padded_length: int
-    precision: str
-    optimizer: str
-    gradient_checkpointing: bool
+    precision: str = "fp32"
+    optimizer: str = "adamw"
+    gradient_checkpointing: bool = False
     part: Part = "whole"
     task: str = "single"
     has_mean_layer: bool = False

@@ -146,8 +146,6 @@ def _measured(group: str, rows: Sequence[Row]) -> BenchTable:
     devices = sorted(dict.fromkeys(row.device for row in rows), key=lambda name: name != CPU)
     others = devices[1:] if CPU in devices else []
     titles = [f"{device}, {unit}" for device in devices for unit in ("ms a step", "rows/s")]
-    if group == "training":
-        titles += [f"{device}, min for {ARTICLE_TEXTS:,}" for device in devices]
     titles += [f"{device} ÷ {CPU}" for device in others]
     cells = []
     for (workload, phase), side_by_side in by_device(rows).items():
@@ -156,7 +154,6 @@ def _measured(group: str, rows: Sequence[Row]) -> BenchTable:
             if speed := row.rows_per_second:
                 values[f"{device}, ms a step"] = _milliseconds(row)
                 values[f"{device}, rows/s"] = _number(speed)
-                values[f"{device}, min for {ARTICLE_TEXTS:,}"] = f"{ARTICLE_TEXTS / speed / 60:.2f}"
             values[f"{device} ÷ {CPU}"] = _number(speedup_of(side_by_side, device))
         published_rows = next(iter(side_by_side.values())).rows
         cells.append((workload, phase, f"{published_rows:,}", *(values[one] for one in titles)))
@@ -180,11 +177,7 @@ def _remarks(group: str, rows: Sequence[Row], others: Iterable[str]) -> Iterator
             where = f"from {first} on" if first else "at none of these"
             yield f"{device} is faster than the CPU {where}"
     if group == "training":
-        yield (
-            f"minutes for one pass over {ARTICLE_TEXTS:,} rows are extrapolated from the rows a "
-            "second; a step of finetune run is a pass over the rows that were timed, the features "
-            "of a frozen encoder included"
-        )
+        yield "a step of finetune run is a pass over the rows, with a frozen encoder's features"
 
 
 def _milliseconds(row: Row) -> str:

@@ -124,43 +124,42 @@ def _time_steps(
     row: Row, device: Device, make_steps: MakeSteps, limits: Limits, *, min_rows: int
 ) -> Row:
     """Return the row with more timings, of as many rows a step as before, or as fit."""
-    if not row.timed_rows:
-        row = _choose_rows(row, device, make_steps, limits, min_rows=min_rows)
-    step = make_steps(row.timed_rows)[row.phase]
-    seconds = _time_warm(step, device)
+    row, step = _warm_up(row, device, make_steps, limits, min_rows=min_rows)
+    seconds = device.time_calls(step, calls=1)
     calls = math.ceil(limits.repeat_seconds / 3 / seconds)
     timings = [device.time_calls(step, calls=calls) / calls for _ in range(3 if calls > 1 else 0)]
     return replace(row, seconds=[*row.seconds, *(timings or [seconds])])
 
 
-def _choose_rows(
+def _warm_up(
     row: Row, device: Device, make_steps: MakeSteps, limits: Limits, *, min_rows: int
-) -> Row:
-    """Return the row with the rows of its steps: all, or as many as time and memory allow."""
-    rows = row.rows
-    if min_rows < rows:
-        seconds = _time_warm(make_steps(min_rows)[row.phase], device)
-        rows = min(rows, max(min_rows, int(min_rows * limits.step_seconds / seconds)))
-        if rows < row.rows:
-            row = row.with_note(f"{row.rows:,} rows a step would take too long")
-    while rows > min_rows:
+) -> tuple[Row, Callable[[], object]]:
+    """Take a step of all rows, or of as many as time and memory allow; return it with their number.
+
+    The first step also pays for new memory and kernels.
+    """
+    rows = row.timed_rows or row.rows
+    if not row.timed_rows and min_rows < rows:
+        step = make_steps(min_rows)[row.phase]
+        step()
+        fitting = int(min_rows * limits.step_seconds / device.time_calls(step, calls=1))
+        if fitting < rows:
+            row = row.with_note(f"{rows:,} rows a step would take too long")
+        if fitting <= min_rows:
+            return replace(row, timed_rows=min_rows), step
+        rows = min(rows, fitting)
+    while True:
         try:
-            make_steps(rows)[row.phase]()
-            break
+            step = make_steps(rows)[row.phase]
+            step()
+            return replace(row, timed_rows=rows), step
         except (RuntimeError, MemoryError) as error:
-            if not device.memory.is_out_of_memory(error):
+            if row.timed_rows or rows <= min_rows or not device.memory.is_out_of_memory(error):
                 raise
         # Outside of the handler, which keeps the failed step's tensors.
         device.memory.release()
         row = row.with_note(f"out of memory with {rows:,} rows a step")
         rows = max(min_rows, rows // 2)
-    return replace(row, timed_rows=rows)
-
-
-def _time_warm(step: Callable[[], object], device: Device) -> float:
-    """Return the seconds of a second step: the first also pays for new memory and kernels."""
-    step()
-    return device.time_calls(step, calls=1)
 
 
 if __name__ == "__main__":

@@ -261,9 +261,6 @@ def _build_run(mode: Mode, lengths: np.ndarray, device: Device) -> MakeSteps:
         classes=CLASSES,
         mode=mode,
         padded_length=ARTICLE_TOKENS,
-        precision="fp32",
-        optimizer="adamw",
-        gradient_checkpointing=False,
         part="whole" if mode == "full" else "features",
     )
     trial = build_trial_model(case, device=device)

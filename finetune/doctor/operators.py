@@ -140,8 +140,6 @@ def prepare_trial(
         mode=mode,
         padded_length=padded_length,
         precision=precision,
-        optimizer="adamw",
-        gradient_checkpointing=False,
     )
     return prepare_trial_model(case, model, structure, device=device)
 
