@@ -33,7 +33,7 @@ class Options(TypedDict, total=False):
     label_names: AnyPath | None
     skip_unknown_labels: bool
     data_dir: AnyPath | None
-    label: str
+    label: Literal["label-coarse", "label-fine"]
     max_train_samples: int | None
     validation_fraction: float | None
     test_fraction: float

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from finetune.data.columns import Columns
     from finetune.runs.expectation import Expectation
 
-# Without a tokenizer, the estimate is rather too high, which costs nothing: BERT's takes 3.8 bytes
-# of TREC's questions a token, and of Chinese a character, which is 3.
+# Estimates lengths without a tokenizer: BERT's has 3.8 bytes a token in TREC's questions and 3, one
+# character, in Chinese. A length that is too high costs nothing.
 BYTES_A_TOKEN = 3
 SPECIAL_TOKENS = 2
 # Positions of BERT and of most models like it.
 MAX_TOKENS = 512
-# Of a large table, the tokens of a random sample are counted, and of the longest texts.
+# Large tables: only a random sample of texts and the longest ones are tokenized.
 SAMPLE_TEXTS = 20_000
 LONGEST_TEXTS = 20
 MAX_CLASSES_SHOWN = 20
@@ -78,7 +78,7 @@ class TableFacts:
 
 
 def look_at_table(options: DataConfig, *, model: str | None, emit: Emit) -> TableFacts:
-    """Read a table as a run would; a model's tokenizer counts, or tokens are estimated."""
+    """Read a table as a run would; without a tokenizer, lengths in tokens are estimated."""
     import pyarrow.compute as pc
 
     from finetune.data.check import suggest_max_length
@@ -127,14 +127,14 @@ def look_at_table(options: DataConfig, *, model: str | None, emit: Emit) -> Tabl
 
 
 def _sample_rows(rows: "Dataset", size_bytes: "NDArray[np.int32]", *, emit: Emit) -> "Dataset":
-    """Return the rows or, of many, a random sample and those with the longest texts."""
+    """Return all rows or, of a large table, a random sample and the rows with the longest texts."""
     import numpy as np
 
     from finetune.data.dataset import rows_where
 
     if len(rows) <= SAMPLE_TEXTS:
         return rows
-    emit(Info(f"to count tokens: {SAMPLE_TEXTS:,} of the {len(rows):,} texts, and the longest"))
+    emit(Info(f"counting tokens of the longest and {SAMPLE_TEXTS:,} random of {len(rows):,} texts"))
     is_chosen = np.zeros(len(rows), dtype=bool)
     is_chosen[np.random.default_rng(0).choice(len(rows), SAMPLE_TEXTS, replace=False)] = True
     is_chosen[np.argsort(size_bytes)[-LONGEST_TEXTS:]] = True
@@ -142,7 +142,7 @@ def _sample_rows(rows: "Dataset", size_bytes: "NDArray[np.int32]", *, emit: Emit
 
 
 def _suggest_model(texts: "pyarrow.ChunkedArray") -> str:
-    """Return the default model or, for texts not in Latin letters, a multilingual one."""
+    """Return the default model or, for texts in other than Latin letters, a multilingual one."""
     from finetune.data.check import FIRST_LETTER_BEYOND_LATIN, MULTILINGUAL_MODEL, SCRIPT_TEXTS
 
     first = "".join(texts[:SCRIPT_TEXTS].to_pylist())

@@ -127,6 +127,13 @@ def test_a_file_that_no_store_has_written_stays(content: bytes, store: TensorSto
     assert (store.entries(), store.clear(), file_of(store).read_bytes()) == ([], 0, content)
 
 
+def test_a_folder_in_the_place_of_an_entry_stays(store: TensorStore) -> None:
+    file_of(store).mkdir(parents=True)
+    assert read_quietly(store, "a") is None
+    assert torch.equal(keep(store, "a", random_features()), random_features())
+    assert (store.entries(), store.clear(), file_of(store).is_dir()) == ([], 0, True)
+
+
 def test_a_failure_halfway_leaves_nothing(
     store: TensorStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
