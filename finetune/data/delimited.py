@@ -5,10 +5,11 @@ import io
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pyarrow
 import pyarrow.compute as pc
@@ -54,20 +55,29 @@ class Delimited:
     text: TextFile
     delimiter: str
     quote: str
+    lines_above: int = 0
+    skips_spaces: bool = False
+
+    @contextmanager
+    def open(self) -> Iterator[TextIO]:
+        """Open the file where the table begins."""
+        with self.text.open() as lines:
+            deque(islice(lines, self.lines_above), maxlen=0)
+            yield lines
 
     def reader(self, lines: Iterable[str]) -> Any:
         """Return Python's reader of the lines."""
         quoting: Any = csv.QUOTE_MINIMAL if self.quote else csv.QUOTE_NONE
         return csv.reader(
             lines, delimiter=self.delimiter, quotechar=self.quote or None, quoting=quoting,
-            strict=True,
+            skipinitialspace=self.skips_spaces, strict=True,
         )  # fmt: skip
 
     def values(self) -> Iterator[NumberedValues]:
         """Yield each row that is not blank, the first of which says how many values a row has."""
-        with self.text.open() as lines:
+        with self.open() as lines:
             reader = self.reader(lines)
-            count, line_before = 0, 0
+            count, line_before = 0, self.lines_above
             try:
                 for row in reader:
                     if len(row) > 1 or "".join(row).strip():
@@ -78,7 +88,7 @@ class Delimited:
                             found = f"{len(row)} values instead of {count}, as the first row"
                             raise csv.Error(found)
                         yield line_before + 1, row
-                    line_before = reader.line_num
+                    line_before = self.lines_above + reader.line_num
             except csv.Error as error:
                 remedy = 'put values with a delimiter, quotes or a line end in quotes: "a ""b"", c"'
                 raise DataUnreadable(
@@ -117,10 +127,13 @@ def _open(content: Content, options: DataConfig, emit: Emit) -> Delimited:
     text = find_text(content, encoding=options.encoding, emit=emit)
     with text.open() as file:
         sample = file.read(SAMPLE_CHARACTERS)
-    delimiter = _find_delimiter(sample, text)
+    delimiter, lines_above = _find_delimiter(sample, text)
     quote = _find_quote(sample, delimiter)
+    skips_spaces = re.search(rf"{quote}{re.escape(delimiter)} +{quote}", sample) is not None
     emit(Info(f"reading {text.path}: encoding {text.encoding}, delimiter {DELIMITERS[delimiter]}"))
-    table = Delimited(text, delimiter, quote)
+    table = Delimited(text, delimiter, quote, lines_above, skips_spaces)
+    if lines_above:
+        emit(Info(f"{lines_above} lines above the table in {text.path} are left out"))
     if quote == "'":
         emit(Info(f"values of {text.path} are in single quotes"))
     has_escapes = text.has_bytes(f"\\{quote}".encode())
@@ -170,13 +183,17 @@ def _read_columns(table: Delimited, options: DataConfig, emit: Emit) -> pyarrow.
     """Read the columns by Arrow."""
     first = [row for _, row in islice(table.values(), HEADER_ROWS)]
     names, has_header = _find_names(first, options, path=table.text.path, emit=emit)
+    if table.skips_spaces:
+        raise csv.Error("Arrow skips no spaces before quotes")
     has_quotes = bool(table.quote) and table.text.has_bytes(table.quote.encode())
     if has_quotes:  # Arrow accepts characters behind a closing quote
-        with table.text.open() as lines:
+        with table.open() as lines:
             deque(table.reader(lines), maxlen=0)
     batches = arrow_csv.open_csv(
         table.text.open_for_arrow(),
-        read_options=arrow_csv.ReadOptions(block_size=BLOCK_BYTES, column_names=names),
+        read_options=arrow_csv.ReadOptions(
+            block_size=BLOCK_BYTES, column_names=names, skip_rows=table.lines_above
+        ),
         parse_options=arrow_csv.ParseOptions(
             delimiter=table.delimiter,
             quote_char=table.quote if has_quotes else False,
@@ -198,30 +215,43 @@ def _holds_numbers(column: pyarrow.ChunkedArray, number: str) -> bool:
     return bool(pc.any(is_number).as_py() and pc.all(is_either).as_py())
 
 
-def _find_delimiter(sample: str, text: TextFile) -> str:
-    """Return the delimiter by which most of the first rows have as many values as the first one.
+def _find_delimiter(sample: str, text: TextFile) -> tuple[str, int]:
+    """Return the delimiter by which most rows have as many values as the first, and lines above it.
 
-    Of several, commas go first in a ``.csv`` and tabs elsewhere, since texts have commas.
+    Above a table may be a few lines without delimiters, such as a title, if all rows then have as
+    many values. Of several delimiters, commas go first in a ``.csv`` and tabs elsewhere, since
+    texts have commas.
     """
+    if found := re.match(r"sep=(.)\r?\n", sample):  # of Excel
+        return found[1], 1
 
-    def score(delimiter: str) -> float:
-        quote = _find_quote(sample, delimiter)
+    def score(delimiter: str) -> tuple[float, int]:
         lines = io.StringIO(sample, newline="")
-        reader = csv.reader(lines, delimiter=delimiter, quotechar=quote)
-        lengths = [len(row) for row in islice(reader, SAMPLE_ROWS) if row]
-        return lengths.count(lengths[0]) / len(lengths) if lengths and lengths[0] > 1 else 0.0
+        reader = csv.reader(lines, delimiter=delimiter, quotechar=_find_quote(sample, delimiter))
+        rows = [(row, reader.line_num) for row in islice(reader, SAMPLE_ROWS) if row]
+        title = list(takewhile(lambda numbered: len(numbered[0]) == 1, rows))
+        lengths = [len(row) for row, _ in rows[len(title) :]]
+        is_uniform = len(set(lengths)) == 1 and len(lengths) >= MIN_ROWS_BELOW
+        is_header = any(plain_name(row[0]) in TEXT_NAMES for row, _ in title)
+        if not lengths or (title and (is_header or not is_uniform)):
+            return 0.0, 0
+        return lengths.count(lengths[0]) / len(lengths), title[-1][1] if title else 0
 
     suffix = text.content.suffix
     likely = "," if suffix == ".csv" else "\t"
-    best = max(sorted(DELIMITERS, key=lambda delimiter: delimiter != likely), key=score)
-    if suffix not in READER.suffixes and score(best) < MIN_SCORE and len(sample.splitlines()) > 1:
-        raise DataUnreadable(f"{text.path} has one text a line, and no labels", remedy=ADD_LABELS)
-    return best
+    scores = {one: score(one) for one in sorted(DELIMITERS, key=lambda one: one != likely)}
+    best = max(scores, key=lambda delimiter: scores[delimiter][0])
+    is_prose = scores[best][0] < MIN_SCORE and len(sample.splitlines()) > 1
+    if suffix not in READER.suffixes and is_prose:
+        complaint = f"{text.path} has one text a line, and no labels behind"
+        listed = ", ".join(DELIMITERS.values())
+        raise DataUnreadable(f"{complaint} a {listed}", remedy=ADD_LABELS)
+    return best, scores[best][1]
 
 
 def _find_quote(sample: str, delimiter: str) -> str:
     """Return the single quote if nearly all lines have values between two, else the double one."""
-    lines = list(filter(str.strip, sample.splitlines()[:SAMPLE_ROWS]))
+    lines = list(filter(str.strip, islice(io.StringIO(sample), SAMPLE_ROWS)))
     between = re.compile(rf"(^|{re.escape(delimiter)})\s*'.*'\s*({re.escape(delimiter)}|$)")
     is_single = '"' not in sample and len(list(filter(between.search, lines))) > 0.9 * len(lines)
     return "'" if is_single else '"'

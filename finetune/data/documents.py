@@ -83,7 +83,8 @@ def parse_yaml(text: str) -> Any:
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=loader)):
         raise ValueError("it has aliases")
-    return yaml.load(text, Loader=loader)
+    values = list(yaml.load_all(text, Loader=loader))
+    return values[0] if len(values) == 1 else values
 
 
 def _find_tables(value: Any, name: str = "") -> Iterator[tuple[str, list[Any]]]:
@@ -123,6 +124,8 @@ def _rows_by_key(value: dict[str, Any]) -> list[Any]:
             return []
         if is_named:
             return [{name: own[key] for name, own in value.items()} for key in first]
+        if not first.keys().isdisjoint(EXAMPLES):
+            return [{"label": key, **own} for key, own in value.items()]
         is_like_rows = not NAMES.isdisjoint(map(plain_name, first)) or len(inner) > len(first)
         return inner if is_like_rows else []
     if kinds == {list}:
@@ -131,6 +134,8 @@ def _rows_by_key(value: dict[str, Any]) -> list[Any]:
         pairs = [(text, label) for label, texts in value.items() for text in texts]
         is_of_texts = all(isinstance(text, str) for text, _ in pairs)
         return [{"text": text, "label": label} for text, label in pairs] if is_of_texts else []
+    if kinds == {str} and len(inner) > 10 and 2 * len(set(inner)) <= len(inner):
+        return [{"text": text, "label": label} for text, label in value.items()]
     # One row alone, such as a text to classify.
     return [] if _is_nested(inner) else [value]
 

@@ -38,8 +38,8 @@ TEXT_SUFFIXES = (".txt", "")
 SAVED_BY_DATASETS = "state.json"
 WITHOUT_CLASS = frozenset(("unsup", "unsupervised", "unlabeled", "unlabelled"))
 SPLIT_WORD = re.compile(rf"(?<![a-z])({'|'.join(SPLIT_OF_WORD)})(?![a-z])", re.IGNORECASE)
-LABEL_WORDS = frozenset(("label", "labels"))
-TEXT_WORDS = frozenset((*TEXT_NAMES, *(f"{name}s" for name in TEXT_NAMES), "data", "input", "txt"))
+LABEL_WORDS = frozenset(("label", "labels", "y"))
+TEXT_WORDS = {*TEXT_NAMES, *(f"{name}s" for name in TEXT_NAMES), "data", "seq", "in", "x", "txt"}
 
 
 def read_splits(paths: Sequence[Path], options: DataConfig, *, emit: Emit) -> dict[str, RawTable]:
@@ -103,12 +103,16 @@ def find_class_folders(names: Iterable[str]) -> Classes:
     {'train': {'x-train/a/1.txt': 'a', 'x-train/b/2': 'b'}, 'test': {'x-test/b/3': 'b'}}
     """
     texts = [path for path in map(PurePosixPath, names) if path.suffix.lower() in TEXT_SUFFIXES]
-    texts = [path for path in texts if path.parent.name not in ("", *WITHOUT_CLASS, *SPLIT_OF_WORD)]
+    classes = {
+        path: next((one for one in path.parts[-2::-1] if one not in SPLIT_OF_WORD), "")
+        for path in texts
+    }
+    texts = [path for path in texts if classes[path] not in ("", *WITHOUT_CLASS)]
     depths = Counter(len(path.parts) for path in texts).most_common(1)
-    texts = [path for path in texts if len(path.parts) == depths[0][0]]
-    has_classes = len({path.parent.name for path in texts}) > 1
-    classes = {path: path.parent.name for path in texts if has_classes}
-    return _by_split(classes, lambda path: path.parent.parent)
+    known = {path: classes[path] for path in texts if len(path.parts) == depths[0][0]}
+    if len(set(known.values())) < 2:
+        return {}
+    return _by_split(known, lambda path: " ".join({*path.parts[:-1]} - {known[path]}))
 
 
 def find_class_files(names: Iterable[str]) -> Classes:
@@ -126,15 +130,15 @@ def find_class_files(names: Iterable[str]) -> Classes:
     else:
         texts = [path for path in files if path.suffix.lower() == ".txt"]
         classes = {path: SPLIT_WORD.sub("", path.stem).strip("-_. ") for path in texts}
-    return _by_split(classes, lambda path: path) if len(classes) > 1 else {}
+    return _by_split(classes, str) if len(classes) > 1 else {}
 
 
 def _by_split(
-    classes: Mapping[PurePosixPath, str], names: Callable[[PurePosixPath], PurePosixPath]
+    classes: Mapping[PurePosixPath, str], names: Callable[[PurePosixPath], str]
 ) -> Classes:
     splits: Classes = {}
     for path, label in classes.items():
-        words = SPLIT_WORD.findall(str(names(path)))
+        words = SPLIT_WORD.findall(names(path))
         split = SPLIT_OF_WORD[words[-1].casefold()] if words else "train"
         splits.setdefault(split, {})[str(path)] = label
     return splits if "train" in splits else {}
@@ -146,9 +150,10 @@ def pair_with_labels(names: Iterable[str]) -> dict[str, str]:
     >>> pair_with_labels(["train_text.txt", "train_labels.txt", "val.txt", "val.labels", "map.txt"])
     {'train_text.txt': 'train_labels.txt', 'val.txt': 'val.labels'}
     """
-    words = {name: {*re.findall("[a-z]+|[0-9]+", name.casefold())} - {"txt"} for name in names}
-    labels = {name: own - LABEL_WORDS for name, own in words.items() if own & LABEL_WORDS}
-    texts = {name: own - TEXT_WORDS for name, own in words.items() if name not in labels}
+    words = {name: {*re.findall("[a-z]+|[0-9]+", name.casefold())} for name in names}
+    others = {name: own - LABEL_WORDS - TEXT_WORDS for name, own in words.items()}
+    labels = {name: others[name] for name, own in words.items() if own & LABEL_WORDS}
+    texts = {name: own for name, own in others.items() if name not in labels}
     return {
         one: other
         for other, known in labels.items()

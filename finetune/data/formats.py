@@ -46,12 +46,21 @@ OTHER_FORMATS = {
     rb"BZh91AY&SY": ("compressed with bzip2", "unpack it"),
     rb"\xfd7zXZ\0": ("compressed with xz", "unpack it"),
     rb"\x28\xb5\x2f\xfd": ("compressed with zstd", "unpack it"),
-    rb"7z\xbc\xaf|Rar!": ("a 7z or RAR archive", "unpack it"),
+    rb"7z\xbc\xaf|Rar!|(?s:.{257}ustar)": ("a 7z, RAR or tar archive", "unpack it"),
+    rb"\x89PNG|\xff\xd8\xff|GIF8": ("a picture", SAVE),
+    rb"SQLite format|ARROW1|FEA1|ORC|Obj\x01|\x89HDF|\x93NUMPY": ("a table of another kind", SAVE),
+    rb"(?s).{0,3000}?\n[ |:+-]*(-[ |:+-]*[|+]|[|+][ |:+-]*-)[ |:+-]*\r?\n": (
+        "a table drawn with bars and dashes, as in Markdown",
+        SAVE,
+    ),
     rb"\x80": ("a pickle, which can run code and is not read", SAVE),
     rb"%PDF": ("a PDF document", SAVE),
-    rb"(?i)\s*<(!doctype html|html|!--)": ("an HTML page, no table", DOWNLOAD),
+    rb"(?i)\s*<(!doctype html|html|head|body|!--)": ("an HTML page, no table", DOWNLOAD),
     rb"(\xef\xbb\xbf)?\s*<(\?xml|Error)": ("XML, maybe a server's error message", DOWNLOAD),
-    rb"[45]\d\d: [A-Z]": ("a server's error message", DOWNLOAD),
+    rb"[45]\d\d: [A-Z]|(?i:access denied|(entry |file )?not found|forbidden)\W*$": (
+        "a server's error message",
+        DOWNLOAD,
+    ),
     # One object, with nothing behind it.
     rb'(?s)(?=.{0,500}$)\s*\{(?!.*\}[\s,]*\{)\s*("message":[^{}]*)?'
     rb'"(error|errors|detail|status|documentation_url)":.*\}\s*$': (
@@ -102,6 +111,8 @@ def _find_reader(content: Content) -> Reader:
     by_suffix = (one for one in READERS.values() if content.suffix in one.suffixes)
     by_start = (one for one in READERS.values() if one.start and re.match(one.start, start))
     reader = next(chain(by_suffix, by_start), delimited.READER)
+    if reader is delimited.READER and re.match(rb'[\[{]\s*[{"].*:|@relation\s', start):
+        reader = next(by_start)
     if reader in (json_lines.READER, documents.JSON):
         return documents.JSON if documents.is_document(content) else json_lines.READER
     return reader

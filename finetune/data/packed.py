@@ -20,6 +20,7 @@ GZIP, ZIP, EMPTY_ZIP = b"\x1f\x8b", b"PK\x03\x04", b"PK\x05\x06"
 MAX_TIMES = 100
 SMALL_BYTES = 2**28
 ABOUT = re.compile(r"[._]|readme|licen[cs]e|citation|requirements|dataset_info", re.IGNORECASE)
+PART = re.compile(r"part-?\d|\d-of-\d")
 SPLIT_OF_WORD = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
@@ -88,7 +89,8 @@ def holds_files(path: Path) -> bool:
     with _unpacking_explained(path), ZipFile(path) as archive:
         is_workbook = "xl/workbook.xml" in archive.namelist()
         if is_workbook:
-            _check_size(sum(member.file_size for member in archive.infolist()), path)
+            size_bytes = sum(member.file_size for member in archive.infolist())
+            _check_size(size_bytes, path.stat().st_size, path)
         return not is_workbook
 
 
@@ -108,11 +110,12 @@ def names_in(path: Path) -> list[str]:
 def read_members(path: Path, names: Sequence[str]) -> list[Content]:
     """Return files of a folder, or of an archive, which are unpacked into memory."""
     if path.is_dir():
-        return [_unpack_gzip(path / name) for name in names]
+        return [_unpack_gzip(Content(path / name)) for name in names]
     with _unpacking_explained(path), ZipFile(path) as archive:
         # Of a member, no more is read than the size that the archive names.
-        _check_size(sum(archive.getinfo(name).file_size for name in names), path)
-        return [Content(path / name, archive.read(name)) for name in names]
+        size_bytes = sum(archive.getinfo(name).file_size for name in names)
+        _check_size(size_bytes, path.stat().st_size, path)
+        return [_unpack_gzip(Content(path / name, archive.read(name))) for name in names]
 
 
 def unpack(path: Path, suffixes: Sequence[str] = (), member: str | None = None) -> Content:
@@ -127,25 +130,27 @@ def unpack(path: Path, suffixes: Sequence[str] = (), member: str | None = None) 
     if not os.path.isfile(path):
         what = f"{path} is not a file" if is_there(path) else f"there is no file {path}"
         raise DataNotFound(what, remedy="check the name")
-    return _unpack_gzip(path)
+    return _unpack_gzip(Content(path))
 
 
-def _unpack_gzip(path: Path) -> Content:
-    content = Content(path)
+def _unpack_gzip(content: Content) -> Content:
     if not content.start(len(GZIP)).startswith(GZIP):
         return content
-    with _unpacking_explained(path), GzipFile(path) as file:
-        unpacked = file.read(_max_bytes(path) + 1)
-    _check_size(len(unpacked), path)
-    return Content(path, unpacked)
+    with content.open() as packed:
+        size_bytes = packed.seek(0, os.SEEK_END)
+        packed.seek(0)
+        with _unpacking_explained(content.path), GzipFile(fileobj=packed) as file:
+            unpacked = file.read(_max_bytes(size_bytes) + 1)
+    _check_size(len(unpacked), size_bytes, content.path)
+    return Content(content.path, unpacked)
 
 
-def _max_bytes(path: Path) -> int:
-    return max(SMALL_BYTES, MAX_TIMES * path.stat().st_size)
+def _max_bytes(packed_bytes: int) -> int:
+    return max(SMALL_BYTES, MAX_TIMES * packed_bytes)
 
 
-def _check_size(size_bytes: int, path: Path) -> None:
-    if size_bytes > _max_bytes(path):
+def _check_size(size_bytes: int, packed_bytes: int, path: Path) -> None:
+    if size_bytes > _max_bytes(packed_bytes):
         raise DataUnreadable(
             f"{path} becomes more than {MAX_TIMES} times as large when it is unpacked",
             remedy="unpack it yourself if you trust it, and name the table in it",
@@ -182,10 +187,15 @@ def splits_named(names: Sequence[str]) -> Mapping[str, list[str]]:
 
     >>> splits_named(["in/train_1.csv", "in/train_2.csv", "x_test.csv", "sample.csv"])
     {'train': ['in/train_1.csv', 'in/train_2.csv'], 'test': ['x_test.csv']}
+    >>> splits_named(["part-0.csv", "part-1.csv"])
+    {'train': ['part-0.csv', 'part-1.csv']}
     >>> splits_named(["train.csv", "train_small.csv", "train_a.csv"])["train"]
     ['train.csv']
     """
     splits: dict[str, list[str]] = {}
+    numberless = {re.sub(r"\d", "", name) for name in names if PART.search(name)}
+    if len(numberless) == 1 and all(map(PART.search, names)):
+        return {"train": list(names)}
     for name in names:
         words = [SPLIT_OF_WORD.get(word) for word in re.split(r"[\W_]|\d", name.casefold())]
         if split := next(filter(None, reversed(words)), None):

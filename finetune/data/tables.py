@@ -90,9 +90,12 @@ def read_tables(
     tables = {split: _without_repeated_headers(table, emit=emit) for split, table in tables.items()}
     tables = _divide_by_column(tables, options, emit=emit)
     train = tables["train"]
-    if len(train.columns.column_names) == 1:
-        complaint = f"{train.path} has one column, {train.columns.column_names[0]!r}, and no labels"
-        raise DataError(complaint, remedy=ADD_LABELS)
+    if len(names := train.columns.column_names) < 2:
+        found = f"one column, {names[0]!r}, and no labels" if names else "no columns of text"
+        objects = "; of objects inside rows, write each value into a column of its own"
+        has_objects = train.path.suffix not in (".csv", ".tsv", ".txt", "")
+        remedy = ADD_LABELS + (objects if has_objects else "")
+        raise DataError(f"{train.path} has {found}", remedy=remedy)
     try:
         columns = choose_columns(train.columns, options, table=str(train.path))
     except DataError as error:

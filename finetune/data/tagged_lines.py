@@ -10,7 +10,7 @@ from finetune.data.reader import Reader, Row
 from finetune.events import Emit
 
 PREFIX = "__label__"
-LABEL = re.compile(rf"(?<!\S){PREFIX}(\S+?),?(?:\s+|$)")
+LABEL = re.compile(rf"(?<!\S){PREFIX}(\S+?),?(?:\s+|$)", re.IGNORECASE)
 
 
 def rows(content: Content, options: DataConfig, emit: Emit) -> Iterator[Row]:

@@ -246,6 +246,31 @@ def test_quotes_behind_a_backslash_are_read(tmp_path: Path, delimiter: str) -> N
     assert "is read as a quote" not in emitted
 
 
+@pytest.mark.parametrize(
+    ("above", "delimiter", "line"),
+    [
+        ("sep=;\n", ";", 2),
+        ("My reviews\n", ",", 2),
+        ("# exported by hand\n\n# in 2020\n", "\t", 4),
+    ],
+)
+def test_lines_above_a_table_are_no_rows(
+    above: str, delimiter: str, line: int, tmp_path: Path
+) -> None:
+    rows = [("text", "label"), *((f"film {number}", "ab"[number % 2]) for number in range(12))]
+    table, emitted = read(tmp_path, above + "\n".join(map(delimiter.join, rows)))
+    assert rows_of(table.columns.columns) == rows[1:]
+    assert table.place(0).startswith(f"line {line + 1} of")
+    assert "above the table" in emitted
+    with pytest.raises(DataUnreadable, match=r"line 2 of .* 2 values instead of 1"):
+        read(tmp_path, "text\n" + "So long, and well\n" * 12)
+
+
+def test_spaces_before_quotes_are_left_out(tmp_path: Path) -> None:
+    table, _ = read(tmp_path, '"text", "label"\n"one, two", "a"\n"three", "b, c"\n')
+    assert table.columns.to_pydict() == {"text": ["one, two", "three"], "label": ["a", "b, c"]}
+
+
 @pytest.mark.parametrize("header", ["text,label", "'text','label'"])
 @pytest.mark.parametrize("escaped", ["it''s, all, good", r"it\'s, all, good"])
 def test_values_may_be_in_single_quotes(tmp_path: Path, header: str, escaped: str) -> None:

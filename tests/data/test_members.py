@@ -137,6 +137,10 @@ def test_a_test_table_without_labels_is_left_out(tmp_path: Path) -> None:
         {"a/rt.good": "the film\n", "a/rt.bad": "no end\n"},
         {"x/train/good/1.txt": "the film", "x/train/bad/1": "no end", "x/train/urls.txt": "about"},
         {"train/good.txt": "the film", "train/bad.txt": "no end"},
+        {"seq.in": "the film\nno end\n", "label": "good\nbad\n", "seq.out": "O O\nO O\n"},
+        {"X_train.txt": "the film\nno end\n", "y_train.txt": "good\nbad\n"},
+        {"good/train/1.txt": "the film", "bad/train/2.txt": "no end"},
+        {"part-00.csv": csv(TRAIN[:1]), "part-01.csv": csv(TRAIN[1:2])},
         {"good_train.txt": "the film", "bad_train.txt": "no end"},
     ],
 )
