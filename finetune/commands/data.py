@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -146,24 +147,23 @@ def check(*, config: str | None, display: flags.Display, **options: Any) -> None
 def _show(report: DataReport) -> None:
     from finetune.data.check import CHECKS
 
-    found, splits, lengths = report.findings, list(report.findings.rows), report.lengths
-    _show_by_split("class", splits, _by_name(found.classes) | {"all rows": found.rows})
-    _show_by_split("labels", splits, _by_name(found.figures))
+    found, lengths = report.findings, report.lengths
+    classes = {split: {**found.classes[split], "all rows": n} for split, n in found.rows.items()}
+    _show_by_split("class", classes)
+    _show_by_split("labels", found.figures)
     run = ", ".join(f"{rows:,} {split}" for split, rows in report.rows_of_a_run.items())
     show_lines(f"rows of a run: {run}")
-    counts: dict[str, dict[str, float]] = {}
+    counts: dict[str, dict[str, float]] = {split: {} for split in found.rows}
     examples = []
     for name, by_split in found.checks.items():
         for split, finding in by_split.items():
             for key, title in CHECKS[name].titles.items():
-                counts.setdefault(title, {})[split] = finding.counts[key]
+                counts[split][title] = finding.counts[key]
             examples += [_describe(example, name, split) for example in finding.examples]
-    _show_by_split("texts", splits, counts)
+    _show_by_split("texts", counts)
     if lengths:
-        tokens = _by_name(lengths.splits)
-        titles = {"cut_rows": "truncated", "cut_share": "truncated, share"}
-        named = {titles.get(name, name): values for name, values in tokens.items()}
-        _show_by_split("tokens of a text", splits, named)
+        titles = {"cut_rows": "truncated", "cut_share": "truncated, fraction"}
+        _show_by_split("tokens of a text", lengths.splits, titles)
         show_lines(
             f"tokens counted by the tokenizer of {lengths.model}, truncated at --max-length "
             f"{lengths.max_length}; --max-length {lengths.suggested_max_length} truncates "
@@ -186,22 +186,19 @@ def _describe(example: Any, check: str, split: str) -> tuple[str, str]:
     return f"{found}{' and '.join(labels)} in {split}", shorten(example["text"])
 
 
-def _by_name(by_split: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    return {
-        name: {split: values[name] for split, values in by_split.items()}
-        for name in by_split["train"]
-    }
-
-
 def _show_by_split(
-    title: str, splits: Sequence[str], values: Mapping[str, Mapping[str, float]]
+    title: str,
+    by_split: Mapping[str, Mapping[str, float]],
+    titles: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
+    """Print values in a column for each split, a line for each name."""
     from finetune.tasks.tables import format_value
 
-    if values:
+    splits = by_split.values()
+    if names := dict.fromkeys(name for values in splits for name in values):
         rows = [
-            (shorten(name), *(format_value(own[one]) if one in own else "" for one in splits))
-            for name, own in values.items()
+            (titles.get(name, shorten(name)), *(format_value(own.get(name, "")) for own in splits))
+            for name in names
         ]
         show_lines()
-        show_table((title, *splits), rows, numbers=splits)
+        show_table((title, *by_split), rows, numbers=list(by_split))
