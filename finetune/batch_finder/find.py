@@ -144,7 +144,7 @@ def find_parts(case: Case, where: Search, *, stores_features: bool) -> BatchResu
             emit(WarningMessage(f"{error.message}: the whole model runs at every step"))
             return find_parts(case, where, stores_features=False)
     fits = set(found) == set(parts)
-    sizes: BatchSizes = found[parts[-1]] if fits else BatchSizes()
+    sizes = found[parts[-1]] if fits else BatchSizes()
     peaks = [one.peak_bytes for one in found.values() if one.peak_bytes]
     return BatchResult(
         **identity_of(case),

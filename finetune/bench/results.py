@@ -97,12 +97,6 @@ class BenchTable(Table):
     source: str = ""
 
 
-_SOURCE = (
-    "published in May 2022, not measured here: the article on TREC, on a MacBook Pro with a base "
-    "M1 and 8 GB"
-)
-
-
 def tabulate(results: BenchResults) -> list[BenchTable]:
     """Return a table of each group that has rows, and after it what was published."""
     published = yaml.safe_load((files("finetune.bench") / "published.yaml").read_text("utf-8"))
@@ -111,7 +105,7 @@ def tabulate(results: BenchResults) -> list[BenchTable]:
         if rows := results.of(group):
             tables.append(_measured(group, rows))
             if table := published.get(group):
-                tables.append(BenchTable("The article's", **table, group=group, source=_SOURCE))
+                tables.append(BenchTable("The article's", **table, group=group))
     return tables
 
 

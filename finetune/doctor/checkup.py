@@ -5,13 +5,12 @@ import platform
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 import psutil
 from huggingface_hub import constants
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 
 from finetune.config.schema import ModelConfig
 from finetune.devices import host
@@ -31,8 +30,11 @@ def check_machine(*, device: str) -> Iterator[Check]:
     What needs no PyTorch comes first, so that it is shown even where PyTorch ends the process.
     """
     yield check_cpu()
-    yield check_system()
-    yield check_python()
+    # A macOS that is too old for the GPU is named with the GPU.
+    name = f"macOS {host.macos_version()}" if host.is_mac() else platform.platform()
+    yield Check("system", "ok", name)
+    # Which pip has compared with what the package needs.
+    yield Check("python", "ok", platform.python_version())
     yield from check_packages()
     yield check_memory()
     yield check_disk("run_disk", Path.cwd(), "make room, or give an --output-dir on another disk")
@@ -54,20 +56,6 @@ def check_cpu() -> Check:
         remedy = "use --device cpu; PyTorch's last packages for Intel Macs are of version 2.2"
         return Check("processor", "warning", finding, remedy)
     return Check("processor", "ok", finding)
-
-
-def check_system() -> Check:
-    """Say which system it is; a macOS that is too old for the GPU is named with the GPU."""
-    name = f"macOS {host.macos_version()}" if host.is_mac() else platform.platform()
-    return Check("system", "ok", name)
-
-
-def check_python() -> Check:
-    """Say whether this Python is one that the distribution is made for."""
-    found, needed = platform.python_version(), metadata(_DISTRIBUTION)["Requires-Python"]
-    if SpecifierSet(needed).contains(found, prereleases=True):
-        return Check("python", "ok", found)
-    return Check("python", "failure", f"{found}, and {needed} is needed", "install a newer Python")
 
 
 def check_packages() -> Iterator[Check]:

@@ -23,7 +23,6 @@ from finetune.doctor.checkup import (
     check_machine,
     check_memory,
     check_packages,
-    check_python,
 )
 
 NAMES = {
@@ -182,14 +181,6 @@ def test_a_package_that_is_missing_or_outside_its_range_is_named_with_the_comman
     assert check.status == "failure"
     assert check.finding.startswith(finding)
     assert check.remedy.startswith(f"pip install {remedy}")
-
-
-def test_an_old_python_is_a_failure(install: Install) -> None:
-    assert check_python().status == "ok"
-    install("finetune_mps", "0.1.0", "Requires-Python: >=4")
-    check = check_python()
-    assert check.status == "failure"
-    assert ">=4 is needed" in check.finding
 
 
 def test_a_disk_that_is_nearly_full_is_a_warning_with_what_is_needed(
