@@ -90,8 +90,9 @@ class Options(TypedDict, total=False):
 
 @overload
 def run(
-    config: str | Path | None = None,
+    file: str | Path | None = None,
     *,
+    config: str | Path | None = None,
     seeds: None = None,
     resume_from_checkpoint: str | Path | None = None,
     assignments: Sequence[str] = (),
@@ -101,8 +102,9 @@ def run(
 ) -> RunResults: ...
 @overload
 def run(
-    config: str | Path | None = None,
+    file: str | Path | None = None,
     *,
+    config: str | Path | None = None,
     seeds: int,
     resume_from_checkpoint: str | Path | None = None,
     assignments: Sequence[str] = (),

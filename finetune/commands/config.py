@@ -10,6 +10,7 @@ import click
 
 from finetune.commands import flags
 from finetune.commands.console import show_json, show_table
+from finetune.commands.init import guess_options
 from finetune.config.schema import OPTIONS
 from finetune.config.yaml_files import describe_recipes, make_json_schema, recipes_folder
 from finetune.errors import UsageError
@@ -32,22 +33,33 @@ def command() -> None:
 
 
 @command.command(cls=flags.GroupedCommand, epilog=EXAMPLES)
+@flags.file_argument
 @flags.config_option
 @flags.assignments_option
 @flags.config_options
-@flags.json_option
-@flags.debug_option
-def show(*, config: str | None, assignments: Sequence[str], as_json: bool, **options: Any) -> None:
+@flags.with_display
+def show(
+    *,
+    file: str | None,
+    config: str | None,
+    assignments: Sequence[str],
+    display: flags.Display,
+    **options: Any,
+) -> None:
     """Show the value of each option and its source.
 
-    The source is default, a file, an environment variable or a flag; a later one overrides.
+    FILE is what finetune run takes: a table, a configuration, a run. The source is default, guess,
+    a file, an environment variable or a flag; a later one overrides.
     """
-    loaded = flags.load(options, config=config, assignments=assignments)
+    with display.progress() as emit:
+        loaded = flags.load(options, file=file, config=config, assignments=assignments)
+        loaded = guess_options(loaded, emit=emit)
+    sources = dict.fromkeys(loaded.guesses, "guess") | loaded.sources
     rows = [
-        (option.section, name, option.value_in(loaded.config), loaded.sources.get(name, "default"))
+        (option.section, name, option.value_in(loaded.config), sources.get(name, "default"))
         for name, option in OPTIONS.items()
     ]
-    if as_json:
+    if display.as_json:
         names = ("section", "option", "value", "origin")
         show_json({"options": [dict(zip(names, row, strict=True)) for row in rows]})
         return
@@ -107,5 +119,5 @@ def copy(*, name: str, file: Path | None) -> None:
     file = file or Path(f"{name}.yaml")
     check_output_file(file)
     write_text_atomically(file, (recipes_folder() / f"{name}.yaml").read_text(encoding="utf-8"))
-    run = f"finetune run --config {shlex.quote(str(file))}"
+    run = f"finetune run {shlex.quote(str(file))}"
     click.echo(escape_line(f"written: {file}; run it with: {run}"))

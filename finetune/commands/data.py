@@ -23,7 +23,7 @@ UNLIMITED = 2**31 - 1
 EXAMPLES = """\b
 Examples:
   finetune data check                               TREC
-  finetune data check --data reviews.csv            your own file
+  finetune data check reviews.csv                   your own file
   finetune data check --data hub:owner/name --json
 """
 DATA_OPTIONS = [one.name for one in OPTIONS.values() if one.section == "data"]
@@ -131,17 +131,34 @@ def command() -> None:
 
 
 @command.command(cls=flags.GroupedCommand, epilog=EXAMPLES)
+@flags.file_argument
 @flags.config_option
+@flags.assignments_option
 @flags.chosen_options(*DATA_OPTIONS, "model", "revision", "max_length")
 @flags.with_display
-def check(*, config: str | None, display: flags.Display, **options: Any) -> None:
+def check(
+    *,
+    file: str | None,
+    config: str | None,
+    assignments: Sequence[str],
+    display: flags.Display,
+    **options: Any,
+) -> None:
     """Print statistics of the data and suggest what to change.
+
+    FILE is what finetune run takes: a table, a configuration, a run.
 
     Rows and classes, duplicates, texts with contradictory labels, test rows that are in the
     training split too, and lengths in tokens. If the model is on this machine, also how good a
     linear head on its frozen encoder is: about what to expect at least.
     """
-    display.run(check_data, _show, config=flags.load(options, config=config).config)
+    from finetune.commands.init import guess_options
+
+    def check_file(*, emit: Emit) -> DataReport:
+        loaded = flags.load(options, file=file, config=config, assignments=assignments)
+        return check_data(guess_options(loaded, emit=emit).config, emit=emit)
+
+    display.run(check_file, _show)
 
 
 def _show(report: DataReport) -> None:

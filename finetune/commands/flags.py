@@ -4,7 +4,7 @@ import os
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
@@ -14,11 +14,12 @@ from click.shell_completion import CompletionItem
 
 from finetune.commands.console import show_json
 from finetune.commands.progress import showing
-from finetune.config.schema import OPTIONS, Option
+from finetune.config.schema import OPTIONS, Option, change_options
 from finetune.devices import DEVICE_NAMES
+from finetune.errors import UsageError
 from finetune.events import Emit, ignore
 from finetune.runs.digests import record_files
-from finetune.runs.folder import open_run_folder
+from finetune.runs.folder import RunFolder, SeedsFolder, find_latest, open_run_folder
 
 if TYPE_CHECKING:
     from finetune.config.load import LoadedConfig
@@ -53,6 +54,9 @@ def _complete_config(
 complete_folder = completes("dir")
 complete_model = completes("dir", OPTIONS["model"].names)
 
+file_argument = click.argument(
+    "file", required=False, metavar="[FILE]", shell_complete=_complete_config
+)
 config_option = click.option(
     "-c",
     "--config",
@@ -79,6 +83,20 @@ device_option = click.option(
     help="Device to use.  [default: auto]",
 )
 PATH = click.Path(path_type=Path)
+
+
+class _Run(click.Path):
+    """The folder of a run; ``latest`` is the newest that has finished, whose name is printed."""
+
+    def convert(self, value: Any, *context: Any) -> Any:
+        """Return the path of the folder."""
+        path = find_latest(Path(value))
+        if path != Path(value):
+            click.echo(f"{value}: {path}", err=True)
+        return super().convert(path, *context)
+
+
+RUN = _Run(path_type=Path)
 accept_changes_option = click.option(
     "--accept-changes", is_flag=True, help="Take files that were edited for those of the run."
 )
@@ -127,7 +145,7 @@ def output_file_option(description: str) -> Callable[[Command], Command]:
 def run_argument(command: Command) -> Command:
     """Give a command the argument RUN, and a flag that accepts changes of that run."""
 
-    @click.argument("run", type=PATH)
+    @click.argument("run", type=RUN)
     @accept_changes_option
     @wraps(command)
     def call(*, run: Path, accept_changes: bool, **options: Any) -> Any:
@@ -205,16 +223,48 @@ def with_display(command: Command) -> Command:
 def load(
     flags: Mapping[str, Any],
     *,
+    file: str | Path | None = None,
     config: str | Path | None = None,
     assignments: Sequence[str] = (),
 ) -> "LoadedConfig":
-    """Return the configuration that a file, the environment and the flags given make."""
-    from finetune.config.load import load_config
+    """Return the configuration that a file, the environment and the flags given make.
 
-    file = None if config is None else str(config)
-    return load_config(
-        file=file, environment=os.environ, flags=given(flags), assignments=assignments
+    ``file`` is a configuration, the name of a recipe, the folder of a run to repeat, or data.
+    """
+    from finetune.config.load import load_config
+    from finetune.config.yaml_files import is_config
+
+    named, run = {"data": flags.get("data"), "config": config}, None
+    if file is not None:
+        run = _find_run(Path(file))
+        option = "config" if run or is_config(str(file)) else "data"
+        if named[option] is not None:
+            raise UsageError(
+                f"{file} and --{option} {named[option]} name two", remedy="leave one of them out"
+            )
+        named[option] = str(run.config_file if run else file)
+    loaded = load_config(
+        file=None if named["config"] is None else str(named["config"]),
+        environment=os.environ,
+        flags=given({**flags, "data": named["data"]}),
+        assignments=assignments,
     )
+    if run is None:
+        return loaded
+    # It is repeated in a folder of its own.
+    place = {"output_dir": None, "overwrite": False}
+    own = [name for name in place if loaded.sources.get(name) == str(run.config_file)]
+    sources = {name: source for name, source in loaded.sources.items() if name not in own}
+    config_here = change_options(loaded.config, {name: place[name] for name in own})
+    return replace(loaded, config=config_here, sources=sources)
+
+
+def _find_run(path: Path) -> RunFolder | None:
+    """Return the run that a path names, if it does, or the best of several seeds."""
+    path = find_latest(path).expanduser()
+    several, run = SeedsFolder(path), RunFolder(path)
+    is_run = several.seeds_file.is_file() or run.config_file.is_file()
+    return open_run_folder(path, needs_model=False, is_checked=False) if is_run else None
 
 
 def given(flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +16,17 @@ from finetune.config.mode import Mode
 from finetune.config.schema import (
     DEFAULT_BATCH_SIZE,
     MAX_ESTIMATED_ROWS,
+    OPTIONS,
     Config,
     DataConfig,
     ModelConfig,
+    change_options,
+    flag_of,
     mode_defaults,
 )
 from finetune.config.yaml_files import make_starter
-from finetune.events import Emit, Info
-from finetune.files import write_text_atomically
+from finetune.events import Emit, Info, ignore
+from finetune.files import is_there, write_text_atomically
 from finetune.ownership import check_output_file
 
 if TYPE_CHECKING:
@@ -32,7 +35,9 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from numpy.typing import NDArray
 
+    from finetune.config.load import LoadedConfig
     from finetune.data.columns import Columns
+    from finetune.data.dataset import LoadedData
     from finetune.runs.expectation import Expectation
 
 # Estimates lengths without a tokenizer: BERT's has 3.8 bytes a token in TREC's questions and 3, one
@@ -48,7 +53,7 @@ MAX_CLASSES_SHOWN = 20
 EXAMPLES = """\b
 Examples:
   finetune init reviews.csv                     writes reviews.yaml
-  finetune run --config reviews.yaml            trains on it as it is
+  finetune run reviews.yaml                     trains on it as it is
   finetune init reviews.csv --label-column stars --model minilm
 """
 
@@ -71,35 +76,90 @@ class TableFacts:
     examples: Mapping[str, str]
     mean_characters: float
     longest_characters: int
-    model: str
+    guesses: Mapping[str, Any]
     suggested_max_length: int
     longer_fraction: float
     expectation: "Expectation | None"
 
 
-def look_at_table(options: DataConfig, *, model: str | None, emit: Emit) -> TableFacts:
+@dataclass(frozen=True)
+class Guesses:
+    """What a table says of columns, model and length; ``longer_fraction`` exceeds the model's."""
+
+    table: "LoadedData"
+    model: str
+    suggested_max_length: int
+    longer_fraction: float
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The options that they stand for."""
+        task = self.table.task.name
+        return {
+            **{option: column.name for option, column in self.table.chosen.items()},
+            **({} if task == "single" else {"task": task}),
+            "model": self.model,
+            "max_length": max(self.suggested_max_length, ModelConfig.max_length),
+        }
+
+
+def guess(options: DataConfig, *, model: str | None, emit: Emit) -> Guesses:
     """Read a table as a run would; without a tokenizer, lengths in tokens are estimated."""
     import pyarrow.compute as pc
 
     from finetune.data.check import suggest_max_length
-    from finetune.data.dataset import column_of, texts_of
-    from finetune.data.split import split_table
+    from finetune.data.dataset import texts_of
     from finetune.data.tables import read_tables
 
-    table = read_tables({"train": [Path(options.data)]}, options, emit=emit)
-    rows, task = table.splits["train"], table.task
+    table = read_tables({"train": [Path(options.data).expanduser()]}, options, emit=emit)
+    rows = table.splits["train"]
     texts = texts_of(rows)
-    characters = pc.utf8_length(texts.joined)
-    labels = task.labels(column_of(rows, "label"))
     model = model or _suggest_model(texts.joined)
     size_bytes = pc.binary_length(texts.joined).to_numpy()
     sample = _sample_rows(rows, size_bytes, emit=emit)
     if lengths := measure_tokens({"train": sample}, ModelConfig(model=model), emit=emit):
-        max_length, longer = lengths.suggested_max_length, lengths.beyond_model / len(sample)
-    else:
-        tokens = size_bytes // BYTES_A_TOKEN + SPECIAL_TOKENS
-        max_length = suggest_max_length(tokens, max_tokens=MAX_TOKENS)
-        longer = float((tokens > MAX_TOKENS).mean())
+        longer = lengths.beyond_model / len(sample)
+        return Guesses(table, model, lengths.suggested_max_length, longer)
+    tokens = size_bytes // BYTES_A_TOKEN + SPECIAL_TOKENS
+    longer = float((tokens > MAX_TOKENS).mean())
+    return Guesses(table, model, suggest_max_length(tokens, max_tokens=MAX_TOKENS), longer)
+
+
+def guess_options(loaded: "LoadedConfig", *, emit: Emit) -> "LoadedConfig":
+    """Return options with what ``init`` would guess of a table that the call names.
+
+    Each guess is reported. A configuration file has no gaps to fill.
+    """
+    data, named = loaded.config.data, (flag_of("data"), flag_of("texts_file"))
+    is_table = data.data not in OPTIONS["data"].names and is_there(Path(data.data).expanduser())
+    if not is_table or loaded.sources.get("data") not in named:
+        return loaded
+    emit(Info(f"looking at {data.data}"))
+    model = loaded.config.model.model if "model" in loaded.sources else None
+    guesses = guess(data, model=model, emit=ignore)
+    changed = {
+        name: guesses.values[name]
+        for name, option in OPTIONS.items()
+        if name not in loaded.sources
+        if guesses.values.get(name, option.default) != option.default
+    }
+    for name, value in changed.items():
+        emit(Info(f"guessed: {flag_of(name)} {guesses.table.chosen.get(name, value)}"))
+    return replace(loaded, config=change_options(loaded.config, changed), guesses=tuple(changed))
+
+
+def look_at_table(options: DataConfig, *, model: str | None, emit: Emit) -> TableFacts:
+    """Return what a table holds, and what to expect of a run on it."""
+    import pyarrow.compute as pc
+
+    from finetune.data.dataset import column_of, texts_of
+    from finetune.data.split import split_table
+
+    guesses = guess(options, model=model, emit=emit)
+    table, model = guesses.table, guesses.model
+    rows, task = table.splits["train"], table.task
+    texts, labels = texts_of(rows), task.labels(column_of(rows, "label"))
+    characters = pc.utf8_length(texts.joined)
     splits = split_table(table.splits, options, task=task, emit=emit)
     expectation = None
     if len(splits["train"]) <= MAX_ESTIMATED_ROWS:
@@ -119,9 +179,9 @@ def look_at_table(options: DataConfig, *, model: str | None, emit: Emit) -> Tabl
         examples={name: texts.joined[row].as_py() for name, row in task.first_rows(labels).items()},
         mean_characters=pc.mean(characters).as_py(),
         longest_characters=pc.max(characters).as_py(),
-        model=model,
-        suggested_max_length=max_length,
-        longer_fraction=longer,
+        guesses=guesses.values,
+        suggested_max_length=guesses.suggested_max_length,
+        longer_fraction=guesses.longer_fraction,
         expectation=expectation,
     )
 
@@ -157,12 +217,9 @@ def make_config(facts: TableFacts) -> str:
     reading = ("member", "labels_file", "encoding", "header", "split_column", "label_names")
     values = {
         **flags.given({name: getattr(options, name) for name in reading}),
-        **{option: column.name for option, column in facts.chosen.items()},
-        **({} if facts.task == "single" else {"task": facts.task}),
+        **facts.guesses,
         "data": options.data,
-        "model": facts.model,
         "freeze_core": defaults.model.freeze_core,
-        "max_length": max(facts.suggested_max_length, defaults.model.max_length),
         "num_train_epochs": defaults.training.num_train_epochs,
         "batch_size": defaults.training.batch_size,
     }
@@ -198,28 +255,30 @@ def _notes(facts: TableFacts) -> dict[str, str]:
 
 
 @click.command(cls=flags.GroupedCommand, epilog=EXAMPLES)
-@click.argument("table", metavar="DATA", type=flags.PATH)
-@click.option(
-    "--output",
-    type=flags.PATH,
-    help="New file.  [default: DATA's name with .yaml]",
-)
+@click.argument("table", metavar="FILE", type=flags.PATH)
+@flags.output_file_option("Configuration to write.  [default: FILE's name with .yaml]")
 @flags.chosen_options(
     *("text_column", "text_pair_column", "label_column", "task", "encoding", "header"),
     *("split_column", "label_names", "model", "member", "labels_file"),
 )
 @flags.with_display
 def command(
-    *, table: Path, output: Path | None, model: str | None, display: flags.Display, **options: Any
+    *,
+    table: Path,
+    output: Path | None,
+    overwrite: bool,
+    model: str | None,
+    display: flags.Display,
+    **options: Any,
 ) -> None:
     """Write a configuration for a table of texts.
 
-    DATA is a table, as finetune run takes it, or a folder of texts in folders of classes. The
+    FILE is a table, as finetune run takes it, or a folder of texts in folders of classes. The
     columns are guessed. The configuration explains the most important options and can be run
     without changes.
     """
     file = output or Path(f"{table.stem}.yaml")
-    check_output_file(file)
+    check_output_file(file, overwrite=overwrite)
     with display.progress() as emit:
         data = DataConfig(str(table), **flags.given(options))
         facts = look_at_table(data, model=model, emit=emit)
@@ -230,8 +289,8 @@ def command(
         _show(facts)
         name = shlex.quote(str(file))
         show_lines(
-            f"written: {file}; check the data with: finetune data check --config {name}",
-            f"train with: finetune run --config {name}",
+            f"written: {file}; check the data with: finetune data check {name}",
+            f"train with: finetune run {name}",
         )
 
 
@@ -243,7 +302,7 @@ def _show(facts: TableFacts) -> None:
         "task": facts.task,
         **facts.label_figures,
         "rows of a run": facts.rows_of_a_run,
-        "model": facts.model,
+        "model": facts.guesses["model"],
         "classes": len(facts.class_rows) or None,
     }
     show_facts(flags.given(described))

@@ -16,6 +16,7 @@ from finetune.runs.folder import (
     RUNS_FOLDER,
     RunFolder,
     SeedsFolder,
+    find_latest,
     next_free_folder,
     open_run_folder,
 )
@@ -155,7 +156,7 @@ def _find_begun(work: Work) -> RunFolder | None:
 
 def _open(work: Work, path: Path) -> RunFolder:
     """Return the run, or the folder of seeds, that is named; maybe by one of its checkpoints."""
-    folder = work.folder(path.expanduser())
+    folder = work.folder(find_latest(path).expanduser())
     if work.seeds:
         if not folder.has_begun:
             raise NotARun(

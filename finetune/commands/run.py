@@ -16,6 +16,7 @@ import click
 
 from finetune.commands import flags
 from finetune.commands.console import show_facts, show_json, show_lines, show_scores, show_table
+from finetune.commands.init import guess_options
 from finetune.distributed.launch import read_launch
 from finetune.errors import ConfigurationInvalid, UsageError
 from finetune.events import Emit, WarningMessage, clock, ignore
@@ -37,8 +38,9 @@ Examples:
 
 
 def run(
-    config: str | Path | None = None,
+    file: str | Path | None = None,
     *,
+    config: str | Path | None = None,
     seeds: int | None = None,
     resume_from_checkpoint: str | Path | None = None,
     assignments: Sequence[str] = (),
@@ -48,6 +50,7 @@ def run(
     """Fine-tune a classifier and write its run folder, as ``finetune run`` does.
 
     Args:
+        file: A table of texts; or a YAML file, the name of a recipe, a run to repeat.
         config: A YAML file or the name of a recipe.
         seeds: How many seeds to train, from ``seed`` on, with the same splits; each in a folder of
             its own. A folder of them is resumed as that of a run.
@@ -66,19 +69,22 @@ def run(
         clock.start()  # that of a command runs since its process began
     launch = read_launch()
     loaded = read_options(
-        config,
+        file,
+        config=config,
         seeds=seeds,
         processes=launch.world_size,
         resume_from_checkpoint=resume_from_checkpoint,
         assignments=assignments,
         **options,
     )
-    from finetune.commands.resuming import Work, choose_work
+    from finetune.commands.resuming import AUTO, Work, choose_work
 
     emit = emit if launch.is_main else ignore
 
     def choose() -> Work:
-        return choose_work(loaded, resume_from_checkpoint, seeds=seeds, emit=emit)
+        is_new = resume_from_checkpoint in (None, AUTO)
+        chosen = guess_options(loaded, emit=emit) if is_new else loaded
+        return choose_work(chosen, resume_from_checkpoint, seeds=seeds, emit=emit)
 
     if launch.world_size == 1:
         work = choose()
@@ -97,8 +103,9 @@ def run(
 
 
 def read_options(
-    config: str | Path | None = None,
+    file: str | Path | None = None,
     *,
+    config: str | Path | None = None,
     seeds: int | None = None,
     processes: int = 1,
     resume_from_checkpoint: str | Path | None = None,
@@ -113,11 +120,11 @@ def read_options(
             f"several seeds are trained by one process, not by {processes}",
             remedy="leave out --seeds or --num-processes, or start without a launcher",
         )
-    if config is not None and resume_from_checkpoint not in (None, "auto"):
+    if (file or config) is not None and resume_from_checkpoint not in (None, "auto"):
         raise ConfigurationInvalid(
-            "a run is resumed with its own configuration", remedy="leave out --config"
+            "a run is resumed with its own configuration", remedy=f"leave out {file or '--config'}"
         )
-    return flags.load(options, config=config, assignments=assignments)
+    return flags.load(options, file=file, config=config, assignments=assignments)
 
 
 def dry_run(config: "Config", *, emit: Emit) -> dict[str, Any]:
@@ -164,6 +171,7 @@ def dry_run(config: "Config", *, emit: Emit) -> dict[str, Any]:
 
 
 @click.command(cls=flags.GroupedCommand, epilog=EXAMPLES)
+@flags.file_argument
 @flags.config_option
 @click.option(
     "--resume-from-checkpoint",
@@ -204,7 +212,11 @@ def command(
     accept_changes: bool,
     **options: Any,
 ) -> None:
-    """Fine-tune a classifier and write a run folder."""
+    """Fine-tune a classifier and write a run folder.
+
+    FILE is a table of texts, of which columns, model and length are guessed; a configuration or
+    the name of a recipe; or a run to repeat. Without it, it is TREC.
+    """
     options = flags.given(options)
     if is_dry_run:
         if seeds is not None or "resume_from_checkpoint" in options:
@@ -213,7 +225,8 @@ def command(
                 remedy="leave it out, or --seeds and --resume-from-checkpoint",
             )
         with display.progress() as emit:
-            plan = dry_run(read_options(**options).config, emit=emit)
+            loaded = guess_options(read_options(**options), emit=emit)
+            plan = dry_run(loaded.config, emit=emit)
         (show_json if display.as_json else _show_plan)(plan)
         return
     if processes > 1 and read_launch().world_size == 1:

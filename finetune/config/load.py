@@ -42,10 +42,14 @@ Given = tuple[str, str | None, str, Any]
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """A valid configuration, and the source of each option that is given: file, variable, flag."""
+    """A valid configuration, and the source of each option that is given: file, variable, flag.
+
+    ``guesses`` are options that nobody gave, with values guessed of the data.
+    """
 
     config: Config
     sources: dict[str, str]
+    guesses: tuple[str, ...] = ()
 
 
 def load_config(

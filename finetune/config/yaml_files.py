@@ -83,6 +83,22 @@ def find_recipe(name: str) -> Path:
     )
 
 
+def is_config(name: str) -> bool:
+    """Return whether a name is that of a recipe, or of a YAML file with sections of options."""
+    path = Path(name).expanduser()
+    is_yaml = path.suffix.lower() in (".yaml", ".yml")
+    if not is_there(path):
+        return is_yaml or (path.parent == Path() and name in describe_recipes())
+    if not (is_yaml and path.is_file()) or path.stat().st_size > MAX_FILE_BYTES:
+        return False
+    sections = read_yaml(path)
+    is_section = isinstance(sections, dict) and any(
+        name in vars(Config()) and isinstance(options, dict | None)
+        for name, options in sections.items()
+    )
+    return sections is None or is_section
+
+
 def describe_recipes() -> dict[str, str]:
     """Return the first comment line of every recipe, by the recipe's name."""
     return {

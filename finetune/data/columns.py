@@ -424,7 +424,7 @@ def _guess(option: str, facts: Sequence[Facts], *, may_be_pair: bool, table: str
         if may_be_pair:
             pair = f"{flag} {close[0]} {_flag(PAIR)} {close[1]}"
             remedy += f", or, if the rows are pairs of texts: {pair}"
-        raise DataError(
+        raise UsageError(
             f"can't tell which column is the {names[0]}:"
             f" {_listed(candidates[: max(len(close), MAX_CANDIDATES)])}",
             remedy=remedy,

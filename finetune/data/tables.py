@@ -98,14 +98,15 @@ def read_tables(
         raise DataError(f"{train.path} has {found}", remedy=remedy)
     try:
         columns = choose_columns(train.columns, options, table=str(train.path))
-    except DataError as error:
+    except (DataError, UsageError) as error:
         if len(train.columns) >= FEW_ROWS:
             raise
         few = f"{train.path} has {len(train.columns)} rows, too few to train on; {error.message}"
         raise DataError(few, remedy=f"add rows; {error.remedy}") from error
     label = columns[LABEL].names
     second = f", second texts from {columns[PAIR].name!r}" if PAIR in columns else ""
-    emit(Info(f"texts from column {columns[TEXT]}{second}, labels from {columns[LABEL]}"))
+    if any(getattr(options, option) is None for option in columns):
+        emit(Info(f"texts from column {columns[TEXT]}{second}, labels from {columns[LABEL]}"))
     for split, table in list(tables.items()):
         if has_published_splits and split != "train" and not _has_labels(table, label):
             remedy = "rows of the training split are held out instead"

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # Where runs are written, in the current folder.
 RUNS_FOLDER = Path("runs")
+# In place of a run: the newest one there.
+LATEST = Path("latest")
 MAX_NAMES_SHOWN = 5
 
 T = TypeVar("T")
@@ -301,6 +303,22 @@ def next_free_folder(parent: Path, name: str) -> Path:
     return next(path for name in names if not os.path.lexists(path := parent / name))
 
 
+def find_latest(path: Path) -> Path:
+    """Return a path or, in place of ``latest``, the newest run in ``runs`` that has finished."""
+    if path != LATEST or is_there(path):
+        return path
+    runs = [RunFolder(path) for path in RUNS_FOLDER.glob("*/")]
+    several = [folder for run in runs if (folder := SeedsFolder(run.path)).seeds_file.is_file()]
+    finished = {run.path: run.results_file for run in runs if run.has_finished}
+    finished |= {one.path: one.seeds_file for one in several if one.has_finished}
+    if not finished:
+        raise NotARun(
+            f"no run in {RUNS_FOLDER.absolute()} has finished",
+            remedy="make one with finetune run FILE, or name its folder",
+        )
+    return max(finished, key=lambda path: finished[path].stat().st_mtime)
+
+
 def open_run_folder(
     path: Path, *, needs_model: bool = True, is_checked: bool = True, in_full: bool = False
 ) -> RunFolder:
@@ -308,7 +326,7 @@ def open_run_folder(
 
     If it is checked, raises ``DataDiffers`` for a file that has changed since the run finished.
     """
-    path = path.expanduser()
+    path = find_latest(path).expanduser()
     seeds = SeedsFolder(path)
     folder = seeds.best if seeds.seeds_file.is_file() else RunFolder(path)
     if not folder.config_file.is_file():

@@ -17,13 +17,13 @@ def test_show_tells_each_value_and_its_origin(
 ) -> None:
     monkeypatch.setenv("FINETUNE_BATCH_SIZE", "7")
     outcome = command(
-        "config", "show", "-c", "trec_head", "--max_length", "64", "--set", "data.label=x"
+        "config", "show", "-c", "trec_head", "--max_length", "64", "--set", "data.label=label-fine"
     )
     assert outcome.code == 0
     lines = [line.split() for line in outcome.output.splitlines()]
     assert ["batch_size", "7", "FINETUNE_BATCH_SIZE"] in lines
     assert ["max_length", "64", "--max-length"] in lines
-    assert ["label", "x", "--set", "data.label"] in lines
+    assert ["label", "label-fine", "--set", "data.label"] in lines
     assert ["output", "output_dir", "null", "default"] in lines
     [frozen] = [line for line in lines if "freeze_core" in line]
     assert frozen[1] == "true"
@@ -64,7 +64,7 @@ def test_ls_lists_every_recipe_with_its_purpose(command: Command) -> None:
 
 def test_cp_copies_a_recipe_to_the_file_that_is_named(command: Command) -> None:
     outcome = command("config", "cp", "offline", "my\x1bown.yaml")
-    assert "finetune run --config 'my\\u001bown.yaml'" in outcome.output
+    assert "finetune run 'my\\u001bown.yaml'" in outcome.output
     assert Path("my\x1bown.yaml").read_bytes() == (recipes_folder() / "offline.yaml").read_bytes()
 
 

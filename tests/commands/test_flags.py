@@ -54,4 +54,5 @@ def test_every_option_of_the_schema_is_a_flag_of_run_with_its_default_in_the_hel
         assert flag.opts == [option.flag]
         if option.default is not None and not isinstance(option.default, bool):
             assert f"[default: {option.default}]" in str(flag.help)
-    assert [one.name for one in flags.values() if not getattr(one, "help", None)] == []
+    options = [one for one in flags.values() if isinstance(one, click.Option)]
+    assert [one.name for one in options if not one.help] == []

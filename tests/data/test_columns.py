@@ -8,7 +8,7 @@ import pytest
 from finetune.config.schema import DataConfig
 from finetune.data import columns as columns_module
 from finetune.data.columns import Columns, choose_columns, join_texts, read_texts
-from finetune.errors import DataError, DataNotFound, UsageError
+from finetune.errors import DataNotFound, UsageError
 
 TEXTS = ["The film was long.", "A joy to watch!", "Never again.", "Fine for children."]
 MOODS = ["bad", "good", "bad", "good"]
@@ -84,7 +84,7 @@ def test_columns_that_are_named_are_taken_and_the_other_one_is_guessed() -> None
 def test_several_columns_that_may_be_meant_ask_for_the_option(
     names: tuple[str, ...], columns: list[list[str]], option: str
 ) -> None:
-    with pytest.raises(DataError, match=names[1]) as raised:
+    with pytest.raises(UsageError, match=names[1]) as raised:
         choose(*names, columns=columns)
     assert option in raised.value.remedy
 

@@ -1,0 +1,96 @@
+"""From a table to predictions, with as little typed as can be."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from tiny_runs import Command, copy_run
+
+SENTENCES = ("the river is long", "the food is called {}", "who wrote the word {}", "a city of {}")
+
+
+@pytest.fixture(autouse=True)
+def mails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write a table of mails, and stand beside it."""
+    monkeypatch.chdir(tmp_path)
+    lines = [
+        f"{SENTENCES[number % 4].format(number)},{('good', 'bad')[number % 2]}"
+        for number in range(60)
+    ]
+    file = Path("mails.csv")
+    file.write_text("\n".join(["body,verdict", *lines]), encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def two_labels() -> Path:
+    """Write a table with two columns that may be the label."""
+    lines = [f"the mail {number},{number % 3},{'ab'[number % 2]}" for number in range(30)]
+    file = Path("two.csv")
+    file.write_text("\n".join(["body,priority,team", *lines]), encoding="utf-8")
+    return file
+
+
+def test_a_table_a_run_and_its_name_are_all_that_is_typed(
+    command: Command, mails: Path, tiny_folder: Path
+) -> None:
+    options = ("--model", tiny_folder, "--device", "cpu", "--max-steps", "1", "--quiet")
+    outcome = command("run", mails, *options)
+    assert outcome.code == 0, outcome.errors
+    [run] = Path("runs").glob("*/")
+    saved = yaml.safe_load((run / "config.yaml").read_text())
+    assert (saved["data"]["text_column"], saved["data"]["label_column"]) == ("body", "verdict")
+    Path("new.csv").write_text("other,body\n1,the river\n2,the food\n")
+    predicted = command("predict", "latest", "new.csv", "--quiet")
+    assert len(predicted.output.splitlines()) == 3, predicted.errors
+    assert predicted.errors == f"latest: {run}\n"
+    again = command("run", "latest", "--quiet")
+    assert again.code == 0, again.errors
+    assert f"run folder: {run}-2" in again.output
+    shown = json.loads(command("config", "show", "latest", "--json").output)["options"]
+    assert {one["option"]: one["value"] for one in shown}["max_steps"] == 1
+
+
+def test_what_is_guessed_of_a_table_is_shown(command: Command, mails: Path) -> None:
+    outcome = command("config", "show", mails, "--model", "minilm")
+    lines = [line.split() for line in outcome.output.splitlines()]
+    assert ["label_column", "verdict", "guess"] in lines
+    assert ["model", "model", "minilm", "--model"] in lines
+    assert "guessed: --text-column 'body' (its name says so)" in outcome.errors
+
+
+@pytest.mark.parametrize("typed", [("run",), ("init",), ("data", "check"), ("config", "show")])
+def test_two_columns_that_may_be_the_label_are_asked_for(
+    typed: tuple[str, ...], command: Command, two_labels: Path
+) -> None:
+    command(*typed, two_labels).assert_refused(2, "'priority', 'team'", "--label-column")
+    assert not Path("runs").exists()
+
+
+def test_a_configuration_is_told_from_data(command: Command, mails: Path) -> None:
+    Path("mine.yaml").write_text(f"data:\n  data: {mails}\ntraining:\n  seed: 7\n")
+    Path("texts.yaml").write_text("data: [{text: a, label: b}]\n")
+    for file, option, value in (
+        ("mine.yaml", "seed", 7),
+        ("offline", "model", "minilm"),
+        ("questions", "data", "questions"),
+    ):
+        outcome = command("config", "show", file, "--json")
+        found = {one["option"]: one["value"] for one in json.loads(outcome.output)["options"]}
+        assert found[option] == value
+    command("run", "texts.yaml").assert_refused(3, "texts.yaml", "few")
+    outcome = command("run", "mine.yaml", "--config", "offline")
+    outcome.assert_refused(2, "mine.yaml and --config offline")
+
+
+def test_the_latest_run_is_the_newest_that_has_finished(
+    command: Command, finished_run: Path
+) -> None:
+    command("report", "latest").assert_refused(2, "no run in", "has finished")
+    older, newer = (copy_run(finished_run, Path("runs") / name) for name in ("b", "a"))
+    (newer / "all_results.json").touch()
+    begun = Path("runs/c")
+    begun.mkdir()
+    (begun / "config.yaml").write_text("")
+    assert f"latest: {newer}" in command("export", "onnx", "latest", "--output-dir", older).errors
