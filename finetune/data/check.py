@@ -144,9 +144,11 @@ class Split:
 
 def find_repeats(split: Split, train: Split) -> Finding:
     """Count rows that repeat the text of an earlier one, exactly or up to case and spaces."""
-    exact = pc.value_counts(split.texts.joined).field("counts").to_numpy()
     _, first_rows, counts = np.unique(split.numbers, return_index=True, return_counts=True)
     repeated = np.sort(first_rows[counts > 1])
+    # The others, which may be many, are not counted in memory.
+    candidates = split.texts.joined.filter(np.isin(split.numbers, split.numbers[repeated]))
+    exact = pc.value_counts(candidates).field("counts").to_numpy()
     return Finding(
         {
             "rows": int((exact - 1).sum()),
