@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 MAX_EXAMPLES = 3
-SHORT_CHARACTERS = 3
 RARE_ROWS = 10
 STRONG_IMBALANCE = 10.0
 # A few texts count as long if the longest has more than so many times the tokens of 99.5% of them.
@@ -173,18 +172,6 @@ def find_conflicts(split: Split, train: Split) -> Finding:
     return Finding({"texts": len(rows)}, examples)
 
 
-def find_short_texts(split: Split, train: Split) -> Finding:
-    """Count rows with a text of fewer than ``SHORT_CHARACTERS`` characters."""
-    characters = np.minimum.reduce(
-        [pc.utf8_length(pc.utf8_trim_whitespace(one)).to_numpy() for one in split.texts.columns]
-    )
-    rows = np.flatnonzero(characters < SHORT_CHARACTERS)
-    return Finding(
-        {"rows": len(rows), "empty": int(np.count_nonzero(characters == 0))},
-        [text for _, text in split.examples(rows)],
-    )
-
-
 def find_overlap(split: Split, train: Split) -> Finding | None:
     """Count rows whose text is in the training split too, and those with another label there."""
     if split is train:
@@ -223,11 +210,6 @@ CHECKS = {
     ),
     "conflicts": Check(
         find_conflicts, {"texts": "texts with contradictory labels"}, "decide on one label for each"
-    ),
-    "short_texts": Check(
-        find_short_texts,
-        {"rows": f"texts shorter than {SHORT_CHARACTERS} characters"},
-        "check that they say enough to be classified",
     ),
     "overlap": Check(
         find_overlap,

@@ -185,11 +185,10 @@ def _may_be_meant_too(option: str, other: Facts, best: Facts) -> bool:
 
 @dataclass(frozen=True)
 class ChosenColumn:
-    """A column, or several that are read as one, why it was chosen, and those that came next."""
+    """A column, or several that are read as one, and why it was chosen."""
 
     names: tuple[str, ...]
     reason: str
-    runners_up: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -198,8 +197,7 @@ class ChosenColumn:
 
     def __str__(self) -> str:
         """Return the choice as it is reported."""
-        others = f"; next: {_listed(self.runners_up)}" if self.runners_up else ""
-        return f"{self.name!r} ({self.reason}{others})"
+        return f"{self.name!r} ({self.reason})"
 
 
 # The chosen columns, by the options that name them.
@@ -435,7 +433,7 @@ def _guess(option: str, facts: Sequence[Facts], *, may_be_pair: bool, table: str
         reason = f"{best.rows:,} rows have {best.distinct:,} different values"
     else:
         reason = f"its values have {best.characters:,.0f} characters on average"
-    return ChosenColumn((best.name,), reason, tuple(column.name for column in ranked[1:3]))
+    return ChosenColumn((best.name,), reason)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -136,8 +136,7 @@ def _open(content: Content, options: DataConfig, emit: Emit) -> Delimited:
         emit(Info(f"{lines_above} lines above the table in {text.path} are left out"))
     if quote == "'":
         emit(Info(f"values of {text.path} are in single quotes"))
-    has_escapes = text.has_bytes(f"\\{quote}".encode())
-    if has_escapes and not table.is_right():
+    if text.has_bytes(f"\\{quote}".encode()) and not table.is_right():
         doubled = re.sub(ESCAPED_QUOTE % quote, rf"\1{quote * 2}", "".join(text.pieces())).encode()
         unescaped = replace(table, text=TextFile(replace(content, unpacked=doubled), "utf-8"))
         if unescaped.is_right():
@@ -165,17 +164,11 @@ def columns(content: Content, options: DataConfig, emit: Emit) -> Columns:
     for position, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
         if not all(_holds_numbers(part, number) for part in (column[:SAMPLE_ROWS], column)):
             continue
-        emptied = pc.replace_substring_regex(column, missing, "")
-        plain = pc.replace_substring(emptied, ",", ".")
-        changes = []
-        if not plain.equals(emptied):
-            changes.append("commas are read as decimal; --task multi reads several labels")
-        if not emptied.equals(column):
-            words = column.filter(pc.not_equal(column, emptied)).unique().to_pylist()
-            changes.append(f"{', '.join(map(repr, words))} read as missing")
-        if changes:
+        plain = pc.replace_substring(pc.replace_substring_regex(column, missing, ""), ",", ".")
+        if others := column.filter(pc.not_equal(column, plain)).unique().to_pylist():
             table = table.set_column(position, name, plain)
-            emit(Info(f"numbers of {name!r} in {content.path}: {', '.join(changes)}"))
+            found = f"numbers of {name!r} in {content.path}, such as {others[0]!r}"
+            emit(Info(f"{found}: a comma is decimal, a word says that one is missing"))
     return table, {}
 
 

@@ -92,25 +92,21 @@ def decode(chunks: Iterable[bytes], encoding: str, *, name: str) -> Iterator[str
             remedy="use a name such as gb18030 or cp1251, or leave out --encoding",
         ) from error
     lines_before = 0
-    for chunk in chain(_named(chunks, name), [b""]):
-        try:
-            text = decoder.decode(chunk, final=not chunk)
-        except UnicodeError as error:
-            what, reason = name, str(error)
-            if isinstance(error, UnicodeDecodeError):
-                line = lines_before + error.object[: error.start].count(b"\n") + 1
-                what, reason = f"line {line} of {name}", error.reason
-            raise DataUnreadable(
-                f"{what} is not {encoding.removesuffix('-sig').upper()}: {reason}",
-                remedy="correct it, or name the encoding, such as --encoding cp1252",
-            ) from error
-        lines_before += text.count("\n")
-        yield text
-
-
-def _named(chunks: Iterable[bytes], name: str) -> Iterator[bytes]:
     with naming(name):
-        yield from chunks
+        for chunk in chain(chunks, [b""]):
+            try:
+                text = decoder.decode(chunk, final=not chunk)
+            except UnicodeError as error:
+                what, reason = name, str(error)
+                if isinstance(error, UnicodeDecodeError):
+                    line = lines_before + error.object[: error.start].count(b"\n") + 1
+                    what, reason = f"line {line} of {name}", error.reason
+                raise DataUnreadable(
+                    f"{what} is not {encoding.removesuffix('-sig').upper()}: {reason}",
+                    remedy="correct it, or name the encoding, such as --encoding cp1252",
+                ) from error
+            lines_before += text.count("\n")
+            yield text
 
 
 def find_text(content: Content, *, encoding: str | None, emit: Emit = ignore) -> TextFile:

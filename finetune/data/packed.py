@@ -19,6 +19,7 @@ GZIP, ZIP, EMPTY_ZIP = b"\x1f\x8b", b"PK\x03\x04", b"PK\x05\x06"
 # Tables become five or ten times as large. What becomes larger by far may fill the memory.
 MAX_TIMES = 100
 SMALL_BYTES = 2**28
+HIDDEN = re.compile(r"(.*/)?(\.|__MACOSX/)")
 ABOUT = re.compile(r"[._]|readme|licen[cs]e|citation|requirements|dataset_info", re.IGNORECASE)
 PART = re.compile(r"part-?\d|\d-of-\d")
 SPLIT_OF_WORD = {
@@ -103,8 +104,10 @@ def names_in(path: Path) -> list[str]:
     else:
         with _unpacking_explained(path), ZipFile(path) as archive:
             names = [name for name in archive.namelist() if not name.endswith("/")]
-    hidden = re.compile(r"(.*/)?(\.|__MACOSX/)")
-    return sorted(name for name in names if not hidden.match(name))
+    shown = sorted(name for name in names if not HIDDEN.match(name))
+    if not shown:
+        raise DataNotFound(f"{path} holds no files", remedy="pack it again, or name a table")
+    return shown
 
 
 def read_members(path: Path, names: Sequence[str]) -> list[Content]:
@@ -122,10 +125,7 @@ def unpack(path: Path, suffixes: Sequence[str] = (), member: str | None = None) 
     """Return a file, or the only table of a folder or an archive, or the one that is named."""
     if holds_files(path):
         names = names_in(path)
-        files = [name for name in names if not ABOUT.match(PurePosixPath(name).name)]
-        if not files:
-            raise DataUnreadable(f"{path} holds no files", remedy="pack it again with a table")
-        tables = files if member else find_tables(names, suffixes) or files
+        tables = names if member else find_tables(names, suffixes) or names
         return read_members(path, [choose_member(tables, member, path=path)])[0]
     if not os.path.isfile(path):
         what = f"{path} is not a file" if is_there(path) else f"there is no file {path}"

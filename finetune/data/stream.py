@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from finetune.errors import DataNotFound, DataUnreadable
-from finetune.events import Emit, Info, WarningMessage
+from finetune.events import Emit, Info, WarningMessage, ignore
 from finetune.files import is_there
 
 if TYPE_CHECKING:
@@ -73,19 +73,13 @@ def read_rows(
 def _read_table(
     path: Path, options: "DataConfig", *, reads_pairs: bool, emit: Emit
 ) -> Iterator[list[Row]]:
-    import pyarrow
-
     from finetune.data.columns import PAIR, TEXT, choose_columns, join_texts
     from finetune.data.formats import stream_file
-    from finetune.data.reader import as_text
+    from finetune.data.reader import as_text, columns_of
 
     pieces = stream_file(path, options, emit=emit)
     sample = next(pieces, [])
-    names = dict.fromkeys(name for record in sample for name in record)
-    columns = pyarrow.table(
-        {name: [as_text(record.get(name)) or "" for record in sample] for name in names},
-        schema=pyarrow.schema([(name, "string") for name in names]),
-    )
+    columns = columns_of(enumerate(sample), path=path, emit=ignore)
     wanted = (TEXT, PAIR) if reads_pairs else (TEXT,)
     chosen = choose_columns(columns, options, table=str(path), wanted=wanted)
     texts, pairs = (chosen[one].names if one in chosen else () for one in (TEXT, PAIR))

@@ -162,7 +162,9 @@ def _check_split(split: str, table: RawTable, columns: Columns, *, train: RawTab
         return
     if not missing:
         complaint, remedy = f"has no labels: {', '.join(label)} is empty in all rows", predict
-    elif len(names) == len(known) and _holds_values(names, train, columns):
+    elif len(names) == len(known) and (
+        names[0] == "column1" or set(names) & {*distinct_values([train.columns[label[0]]])}
+    ):
         complaint = f"has no header row, but {listed} in its first row"
         remedy = f"write the names of the columns of {train.path} above it"
     elif set(missing) == set(label) and len(names) < len(known):
@@ -172,14 +174,6 @@ def _check_split(split: str, table: RawTable, columns: Columns, *, train: RawTab
         complaint = f"has no column {missing[0]!r} as {train.path} has, but {listed}"
         remedy = f"give its columns the same names; {predict}"
     raise DataNotFound(f"the {split} table {table.path} {complaint}", remedy=remedy)
-
-
-def _holds_values(names: Sequence[str], train: RawTable, columns: Columns) -> bool:
-    """Return whether the names of columns are values of a row, or were made up."""
-    made_up = [f"column{number}" for number in range(1, len(names) + 1)]
-    place = train.columns.column_names.index(columns[LABEL].names[0])
-    labels = train.columns.columns[place]
-    return list(names) == made_up or bool(pc.any(pc.equal(labels, names[place])).as_py())
 
 
 def _without_repeated_headers(table: RawTable, *, emit: Emit) -> RawTable:

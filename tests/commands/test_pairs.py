@@ -131,5 +131,4 @@ def test_init_pins_both_columns_and_data_check_shows_both_texts(
     # The first text alone would repeat in more rows.
     assert found["conflicts"]["train"]["texts"] == 1
     assert found["conflicts"]["train"]["examples"][0]["text"] == " | ".join(PAIRS[0][:2])
-    assert found["short_texts"]["train"]["examples"] == [f"{PAIRS[0][0]} | x"]
     assert found["lengths"]["splits"]["train"]["max"] == 12

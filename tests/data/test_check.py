@@ -67,12 +67,6 @@ def test_a_text_with_several_labels_is_a_conflict() -> None:
     }
 
 
-def test_short_texts_are_found_in_any_script() -> None:
-    texts = ["ok", "", " \n", "yes", "好的", "早上好", "?"]
-    found = found_in(splits_of(train=rows_of(texts, "aaaaaab")), "short_texts")
-    assert found == {"rows": 5, "empty": 2, "examples": ["ok", "", " \n"]}
-
-
 def test_rows_that_are_in_training_are_shown_with_both_labels() -> None:
     train = [
         ("What are the twin cities ?", "DESC"),
@@ -151,7 +145,6 @@ def test_texts_longer_than_the_model_reads_suggest_windows_unless_they_are_pairs
     ("train", "test", "remedy"),
     [
         ([*even_rows(), ("text 0", "b")], [], "decide on one label"),
-        ([*even_rows(), ("no", "b")], [], "check that"),
         (even_rows(), [("text 0", "b")], "remove them from train"),
         ([*even_rows(), ("more 1", "c"), ("more 2", "c")], [], "add rows"),
     ],

@@ -232,23 +232,3 @@ def test_what_a_test_file_lacks_is_said(
     with pytest.raises(DataError, match=rf"the test table .*b.csv.* {complaint}") as raised:
         load(tmp_path / "a.csv", test_file=str(tmp_path / "b.csv"))
     assert remedy in raised.value.remedy
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "complaint", "remedy"),
-    [
-        ("a.txt", "A film, dull\nWell\nNo, and no, and no\n" * 9, "one text a line", "labels"),
-        ("a.txt", "A film\nWell\nNo end\n" * 9, "one text a line", "finetune predict"),
-        ("a.csv", "text\nA film\nWell\nNo end\n", "has one column, 'text'", "--labels-file"),
-        ("a.jsonl", '{"text": "A film"}\n' * 9, "has one column, 'text'", "--labels-file"),
-        ("a.json", '["A film", "Well", "No end"]', "has one column, 'text'", "--labels-file"),
-        ("a.csv", "a,b\nA film,good\nNo end,bad\n", "has 2 rows, too few", "add rows"),
-    ],
-)  # fmt: skip
-def test_texts_alone_and_few_rows_are_named_as_such(
-    name: str, content: str, complaint: str, remedy: str, tmp_path: Path
-) -> None:
-    (tmp_path / name).write_text(content)
-    with pytest.raises(DataError, match=complaint) as raised:
-        load(tmp_path / name)
-    assert remedy in raised.value.remedy

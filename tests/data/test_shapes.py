@@ -12,6 +12,7 @@ import pytest
 
 from finetune.config.schema import DataConfig
 from finetune.data.formats import read_file
+from finetune.data.load import load_data
 from finetune.data.reader import RawTable
 from finetune.errors import DataError
 from finetune.events import ignore
@@ -148,6 +149,13 @@ def packed(**members: str) -> bytes:
         ("a.csv", b"| text | label |\n|:---|---:|\n| a | b |\n", "as in Markdown", "save it as"),
         ("a.md", b"# Data\n\ntext | label\n--- | ---\na | b\n", "as in Markdown", "save it as"),
         ("a.csv", b"+---+---+\n| a | b |\n+---+---+\n", "bars and dashes", "save it as"),
+        ("a.txt", b"A film, dull\nWell\nNo, and no, and no\n" * 9, "one text a line", "labels"),
+        ("a.txt", b"A film\nWell\nNo end\n" * 9, "one text a line", "finetune predict"),
+        ("a.csv", b"text\nA film\nWell\nNo end\n", "has one column, 'text'", "--labels-file"),
+        ("a.jsonl", b'{"text": "A film", "x": {}}\n' * 9, "has one column, 'text'", "objects"),
+        ("a.jsonl", b'{"x": {"y": 1}}\n' * 9, "has no columns of text", "objects"),
+        ("a.json", b'["A film", "Well", "No end"]', "has one column, 'text'", "--labels-file"),
+        ("a.csv", b"a,b\nA film,good\nNo end,bad\n", "has 2 rows, too few", "add rows"),
         ("a.csv", b"Access Denied\n", "server's error message", "download"),
         ("a.db", b"SQLite format 3\0", "a table of another kind", "save it as"),
         ("a.png", b"\x89PNG\r\n", "a picture", "save it as"),
@@ -178,7 +186,7 @@ def test_what_is_no_table_is_named_for_what_it_is(
 ) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=complaint) as raised:
-        read(tmp_path / name)
+        load_data(DataConfig(str(tmp_path / name)), emit=ignore)
     assert remedy in raised.value.remedy
     assert name.partition(".")[0] in raised.value.message
 

@@ -122,7 +122,7 @@ def test_what_is_no_text_is_not_classified(tmp_path: Path) -> None:
     path.write_text(r'{"more": {"a": "a long text"}, "said": "cut \ud83d here"}')
     assert rows_of(path) == [Row("cut � here", {"more": {"a": "a long text"}})]
     parquet.write_table(pyarrow.table({"text": [b"bytes"]}), tmp_path / "rows.parquet")
-    with pytest.raises(DataNotFound, match="no texts in 'text'"):
+    with pytest.raises(DataNotFound, match="looks like texts"):
         rows_of(tmp_path / "rows.parquet")
 
 
