@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from finetune.config.mode import Mode
+from finetune.config.mode import Lora, Mode
 
 Part = Literal["whole", "features", "trainable"]
 
@@ -36,6 +36,7 @@ class Case:
     part: Part = "whole"
     task: str = "single"
     has_mean_layer: bool = False
+    lora: Lora | None = None
 
 
 def architecture_of(model_config: Mapping[str, Any]) -> dict[str, Any]:

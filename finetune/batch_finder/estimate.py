@@ -7,8 +7,10 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -102,6 +104,8 @@ def live_peaks(case: Case, batch_sizes: Sequence[int]) -> list[int]:
             LiveMemory() as memory,
             keeping_memory_as(case.device),
             no_init_weights(),
+            # peft moves its adapters to the device of the model, which fake tensors can't be.
+            patch.object(nn.Module, "to", lambda module, *_, **__: module),
         ):
             model = build_trial_model(fake_case, device=CpuDevice())
             model.begin()

@@ -19,6 +19,7 @@ from finetune.model.feature_extractor import split_frozen
 from finetune.model.features import FrozenLayers
 from finetune.model.freeze import freeze_parameters, set_training
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
+from finetune.model.lora import add_adapters
 from finetune.model.mean_pooling import compute_mean_alone
 from finetune.model.structure import Structure, find_structure
 from finetune.tasks.choose import task_of_shape
@@ -131,6 +132,8 @@ def build_trial_model(case: Case, *, device: Device) -> TrialModel:
     structure = find_structure(model, has_mean_layer=case.has_mean_layer)
     if case.has_mean_layer:
         compute_mean_alone(model)
+    if case.lora:
+        structure = add_adapters(model, structure, case.lora, mode=case.mode)
     if case.gradient_checkpointing:
         enable_gradient_checkpointing(model, device)
     if case.part == "whole":
@@ -171,6 +174,7 @@ def prepare_trial_model(
         hyperparameters=Hyperparameters(
             case.optimizer, schedule, head_lr_multiplier=1.0, weight_decay=0.01, max_grad_norm=1.0
         ),
+        frozen_in_bf16=case.mode.is_lora,
     )
     vocabulary_size = model.config.vocab_size
     return TrialModel(case, state, vocabulary_size, structure.takes_4d_mask, frozen_layers)

@@ -15,7 +15,7 @@ import click
 from finetune.commands import flags
 from finetune.commands.console import show_lines, show_table
 from finetune.config.mode import Mode
-from finetune.config.schema import OPTIONS, Config
+from finetune.config.schema import DEFAULT_LORA, OPTIONS, Config
 from finetune.devices.mps.chips import Mac, find_mac
 from finetune.errors import (
     BatchDoesNotFit,
@@ -76,8 +76,8 @@ def find_batch(
         limit: Largest batch size worth trying; None for the rows of the data.
         fresh: Search even if an earlier search has found the batch sizes.
         options: Those of ``finetune run`` for data, model, device, precision, cache and search.
-            If none names a mode, ``full`` and ``head`` are searched. ``output_dir`` is for the
-            results of a search as JSON and as a picture.
+            If none names a mode, ``full``, ``lora`` of rank 8 if peft is installed, and ``head``
+            are searched. ``output_dir`` is for the results of a search as JSON and as a picture.
     """
     if machine is not None and memory is not None:
         raise UsageError("--for and --memory both name a machine", remedy="give one of them")
@@ -174,8 +174,13 @@ def _estimate(
 
 
 def _modes(config: Config) -> list[Mode]:
+    """Return the mode that is given, or what there is to choose from."""
+    from finetune.model.lora import is_installed
+
     mode = config.model.mode
-    return [mode, Mode("head")] if mode == "full" else [mode]
+    if mode != "full":
+        return [mode]
+    return [mode, *([Mode("lora")] if is_installed() else []), Mode("head")]
 
 
 def _case(config: Config, device: "Device", mode: Mode, texts: _Texts) -> "Case":
@@ -194,6 +199,7 @@ def _case(config: Config, device: "Device", mode: Mode, texts: _Texts) -> "Case"
         precision=training.precision_without_timing, optimizer=training.optimizer,
         gradient_checkpointing=bool(training.gradient_checkpointing) and mode.trains_encoder,
         task=texts.task, has_mean_layer=has_mean_layer,
+        lora=(config.model.lora or DEFAULT_LORA) if mode.is_lora else None,
     )  # fmt: skip
 
 
@@ -261,8 +267,8 @@ def command(*, display: flags.Display, **options: Any) -> None:
     """Find the largest batch size that fits, and the fastest.
 
     Takes real steps, each device in a child process that may use no more memory than is free.
-    Without --freeze-core, --head or --train-layers it searches for all layers, and for the head
-    alone.
+    Without --freeze-core, --head, --train-layers or --lora-rank it searches for all layers, for
+    LoRA of rank 8 if peft is installed, and for the head alone.
     """
     folder = options["output_dir"]
     display.run(
@@ -315,5 +321,5 @@ def _gibibytes(size: int | None) -> str:
 
 
 def _mode(result: "BatchResult | EstimateResult") -> str:
-    is_unsplit = result.mode != "full" and not result.stores_features
+    is_unsplit = Mode(result.mode).trained_layers is not None and not result.stores_features
     return f"{result.mode}, no stored features" if is_unsplit else result.mode

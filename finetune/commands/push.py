@@ -12,7 +12,7 @@ from finetune.commands import flags
 from finetune.commands.console import format_size, show_lines, show_table
 from finetune.errors import NotARun, UsageError
 from finetune.events import Emit, Info, ignore
-from finetune.runs.folder import open_run_folder
+from finetune.runs.folder import RunFolder, open_run_folder
 
 EXAMPLES = """\b
 Examples:
@@ -41,15 +41,22 @@ def push(
     public: bool = False,
     revision: str | None = None,
     report: bool = True,
+    adapter: bool = False,
     allow_private_data: bool = False,
     dry_run: bool = False,
     emit: Emit = ignore,
 ) -> Push:
-    """Upload a finished run's model, card and report; a dry run does not use the network."""
+    """Upload a finished run's model or adapter, card and report; a dry run uses no network."""
     from finetune.hub import page_of_upload, upload_model
 
     url = page_of_upload(repository, revision=revision)
-    paths = _find_files(Path(run), report=report, allow_private_data=allow_private_data)
+    folder = open_run_folder(Path(run), in_full=True)
+    model_folder = folder.adapter_folder if adapter else folder.model_folder
+    if adapter and not model_folder.is_dir():
+        raise UsageError(f"{folder.path} has no adapter", remedy="leave out --adapter")
+    if not adapter and not folder.read_config().model.merge:
+        raise UsageError(f"{folder.path} has no merged model", remedy="add --adapter")
+    paths = _find_files(folder, model_folder, report=report, allow_private_data=allow_private_data)
     files = {name: path.stat().st_size for name, path in paths.items()}
     if dry_run:
         return Push(url, public, files)
@@ -62,15 +69,16 @@ def push(
     return Push(url, is_public, files, commit)
 
 
-def _find_files(run: Path, *, report: bool, allow_private_data: bool) -> Mapping[str, Path]:
+def _find_files(
+    folder: RunFolder, model_folder: Path, *, report: bool, allow_private_data: bool
+) -> Mapping[str, Path]:
     """Return the files to upload, by their paths in the repository."""
-    folder = open_run_folder(run, in_full=True)
     if not folder.has_finished:
         raise NotARun(
             f"the run in {folder.path} has not finished",
             remedy="finish it with --resume-from-checkpoint",
         )
-    paths = sorted(folder.model_folder.iterdir())
+    paths = sorted(model_folder.iterdir())
     if report and folder.report_file.is_file():
         if folder.read_config().data.private_data and not allow_private_data:
             raise UsageError(
@@ -93,6 +101,7 @@ def _find_files(run: Path, *, report: bool, allow_private_data: bool) -> Mapping
     default=True,
     help="Leave out report.html, which shows texts that the model gets wrong.",
 )
+@click.option("--adapter", is_flag=True, help="Upload LoRA's adapter instead of the model.")
 @click.option(
     "--allow-private-data",
     is_flag=True,

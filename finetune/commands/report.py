@@ -31,18 +31,19 @@ def report(run: str | Path) -> Path:
     with folder.lock():
         folder.check_names()
         page = write_pages(folder, results)
-        record_files(folder, [page, folder.card_file, folder.own.marker])
+        cards = [one for one in (folder.card_file, folder.adapter_card_file) if one.exists()]
+        record_files(folder, [page, *cards, folder.own.marker])
         return page
 
 
 def write_pages(folder: RunFolder, results: "RunResults") -> Path:
     """Write a run's report and model card from its other files; return the report's path."""
-    from finetune.report.card import write_model_card
+    from finetune.report.card import write_cards
     from finetune.report.page import write_report
 
     folder.claim(folder.report_file, folder.card_file)
     path = write_report(folder, results)
-    write_model_card(folder, results)
+    write_cards(folder, results)
     return path
 
 

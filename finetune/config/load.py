@@ -35,7 +35,10 @@ _EXCLUSIVE = (
     ("--contrastive on", "--label-smoothing"),
     ("--contrastive on", "--solve-head off"),
     ("--contrastive on", "a frozen encoder"),
+    ("--lora-rank", "a frozen encoder"),
+    ("--no-merge", "--pooling mean"),
 )
+_OF_LORA = ("lora_alpha", "lora_dropout", "lora_targets", "merge")
 # Source, section if it is named, option, value.
 Given = tuple[str, str | None, str, Any]
 
@@ -191,6 +194,10 @@ def _check_contradictions(config: Config) -> None:
     model, training = config.model, config.training
     if training.loss != "focal" and training.focal_gamma != TrainingConfig.focal_gamma:
         raise ConfigurationInvalid("--focal-gamma is for --loss focal", remedy="add --loss focal")
+    for name in () if model.lora_rank else _OF_LORA:
+        if OPTIONS[name].value_in(config) != OPTIONS[name].default:
+            flag = OPTIONS[name].flag if name != "merge" else "--no-merge"
+            raise ConfigurationInvalid(f"{flag} is for LoRA", remedy="add --lora-rank 8")
     is_given = {
         "--train-layers": model.train_layers is not None,
         "--freeze-core": model.freeze_core,
@@ -202,6 +209,9 @@ def _check_contradictions(config: Config) -> None:
         "--solve-head on": training.solve_head == "on",
         "--solve-head off": training.solve_head == "off",
         "a frozen encoder": not model.mode.trains_encoder,
+        "--lora-rank": model.lora_rank is not None,
+        "--no-merge": not model.merge,
+        "--pooling mean": model.pooling == "mean",
     }
     for pair in _EXCLUSIVE:
         if all(map(is_given.__getitem__, pair)):

@@ -1,11 +1,23 @@
 """Which part of a model trains."""
 
 import re
+from dataclasses import dataclass
 from typing import Literal
 
 HeadName = Literal["whole", "classifier"]
 # Modes that leave the encoder as it is.
 HEAD_MODES = ("head", "classifier")
+_LAST = re.compile(r"(?:lora-)?last-([1-9]\d*)")
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Adapters beside linear layers: two matrices of a rank, whose product counts alpha / rank."""
+
+    rank: int
+    alpha: int
+    dropout: float
+    targets: str
 
 
 class Mode(str):
@@ -13,16 +25,18 @@ class Mode(str):
 
     ``full``: everything; ``last-N``: the last N layers of the encoder, and the head; ``head``:
     everything above the encoder, for BERT the pooler and the classifier; ``classifier``: the output
-    layer, and whatever else of the head is new.
+    layer, and whatever else of the head is new; ``lora`` and ``lora-last-N``: adapters in all or
+    the last N layers, and of the head what ``classifier`` trains.
 
-    >>> Mode("last-2").trained_layers, Mode("head").trains_encoder
-    (2, False)
+    >>> Mode("last-2").trained_layers, Mode("head").trains_encoder, Mode("lora-last-3").is_lora
+    (2, False, True)
     """
 
     def __new__(cls, name: str) -> "Mode":
         """Raise ``ValueError`` if there is no such mode."""
-        if name not in ("full", *HEAD_MODES) and not re.fullmatch(r"last-[1-9]\d*", name):
-            raise ValueError(f"{name} is none of full, last-N, {' and '.join(HEAD_MODES)}")
+        if name not in ("full", "lora", *HEAD_MODES) and not _LAST.fullmatch(name):
+            known = ("full", "last-N", "lora", "lora-last-N", *HEAD_MODES)
+            raise ValueError(f"{name} is none of {', '.join(known)}")
         return super().__new__(cls, name)
 
     @property
@@ -31,8 +45,14 @@ class Mode(str):
         return self not in HEAD_MODES
 
     @property
+    def is_lora(self) -> bool:
+        """Whether adapters train in place of the layers."""
+        return self.startswith("lora")
+
+    @property
     def trained_layers(self) -> int | None:
         """The number of layers that train, from the top; None for all of them."""
-        if self == "full":
+        last = _LAST.fullmatch(self)
+        if last is None and self.trains_encoder:
             return None
-        return int(self.removeprefix("last-")) if self.trains_encoder else 0
+        return int(last[1]) if last else 0

@@ -21,7 +21,14 @@ from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
 from finetune.model.freeze import set_training
-from finetune.model.structure import REFUSALS, Call, are_features, find_features, record_calls
+from finetune.model.structure import (
+    REFUSALS,
+    Call,
+    are_features,
+    encoder_layers,
+    find_features,
+    record_calls,
+)
 from finetune.tokenization.encode import EncodedTexts
 from finetune.tokenization.examples import Inputs, inputs_of_texts, prepare_mask
 
@@ -77,7 +84,8 @@ def split_frozen(
         calls = record_calls(model, inputs)
     except REFUSALS:
         return None
-    for name, features in _possible_splits(calls).items():
+    layers = set(encoder_layers(model))
+    for name, features in _possible_splits(calls, layers).items():
         extractor = FeatureExtractor(
             model,
             name,
@@ -123,8 +131,11 @@ def _require_features(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch
     return features
 
 
-def _possible_splits(calls: Mapping[str, Call]) -> dict[str, torch.Tensor]:
-    """Return the features at the modules where a model may be split, the highest first."""
+def _possible_splits(calls: Mapping[str, Call], layers: set[nn.Module]) -> dict[str, torch.Tensor]:
+    """Return the features at the modules where a model may be split, the highest first.
+
+    That is below a module that trains, or a layer of which adapters train.
+    """
     features = {
         name: call.features
         for name, call in calls.items()
@@ -132,11 +143,11 @@ def _possible_splits(calls: Mapping[str, Call]) -> dict[str, torch.Tensor]:
         and len(call.features) == len(TRIED_LENGTHS)
         and list(call.module.parameters())
     }
-    trained = [
-        name
-        for name in features
-        if all(parameter.requires_grad for parameter in calls[name].module.parameters())
-    ]
+    trained = []
+    for name in features:
+        trains = [one.requires_grad for one in calls[name].module.parameters()]
+        if all(trains) or (any(trains) and calls[name].module in layers):
+            trained.append(name)
     reads_vector = [name for name in features if features[name].ndim == 2]
     trained_on_vector = [name for name in trained if name in reads_vector]
     first = [*trained_on_vector[:1], *reads_vector[:1], *trained[:1]]

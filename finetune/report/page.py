@@ -71,6 +71,7 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
     page = TEMPLATES.get_template("report.html.j2").render(
         name=name,
         facts=replace(facts, data=data, model=model),
+        rank=config.model.lora_rank,
         results=results,
         warnings=warnings,
         groups={group: title for titles in mistakes.groups for group, title in titles.items()},

@@ -77,6 +77,7 @@ def with_batch_sizes(preparation: Preparation, *, emit: Emit) -> Preparation:
             gradient_checkpointing=bool(options.gradient_checkpointing),
             task=text_model.task.name,
             has_mean_layer=bool(text_model.structure.mean_layer),
+            lora=config.model.lora,
         )
         evaluation, is_one_size = None, device.shapes.counts_evaluation
         if stores_features(config.cache, case.mode) and make_feature_extractor(text_model):

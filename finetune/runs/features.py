@@ -25,7 +25,7 @@ from finetune.training.parity import prepare_feature_check
 
 def stores_features(options: CacheConfig, mode: Mode) -> bool:
     """Return whether features of frozen layers are stored, if the model can be split."""
-    return mode != "full" and options.feature_cache
+    return mode.trained_layers is not None and options.feature_cache
 
 
 def make_feature_extractor(text_model: TextModel) -> FeatureExtractor | None:

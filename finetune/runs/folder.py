@@ -52,6 +52,9 @@ class RunFolder:
         self.report_file = self.path / "report.html"
         # What save_pretrained writes, and the model card.
         self.model_folder = self.path / "model"
+        # What peft adds to the pretrained model, of a run with LoRA.
+        self.adapter_folder = self.path / "adapter"
+        self.adapter_card_file = self.adapter_folder / "README.md"
         self.onnx_folder = self.path / "onnx"
         self.coreml_folder = self.path / "coreml"
         self.tensorboard_folder = self.path / "tensorboard"
@@ -81,7 +84,8 @@ class RunFolder:
     @property
     def finished_files(self) -> list[Path]:
         """The files of a finished run but for its manifest, exports and what a tracker keeps."""
-        files = {*self._files, *self.model_folder.glob("[!.]*"), self.own.marker}
+        saved = (*self.model_folder.glob("[!.]*"), *self.adapter_folder.glob("[!.]*"))
+        files = {*self._files, *saved, self.own.marker}
         return sorted(file for file in files - {self.manifest_file} if file.is_file())
 
     @property

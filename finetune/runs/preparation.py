@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from finetune.config.mode import Mode
 from finetune.config.schema import OPTIONS, Config, Pooling, change_options
@@ -20,7 +19,8 @@ from finetune.distributed.processes import ALONE, Processes
 from finetune.events import Emit, Info, stage
 from finetune.model.freeze import count_by_part, count_parameters, train_only, trained_names
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
-from finetune.model.load import TextModel, load_model
+from finetune.model.load import TextModel, load_pretrained
+from finetune.model.lora import add_adapters, require_peft
 from finetune.model.mean_pooling import no_mean, pass_through_head
 from finetune.model.source import MINILM
 from finetune.runs.cache import cache_folder
@@ -98,6 +98,7 @@ class Preparation:
             "model": model if model == MINILM else _absolute(model),
             "revision": self.text_model.source.commit,
             "pooling": self.text_model.pooling,
+            "lora_alpha": config.model.lora and config.model.lora.alpha,
             "gradient_checkpointing": bool(config.training.gradient_checkpointing),
             "contrastive": "on" if self.recipe.is_contrastive else "off",
             "solve_head": "on" if self.recipe.solves_head else "off",
@@ -193,6 +194,8 @@ def prepare(
 ) -> Preparation:
     """Select the device, load the data and the model, and encode the texts."""
     check_report_to(config)
+    if config.model.lora:
+        require_peft()
     device, precision = select_device(config.training.device, emit=emit), config.training.precision
     check_precision(device, precision)
     processes = processes.on(device)
@@ -231,21 +234,15 @@ def load_for_training(
 
     A recipe that the model does not allow is replaced by plain steps.
     """
-    torch.manual_seed(config.training.seed)
-    # Of many rows a mean gains little in fine-tuning, and its layer takes time.
-    is_mean = recipe.solves_head and config.model.pooling == "auto"
+    # Of many rows a mean gains little in fine-tuning, and its layer takes time. LoRA's adapter is
+    # to fit the plain pretrained model.
+    is_mean = recipe.solves_head and config.model.pooling == "auto" and not config.model.lora
     pooling: Pooling = "mean" if is_mean else config.model.pooling
-    text_model = load_model(
-        config.model.model,
-        revision=config.model.revision,
-        task=task,
-        from_scratch=config.model.from_scratch,
-        pooling=pooling,
-        emit=emit,
-    )
+    seed = config.training.seed
+    text_model = load_pretrained(config.model, task, seed=seed, pooling=pooling, emit=emit)
     if config.model.pooling == "mean" and text_model.pooling != "mean":
         raise no_mean(text_model.model)
-    if recipe.solves_head and text_model.pooling != pooling:
+    if is_mean and text_model.pooling != pooling:
         emit(Info(f"pooling: cls, as {no_mean(text_model.model).message}"))
     mode, structure = config.model.mode, text_model.structure
     trained = trained_names(structure, mode=mode)
@@ -262,6 +259,13 @@ def load_for_training(
             trained = structure.output_layer
     if recipe.reason:
         emit(Info(f"recipe: {recipe.reason}"))
+    if lora := config.model.lora:
+        adapted = add_adapters(text_model.model, structure, lora, mode=mode)
+        trained, structure = trained | adapted.adapters, adapted
+        text_model = replace(text_model, structure=structure)
+        if structure.mean_layer:
+            message = "the head reads the mean of the tokens, which the pretrained model's does not"
+            emit(Info(f"only the merged model is saved, and no adapter: {message}"))
     train_only(text_model.model, trained, structure)
     count, total = count_parameters(text_model.model.parameters())
     counts = f"{count:,} of {total:,} parameters train ({count / total:.1%})"

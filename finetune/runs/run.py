@@ -16,13 +16,15 @@ import torch
 from numpy.typing import NDArray
 
 from finetune.config.yaml_files import dump_config
+from finetune.devices.base import place
 from finetune.devices.mps.power import why_slowed
 from finetune.distributed.processes import SECONDS_LATE
 from finetune.evaluation.predict import Predictor
 from finetune.evaluation.statistics import measure_calibration
-from finetune.events import Info, WarningMessage, clock, stage
+from finetune.events import Info, WarningMessage, clock, ignore, stage
 from finetune.files import read_jsonl, write_json, write_jsonl, write_text_atomically
-from finetune.model.load import save_model, saved_names
+from finetune.model.load import TextModel, load_pretrained, save_model, saved_names
+from finetune.model.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter
 from finetune.runs.batch_sizes import make_batch_sizes, with_batch_sizes
 from finetune.runs.checkpoint import Checkpoints, nothing_to_resume
 from finetune.runs.digests import record_files
@@ -131,6 +133,7 @@ class Run:
             losses=contrastive_losses if self.recipe.is_contrastive else preparation.task.losses,
             hyperparameters=self.plan.hyperparameters,
             processes=self.processes,
+            frozen_in_bf16=preparation.mode.is_lora,
         )
         if not self.processes.is_main:
             # With the same dropout on every rank the gradient would be noisier.
@@ -263,6 +266,27 @@ class Run:
         logits = self.predictor.logits(examples, padded_lengths=self.plan.padded_lengths)
         return logits, examples.labels
 
+    def _merge_adapter(self) -> tuple[TextModel, Adapter]:
+        """Return the pretrained model with the adapter merged into it, which predicts from now on.
+
+        What is saved is what is evaluated, in whatever format the frozen layers were kept.
+        """
+        trained, config = self.preparation.text_model, self.config
+        adapter = Adapter.of(trained.model, trained.structure)
+        merged = load_pretrained(
+            config.model,
+            trained.task,
+            seed=self.plan.seed,
+            pooling=trained.pooling,
+            emit=ignore,
+        )
+        adapter.merge_into(merged.model)
+        place(merged.model, self.preparation.device.torch_device)
+        self.predictor = replace(self.predictor, model=merged.model)
+        # All of its layers read token ids.
+        self.examples = self.preparation.examples
+        return merged, adapter
+
     def finish(self, *, write_pages: WritePages) -> RunResults:
         """Save the best model, evaluate it on validation and test split, and write the results.
 
@@ -271,15 +295,21 @@ class Run:
         folder, emit, is_main = self.folder, self.emit, self.processes.is_main
         peak_bytes = self.preparation.device.memory.peak_bytes()
         self.checkpoints.load_best(self.training_state, self.progress)
-        task, validation = self._calibrate()
+        saved, adapter = self.preparation.text_model, None
+        if self.config.model.lora:
+            saved, adapter = self._merge_adapter()
+        task, validation = self._calibrate(saved)
         # The run keeps its task, which the next seed starts from.
         text_model = replace(self.preparation.text_model, task=task)
         preparation = replace(self.preparation, text_model=text_model)
         if is_main:
             with stage("saving", emit):
-                with folder.finishing(saved_names(text_model)) as model_folder:
-                    save_model(text_model, model_folder)
-                write_inference(folder, self.config.model, max_tokens=text_model.max_tokens)
+                saved = replace(saved, task=task)
+                if adapter and not saved.structure.mean_layer:
+                    save_adapter(adapter, saved, folder)
+                with folder.finishing(saved_names(saved)) as model_folder:
+                    save_model(saved, model_folder, with_weights=self.config.model.merge)
+                write_inference(folder, self.config.model, max_tokens=saved.max_tokens)
                 if validation:
                     write_confidences(folder, task, *validation)
         scores: Scores | None = None
@@ -324,12 +354,12 @@ class Run:
         return results
 
     @clock("validation")
-    def _calibrate(self) -> tuple[Task, Predicted | None]:
+    def _calibrate(self, text_model: TextModel) -> tuple[Task, Predicted | None]:
         """Calibrate the task on validation rows, and scale the output layer accordingly.
 
         Returned are logits and labels of those rows for the scaled model, None without any.
         """
-        task, parameters = self.preparation.task, self.preparation.text_model.output_parameters
+        task, parameters = text_model.task, text_model.output_parameters
         if not self._validates:
             return task.scale_output_layer(parameters), None
         predict = partial(self.predict, "validation")
@@ -375,6 +405,16 @@ def _check_resumable(preparation: Preparation, folder: RunFolder) -> None:
         raise nothing_to_resume(folder)
     folder.check_names()
     Manifest.read(folder).check(Manifest.of(preparation), remedy="restore it, or start a new run")
+
+
+def save_adapter(adapter: Adapter, merged: TextModel, folder: RunFolder) -> None:
+    """Write the adapter of a merged model, whose output layer may have been scaled since."""
+    names = [ADAPTER_WEIGHTS, "README.md", *saved_names(merged), ADAPTER_CONFIG]
+    adapter = adapter.with_head(merged.model, merged.structure)
+    base, revision = merged.source.published
+    with folder.own.replacing(folder.adapter_folder.name, *names, last=ADAPTER_CONFIG) as path:
+        save_model(merged, path, with_weights=False)
+        adapter.write(path, base=base, revision=revision)
 
 
 def _prediction_rows(preparation: Preparation, test: Predicted) -> list[dict[str, object]]:

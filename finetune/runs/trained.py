@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 
 from finetune.config.schema import Config
 from finetune.devices.base import Device, place
@@ -14,7 +15,8 @@ from finetune.distributed.processes import ALONE, Processes
 from finetune.errors import ModelUnsupported
 from finetune.evaluation.predict import Predictor
 from finetune.events import Emit, WarningMessage
-from finetune.model.load import TextModel, load_model
+from finetune.model.load import TextModel, load_model, load_pretrained
+from finetune.model.lora import Adapter, require_peft
 from finetune.runs.folder import RunFolder
 from finetune.runs.inference import read_trained_config
 from finetune.runs.manifest import Manifest
@@ -38,18 +40,8 @@ class TrainedModel:
     ) -> "TrainedModel":
         """Load the model that a run has saved; each of several processes calls all methods."""
         config = read_trained_config(folder)
-        try:
-            text_model = load_model(
-                str(folder.model_folder),
-                revision=None,
-                task=folder.read_task(),
-                from_scratch=False,
-                strict=True,
-                emit=emit,
-            )
-        except ModelUnsupported as error:
-            remedy = f"restore {folder.model_folder}, or make the run again"
-            raise ModelUnsupported(error.message, remedy=remedy) from error
+        load = _load_saved if config.model.merge else _load_with_adapter
+        text_model = load(folder, config, emit=emit)
         chosen, options = select_device(device, emit=emit), config.training
         place(text_model.model, chosen.torch_device)
         precision = options.precision
@@ -99,3 +91,41 @@ class TrainedModel:
         self.device.choose_attention(longest_tokens=int(examples.lengths.max()))
         padded_lengths = self.text_model.padded_lengths(lengths, self.device.shapes)
         return predictor.logits(examples, padded_lengths=padded_lengths)
+
+
+def _load_saved(folder: RunFolder, config: Config, *, emit: Emit) -> TextModel:
+    """Load the model in a run's folder."""
+    try:
+        return load_model(
+            str(folder.model_folder),
+            revision=None,
+            task=folder.read_task(),
+            from_scratch=False,
+            strict=True,
+            emit=emit,
+        )
+    except ModelUnsupported as error:
+        remedy = f"restore {folder.model_folder}, or make the run again"
+        raise ModelUnsupported(error.message, remedy=remedy) from error
+
+
+def _load_with_adapter(folder: RunFolder, config: Config, *, emit: Emit) -> TextModel:
+    """Load the pretrained model of a run, and merge the run's adapter into it."""
+    require_peft()
+    options, seed = config.model, config.training.seed
+    text_model = load_pretrained(
+        options, folder.read_task(), seed=seed, pooling=options.pooling, emit=emit
+    )
+    source = text_model.source
+    now = Manifest({}, {}, {"weights": source.weights_sha256, "tokenizer": source.tokenizer_sha256})
+    Manifest.read(folder).check(now, remedy=f"restore {source.name}, which the adapter changes")
+    try:
+        Adapter.read(folder.adapter_folder).merge_into(text_model.model)
+    # What peft raises for files that are missing or damaged, or of a model of another shape.
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelUnsupported(
+            f"{folder.adapter_folder} is no adapter of {source.name}: {reason}",
+            remedy="restore both, or make the run again",
+        ) from error
+    return text_model

@@ -148,7 +148,10 @@ def _weights_on_cpu(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return parameters and buffers in fp32 on the CPU, without those that no forward reads."""
     unread = unread_parameters(model)
     return {
-        name: one.detach().cpu().requires_grad_(one.requires_grad)
+        name: (one.float() if one.is_floating_point() else one)
+        .detach()
+        .cpu()
+        .requires_grad_(one.requires_grad)
         for name, one in (*model.named_parameters(), *model.named_buffers())
         if name not in unread
     }

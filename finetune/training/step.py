@@ -227,10 +227,12 @@ def prepare_training(
     losses: Losses,
     hyperparameters: Hyperparameters,
     processes: Processes = ALONE,
+    frozen_in_bf16: bool = False,
 ) -> TrainingState:
     """Move a model to a device, in place, and give it an optimizer.
 
-    ``head`` has the names of the head's parameters. Weights stay fp32 in every precision.
+    ``head`` has the names of the head's parameters. It and all that trains stay fp32. With
+    ``frozen_in_bf16`` other matrices are kept as autocast to bf16 rounds them at every step.
     ``UsageError`` if the user has configured Accelerate to split the model.
     """
     # It keeps the device for the whole life of a process and refuses others, but a process may
@@ -245,6 +247,10 @@ def prepare_training(
             remedy="choose multi-GPU or multi-CPU with accelerate config, or use torchrun",
         )
     optimizer = build_optimizer(model, hyperparameters, head=head, device=device)
+    if frozen_in_bf16 and precision == "bf16":
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1 and not parameter.requires_grad and name not in head:
+                parameter.data = parameter.data.to(torch.bfloat16)
     place(model, device.torch_device)
     scaler = torch.amp.GradScaler(device.torch_device.type, enabled=precision == "fp16")
     state = TrainingState(

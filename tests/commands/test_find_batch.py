@@ -90,9 +90,10 @@ def search(emitted: list[Event] | None = None, **options: Any) -> tuple[BatchRes
 @pytest.mark.parametrize(
     ("options", "modes"),
     [
-        ({}, ["full", "head"]),
+        ({}, ["full", "lora", "head"]),
         ({"freeze_core": True}, ["head"]),
         ({"train_layers": 2}, ["last-2"]),
+        ({"train_layers": 2, "lora_rank": 4}, ["lora-last-2"]),
         ({"head": "classifier"}, ["classifier"]),
     ],
 )
@@ -101,7 +102,9 @@ def test_where_no_option_names_a_mode_all_and_the_head_are_looked_at(
 ) -> None:
     results = search(model=tiny_folder, limit=3, **options)
     assert [one.mode for one in results] == modes
-    assert [one.stores_features for one in results] == [mode != "full" for mode in modes]
+    assert [one.stores_features for one in results] == [
+        mode not in ("full", "lora") for mode in modes
+    ]
     assert [one.max_verified for one in results] == [3] * len(modes)
 
 
@@ -120,7 +123,7 @@ def test_the_search_ends_at_the_rows_of_the_data_and_takes_their_longest_text(
     runner: SimulatedRunner, tiny_folder: Path, table: Path
 ) -> None:
     emitted: list[Event] = []
-    [result, _] = finetune.find_batch(
+    [result, *_] = finetune.find_batch(
         model=tiny_folder, data=table, device="cpu", fresh=True, emit=emitted.append
     ).results
     # Of 60 rows, 6 are held out to test; a tenth is too few to validate.
@@ -138,7 +141,7 @@ def test_trials_have_the_layer_of_the_mean_that_a_run_has(
 
 
 def test_options_of_the_search_reach_the_child(runner: SimulatedRunner, tiny_folder: Path) -> None:
-    [result, _] = search(model=tiny_folder, limit=1000, memory_limit="4GiB", precision="bf16")
+    [result, *_] = search(model=tiny_folder, limit=1000, memory_limit="4GiB", precision="bf16")
     assert runner.limit_bytes == result.budget_bytes == 4 * GIB
     assert runner.cases[0].precision == "bf16"
     with pytest.raises(ConfigurationInvalid, match="--memory-limit is 'much'"):
@@ -175,7 +178,7 @@ def test_two_processes_find_the_least_and_the_main_one_keeps_it(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(processes, "join_processes", lambda: TwoProcesses(index, 2))
     emitted: list[Event] = []
-    [result, _] = search(emitted, model=tiny_folder, limit=9, output_dir=tmp_path / "found")
+    [result, *_] = search(emitted, model=tiny_folder, limit=9, output_dir=tmp_path / "found")
     assert (result.max_verified, result.first_failed, result.recommended) == (5, 6, 4)
     assert (tmp_path / "found").exists() == bool(emitted) == (index == 0)
 
@@ -316,11 +319,11 @@ def test_json_is_what_is_kept_in_the_folder(
     assert outcome.code == 0, outcome.errors
     printed = json.loads(outcome.output)
     assert json.loads((tmp_path / "found" / "find-batch.json").read_text()) == printed
-    full, head = printed["results"]
+    full, _, head = printed["results"]
     assert {probe["part"] for probe in full["probes"]} == {"whole"}
     assert {probe["part"] for probe in head["probes"]} == {"prefix", "suffix"}
-    again, _ = json.loads(find_batch(*options).output)["results"]
-    fresh, _ = json.loads(find_batch(*options, "--fresh").output)["results"]
+    again, *_ = json.loads(find_batch(*options).output)["results"]
+    fresh, *_ = json.loads(find_batch(*options, "--fresh").output)["results"]
     assert len(again["probes"]) == 1 < len(fresh["probes"]) == len(full["probes"])
 
 

@@ -144,6 +144,10 @@ def test_a_wrong_value_is_refused_with_the_name_of_its_option_and_where_it_came_
         ({"contrastive": "on", "label_smoothing": 0.1}, "--contrastive on and --label-smoothing"),
         ({"contrastive": "on", "solve_head": "off"}, "--contrastive on and --solve-head off"),
         ({"contrastive": "on", "head": "classifier"}, "--contrastive on and a frozen encoder"),
+        ({"lora_rank": 8, "freeze_core": True}, "--lora-rank and a frozen encoder"),
+        ({"lora_rank": 8, "merge": False, "pooling": "mean"}, "--no-merge and --pooling mean"),
+        ({"lora_alpha": 8}, "--lora-alpha is for LoRA"),
+        ({"merge": False}, "--no-merge is for LoRA"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(
@@ -247,6 +251,11 @@ PARTICULAR = {
     "contrastive": st.sampled_from(["auto", "off"]),
     "loss": st.just("cross_entropy"),
     "focal_gamma": st.just(2.0),
+    "lora_rank": st.just(None),
+    "lora_alpha": st.just(None),
+    "lora_dropout": st.just(0.0),
+    "lora_targets": st.just("auto"),
+    "merge": st.just(True),
 }
 
 

@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard
 from finetune.config.load import load_config
 from finetune.config.schema import Config
 from finetune.config.yaml_files import dump_config
-from finetune.report.card import write_model_card
+from finetune.report.card import write_cards
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import RunResults
 
@@ -32,9 +32,8 @@ def card_of(tmp_path: Path, results: RunResults) -> CardOf:
         folder.config_file.write_text(dump_config(config), encoding="utf-8")
         facts = replace(results.facts, model=model, data=config.data.data)
         scores = replace(results.test, **(test or {}))
-        path = write_model_card(folder, replace(results, facts=facts, test=scores))
-        assert path == folder.model_folder / "README.md"
-        return ModelCard.load(path)
+        write_cards(folder, replace(results, facts=facts, test=scores))
+        return ModelCard.load(folder.model_folder / "README.md")
 
     return write
 

@@ -1,0 +1,179 @@
+"""LoRA by peft: small matrices that train beside frozen linear layers, saved as an adapter.
+
+A module with an adapter keeps its name, and its weight becomes ``base_layer.weight``. What of the
+head trains is saved with the adapter, since a loaded model would otherwise predict at random.
+"""
+
+import copy
+import importlib.util
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file, save
+from torch import nn
+from transformers import PreTrainedModel
+
+from finetune.config.mode import Lora, Mode
+from finetune.errors import ConfigurationInvalid, ModelUnsupported, UsageError
+from finetune.model.freeze import layers_of
+from finetune.model.structure import Structure, encoder_layers
+
+# Importing peft takes half a second, and only these runs need it.
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+# peft's name of the only adapter, which its files leave out, and what its files put before names.
+_NAME, _PREFIX = "default", "base_model.model."
+
+
+def is_installed() -> bool:
+    """Return whether peft is installed; it is not imported."""
+    return importlib.util.find_spec("peft") is not None
+
+
+def require_peft() -> None:
+    """Raise ``UsageError`` if peft is missing."""
+    if not is_installed():
+        raise UsageError("LoRA needs the package peft", remedy="pip install 'finetune-mps[lora]'")
+
+
+def add_adapters(
+    model: PreTrainedModel, structure: Structure, lora: Lora, *, mode: Mode
+) -> Structure:
+    """Put adapters into a model's layers, in place; return its structure with their names.
+
+    Their first matrix is drawn from torch's global random state, the second is zero.
+    """
+    from peft import LoraConfig, inject_adapter_in_model
+    from peft.tuners.lora import LoraLayer
+
+    hidden_size = model.config.hidden_size
+    if lora.rank > hidden_size:
+        raise ConfigurationInvalid(
+            f"--lora-rank {lora.rank} is above the model's hidden size, {hidden_size}",
+            remedy="lower it, such as to 8",
+        )
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=_find_targets(model, structure, lora.targets, mode=mode),
+    )
+    with _warnings_hidden():
+        inject_adapter_in_model(config, model)
+    for module in model.modules():
+        if isinstance(module, LoraLayer):
+            # Autocast chooses the format; peft would first widen what the adapter reads.
+            module.cast_input_dtype_enabled = False
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    layers = tuple(
+        frozenset(names[parameter] for parameter in layer.parameters())
+        for layer in encoder_layers(model)[: len(structure.layers)]
+    )
+    adapters = frozenset(name for name in names.values() if f".{_NAME}." in name)
+    return replace(structure, layers=layers, adapters=adapters)
+
+
+def _find_targets(
+    model: PreTrainedModel, structure: Structure, targets: str, *, mode: Mode
+) -> list[str]:
+    """Return the names of the linear modules that get adapters."""
+    weights = frozenset[str]().union(*layers_of(structure, mode=mode))
+    linear = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and f"{name}.weight" in weights
+    ]
+    if not linear:
+        raise ModelUnsupported(
+            f"the layers of {type(model).__name__} have no linear modules for adapters",
+            remedy="leave out --lora-rank, or choose another model",
+        )
+    if targets in ("auto", "all-linear"):
+        return linear
+    # What a module is called in its layer, as in layer.3.attention.self.query.
+    inner = {name: re.split(r"\.\d+\.", name)[-1] for name in linear}
+    if targets == "attention":
+        return [name for name in linear if "att" in inner[name]]
+    words = [word.strip() for word in targets.split(",")]
+    chosen = {word: [name for name in linear if f".{name}".endswith(f".{word}")] for word in words}
+    if missing := [word for word, names in chosen.items() if not names]:
+        raise ConfigurationInvalid(
+            f"--lora-targets: no linear module of a layer is called {missing[0]!r}",
+            remedy=f"name some of these: {', '.join(dict.fromkeys(inner.values()))}",
+        )
+    return [name for name in linear if any(name in names for names in chosen.values())]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What of a model has trained, and its head, in fp32 on the CPU by peft's names."""
+
+    config: "LoraConfig"
+    tensors: Mapping[str, torch.Tensor]
+
+    @classmethod
+    def of(cls, model: nn.Module, structure: Structure) -> "Adapter":
+        """Return the adapter of a model in training."""
+        parameters = {
+            name: {parameter for parameter, _ in module.named_parameters(prefix=name)}
+            for name, module in model.named_modules()
+        }
+        head = [name for name, inside in parameters.items() if inside and inside <= structure.head]
+        highest = [name for name in head if name.rpartition(".")[0] not in head]
+        peft_config: Any = model.peft_config
+        config = replace(
+            peft_config[_NAME], task_type="SEQ_CLS", modules_to_save=highest, inference_mode=True
+        )
+        return cls(config, _adapter_tensors(model, structure.adapters | structure.head))
+
+    @classmethod
+    def read(cls, folder: Path) -> "Adapter":
+        """Return the adapter in a folder."""
+        from peft import LoraConfig
+
+        return cls(LoraConfig.from_pretrained(str(folder)), load_file(folder / ADAPTER_WEIGHTS))
+
+    def with_head(self, model: nn.Module, structure: Structure) -> "Adapter":
+        """Return the same with the head of another model."""
+        tensors = {**self.tensors, **_adapter_tensors(model, structure.head)}
+        return replace(self, tensors=tensors)
+
+    def merge_into(self, model: PreTrainedModel) -> None:
+        """Add it to a pretrained model on the CPU, which has a head of its own; it stays plain."""
+        from peft import get_peft_model, set_peft_model_state_dict
+
+        with _warnings_hidden():
+            # peft adds to the configuration that it is given.
+            adapted = get_peft_model(model, copy.deepcopy(self.config))
+            set_peft_model_state_dict(adapted, dict(self.tensors))
+            adapted.merge_and_unload()
+
+    def write(self, folder: Path, *, base: str, revision: str | None) -> None:
+        """Write it as an adapter of a base model, as peft does, into an existing folder."""
+        (folder / ADAPTER_WEIGHTS).write_bytes(save(dict(self.tensors)))
+        config = replace(self.config, base_model_name_or_path=base, revision=revision)
+        config.save_pretrained(str(folder))
+
+
+@contextmanager
+def _warnings_hidden() -> Iterator[None]:
+    """Hide that peft reads what transformers is about to rename, and names a base of its own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _adapter_tensors(model: nn.Module, names: Set[str]) -> dict[str, torch.Tensor]:
+    return {
+        _PREFIX + name.replace(f".{_NAME}.", "."): parameter.detach().to("cpu", copy=True)
+        for name, parameter in model.named_parameters()
+        if name in names
+    }

@@ -1,0 +1,158 @@
+"""Runs with LoRA: what trains, what is saved, what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from tiny_models import save_tiny_model
+from tiny_runs import TEXTS, Command, run_tiny
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+import finetune
+from finetune.model import lora
+from finetune.runs.folder import RunFolder
+
+LORA: dict[str, Any] = {"lora_rank": 4, "contrastive": "off", "learning_rate": 1e-2}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+    """A finished run with LoRA; tests leave it as it is."""
+    path = tmp_path_factory.mktemp("lora") / "run"
+    run_tiny(path, model=tiny_folder, **LORA)
+    return path
+
+
+def logits_of(model: Any, run: Path) -> torch.Tensor:
+    tokens = AutoTokenizer.from_pretrained(run / "model")(TEXTS, return_tensors="pt", padding=True)
+    with torch.inference_mode():
+        logits: torch.Tensor = model.eval()(**tokens).logits
+    return logits
+
+
+def load_with_peft(model: Path, run: Path) -> PeftModel:
+    config = AutoConfig.from_pretrained(run / "adapter")
+    base = AutoModelForSequenceClassification.from_pretrained(model, config=config)
+    return PeftModel.from_pretrained(base, str(run / "adapter"))
+
+
+def test_merged_model_and_adapter_predict_the_same(run: Path, tiny_folder: Path) -> None:
+    merged = AutoModelForSequenceClassification.from_pretrained(run / "model")
+
+    expected = logits_of(merged, run)
+
+    assert torch.allclose(logits_of(load_with_peft(tiny_folder, run), run), expected, atol=1e-5)
+    assert merged.config.id2label[0] == "ABBR"
+
+
+def test_only_adapters_and_the_output_layer_change(run: Path, tiny_folder: Path) -> None:
+    before = load_file(tiny_folder / "model.safetensors")
+    after = load_file(run / "model" / "model.safetensors")
+
+    names = [name for name in before if not torch.equal(before[name], after[f"bert.{name}"])]
+
+    assert names
+    assert all(
+        ("layer." in name and name.endswith("dense.weight")) or "self" in name for name in names
+    )
+
+
+def test_card_of_an_adapter_names_its_base(run: Path, tiny_folder: Path) -> None:
+    card = (run / "adapter" / "README.md").read_text(encoding="utf-8")
+
+    assert f"adapter of rank 4 with a head, for `{tiny_folder.name}`" in card
+    assert "library_name: peft" in card
+    assert "lora, rank 4" in (run / "report.html").read_text(encoding="utf-8")
+
+
+def test_adapter_takes_the_place_of_a_model_that_is_not_merged(
+    run: Path, tiny_folder: Path, tmp_path: Path, command: Command
+) -> None:
+    model = tmp_path / "base"
+    save_tiny_model(model)
+    run_tiny(tmp_path / "run", model=model, **LORA, merge=False)
+
+    predicted = finetune.predict(tmp_path / "run", TEXTS)
+
+    assert not (tmp_path / "run" / "model" / "model.safetensors").exists()
+    assert [one.probability for one in predicted] == pytest.approx(
+        [one.probability for one in finetune.predict(run, TEXTS)], abs=1e-5
+    )
+    push = ("push", tmp_path / "run", "ada/demo", "--dry-run")
+    command(*push).assert_refused(2, "no merged model", "--adapter")
+    assert "adapter_model.safetensors" in command(*push, "--adapter").output
+    torch.manual_seed(1)
+    other = AutoConfig.from_pretrained(model)
+    other.vocab_size += 10
+    AutoModelForSequenceClassification.from_config(other).base_model.save_pretrained(model)
+    predict = command("predict", tmp_path / "run", "Who?")
+    predict.assert_refused(3, "the model's weights", "restore")
+
+
+def test_frozen_layers_in_bf16_leave_no_trace_in_the_saved_model(
+    tmp_path: Path, tiny_folder: Path
+) -> None:
+    run_tiny(tmp_path / "run", model=tiny_folder, **LORA, precision="bf16", train_layers=1)
+
+    before = load_file(tiny_folder / "model.safetensors")
+    after = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    frozen = [name for name in before if "layer.2" not in name]
+    assert [name for name in frozen if not torch.equal(before[name], after[f"bert.{name}"])] == []
+    score = finetune.evaluate(tmp_path / "run").scores.metrics
+    results = json.loads((tmp_path / "run" / "all_results.json").read_text(encoding="utf-8"))
+    assert score["loss"] == pytest.approx(results["test_loss"], abs=1e-6)
+
+
+@pytest.mark.slow
+def test_few_labels_train_adapters_by_contrastive_steps(tmp_path: Path, tiny_folder: Path) -> None:
+    options = {"lora_rank": 4, "learning_rate": None, "num_train_epochs": None}
+    run_tiny(tmp_path / "run", model=tiny_folder, **options, max_train_samples=60)
+
+    config = RunFolder(tmp_path / "run").read_config()
+
+    assert (config.training.contrastive, config.model.pooling) == ("on", "cls")
+    merged = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "model")
+    adapted = load_with_peft(tiny_folder, tmp_path / "run")
+    expected = logits_of(merged, tmp_path / "run")
+    assert torch.allclose(logits_of(adapted, tmp_path / "run"), expected, atol=1e-4)
+
+
+def test_adapter_is_not_saved_for_the_mean_of_the_tokens(tmp_path: Path, tiny_folder: Path) -> None:
+    run_tiny(tmp_path / "run", model=tiny_folder, **LORA, pooling="mean")
+
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+    assert not (tmp_path / "run" / "adapter").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--lora-rank", "0"], "--lora-rank is 0"),
+        (["--lora-rank", "33"], "hidden size, 32"),
+        (["--lora-rank", "8", "--lora-targets", "nothing"], "attention.self.query"),
+        (["--lora-rank", "8", "--train-layers", "4"], "the model has 3 layers"),
+        (["--lora-rank", "8", "--freeze-core"], "do not go together"),
+    ],
+)
+def test_bad_input_is_refused(
+    options: list[str], words: str, tiny_folder: Path, tmp_path: Path,
+    command: Command,
+) -> None:  # fmt: skip
+    common = ("--data", "questions", "--model", tiny_folder, "--output-dir", tmp_path / "run")
+
+    command("run", *common, *options).assert_refused(2, words)
+
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_peft_a_line_says_what_to_install(
+    tiny_folder: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lora, "is_installed", lambda: False)
+    common = ("--data", "questions", "--model", tiny_folder, "--output-dir", tmp_path / "run")
+
+    command("run", *common, "--lora-rank", "8").assert_refused(2, "finetune-mps[lora]")
