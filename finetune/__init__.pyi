@@ -8,6 +8,7 @@ from finetune.commands.evaluate import Evaluation
 from finetune.devices import DeviceName
 from finetune.events import Emit
 from finetune.runs.compare import Baseline, Comparison
+from finetune.runs.folds import FoldResults
 from finetune.runs.results import RunResults, SeedResults
 from finetune.tasks.base import Prediction
 
@@ -94,6 +95,7 @@ def run(
     *,
     config: str | Path | None = None,
     seeds: None = None,
+    folds: None = None,
     resume_from_checkpoint: str | Path | None = None,
     assignments: Sequence[str] = (),
     emit: Emit | None = None,
@@ -112,6 +114,18 @@ def run(
     progress: bool | None = None,
     **options: Unpack[Options],
 ) -> SeedResults: ...
+@overload
+def run(
+    config: str | Path | None = None,
+    *,
+    folds: int,
+    keep_models: bool = False,
+    resume_from_checkpoint: str | Path | None = None,
+    assignments: Sequence[str] = (),
+    emit: Emit | None = None,
+    progress: bool | None = None,
+    **options: Unpack[Options],
+) -> FoldResults: ...
 def evaluate(
     run: str | Path,
     *,

@@ -33,7 +33,11 @@ from finetune.files import (
 MARKER_NAME = ".finetune.jsonl"
 # macOS puts .DS_Store into every folder that the Finder has shown.
 IGNORED_NAMES = frozenset({MARKER_NAME, ".DS_Store"})
-CONTENTS = {"run": "a single run", "seeds": "runs of several seeds"}
+CONTENTS = {
+    "run": "a single run",
+    "seeds": "runs of several seeds",
+    "folds": "the folds of a cross-validation",
+}
 # What files.temporary_path() adds to a name; a folder has it within the one that it is for.
 _TEMPORARY = re.compile(rf"/?\.[0-9a-f]{{32}}\{PARTIAL_SUFFIX}(?=/|$)")
 

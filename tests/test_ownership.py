@@ -97,7 +97,7 @@ class Machine:
         with SeedsFolder(self.folder).create(overwrite=True):
             folder = SeedsFolder(self.folder)
             folder.start(emit=ignore)
-            self.write(folder.seeds_file)
+            self.write(folder.table_file)
             for seed in (42, 43):
                 with folder.run(seed).create(overwrite=True) as run:
                     self.train(run, is_new=True)

@@ -19,7 +19,7 @@ from finetune.devices import DEVICE_NAMES
 from finetune.errors import UsageError
 from finetune.events import Emit, ignore
 from finetune.runs.digests import record_files
-from finetune.runs.folder import RunFolder, SeedsFolder, find_latest, open_run_folder
+from finetune.runs.folder import RunFolder, find_latest, find_several, open_run_folder
 
 if TYPE_CHECKING:
     from finetune.config.load import LoadedConfig
@@ -262,8 +262,7 @@ def load(
 def _find_run(path: Path) -> RunFolder | None:
     """Return the run that a path names, if it does, or the best of several seeds."""
     path = find_latest(path).expanduser()
-    several, run = SeedsFolder(path), RunFolder(path)
-    is_run = several.seeds_file.is_file() or run.config_file.is_file()
+    is_run = bool(find_several(path)) or RunFolder(path).config_file.is_file()
     return open_run_folder(path, needs_model=False, is_checked=False) if is_run else None
 
 

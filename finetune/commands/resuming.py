@@ -12,11 +12,15 @@ from finetune.config.schema import OPTIONS, Config, change_options
 from finetune.errors import ConfigurationInvalid, NotARun, UsageError
 from finetune.events import Emit, Info
 from finetune.files import read_json
+from finetune.ownership import CONTENTS
 from finetune.runs.folder import (
     RUNS_FOLDER,
+    FoldsFolder,
     RunFolder,
     SeedsFolder,
+    SeveralFolder,
     find_latest,
+    find_several,
     next_free_folder,
     open_run_folder,
 )
@@ -35,9 +39,11 @@ class Work:
     config: Config
     # The file, variable or flag of each option that is given.
     sources: Mapping[str, str] = field(default_factory=dict)
-    # How many to train; None for a single run.
+    # How many to train of several runs, which are of one of these kinds.
     seeds: int | None = None
-    # The folder of the run, or of the seeds, that is resumed.
+    folds: int | None = None
+    keeps_models: bool = True
+    # The folder of the run, or of the several, that is resumed.
     resumed: RunFolder | None = None
     # The finished run whose model a new run trains further.
     continued: RunFolder | None = None
@@ -51,8 +57,10 @@ class Work:
         return None if name is None else self.folder(Path(name).expanduser())
 
     def folder(self, path: Path) -> RunFolder:
-        """Return a path as the folder of a run, or of runs of several seeds."""
-        return RunFolder(path) if self.seeds is None else SeedsFolder(path, self.seeds)
+        """Return a path as the folder of a run, or of several."""
+        if self.folds:
+            return FoldsFolder(path, self.folds)
+        return SeedsFolder(path, self.seeds) if self.seeds else RunFolder(path)
 
     @property
     def default_name(self) -> str:
@@ -61,7 +69,8 @@ class Work:
 
         data, model = self.config.data.data, self.config.model
         parts = [source_name(data), Path(model.model).name, model.mode]
-        return "-".join([*parts, "seeds"] if self.seeds else parts)
+        kind = self.folder(Path()).kind
+        return "-".join([*parts, kind] if kind != RunFolder.kind else parts)
 
     def lock(self) -> AbstractContextManager[RunFolder]:
         """Lock the folder of the work, which is created for a new run."""
@@ -97,13 +106,19 @@ class Work:
 
 
 def choose_work(
-    given: "LoadedConfig", resume_from: str | Path | None, *, seeds: int | None = None, emit: Emit
+    given: "LoadedConfig",
+    resume_from: str | Path | None,
+    *,
+    seeds: int | None = None,
+    folds: int | None = None,
+    keeps_models: bool = True,
+    emit: Emit,
 ) -> Work:
     """Return what to do with all the given options: begin a run, or resume one.
 
     ``resume_from`` is ``auto``, a run folder or a checkpoint in it; None for a new run.
     """
-    work = Work(given.config, given.sources, seeds)
+    work = Work(given.config, given.sources, seeds, folds, keeps_models)
     if resume_from is None:
         return work
     folder = _find_begun(work) if resume_from == AUTO else _open(work, Path(resume_from))
@@ -113,9 +128,15 @@ def choose_work(
             return replace(work, config=change_options(work.config, {"overwrite": True}))
         return work
     saved, epochs = folder.read_config(), given.config.training.num_train_epochs
-    for run in map(folder.run, folder.seeds) if isinstance(folder, SeedsFolder) else [folder]:
+    runs = folder.runs if isinstance(folder, SeveralFolder) else [folder]
+    for run in runs:
         _check_unedited(run, emit=emit)
-    is_finished_run = seeds is None and folder.has_finished
+    if folds and len(runs) != folds:
+        raise ConfigurationInvalid(
+            f"{folder.path} has {len(runs)} folds, which can't become {folds}",
+            remedy=f"give --folds {len(runs)}, or choose another folder with --output-dir",
+        )
+    is_finished_run = not (seeds or folds) and folder.has_finished
     has_more_epochs = epochs not in (None, saved.training.num_train_epochs)
     if is_finished_run and has_more_epochs and resume_from != AUTO:
         return _continue(folder, saved, given, emit=emit)
@@ -134,7 +155,8 @@ def _has_lost_all(folder: RunFolder) -> bool:
     """Whether a run was killed before it wrote a checkpoint, maybe just after its model."""
     if not folder.has_progress:
         return True
-    if not folder.manifest_file.exists() or folder.results_file.exists():
+    is_single = not isinstance(folder, SeveralFolder)
+    if not (is_single and folder.manifest_file.exists()) or folder.results_file.exists():
         return False
     # Those of its files are there once it has finished.
     return "files" not in folder.read(folder.manifest_file, dict)
@@ -143,7 +165,7 @@ def _has_lost_all(folder: RunFolder) -> bool:
 def _find_begun(work: Work) -> RunFolder | None:
     """Return what this configuration has begun, in its folder or under its default name.
 
-    By its default name it is the newest that has not finished or, of seeds, that has fewer.
+    By its default name it is the newest that has not finished or, of several, that has fewer.
     """
     if folder := work.named_folder:
         return folder if folder.has_begun else None
@@ -155,20 +177,21 @@ def _find_begun(work: Work) -> RunFolder | None:
 
 
 def _open(work: Work, path: Path) -> RunFolder:
-    """Return the run, or the folder of seeds, that is named; maybe by one of its checkpoints."""
+    """Return the run, or the folder of several, that is named; maybe by one of its checkpoints."""
     folder = work.folder(find_latest(path).expanduser())
-    if work.seeds:
+    if isinstance(folder, SeveralFolder):
         if not folder.has_begun:
+            flag = f"--{folder.kind}"
             raise NotARun(
-                f"{path} has no runs of several seeds to go on with",
-                remedy="leave out --seeds to resume a single run, or start with --seeds alone",
+                f"{path} has no {CONTENTS[folder.kind]} to go on with",
+                remedy=f"leave out {flag} to resume a single run, or start with {flag} alone",
             )
         return folder
-    several = SeedsFolder(folder.path)
-    if several.seeds_file.is_file():
+    if several := find_several(folder.path):
+        flag = f"--{several.kind} {len(several.numbers)}"
         raise UsageError(
-            f"{path} holds runs of several seeds",
-            remedy=f"go on with them: --seeds {len(several.seeds)} --resume-from-checkpoint {path}",
+            f"{path} holds {CONTENTS[several.kind]}",
+            remedy=f"go on with them: {flag} --resume-from-checkpoint {path}",
         )
     path = folder.path.absolute()
     # A run may itself lie in a folder that is called so.

@@ -1,4 +1,4 @@
-"""``finetune run``: trains a classifier, or several that differ in their seed, and shows results.
+"""``finetune run``: trains a classifier, several seeds or a cross-validation, and shows results.
 
 The libraries that training needs take seconds to import, so they are imported once the call is
 known to be right.
@@ -15,16 +15,24 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from finetune.commands import flags
-from finetune.commands.console import show_facts, show_json, show_lines, show_scores, show_table
+from finetune.commands.console import (
+    show_facts,
+    show_json,
+    show_lines,
+    show_result_table,
+    show_scores,
+    show_table,
+)
 from finetune.commands.init import guess_options
 from finetune.distributed.launch import read_launch
 from finetune.errors import ConfigurationInvalid, UsageError
 from finetune.events import Emit, WarningMessage, clock, ignore
-from finetune.runs.folder import RunFolder, seed_name
+from finetune.runs.folder import FoldsFolder, RunFolder, SeedsFolder
 
 if TYPE_CHECKING:
     from finetune.config.load import LoadedConfig
     from finetune.config.schema import Config
+    from finetune.runs.folds import FoldResults
     from finetune.runs.results import RunResults, SeedResults
     from finetune.tasks.metrics import MetricValue
 
@@ -34,6 +42,7 @@ Examples:
   finetune run --freeze-core --device mps     only its head, on a Mac's GPU
   finetune run --config offline               without a network
   finetune run --freeze-core --seeds 5        mean and interval of five seeds
+  finetune run --freeze-core --folds 5        cross-validation: tests all rows
 """
 
 
@@ -42,11 +51,13 @@ def run(
     *,
     config: str | Path | None = None,
     seeds: int | None = None,
+    folds: int | None = None,
+    keep_models: bool = False,
     resume_from_checkpoint: str | Path | None = None,
     assignments: Sequence[str] = (),
     emit: Emit = ignore,
     **options: Any,
-) -> "RunResults | SeedResults":
+) -> "RunResults | SeedResults | FoldResults":
     """Fine-tune a classifier and write its run folder, as ``finetune run`` does.
 
     Args:
@@ -54,6 +65,9 @@ def run(
         config: A YAML file or the name of a recipe.
         seeds: How many seeds to train, from ``seed`` on, with the same splits; each in a folder of
             its own. A folder of them is resumed as that of a run.
+        folds: Of a cross-validation: how many models to train, each without the rows of its fold,
+            which are all but those of a test split. It is resumed in the same way.
+        keep_models: Whether models and reports of the folds are kept.
         resume_from_checkpoint: The folder of an interrupted run, or a checkpoint in it; of a
             finished run, whose model a new run trains to more ``num_train_epochs``; ``auto``
             for the run in ``output_dir``, or for the newest of its default name that has not
@@ -72,6 +86,8 @@ def run(
         file,
         config=config,
         seeds=seeds,
+        folds=folds,
+        keep_models=keep_models,
         processes=launch.world_size,
         resume_from_checkpoint=resume_from_checkpoint,
         assignments=assignments,
@@ -84,7 +100,14 @@ def run(
     def choose() -> Work:
         is_new = resume_from_checkpoint in (None, AUTO)
         chosen = guess_options(loaded, emit=emit) if is_new else loaded
-        return choose_work(chosen, resume_from_checkpoint, seeds=seeds, emit=emit)
+        return choose_work(
+            chosen,
+            resume_from_checkpoint,
+            seeds=seeds,
+            folds=folds,
+            keeps_models=keep_models or not folds,
+            emit=emit,
+        )
 
     if launch.world_size == 1:
         work = choose()
@@ -96,9 +119,11 @@ def run(
     if work.results:
         return work.results
     # These take seconds to import PyTorch.
-    from finetune.commands.training import train, train_seeds
+    from finetune.commands.training import train, train_folds, train_seeds
 
     with clock("other"):
+        if work.folds:
+            return train_folds(work, emit=emit)
         return train_seeds(work, emit=emit) if work.seeds else train(work, emit=emit)
 
 
@@ -107,19 +132,29 @@ def read_options(
     *,
     config: str | Path | None = None,
     seeds: int | None = None,
+    folds: int | None = None,
+    keep_models: bool = False,
     processes: int = 1,
     resume_from_checkpoint: str | Path | None = None,
     assignments: Sequence[str] = (),
     **options: Any,
 ) -> "LoadedConfig":
     """Return all options of a run, checked without its data and model."""
-    if seeds is not None and seeds < 2:
-        raise UsageError(f"{seeds} seeds are not several", remedy="give --seeds 2 or more")
-    if seeds is not None and processes > 1:
+    several = {name: one for name, one in (("seeds", seeds), ("folds", folds)) if one is not None}
+    if len(several) > 1:
+        raise UsageError("--seeds and --folds are two ways to repeat a run", remedy="give one")
+    if keep_models and folds is None:
         raise UsageError(
-            f"several seeds are trained by one process, not by {processes}",
-            remedy="leave out --seeds or --num-processes, or start without a launcher",
+            "--keep-models is for --folds", remedy="leave it out: a run keeps its model"
         )
+    for name, count in several.items():
+        if count < 2:
+            raise UsageError(f"{count} {name} are not several", remedy=f"give --{name} 2 or more")
+        if processes > 1:
+            raise UsageError(
+                f"several {name} are trained by one process, not by {processes}",
+                remedy=f"leave out --{name} or --num-processes, or start without a launcher",
+            )
     if (file or config) is not None and resume_from_checkpoint not in (None, "auto"):
         raise ConfigurationInvalid(
             "a run is resumed with its own configuration", remedy=f"leave out {file or '--config'}"
@@ -186,6 +221,14 @@ def dry_run(config: "Config", *, emit: Emit) -> dict[str, Any]:
     metavar="N",
     help="Train N seeds, from --seed on, with the same splits; print mean and 95% intervals.",
 )
+@click.option(
+    "--folds",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Cross-validate: train N models, each without a fold of the rows, and predict these; "
+    "print metrics of all rows with 95% intervals.",
+)
+@click.option("--keep-models", is_flag=True, help="Keep the models and reports of --folds.")
 @flags.assignments_option
 @click.option(
     "--dry-run",
@@ -208,6 +251,8 @@ def command(
     display: flags.Display,
     is_dry_run: bool,
     seeds: int | None,
+    folds: int | None,
+    keep_models: bool,
     processes: int,
     accept_changes: bool,
     **options: Any,
@@ -219,10 +264,10 @@ def command(
     """
     options = flags.given(options)
     if is_dry_run:
-        if seeds is not None or "resume_from_checkpoint" in options:
+        if seeds or folds or "resume_from_checkpoint" in options:
             raise UsageError(
                 "--dry-run is for a new run of one seed",
-                remedy="leave it out, or --seeds and --resume-from-checkpoint",
+                remedy="leave it out, or --seeds, --folds and --resume-from-checkpoint",
             )
         with display.progress() as emit:
             loaded = guess_options(read_options(**options), emit=emit)
@@ -231,7 +276,9 @@ def command(
         return
     if processes > 1 and read_launch().world_size == 1:
         # A wrong option is reported once, and at once.
-        read_options(seeds=seeds, processes=processes, **options)
+        read_options(
+            seeds=seeds, folds=folds, keep_models=keep_models, processes=processes, **options
+        )
         from finetune.commands.launch import run_in_processes
 
         sys.exit(run_in_processes(processes, click.get_current_context().obj))
@@ -241,13 +288,15 @@ def command(
     if accept_changes and read_launch().is_main:
         flags.accept_changes(Path(options["resume_from_checkpoint"]))
     with display.progress() as emit:
-        results: Any = run(seeds=seeds, emit=emit, **options)
+        results: Any = run(seeds=seeds, folds=folds, keep_models=keep_models, emit=emit, **options)
     if display.as_json:
         show_json({**results.to_json(), "output_dir": results.output_dir})
-    elif seeds is None:
-        _show_run(results)
-    else:
+    elif seeds:
         _show_seeds(results)
+    elif folds:
+        _show_folds(results)
+    else:
+        _show_run(results)
 
 
 def _show_plan(plan: dict[str, Any]) -> None:
@@ -295,7 +344,8 @@ def _show_seeds(results: "SeedResults") -> None:
     first = next(iter(results.runs.values()))
     values, intervals = first.test.values, results.test
     means = [(value, intervals[value.metric.name]) for value in values]
-    rows = [[seed_name(seed), *map(str, one.test.values)] for seed, one in results.runs.items()]
+    folder = SeedsFolder(Path(results.output_dir))
+    rows = [[folder.run_name(n), *map(str, one.test.values)] for n, one in results.runs.items()]
     rows.append(["mean", *(_format_mean(value, one.value) for value, one in means)])
     seeds, samples = len(results.runs), first.test.samples
     over_seeds, over_rows = [f"95% over {seeds} seeds"], [f"95% over {samples:,} rows"]
@@ -309,8 +359,25 @@ def _show_seeds(results: "SeedResults") -> None:
     show_table(columns, rows, numbers=columns[1:])
     best = "not known without held-out rows; --validation-fraction 0.1 holds some out"
     if results.best_seed is not None:
-        best = str(Path(results.output_dir) / seed_name(results.best_seed))
+        best = str(folder.run(results.best_seed).path)
     show_lines(f"best on validation: {best}", f"run folders: {results.output_dir}")
+
+
+def _show_folds(results: "FoldResults") -> None:
+    from finetune.report.folds import tabulate_folds
+
+    first, folder = results.runs[1], FoldsFolder(Path(results.output_dir))
+    assert results.scores
+    show_lines(
+        f"{first.facts.data}, {results.scores.samples:,} rows, each predicted without it", ""
+    )
+    show_result_table(tabulate_folds(results))
+    if table := results.scores.table:
+        show_lines()
+        show_result_table(table)
+    show_lines(
+        f"predictions of all rows: {folder.predictions_file}", f"report: {folder.report_file}"
+    )
 
 
 def _format_mean(metric_value: "MetricValue", mean: float) -> str:

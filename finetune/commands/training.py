@@ -1,21 +1,30 @@
-"""The work of ``finetune run``: one training, or several that differ in their seed."""
+"""The work of ``finetune run``: one training, several seeds, or a cross-validation."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from finetune.commands.report import write_pages
 from finetune.commands.resuming import Work
-from finetune.config.schema import change_options
+from finetune.data.split import number_folds
 from finetune.devices.mps.power import kept_awake
 from finetune.distributed.processes import join_processes
 from finetune.events import Emit, Info
+from finetune.report.folds import write_folds_report
 from finetune.runs.failures import interruption_explained
-from finetune.runs.folder import RunFolder, SeedsFolder
+from finetune.runs.folder import RunFolder, SeveralFolder
+from finetune.runs.folds import FoldResults, write_rows
 from finetune.runs.journal import Journal
 from finetune.runs.manifest import Manifest
-from finetune.runs.preparation import prepare
+from finetune.runs.preparation import Preparation, prepare
 from finetune.runs.results import RunResults, SeedResults
 from finetune.runs.run import Run
+
+R = TypeVar("R", SeedResults, FoldResults)
+# What several runs share, and what one of them needs, by its number.
+Vary = tuple[Preparation, Callable[[Preparation, int, Emit], Preparation]]
 
 
 def train(work: Work, *, emit: Emit) -> RunResults:
@@ -41,46 +50,90 @@ def train(work: Work, *, emit: Emit) -> RunResults:
 
 
 def train_seeds(work: Work, *, emit: Emit) -> SeedResults:
-    """Train several seeds, from that of the configuration on; those that have finished stay.
+    """Train several seeds, from that of the configuration on; those that have finished stay."""
+    training = work.config.training
+    seeds = range(training.seed, training.seed + (work.seeds or 1))
 
-    All use the same data, device and token ids, which are prepared once.
+    def read_results(folder: SeveralFolder) -> SeedResults:
+        return SeedResults.read(folder, seeds, metric=training.metric_for_best_model)
+
+    def prepare_seeds(emit: Emit) -> Vary:
+        preparation = prepare(work.config, option_sources=work.sources, emit=emit)
+        return preparation, lambda shared, seed, emit: shared.with_seed(seed, emit=emit)
+
+    return _train_several(work, seeds, prepare_seeds, read_results, emit=emit)
+
+
+def train_folds(work: Work, *, emit: Emit) -> FoldResults:
+    """Train a model for each fold, without its rows; those that have finished stay."""
+    folds = range(1, (work.folds or 1) + 1)
+
+    def read_results(folder: SeveralFolder) -> FoldResults:
+        results = FoldResults.read(folder, folds)
+        if results.scores and not folder.report_file.exists():
+            write_folds_report(folder, results, write_rows(folder, folds))
+        return results
+
+    def prepare_folds(emit: Emit) -> Vary:
+        config = work.config
+        preparation = prepare(config, option_sources=work.sources, emit=emit, holds_out=False)
+        rows = preparation.data.splits["train"]
+        numbers = number_folds(
+            rows, folds=len(folds), task=preparation.task, seed=config.data.split_seed
+        )
+        return preparation, lambda shared, fold, emit: shared.with_fold(numbers == fold, emit=emit)
+
+    return _train_several(work, folds, prepare_folds, read_results, emit=emit)
+
+
+def _train_several(
+    work: Work,
+    numbers: range,
+    prepare_all: Callable[[Emit], Vary],
+    read_results: Callable[[SeveralFolder], R],
+    *,
+    emit: Emit,
+) -> R:
+    """Train those of several runs that have not finished.
+
+    All use the same device and token ids, which are prepared once. ``prepare_all`` gives what they
+    share, and a function from this and a number to what one of them needs.
     """
-    config, journal = work.config, Journal(emit)
-    seeds = range(config.training.seed, config.training.seed + (work.seeds or 1))
-
+    journal = Journal(emit)
     with kept_awake(), work.lock() as locked:
-        folder = SeedsFolder(locked.path, len(seeds))
-
-        def read_results() -> SeedResults:
-            return SeedResults.read(folder, seeds, metric=config.training.metric_for_best_model)
-
-        missing = [one for one in seeds if not work.resumed or not folder.run(one).has_finished]
+        folder = work.folder(locked.path)
+        assert isinstance(folder, SeveralFolder)
+        missing = [one for one in numbers if not work.resumed or not folder.run(one).has_finished]
         if not missing:
             emit(Info(f"the runs in {folder.path} have finished: nothing is left to do"))
-            return read_results()
+            return read_results(folder)
         with interruption_explained(folder):
-            first = change_options(config, {"seed": missing[0]})
-            preparation = prepare(first, option_sources=work.sources, emit=journal)
-            if not work.resumed:
-                folder.start(emit=emit)
-            elif before := folder.first_begun:
-                saved = Manifest.read(before)
+            shared, vary = prepare_all(journal)
+            manifest = Manifest.of(shared)
+            if work.resumed:
                 remedy = "restore it, or train in another folder"
-                saved.check(Manifest.of(preparation), remedy=remedy)
-            folder.write_seeds(read_results().to_json())
-            for seed in missing:
-                emit(Info(f"seed {seed}, {seeds.index(seed) + 1} of {len(seeds)}"))
-                place, run_journal = folder.run(seed), journal.copy()
-                if seed != missing[0]:
-                    preparation = preparation.with_seed(seed, emit=run_journal)
-                resumes = place.can_resume
+                Manifest.read(folder).check(manifest, remedy=remedy)
+            else:
+                folder.start(emit=emit)
+                manifest.write(folder)
+            folder.write_table(read_results(folder).to_json())
+            for number in missing:
+                emit(
+                    Info(
+                        f"{folder.run_kind} {number}, {numbers.index(number) + 1} of {len(numbers)}"
+                    )
+                )
+                own, run_journal = folder.run(number), journal.copy()
+                preparation = vary(shared, number, run_journal)
+                resumes = own.can_resume
                 with (
-                    place.lock() if resumes else place.create(overwrite=True),
-                    Run.begin(preparation, place, resumes=resumes, journal=run_journal) as run,
+                    own.lock() if resumes else own.create(overwrite=True),
+                    Run.begin(preparation, own, resumes=resumes, journal=run_journal) as run,
                 ):
                     run.train()
-                    run.finish(write_pages=write_pages)
+                    run.finish(write_pages=write_pages if work.keeps_models else None)
                     # With what was chosen by measurements.
-                    preparation = run.preparation
-                folder.write_seeds(read_results().to_json())
-        return read_results()
+                    chosen = run.preparation
+                shared = replace(shared, config=chosen.config, choices=chosen.choices)
+                folder.write_table(read_results(folder).to_json())
+        return read_results(folder)

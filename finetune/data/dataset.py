@@ -95,6 +95,14 @@ def rows_where(table: Dataset, mask: NDArray[np.bool_]) -> Dataset:
     return _dataset_of(filter_rows(table.with_format("arrow")[:], mask), table.info)
 
 
+def join_rows(tables: Sequence[Dataset]) -> Dataset:
+    """Return the rows of several tables as one, with their numbers in the column ``row``."""
+    rows = pyarrow.concat_tables([table.with_format("arrow")[:] for table in tables])
+    features = Features({**tables[0].features, "row": Value("int64")})
+    numbered = rows.append_column("row", [np.arange(len(rows))])
+    return _dataset_of(numbered, DatasetInfo(features=features))
+
+
 def column_of(table: Dataset, name: str) -> pyarrow.ChunkedArray:
     """Return a column as Arrow."""
     return table.with_format("arrow", columns=[name])[:][name]

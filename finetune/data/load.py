@@ -27,7 +27,7 @@ from finetune.data.dataset import (
 from finetune.data.folders import digest_folder
 from finetune.data.formats import SUFFIXES, TABLE_SUFFIXES
 from finetune.data.hub_tables import fetch_splits
-from finetune.data.split import split_table
+from finetune.data.split import pool_rows, split_table
 from finetune.data.tables import read_tables
 from finetune.data.trec import load_questions, load_trec
 from finetune.errors import DataError, UsageError
@@ -99,10 +99,16 @@ def load_data(options: DataConfig, *, emit: Emit) -> LoadedData:
     return LOADERS[source](options, emit=emit)
 
 
-def load_splits(options: DataConfig, *, emit: Emit) -> LoadedData:
-    """Load data and split it: the same rows for the same options, every time."""
+def load_splits(options: DataConfig, *, holds_out: bool = True, emit: Emit) -> LoadedData:
+    """Load data and split it: the same rows for the same options, every time.
+
+    If none are held out, all rows that may be trained on are ``train``, with their numbers.
+    """
     given = load_data(options, emit=emit)
-    splits = split_table(given.splits, options, task=given.task, emit=emit)
+    if holds_out:
+        splits = split_table(given.splits, options, task=given.task, emit=emit)
+    else:
+        splits = pool_rows(given.splits, task=given.task, emit=emit)
     counts = ", ".join(f"{len(rows):,} {split}" for split, rows in splits.items())
     emit(Info(f"data: {options.data}, {counts} rows, {given.task.label_summary}"))
     loaded = replace(given, splits=splits)

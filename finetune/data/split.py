@@ -5,9 +5,16 @@ from datasets import Dataset, DatasetDict
 from numpy.typing import NDArray
 
 from finetune.config.schema import DataConfig
-from finetune.data.dataset import column_of, number_splits, number_texts, rows_where, texts_of
+from finetune.data.dataset import (
+    column_of,
+    join_rows,
+    number_splits,
+    number_texts,
+    rows_where,
+    texts_of,
+)
 from finetune.errors import DataError
-from finetune.events import Emit, Info, WarningMessage
+from finetune.events import Emit, Info, WarningMessage, ignore
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import MULTI
 
@@ -36,6 +43,50 @@ def split_table(table: DatasetDict, options: DataConfig, *, task: Task, emit: Em
         {name: splits[name] for name in order if name == "train" or name in table}, emit=emit
     )
     return DatasetDict({name: splits[name] for name in order if name in splits})
+
+
+def pool_rows(table: DatasetDict, *, task: Task, emit: Emit) -> DatasetDict:
+    """Return as ``train`` all rows that are no test split, in their order, with their numbers."""
+    pool = join_rows([table[name] for name in ("train", "validation") if name in table])
+    _refuse_constant(pool, task)
+    if "test" in table:
+        rows = len(table["test"])
+        emit(Info(f"the folds are of the other rows: the {rows:,} test rows are not used"))
+    return DatasetDict(train=pool)
+
+
+def number_folds(pool: Dataset, *, folds: int, task: Task, seed: int) -> NDArray[np.int64]:
+    """Return the fold of each row, from 1, [rows]; DataError for fewer texts than folds."""
+    texts = number_texts(*texts_of(pool))
+    if (distinct := len(np.unique(texts))) < folds:
+        raise DataError(
+            f"there are {distinct:,} different texts for {folds} folds",
+            remedy="add rows, or give fewer --folds",
+        )
+    return 1 + find_folds(texts, _strata_of(pool, task), folds=folds, seed=seed)
+
+
+def find_folds(
+    texts: NDArray[np.int64], strata: NDArray[np.int64], *, folds: int, seed: int
+) -> NDArray[np.int64]:
+    """Return the fold of each row, from 0, [rows]: as many of each stratum as in any other fold.
+
+    Rows of one text, or of whatever else has one number, share a fold, in the stratum of the first.
+    """
+    _, first, group = np.unique(texts, return_index=True, return_inverse=True)
+    order = np.random.default_rng(seed).permutation(len(first))
+    order = order[np.argsort(strata[first][order], kind="stable")]
+    fold = np.empty(len(first), np.int64)
+    fold[order] = np.arange(len(first)) % folds
+    return fold[group]
+
+
+def split_fold(
+    pool: Dataset, is_test: NDArray[np.bool_], options: DataConfig, *, task: Task
+) -> DatasetDict:
+    """Return splits that are tested on some rows; of the others a run's part is held out."""
+    tables = DatasetDict(train=rows_where(pool, ~is_test), test=rows_where(pool, is_test))
+    return split_table(tables, options, task=task, emit=ignore)
 
 
 def _refuse_constant(train: Dataset, task: Task) -> None:

@@ -81,10 +81,10 @@ def bootstrap(
     return {name: np.array([own[name] for own in metrics]) for name in metrics[0]}
 
 
-def difference_interval(difference: float, run: Floats, baseline: Floats) -> Interval:
-    """Return a difference on all rows with its percentile interval on the same resamples."""
+def percentile_interval(value: float, resampled: Floats) -> Interval:
+    """Return a number of all rows with its percentile interval over resampled rows."""
     tail = (1 - CONFIDENCE) / 2
-    return Interval(difference, *np.quantile(run - baseline, [tail, 1 - tail]).tolist())
+    return Interval(value, *np.quantile(resampled, [tail, 1 - tail]).tolist())
 
 
 def mcnemar_p_value(first_only: int, second_only: int) -> float:

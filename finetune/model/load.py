@@ -182,6 +182,12 @@ def load_pretrained(
     )
 
 
+def save_model_config(text_model: TextModel, folder: Path) -> None:
+    """Save the ``config.json`` of a model, which has its task."""
+    text_model.task.configure(text_model.model.config)
+    text_model.model.config.save_pretrained(folder)
+
+
 def save_model(text_model: TextModel, folder: Path, *, with_weights: bool = True) -> None:
     """Save a model in an empty folder, as ``save_pretrained`` does."""
     text_model.task.configure(text_model.model.config)

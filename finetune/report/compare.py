@@ -16,7 +16,11 @@ def render_comparison(comparison: Comparison) -> str:
         for option, values in comparison.options.items()
     }
     tables = tabulate(replace(comparison, options=options))
-    return TEMPLATES.get_template("compare.html.j2").render(comparison=comparison, tables=tables)
+    return TEMPLATES.get_template("tables.html.j2").render(
+        title=" · ".join(run.name for run in comparison.runs),
+        subtitle=f"finetune compare · {comparison.samples:,} test rows",
+        tables=tables,
+    )
 
 
 def tabulate(comparison: Comparison) -> list[Table]:

@@ -13,8 +13,8 @@ from finetune.errors import DataDiffers, NotARun, UsageError
 from finetune.evaluation.statistics import (
     Interval,
     bootstrap,
-    difference_interval,
     mcnemar_p_value,
+    percentile_interval,
 )
 from finetune.events import Emit, WarningMessage
 from finetune.files import is_there
@@ -212,7 +212,7 @@ def _compare_with(base: _FinishedRun, run: _FinishedRun, *, max_rows: int) -> Ve
     better, worse = int(is_better.sum()), int(is_worse.sum())
     return Versus(
         differences={
-            name: difference_interval(metrics[name] - before[name], values, base.resampled[name])
+            name: percentile_interval(metrics[name] - before[name], values - base.resampled[name])
             for name, values in run.resampled.items()
         },
         better=better,

@@ -80,7 +80,11 @@ def stored_features(
         )
 
     try:
-        features = {name: compute(name, split) for name, split in preparation.examples.items()}
+        if preparation.pool:
+            whole_pool = compute("train", preparation.pool)
+            features = {name: whole_pool.select(rows) for name, rows in preparation.rows.items()}
+        else:
+            features = {name: compute(name, one) for name, one in preparation.examples.items()}
     except FeaturesNotStored as error:
         message = f"the features can't be stored ({error}): the frozen layers run at every step"
         remedy = "make room with finetune cache clear, or name a folder with --cache-dir"

@@ -107,10 +107,9 @@ class RunFolder:
 
     @property
     def has_progress(self) -> bool:
-        """Whether there is a model, a checkpoint or results, of this run or of several seeds."""
-        runs = [self, *map(RunFolder, self.path.glob("seed-*"))]
-        files = [file for run in runs for file in (run.model_config_file, run.results_file)]
-        return any(file.exists() for file in files) or any(run.checkpoints for run in runs)
+        """Whether there is a model, a checkpoint or results."""
+        files = (self.model_config_file, self.results_file)
+        return any(file.exists() for file in files) or bool(self.checkpoints)
 
     @contextmanager
     def create(self, *, overwrite: bool) -> Iterator["RunFolder"]:
@@ -216,67 +215,76 @@ class RunFolder:
         return self.read(self.model_folder / "config.json", read_task)
 
 
-class SeedsFolder(RunFolder):
-    """The folder of several runs, at least ``count``, that differ in their seed: ``seed-42``..."""
+class SeveralFolder(RunFolder):
+    """The folder of several runs of one kind, at least ``count``, and of a table of them."""
 
-    kind = "seeds"
+    run_kind: ClassVar[str]
 
     def __init__(self, path: Path, count: int = 0) -> None:
         super().__init__(path)
         self.count = count
-        # The seeds, the name of the best run's folder, and metrics.
-        self.seeds_file = path / "seeds.json"
-        self._files = self.first_files = [self.seeds_file]
+        # The numbers of the runs, the name of the best run's folder, and metrics.
+        self.table_file = path / f"{self.kind}.json"
+        self.first_files = [self.table_file, self.manifest_file]
+        self._files = [*self.first_files, self.predictions_file, self.report_file]
 
-    def run(self, seed: int) -> RunFolder:
+    def run_name(self, number: int) -> str:
+        """Return the name of the folder of one run."""
+        return f"{self.run_kind}-{number}"
+
+    def run(self, number: int) -> RunFolder:
         """Return the folder of one run, which is part of this one."""
-        run = RunFolder(self.path / seed_name(seed))
+        run = RunFolder(self.path / self.run_name(number))
         run.own = OwnFolder(run.path, run.kind, parent=self.own)
         return run
 
     @property
-    def seeds(self) -> list[int]:
-        """The seeds of the runs, at least one."""
-        return self._read_seeds()[0]
+    def numbers(self) -> list[int]:
+        """The numbers of the runs, at least one: the seeds, or from 1."""
+        return self._read_table()[0]
 
     @property
     def best(self) -> RunFolder:
         """The best run on the validation split; raises ``NotARun`` if it is not known."""
-        seeds, best = self._read_seeds()
+        numbers, best = self._read_table()
         if best is None:
             raise NotARun(
-                f"{self.path} holds runs of several seeds, and which is the best is not known",
-                remedy=f"name one of them, such as {self.path / seed_name(seeds[0])}, or train"
-                " with --validation-fraction 0.1",
+                f"{self.path} holds {CONTENTS[self.kind]}, and which is the best is not known",
+                remedy=f"name one of them, such as {self.path / self.run_name(numbers[0])}, or"
+                " train with --validation-fraction 0.1",
             )
         return RunFolder(self.path / best)
 
-    def write_seeds(self, content: dict[str, Any]) -> None:
-        """Write ``seeds.json``."""
-        write_text_atomically(self.seeds_file, seal(content))
+    def write_table(self, content: dict[str, Any]) -> None:
+        """Write the table, such as ``seeds.json``."""
+        write_text_atomically(self.table_file, seal(content))
 
-    def _read_seeds(self) -> tuple[list[int], str | None]:
-        """Return the seeds, at least one, and the folder name of the best."""
+    def _read_table(self) -> tuple[list[int], str | None]:
+        """Return the numbers, at least one, and the folder name of the best."""
 
         def parse(content: dict[str, Any]) -> tuple[str, list[int], str | None]:
-            seeds, best = [int(seed) for seed in content["seeds"]], content["best"]
-            if best not in (None, *map(seed_name, seeds)) or not seeds:
+            numbers, best = [int(number) for number in content[self.kind]], content["best"]
+            if best not in (None, *map(self.run_name, numbers)) or not numbers:
                 raise ValueError(best)
-            return seal(content), seeds, best
+            return seal(content), numbers, best
 
-        written, seeds, best = self.read(self.seeds_file, parse)
-        if self.seeds_file.read_text(encoding="utf-8") != written:
+        written, numbers, best = self.read(self.table_file, parse)
+        if self.table_file.read_text(encoding="utf-8") != written:
             raise DataDiffers(
-                f"changed since it was written: {self.seeds_file}",
+                f"changed since it was written: {self.table_file}",
                 remedy="restore it, or name the folder of one of the runs",
             )
-        return seeds, best
+        return numbers, best
+
+    @property
+    def runs(self) -> list[RunFolder]:
+        """The folders of the runs, none before the first has begun."""
+        return [*map(self.run, self.numbers)] if self.table_file.is_file() else []
 
     @property
     def first_begun(self) -> RunFolder | None:
         """The first run that has a configuration."""
-        runs = map(self.run, self.seeds if self.seeds_file.is_file() else ())
-        return next((run for run in runs if run.config_file.is_file()), None)
+        return next((run for run in self.runs if run.config_file.is_file()), None)
 
     @property
     def has_begun(self) -> bool:
@@ -284,21 +292,49 @@ class SeedsFolder(RunFolder):
         return self.first_begun is not None
 
     @property
+    def has_progress(self) -> bool:
+        """Whether one of the runs has a model, a checkpoint or results."""
+        return any(run.has_progress for run in self.runs)
+
+    @property
     def has_finished(self) -> bool:
         """Whether its runs are as many as asked, or more, and have all finished."""
-        seeds = self.seeds
-        return len(seeds) >= self.count and all(self.run(seed).has_finished for seed in seeds)
+        return len(self.numbers) >= self.count and all(run.has_finished for run in self.runs)
+
+    def read_config(self) -> Config:
+        """Return the configuration of all runs."""
+        return (self.first_begun or self.run(self.numbers[0])).read_config()
+
+
+class SeedsFolder(SeveralFolder):
+    """The folder of runs that differ in their seed: ``seed-42``..."""
+
+    kind, run_kind = "seeds", "seed"
 
     def read_config(self) -> Config:
         """Return the configuration of all runs, with the first seed."""
-        first = self.first_begun or self.run(self.seeds[0])
         # The folder of the first seed may be gone.
-        return change_options(first.read_config(), {"seed": self.seeds[0]})
+        return change_options(super().read_config(), {"seed": self.numbers[0]})
 
 
-def seed_name(seed: int) -> str:
-    """Return the name of a run's folder in a folder of several seeds."""
-    return f"seed-{seed}"
+class FoldsFolder(SeveralFolder):
+    """The folder of a cross-validation: ``fold-1``..., each tested on the rows of its fold."""
+
+    kind, run_kind = "folds", "fold"
+
+    @property
+    def best(self) -> RunFolder:
+        """There is none: raises ``NotARun``."""
+        raise NotARun(
+            f"{self.path} holds {CONTENTS[self.kind]}, and no model of all rows",
+            remedy="train one with finetune run, without --folds",
+        )
+
+
+def find_several(path: Path) -> SeveralFolder | None:
+    """Return a path as the folder of several runs, if it is one."""
+    kinds: list[type[SeveralFolder]] = [SeedsFolder, FoldsFolder]
+    return next((one for kind in kinds if (one := kind(path)).table_file.is_file()), None)
 
 
 def next_free_folder(parent: Path, name: str) -> Path:
@@ -312,9 +348,9 @@ def find_latest(path: Path) -> Path:
     if path != LATEST or is_there(path):
         return path
     runs = [RunFolder(path) for path in RUNS_FOLDER.glob("*/")]
-    several = [folder for run in runs if (folder := SeedsFolder(run.path)).seeds_file.is_file()]
+    several = [folder for run in runs if (folder := SeedsFolder(run.path)).table_file.is_file()]
     finished = {run.path: run.results_file for run in runs if run.has_finished}
-    finished |= {one.path: one.seeds_file for one in several if one.has_finished}
+    finished |= {one.path: one.table_file for one in several if one.has_finished}
     if not finished:
         raise NotARun(
             f"no run in {RUNS_FOLDER.absolute()} has finished",
@@ -331,8 +367,8 @@ def open_run_folder(
     If it is checked, raises ``DataDiffers`` for a file that has changed since the run finished.
     """
     path = find_latest(path).expanduser()
-    seeds = SeedsFolder(path)
-    folder = seeds.best if seeds.seeds_file.is_file() else RunFolder(path)
+    several = find_several(path)
+    folder = several.best if several else RunFolder(path)
     if not folder.config_file.is_file():
         raise NotARun(
             f"{path} is not a run folder: it has no {folder.config_file.name}"
@@ -340,12 +376,14 @@ def open_run_folder(
             else f"there is no folder {path}",
             remedy=f"name the folder that finetune run has written, such as {_examples(path)}",
         )
-    if needs_model and not folder.model_config_file.is_file():
-        finish = f"finish the run with finetune run --resume-from-checkpoint {path}"
-        raise NotARun(
-            f"the run in {path} has no model",
-            remedy=f"restore {folder.model_folder}" if folder.has_finished else finish,
-        )
+    files = (folder.model_config_file, folder.inference_file)
+    if needs_model and not all(file.is_file() for file in files):
+        remedy = f"finish the run with finetune run --resume-from-checkpoint {path}"
+        if isinstance(find_several(folder.path.absolute().parent), FoldsFolder):
+            remedy = "make the cross-validation again with --keep-models"
+        elif folder.has_finished:
+            remedy = f"restore {folder.model_folder}"
+        raise NotARun(f"the run in {path} has no model", remedy=remedy)
     if is_checked:
         check_files(folder, in_full=in_full)
     return folder

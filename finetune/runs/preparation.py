@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from finetune.config.mode import Mode
 from finetune.config.schema import OPTIONS, Config, Pooling, change_options
 from finetune.data.dataset import LoadedData, column_of
 from finetune.data.load import KNOWN_BY_NAME, load_splits
+from finetune.data.split import split_fold
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
 from finetune.distributed.processes import ALONE, Processes
@@ -49,7 +51,8 @@ class Preparation:
     """Device, data, the splits as token ids, and a pretrained model with a new head, on the CPU.
 
     A training changes the model. ``option_sources`` are the file, variable or flag of each option
-    that one of them gives; ``choices`` what was chosen by measurements.
+    that one of them gives; ``choices`` what was chosen by measurements. Of a fold, ``pool`` are the
+    examples of all folds, and ``rows`` those of each split.
     """
 
     config: Config
@@ -61,6 +64,8 @@ class Preparation:
     option_sources: Mapping[str, str] = field(default_factory=dict)
     choices: Sequence[AutoTunedOption] = ()
     processes: Processes = ALONE
+    pool: Examples | None = None
+    rows: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
 
     @property
     def task(self) -> Task:
@@ -184,6 +189,20 @@ class Preparation:
         )
         return replace(self, config=config, text_model=text_model, recipe=recipe)
 
+    def with_fold(self, is_test: NDArray[np.bool_], *, emit: Emit) -> "Preparation":
+        """Return splits of the training rows, tested on some, with the pretrained model."""
+        data, pool = self.data, self.examples["train"]
+        splits = split_fold(data.splits["train"], is_test, self.config.data, task=data.task)
+        rows = {name: column_of(split, "row").to_numpy() for name, split in splits.items()}
+        fold = replace(
+            self,
+            data=replace(data, splits=splits),
+            examples={name: pool.select(own) for name, own in rows.items()},
+            pool=pool,
+            rows=rows,
+        )
+        return fold.with_seed(self.config.training.seed, emit=emit)
+
 
 def prepare(
     config: Config,
@@ -191,6 +210,7 @@ def prepare(
     option_sources: Mapping[str, str] | None = None,
     emit: Emit,
     processes: Processes = ALONE,
+    holds_out: bool = True,
 ) -> Preparation:
     """Select the device, load the data and the model, and encode the texts."""
     check_report_to(config)
@@ -203,7 +223,7 @@ def prepare(
     emit(Info(f"device: {device.name} ({device.description}){several}, precision {precision}"))
     training = config.training
     with stage("data", emit):
-        data = load_splits(config.data, emit=emit)
+        data = load_splits(config.data, holds_out=holds_out, emit=emit)
         labels = data.task.labels(column_of(data.splits["train"], "label"))
         task = data.task.with_loss(
             labels,

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter
@@ -9,7 +10,7 @@ from pydantic import TypeAdapter
 from finetune.config.mode import Mode
 from finetune.evaluation.statistics import Calibration, Interval, mean_interval
 from finetune.runs.digests import check_files
-from finetune.runs.folder import RunFolder, SeedsFolder, seed_name
+from finetune.runs.folder import RunFolder, SeedsFolder, SeveralFolder
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import Scores, selection_score
 from finetune.tasks.tables import format_interval
@@ -188,6 +189,23 @@ def best_of(runs: Mapping[Name, RunResults], metric: str | None) -> Name | None:
     return max(scores, key=scores.__getitem__) if scores and len(scores) == len(runs) else None
 
 
+def read_finished(folder: SeveralFolder, numbers: Sequence[int]) -> dict[int, RunResults]:
+    """Return what those of several runs that have finished have found, by number."""
+    finished = [number for number in numbers if folder.run(number).has_finished]
+    return {number: read_results(folder.run(number)) for number in finished}
+
+
+def tabulate_runs(folder: SeveralFolder, runs: Mapping[int, RunResults]) -> dict[str, Any]:
+    """Return the metrics of several runs, as ``seeds.json`` and ``folds.json`` have them."""
+    return {
+        folder.run_name(number): {
+            "eval": run.validation and run.validation.metrics,
+            "test": run.test.metrics,
+        }
+        for number, run in runs.items()
+    }
+
+
 @dataclass(frozen=True)
 class SeedResults:
     """What the finished runs of several seeds have found; the best by validation, if known."""
@@ -207,24 +225,20 @@ class SeedResults:
 
     @classmethod
     def read(
-        cls, folder: SeedsFolder, seeds: Sequence[int], *, metric: str | None
+        cls, folder: SeveralFolder, seeds: Sequence[int], *, metric: str | None
     ) -> "SeedResults":
         """Read what the finished runs have found; the best is that by a metric."""
-        finished = [seed for seed in seeds if folder.run(seed).has_finished]
-        runs = {seed: read_results(folder.run(seed)) for seed in finished}
+        runs = read_finished(folder, seeds)
         return cls(runs, seeds, best_of(runs, metric), str(folder.path))
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``seeds.json``."""
-        runs = {
-            seed_name(seed): {"eval": run.validation and run.validation.metrics,
-                              "test": run.test.metrics}
-            for seed, run in self.runs.items()
-        }  # fmt: skip
+        folder = SeedsFolder(Path(self.output_dir))
+        best = self.best_seed
         return {
             "schema_version": SCHEMA_VERSION,
             "seeds": list(self.seeds),
-            "best": None if self.best_seed is None else seed_name(self.best_seed),
+            "best": None if best is None else folder.run_name(best),
             "test": {name: asdict(interval) for name, interval in self.test.items()},
-            "runs": runs,
+            "runs": tabulate_runs(folder, self.runs),
         }

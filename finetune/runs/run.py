@@ -23,7 +23,13 @@ from finetune.evaluation.predict import Predictor
 from finetune.evaluation.statistics import measure_calibration
 from finetune.events import Info, WarningMessage, clock, ignore, stage
 from finetune.files import read_jsonl, write_json, write_jsonl, write_text_atomically
-from finetune.model.load import TextModel, load_pretrained, save_model, saved_names
+from finetune.model.load import (
+    TextModel,
+    load_pretrained,
+    save_model,
+    save_model_config,
+    saved_names,
+)
 from finetune.model.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter
 from finetune.runs.batch_sizes import make_batch_sizes, with_batch_sizes
 from finetune.runs.checkpoint import Checkpoints, nothing_to_resume
@@ -287,10 +293,11 @@ class Run:
         self.examples = self.preparation.examples
         return merged, adapter
 
-    def finish(self, *, write_pages: WritePages) -> RunResults:
+    def finish(self, *, write_pages: WritePages | None) -> RunResults:
         """Save the best model, evaluate it on validation and test split, and write the results.
 
-        The run counts as finished only once the pages are written.
+        The run counts as finished only once the pages are written. Without pages it is one that
+        nobody will use: of its model the configuration alone is saved.
         """
         folder, emit, is_main = self.folder, self.emit, self.processes.is_main
         peak_bytes = self.preparation.device.memory.peak_bytes()
@@ -305,13 +312,11 @@ class Run:
         if is_main:
             with stage("saving", emit):
                 saved = replace(saved, task=task)
-                if adapter and not saved.structure.mean_layer:
-                    save_adapter(adapter, saved, folder)
-                with folder.finishing(saved_names(saved)) as model_folder:
-                    save_model(saved, model_folder, with_weights=self.config.model.merge)
-                write_inference(folder, self.config.model, max_tokens=saved.max_tokens)
-                if validation:
-                    write_confidences(folder, task, *validation)
+                if write_pages:
+                    self._save(saved, adapter, validation)
+                else:
+                    with folder.finishing([folder.model_config_file.name]) as model_folder:
+                        save_model_config(saved, model_folder)
         scores: Scores | None = None
         kind: ValidationKind | None = None
         if validation:
@@ -337,8 +342,9 @@ class Run:
         if is_main:
             write_jsonl(folder.predictions_file, _prediction_rows(preparation, test))
             write_json(folder.state_file, self._trainer_state())
-            with stage("report", emit):
-                write_pages(folder, replace(results, stage_seconds=clock.seconds()))
+            if write_pages:
+                with stage("report", emit):
+                    write_pages(folder, replace(results, stage_seconds=clock.seconds()))
             self.emit.close()
             with clock("saving"):
                 record_files(folder)
@@ -352,6 +358,18 @@ class Run:
             "test", results.test.metrics, step=self.progress.steps, epoch=results.training.epoch
         )
         return results
+
+    def _save(
+        self, saved: TextModel, adapter: Adapter | None, validation: Predicted | None
+    ) -> None:
+        folder = self.folder
+        if adapter and not saved.structure.mean_layer:
+            save_adapter(adapter, saved, folder)
+        with folder.finishing(saved_names(saved)) as model_folder:
+            save_model(saved, model_folder, with_weights=self.config.model.merge)
+        write_inference(folder, self.config.model, max_tokens=saved.max_tokens)
+        if validation:
+            write_confidences(folder, saved.task, *validation)
 
     @clock("validation")
     def _calibrate(self, text_model: TextModel) -> tuple[Task, Predicted | None]:
@@ -420,5 +438,7 @@ def save_adapter(adapter: Adapter, merged: TextModel, folder: RunFolder) -> None
 def _prediction_rows(preparation: Preparation, test: Predicted) -> list[dict[str, object]]:
     """Return the test split's columns with predictions and losses, a dict for each text."""
     columns = preparation.data.splits["test"].remove_columns("label").with_format("arrow")[:]
-    rows = zip(columns.to_pylist(), preparation.task.prediction_rows(*test), strict=True)
+    # Of a fold they are put together, and read by others.
+    of_test = preparation.task.prediction_rows(*test, all_scores=preparation.pool is not None)
+    rows = zip(columns.to_pylist(), of_test, strict=True)
     return [{**texts, **predictions} for texts, predictions in rows]

@@ -369,11 +369,23 @@ class Task(ABC):
 
     def score(self, logits: Logits, labels: Labels, *, others: Sequence[Metric] = ()) -> Scores:
         """Compare logits, [rows, outputs], with the true labels; there is one row at least."""
-        outputs, weights = self.read_logits(logits), np.ones(len(labels))
+        losses = self.evaluation_losses(logits, labels)
+        return self.score_outputs(self.read_logits(logits), losses, labels, others=others)
+
+    def score_outputs(
+        self,
+        outputs: Outputs,
+        losses: NDArray[Any],
+        labels: Labels,
+        *,
+        others: Sequence[Metric] = (),
+    ) -> Scores:
+        """Compare predictions, and the loss of each row, with the true labels."""
+        weights = np.ones(len(labels))
         needed: dict[Needs, NDArray[Any] | None] = {
             "predictions": outputs.predicted,
             "probabilities": outputs.probabilities,
-            "losses": self.evaluation_losses(logits, labels),
+            "losses": losses,
         }
         metrics = compute_metrics(self.problem_type, labels, needed, weights)
         for metric in others:
@@ -402,11 +414,21 @@ class Task(ABC):
             probabilities = rows_of(dict(zip(self.class_names, columns, strict=True)))
         return [Prediction(*row) for row in zip(texts, values, probabilities, strict=True)]
 
-    def prediction_rows(self, logits: Logits, labels: Labels) -> list[dict[str, Any]]:
+    def prediction_rows(
+        self, logits: Logits, labels: Labels, *, all_scores: bool = False
+    ) -> list[dict[str, Any]]:
         """Return the rows of ``predictions.jsonl``, without their texts."""
-        columns = {"label": self.to_json(labels)}
-        columns |= self._columns_of(self.read_logits(logits), "predicted")
-        return rows_of(columns | {"loss": self.evaluation_losses(logits, labels).tolist()})
+        outputs = self.read_logits(logits)
+        columns = {"label": self.to_json(labels)} | self._columns_of(outputs, "predicted")
+        columns["loss"] = self.evaluation_losses(logits, labels).tolist()
+        if all_scores and outputs.probabilities is not None:
+            # Of a thousand classes nearly all are 0.
+            rounded = outputs.probabilities.astype(np.float64).round(6)
+            columns["probabilities"] = [
+                {self.class_names[number]: row[number] for number in np.flatnonzero(row).tolist()}
+                for row in rounded
+            ]
+        return rows_of(columns)
 
     def _columns_of(self, outputs: Outputs, name: str) -> dict[str, list[Any]]:
         columns = {name: self.to_json(outputs.predicted)}

@@ -64,6 +64,19 @@ class Examples(ModelInputs):
     weights: NDArray[np.float32]
     truncated_texts: int = field(default=0, kw_only=True)
 
+    def select(self, rows: NDArray[np.int64]) -> "Examples":
+        """Return some of the examples, in this order; of cut texts as large a part is cut."""
+        inputs, windows = self.subset(self.sequences_of(rows)), self.windows
+        cut = round(self.truncated_texts * len(rows) / len(self.labels))
+        return Examples(
+            inputs.inputs_of,
+            inputs.lengths,
+            self.labels[rows],
+            self.weights[rows],
+            windows=windows and replace(windows, counts=windows.counts[rows]),
+            truncated_texts=cut,
+        )
+
     def without_windows(self) -> "Examples":
         """Return all windows as examples of their own, with their texts' labels."""
         if self.windows is None:

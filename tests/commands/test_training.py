@@ -80,7 +80,7 @@ def test_the_folder_of_all_stands_for_the_best(parent: Path, tmp_path: Path) -> 
     assert finetune.predict(parent, TEXTS, device="cpu") == finetune.predict(
         best, TEXTS, device="cpu"
     )
-    SeedsFolder(tmp_path).write_seeds({"seeds": [1, 2], "best": None})
+    SeedsFolder(tmp_path).write_table({"seeds": [1, 2], "best": None})
     with pytest.raises(NotARun, match="best is not known") as caught:
         finetune.predict(tmp_path, TEXTS)
     assert f"{tmp_path}/seed-1" in caught.value.remedy
@@ -112,6 +112,7 @@ def test_auto_adds_a_seed_to_the_finished_ones_of_the_default_name(
     assert [*results.runs] == [42, 43, 44]
     assert sorted(one.name for one in folder.iterdir()) == [
         ".finetune.jsonl",
+        "manifest.json",
         "seed-42",
         "seed-43",
         "seed-44",
@@ -176,7 +177,7 @@ def test_the_command_shows_each_seed_and_replaces_what_may_be_overwritten(
     assert "95% over 2 seeds" in outcome.output
     assert "95% over 270 rows" in outcome.output
     assert f"run folders: {folder}" in outcome.output
-    names = [".finetune.jsonl", "mine", "seed-42", "seed-43", "seeds.json"]
+    names = [".finetune.jsonl", "manifest.json", "mine", "seed-42", "seed-43", "seeds.json"]
     assert sorted(one.name for one in folder.iterdir()) == names
     assert "kept in" in outcome.errors
     # The texts are prepared once, and what was odd about them is in the report of each.

@@ -220,6 +220,7 @@ def test_interrupted_run_opens_only_where_no_model_is_needed(tmp_path: Path) -> 
 
     folder.model_folder.mkdir()
     folder.model_config_file.touch()
+    folder.inference_file.touch()
     assert open_run_folder(tmp_path) == folder
 
 
@@ -233,7 +234,7 @@ def test_a_file_that_is_missing_or_makes_no_sense_is_named(
 ) -> None:
     folder = make_run(tmp_path)
     if content is not None:
-        SeedsFolder(tmp_path).seeds_file.write_text(content)
+        SeedsFolder(tmp_path).table_file.write_text(content)
         with pytest.raises(NotARun, match=r"seeds\.json is missing or can't be read"):
             open_run_folder(tmp_path)
     else:

@@ -1,0 +1,168 @@
+"""A cross-validation: every row predicted by a model that has not seen it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_runs import QUICK, Command, flags, run_tiny
+
+import finetune
+from finetune.errors import ConfigurationInvalid, DataError, Interrupted, NotARun, UsageError
+from finetune.events import Event, Info
+from finetune.files import read_json, read_jsonl
+from finetune.runs.folder import FoldsFolder
+from finetune.runs.folds import FoldResults, read_out_of_fold
+
+ROWS = [f"{text} {number},{'even' if number % 2 else 'odd'}"
+        for number, text in enumerate(["where is it", "who is it", "what is it"] * 4)]  # fmt: skip
+
+
+def run_folds(folder: Path, *, model: Path, folds: int = 3, **options: Any) -> FoldResults:
+    quick = QUICK | {"max_train_samples": None, "num_train_epochs": 1, "validation_fraction": None}
+    return finetune.run(**(quick | options), folds=folds, model=str(model), output_dir=str(folder))
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve rows, of which the last two have the text of the first."""
+    path = tmp_path_factory.mktemp("data") / "table.csv"
+    path.write_text("\n".join(["text,label", *ROWS, ROWS[0], ROWS[0].replace("odd", "even")]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def folds(tiny_folder: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cross-validation of which the last two folds were trained in another process."""
+    folder = tmp_path_factory.mktemp("folds") / "three"
+
+    def stop_at_the_second(event: Event) -> None:
+        if isinstance(event, Info) and event.message.startswith("fold 2"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted, match="1 of 3 folds have finished") as caught:
+        run_folds(folder, model=tiny_folder, data=str(table), emit=stop_at_the_second)
+    assert f"--folds 3 --resume-from-checkpoint {folder}" in caught.value.remedy
+    events: list[Event] = []
+    finetune.run(folds=3, resume_from_checkpoint=str(folder), emit=events.append)
+    begun = [one.message for one in events if isinstance(one, Info) and one.message[:5] == "fold "]
+    assert begun == ["fold 2, 2 of 3", "fold 3, 3 of 3"]
+    return folder
+
+
+def test_every_row_is_predicted_once_by_a_model_that_was_trained_without_its_text(
+    folds: Path,
+) -> None:
+    rows = read_jsonl(folds / "predictions.jsonl")
+    assert [row["row"] for row in rows] == [*range(14)]
+    assert [f"{row['text']},{row['label']}" for row in rows[:12]] == ROWS
+    assert rows[0]["fold"] == rows[12]["fold"] == rows[13]["fold"]
+    assert sorted({row["fold"] for row in rows}) == [1, 2, 3]
+    for fold in (1, 2, 3):
+        content = read_json(folds / f"fold-{fold}" / "all_results.json")
+        own = [row for row in rows if row["fold"] == fold]
+        assert (content["test_samples"], content["train_samples"]) == (len(own), 14 - len(own))
+
+
+def test_the_predictions_are_read_as_arrays_that_agree_with_the_results(
+    folds: Path, tiny_folder: Path, table: Path
+) -> None:
+    found, content = read_out_of_fold(folds), read_json(folds / "folds.json")
+    assert found.outputs.probabilities is not None
+    assert found.outputs.probabilities.sum(axis=1) == pytest.approx(1, abs=1e-5)
+    assert (found.outputs.probabilities.argmax(axis=1) == found.outputs.predicted).all()
+    accuracy = float((found.outputs.predicted == found.labels).mean())
+    assert content["test"]["accuracy"] == pytest.approx(accuracy)
+    interval = content["intervals"]["accuracy"]
+    assert interval["low"] <= accuracy <= interval["high"]
+    own = [run["test"]["accuracy"] for run in content["runs"].values()]
+    assert content["spread"]["accuracy"] == pytest.approx(np.std(own, ddof=1))
+    again = run_folds(folds, model=tiny_folder, data=str(table), resume_from_checkpoint="auto")
+    assert again.to_json().items() <= content.items()
+
+
+def test_models_of_folds_are_not_kept_unless_they_are_wanted(
+    folds: Path, tiny_folder: Path, table: Path, tmp_path: Path
+) -> None:
+    assert not (folds / "fold-1" / "model" / "model.safetensors").exists()
+    with pytest.raises(NotARun, match="has no model") as caught:
+        finetune.predict(folds / "fold-1", ["who"])
+    assert "--keep-models" in caught.value.remedy
+    with pytest.raises(NotARun, match="no model of all rows"):
+        finetune.predict(folds, ["who"])
+    run_folds(tmp_path / "kept", model=tiny_folder, folds=2, data=str(table), keep_models=True)
+    assert (tmp_path / "kept" / "fold-2" / "report.html").is_file()
+    finetune.predict(tmp_path / "kept" / "fold-2", ["who"], device="cpu")
+
+
+def test_a_fold_of_a_frozen_encoder_is_what_a_run_on_its_rows_would_be(
+    tiny_folder: Path, table: Path, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"freeze_core": True, "cache_dir": str(tmp_path / "cache")}
+    run_folds(tmp_path / "folds", model=tiny_folder, folds=2, data=str(table), **options)
+    rows = read_jsonl(tmp_path / "folds" / "predictions.jsonl")
+    for name, is_own in (("train", False), ("test", True)):
+        lines = [f"{row['text']},{row['label']}" for row in rows if (row["fold"] == 1) == is_own]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *lines]))
+    run_tiny(
+        tmp_path / "alone",
+        model=tiny_folder,
+        data=str(tmp_path / "train.csv"),
+        test_file=str(tmp_path / "test.csv"),
+        max_train_samples=None,
+        validation_fraction=None,
+        num_train_epochs=1,
+        **options,
+    )
+    alone = read_jsonl(tmp_path / "alone" / "predictions.jsonl")
+    losses = [row["loss"] for row in rows if row["fold"] == 1]
+    assert losses == pytest.approx([row["loss"] for row in alone], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("task", "labels"),
+    [("multi", ["a|b", "b", "a", "a|c"]), ("regression", ["1.5", "2", "-3", "8"])],
+)
+def test_several_labels_and_numbers_of_pairs_are_cross_validated(
+    task: str, labels: list[str], tiny_folder: Path, tmp_path: Path
+) -> None:
+    lines = [f"row {number},other {number},{label}" for number, label in enumerate(labels * 3)]
+    (tmp_path / "table.csv").write_text("\n".join(["text,text_pair,label", *lines]))
+    data = {"data": str(tmp_path / "table.csv"), "task": task}
+    results = run_folds(tmp_path / "folds", model=tiny_folder, folds=2, **data)
+    found = read_out_of_fold(tmp_path / "folds")
+    assert (found.outputs.probabilities is None) == (task == "regression")
+    assert results.scores
+    assert results.scores.samples == 12
+    assert read_jsonl(tmp_path / "folds" / "predictions.jsonl")[3]["text_pair"] == "other 3"
+
+
+def test_what_can_not_be_done_is_refused(
+    folds: Path, tiny_folder: Path, table: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationInvalid, match="has 3 folds, which can't become 4"):
+        finetune.run(folds=4, resume_from_checkpoint=str(folds))
+    with pytest.raises(UsageError, match="folds of a cross-validation") as caught:
+        finetune.run(resume_from_checkpoint=str(folds))
+    assert "folds 3" in caught.value.remedy
+    with pytest.raises(DataError, match="12 different texts for 13 folds"):
+        run_folds(tmp_path / "new", model=tiny_folder, folds=13, data=str(table))
+    for options in ({"seeds": 2, "folds": 2}, {"folds": 1}, {"keep_models": True}):
+        with pytest.raises(UsageError):
+            finetune.run(**options)
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_command_shows_folds_all_rows_and_classes_and_leaves_test_rows_alone(
+    command: Command, tiny_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "folds"
+    options = flags(max_train_samples=24, num_train_epochs=1, max_length=8)
+    outcome = command("run", "--folds", 2, "--model", tiny_folder, "--output-dir", folder, *options)
+    assert outcome.code == 0, outcome.errors
+    assert "questions, 810 rows, each predicted without it" in outcome.output
+    assert "95% over 810 rows" in outcome.output
+    assert "the 270 test rows are not used" in outcome.errors
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "810 rows out of fold" in page
+    assert FoldsFolder(folder).has_finished
