@@ -175,8 +175,8 @@ def _show(report: DataReport) -> None:
     for name, by_split in found.checks.items():
         for split, finding in by_split.items():
             for key, title in CHECKS[name].titles.items():
-                counts[split][title] = finding.counts[key]
-            examples += [_describe(example, name, split) for example in finding.examples]
+                counts[split][title] = finding[key]
+            examples += [_describe(example, name, split) for example in finding["examples"]]
     _show_by_split("texts", counts)
     if lengths:
         titles = {"cut_rows": "truncated", "cut_share": "truncated, fraction"}

@@ -36,6 +36,8 @@ SCRIPT_TEXTS, SCRIPT_WORDS = 1_000, 5_000
 FIRST_LETTER_BEYOND_LATIN = "\u0250"
 # The default model's vocabulary is English.
 MULTILINGUAL_MODEL = "bert-base-multilingual-cased"
+# What a check has found in a split, as the JSON has it: counts, and a few examples.
+Finding = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -44,14 +46,6 @@ class Suggestion:
 
     finding: str
     remedy: str
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What a check has found in a split: counts, and texts, or objects that have one, as JSON."""
-
-    counts: Mapping[str, int]
-    examples: Sequence[Any]
 
 
 @dataclass(frozen=True)
@@ -88,12 +82,8 @@ class Findings:
     def to_json(self) -> dict[str, Any]:
         """Return what ``finetune data check --json`` prints of it."""
         found = asdict(self)
-        for name, by_split in found.pop("checks").items():
-            found[name] = {
-                split: {**finding["counts"], "examples": finding["examples"]}
-                for split, finding in by_split.items()
-            }
-        return found
+        checks = found.pop("checks")
+        return {**found, **checks}
 
 
 @dataclass(frozen=True)
@@ -148,15 +138,13 @@ def find_repeats(split: Split, train: Split) -> Finding:
     # The others, which may be many, are not counted in memory.
     candidates = split.texts.joined.filter(np.isin(split.numbers, split.numbers[repeated]))
     exact = pc.value_counts(candidates).field("counts").to_numpy()
-    return Finding(
-        {
-            "rows": int((exact - 1).sum()),
-            "texts": int((exact > 1).sum()),
-            "rows_up_to_case": len(split.numbers) - len(counts),
-            "texts_up_to_case": len(repeated),
-        },
-        [text for _, text in split.examples(repeated)],
-    )
+    return {
+        "rows": int((exact - 1).sum()),
+        "texts": int((exact > 1).sum()),
+        "rows_up_to_case": len(split.numbers) - len(counts),
+        "texts_up_to_case": len(repeated),
+        "examples": [text for _, text in split.examples(repeated)],
+    }
 
 
 def find_conflicts(split: Split, train: Split) -> Finding:
@@ -169,7 +157,7 @@ def find_conflicts(split: Split, train: Split) -> Finding:
         {"text": text, "labels": split.labels_of(row, of=split)}
         for row, text in split.examples(rows)
     ]
-    return Finding({"texts": len(rows)}, examples)
+    return {"texts": len(rows), "examples": examples}
 
 
 def find_overlap(split: Split, train: Split) -> Finding | None:
@@ -187,7 +175,7 @@ def find_overlap(split: Split, train: Split) -> Finding | None:
         }
         for row, text in split.examples(shared[np.argsort(agrees, kind="stable")])
     ]
-    return Finding({"rows": len(shared), "disagreeing": disagreeing}, examples)
+    return {"rows": len(shared), "disagreeing": disagreeing, "examples": examples}
 
 
 class Check(NamedTuple):
@@ -337,8 +325,8 @@ def suggest_changes(
     changes = list(findings.odd_labels)
     for name, (_, titles, remedy) in CHECKS.items():
         for split, found in findings.checks[name].items():
-            counts = [f"{title}: {found.counts[key]:,}" for key, title in titles.items()]
-            if remedy and found.counts[next(iter(titles))]:
+            counts = [f"{title}: {found[key]:,}" for key, title in titles.items()]
+            if remedy and found[next(iter(titles))]:
                 changes.append(Suggestion(f"{split}: {', '.join(counts)}", remedy))
     if lengths and lengths.suggested_max_length > lengths.max_length:
         train = lengths.splits["train"]

@@ -5,7 +5,7 @@ A new format is a file with a ``READER``, such as json_lines.py, and a line in `
 
 import re
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from finetune.data import (
     workbook,
 )
 from finetune.data.packed import Content, unpack
-from finetune.data.reader import RawTable, Reader
+from finetune.data.reader import STREAM_ROWS, RawTable, Reader
 from finetune.errors import DataNotFound, DataUnreadable
 from finetune.events import Emit
 
@@ -83,7 +83,9 @@ def read_file(path: Path, options: DataConfig, *, emit: Emit) -> RawTable:
 def stream_file(path: Path, options: DataConfig, *, emit: Emit) -> Iterator[list[dict[str, Any]]]:
     """Yield the rows of a file, which may be packed, in pieces, with their values as they are."""
     content, reader = _open(path, options)
-    return reader.stream(content, options, emit)
+    rows = reader.rows(content, options, emit)
+    while piece := [values for _, values in islice(rows, STREAM_ROWS)]:
+        yield piece
 
 
 def _open(path: Path, options: DataConfig) -> tuple[Content, Reader]:

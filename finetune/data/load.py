@@ -52,23 +52,21 @@ def load_files(options: DataConfig, *, emit: Emit) -> LoadedData:
             remedy="".join(f"did you mean {one}? " for one in guesses)
             + f"--data takes {', '.join(kinds)} or {HUB_PREFIX}OWNER/NAME",
         )
-    given = {
-        "train": options.data,
-        "validation": options.validation_file,
-        "test": options.test_file,
-    }
-    files = {split: Path(name).expanduser() for split, name in given.items() if name}
-    labels = [Path(options.labels_file).expanduser()] if options.labels_file else []
+    named = (options.data, options.validation_file, options.test_file)
+    splits = zip(("train", "validation", "test"), named, strict=True)
+    files = {split: Path(name).expanduser() for split, name in splits if name}
     if len(set(map(os.path.realpath, files.values()))) < len(files):
         raise UsageError(
             "the same file is named for two splits",
             remedy="leave out --validation-file or --test-file: rows of --data are held out then",
         )
     loaded = read_tables({split: [file] for split, file in files.items()}, options, emit=emit)
-    read = [*files.values(), *labels]
-    digests = [digest_folder(one) if one.is_dir() else file_sha256(one) for one in read]
-    sources = map(DataSource, map(str, read), digests)
-    return replace(loaded, sources=tuple(sources))
+    labels = [Path(options.labels_file).expanduser()] if options.labels_file else []
+    sources = [
+        DataSource(str(path), digest_folder(path) if path.is_dir() else file_sha256(path))
+        for path in (*files.values(), *labels)
+    ]
+    return replace(loaded, sources=sources)
 
 
 def load_from_hub(options: DataConfig, *, emit: Emit) -> LoadedData:
@@ -125,11 +123,6 @@ def load_rows(options: OtherData, *, task: Task, emit: Emit) -> Dataset:
     )  # fmt: skip
     loaded = load_data(wanted, emit=emit)
     rows, names = loaded.splits["train"], task.class_names
-    if loaded.task.name != task.name:
-        raise DataError(
-            f"{options.data} has {loaded.task.label_summary}, but the model's task is {task.name}",
-            remedy="name data with labels of the same kind",
-        )
     if unknown := [name for name in loaded.task.class_names if name not in names]:
         raise DataError(
             f"{options.data} has labels that the model does not know: {_listed(unknown)}",

@@ -62,14 +62,6 @@ class Reader:
 
         return RawTable(content.path, columns, place, class_names)
 
-    def stream(
-        self, content: Content, options: DataConfig, emit: Emit
-    ) -> Iterator[list[dict[str, Any]]]:
-        """Yield the rows of a file in pieces, while it is read."""
-        rows = self.rows(content, options, emit)
-        while piece := [values for _, values in islice(rows, STREAM_ROWS)]:
-            yield piece
-
 
 @dataclass(frozen=True)
 class RawTable:
