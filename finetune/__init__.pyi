@@ -86,7 +86,7 @@ class Options(TypedDict, total=False):
     feature_cache: bool
     cache_dir: AnyPath | None
     cache_gib: float
-    memory_limit: str | None
+    memory: str | None
     time_limit: float
 
 @overload
@@ -161,12 +161,13 @@ def compare(
     progress: bool | None = None,
 ) -> Comparison: ...
 def find_batch(
-    config: str | Path | None = None,
+    file: str | Path | None = None,
     *,
+    config: str | Path | None = None,
     machine: str | None = None,
-    memory: str | None = None,
     limit: int | None = None,
     fresh: bool = False,
+    assignments: Sequence[str] = (),
     emit: Emit | None = None,
     progress: bool | None = None,
     **options: Unpack[Options],

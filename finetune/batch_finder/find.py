@@ -60,8 +60,8 @@ class Search:
 
 def memory_limit_bytes(options: SearchConfig) -> int | None:
     """Return the most memory that the user allows; refuse what is no size of memory."""
-    text = options.memory_limit
-    return None if text is None else parse_size(text, source="--memory-limit")
+    text = options.memory
+    return None if text is None else parse_size(text, source="--memory")
 
 
 def find(case: Case, where: Search) -> SearchResult:

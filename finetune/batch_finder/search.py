@@ -140,7 +140,7 @@ def _raise_if_nothing_fits(history: History) -> None:
     raise BatchDoesNotFit(
         f"not even a batch of one example fits in memory: {last.reason}",
         remedy="lower --max-length, use --gradient-checkpointing or --freeze-core, or raise "
-        "--memory-limit",
+        "--memory",
     )
 
 

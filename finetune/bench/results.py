@@ -149,12 +149,13 @@ def _measured(group: str, rows: Sequence[Row]) -> BenchTable:
                 values[f"{device}, ms a step"] = _milliseconds(row)
                 values[f"{device}, rows/s"] = _number(speed)
             values[f"{device} ÷ {CPU}"] = _number(speedup_of(side_by_side, device))
-        published_rows = next(iter(side_by_side.values())).rows
-        cells.append((workload, phase, f"{published_rows:,}", *(values[one] for one in titles)))
+        timed = dict.fromkeys(f"{row.timed_rows:,}" for row in side_by_side.values() if row.seconds)
+        rows_timed = ", ".join(timed) or _NOT_TIMED
+        cells.append((workload, phase, rows_timed, *(values[one] for one in titles)))
     return BenchTable(
         group=group,
         title=_TITLES[group],
-        columns=("workload", "phase", "rows", *titles),
+        columns=("workload", "phase", "rows timed", *titles),
         rows=cells,
         remarks=(*_remarks(group, rows, others),),
     )
@@ -163,8 +164,8 @@ def _measured(group: str, rows: Sequence[Row]) -> BenchTable:
 def _remarks(group: str, rows: Sequence[Row], others: Iterable[str]) -> Iterator[str]:
     for row in rows:
         if row.note:
-            timed = f"; {row.timed_rows:,} were timed" if row.timed_rows else ""
-            yield f"{row.workload}, {row.phase}, {row.device}: {row.note}{timed}"
+            published = f"; published are {row.rows:,} rows" if row.timed_rows else ""
+            yield f"{row.workload}, {row.phase}, {row.device}: {row.note}{published}"
     for device in others if group in ("mlp", "inference") else ():
         if any(speedup_of(one, device) for one in by_device(rows).values()):
             first = first_faster(rows, device)

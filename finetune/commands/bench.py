@@ -32,7 +32,7 @@ Groups:
 Examples:
   finetune bench                         all groups, every device that works
   finetune bench --quick                 few rows of each, in under a minute
-  finetune bench inference --devices cpu,mps
+  finetune bench inference --device cpu --device mps
   finetune bench --model my_models:make  a network of your own
 """
 ALL = "all"
@@ -68,7 +68,8 @@ def run_bench(
         from finetune.report.chart import picture_of
         from finetune.runs.manifest import package_versions
 
-        found = [select_device(name, emit=emit) for name in dict.fromkeys(devices)]
+        named = [name for name in dict.fromkeys(devices) if name != "auto"]
+        found = [select_device(name, emit=emit) for name in named]
         found = found or [*usable_devices(emit=emit)]
         lengths = read_lengths(data_dir)
         selection = Selection(groups=groups, model=model, lengths=lengths, is_quick=quick)
@@ -111,16 +112,15 @@ def run_bench(
         return results
 
 
-def _split_devices(_: click.Context, __: click.Parameter, names: str | None) -> list[str]:
-    given = [name.strip() for name in (names or "").split(",") if name.strip()]
-    if unknown := set(given) - set(DEVICE_NAMES) | ({"auto"} & set(given)):
-        raise click.BadParameter(f"there is no device {', '.join(sorted(unknown))}")
-    return given
-
-
 @click.command(epilog=EXAMPLES)
 @click.argument("group", required=False, type=click.Choice((*GROUPS, ALL)))
-@click.option("--devices", callback=_split_devices, help="Such as cpu,mps. Default: all that work.")
+@click.option(
+    "--device",
+    "devices",
+    type=click.Choice(DEVICE_NAMES),
+    multiple=True,
+    help="Device to time; may be repeated.  [default: auto, all that work]",
+)
 @click.option("--quick", is_flag=True, help="Time few rows, and not for long.")
 @click.option("--model", metavar="MODULE:FUNCTION", help="Returns a network and a batch to time.")
 @click.option(
@@ -129,8 +129,9 @@ def _split_devices(_: click.Context, __: click.Parameter, names: str | None) -> 
 @click.option(
     "--output-dir",
     type=flags.PATH,
-    default=Path("runs/bench"),
-    help="Folder of bench.json, bench.html and pictures: new, empty or an earlier bench's.",
+    default=Path("bench"),
+    help="Folder of bench.json, bench.html and pictures: new, empty or an earlier bench's.  "
+    "[default: bench]",
 )
 @flags.with_display
 def command(*, group: str | None, display: flags.Display, **options: Any) -> None:

@@ -3,7 +3,6 @@
 Every device is searched, in a child process. For a Mac that is not here, sizes are estimated.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -14,6 +13,7 @@ import click
 
 from finetune.commands import flags
 from finetune.commands.console import show_lines, show_table
+from finetune.commands.init import guess_options
 from finetune.config.mode import Mode
 from finetune.config.schema import DEFAULT_LORA, OPTIONS, Config
 from finetune.devices.mps.chips import Mac, find_mac
@@ -23,7 +23,6 @@ from finetune.errors import (
     HubNotReachable,
     ModelNotFound,
     ModelUnsupported,
-    UsageError,
 )
 from finetune.events import Emit, Info, WarningMessage, ignore
 from finetune.ownership import OwnFolder
@@ -34,13 +33,11 @@ if TYPE_CHECKING:
     from finetune.devices.base import Device
     from finetune.distributed.processes import Processes
 
-# The article padded every text to this length.
-ARTICLE_TOKENS = 512
 EXAMPLES = """\b
 Examples:
   finetune find-batch                  BERT-base and its head, on every device
-  finetune find-batch --model minilm --memory-limit 2GiB --device cpu
-  finetune find-batch --data reviews.csv --train-layers 2
+  finetune find-batch --model minilm --memory 2GiB --device cpu
+  finetune find-batch reviews.csv --train-layers 2
   finetune find-batch --for m1-8gb     a Mac that is not here
 """
 SECTIONS = ("data", "model", "search", "cache")
@@ -58,43 +55,37 @@ class _Texts:
 
 
 def find_batch(
-    config: str | Path | None = None,
+    file: str | Path | None = None,
     *,
+    config: str | Path | None = None,
     machine: str | None = None,
-    memory: str | None = None,
     limit: int | None = None,
     fresh: bool = False,
+    assignments: Sequence[str] = (),
     emit: Emit = ignore,
     **options: Any,
 ) -> "FoundBatches":
     """Find the largest batch size that fits, and the fastest, as ``finetune find-batch`` does.
 
     Args:
+        file: A table of texts; or a YAML file, the name of a recipe, a run.
         config: A YAML file or the name of a recipe.
         machine: A Mac such as ``m1-8gb``, to estimate its batch sizes instead of searching here.
-        memory: The memory of such a Mac, such as ``16GiB``, in place of its name.
         limit: Largest batch size worth trying; None for the rows of the data.
         fresh: Search even if an earlier search has found the batch sizes.
+        assignments: More options, as ``section.option=value``.
         options: Those of ``finetune run`` for data, model, device, precision, cache and search.
             If none names a mode, ``full``, ``lora`` of rank 8 if peft is installed, and ``head``
             are searched. ``output_dir`` is for the results of a search as JSON and as a picture.
     """
-    if machine is not None and memory is not None:
-        raise UsageError("--for and --memory both name a machine", remedy="give one of them")
-    from finetune.config.load import parse_size
-
     output_dir = options.pop("output_dir", None)
-    loaded = flags.load(options, config=config)
-    mac = None if machine is None else find_mac(machine)
-    if memory is not None:
-        # As Apple writes it, and as the names of Macs have it.
-        text = re.sub(r"(?i)(?<=[\d ])gb$", "GiB", memory.strip())
-        mac = Mac(f"Mac with {memory}", parse_size(text, source="--memory"))
+    loaded = flags.load(options, file=file, config=config, assignments=assignments)
+    loaded = guess_options(loaded, emit=emit)
     has_max_length = "max_length" in loaded.sources
-    if mac:
+    if machine is not None:
+        mac = find_mac(machine)
         texts = _measure_texts(loaded.config, has_max_length, limit, emit=emit)
-        lengths = [texts.max_tokens] if has_max_length else [texts.max_tokens, ARTICLE_TOKENS]
-        return _estimate(loaded.config, mac, texts, lengths, emit=emit)
+        return _estimate(loaded.config, mac, texts, emit=emit)
     from finetune.distributed.processes import join_processes
 
     processes = join_processes()
@@ -137,16 +128,14 @@ def _search(
     if not any(result.max_verified for result in results):
         error = BatchDoesNotFit(
             "not even a batch of one example fits in memory",
-            remedy="lower --max-length, choose a smaller --model, or raise --memory-limit",
+            remedy="lower --max-length, choose a smaller --model, or raise --memory",
         )
         raise explain(error, devices[-1], memory_limit_bytes(config.search))
     return FoundBatches(results=tuple(results))
 
 
-def _estimate(
-    config: Config, mac: Mac, texts: _Texts, lengths: Sequence[int], *, emit: Emit
-) -> "FoundBatches":
-    """Estimate the batch sizes of a Mac for texts of these lengths."""
+def _estimate(config: Config, mac: Mac, texts: _Texts, *, emit: Emit) -> "FoundBatches":
+    """Estimate the batch sizes of a Mac for the same cases as those of a search."""
     from finetune.batch_finder.estimate import estimate_parts
     from finetune.batch_finder.find import memory_limit_bytes
     from finetune.batch_finder.results import FoundBatches
@@ -156,20 +145,20 @@ def _estimate(
     mac = replace(mac, limit_bytes=memory_limit_bytes(config.search))
     device = MpsDevice(chip=mac.chip)
     estimates: list[EstimateResult] = []
-    for max_tokens, mode in product(lengths, _modes(config)):
-        case = _case(config, device, mode, replace(texts, max_tokens=max_tokens))
+    for mode in _modes(config):
+        case, is_stored = _case(config, device, mode, texts), stores_features(config.cache, mode)
         # M1 and M2 compute wrongly on more than so many tokens at once.
         sound = device.shapes.max_examples(padded_length=case.padded_length)
         limit = min(texts.rows, sound or texts.rows)
         emit(Info(f"estimating {mode} at {case.padded_length} tokens on {mac.name}"))
-        for is_stored in (True, False) if stores_features(config.cache, mode) else (False,):
-            try:
-                estimates.append(estimate_parts(case, mac, stores_features=is_stored, limit=limit))
-            except ModelUnsupported as error:
-                if not is_stored:
-                    raise
-                message = f"{error.message}: the whole model runs at every step"
-                emit(WarningMessage(message))
+        try:
+            found = estimate_parts(case, mac, stores_features=is_stored, limit=limit)
+        except ModelUnsupported as error:
+            if not is_stored:
+                raise
+            emit(WarningMessage(f"{error.message}: the whole model runs at every step"))
+            found = estimate_parts(case, mac, stores_features=False, limit=limit)
+        estimates.append(found)
     return FoundBatches(estimates=tuple(estimates))
 
 
@@ -243,7 +232,9 @@ def _measure_texts(
 
 
 @click.command(cls=flags.GroupedCommand, epilog=EXAMPLES)
+@flags.file_argument
 @flags.config_option
+@flags.assignments_option
 @flags.chosen_options(*SEARCH_OPTIONS, "device", "precision", "gradient_checkpointing", "optimizer")
 @click.option(
     "--limit", type=click.IntRange(min=1), help="Largest size tried. Default: the rows of the data."
@@ -255,18 +246,17 @@ def _measure_texts(
     metavar="MACHINE",
     help="Estimate for a Mac, such as m1-8gb.",
 )
-@click.option("--memory", metavar="SIZE", help="Estimate for a Mac with this much memory.")
 @click.option(
     "--output-dir",
-    default="runs/find-batch",
     shell_complete=flags.complete_folder,
-    help="Folder of the JSON and the picture: new, empty or an earlier search's.",
+    help="Write JSON and a picture to this folder: new, empty or an earlier search's.",
 )
 @flags.with_display
 def command(*, display: flags.Display, **options: Any) -> None:
     """Find the largest batch size that fits, and the fastest.
 
-    Takes real steps, each device in a child process that may use no more memory than is free.
+    FILE is what finetune run takes: a table, a configuration, a run. Takes real steps, each
+    device in a child process that may use no more memory than is free.
     Without --freeze-core, --head, --train-layers or --lora-rank it searches for all layers, for
     LoRA of rank 8 if peft is installed, and for the head alone.
     """
@@ -276,7 +266,7 @@ def command(*, display: flags.Display, **options: Any) -> None:
     )
 
 
-def show_batches(found: "FoundBatches", *, folder: str) -> None:
+def show_batches(found: "FoundBatches", *, folder: str | None) -> None:
     """Print a line per device or machine, length and mode, and notes below."""
     results = found.estimates or found.results
     rows = [_cells(result) for result in results]
@@ -292,28 +282,34 @@ def show_batches(found: "FoundBatches", *, folder: str) -> None:
             ended = "the time limit ended the search; memory is predicted to hold"
             notes.append(f"{place}: {ended} {maximum:,} examples")
     if found.estimates:
+        notes += [
+            f"{_mode(one)}: {one.lowest_batch:,} to {one.highest_batch:,} examples fit"
+            for one in found.estimates
+        ]
         title = "These are estimates: nothing was run on such a machine. They are based on"
-        bases = dict.fromkeys(f"{_mode(one)}: {one.basis}" for one in found.estimates)
-        show_lines(title, *bases, *notes)
-    else:
-        show_lines(*notes, f"results and picture: {folder}")
+        bases = dict.fromkeys(one.basis for one in found.estimates)
+        notes = [title, *bases, *notes]
+    elif folder:
+        notes.append(f"results and picture: {folder}")
+    if notes:
+        show_lines(*notes)
 
 
 def _cells(result: "BatchResult | EstimateResult") -> dict[str, str]:
     from finetune.batch_finder.results import EstimateResult
 
-    case = {"mode": _mode(result), "tokens": str(result.padded_length)}
+    values: dict[str, Any] = {"device": result.device, "mode": _mode(result)}
+    values["tokens"] = result.padded_length
     memory = {"GiB": _gibibytes(result.peak_bytes), "of": _gibibytes(result.budget_bytes)}
     if isinstance(result, EstimateResult):
-        lowest, highest = f"{result.lowest_batch:,}", f"{result.highest_batch:,}"
-        batches = {"batch": f"{result.batch:,}", "from": lowest, "to": highest}
-        return {"machine": result.machine} | case | batches | memory
-    failed = "-" if result.first_failed is None else f"{result.first_failed:,}"
-    return {
-        "device": result.device, **case, "largest": f"{result.max_verified:,}", "fails": failed,
-        **memory, "fastest": f"{result.fastest:,}", "use": f"{result.recommended:,}",
-        "trials": str(len(result.trials)), "s": f"{result.seconds:.0f}",
-    }  # fmt: skip
+        values |= {"device": result.machine, "largest": result.batch, "fails": None, **memory}
+        values |= {"fastest": None, "use": result.lowest_batch, "trials": None, "s": None}
+    else:
+        values |= {"largest": result.max_verified, "fails": result.first_failed, **memory}
+        values |= {"fastest": result.fastest, "use": result.recommended}
+        values |= {"trials": len(result.trials), "s": round(result.seconds)}
+    texts = {name: f"{one:,}" if isinstance(one, int) else one for name, one in values.items()}
+    return {name: text or "-" for name, text in texts.items()}
 
 
 def _gibibytes(size: int | None) -> str:

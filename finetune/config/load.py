@@ -92,8 +92,8 @@ def load_config(
             )
         config = change_options(config, {"data": texts})
     _check_contradictions(config)
-    if config.search.memory_limit is not None:
-        parse_size(config.search.memory_limit, source=sources["memory_limit"])
+    if config.search.memory is not None:
+        parse_size(config.search.memory, source=sources["memory"])
     return LoadedConfig(config, sources)
 
 

@@ -29,7 +29,7 @@ run --device tpu
 run --data questions --metric-for-best-model f1
 run --early-stopping-patience -1
 run --save-strategy often
-run --memory-limit much
+run --memory much
 run --head classifier --train-layers 1
 run --set seed=1
 run --config no_such_recipe

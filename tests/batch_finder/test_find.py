@@ -84,7 +84,7 @@ def test_the_second_search_is_one_trial_with_the_same_result(cache: Path) -> Non
         {"case": replace(CASE, precision="bf16")},
         {"case": replace(CASE, part="trainable")},
         {"limit": 999},
-        {"options": SearchConfig(time_limit=60.0, memory_limit="9GiB")},
+        {"options": SearchConfig(time_limit=60.0, memory="9GiB")},
         {"device": other_cpu()},
     ],
     ids=["mode", "precision", "part", "limit", "memory limit", "device"],
@@ -200,7 +200,7 @@ def test_processes_of_one_host_divide_its_memory(
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(find_module, "spare_bytes", lambda: 16 * GIB)
-    find_in(None, options=SearchConfig(time_limit=60.0, memory_limit=allowed))
+    find_in(None, options=SearchConfig(time_limit=60.0, memory=allowed))
     assert runner.limit_bytes == expected
 
 

@@ -18,7 +18,7 @@ def test_each_group_has_a_table_and_what_was_published_is_apart_with_its_source(
         ("apple", False),
     ]
     inference = tables[0]
-    assert inference.columns[:5] == ("workload", "phase", "rows", "cpu, ms a step", "cpu, rows/s")
+    assert inference.columns[2:5] == ("rows timed", "cpu, ms a step", "cpu, rows/s")
     assert inference.rows[0][3:] == ("10 (9–12)", "100", "20 (18–24)", "50", "0.5")
     assert tables[3].rows[0] == ["full", "CPU", "32", "0.69", "24 min 13 s"]
 

@@ -31,7 +31,7 @@ def test_a_bench_writes_files_and_says_how_long_it_takes(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timing, "measure", time_all)
-    outcome = command("bench", "mlp", "--devices", "cpu", "--output-dir", tmp_path / "b")
+    outcome = command("bench", "mlp", "--device", "cpu", "--output-dir", tmp_path / "b")
     assert outcome.code == 0, outcome.errors
     assert outcome.errors.startswith("this takes about ")
     assert "A network of three layers" in outcome.output
@@ -45,7 +45,7 @@ def test_ctrl_c_keeps_what_was_measured(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timing, "measure", be_stopped)
-    outcome = command("bench", "mlp", "--devices", "cpu", "--output-dir", tmp_path)
+    outcome = command("bench", "mlp", "--device", "cpu", "--output-dir", tmp_path)
     outcome.assert_refused(130, "stopped", str(tmp_path))
     results = read_json(tmp_path / "bench.json")
     assert (results["is_complete"], len(results["rows"])) == (False, 1)
@@ -57,7 +57,7 @@ def test_a_row_without_timing_is_a_note_and_no_failure(
 ) -> None:
     lost = replace(ROWS[0], seconds=(), timed_rows=0, note="the process was killed by SIGABRT")
     monkeypatch.setattr(timing, "measure", lambda *_, **__: iter([[lost, *ROWS[1:3]]]))
-    outcome = command("bench", "mlp", "--devices", "cpu", "--output-dir", tmp_path)
+    outcome = command("bench", "mlp", "--device", "cpu", "--output-dir", tmp_path)
     assert outcome.code == 0, outcome.errors
     assert "the process was killed by SIGABRT" in outcome.output
     assert "1 of 3 rows have no timing" in outcome.output
@@ -66,9 +66,8 @@ def test_a_row_without_timing_is_a_note_and_no_failure(
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("mlp", "--devices", "cuda"), 4, ("CUDA",)),
-        (("mlp", "--devices", "gpu"), 2, ("gpu",)),
-        (("mlp", "--devices", "auto"), 2, ("auto",)),
+        (("mlp", "--device", "cuda"), 4, ("CUDA",)),
+        (("mlp", "--device", "gpu"), 2, ("gpu",)),
         (("--model", "no_such:make"), 2, ("no_such:make",)),
         (("inference", "--data-dir", "/nowhere"), 3, ("/nowhere", "--data-dir")),
         (("mlp", "--output-dir", __file__), 2, (__file__,)),
@@ -102,7 +101,7 @@ def test_a_real_bench_of_a_network_of_ones_own_that_kills_its_process_goes_on(
         "def make(): return Fragile(3, 4), {'input': torch.ones(5, 3)}\n"
     )
     done = finetune_in_a_child(
-        "bench", "mlp", "--quick", "--model", "own_networks:make", "--devices", "cpu", "--json",
+        "bench", "mlp", "--quick", "--model", "own_networks:make", "--device", "cpu", "--json",
         "--output-dir", tmp_path / "bench", environment={"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

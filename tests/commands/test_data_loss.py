@@ -177,7 +177,7 @@ def test_a_bench_and_a_search_write_into_no_folder_of_others(
     name: str, command: Command, tiny_folder: Path, tmp_path: Path
 ) -> None:
     planted = plant(tmp_path / "mine", name)
-    bench = ("bench", "mlp", "--quick", "--devices", "cpu")
+    bench = ("bench", "mlp", "--quick", "--device", "cpu")
     search = ("find-batch", "--model", tiny_folder, "--device", "cpu")
     for arguments in (bench, search):
         refused = command(*arguments, "--output-dir", tmp_path / "mine")

@@ -141,11 +141,11 @@ def test_trials_have_the_layer_of_the_mean_that_a_run_has(
 
 
 def test_options_of_the_search_reach_the_child(runner: SimulatedRunner, tiny_folder: Path) -> None:
-    [result, *_] = search(model=tiny_folder, limit=1000, memory_limit="4GiB", precision="bf16")
+    [result, *_] = search(model=tiny_folder, limit=1000, memory="4GiB", precision="bf16")
     assert runner.limit_bytes == result.budget_bytes == 4 * GIB
     assert runner.cases[0].precision == "bf16"
-    with pytest.raises(ConfigurationInvalid, match="--memory-limit is 'much'"):
-        search(model="no such model", limit=1, memory_limit="much")
+    with pytest.raises(ConfigurationInvalid, match="memory is 'much'"):
+        search(model="no such model", limit=1, memory="much")
 
 
 def test_every_device_that_works_is_searched(
@@ -203,15 +203,6 @@ def test_a_model_that_can_not_be_split_is_estimated_as_a_whole(
     assert "can't be split off: the whole model runs at every step" in warning.message
 
 
-def test_the_articles_length_stands_beside_that_of_the_data(tiny_folder: Path, table: Path) -> None:
-    own, article = estimates(
-        model=tiny_folder, data=table, freeze_core=True, feature_cache=False, limit=7
-    )
-    # This model has no more positions than 64.
-    assert (own.padded_length, article.padded_length) == (15, 64)
-    assert (own.batch, own.highest_batch) == (7, 7)
-
-
 @pytest.mark.usefixtures("offline_trec")
 def test_a_given_length_needs_no_data_and_is_the_only_one_within_the_models_positions(
     tmp_path: Path,
@@ -230,7 +221,7 @@ def test_without_a_network_the_longest_texts_and_all_rows_of_trec_are_taken(
 ) -> None:
     emitted: list[Event] = []
     options: dict[str, Any] = {"freeze_core": True, "feature_cache": False, "emitted": emitted}
-    own, _ = estimates("m3-8gb", model=tiny_folder, **options)
+    [own] = estimates("m3-8gb", model=tiny_folder, **options)
     assert (own.padded_length, own.batch) == (64, 5452)
     [warning] = [one for one in emitted if isinstance(one, events.WarningMessage)]
     assert "TREC is not in the cache" in warning.message
@@ -242,7 +233,8 @@ def test_without_a_network_the_longest_texts_and_all_rows_of_trec_are_taken(
 def test_the_articles_mac_takes_one_row_of_512_tokens_and_63_where_the_encoder_is_frozen() -> None:
     """A base M1 with 8 GB took no two when all of BERT-base trained."""
     found = estimates(max_length=512)
-    full, _, unsplit = found
+    [unsplit] = estimates(max_length=512, freeze_core=True, feature_cache=False)
+    full, _ = found
     assert full.lowest_batch <= 1 <= full.highest_batch
     # The article took 64, which an M1 does not compute correctly.
     assert unsplit.lowest_batch <= 63 <= unsplit.highest_batch
@@ -260,18 +252,17 @@ def test_no_more_examples_are_estimated_than_m1_and_m2_compute_correctly(
     assert {one.batch for one in found} == {batch}
 
 
-def test_a_memory_names_a_mac_and_too_little_of_it_holds_nothing(tiny_folder: Path) -> None:
+def test_estimates_keep_to_the_memory_allowed_and_too_little_of_it_holds_nothing(
+    tiny_folder: Path,
+) -> None:
     options: dict[str, Any] = {
         "model": tiny_folder, "max_length": 16, "freeze_core": True, "feature_cache": False
     }  # fmt: skip
-    [large] = estimates(None, memory="16GiB", **options)
-    [small] = estimates(None, memory="1GiB", **options)
-    [named] = estimates("m1-16gb", **options)
-    [bought] = estimates(None, memory="16 GB", **options)
-    [limited] = estimates(None, memory="16GiB", memory_limit="1GiB", **options)
-    assert named.budget_bytes == bought.budget_bytes == large.budget_bytes
+    [large] = estimates("MacBook Air M1 16GB", **options)
+    [small] = estimates("m1-1gb", **options)
+    [limited] = estimates("m1-16gb", memory="1GiB", **options)
     assert limited.budget_bytes == 2**30
-    assert (large.machine, small.machine) == ("Mac with 16GiB", "Mac with 1GiB")
+    assert large.machine == "m1-16gb"
     assert large.batch > small.batch == small.highest_batch == 0
 
 
@@ -332,7 +323,7 @@ def test_nothing_that_fits_is_exit_code_5(
 ) -> None:
     runner.machine = SimulatedMachine(capacity_share=0.001)
     outcome = find_batch("--max-length", "16", "--limit", "1")
-    outcome.assert_refused(5, "not even a batch of one example", "--max-length", "--memory-limit")
+    outcome.assert_refused(5, "not even a batch of one example", "--max-length", "--memory")
     assert "batch 1: too big" in outcome.errors
     assert not (tmp_path / "found").exists()
 
@@ -343,10 +334,9 @@ def test_nothing_that_fits_is_exit_code_5(
         (("--for", "pentium"), ("pentium", "m4-max")),
         (("--memory", "much"), ("--memory", "'much'")),
         (("--memory", "5kB"), ("--memory", "'5kB'")),
-        (("--for", "m1-8gb", "--memory", "8GiB"), ("--for", "--memory")),
         (("--limit", "0"), ("--limit",)),
-        (("--time-limit", "0"), ("time_limit",)),
-        (("--limit", "1", "--memory-limit", "much"), ("--memory-limit", "'much'", "4GiB")),
+        (("--time-limit", "0"), ("--time-limit",)),
+        (("--limit", "1", "--memory", "much"), ("--memory", "'much'", "4GiB")),
         (("--output-dir", __file__), (__file__, "--output-dir")),
     ],
 )
@@ -363,12 +353,12 @@ def test_estimates_are_called_so_and_keep_no_files(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     outcome = command(
-        "find-batch", "--model", tiny_folder, "--memory", "16GiB", "--max-length", "16",
+        "find-batch", "--model", tiny_folder, "--for", "M1 16GB", "--max-length", "16",
         "--freeze-core", "--no-feature-cache", "--limit", "7",
     )  # fmt: skip
     assert outcome.code == 0, outcome.errors
     assert "These are estimates: nothing was run on such a machine." in outcome.output
-    assert "Mac with 16GiB  head, no stored features      16      7     7   7" in outcome.output
+    assert "m1-16gb  head, no stored features      16        7      -" in outcome.output
     assert list(tmp_path.iterdir()) == []
 
 
@@ -401,12 +391,15 @@ def test_estimates_say_once_what_each_is_based_on(capsys: pytest.CaptureFixture[
     )
     show_batches(FoundBatches(estimates=estimates), folder="")
     header, *lines = [line for line in capsys.readouterr().out.splitlines() if line]
-    assert header.split() == ["machine", "mode", "tokens", "batch", "from", "to", "GiB", "of"]
-    assert lines[0].split() == ["m1-8gb", "full", "512", "3", "2", "4", "0.00", "0.00"]
+    columns = "device mode tokens largest fails GiB of fastest use trials s"
+    assert header.split() == columns.split()
+    assert " ".join(lines[0].split()) == "m1-8gb full 512 3 - 0.00 0.00 - 2 - -"
     assert lines[4:] == [
         "These are estimates: nothing was run on such a machine. They are based on",
-        "full: measurements",
-        "head: a guess",
-        "last-2, no stored features: a guess",
+        "measurements",
+        "a guess",
         "head at 512 tokens: features are extracted with --eval-batch-size 1,500",
+        *["full: 2 to 4 examples fit"] * 2,
+        "head: 2 to 4 examples fit",
+        "last-2, no stored features: 2 to 4 examples fit",
     ]

@@ -79,7 +79,7 @@ def test_a_configuration_is_told_from_data(command: Command, mails: Path) -> Non
         outcome = command("config", "show", file, "--json")
         found = {one["option"]: one["value"] for one in json.loads(outcome.output)["options"]}
         assert found[option] == value
-    command("run", "texts.yaml").assert_refused(3, "texts.yaml", "few")
+    command("run", "texts.yaml").assert_refused(3, "all 1 training rows have")
     outcome = command("run", "mine.yaml", "--config", "offline")
     outcome.assert_refused(2, "mine.yaml and --config offline")
 

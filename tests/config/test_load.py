@@ -225,15 +225,15 @@ def test_a_value_of_another_type_or_beyond_all_bounds_is_refused(
     [("4 gib", 4 * 2**30), ("1.5GiB", 3 * 2**29), ("500 MB", 500_000_000), ("2g", 2 * 10**9)],
 )
 def test_sizes_are_read_as_people_write_them(text: str, size_bytes: int) -> None:
-    assert parse_size(text, source="--memory-limit") == size_bytes
+    assert parse_size(text, source="--memory") == size_bytes
 
 
 @pytest.mark.parametrize(
     "text", [" ", "much", "GiB", "4 gibibytes", "0GiB", "-4GiB", "4,5GiB", "4"]
 )
 def test_what_is_no_size_or_lacks_its_unit_is_refused_with_its_source(text: str) -> None:
-    error = error_of(flags={"memory_limit": text})
-    assert error.message.startswith(f"--memory-limit is {text!r}")
+    error = error_of(flags={"memory": text})
+    assert error.message.startswith(f"--memory is {text!r}")
     assert "4GiB" in error.remedy
 
 
@@ -244,7 +244,7 @@ def test_an_assignment_of_another_form_is_answered_with_an_example(assignment: s
 
 # Of the right type alone, nearly no text is a size, and these would contradict other options.
 PARTICULAR = {
-    "memory_limit": st.sampled_from([None, "4GiB", "0.5 gb", "1000000"]),
+    "memory": st.sampled_from([None, "4GiB", "0.5 gb", "1000000"]),
     "train_layers": st.none(),
     "texts_file": st.none(),
     "gradient_checkpointing": st.sampled_from([None, False]),

@@ -77,7 +77,7 @@ def test_where_little_memory_is_allowed_fewer_examples_train_at_once(
     runner.machine = SimulatedMachine(peak_bytes=lambda size: size * GIB)
     preparation = prepare_auto(
         tiny_folder, tmp_path, freeze_core=True, feature_cache=False, precision="bf16",
-        memory_limit="4GiB", time_limit=99.0,
+        memory="4GiB", time_limit=99.0,
     )  # fmt: skip
     found = find(preparation)
     assert sizes_of(found) == (3, 3, False)
@@ -111,7 +111,7 @@ def test_where_shapes_are_few_a_run_evaluates_at_the_size_of_training(
 ) -> None:
     give_few_shapes(monkeypatch)
     runner.machine = SimulatedMachine(peak_bytes=lambda size: size * GIB)
-    options = {"freeze_core": True, "memory_limit": "9GiB"}
+    options = {"freeze_core": True, "memory": "9GiB"}
     emitted: list[Event] = []
     preparation = prepare_auto(tiny_folder, tmp_path, **options)
     found = with_batch_sizes(preparation, emit=emitted.append).config.training

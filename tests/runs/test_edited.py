@@ -34,7 +34,7 @@ def edit(option: str, before: Any) -> Any:
         return before / 2 + 0.01
     if isinstance(before, int):
         return before + 1
-    other = "4GiB" if option == "memory_limit" else "other"
+    other = "4GiB" if option == "memory" else "other"
     return other if hint in (str, str | None) else 7
 
 
