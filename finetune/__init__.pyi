@@ -135,6 +135,7 @@ def evaluate(
     text_pair_column: str | None = None,
     label_column: str | None = None,
     member: str | None = None,
+    encoding: str | None = None,
     evaluate_metric: str | None = None,
     device: DeviceName = "auto",
     emit: Emit | None = None,
@@ -154,7 +155,7 @@ def predict(
 def compare(
     *runs: str | Path,
     baseline: Baseline = "first",
-    rows: int = 10,
+    limit: int = 10,
     output: str | Path | None = None,
     overwrite: bool = False,
     emit: Emit | None = None,

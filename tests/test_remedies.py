@@ -74,7 +74,7 @@ def test_texts_name_flags_and_commands() -> None:
 
 
 def test_every_flag_is_one_of_a_command() -> None:
-    """Those of the doctor alone, such as --mode, are no advice for what a run does."""
+    """Those of the doctor alone, such as --ops, are no advice for what a run does."""
     commands = frozenset().union(*(flags_of(name) for name in COMMANDS if name != "doctor"))
     for file, text in TEXTS:
         own = flags_of("doctor") if file == "commands/doctor.py" else frozenset()

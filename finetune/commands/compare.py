@@ -27,7 +27,7 @@ Examples:
 def compare(
     *runs: str | Path,
     baseline: Literal["first", "best"] = "first",
-    rows: NotNegative = MAX_ROWS,
+    limit: NotNegative = MAX_ROWS,
     output: str | Path | None = None,
     overwrite: bool = False,
     emit: Emit = ignore,
@@ -37,7 +37,7 @@ def compare(
     Args:
         runs: Run folders, or folders that contain some.
         baseline: The ``first`` run, or the ``best`` by its validation metric.
-        rows: Maximum number of rows listed that one run predicts right and the other wrong, each
+        limit: Maximum number of rows listed that one run predicts right and the other wrong, each
             way.
         output: An HTML page to write.
         overwrite: Whether ``output`` may replace a file.
@@ -49,7 +49,7 @@ def compare(
     if page is not None:
         check_output_file(page, overwrite=overwrite)
     paths = [Path(run).expanduser() for run in runs]
-    comparison = compare_runs(paths, baseline=baseline, max_rows=rows, emit=emit)
+    comparison = compare_runs(paths, baseline=baseline, max_rows=limit, emit=emit)
     if page is not None:
         from finetune.report.compare import render_comparison
 
@@ -67,7 +67,7 @@ def compare(
     "[default: first]",
 )
 @click.option(
-    "--rows",
+    "--limit",
     type=click.IntRange(min=0),
     default=MAX_ROWS,
     help="Show at most N rows that one run predicts right and the other wrong, each way.  "

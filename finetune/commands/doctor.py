@@ -8,8 +8,6 @@ import click
 
 from finetune.commands import flags
 from finetune.commands.console import show_json, show_lines, show_table
-from finetune.commands.progress import showing
-from finetune.config.mode import Mode
 from finetune.config.schema import DEFAULT_BATCH_SIZE, ModelConfig, TrainingConfig
 from finetune.devices import PRECISIONS
 from finetune.errors import DeviceNotAvailable, FinetuneError, UsageError
@@ -22,10 +20,11 @@ EXAMPLES = """\b
 Examples:
   finetune doctor                    what to paste into an issue
   finetune doctor --device mps       exit code 4 if a Mac's GPU can't be used
-  finetune doctor --ops --model minilm --mode head
+  finetune doctor --ops --model minilm --freeze-core
   finetune doctor --parity --device mps --precision bf16
 """
-DEFAULTS = {"mode": ModelConfig().mode, "precision": TrainingConfig().precision_without_timing}
+MODE_OPTIONS = ("freeze_core", "head", "train_layers")
+PRECISION = TrainingConfig().precision_without_timing
 PARITY_BATCH_SIZE = 128
 COLORS = {"ok": "green", "n/a": "white", "warning": "yellow", "failure": "red"}
 MODULES_SHOWN = 2
@@ -41,16 +40,17 @@ MODULES_SHOWN = 2
     help="For both: a folder, a Hub id, minilm; for --ops also package.module:function, which "
     "returns a module and a batch. Default: BERT-base, for --parity with random weights.",
 )
-@click.option("--mode", type=Mode, help="What trains: full (default), last-N, head, ...")
+@flags.chosen_options(*MODE_OPTIONS)
 @click.option("--precision", type=click.Choice(PRECISIONS), help="Default: fp32.")
 @click.option(
     "--batch-size",
     type=click.IntRange(1, 4096),
     help=f"Largest batch. Default: {DEFAULT_BATCH_SIZE}; for --parity {PARITY_BATCH_SIZE}.",
 )
-@flags.json_option
-@flags.debug_option
-def command(*, device: str, ops: bool, parity: bool, as_json: bool, **options: Any) -> None:
+@flags.with_display
+def command(
+    *, device: str, ops: bool, parity: bool, display: flags.Display, **options: Any
+) -> None:
     """Check whether this machine is ready, and print what to do if not.
 
     Checks CPU, system, versions, memory, disks and the Hub, and tries each GPU. The exit code is 0
@@ -64,28 +64,35 @@ def command(*, device: str, ops: bool, parity: bool, as_json: bool, **options: A
     if ops and parity:
         raise UsageError("--ops and --parity exclude each other", remedy="give one of them")
     if ops:
-        _check_operators(chosen, as_json=as_json)
+        _check_operators(chosen, as_json=display.as_json)
     elif parity:
-        _check_parity(device, chosen, as_json=as_json)
+        _check_parity(device, chosen, display=display)
     elif chosen:
         flag = next(iter(chosen)).replace("_", "-")
         raise UsageError(f"--{flag} needs --ops or --parity", remedy="add one of them")
     else:
-        _check(device, as_json=as_json)
+        _check(device, display=display)
 
 
-def _check(device: str, *, as_json: bool) -> None:
+def _with_mode(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options with a mode in place of the flags for it."""
+    given = {name: options.pop(name) for name in MODE_OPTIONS if name in options}
+    return options | {"mode": flags.load(given).config.model.mode}
+
+
+def _check(device: str, *, display: flags.Display) -> None:
     from finetune.doctor.checkup import check_machine
 
     found = []
     for check in check_machine(device=device):  # each is shown as it comes
         found.append(check)
-        if not as_json:
+        is_fine = check.status in ("ok", "n/a")
+        if not (display.as_json or (display.quiet and is_fine)):
             status = click.style(f"{check.status:<9}", fg=COLORS[check.status])
             click.echo(f"{status}{check.name.replace('_', ' '):<16}{escape_line(check.finding)}")
             if check.remedy:
                 click.echo(f"{'':<25}try: {escape_line(check.remedy)}")
-    if as_json:
+    if display.as_json:
         show_json({"device": device, "checks": [*map(asdict, found)]})
     if found[-1].status == "failure":
         sys.exit(DeviceNotAvailable.exit_code)
@@ -97,11 +104,12 @@ def _check_operators(chosen: dict[str, Any], *, as_json: bool) -> None:
 
     source = chosen.pop("model", ModelConfig.model)
     if ":" not in source:
-        report = audit_model(source, **DEFAULTS | {"batch_size": DEFAULT_BATCH_SIZE} | chosen)
+        options = {"precision": PRECISION, "batch_size": DEFAULT_BATCH_SIZE, **chosen}
+        report = audit_model(source, **_with_mode(options))
     elif not chosen:
         report = audit_module(*load_factory(source))
     else:
-        raise UsageError(f"{source} takes no other options", remedy="leave out --mode and the like")
+        raise UsageError(f"{source} takes no other options", remedy="leave them out")
     if as_json:
         show_json(report.to_json())
     else:
@@ -121,13 +129,13 @@ def _check_operators(chosen: dict[str, Any], *, as_json: bool) -> None:
         )
 
 
-def _check_parity(device: str, chosen: dict[str, Any], *, as_json: bool) -> None:
-    with showing(quiet=as_json, no_progress=True) as emit:
+def _check_parity(device: str, chosen: dict[str, Any], *, display: flags.Display) -> None:
+    with display.progress() as emit:
         from finetune.doctor.parity import check_parity
 
-        options = DEFAULTS | {"model": None, "batch_size": PARITY_BATCH_SIZE} | chosen
-        report = check_parity(device, **options, emit=emit)
-    if as_json:
+        options = {"model": None, "precision": PRECISION, "batch_size": PARITY_BATCH_SIZE, **chosen}
+        report = check_parity(device, **_with_mode(options), emit=emit)
+    if display.as_json:
         show_json(report.to_json())
     else:
         _show_parity(report)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 SPLITS = ("test", "validation", "train")
 EXAMPLES = """\b
 Examples:
-  finetune evaluate runs/demo                    its test split
-  finetune evaluate runs/demo --data later.csv   other rows and their labels
+  finetune evaluate runs/demo           its test split
+  finetune evaluate latest later.csv    other rows and their labels
 """
 
 
@@ -52,6 +52,7 @@ def evaluate(
     text_column: str | None = None,
     text_pair_column: str | None = None,
     label_column: str | None = None,
+    encoding: str | None = None,
     evaluate_metric: str | None = None,
     device: DeviceName = "auto",
     emit: Emit = ignore,
@@ -64,12 +65,13 @@ def evaluate(
         data: Other data to score, all rows of it, in place of a split of the run.
         member: The table to read of several in the other data.
         text_column: Of the other data, if it is not named as in the run's data.
+        encoding: Of the other data; None detects it.
         evaluate_metric: Another metric, of the library ``evaluate``: a folder with its code, or an
             id of the Hub. The code runs here.
         emit: Receives the events of ``finetune.events``.
     """
     columns = flags.given({"text_column": text_column, "text_pair_column": text_pair_column})
-    columns |= flags.given({"label_column": label_column, "member": member})
+    columns |= flags.given({"label_column": label_column, "member": member, "encoding": encoding})
     if split is not None and data is not None:
         raise UsageError(
             "both --split and --data were given", remedy="leave out --split to score other data"
@@ -92,6 +94,7 @@ def evaluate(
 
 @click.command(epilog=EXAMPLES)
 @flags.run_argument
+@click.argument("file", required=False, metavar="[FILE]")
 @click.option("--split", type=click.Choice(SPLITS), help="Split to score.  [default: test]")
 @click.option(
     "--data", shell_complete=flags.completes("file"), help="Other data to score, such as a table."
@@ -105,8 +108,11 @@ def evaluate(
 )
 @flags.device_option
 @flags.with_display
-def command(*, display: flags.Display, **options: Any) -> None:
-    """Evaluate the model in the run folder RUN on a split of its data, or on other data."""
+def command(*, file: str | None, data: str | None, display: flags.Display, **options: Any) -> None:
+    """Evaluate the model in the run folder RUN on a split of its data, or on that in FILE."""
+    if file and data:
+        raise UsageError(f"{file} and --data {data} name two", remedy="leave one of them out")
+    options["data"] = file or data
     display.run(evaluate, _show, **options)
 
 

@@ -127,6 +127,7 @@ def chosen_options(*names: str) -> Callable[[Command], Command]:
 def table_options(command: Command) -> Command:
     """Give a command that uses a trained model flags for how it reads other tables."""
     for option in (
+        click.option("--encoding", help="Encoding of the table.  [default: detected]"),
         click.option("--text-pair-column", help="Column of second texts.  [default: the run's]"),
         click.option("--text-column", help="Column of the texts.  [default: the run's]"),
         click.option("--member", help="Table to read of several in the file or folder."),

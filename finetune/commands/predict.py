@@ -36,7 +36,7 @@ WITHOUT_LINE_ENDS = str.maketrans("\t\r\n", "   ")
 EXAMPLES = """\b
 Examples:
   finetune predict runs/demo "Who wrote Faust?"
-  finetune predict runs/demo new.csv --output answers.csv
+  finetune predict latest new.csv --output answers.csv
   cat questions.txt | finetune predict runs/demo --json
 """
 
@@ -176,15 +176,14 @@ def read_texts(
 @flags.run_argument
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option(
-    "-f",
-    "--file",
+    "--data",
+    "file",
     type=flags.PATH,
     help="Table (csv, tsv, jsonl, parquet) or file with one text per line; - for standard input.",
 )
 @click.option("--text-pair", "pairs", multiple=True, help="Second text of a pair, for each TEXT.")
 @flags.table_options
 @click.option("--lines", "as_lines", is_flag=True, help="Read the lines of a table as texts.")
-@click.option("--encoding", help="Encoding of the texts.  [default: detected]")
 @flags.output_file_option("Write to this csv, jsonl or parquet file.")
 @click.option("--all-scores", is_flag=True, help="Give the probability of each class.")
 @click.option(
@@ -222,7 +221,7 @@ def command(
     if file is None and len(texts) == 1 and not pairs and os.path.isfile(texts[0]):
         file, texts = Path(texts[0]), ()
     if texts and file is not None:
-        raise UsageError("both texts and --file were given", remedy="give one of them")
+        raise UsageError("both texts and --data were given", remedy="give one of them")
     if pairs and len(pairs) != len(texts):
         raise UsageError(
             f"{len(pairs)} --text-pair for {len(texts)} texts", remedy="give one for each text"
@@ -231,12 +230,12 @@ def command(
     reads_stdin = not texts and file in (None, Path("-"))
     if reads_stdin and read_launch().world_size > 1:
         raise UsageError(
-            "several processes can't share standard input", remedy="name a file with --file"
+            "several processes can't share standard input", remedy="name a file with --data"
         )
     if reads_stdin:  # a live line would mix with what is typed
         display = replace(display, no_progress=True)
     if reads_stdin and sys.stdin is None:
-        raise UsageError("standard input is closed", remedy="give texts, or a file with --file")
+        raise UsageError("standard input is closed", remedy="give texts, or a file with --data")
     written = 0
     with ExitStack() as stack, ExitStack() as progress:
         emit = progress.enter_context(display.progress())

@@ -58,7 +58,7 @@ def read_rows(
         remedy = "name a table, or a file with one text per line"
         raise DataNotFound(f"{path} is a folder", remedy=remedy)
     if not is_there(path):
-        raise DataNotFound(f"there is no file {path}", remedy="check the name after --file")
+        raise DataNotFound(f"there is no file {path}", remedy="check the name after --data")
     suffix = path.suffix.lower()
     if suffix in PACKED_SUFFIXES and (as_lines or path.stem.lower().endswith(".txt")):
         raise DataUnreadable(f"the lines of {path} are compressed", remedy="unpack it")

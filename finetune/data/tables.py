@@ -157,7 +157,7 @@ def _check_split(split: str, table: RawTable, columns: Columns, *, train: RawTab
     missing = [one for own in columns.values() for one in own.names if one not in names]
     label = columns[LABEL].names
     listed = ", ".join(repr(name[:MAX_LABEL_LENGTH]) for name in names)
-    predict = f"texts without labels are for finetune predict RUN --file {table.path}"
+    predict = f"texts without labels are for finetune predict RUN {table.path}"
     if not missing and (split == "train" or _has_labels(table, label)):
         return
     if not missing:

@@ -39,7 +39,7 @@ run --data
 run --output-dir /proc/run
 evaluate .
 predict . text
-predict . --file missing.txt
+predict . --data missing.txt
 predict . --format xml
 init
 config check missing.yaml

@@ -23,6 +23,13 @@ def test_each_group_has_a_table_and_what_was_published_is_apart_with_its_source(
     assert tables[3].rows[0] == ["full", "CPU", "32", "0.69", "24 min 13 s"]
 
 
+def test_the_rows_of_a_table_are_those_that_were_timed() -> None:
+    row = replace(a_row("apple", "VGG16", "cpu", 4.0, note="slow"), rows=64, timed_rows=1)
+    [table] = tabulate(replace(example_results(), rows=(row,)))
+    assert table.rows[0][2] == "1"
+    assert table.remarks == ("VGG16, training, cpu: slow; published are 64 rows",)
+
+
 def test_remarks_say_where_a_device_is_faster_and_what_failed() -> None:
     inference, _, training, *_ = tabulate(example_results())
     assert inference.remarks == ("gpu is faster than the CPU from batch 8 on",)

@@ -22,7 +22,7 @@ def test_metrics_rows_and_options_are_tables_of_80_columns(
     command: Command, finished_run: Path, other: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    outcome = command("compare", finished_run, other, "--rows", 2)
+    outcome = command("compare", finished_run, other, "--limit", 2)
     assert outcome.code == 0, outcome.errors
     lines = outcome.output.splitlines()
     assert "Metrics on 270 test rows" in lines

@@ -142,7 +142,7 @@ def test_predictions_go_to_a_new_file_unless_told(
 ) -> None:
     table, output = tmp_path / f"x.{suffix}.partial", tmp_path / f"x.{suffix}"
     table.write_text("Who wrote Faust?\n")
-    predict = ("predict", finished_run, "--lines", "--file", table, "--output")
+    predict = ("predict", finished_run, "--lines", "--data", table, "--output")
     assert command(*predict, output).code == 0
     assert table.read_text() == "Who wrote Faust?\n"
     planted = plant(tmp_path, f"x.{suffix}")

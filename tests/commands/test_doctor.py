@@ -85,7 +85,7 @@ def test_neither_transformers_nor_datasets_are_imported() -> None:
 
 
 def test_operators_are_a_table_with_a_result(command: Command, tiny_folder: Path) -> None:
-    options = ("--mode", "head", "--precision", "bf16")
+    options = ("--freeze-core", "--precision", "bf16")
     outcome = command("doctor", "--ops", "--model", tiny_folder, *options)
     assert outcome.code == 0, outcome.errors
     titles, *rows, result = filter(None, outcome.output.splitlines())
@@ -123,9 +123,9 @@ def test_a_missing_operator_is_named_and_fails(command: Command, factory: str) -
     ("arguments", "word"),
     [
         (["--ops", "--parity"], "--parity"),
-        (["--mode", "head"], "--ops"),
+        (["--freeze-core"], "--ops"),
         (["--batch-size", "4"], "--batch-size"),
-        (["--ops", "--mode", "last-0"], "last-0"),
+        (["--ops", "--train-layers", "0"], "--train-layers"),
         (["--ops", "--model", "a:b", "--precision", "bf16"], "a:b"),
         (["--ops", "--model", "no_such_module:make"], "no_such_module"),
         (["--parity", "--device", "cpu", "--precision", "fp16"], "fp16"),

@@ -234,7 +234,7 @@ def test_the_articles_mac_takes_one_row_of_512_tokens_and_63_where_the_encoder_i
     """A base M1 with 8 GB took no two when all of BERT-base trained."""
     found = estimates(max_length=512)
     [unsplit] = estimates(max_length=512, freeze_core=True, feature_cache=False)
-    full, _ = found
+    full, *_ = found
     assert full.lowest_batch <= 1 <= full.highest_batch
     # The article took 64, which an M1 does not compute correctly.
     assert unsplit.lowest_batch <= 63 <= unsplit.highest_batch

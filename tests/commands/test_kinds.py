@@ -68,7 +68,7 @@ def test_a_table_of_each_kind_trains_evaluates_and_predicts_as_the_pipeline(
     assert scores["loss"] == pytest.approx(results["test_loss"], abs=1e-6)
 
     output = tmp_path / "answers.jsonl"
-    asked = ("--file", table, "--all-scores", "--output", output, "--device", "cpu")
+    asked = ("--data", table, "--all-scores", "--output", output, "--device", "cpu")
     predicted = command("predict", run, *asked)
     assert predicted.code == 0, predicted.errors
     answers = list(read_jsonl(output))

@@ -147,7 +147,7 @@ def test_an_error_that_nobody_foresaw_asks_for_a_report(
 
 
 def test_debug_adds_the_traceback_and_keeps_the_exit_code() -> None:
-    arguments = ("predict", "run", "--file", "missing.txt")
+    arguments = ("predict", "run", "--data", "missing.txt")
     plain = finetune_in_a_child(*arguments)
     assert plain.returncode == 2
     assert "Traceback" not in plain.stderr

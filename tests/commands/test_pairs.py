@@ -91,7 +91,7 @@ def test_pairs_are_predicted_from_a_table_and_from_arguments(
 ) -> None:
     table = write_pairs(tmp_path / "pairs.csv")
     output = tmp_path / "answers.jsonl"
-    command("predict", run, "-f", table, "--output", output)
+    command("predict", run, "--data", table, "--output", output)
     answers = [json.loads(line) for line in output.read_text().splitlines()]
     assert [(one["text"], one["text_pair"], one["input_label"]) for one in answers] == PAIRS
     assert all(one["no"] == "7" and "sentence2" not in one for one in answers)
@@ -102,8 +102,8 @@ def test_pairs_are_predicted_from_a_table_and_from_arguments(
 
     unknown = write_pairs(tmp_path / "unknown.csv", names=("one", "two"))
     named = ("--text-column", "one", "--text-pair-column", "two")
-    assert command("predict", run, "-f", unknown, *named).output.count("\n") == len(PAIRS) + 1
-    command("predict", run, "-f", unknown).assert_refused(3, "pairs", "--text-pair-column")
+    assert command("predict", run, "--data", unknown, *named).output.count("\n") == len(PAIRS) + 1
+    command("predict", run, "--data", unknown).assert_refused(3, "pairs", "--text-pair-column")
 
 
 def test_a_model_of_pairs_takes_no_single_text_nor_another_a_pair(

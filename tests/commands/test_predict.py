@@ -194,7 +194,7 @@ def test_texts_come_from_arguments_a_file_or_standard_input_alike(
     arguments = ("predict", finished_run, "--json", "--device=cpu")
     from_arguments = command(*arguments, *TEXTS)
     assert predicted_texts(from_arguments) == TEXTS
-    assert command(*arguments, "--file", file).output == from_arguments.output
+    assert command(*arguments, "--data", file).output == from_arguments.output
     assert command(*arguments, file).output == from_arguments.output
     type_in(file.read_bytes())
     assert command(*arguments).output == from_arguments.output
@@ -205,9 +205,9 @@ def test_an_input_without_texts_is_refused(
 ) -> None:
     file = tmp_path / "texts.txt"
     file.write_text(" \n\n")
-    command("predict", finished_run, "-f", file).assert_refused(3, str(file), "no text")
-    command("predict", finished_run, "-f", tmp_path).assert_refused(3, str(tmp_path))
-    command("predict", finished_run, "-f", tmp_path / "missing").assert_refused(3, "missing")
+    command("predict", finished_run, "--data", file).assert_refused(3, str(file), "no text")
+    command("predict", finished_run, "--data", tmp_path).assert_refused(3, str(tmp_path))
+    command("predict", finished_run, "--data", tmp_path / "missing").assert_refused(3, "missing")
     type_in(b"")
     command("predict", finished_run).assert_refused(3, "standard input", "no text")
 
@@ -239,7 +239,9 @@ def write_table(path: Path) -> Path:
 def test_a_table_is_read_as_a_table_and_its_other_columns_are_carried_along(
     suffix: str, command: Command, finished_run: Path, tmp_path: Path
 ) -> None:
-    outcome = command("predict", finished_run, "--json", "-f", write_table(tmp_path / f"t{suffix}"))
+    outcome = command(
+        "predict", finished_run, "--json", "--data", write_table(tmp_path / f"t{suffix}")
+    )
     assert outcome.code == 0, outcome.errors
     predictions = [json.loads(line) for line in outcome.output.splitlines()]
     assert [one["text"] for one in predictions] == [
@@ -257,11 +259,11 @@ def test_the_text_column_can_be_named_and_lines_can_be_asked_for(
     command: Command, finished_run: Path, tmp_path: Path
 ) -> None:
     table = write_table(tmp_path / "t.csv")
-    outcome = command("predict", finished_run, "--json", "-f", table, "--text-column", "label")
+    outcome = command("predict", finished_run, "--json", "--data", table, "--text-column", "label")
     assert predicted_texts(outcome) == ["HUM", "LOC", "NUM", "ABBR"]
-    lines = predicted_texts(command("predict", finished_run, "--json", "-f", table, "--lines"))
+    lines = predicted_texts(command("predict", finished_run, "--json", "--data", table, "--lines"))
     assert lines == [line for line in table.read_text().splitlines() if line.strip()]
-    outcome = command("predict", finished_run, "-f", table, "--text-column", "qestion")
+    outcome = command("predict", finished_run, "--data", table, "--text-column", "qestion")
     outcome.assert_refused(3, "qestion", "question")
 
 
@@ -294,9 +296,9 @@ def test_predictions_are_written_to_a_file(
     suffix: str, command: Command, finished_run: Path, tmp_path: Path
 ) -> None:
     table, output = write_table(tmp_path / "t.csv"), tmp_path / f"predictions{suffix}"
-    outcome = command("predict", finished_run, "-f", table, "--output", output)
+    outcome = command("predict", finished_run, "--data", table, "--output", output)
     assert (outcome.code, outcome.output) == (0, f"3 rows → {output}\n"), outcome.errors
-    printed = command("predict", finished_run, "-f", table, "--json").output.splitlines()
+    printed = command("predict", finished_run, "--data", table, "--json").output.splitlines()
     assert read_output(output) == list(map(json.loads, printed))
     assert sorted(one.name for one in tmp_path.iterdir()) == sorted([output.name, "t.csv"])
 
@@ -309,7 +311,7 @@ def test_an_output_that_can_not_be_written_is_refused_at_once(
     output: str, word: str, command: Command, finished_run: Path, tmp_path: Path
 ) -> None:
     table = write_table(tmp_path / "t.csv")
-    outcome = command("predict", finished_run, "-f", table, "--output", tmp_path / output)
+    outcome = command("predict", finished_run, "--data", table, "--output", tmp_path / output)
     outcome.assert_refused(2, word)
 
 
