@@ -5,10 +5,14 @@ The commands as functions:
     import finetune
 
     results = finetune.run(data="questions", model="minilm", freeze_core=True)
-    finetune.evaluate(results.output_dir)
-    finetune.predict(results.output_dir, ["Who wrote Faust?"])
-    finetune.compare("runs/one", "runs/another").runs
-    finetune.find_batch(model="minilm", device="cpu").results
+    results.predict(["Who wrote Faust?"]).to_pandas()
+    finetune.evaluate(results)
+    finetune.load(results).predict(["Who wrote Faust?"])
+    finetune.compare(results, "runs/another")
+    finetune.find_batch(model="minilm", device="cpu")
+
+Data may be a DataFrame, a ``Dataset``, ``{"text": texts, "label": labels}`` or a list of dicts:
+``finetune.run(table, model="minilm")``.
 
 In a notebook and on a terminal they show how far they are, as the commands do; not with
 ``progress=False``, nor with an ``emit`` that receives the events of ``finetune.events``.
@@ -18,13 +22,14 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["compare", "evaluate", "find_batch", "predict", "run"]
+__all__ = ["compare", "evaluate", "find_batch", "load", "predict", "run"]
 
 
 def __getattr__(name: str) -> Any:
     """Load the functions when they are first used: torch and transformers take seconds."""
     if name in __all__:
-        function = getattr(import_module(f"finetune.commands.{name}"), name)
+        module = "predict" if name == "load" else name
+        function = getattr(import_module(f"finetune.commands.{module}"), name)
         return import_module("finetune.commands.progress").shown_live(function)
     raise AttributeError(f"module 'finetune' has no attribute {name!r}")
 

@@ -1,29 +1,40 @@
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, Protocol, TypedDict, Unpack, overload
 
 from finetune.batch_finder.results import FoundBatches
 from finetune.commands.evaluate import Evaluation
+from finetune.commands.predict import LoadedModel
 from finetune.devices import DeviceName
 from finetune.events import Emit
 from finetune.runs.compare import Baseline, Comparison
 from finetune.runs.folds import FoldResults
 from finetune.runs.results import RunResults, SeedResults
-from finetune.tasks.base import Prediction
+from finetune.tasks.base import Predictions
 
 __version__: str
 
 AnyPath = str | PathLike[str]
 
+class HasColumns(Protocol):  # a DataFrame
+    @property
+    def columns(self) -> Any: ...
+
+class HasColumnNames(Protocol):  # a Dataset, a table of Arrow
+    @property
+    def column_names(self) -> Any: ...
+
+Table = HasColumns | HasColumnNames | Mapping[str, Any] | list[dict[str, Any]]
+
 # Written by `make types` from the schema.
 class Options(TypedDict, total=False):
-    data: AnyPath
+    data: AnyPath | Table
     member: str | None
     texts_file: AnyPath | None
     labels_file: AnyPath | None
-    validation_file: AnyPath | None
-    test_file: AnyPath | None
+    validation_file: AnyPath | Table | None
+    test_file: AnyPath | Table | None
     text_column: str | None
     text_pair_column: str | None
     label_column: str | None
@@ -46,6 +57,11 @@ class Options(TypedDict, total=False):
     freeze_core: bool
     head: Literal["whole", "classifier"]
     train_layers: int | None
+    lora_rank: int | None
+    lora_alpha: int | None
+    lora_dropout: float
+    lora_targets: str
+    merge: bool
     pooling: Literal["auto", "cls", "mean"]
     max_length: int
     long_texts: Literal["truncate", "head-tail", "windows"]
@@ -91,12 +107,13 @@ class Options(TypedDict, total=False):
 
 @overload
 def run(
-    file: str | Path | None = None,
+    file: AnyPath | Table | None = None,
     *,
-    config: str | Path | None = None,
+    config: AnyPath | None = None,
     seeds: None = None,
     folds: None = None,
-    resume_from_checkpoint: str | Path | None = None,
+    keep_models: bool = False,
+    resume_from_checkpoint: AnyPath | None = None,
     assignments: Sequence[str] = (),
     emit: Emit | None = None,
     progress: bool | None = None,
@@ -104,11 +121,13 @@ def run(
 ) -> RunResults: ...
 @overload
 def run(
-    file: str | Path | None = None,
+    file: AnyPath | Table | None = None,
     *,
-    config: str | Path | None = None,
+    config: AnyPath | None = None,
     seeds: int,
-    resume_from_checkpoint: str | Path | None = None,
+    folds: None = None,
+    keep_models: bool = False,
+    resume_from_checkpoint: AnyPath | None = None,
     assignments: Sequence[str] = (),
     emit: Emit | None = None,
     progress: bool | None = None,
@@ -116,21 +135,23 @@ def run(
 ) -> SeedResults: ...
 @overload
 def run(
-    config: str | Path | None = None,
+    file: AnyPath | Table | None = None,
     *,
+    config: AnyPath | None = None,
+    seeds: None = None,
     folds: int,
     keep_models: bool = False,
-    resume_from_checkpoint: str | Path | None = None,
+    resume_from_checkpoint: AnyPath | None = None,
     assignments: Sequence[str] = (),
     emit: Emit | None = None,
     progress: bool | None = None,
     **options: Unpack[Options],
 ) -> FoldResults: ...
 def evaluate(
-    run: str | Path,
+    run: AnyPath,
     *,
     split: str | None = None,
-    data: str | Path | None = None,
+    data: AnyPath | Table | None = None,
     text_column: str | None = None,
     text_pair_column: str | None = None,
     label_column: str | None = None,
@@ -142,8 +163,8 @@ def evaluate(
     progress: bool | None = None,
 ) -> Evaluation: ...
 def predict(
-    run: str | Path,
-    texts: Sequence[str | tuple[str, str]],
+    run: AnyPath,
+    texts: Iterable[str | tuple[str, str]] | Table,
     *,
     device: DeviceName = "auto",
     all_scores: bool = False,
@@ -151,9 +172,16 @@ def predict(
     target_precision: float | None = None,
     emit: Emit | None = None,
     progress: bool | None = None,
-) -> list[Prediction]: ...
+) -> Predictions: ...
+def load(
+    run: AnyPath,
+    *,
+    device: DeviceName = "auto",
+    emit: Emit | None = None,
+    progress: bool | None = None,
+) -> LoadedModel: ...
 def compare(
-    *runs: str | Path,
+    *runs: AnyPath | list[Any],
     baseline: Baseline = "first",
     limit: int = 10,
     output: str | Path | None = None,
@@ -162,9 +190,9 @@ def compare(
     progress: bool | None = None,
 ) -> Comparison: ...
 def find_batch(
-    file: str | Path | None = None,
+    file: AnyPath | Table | None = None,
     *,
-    config: str | Path | None = None,
+    config: AnyPath | None = None,
     machine: str | None = None,
     limit: int | None = None,
     fresh: bool = False,

@@ -18,9 +18,10 @@ def make_options() -> str:
     lines = ["class Options(TypedDict, total=False):"]
     for option in OPTIONS.values():
         words = _spell(option.type)
-        lines.append(
-            f"    {option.name}: {words.replace('str', 'AnyPath') if option.path else words}"
-        )
+        words = words.replace("str", "AnyPath") if option.path else words
+        if option.name in ("data", "validation_file", "test_file"):
+            words = words.replace("AnyPath", "AnyPath | Table")
+        lines.append(f"    {option.name}: {words}")
     return "\n".join(lines) + "\n\n"
 
 

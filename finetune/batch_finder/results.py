@@ -6,6 +6,7 @@ from typing import Any
 from finetune.batch_finder.case import Case, Part
 from finetune.batch_finder.search import BatchSizes
 from finetune.events import Trial
+from finetune.tasks.shown import Shown
 
 SCHEMA_VERSION = 1
 # The names in JSON are those that users' scripts read.
@@ -82,12 +83,17 @@ class EstimateResult(_Result):
     machine: str
 
 
-@dataclass(frozen=True)
-class FoundBatches:
+@dataclass(frozen=True, repr=False)
+class FoundBatches(Shown):
     """What ``find-batch`` found on this machine, or estimated for another."""
 
     results: tuple[BatchResult, ...] = ()
     estimates: tuple[EstimateResult, ...] = ()
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a row for each mode and length, without the trials."""
+        rows = [{**one.to_json(), "probes": None} for one in self.estimates or self.results]
+        return [{name: one for name, one in row.items() if one is not None} for row in rows]
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``find-batch --json`` prints."""

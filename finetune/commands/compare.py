@@ -25,7 +25,7 @@ Examples:
 
 
 def compare(
-    *runs: str | Path,
+    *runs: str | Path | list[Any],
     baseline: Literal["first", "best"] = "first",
     limit: NotNegative = MAX_ROWS,
     output: str | Path | None = None,
@@ -35,7 +35,7 @@ def compare(
     """Compare finished runs on their test rows, as ``finetune compare`` does.
 
     Args:
-        runs: Run folders, or folders that contain some.
+        runs: Run folders, folders that contain some, results of runs, or a list of these.
         baseline: The ``first`` run, or the ``best`` by its validation metric.
         limit: Maximum number of rows listed that one run predicts right and the other wrong, each
             way.
@@ -48,7 +48,8 @@ def compare(
     page = None if output is None else Path(output).expanduser()
     if page is not None:
         check_output_file(page, overwrite=overwrite)
-    paths = [Path(run).expanduser() for run in runs]
+    named = [one for run in runs for one in (run if isinstance(run, list) else [run])]
+    paths = [Path(run).expanduser() for run in named]
     comparison = compare_runs(paths, baseline=baseline, max_rows=limit, emit=emit)
     if page is not None:
         from finetune.report.compare import render_comparison

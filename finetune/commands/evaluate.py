@@ -12,6 +12,7 @@ from finetune.devices import DeviceName
 from finetune.errors import UsageError
 from finetune.events import Emit, ignore
 from finetune.runs.folder import open_run_folder
+from finetune.tasks.shown import Shown
 
 if TYPE_CHECKING:
     from finetune.tasks.metrics import Scores
@@ -24,8 +25,8 @@ Examples:
 """
 
 
-@dataclass(frozen=True)
-class Evaluation:
+@dataclass(frozen=True, repr=False)
+class Evaluation(Shown):
     """Metrics of a run's model on a split, or on the file or data set named in its place.
 
     Of other data, ``unseen`` are those without the rows that were in training, if only some were.
@@ -35,6 +36,13 @@ class Evaluation:
     scores: "Scores"
     rows_in_training: int
     unseen: "Scores | None"
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a row for each metric, of all rows and of those that were not in training."""
+        scores = {self.split: self.scores, f"{self.split}, not in training": self.unseen}
+        return [
+            {"rows": name, **row} for name, own in scores.items() if own for row in own.records()
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``finetune evaluate --json`` prints."""

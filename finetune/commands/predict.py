@@ -5,7 +5,7 @@ import reprlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,16 +15,17 @@ import click
 from finetune.commands import flags
 from finetune.commands.console import show_table
 from finetune.config.schema import Share
-from finetune.data.stream import Row, read_lines
+from finetune.data.stream import Row, read_lines, read_records
 from finetune.devices import DeviceName
 from finetune.distributed.launch import read_launch
 from finetune.errors import DataUnreadable, UsageError
 from finetune.escaping import escape_controls, escape_line
 from finetune.events import Emit, Info, ignore
-from finetune.runs.folder import open_run_folder
+from finetune.runs.folder import RunFolder, open_run_folder
 
 if TYPE_CHECKING:
-    from finetune.tasks.base import Prediction
+    from finetune.runs.trained import TrainedModel
+    from finetune.tasks.base import Prediction, Predictions
 
 # The texts of a chunk are batched by length. The first chunk is small, so that predictions come
 # soon; long texts make it smaller, so that memory does not grow with them.
@@ -43,75 +44,129 @@ Examples:
 
 def predict(
     run: str | Path,
-    texts: Sequence[str | tuple[str, str]],
+    texts: Any,
     *,
     device: DeviceName = "auto",
     all_scores: bool = False,
     min_confidence: Share | None = None,
     target_precision: Share | None = None,
     emit: Emit = ignore,
-) -> "list[Prediction]":
+) -> "Predictions":
     """Classify texts, as ``finetune predict`` does.
 
     Args:
-        run: The run folder.
-        texts: Any number, pairs for a model of pairs; the predictions have their order.
+        run: The run folder, or the results of a run.
+        texts: A list or Series of texts, or of pairs for a model of pairs; or a table with the
+            run's column of texts. The predictions have their order and number.
         all_scores: Give the probability of each class, not only that of the best.
-        min_confidence: Abstain, with the label None, if the probability is lower, in 0..1.
+        min_confidence: Give no label whose probability is lower, in 0..1, but None.
         target_precision: Abstain below the probability from which on, on the run's validation
             rows, predictions of the class have at least this precision, in 0..1.
         emit: Receives the events of ``finetune.events``.
     """
-    is_table = hasattr(texts, "columns")  # one of pandas yields the names of its columns
-    if not isinstance(texts, Iterable) or isinstance(texts, str | bytes | Mapping) or is_table:
-        raise UsageError(
-            f"{type(texts).__name__} was given in place of a list of texts",
-            remedy="write [text], or of a table one column, such as table['text']",
-        )
-    chunks = predict_stream(
-        run, [[_as_row(text) for text in texts]], device=device, all_scores=all_scores,
-        min_confidence=min_confidence, target_precision=target_precision, emit=emit,
+    return load(run, device=device, emit=emit).predict(
+        texts, all_scores=all_scores, min_confidence=min_confidence,
+        target_precision=target_precision, emit=emit,
     )  # fmt: skip
-    return [prediction for chunk in chunks for prediction in chunk]
 
 
-def predict_stream(
-    run: str | Path,
-    rows: Iterable[Sequence[Row]],
-    *,
-    device: DeviceName = "auto",
-    all_scores: bool = False,
-    min_confidence: float | None = None,
-    target_precision: float | None = None,
-    emit: Emit = ignore,
-) -> "Iterator[Sequence[Prediction]]":
-    """Yield predictions in chunks, while ``rows`` yields as many rows as there are at a time."""
+def load(run: str | Path, *, device: DeviceName = "auto", emit: Emit = ignore) -> "LoadedModel":
+    """Load a run's model, to classify texts many times: ``load(run).predict(texts)``.
+
+    Args:
+        run: The run folder, or the results of a run.
+        device: Where it computes.
+        emit: Receives the events of ``finetune.events``.
+    """
     folder = open_run_folder(Path(run))
     from finetune.distributed.processes import join_processes
-    from finetune.runs.inference import find_lowest_probabilities
     from finetune.runs.trained import TrainedModel
-    from finetune.tasks.base import abstain
 
-    lowest = find_lowest_probabilities(
-        folder, min_confidence=min_confidence, target_precision=target_precision, emit=emit
-    )
     model = TrainedModel.load(folder, device=device, emit=emit, processes=join_processes())
-    texts = abstained = 0
-    for chunk in _chunks(rows):
-        _check_pairs(chunk, reads_pairs=model.reads_pairs)
-        pairs = [row.pair or "" for row in chunk] if model.reads_pairs else None
-        predictions = model.predict([row.text for row in chunk], pairs, all_scores=all_scores)
-        predictions = [
-            replace(prediction, text_pair=row.pair, columns=row.columns)
-            for prediction, row in zip(predictions, chunk, strict=True)
-        ]
+    return LoadedModel(folder, model)
+
+
+@dataclass(frozen=True, repr=False)
+class LoadedModel:
+    """A run's model in memory."""
+
+    folder: RunFolder
+    model: "TrainedModel"
+
+    def __repr__(self) -> str:
+        return f"LoadedModel {self.folder.path} on {self.model.device.name}"
+
+    def predict(
+        self,
+        texts: Any,
+        *,
+        all_scores: bool = False,
+        min_confidence: float | None = None,
+        target_precision: float | None = None,
+        emit: Emit = ignore,
+    ) -> "Predictions":
+        """Classify texts, as ``finetune.predict`` does."""
+        from finetune.tasks.base import Predictions
+
+        chunks = self.stream(
+            [self._rows_of(texts, emit=emit)], all_scores=all_scores,
+            min_confidence=min_confidence, target_precision=target_precision, emit=emit,
+        )  # fmt: skip
+        return Predictions(chain.from_iterable(chunks))
+
+    def _rows_of(self, texts: Any, *, emit: Emit) -> Sequence[Row]:
+        from finetune.data.in_memory import as_arrow, is_table
+
+        if is_table(texts):
+            from finetune.runs.evaluate import other_data
+
+            records = as_arrow(texts).to_pylist()
+            return records and next(
+                read_records(
+                    iter([records]), other_data(self.folder, "", {}),
+                    name="the table", reads_pairs=self.model.reads_pairs, keeps_empty=True,
+                    emit=emit,
+                )
+            )  # fmt: skip
+        if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+            raise UsageError(
+                f"{type(texts).__name__} was given in place of a list of texts",
+                remedy="write [text], or give a table",
+            )
+        return [_as_row(text) for text in texts]
+
+    def stream(
+        self,
+        rows: Iterable[Sequence[Row]],
+        *,
+        all_scores: bool = False,
+        min_confidence: float | None = None,
+        target_precision: float | None = None,
+        emit: Emit = ignore,
+    ) -> "Iterator[Sequence[Prediction]]":
+        """Yield predictions in chunks, while ``rows`` yields as many as there are at a time."""
+        from finetune.runs.inference import find_lowest_probabilities
+        from finetune.tasks.base import abstain
+
+        lowest = find_lowest_probabilities(
+            self.folder, min_confidence=min_confidence, target_precision=target_precision, emit=emit
+        )
+        model, texts, abstained = self.model, 0, 0
+        for chunk in _chunks(rows):
+            _check_pairs(chunk, reads_pairs=model.reads_pairs)
+            pairs = [row.pair or "" for row in chunk] if model.reads_pairs else None
+            predictions = model.predict([row.text for row in chunk], pairs, all_scores=all_scores)
+            predictions = [
+                replace(prediction, text_pair=row.pair, columns=row.columns)
+                for prediction, row in zip(predictions, chunk, strict=True)
+            ]
+            if lowest is not None:
+                predictions = abstain(predictions, lowest)
+                abstained += sum(None in one.values.values() for one in predictions)
+            texts += len(predictions)
+            yield predictions
         if lowest is not None:
-            predictions = abstain(predictions, lowest)
-            abstained += sum(one.result["label"] is None for one in predictions)
-        texts += len(predictions)
-        yield predictions
-    if lowest is not None:
-        emit(Info(f"{abstained:,} of {texts:,} texts have no prediction"))
+            emit(Info(f"{abstained:,} of {texts:,} texts have no prediction"))
 
 
 def _chunks(rows: Iterable[Sequence[Row]]) -> Iterator[Sequence[Row]]:
@@ -189,7 +244,7 @@ def read_texts(
 @click.option(
     "--min-confidence",
     type=click.FloatRange(0, 1),
-    help="Abstain on texts whose probability is lower, such as 0.9.",
+    help="Give no label whose probability is lower, such as 0.9.",
 )
 @click.option(
     "--target-precision",
@@ -253,7 +308,8 @@ def command(
             rows = read_lines(sys.stdin.buffer, name="standard input", encoding=encoding)
         else:
             rows = read_texts(run, file, **reading, emit=emit)
-        chunks = predict_stream(run, rows, **options, emit=emit)
+        model = load(run, device=options.pop("device"), emit=emit)
+        chunks = model.stream(rows, **options, emit=emit)
         first = next(chunks)
         progress.close()  # a live line would stand between the predictions
         write = None
@@ -285,6 +341,8 @@ def _show_lines(predictions: "Sequence[Prediction]", *, is_first: bool) -> None:
 
 def _cells(prediction: "Prediction") -> list[tuple[str, str]]:
     """Return titles and cells; the probabilities of all classes replace that of the best."""
+    from finetune.evaluation.prediction_file import joined
+
     words: list[tuple[str, str]] = []
     numbers: dict[str, float] = {}
     for name, value in prediction.result.items():
@@ -293,7 +351,7 @@ def _cells(prediction: "Prediction") -> list[tuple[str, str]]:
         elif isinstance(value, float):
             numbers[name] = value
         else:
-            words.append((name, value if isinstance(value, str) else "|".join(value or ())))
+            words.append((name, value if isinstance(value, str) else joined(value or ())))
     cells = [(name, f"{number:.3f}") for name, number in numbers.items()]
     texts = prediction.texts.items()
     return words + cells + [(name, text.translate(WITHOUT_LINE_ENDS)) for name, text in texts]

@@ -7,11 +7,12 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import wraps
 from importlib.util import find_spec
 from inspect import Parameter, Signature, getdoc, signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from finetune import events
@@ -20,6 +21,7 @@ from finetune.config.schema import OPTIONS
 from finetune.distributed.launch import read_launch
 from finetune.errors import Failure, explain
 from finetune.escaping import escape_line
+from finetune.runs.folder import RUNS_FOLDER
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,10 +81,11 @@ def shown_live(function: Callable[..., Any]) -> Callable[..., Any]:
         **options: Any,
     ) -> Any:
         is_shown = not emit and (is_watched() if progress is None else progress)
-        _check_arguments(shape, arguments, options)
         shown = showing(quiet=False, no_progress=False)
         try:
             with shown if is_shown else nullcontext(emit or events.ignore) as show:
+                arguments, options = _with_files(shape, arguments, options, emit=show)
+                _check_arguments(shape, arguments, options)
                 return function(*arguments, emit=show, **options)
         except Failure as error:
             _name_arguments(error, {*vars(call)["__signature__"].parameters})
@@ -105,6 +108,32 @@ def shown_live(function: Callable[..., Any]) -> Callable[..., Any]:
     # Read by help() and by what completes names in notebooks.
     vars(call)["__signature__"] = shape.replace(parameters=parameters)
     return call
+
+
+def _with_files(
+    shape: Signature, arguments: tuple[Any, ...], options: dict[str, Any], *, emit: events.Emit
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments with results as their folders, and tables as the files of their rows."""
+    from finetune.data.in_memory import is_table, write_table
+
+    takes_options = any(one.kind is Parameter.VAR_KEYWORD for one in shape.parameters.values())
+    if takes_options and arguments and is_table(arguments[0]):
+        options, arguments = {"data": arguments[0], **options}, arguments[1:]
+    if isinstance(splits := options.get("data"), Mapping) and "train" in splits:
+        options |= {"data" if one == "train" else f"{one}_file": splits[one] for one in splits}
+    for name in ("data", "validation_file", "test_file"):
+        if is_table(options.get(name)):
+            path = write_table(options[name], RUNS_FOLDER / "tables")
+            emit(events.Info(f"{name}: the table is kept as {path}"))
+            options = {**options, name: path}
+
+    def as_path(value: Any) -> Any:
+        return Path(value) if isinstance(value, os.PathLike) else value
+
+    paths = tuple(
+        [*map(as_path, one)] if isinstance(one, list) else as_path(one) for one in arguments
+    )
+    return paths, {name: as_path(value) for name, value in options.items()}
 
 
 def _name_arguments(error: Failure, names: Container[str]) -> None:

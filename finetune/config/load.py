@@ -111,15 +111,6 @@ def parse_size(text: str, *, source: str) -> int:
     return size_bytes
 
 
-def refuse_table(data: object) -> None:
-    """Raise ``ConfigurationInvalid`` if data is a table in memory, such as one of pandas."""
-    if hasattr(data, "columns") or hasattr(data, "column_names"):
-        raise ConfigurationInvalid(
-            f"the data is a {type(data).__name__}, but tables are read from files",
-            remedy="write it to one, such as table.to_parquet('table.parquet'), and give its name",
-        )
-
-
 def _read_file(file: str) -> Iterator[Given]:
     path = find_recipe(file)
     sections = read_yaml(path) or {}
@@ -175,7 +166,6 @@ def _check_value(option: str, value: Any, source: str) -> Any:
 
 def check_type(hint: Any, value: Any, *, words: str, is_strict: bool = True) -> Any:
     """Return a value as a type; raise ``ConfigurationInvalid`` if it has another or is empty."""
-    refuse_table(value)
     if isinstance(value, str) and not value:
         raise ConfigurationInvalid(f"{words} is empty", remedy="leave it out")
     try:

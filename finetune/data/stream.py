@@ -73,21 +73,35 @@ def read_rows(
 def _read_table(
     path: Path, options: "DataConfig", *, reads_pairs: bool, emit: Emit
 ) -> Iterator[list[Row]]:
-    from finetune.data.columns import PAIR, TEXT, choose_columns, join_texts
     from finetune.data.formats import stream_file
-    from finetune.data.reader import as_text, columns_of
 
     pieces = stream_file(path, options, emit=emit)
+    return read_records(pieces, options, name=str(path), reads_pairs=reads_pairs, emit=emit)
+
+
+def read_records(
+    pieces: Iterator[list[dict[str, Any]]],
+    options: "DataConfig",
+    *,
+    name: str,
+    reads_pairs: bool,
+    keeps_empty: bool = False,
+    emit: Emit,
+) -> Iterator[list[Row]]:
+    """Return the texts of a table's text column from its rows; without those that are empty."""
+    from finetune.data.columns import PAIR, TEXT, choose_columns, join_texts
+    from finetune.data.reader import as_text, columns_of
+
     sample = next(pieces, [])
-    columns = columns_of(enumerate(sample), path=path, emit=ignore)
+    columns = columns_of(enumerate(sample), path=Path(name), emit=ignore)
     wanted = (TEXT, PAIR) if reads_pairs else (TEXT,)
-    chosen = choose_columns(columns, options, table=str(path), wanted=wanted)
+    chosen = choose_columns(columns, options, table=name, wanted=wanted)
     texts, pairs = (chosen[one].names if one in chosen else () for one in (TEXT, PAIR))
     named = " and ".join(repr(column.name) for column in chosen.values())
-    emit(Info(f"texts from column {named} of {path}"))
+    emit(Info(f"texts from column {named} of {name}"))
 
     def row_of(record: dict[str, Any]) -> Row:
-        values = ([as_text(record.pop(name, "")) or "" for name in own] for own in (texts, pairs))
+        values = ([as_text(record.pop(key, "")) or "" for key in own] for own in (texts, pairs))
         first, second = map(join_texts, values)
         return Row(first, record, second if pairs else None)
 
@@ -97,17 +111,18 @@ def _read_table(
     def rows() -> Iterator[list[Row]]:
         skipped, is_empty = 0, True
         for records in chain([sample], pieces):
-            with_text = list(filter(has_text, map(row_of, records)))
+            found = map(row_of, records)
+            with_text = list(found if keeps_empty else filter(has_text, found))
             skipped += len(records) - len(with_text)
             if with_text:
                 is_empty = False
                 yield with_text
         if is_empty:
             raise DataNotFound(
-                f"{path} has no texts in {','.join(texts)!r}",
+                f"{name} has no texts in {','.join(texts)!r}",
                 remedy="name another with --text-column",
             )
         if skipped:
-            emit(WarningMessage(f"{skipped:,} rows of {path} skipped: empty text"))
+            emit(WarningMessage(f"{skipped:,} rows of {name} skipped: empty text"))
 
     return rows()

@@ -101,9 +101,14 @@ def _flatten(prediction: Prediction) -> dict[str, Any]:
         if isinstance(value, Mapping):
             row |= {f"probability_{label}": one for label, one in value.items()}
         else:
-            row[name] = "|".join(value) if isinstance(value, list) else value
+            row[name] = joined(value) if isinstance(value, list) else value
     others = prediction.columns_beside(row)
     return row | {name: _as_text(value) for name, value in others.items()}
+
+
+def joined(values: Sequence[str | float]) -> str:
+    """Return labels, or their probabilities, with a bar between them."""
+    return "|".join(one if isinstance(one, str) else f"{one:.3f}" for one in values)
 
 
 def _as_text(value: Any) -> str:

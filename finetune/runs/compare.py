@@ -21,6 +21,7 @@ from finetune.files import is_there
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import RunResults, best_of, read_results
 from finetune.tasks.base import Task
+from finetune.tasks.shown import Shown
 from finetune.tasks.tables import text_of
 
 SCHEMA_VERSION = 1
@@ -66,8 +67,8 @@ class ComparedRun:
     versus_baseline: Versus | None
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Shown):
     """Runs on the same test rows; ``options`` are those that differ, with each run's value."""
 
     task: Task
@@ -75,6 +76,14 @@ class Comparison:
     baseline: str
     runs: Sequence[ComparedRun]
     options: Mapping[str, Sequence[Any]]
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the metrics of each run, and how it compares with the baseline."""
+        rows: list[dict[str, Any]] = [{"run": run.name, **run.metrics} for run in self.runs]
+        for row, run in zip(rows, self.runs, strict=True):
+            if one := run.versus_baseline:
+                row |= {"better": one.better, "worse": one.worse, "p_value": one.p_value}
+        return rows
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``finetune compare --json`` prints."""

@@ -14,6 +14,7 @@ from finetune.runs.folder import FoldsFolder, SeveralFolder
 from finetune.runs.results import SCHEMA_VERSION, RunResults, read_finished, tabulate_runs
 from finetune.tasks.base import Labels, Outputs, Task
 from finetune.tasks.metrics import Scores
+from finetune.tasks.shown import Shown
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -59,8 +60,8 @@ def read_out_of_fold(path: Path) -> OutOfFold:
     return folder.read(folder.predictions_file, lambda rows: OutOfFold.of_rows(task, rows))
 
 
-@dataclass(frozen=True)
-class FoldResults:
+@dataclass(frozen=True, repr=False)
+class FoldResults(Shown):
     """What the finished folds of a cross-validation have found.
 
     ``scores`` are those of all rows, each predicted by the model that has not seen it, with 95%
@@ -79,6 +80,10 @@ class FoldResults:
         metrics = [run.test.metrics for run in self.runs.values()]
         names = metrics[0] if len(metrics) > 1 else ()
         return {name: float(np.std([one[name] for one in metrics], ddof=1)) for name in names}
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a row for each metric of all rows, once all folds have finished."""
+        return self.scores.records() if self.scores else []
 
     @classmethod
     def read(cls, folder: SeveralFolder, folds: Sequence[int]) -> "FoldResults":

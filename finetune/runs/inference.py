@@ -77,11 +77,10 @@ def find_lowest_probabilities(
             "both --min-confidence and --target-precision were given", remedy="give one of them"
         )
     task = folder.read_task()
-    if not task.can_abstain:
+    if not (task.can_abstain if target_precision is not None else task.class_names):
         option = "--min-confidence" if target_precision is None else "--target-precision"
         raise UsageError(
-            f"a model of --task {task.name} does not give one label with a probability",
-            remedy=f"leave out {option}",
+            f"{option} is not for a model of --task {task.name}", remedy="leave it out"
         )
     if target_precision is None:
         return dict.fromkeys(task.class_names, min_confidence or 0.0)

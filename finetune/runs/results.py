@@ -13,6 +13,7 @@ from finetune.runs.digests import check_files
 from finetune.runs.folder import RunFolder, SeedsFolder, SeveralFolder
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import Scores, selection_score
+from finetune.tasks.shown import ShownRun
 from finetune.tasks.tables import format_interval
 
 SCHEMA_VERSION = 1
@@ -100,8 +101,8 @@ class RunFacts:
     real_token_share: float
 
 
-@dataclass(frozen=True)
-class RunResults:
+@dataclass(frozen=True, repr=False)
+class RunResults(ShownRun):
     """What a finished run found; the metrics are those of the best model, as it is saved.
 
     The validations in ``metrics.jsonl`` come before its calibration, which changes their loss.
@@ -119,6 +120,13 @@ class RunResults:
     validation_kind: ValidationKind | None = None
     # Of the command that ended it, from the start of its process.
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a row for each split and metric."""
+        scores = {"test": self.test, "validation": self.validation}
+        return [
+            {"split": name, **row} for name, own in scores.items() if own for row in own.records()
+        ]
 
     @property
     def validation_note(self) -> str:
@@ -206,8 +214,8 @@ def tabulate_runs(folder: SeveralFolder, runs: Mapping[int, RunResults]) -> dict
     }
 
 
-@dataclass(frozen=True)
-class SeedResults:
+@dataclass(frozen=True, repr=False)
+class SeedResults(ShownRun):
     """What the finished runs of several seeds have found; the best by validation, if known."""
 
     runs: Mapping[int, RunResults]
@@ -222,6 +230,10 @@ class SeedResults:
         if len(metrics) < 2:
             return {}
         return {name: mean_interval([of_run[name] for of_run in metrics]) for name in metrics[0]}
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the test metrics of each seed."""
+        return [{"seed": seed, **run.test.metrics} for seed, run in self.runs.items()]
 
     @classmethod
     def read(

@@ -21,6 +21,7 @@ from finetune.tasks.metrics import (
     compute_metrics,
     rows_of,
 )
+from finetune.tasks.shown import Shown
 from finetune.tasks.tables import (
     MAX_LISTED,
     MAX_MISTAKES,
@@ -47,8 +48,8 @@ MIN_MISTAKES = 5
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
 
 
-@dataclass(frozen=True)
-class Prediction:
+@dataclass(frozen=True, repr=False)
+class Prediction(Shown):
     """What a model predicts for a text; each value, such as ``label``, is an attribute too.
 
     The label is None where the model abstains. There are ``probabilities`` of the classes if they
@@ -83,6 +84,10 @@ class Prediction:
         values = {**self.texts, **self.result}
         return values | self.columns_beside(values)
 
+    def records(self) -> list[dict[str, Any]]:
+        """Return its values, then the text and other columns."""
+        return [{**self.result, **self.to_json()}]
+
     def columns_beside(self, taken: Collection[str]) -> dict[str, Any]:
         """Return the row's other columns; a name that is taken gets the prefix ``input_``."""
         columns: dict[str, Any] = {}
@@ -91,6 +96,14 @@ class Prediction:
                 name = f"input_{name}"
             columns[name] = value
         return columns
+
+
+class Predictions(Shown, list[Prediction]):
+    """The predictions of texts, in their order."""
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a row for each text."""
+        return [row for one in self for row in one.records()]
 
 
 class Outputs(NamedTuple):
@@ -528,10 +541,19 @@ def scale_parameters(
 
 
 def abstain(predictions: Sequence[Prediction], lowest: Mapping[str, float]) -> list[Prediction]:
-    """Replace the label by None where its probability is below the threshold of its class."""
-    return [
-        replace(prediction, values={**prediction.values, "label": None})
-        if prediction.values["probability"] < lowest[prediction.values["label"]]
-        else prediction
-        for prediction in predictions
-    ]
+    """Withhold labels whose probability is below the threshold of their class.
+
+    The label becomes None; so do several labels if all of them are withheld.
+    """
+    return [replace(one, values=_withhold(one.values, lowest)) for one in predictions]
+
+
+def _withhold(values: Mapping[str, Any], lowest: Mapping[str, float]) -> Mapping[str, Any]:
+    match values:
+        case {"label": str(label), "probability": probability} if probability < lowest[label]:
+            return {**values, "label": None}
+        case {"labels": list(labels), "label_probabilities": probabilities} if labels:
+            pairs = zip(labels, probabilities, strict=True)
+            kept = {name: one for name, one in pairs if one >= lowest[name]}
+            return {**values, "labels": [*kept] or None, "label_probabilities": [*kept.values()]}
+    return values

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from finetune.errors import ConfigurationInvalid, UsageError
 from finetune.events import Emit, WarningMessage
+from finetune.tasks.shown import Shown
 from finetune.tasks.tables import Table, format_interval, format_number, percent, wilson_interval
 
 if TYPE_CHECKING:
@@ -317,8 +318,8 @@ class MetricValue:
         return percent(self.value) if self.metric.is_fraction else format_number(self.value)
 
 
-@dataclass(frozen=True)
-class Scores:
+@dataclass(frozen=True, repr=False)
+class Scores(Shown):
     """The metrics of a model on a split; each is an attribute too, such as ``accuracy``.
 
     Args:
@@ -353,6 +354,17 @@ class Scores:
                 notes.append(f"{self.samples:,} rows; baseline ({metric.baseline}): {baseline}")
             values.append(MetricValue(metric, value, ", ".join(notes)))
         return values
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a row for each metric; ``low`` and ``high`` are its 95% interval."""
+        rows: list[dict[str, Any]] = []
+        for one in self.values:
+            rows.append({"metric": one.metric.name, "value": one.value})
+            if one.metric.is_proportion:
+                interval = wilson_interval(one.value * self.samples, self.samples)
+                rows[-1] |= zip(("low", "high"), map(float, interval), strict=True)
+            rows[-1]["baseline"] = self.baselines.get(one.metric.name)
+        return rows
 
     @property
     def warning(self) -> str:

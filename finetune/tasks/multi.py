@@ -108,6 +108,13 @@ class Multi(Task):
         ends = np.cumsum(np.count_nonzero(labels, axis=1)).tolist()
         return [names[start:end] for start, end in pairwise([0, *ends])]
 
+    def _columns_of(self, outputs: Outputs, name: str) -> dict[str, list[Any]]:
+        assert outputs.probabilities is not None
+        ends = np.cumsum(np.count_nonzero(outputs.predicted, axis=1)).tolist()
+        given = outputs.probabilities[outputs.predicted].tolist()
+        own = [given[start:end] for start, end in pairwise([0, *ends])]
+        return super()._columns_of(outputs, name) | {"label_probabilities": own}
+
     def from_json(self, values: Sequence[Any]) -> Indicators:
         numbers = self.class_numbers
         flat = np.array([numbers[name] for names in values for name in names], np.int64)

@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pyarrow
 import pytest
 from pyarrow import parquet
 from tiny_runs import TEXTS, Command, Outcome
 
 import finetune
-from finetune.commands.predict import predict_stream
+from finetune.commands.predict import load
 from finetune.data.stream import Row
 from finetune.errors import DataError, NotARun, UsageError
 from finetune.events import Event, Info, WarningMessage
@@ -37,7 +36,7 @@ def test_predict_labels_the_test_split_as_the_run_did(finished_run: Path) -> Non
 
 @pytest.mark.parametrize(
     "texts",
-    ["Who wrote Faust?", b"Who?", None, {"Who?": 1}, pd.DataFrame({"text": TEXTS}), [None], [7.0]],
+    ["Who wrote Faust?", b"Who?", None, {"Who?": 1}, [None], [7.0]],
     ids=lambda texts: type(texts).__name__,
 )
 def test_what_is_not_a_list_of_texts_is_refused_and_not_taken_apart(
@@ -320,13 +319,13 @@ def test_predictions_appear_while_more_lines_may_come(finished_run: Path) -> Non
         yield [Row("one ?"), Row("two ?")]
         pytest.fail("waited for more")
 
-    first = next(predict_stream(finished_run, lines(), device="cpu"))
+    first = next(load(finished_run, device="cpu").stream(lines()))
     assert [prediction.text for prediction in first] == ["one ?", "two ?"]
 
 
 def test_the_first_pieces_are_small(finished_run: Path) -> None:
     rows = [Row(f"what is {number} ?") for number in range(100)]
-    pieces = list(predict_stream(finished_run, [rows[:60], rows[60:]], device="cpu"))
+    pieces = list(load(finished_run, device="cpu").stream([rows[:60], rows[60:]]))
     assert [len(piece) for piece in pieces] == [16, 32, 12, 40]
     assert [one.text for piece in pieces for one in piece] == [row.text for row in rows]
 

@@ -116,9 +116,24 @@ def test_a_run_is_evaluated_again_to_the_same_metrics(run: Path, tmp_path: Path)
     assert finetune.evaluate(run, data=other, device="cpu").scores.samples == len(ROWS)
 
 
-def test_only_a_model_that_gives_one_label_abstains(run: Path) -> None:
-    with pytest.raises(UsageError, match="does not give one label"):
-        finetune.predict(run, ["a text"], device="cpu", min_confidence=0.9)
+def test_a_model_gives_no_label_of_which_it_is_unsure_and_numbers_have_no_confidence(
+    run: Path,
+) -> None:
+    texts = [row["text"] for row in ROWS[:8]]
+    if "regression" in str(run):
+        with pytest.raises(UsageError, match="min_confidence is not for"):
+            finetune.predict(run, texts, device="cpu", min_confidence=0.9)
+        return
+    found = finetune.predict(run, texts, device="cpu", all_scores=True)
+    limit = max(one for row in found for one in row.label_probabilities)
+    for row in found:
+        assert row.label_probabilities == [row.probabilities[name] for name in row.labels]
+    sure = finetune.predict(run, texts, device="cpu", min_confidence=limit)
+    for before, row in zip(found, sure, strict=True):
+        pairs = zip(before.labels, before.label_probabilities, strict=True)
+        kept = [name for name, probability in pairs if probability >= limit]
+        assert row.labels == (kept or (None if before.labels else []))
+    assert sum(bool(row.labels) for row in sure) >= 1
 
 
 def test_report_and_card_show_the_task_type(run: Path) -> None:

@@ -1,0 +1,54 @@
+"""Tables in memory, of pandas, datasets, Arrow or plain Python: written as Parquet files."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+from pyarrow import parquet
+
+from finetune.errors import ConfigurationInvalid
+from finetune.files import temporary_path
+
+
+def is_table(value: object) -> bool:
+    """Return whether a value is a table and not the name of a file, or a list of texts."""
+    if isinstance(value, list):
+        return bool(value) and isinstance(value[0], Mapping)
+    return isinstance(value, Mapping) or hasattr(value, "columns") or hasattr(value, "column_names")
+
+
+def as_arrow(table: Any) -> pyarrow.Table:
+    """Return a table, a mapping of columns, or a list of rows, as Arrow."""
+    try:
+        if isinstance(table, Mapping):
+            return pyarrow.table({name: list(values) for name, values in table.items()})
+        if isinstance(table, list):
+            return pyarrow.Table.from_pylist(table)
+        if hasattr(table, "with_format"):  # of the library datasets, which names classes beside it
+            arrow = table.with_format("arrow")[:]
+            return arrow.replace_schema_metadata(table.features.arrow_schema.metadata)
+        if hasattr(table, "iloc"):
+            return pyarrow.Table.from_pandas(table, preserve_index=False)
+        return pyarrow.table(table)
+    except (pyarrow.ArrowException, TypeError, AttributeError) as error:
+        raise ConfigurationInvalid(
+            f"a {type(table).__name__} can't be read as a table: {error}",
+            remedy='give a DataFrame, a Dataset, {"text": texts, "label": labels}, or a list of '
+            "dicts with these keys",
+        ) from error
+
+
+def write_table(table: Any, folder: Path) -> Path:
+    """Write a table as a file whose name has the digest of its content, and return its path."""
+    content = pyarrow.BufferOutputStream()
+    parquet.write_table(as_arrow(table), content)
+    buffer = content.getvalue()
+    path = folder / f"table-{hashlib.sha256(buffer).hexdigest()[:8]}.parquet"
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = temporary_path(path)
+    partial.write_bytes(buffer)
+    os.replace(partial, path)
+    return path

@@ -1,0 +1,55 @@
+"""Results as Python's prompt and notebooks show them: a few lines, and a table."""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from finetune.escaping import escape_line
+from finetune.tasks.tables import format_value
+
+MAX_ROWS, MAX_CHARACTERS = 4, 158
+
+
+class Shown(ABC):
+    """A result with a repr of at most five lines; a dataclass must leave the repr to this."""
+
+    @abstractmethod
+    def records(self) -> Sequence[Mapping[str, Any]]:
+        """Return the rows of the table, the most important first, each with its values by name."""
+
+    def __repr__(self) -> str:
+        lines = [f"{type(self).__name__} {getattr(self, 'output_dir', '')}".rstrip()]
+        for row in self.records()[:MAX_ROWS]:
+            cells = (f"{name} {format_value(one)}" for name, one in row.items() if one is not None)
+            lines.append("  " + ", ".join(cells))
+        return "\n".join(
+            line if len(line) <= MAX_CHARACTERS else f"{line[: MAX_CHARACTERS - 1]}…"
+            for line in map(escape_line, lines)
+        )
+
+    def to_pandas(self) -> Any:
+        """Return the table as a DataFrame of pandas."""
+        import pandas  # type: ignore[import-untyped]
+
+        return pandas.DataFrame(list(self.records()))
+
+    def _repr_html_(self) -> str:
+        title = escape(repr(self).partition("\n")[0])
+        return f"<p>{title}</p>{self.to_pandas().to_html(max_rows=20, index=False)}"
+
+
+class ShownRun(Shown, os.PathLike[str]):
+    """The results of a run or several, which stand for their folder where a run is asked for."""
+
+    output_dir: str
+
+    def __fspath__(self) -> str:
+        return self.output_dir
+
+    def predict(self, texts: Any, **options: Any) -> Any:
+        """Classify texts with the best model, as ``finetune.predict`` does."""
+        import finetune
+
+        return finetune.predict(self, texts, **options)
