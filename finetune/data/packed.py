@@ -19,6 +19,8 @@ GZIP, ZIP, EMPTY_ZIP = b"\x1f\x8b", b"PK\x03\x04", b"PK\x05\x06"
 # Tables become five or ten times as large. What becomes larger by far may fill the memory.
 MAX_TIMES = 100
 SMALL_BYTES = 2**28
+# So that a project or a home folder, named by mistake, is not read whole.
+MAX_DEPTH = 4
 HIDDEN = re.compile(r"(.*/)?(\.|__MACOSX/)")
 ABOUT = re.compile(r"[._]|readme|licen[cs]e|citation|requirements|dataset_info", re.IGNORECASE)
 PART = re.compile(r"part-?\d|\d-of-\d")
@@ -99,8 +101,7 @@ def holds_files(path: Path) -> bool:
 def names_in(path: Path) -> list[str]:
     """Return the names of the files in a folder, or in an archive, that are not hidden."""
     if path.is_dir():
-        files = (Path(folder, file) for folder, _, own in os.walk(path) for file in own)
-        names = [file.relative_to(path).as_posix() for file in files if file.is_file()]
+        names = [name for name in _walk(path) if (path / name).is_file()]
     else:
         with _unpacking_explained(path), ZipFile(path) as archive:
             names = [name for name in archive.namelist() if not name.endswith("/")]
@@ -108,6 +109,14 @@ def names_in(path: Path) -> list[str]:
     if not shown:
         raise DataNotFound(f"{path} holds no files", remedy="pack it again, or name a table")
     return shown
+
+
+def _walk(path: Path) -> Iterator[str]:
+    for name, folders, files in os.walk(path):
+        folder = Path(name).relative_to(path)
+        is_deep = len(folder.parts) == MAX_DEPTH
+        folders[:] = [] if is_deep else [one for one in folders if not one.startswith(".")]
+        yield from ((folder / file).as_posix() for file in files)
 
 
 def read_members(path: Path, names: Sequence[str]) -> list[Content]:
