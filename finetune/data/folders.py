@@ -62,7 +62,7 @@ def read_splits(paths: Sequence[Path], options: DataConfig, *, emit: Emit) -> di
 
         named = ", ".join(name for names in splits.values() for name in names)
         emit(Info(f"splits from the tables in {path}: {named}; --member reads one alone"))
-        return {split: join_tables(list(map(read, own))) for split, own in splits.items()}
+        return {split: join_tables(list(map(read, names))) for split, names in splits.items()}
 
 
 def _read_folder(path: Path, options: DataConfig, *, emit: Emit) -> dict[str, RawTable]:
@@ -76,20 +76,19 @@ def _read_folder(path: Path, options: DataConfig, *, emit: Emit) -> dict[str, Ra
             remedy=f"save each split as Parquet in Python: {load}.to_parquet('train.parquet')",
         )
     if folders := find_class_folders(names):
-        return {split: _read_texts(path, own, options, emit) for split, own in folders.items()}
+        return {split: _read_texts(path, texts, options, emit) for split, texts in folders.items()}
     if find_tables(names, TABLE_SUFFIXES):
         return {"train": read_file(path, options, emit=emit)}
     if labels := pair_with_labels(names):
         splits = splits_named(list(labels)) if len(labels) > 1 else {"train": list(labels)}
         if "train" not in splits:
             raise SeveralTables(path, list(labels))
-        pairs = {split: (own[0], labels[own[0]]) for split, own in splits.items()}
         return {
-            split: _read_parallel(read_members(path, pair), options, emit)
-            for split, pair in pairs.items()
+            split: _read_parallel(read_members(path, (texts, labels[texts])), options, emit)
+            for split, [texts, *_] in splits.items()
         }
     if files := find_class_files(names):
-        return {split: _read_lines(path, own, options, emit) for split, own in files.items()}
+        return {split: _read_lines(path, texts, options, emit) for split, texts in files.items()}
     raise DataNotFound(
         f"{path} has no tables, and no .txt files in folders named by their class",
         remedy="name a file as --data, or a folder such as one with pos/1.txt and neg/2.txt",
@@ -104,7 +103,7 @@ def find_class_folders(names: Iterable[str]) -> Classes:
     """
     texts = [path for path in map(PurePosixPath, names) if path.suffix.lower() in TEXT_SUFFIXES]
     classes = {
-        path: next((one for one in path.parts[-2::-1] if one not in SPLIT_OF_WORD), "")
+        path: next((folder for folder in path.parts[-2::-1] if folder not in SPLIT_OF_WORD), "")
         for path in texts
     }
     texts = [path for path in texts if classes[path] not in ("", *WITHOUT_CLASS)]
@@ -112,7 +111,7 @@ def find_class_folders(names: Iterable[str]) -> Classes:
     known = {path: classes[path] for path in texts if len(path.parts) == depths[0][0]}
     if len(set(known.values())) < 2:
         return {}
-    return _by_split(known, lambda path: " ".join({*path.parts[:-1]} - {known[path]}))
+    return _by_split(known, lambda path: [one for one in path.parts[:-1] if one != known[path]])
 
 
 def find_class_files(names: Iterable[str]) -> Classes:
@@ -124,21 +123,22 @@ def find_class_files(names: Iterable[str]) -> Classes:
     {'train': {'train_a.txt': 'a', 'train_b.txt': 'b'}, 'test': {'test_a.txt': 'a'}}
     """
     files = [path for path in map(PurePosixPath, names) if not ABOUT.match(path.name)]
-    files = [path for path in files if len(path.parts) == min(len(one.parts) for one in files)]
+    depth = min((len(path.parts) for path in files), default=0)
+    files = [path for path in files if len(path.parts) == depth]
     if len({path.stem for path in files}) == 1:
         classes = {path: path.suffix[1:] for path in files}
     else:
         texts = [path for path in files if path.suffix.lower() == ".txt"]
         classes = {path: SPLIT_WORD.sub("", path.stem).strip("-_. ") for path in texts}
-    return _by_split(classes, str) if len(classes) > 1 else {}
+    return _by_split(classes, lambda path: path.parts) if len(classes) > 1 else {}
 
 
 def _by_split(
-    classes: Mapping[PurePosixPath, str], names: Callable[[PurePosixPath], str]
+    classes: Mapping[PurePosixPath, str], names: Callable[[PurePosixPath], Sequence[str]]
 ) -> Classes:
     splits: Classes = {}
     for path, label in classes.items():
-        words = SPLIT_WORD.findall(names(path))
+        words = SPLIT_WORD.findall(" ".join(names(path)))
         split = SPLIT_OF_WORD[words[-1].casefold()] if words else "train"
         splits.setdefault(split, {})[str(path)] = label
     return splits if "train" in splits else {}
@@ -151,15 +151,11 @@ def pair_with_labels(names: Iterable[str]) -> dict[str, str]:
     {'train_text.txt': 'train_labels.txt', 'val.txt': 'val.labels'}
     """
     words = {name: {*re.findall("[a-z]+|[0-9]+", name.casefold())} for name in names}
-    others = {name: own - LABEL_WORDS - TEXT_WORDS for name, own in words.items()}
-    labels = {name: others[name] for name, own in words.items() if own & LABEL_WORDS}
-    texts = {name: own for name, own in others.items() if name not in labels}
-    return {
-        one: other
-        for other, known in labels.items()
-        for one, own in texts.items()
-        if own == known and list(texts.values()).count(own) == 1
-    }
+    keys = {name: frozenset(words[name] - LABEL_WORDS - TEXT_WORDS) for name in words}
+    labels = {keys[name]: name for name in words if words[name] & LABEL_WORDS}
+    texts = {name: key for name, key in keys.items() if name not in labels.values()}
+    counts = Counter(texts.values())
+    return {name: labels[key] for name, key in texts.items() if key in labels and counts[key] == 1}
 
 
 @reading_explained()
@@ -167,7 +163,7 @@ def digest_folder(path: Path) -> str:
     """Return the sha256 of the names and contents of all files that are read of a folder."""
     digest = hashlib.sha256()
     names = names_in(path)
-    texts = [name for own in find_class_folders(names).values() for name in own]
+    texts = [name for classes in find_class_folders(names).values() for name in classes]
     tables = find_tables(names, TABLE_SUFFIXES)
     others = [name for name in names if not ABOUT.match(PurePosixPath(name).name)]
     for name in sorted(texts) or tables or others:
