@@ -78,10 +78,7 @@ def show_facts(facts: Mapping[str, Any]) -> None:
 
 def show_scores(title: str, scores: "Scores") -> None:
     """Print the overall and the per-class metrics of a split on standard output."""
-    values = (
-        f"  {one.metric.title} {one}" + f" ({one.note})" * bool(one.note) for one in scores.values
-    )
-    show_lines(title, *values)
+    show_lines(title, "  " + ", ".join(f"{one.metric.title} {one}" for one in scores.values))
     if table := scores.table:
         show_lines()
         show_result_table(table)

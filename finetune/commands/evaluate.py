@@ -126,9 +126,10 @@ def command(*, file: str | None, data: str | None, display: flags.Display, **opt
 
 def _show(found: Evaluation) -> None:
     where = f"{found.split} split" if found.split in SPLITS else found.split
+    rows = f"{found.split} rows" if found.split in SPLITS else "rows"
     show_scores(f"{where}, {found.scores.samples:,} rows", found.scores)
+    show_lines(found.scores.describe(rows))
     if found.rows_in_training:
         trained = f"{found.rows_in_training:,} of these rows were in training"
-        rest = found.unseen.values[0] if found.unseen else None
-        without = rest and f"; without them {rest.metric.title} {rest} ({rest.note})"
-        show_lines(trained + (without or ", and no other"))
+        unseen = found.unseen and found.unseen.describe("rows")
+        show_lines(f"{trained}; without them: {unseen}" if unseen else f"{trained}, and no other")

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -315,11 +314,9 @@ def _show_plan(plan: dict[str, Any]) -> None:
 
 
 def _show_run(results: "RunResults") -> None:
-    from finetune.runs.manifest import Manifest
+    from finetune.runs.summary import next_command, summarize
 
     facts, training = results.facts, results.training
-    folder = RunFolder(Path(results.output_dir))
-    pair = " --text-pair TEXT" * Manifest.read(folder).reads_pairs
     show_scores(f"test split of {facts.data}, {results.test.samples:,} rows", results.test)
     seconds = results.stage_seconds
     stages = ", ".join(f"{name} {one:.1f}" for name, one in seconds.items() if one >= 0.05)
@@ -332,10 +329,9 @@ def _show_run(results: "RunResults") -> None:
         f"trained in {training.train_runtime:.1f} s on {facts.device}, "
         f"{training.train_samples_per_second:.0f} examples/s",
         f"took {sum(seconds.values()):.1f} s: {stages}",
-        f"run folder: {results.output_dir}",
-        f"report: {folder.report_file}",
-        f"classify with it: finetune predict {quote(results.output_dir)} TEXT{pair}",
+        f"report: {RunFolder(Path(results.output_dir)).report_file}",
     )
+    show_lines(*click.wrap_text(summarize(results)).splitlines(), f"Next: {next_command(results)}")
 
 
 def _show_seeds(results: "SeedResults") -> None:
@@ -376,7 +372,10 @@ def _show_folds(results: "FoldResults") -> None:
         show_lines()
         show_result_table(table)
     show_lines(
-        f"predictions of all rows: {folder.predictions_file}", f"report: {folder.report_file}"
+        f"predictions of all rows: {folder.predictions_file}",
+        f"report: {folder.report_file}",
+        "",
+        results.scores.describe("rows, each by a model that has not seen it"),
     )
 
 

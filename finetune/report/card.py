@@ -11,11 +11,13 @@ from huggingface_hub import EvalResult, ModelCardData
 from finetune.config.schema import HUB_PREFIX, OPTIONS, Config
 from finetune.escaping import escape_controls, escape_line
 from finetune.files import write_text_atomically
-from finetune.report.templates import TEMPLATES, capitalize, hub_id, without_folder
+from finetune.report.templates import TEMPLATES, hub_id, without_folder
 from finetune.runs.folder import RunFolder
 from finetune.runs.inference import read_trained_config
 from finetune.runs.manifest import Manifest
 from finetune.runs.results import RunResults
+from finetune.runs.summary import summarize
+from finetune.tasks.tables import capitalize
 from finetune.tokenization.windows import head_tokens
 
 # Markdown: templates escape text themselves.
@@ -52,6 +54,7 @@ def _write_card(
         test=results.test,
         validation=results.validation,
         validation_note=results.validation and results.validation_note,
+        summary=escape_line(summarize(results)),
         task=results.task,
         base=_as_code(_published_model(facts.model)),
         data=_as_code(_title_of_data(facts.data)),

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from finetune.report.templates import TEMPLATES, capitalize, without_folder
+from finetune.report.templates import TEMPLATES, without_folder
 from finetune.runs.compare import ComparedRun, Comparison
 from finetune.tasks.metrics import METRICS, MetricValue
-from finetune.tasks.tables import Table, format_number, format_value
+from finetune.tasks.tables import Table, capitalize, format_number, format_value
 
 
 def render_comparison(comparison: Comparison) -> str:

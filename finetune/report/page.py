@@ -6,6 +6,7 @@ Its text is in ``report.html.j2``; here are its charts and tables.
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,15 +16,22 @@ from numpy.typing import NDArray
 from finetune.config.schema import OPTIONS, Config
 from finetune.evaluation.statistics import Calibration, measure_reliability
 from finetune.files import write_text_atomically
-from finetune.report.chart import Axis, Chart, Points, Series, chart_of, in_percent
+from finetune.report.chart import ANY, Axis, Chart, Points, Series, chart_of, in_percent
 from finetune.report.templates import TEMPLATES, remove_folders, without_folder
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import read_warnings
 from finetune.runs.results import AutoTunedOption, ParameterCount, RunResults, TextLengths
+from finetune.runs.summary import (
+    compare_with_validation,
+    confused_with,
+    summarize,
+    weakest_classes,
+)
 from finetune.tasks.metrics import METRICS
 from finetune.tasks.tables import (
     MAX_MISTAKES,
     Table,
+    capitalize,
     format_interval,
     format_number,
     format_value,
@@ -34,6 +42,8 @@ Rows = Sequence[Mapping[str, Any]]
 SHOWN_PROBABILITIES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
 # The style sheet has colours for three.
 MAX_CURVES = 3
+MAX_WEAKEST = 5
+SAME = "They do not differ by more than chance, as far as the rows can tell."
 
 
 class Part(NamedTuple):
@@ -52,15 +62,15 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
     rows, mistakes = folder.read(
         folder.predictions_file, lambda rows: (rows, results.task.mistakes(rows))
     )
+    ends = folder.read(folder.state_file, _mark_ends)
     curves, speed = folder.read(
         folder.metrics_file,
-        lambda rows: (draw_curves(rows, test.metrics), show_speed(results, rows)),
+        lambda rows: (draw_curves(rows, test.metrics, ends), show_speed(results, rows)),
     )
     environment = folder.read(folder.environment_file, dict)
     warnings = [
         [remove_folders(text, config) for text in (warning.message, warning.remedy)]
         for warning in read_warnings(folder)
-        if warning.message != test.warning  # which is shown below the metrics
     ]
     rows_of_one_class = [row for row in rows if "probability" in row]
     probabilities = np.array([row["probability"] for row in rows_of_one_class])
@@ -76,10 +86,15 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
         warnings=warnings,
         groups={group: title for titles in mistakes.groups for group, title in titles.items()},
         first_mistakes=MAX_MISTAKES,
-        command=f"finetune run --config {shlex.quote(f'{name}/config.yaml')}",
+        date=f"{datetime.fromtimestamp(folder.config_file.stat().st_mtime):%-d %B %Y}",
+        summary=summarize(results),
+        run=shlex.quote(name),
+        splits=Part((), tabulate_splits(results)),
+        splits_note=compare_with_validation(results) or SAME,
+        weakest=Part((), tabulate_weakest(results)),
         curves=Part(curves),
         numbers=Part(draw_scatter(numbers)),
-        classes=Part((), test.table),
+        classes=Part((), test.table and _with_training_rows(test.table, details.class_rows)),
         mistakes=Part((), mistakes),
         probabilities=show_probabilities(results.calibration, probabilities, is_right),
         coverage=Part((), tabulate_coverage(probabilities, is_right)),
@@ -95,8 +110,8 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
     return folder.report_file
 
 
-def draw_curves(journal: Rows, metrics: Iterable[str]) -> list[Chart]:
-    """Return the loss over the steps and the metrics of validations, as far as there are any."""
+def draw_curves(journal: Rows, metrics: Iterable[str], ends: Sequence[Series]) -> list[Chart]:
+    """Return the loss and the metrics of validations by epoch, as far as there are any."""
     names = {"training": "loss", "validation": "eval_loss"}
     losses = [Series(name, _points(journal, key)) for name, key in names.items()]
     drawn = [METRICS[name] for name in metrics if METRICS[name].sign > 0][:MAX_CURVES]
@@ -104,17 +119,56 @@ def draw_curves(journal: Rows, metrics: Iterable[str]) -> list[Chart]:
     is_percent = any(metric.is_fraction for metric in drawn)
     values = Axis("metric", show=in_percent if is_percent else format_number)
     return [
-        *chart_of("Loss", losses, _steps(journal), Axis("loss")),
-        *chart_of("Validation metrics", curves, _steps(journal), values),
+        *chart_of("Loss", [*losses, *ends], _epochs(journal), Axis("loss")),
+        *chart_of("Validation metrics", [*curves, *ends], _epochs(journal), values),
     ]
 
 
-def _steps(journal: Rows) -> Axis:
-    return Axis("step", low=0.0, high=float(max((row["step"] for row in journal), default=1)))
+def _mark_ends(state: Mapping[str, Any]) -> list[Series]:
+    """Return guides at the epoch that was kept, and at that of an early stop."""
+    steps, best, epoch = state["global_step"], state["best_global_step"], state["epoch"]
+    guides = []
+    if best and state["best_metric"] is not None:
+        kept = epoch * best / steps
+        guides.append(Series(f"epoch {kept:.3g} is kept", [(kept, ANY)], "guide"))
+    if steps < state["max_steps"]:
+        guides.append(Series(f"stopped after epoch {epoch:.3g}", [(epoch, ANY)], "guide"))
+    return guides
+
+
+def _epochs(journal: Rows) -> Axis:
+    return Axis("epoch", low=0.0, high=float(max((row["epoch"] for row in journal), default=1)))
 
 
 def _points(journal: Rows, key: str, *, unit: float = 1) -> Points:
-    return [(row["step"], row[key] / unit) for row in journal if row.get(key) is not None]
+    return [(row["epoch"], row[key] / unit) for row in journal if row.get(key) is not None]
+
+
+def tabulate_splits(results: RunResults) -> Table | None:
+    """Return the metrics of validation and test side by side."""
+    if results.validation is None:
+        return None
+    pairs = zip(results.validation.values, results.test.values, strict=True)
+    rows = [(capitalize(one.metric.title), str(one), str(other)) for one, other in pairs]
+    return Table("Validation and test", ("metric", "validation", "test"), rows)
+
+
+def tabulate_weakest(results: RunResults) -> Table:
+    """Return the classes that need work first, what they are taken for, and their training rows."""
+    rows = []
+    for name, own in weakest_classes(results.test)[:MAX_WEAKEST]:
+        taken = [f"{other} ({count})" for other, count in confused_with(results.test, name)]
+        right, trained = round(own.recall * own.support), results.details.class_rows.get(name)
+        shown = f"{right:,} of {own.support:,}"
+        rows.append((name, ", ".join(taken[:3]) or "–", shown, format_value(trained)))
+    columns = ("class", "taken for", "found", "training rows")
+    return Table("Weakest classes", columns, rows, text_columns=2)
+
+
+def _with_training_rows(table: Table, class_rows: Mapping[str, int]) -> Table:
+    cells = [format_value(class_rows.get(row[0])) for row in table.rows]
+    rows = [[*row, cell] for row, cell in zip(table.rows, cells, strict=True)]
+    return replace(table, columns=[*table.columns, "training rows"], rows=rows)
 
 
 def draw_scatter(points: Points) -> list[Chart]:
@@ -174,10 +228,10 @@ def show_speed(results: RunResults, journal: Rows) -> Part:
         Series("allocated by the process", _points(journal, "held_bytes", unit=2**30)),
         Series("in use", _points(journal, "memory_bytes", unit=2**30)),
     ]
-    steps = _steps(journal)
+    epochs = _epochs(journal)
     charts = [
-        *chart_of("Examples a second", speed, steps, Axis("examples/s", low=0.0)),
-        *chart_of("Memory of the device, GiB", memory, steps, Axis("GiB", low=0.0)),
+        *chart_of("Examples a second", speed, epochs, Axis("examples/s", low=0.0)),
+        *chart_of("Memory of the device, GiB", memory, epochs, Axis("GiB", low=0.0)),
     ]
     return Part(charts, Table("Speed and memory", ("measure", "value"), rows))
 

@@ -5,17 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from finetune.config.schema import HUB_PREFIX, OPTIONS, Config
 from finetune.escaping import escape_controls
-from finetune.tasks.tables import duration
+from finetune.tasks.tables import capitalize, duration
 
 FOLDERS = re.compile(r"(?<![\w:/.])(?:~|\.\.?)?/(?:[^/\s]+/)+")
-
-
-def capitalize(text: str) -> str:
-    """Return a text that begins with a capital, the rest as it is: ``Macro F1``."""
-    return text[:1].upper() + text[1:]
 
 
 def hub_id(model: str) -> str | None:
@@ -52,6 +48,11 @@ def remove_folders(message: str, config: Config) -> str:
     return FOLDERS.sub("", message)
 
 
+def mark_code(text: str) -> Markup:
+    """Return a sentence as HTML, what is between backticks as code."""
+    return Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(escape_controls(text)))))
+
+
 def _escape_text(value: Any) -> Any:
     is_text = isinstance(value, str) and not hasattr(value, "__html__")
     return escape_controls(value) if is_text else value
@@ -65,4 +66,4 @@ TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-TEMPLATES.filters |= {"capitalize": capitalize, "duration": duration}
+TEMPLATES.filters |= {"capitalize": capitalize, "duration": duration, "code": mark_code}

@@ -17,7 +17,7 @@ from finetune.runs.encoding import encode_rows
 from finetune.runs.folder import RunFolder
 from finetune.runs.manifest import Manifest
 from finetune.runs.trained import TrainedModel
-from finetune.tasks.metrics import Scores, load_evaluate_metric, warn_unless_better
+from finetune.tasks.metrics import Scores, load_evaluate_metric
 
 
 def load_split(folder: RunFolder, split: str, *, emit: Emit) -> Dataset:
@@ -88,5 +88,4 @@ def evaluate_rows(
         is_trained = _find_trained(folder, rows, emit=emit)
         if 0 < (trained_rows := int(is_trained.sum())) < len(rows):
             unseen = score(logits[~is_trained], examples.labels[~is_trained])
-    warn_unless_better(unseen or scores, emit=emit)
     return scores, trained_rows, unseen

@@ -143,10 +143,14 @@ class Preparation:
     def details(self) -> RunDetails:
         """What people want to see of a run beside its metrics, once all is chosen."""
         parts = count_by_part(self.text_model.model, self.text_model.structure)
+        options = self.config.training
         return RunDetails(
             choices=list(self.choices),
             lengths={split: _text_lengths(each) for split, each in self.examples.items()},
             parameters={part: ParameterCount(*counts) for part, counts in parts.items()},
+            class_rows=self.task.count_classes(self.examples["train"].labels),
+            metric_for_best_model=choose_metric(options.metric_for_best_model, self.task).name,
+            is_balanced=options.class_weights == "balanced",
         )
 
     @property

@@ -61,6 +61,10 @@ class RunDetails:
     choices: Sequence[AutoTunedOption]
     lengths: Mapping[str, TextLengths]
     parameters: Mapping[str, ParameterCount]
+    # Of training rows, by class.
+    class_rows: Mapping[str, int] = field(default_factory=dict)
+    metric_for_best_model: str = ""
+    is_balanced: bool = False
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ from finetune.runs.results import RunResults, TrainingMetrics, ValidationKind
 from finetune.runs.solved_head import HeadSolver
 from finetune.runs.tracking import Tracking, tracked
 from finetune.tasks.base import Labels, Task
-from finetune.tasks.metrics import Scores, choose_metric, selection_score, warn_unless_better
+from finetune.tasks.metrics import Scores, choose_metric, selection_score
 from finetune.training.contrastive import contrastive_losses
 from finetune.training.interruption import DistributedStopFlag, Stopped, stop_on_signal
 from finetune.training.loop import LoopSettings, is_over, solve_at_once, train
@@ -337,8 +337,6 @@ class Run:
             validation_kind=kind,
             output_dir=str(folder.path),
         )
-        # Once the run counts as finished nothing more is said of it.
-        warn_unless_better(results.test, emit=emit)
         if is_main:
             write_jsonl(folder.predictions_file, _prediction_rows(preparation, test))
             write_json(folder.state_file, self._trainer_state())

@@ -13,9 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune.errors import ConfigurationInvalid, UsageError
-from finetune.events import Emit, WarningMessage
 from finetune.tasks.shown import Shown
-from finetune.tasks.tables import Table, format_interval, format_number, percent, wilson_interval
+from finetune.tasks.tables import (
+    Table,
+    format_interval,
+    format_number,
+    percent,
+    quote_name,
+    wilson_interval,
+)
 
 if TYPE_CHECKING:
     from finetune.tasks.base import Task
@@ -38,6 +44,10 @@ MAX_ROUNDING = 1e-13
 BASELINE = "baseline_"
 # A model that never gets a class of so many of the rows right is not chosen for its accuracy.
 LARGE_CLASS, MIN_ROWS_OF_CLASS = 0.1, 3
+# How much better than the baseline is far: a fraction more, or a part of its error.
+FAR, FAR_ERROR = 0.2, 0.5
+# From so many rows on a percentage has a digit after the point.
+MANY_ROWS = 200
 # The confusion matrix grows with the square of the classes: at 10,000 it would take gigabytes.
 MAX_CLASSES_OF_MATRIX = 500
 
@@ -53,6 +63,7 @@ class Metric:
         is_fraction: Whether it is in 0..1 and shown in percent.
         is_proportion: Whether it is the fraction of rows that are right, which has an interval.
         baseline: What a model must be better at than one that always predicts this.
+        sentence: How a sentence on the metric of some rows begins, where it has a baseline.
     """
 
     name: str
@@ -65,6 +76,7 @@ class Metric:
     is_fraction: bool = True
     is_proportion: bool = False
     baseline: str = ""
+    sentence: str = "{}"
 
 
 METRICS: dict[str, Metric] = {}
@@ -168,13 +180,20 @@ def compute_metrics(
     }
 
 
-@metric("accuracy", SINGLE, hub_name="accuracy", is_proportion=True, baseline="largest class")
+@metric(
+    "accuracy",
+    SINGLE,
+    hub_name="accuracy",
+    is_proportion=True,
+    baseline="largest class",
+    sentence="{} right",
+)
 def accuracy(labels: Array, predicted: Array, weights: Floats) -> float:
     """Return the fraction of rows whose class is right."""
     return mean(labels == predicted, weights)
 
 
-@metric("micro F1", MULTI, hub_name="f1", baseline="most frequent classes")
+@metric("micro F1", MULTI, hub_name="f1", baseline="most frequent classes", sentence="Micro F1 {}")
 def micro_f1(labels: Array, predicted: Array, weights: Floats) -> float:
     """Return the F1 over the predictions of all classes together."""
     right, chosen, true = count_classes(labels, predicted, weights)
@@ -237,7 +256,15 @@ def spearman(labels: Array, predicted: Array, weights: Floats) -> float:
     return pearson(_rank(labels, weights), _rank(predicted, weights), weights)
 
 
-@metric("mean absolute error", NUMBERS, hub_name="mae", sign=-1, is_fraction=False, baseline="mean")
+@metric(
+    "mean absolute error",
+    NUMBERS,
+    hub_name="mae",
+    sign=-1,
+    is_fraction=False,
+    baseline="mean",
+    sentence="Off by {} on average",
+)
 def mae(labels: Array, predicted: Array, weights: Floats) -> float:
     """Return the mean distance of predicted and true numbers, in their units."""
     return mean(np.abs(predicted - labels), weights)
@@ -308,11 +335,10 @@ class ClassScores:
 
 @dataclass(frozen=True)
 class MetricValue:
-    """A metric of a split, and a note such as its interval and baseline."""
+    """A metric of a split."""
 
     metric: Metric
     value: float
-    note: str = ""
 
     def __str__(self) -> str:
         return percent(self.value) if self.metric.is_fraction else format_number(self.value)
@@ -344,16 +370,11 @@ class Scores(Shown):
     @property
     def values(self) -> list[MetricValue]:
         """The metrics without the loss, the most important first."""
-        values = []
-        for metric in (METRICS[name] for name in self.metrics if name != "loss"):
-            value, notes = self.metrics[metric.name], []
-            if metric.is_proportion:
-                notes.append(f"95% interval {format_interval(value, self.samples)}")
-            if metric.name in self.baselines:
-                baseline = MetricValue(metric, self.baselines[metric.name])
-                notes.append(f"{self.samples:,} rows; baseline ({metric.baseline}): {baseline}")
-            values.append(MetricValue(metric, value, ", ".join(notes)))
-        return values
+        return [
+            MetricValue(METRICS[name], self.metrics[name])
+            for name in self.metrics
+            if name != "loss"
+        ]
 
     def records(self) -> list[dict[str, Any]]:
         """Return a row for each metric; ``low`` and ``high`` are its 95% interval."""
@@ -367,18 +388,50 @@ class Scores(Shown):
         return rows
 
     @property
-    def warning(self) -> str:
-        """A sentence if the model is no better than a baseline, else empty."""
+    def standing(self) -> str:
+        """Where the model is from always answering the same: ``above`` or ``far above`` it, or not.
+
+        It ``may be no better than`` a baseline that its interval contains.
+        """
         for name, baseline in self.baselines.items():
             metric, value = METRICS[name], self.metrics[name]
-            same = f"always predicting the {metric.baseline}, {MetricValue(metric, baseline)}"
-            found = f"{metric.title} {MetricValue(metric, value)}"
+            side = "above" if metric.sign > 0 else "better than"
             if metric.sign * value <= metric.sign * baseline:
-                return f"{found} is not better than {same}"
-            rows = self.samples
-            if metric.is_proportion and wilson_interval(value * rows, rows)[0] <= baseline:
-                return f"{found} may not be better than {same}: {rows:,} rows can't tell"
+                return "no better than"
+            lowest = value
+            if metric.is_proportion:
+                lowest = float(wilson_interval(value * self.samples, self.samples)[0])
+                if lowest <= baseline:
+                    return "may be no better than"
+            is_far = (
+                lowest - baseline >= FAR if metric.is_fraction else value <= FAR_ERROR * baseline
+            )
+            return f"far {side}" if is_far else side
         return ""
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the rows tell the model from always answering the same."""
+        return "no better" not in self.standing
+
+    def describe(self, rows: str = "test rows") -> str:
+        """Return what the metric with a baseline says, as a sentence; ``rows`` names the rows."""
+        name, baseline = next(iter(self.baselines.items()))
+        metric, samples = METRICS[name], self.samples
+        digits = 0 if samples < MANY_ROWS else 1
+
+        def show(value: float) -> str:
+            return percent(value, digits=digits) if metric.is_fraction else format_number(value)
+
+        value, same = self.metrics[name], f"the {metric.baseline}"
+        if name == "accuracy" and self.per_class:
+            same = quote_name(max(self.per_class.items(), key=lambda one: one[1].support)[0])
+        words = f"{metric.sentence.format(show(value))} on {samples:,} {rows}"
+        if metric.is_proportion:
+            words += f" (95%: {format_interval(value, samples, digits=digits)})"
+        is_open = self.standing.startswith("may")
+        words += f", {'which ' * is_open}{self.standing} always answering {same} ({show(baseline)})"
+        return f"{words}: {samples:,} rows can't tell." if is_open else f"{words}."
 
     @property
     def table(self) -> Table | None:
@@ -442,10 +495,3 @@ class Scores(Shown):
 def rows_of(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """Return columns of one length as rows."""
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def warn_unless_better(scores: Scores, *, emit: Emit) -> None:
-    """Emit a warning where a model is no better than a baseline."""
-    if scores.warning:
-        remedy = "test on more rows, train longer or more of the model, or see finetune data check"
-        emit(WarningMessage(scores.warning, remedy=remedy))

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 MAX_MISTAKES = 20
 MAX_LISTED = 400
 MAX_CHARACTERS = 500
+MAX_NAME = 40
 # 95% of a normal distribution lie within this many standard errors.
 ERRORS_OF_95 = 1.959964
 
@@ -69,12 +70,23 @@ def percent(fraction: float, *, digits: int = 1) -> str:
     return f"{100 * fraction:.{digits}f}%"
 
 
-def format_interval(fraction: float, rows: int) -> str:
+def format_interval(fraction: float, rows: int, *, digits: int = 1) -> str:
     """Return the 95% interval of a fraction of rows: ``88.8–97.8%``; a dash without rows."""
     if not rows:
         return "–"
     low, high = wilson_interval(fraction * rows, rows)
-    return f"{100 * low:.1f}–{100 * high:.1f}%"
+    return f"{100 * low:.{digits}f}–{100 * high:.{digits}f}%"
+
+
+def capitalize(text: str) -> str:
+    """Return a text that begins with a capital, the rest as it is: ``Macro F1``."""
+    return text[:1].upper() + text[1:]
+
+
+def quote_name(name: str) -> str:
+    """Return the name of a class on one line for a sentence, as code of Markdown; cut if long."""
+    line = " ".join(name.split()).replace("`", "'")
+    return f"`{line if len(line) <= MAX_NAME else line[: MAX_NAME - 1] + '…'}`"
 
 
 def wilson_interval(

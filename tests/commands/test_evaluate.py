@@ -175,7 +175,7 @@ def test_rows_that_were_in_training_are_counted_and_left_out(
     assert (found.scores.samples, found.rows_in_training) == (99, trained)
     assert found.unseen.samples == 99 - trained
     shown = command(*arguments, data).output
-    assert f"{trained} of these rows were in training; without them accuracy" in shown
+    assert f"{trained} of these rows were in training; without them: " in shown
     rest = write_rows(tmp_path / "new.csv", new)
     assert "training" not in command(*arguments, rest).output
 

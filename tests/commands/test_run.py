@@ -40,7 +40,8 @@ def test_a_run_shows_its_figures_and_where_they_are(
         "test split of questions, 270 rows",
         f"accuracy {100 * results['test_accuracy']:.1f}%",
         f"macro F1 {100 * results['test_macro_f1']:.1f}%",
-        f"run folder: {tmp_path / 'run'}",
+        "right on 270 test rows (95%: ",
+        f"Next: finetune predict {tmp_path / 'run'} FILE",
         f"report: {tmp_path / 'run' / 'report.html'}",
         *results["class_names"],
     ):
@@ -229,7 +230,7 @@ def test_the_offline_recipe_trains_from_what_pip_installs(tmp_path: Path) -> Non
         cwd=tmp_path,
     )
     assert child.returncode == 0, child.stderr
-    assert "run folder: runs/questions-minilm-full" in child.stdout
+    assert "finetune predict runs/questions-minilm-full FILE" in child.stdout
 
 
 def test_run_takes_a_file_with_options_on_top_and_returns_what_it_writes(

@@ -25,11 +25,18 @@ from finetune.tasks.single import Single
 
 OTHER = "a|b\n<i>"
 TEXT = "Who is <script>alert('x')</script> & Co ?"
-UPDATES = [{"kind": "step", "step": step, "loss": 1 / step} for step in (10, 20)]
+UPDATES = [{"kind": "step", "epoch": step / 20, "loss": 1 / step} for step in (10, 20)]
 VALIDATIONS = [
-    {"kind": "validation", "step": 20, "eval_accuracy": 0.9, "eval_macro_f1": 0.8},
-    {"kind": "validation", "step": 40, "eval_accuracy": 0.9, "eval_macro_f1": 0.8},
+    {"kind": "validation", "epoch": epoch, "eval_accuracy": 0.9, "eval_macro_f1": 0.8}
+    for epoch in (1.0, 2.0)
 ]
+STATE = {
+    "global_step": 40,
+    "max_steps": 60,
+    "epoch": 2.0,
+    "best_metric": 0.9,
+    "best_global_step": 20,
+}
 DETAILS = RunDetails(
     choices=[AutoTunedOption("precision", "bf16", "ms for one step", {"bf16": 8.0, "fp32": 12.0})],
     lengths={"train": TextLengths(4906, None, 10, 12.0, 22.0, 32, 4, [1000, 3906])},
@@ -37,6 +44,8 @@ DETAILS = RunDetails(
         **dict.fromkeys(("layer 1", "layer 2"), ParameterCount(0, 30)),
         "head": ParameterCount(7, 7),
     },
+    class_rows={"DESC": 1162},
+    metric_for_best_model="accuracy",
 )
 
 
@@ -106,6 +115,7 @@ def write_example_run(
     environment = {"python": "3.11.7", "packages": {"torch": "2.13.0"}}
     write_json(folder.environment_file, environment | {"origins": {"model": "--model"}})
     write_jsonl(folder.metrics_file, UPDATES + VALIDATIONS)
+    write_json(folder.state_file, STATE)
     write_predictions(
         folder,
         ("What is a tsetse fly ?", "DESC", "DESC", 0.9),

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from finetune.report.chart import HEIGHT, Axis, Chart, Scale, Series, in_percent, picture_of
 from finetune.report.page import draw_curves, draw_scatter
 
-UPDATES = [{"step": step, "loss": 1 / step} for step in range(10, 100, 10)]
+UPDATES = [{"epoch": step, "loss": 1 / step} for step in range(10, 100, 10)]
 VALIDATIONS = [
-    {"step": step, "eval_loss": 0.5, "eval_accuracy": step / 100} for step in (30, 60, 90)
+    {"epoch": step, "eval_loss": 0.5, "eval_accuracy": step / 100} for step in (30, 60, 90)
 ]
 METRICS = ["accuracy", "macro_f1", "loss"]
 numbers = st.floats(-1e9, 1e9)
@@ -53,7 +53,7 @@ def test_equal_factors_are_equal_distances_on_a_logarithmic_axis() -> None:
 
 
 def test_a_file_has_charts_below_each_other_with_titles_names_and_colours_of_its_own() -> None:
-    charts = draw_curves(UPDATES + VALIDATIONS, METRICS)
+    charts = draw_curves(UPDATES + VALIDATIONS, METRICS, [])
     picture = picture_of(charts)
     root = ElementTree.fromstring(picture)
     words = {one.text for one in root.iter()}
@@ -64,20 +64,20 @@ def test_a_file_has_charts_below_each_other_with_titles_names_and_colours_of_its
 
 
 def test_a_chart_says_its_figures_in_words_and_has_the_colours_of_the_page() -> None:
-    loss, metrics = draw_curves(UPDATES + VALIDATIONS, METRICS)
+    loss, metrics = draw_curves(UPDATES + VALIDATIONS, METRICS, [])
     picture = ElementTree.fromstring(loss.draw())
     assert picture.attrib["role"] == "img"
     words = picture.attrib["aria-label"]
-    assert words.startswith("Loss. loss by step. training: 0.1 at 10, 0.01111 at 90.")
+    assert words.startswith("Loss. loss by epoch. training: 0.1 at 10, 0.01111 at 90.")
     assert "validation: 0.5 at 30" in words
     assert "80%" in texts_of(metrics)
     assert "#" not in loss.draw()
 
 
 def test_what_has_no_points_is_not_drawn() -> None:
-    [loss] = draw_curves(UPDATES, METRICS)
+    [loss] = draw_curves(UPDATES, METRICS, [])
     assert [one.name for one in loss.series] == ["training"]
-    assert draw_curves([], METRICS) == []
+    assert draw_curves([], METRICS, []) == []
     assert draw_scatter([]) == []
     [scatter] = draw_scatter([(2.0, 1.0), (1.0, 3.0)])
     assert len(re.findall("M", scatter.paths[0][1])) == 2

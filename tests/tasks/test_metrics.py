@@ -156,18 +156,18 @@ def test_chance_is_not_called_better_than_the_largest_class() -> None:
         random = np.random.default_rng(seed)
         labels, predicted = random.integers(0, 2, (2, 40 + 3 * seed))
         scores = Single(["a", "b"]).score(np.eye(2, dtype=np.float32)[predicted], labels)
-        claims += not scores.warning
+        claims += scores.is_better
     assert claims <= 1
     six = score_classes(Single(["a", "b"]), "baaaa", rows=6)
     assert six.accuracy == 1
-    assert six.warning.endswith("6 rows can't tell")
+    assert six.describe().endswith("6 rows can't tell.")
 
 
 def test_always_the_most_frequent_classes_is_the_baseline_of_several_labels() -> None:
     labels = (np.random.default_rng(0).random((200, 3)) < [0.6, 0.5, 0.05]).astype(np.float32)
     scores = Multi(["a", "b", "c"]).score(np.full((200, 3), [1, 1, -1], np.float32), labels)
     assert scores.baseline_micro_f1 == scores.micro_f1
-    assert "not better" in scores.warning
+    assert "no better than always answering the most frequent" in scores.describe()
 
 
 @pytest.mark.parametrize(("right", "rows"), [(0, 10), (19, 19), (95, 100)])

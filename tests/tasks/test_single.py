@@ -3,9 +3,8 @@ import pytest
 import torch
 from sklearn.utils.class_weight import compute_sample_weight
 
-from finetune.events import Event, WarningMessage
 from finetune.tasks.base import Prediction, abstain
-from finetune.tasks.metrics import MAX_CLASSES_OF_MATRIX, ClassScores, Scores, warn_unless_better
+from finetune.tasks.metrics import MAX_CLASSES_OF_MATRIX, ClassScores, Scores
 from finetune.tasks.single import Single
 
 NAMES = ["ABBR", "DESC", "ENTY", "HUM"]
@@ -44,17 +43,24 @@ def test_only_few_classes_have_a_confusion_matrix(classes: int, matrix_rows: int
     assert len(scores.confusion_matrix or ()) == matrix_rows
 
 
-@pytest.mark.parametrize(("right", "warns"), [(6, True), (7, True), (8, True), (10, False)])
-def test_a_model_that_does_not_beat_the_largest_class_is_reported(right: int, warns: bool) -> None:
+@pytest.mark.parametrize(
+    ("right", "words"),
+    [
+        (
+            6,
+            "on 10 test rows (95%: 31–83%), no better than always answering `DESC` (70%).",
+        ),
+        (8, "which may be no better than always answering `DESC` (70%): 10 rows can't tell."),
+        (10, "100% right on 10 test rows (95%: 72–100%), above always answering `DESC` (70%)."),
+    ],
+)
+def test_a_model_is_described_beside_always_answering_the_largest_class(
+    right: int, words: str
+) -> None:
     true = np.array([1] * 7 + [0] * 3)
-    predicted = np.where(np.arange(10) < right, true, 3)
-    events: list[Event] = []
-    warn_unless_better(score(predicted, true), emit=events.append)
-    assert len(events) == warns
-    for event in events:
-        assert isinstance(event, WarningMessage)
-        assert f"accuracy {right / 10:.1%}" in event.message
-        assert "70.0%" in event.message
+    scores = score(np.where(np.arange(10) < right, true, 3), true)
+    assert words in scores.describe()
+    assert scores.is_better == (right == 10)
 
 
 def test_each_text_gets_its_most_probable_class_and_its_probability() -> None:

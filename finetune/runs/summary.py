@@ -1,0 +1,113 @@
+"""What a run has found, in sentences: how good, where it is weak, and what would help."""
+
+from collections.abc import Iterator
+from shlex import quote
+
+import numpy as np
+
+from finetune.runs.results import RunResults
+from finetune.tasks.metrics import ClassScores, Scores, missed_classes
+from finetune.tasks.tables import capitalize, percent, quote_name, wilson_interval
+
+# Below, the interval of an accuracy is wider than about ten points.
+FEW_ROWS = 100
+# The largest class decides the accuracy where it has so many of the rows.
+LOPSIDED = 0.7
+# Macro F1 is so far below accuracy where small classes are missed.
+GAP_OF_MACRO_F1 = 0.1
+
+
+def summarize(results: RunResults) -> str:
+    """Return what the end of a run, its report and its model card begin with: a paragraph."""
+    return " ".join(filter(None, [results.test.describe(), *_hints(results)]))
+
+
+def next_command(results: RunResults) -> str:
+    """Return the command that classifies a file with the run's model."""
+    return f"finetune predict {quote(results.output_dir)} FILE"
+
+
+def _hints(results: RunResults) -> Iterator[str]:
+    test = results.test
+    if test.samples < FEW_ROWS:
+        yield f"{test.samples:,} rows are few: `--folds 5` would tell more."
+    yield compare_with_validation(results)
+    for name, own in weakest_classes(test)[:1]:
+        words = (
+            f"Weakest: {quote_name(name)}, {round(own.recall * own.support):,} of {own.support:,}"
+        )
+        taken = "".join(
+            f", {count:,} taken for {quote_name(other)}"
+            for other, count in confused_with(test, name)[:1]
+        )
+        yield f"{words}{taken}."
+    yield _advise(results)
+
+
+def _advise(results: RunResults) -> str:
+    """Return which options may help a model with a weakness that some help against."""
+    test, details = results.test, results.details
+    options = ["`--class-weights balanced`"] * (not details.is_balanced)
+    if details.metric_for_best_model == "accuracy" and results.validation:
+        options += ["`--metric-for-best-model macro_f1`", "`mcc`"]
+    largest, found = test.baselines.get("accuracy", 0.0), test.metrics
+    is_lopsided = largest >= LOPSIDED and found["macro_f1"] < found["accuracy"] - GAP_OF_MACRO_F1
+    if options and (is_lopsided or missed_classes(test)):
+        right = [name for name, own in (test.per_class or {}).items() if own.f1]
+        alone = f"It gets {quote_name(right[0])} right alone: " if len(right) == 1 else ""
+        return f"{alone}{' or '.join(options)} may help the classes that it misses."
+    if test.is_better:
+        return ""
+    return (
+        "What may help: more test rows, a longer training, more of the model (`--train-layers`), or"
+        " what `finetune data check` finds."
+    )
+
+
+def weakest_classes(scores: Scores) -> list[tuple[str, ClassScores]]:
+    """Return the classes of which a model misses rows, the surely weakest first.
+
+    They are ordered by the upper end of the interval of their recall: a class of one row, which is
+    missed, is not as surely weak as one of ten.
+    """
+
+    def at_most(own: ClassScores) -> float:
+        return float(wilson_interval(own.recall * own.support, own.support)[1])
+
+    classes = (scores.per_class or {}).items()
+    weak = [(name, own) for name, own in classes if own.support and own.recall < 1]
+    return sorted(weak, key=lambda one: at_most(one[1]))
+
+
+def confused_with(scores: Scores, name: str) -> list[tuple[str, int]]:
+    """Return the classes that rows of a class are taken for, as far as known, the most first."""
+    names = [*(scores.per_class or {})]
+    if not scores.confusion_matrix:
+        return []
+    counts = zip(names, scores.confusion_matrix[names.index(name)], strict=True)
+    others = [(other, count) for other, count in counts if count and other != name]
+    return sorted(others, key=lambda one: -one[1])
+
+
+def compare_with_validation(results: RunResults) -> str:
+    """Return a sentence if validation and test rows differ by more than chance, else nothing.
+
+    That is by the interval of a difference of two fractions. Newcombe, Interval Estimation for the
+    Difference Between Independent Proportions, Statistics in Medicine 1998, method 10.
+    """
+    validation, test = results.validation, results.test
+    shares = [one.metric for one in test.values if one.metric.is_proportion]
+    if not (validation and shares):
+        return ""
+    first, second = (
+        np.array([value, *wilson_interval(value * own.samples, own.samples)])
+        for own in (validation, test)
+        for value in [own.metrics[shares[0].name]]
+    )
+    # Of each, the end of the interval that is nearer to the other.
+    ends = (1, 2) if first[0] > second[0] else (2, 1)
+    slack = np.hypot(first[0] - first[ends[0]], second[0] - second[ends[1]])
+    if abs(first[0] - second[0]) <= slack:
+        return ""
+    words = f"{capitalize(shares[0].title)} is {percent(first[0])} on the validation rows: this"
+    return f"{words} differs from the test by more than chance, so these rows are of another kind."
