@@ -22,6 +22,7 @@ GPUS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("mps",
 OPTIONS_OF_MODE: Mapping[str, Mapping[str, Any]] = {
     "full": {"num_train_epochs": 1},
     "head": {"num_train_epochs": 10, "freeze_core": True},
+    "lora": {"num_train_epochs": 1, "lora_rank": 4, "contrastive": "off"},
 }
 
 

@@ -23,9 +23,10 @@ MODES: dict[str, dict[str, Any]] = {
     "full": {},
     "last-2": {"train_layers": 2},
     "head": {"freeze_core": True},
+    "lora": {"lora_rank": 4},
 }
 # The last step of an epoch has 3 examples, or 1.
-ROWS = {"full": 49, "last-2": 51, "head": 51}
+ROWS = {"full": 49, "last-2": 51, "head": 51, "lora": 51}
 
 
 def losses_of(run: Path) -> list[float]:

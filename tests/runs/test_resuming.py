@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 from tiny_runs import QUICK, have_same_bits, logged_metrics, run_tiny, unfinished_files, weights_of
 
 import finetune
@@ -175,6 +176,24 @@ def test_an_early_stop_is_remembered(tiny_folder: Path, tmp_path: Path) -> None:
     assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
+def test_a_checkpoint_with_lora_holds_what_trains_and_is_resumed_bit_for_bit(
+    tmp_path: Path, tiny_folder: Path
+) -> None:
+    options = {**SHORT, "lora_rank": 4, "lora_dropout": 0.1, "contrastive": "off"}
+    run_tiny(tmp_path / "whole", model=tiny_folder, **options)
+    stop_run(tmp_path / "run", after_step=3, model=tiny_folder, **options)
+    [newest, *_] = RunFolder(tmp_path / "run").checkpoints
+    assert all(
+        ".lora_" in one or "classifier." in one for one in read_checkpoint(newest)[0]["model"]
+    )
+    finetune.run(resume_from_checkpoint=tmp_path / "run")
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
+    adapters = [
+        load_file(path / "adapter/adapter_model.safetensors") for path in tmp_path.iterdir()
+    ]
+    assert have_same_bits(*adapters)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -182,6 +201,7 @@ def test_an_early_stop_is_remembered(tiny_folder: Path, tmp_path: Path) -> None:
         {"learning_rate": 1.0},
         {"model": "minilm"},
         {"freeze_core": True},
+        {"lora_rank": 8},
         {"num_train_epochs": 5},
         {"effective_batch_size": 8},
         {"max_train_samples": 31},

@@ -1,0 +1,100 @@
+"""Adapters in small encoders of each architecture: where they go, how they split and merge."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from tiny_models import ARCHITECTURES, tiny_model
+from torch import nn
+from transformers import PreTrainedModel
+
+from finetune.config.mode import Lora, Mode
+from finetune.errors import ModelUnsupported
+from finetune.model.feature_extractor import split_frozen
+from finetune.model.freeze import freeze_parameters
+from finetune.model.lora import Adapter, add_adapters
+from finetune.model.structure import Structure, encoder_layers, find_structure
+
+
+def adapt(model: PreTrainedModel, *, mode: str = "lora", targets: str = "auto") -> Structure:
+    """Put adapters into a model, with some noise as if they were trained."""
+    lora = Lora(rank=2, alpha=4, dropout=0.0, targets=targets)
+    structure = add_adapters(model, find_structure(model), lora, mode=Mode(mode))
+    freeze_parameters(model, structure, mode=Mode(mode))
+    return structure
+
+
+def logits_of(model: nn.Module) -> torch.Tensor:
+    tokens = torch.arange(10).reshape(2, 5)
+    with torch.inference_mode():
+        logits: torch.Tensor = model.eval()(tokens, attention_mask=torch.ones_like(tokens)).logits
+    return logits
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_what_has_trained_is_merged_and_loaded_by_peft(architecture: str, tmp_path: Path) -> None:
+    model = tiny_model(architecture)
+    structure = adapt(model)
+    with torch.no_grad():
+        for name in structure.adapters | structure.output_layer:
+            model.get_parameter(name).add_(0.1)
+
+    adapter = Adapter.of(model, structure)
+
+    merged = tiny_model(architecture)
+    adapter.merge_into(merged)
+    adapter.write(tmp_path, base="base", revision=None)
+    loaded = PeftModel.from_pretrained(tiny_model(architecture), str(tmp_path))
+    expected = logits_of(model)
+    assert not torch.allclose(expected, logits_of(tiny_model(architecture)), atol=1e-2)
+    assert torch.allclose(logits_of(merged), expected, atol=1e-5)
+    assert torch.allclose(logits_of(loaded), expected, atol=1e-5)
+    assert [*merged.state_dict()] == [*tiny_model(architecture).state_dict()]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_layers_below_the_adapters_run_once(architecture: str) -> None:
+    model = tiny_model(architecture)
+    structure = adapt(model, mode="lora-last-1")
+
+    extractor = split_frozen(model, takes_4d_mask=structure.takes_4d_mask, pads_left=False)
+
+    assert extractor is not None
+    assert model.get_submodule(extractor.split_at) is encoder_layers(model)[2]
+    assert structure.adapters <= structure.layers[2]
+
+
+@pytest.mark.parametrize(
+    ("targets", "modules"),
+    [
+        ("auto", {"query", "key", "value", "dense"}),
+        ("all-linear", {"query", "key", "value", "dense"}),
+        ("query, value", {"query", "value"}),
+        ("intermediate.dense", {"dense"}),
+    ],
+)
+def test_adapters_are_beside_the_modules_that_are_named(targets: str, modules: set[str]) -> None:
+    structure = adapt(tiny_model(), targets=targets)
+
+    assert {name.split(".lora_")[0].rpartition(".")[2] for name in structure.adapters} == modules
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_attention_leaves_the_feed_forward_blocks_alone(architecture: str) -> None:
+    everywhere = adapt(tiny_model(architecture)).adapters
+    attention = adapt(tiny_model(architecture), targets="attention").adapters
+
+    assert set() < attention < everywhere
+
+
+def test_a_model_without_linear_layers_is_refused() -> None:
+    model = tiny_model()
+    structure = find_structure(model)
+    for layer in encoder_layers(model):
+        for name, module in [*layer.named_modules()]:
+            if isinstance(module, nn.Linear):
+                layer.set_submodule(name, nn.Identity())
+
+    with pytest.raises(ModelUnsupported, match="no linear modules"):
+        add_adapters(model, structure, Lora(2, 4, 0.0, "auto"), mode=Mode("lora"))
