@@ -23,8 +23,8 @@ from typing import Any
 from shared import lower_95, measure_process
 
 SIDES = ("ours", "ours-stored", "trainer", "trainer-compiled", "trainer-grouped")
-MODES = ("full", "last-2", "head")
-WARMUP_FRACTION, WEIGHT_DECAY, MAX_TOKENS, CLASSES = 0.1, 0.01, 128, 6
+MODES = ("full", "last-2", "lora", "head")
+WARMUP_FRACTION, WEIGHT_DECAY, MAX_TOKENS, CLASSES, RANK = 0.1, 0.01, 128, 6, 8
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,12 @@ def train_with_finetune(recipe: Recipe, folder: Path, *, cache: Path) -> dict[st
         "output-dir": folder / "run",
         "cache-dir": cache,
     }
-    mode = {"full": [], "last-2": ["--train-layers", "2"], "head": ["--freeze-core"]}[recipe.mode]
+    mode = {
+        "full": [],
+        "last-2": ["--train-layers", "2"],
+        "lora": ["--lora-rank", str(RANK), "--contrastive", "off"],
+        "head": ["--freeze-core"],
+    }[recipe.mode]
     given = [f"--{name}={value}" for name, value in flags.items() if value is not None]
     command = ["-m", "finetune", "run", *given, *mode]
     return measure_side(command, folder / "run" / "all_results.json")
@@ -119,7 +124,15 @@ def run_trainer(recipe: Recipe, *, side: str, found: Path) -> None:
     model = AutoModelForSequenceClassification.from_pretrained(
         recipe.model, num_labels=CLASSES, dtype=torch.float32
     )
-    freeze_parameters(model, find_structure(model), mode=Mode(recipe.mode))
+    if recipe.mode == "lora":
+        from peft import LoraConfig, get_peft_model
+
+        linear = [name for name, one in model.named_modules() if isinstance(one, torch.nn.Linear)]
+        targets = [name for name in linear if ".layer." in name]
+        lora = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=targets, task_type="SEQ_CLS")
+        model = get_peft_model(model, lora)
+    else:
+        freeze_parameters(model, find_structure(model), mode=Mode(recipe.mode))
     encoded = {
         split: rows.map(
             lambda batch: tokenizer(batch["text"], truncation=True, max_length=MAX_TOKENS),
