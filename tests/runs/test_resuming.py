@@ -222,7 +222,7 @@ def test_a_run_without_a_checkpoint_is_refused(stopped_run: Path) -> None:
     shutil.rmtree(stopped_run / "checkpoints")
     with pytest.raises(UsageError, match="no checkpoint") as raised:
         finetune.run(resume_from_checkpoint=stopped_run)
-    assert "--overwrite" in raised.value.remedy
+    assert "overwrite" in raised.value.remedy
 
 
 def test_a_finished_run_gives_its_results_again_and_is_left_as_it_is(
@@ -245,7 +245,7 @@ def test_a_finished_run_can_be_trained_further_in_a_new_folder_beside_it(
     run, emitted = shutil.copytree(whole_run, tmp_path / "run"), list[Event]()
     with pytest.raises(UsageError, match="has trained for 2 epochs"):
         finetune.run(resume_from_checkpoint=run, num_train_epochs=1)
-    with pytest.raises(ConfigurationInvalid, match="--seed changes"):
+    with pytest.raises(ConfigurationInvalid, match="seed changes"):
         finetune.run(resume_from_checkpoint=run, num_train_epochs=3, seed=7)
     monkeypatch.chdir(run)
     results = finetune.run(
@@ -270,7 +270,7 @@ def test_a_finished_run_is_not_trained_further_on_other_data(
     file.write_text(file.read_text().replace("what is 7?", "what is seven?"))
     with pytest.raises(DataDiffers, match=r"rows\.csv") as raised:
         finetune.run(resume_from_checkpoint=run, num_train_epochs=6)
-    assert f"--model {run / 'model'}" in raised.value.remedy
+    assert f"model {run / 'model'}" in raised.value.remedy
     assert not (tmp_path / "run-2").exists()
 
 
@@ -285,7 +285,7 @@ def test_auto_starts_resumes_and_leaves_a_finished_run_alone(
     assert any(isinstance(event, Info) and "after step 3" in event.message for event in emitted)
     run_tiny(run, **options)
     assert_same_run(run, whole_run)
-    with pytest.raises(ConfigurationInvalid, match="--seed changes a run"):
+    with pytest.raises(ConfigurationInvalid, match="seed changes a run"):
         run_tiny(run, **(options | {"seed": 7}))
 
 
