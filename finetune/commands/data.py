@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from finetune.commands import flags
+from finetune.commands.audit import command as audit
 from finetune.commands.console import shorten, show_lines, show_table
 from finetune.config.schema import OPTIONS, Config, ModelConfig
 from finetune.errors import FinetuneError
@@ -127,7 +128,10 @@ def measure_tokens(
 
 @click.group(epilog=EXAMPLES)
 def command() -> None:
-    """Check the data of a run."""
+    """Check the data of a run, and audit its labels."""
+
+
+command.add_command(audit)
 
 
 @command.command(cls=flags.GroupedCommand, epilog=EXAMPLES)

@@ -36,7 +36,7 @@ COMMANDS = {
     "export": "Write a run's model for another runtime: ONNX, Core ML.",
     "push": "Upload a run's model to the Hugging Face Hub.",
     "init": "Write a configuration for a table of texts.",
-    "data": "Check the data of a run: classes, duplicates, leaks, lengths.",
+    "data": "Check a table, and audit it: wrong labels, duplicates, whether it is enough.",
     "find-batch": "Find the largest batch size that fits, and the fastest.",
     "bench": "Time this machine's devices at published workloads, side by side.",
     "cache": "List or delete stored features and token ids.",

@@ -88,6 +88,12 @@ class DataConfig:
     split_column: str | None = _of_tables(None, "Column of splits, or none. Default: by its name.")
     label_names: str | None = _of_tables(None, "File of class names, one a line.", path="file")
     skip_unknown_labels: bool = _of_tables(False, "Skip rows whose label no training row has.")
+    corrections: str | None = _option(
+        None, "File of decisions on labels, suspects.csv of finetune data audit.", path="file"
+    )
+    label_map: str | None = _option(
+        None, "File with a label and its new name in each row, to rename or merge.", path="file"
+    )
     data_dir: str | None = _of_trec(None, "Folder with the raw files of TREC.", path="dir")
     label: Literal["label-coarse", "label-fine"] = _of_trec(
         "label-coarse", "TREC: label-coarse (6 classes) or label-fine (50)."

@@ -33,13 +33,21 @@ class DataSource:
 
 @dataclass(frozen=True)
 class LoadedData:
-    """Splits, ``train`` among them; of a table, the columns that were read, and all."""
+    """Splits, ``train`` among them; of a table, the columns that were read, and all.
+
+    ``row_numbers`` are those of each split's rows in their table, which may have others too.
+    """
 
     splits: DatasetDict
     task: Task
     sources: Sequence[DataSource] = ()
     chosen: Columns = field(default_factory=dict)
     column_names: Sequence[str] = ()
+    row_numbers: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+
+    def numbers_of(self, split: str) -> NDArray[np.int64]:
+        """Return the number of each row of a split in its table, from 0: [rows]."""
+        return self.row_numbers.get(split, np.arange(len(self.splits[split])))
 
     @property
     def columns(self) -> dict[str, str]:

@@ -16,6 +16,7 @@ from datasets import Dataset
 
 from finetune.config.schema import HUB_PREFIX, OPTIONS, DataConfig
 from finetune.data.columns import NO_COLUMN, OtherData
+from finetune.data.corrections import apply_corrections
 from finetune.data.dataset import (
     DataSource,
     LoadedData,
@@ -94,7 +95,7 @@ def load_data(options: DataConfig, *, emit: Emit) -> LoadedData:
     source = "a dataset of the Hub" if is_of_hub else "a file"
     source = options.data if options.data in KNOWN_BY_NAME else source
     _check_options(options, source)
-    return LOADERS[source](options, emit=emit)
+    return apply_corrections(LOADERS[source](options, emit=emit), options, emit=emit)
 
 
 def load_splits(options: DataConfig, *, holds_out: bool = True, emit: Emit) -> LoadedData:
@@ -119,6 +120,7 @@ def load_rows(options: OtherData, *, task: Task, emit: Emit) -> Dataset:
     """Load all rows of other data than a run's, with the labels of the run's task."""
     wanted = replace(
         options, validation_file=None, test_file=None, data_dir=None, split_column=NO_COLUMN,
+        corrections=None,
         task=task.name,
     )  # fmt: skip
     loaded = load_data(wanted, emit=emit)

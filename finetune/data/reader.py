@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pyarrow import types
 
 from finetune.config.schema import DataConfig
@@ -70,18 +71,22 @@ class RawTable:
     Args:
         place: Says where a row, counted from 0, is: ``line 7 of reviews.csv``.
         class_names: The names of all classes of a column, where the file has them.
+        numbers: Which rows of the file these are, from 0; None where it is all of them.
     """
 
     path: Path
     columns: pyarrow.Table
     place: Callable[[int], str]
     class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    numbers: NDArray[np.int64] | None = None
 
     def where(self, is_kept: pyarrow.ChunkedArray) -> "RawTable":
         """Return the rows for which a column of truth values has true."""
         mask = is_kept.to_numpy()
         rows, columns = np.flatnonzero(mask), filter_rows(self.columns, mask)
-        return replace(self, columns=columns, place=lambda row: self.place(int(rows[row])))
+        numbers = rows if self.numbers is None else self.numbers[rows]
+        place = lambda row: self.place(int(rows[row]))  # noqa: E731
+        return replace(self, columns=columns, place=place, numbers=numbers)
 
 
 def join_tables(tables: Sequence[RawTable]) -> RawTable:

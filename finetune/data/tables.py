@@ -129,7 +129,7 @@ def read_tables(
     for finding, remedy in find_missing_names(task.class_names):
         emit(WarningMessage(finding, remedy=remedy))
     _report_garbled(rows["train"]["text"], path=train.path, emit=emit)
-    splits = DatasetDict()
+    splits, row_numbers = DatasetDict(), {}
     for split, own in rows.items():
         unknown = task.find_unknown(own["label"], training=rows["train"]["label"])
         if unknown.null_count < len(unknown):
@@ -138,7 +138,10 @@ def read_tables(
         known = filter_rows(own, unknown.is_null().to_numpy())
         pairs = known["text_pair"] if PAIR in columns else None
         splits[split] = make_dataset(known["text"], known["label"], task=task, pairs=pairs)
-    return LoadedData(splits, task, chosen=columns, column_names=train.columns.column_names)
+        numbers, kept = tables[split].numbers, known["row"].to_numpy()
+        row_numbers[split] = kept if numbers is None else numbers[kept]
+    names = train.columns.column_names
+    return LoadedData(splits, task, chosen=columns, column_names=names, row_numbers=row_numbers)
 
 
 def _report_garbled(texts: pyarrow.ChunkedArray, *, path: Path, emit: Emit) -> None:

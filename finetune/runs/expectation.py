@@ -132,15 +132,17 @@ def _cross_validate(config: Config, rows: Dataset, task: Task) -> Expectation:
     )
 
 
-def prepare_head(config: Config, rows: Dataset, task: Task) -> Preparation:
-    """Prepare what a run with ``--freeze-core`` prepares, of as many rows as take a few seconds."""
+def prepare_head(
+    config: Config, rows: Dataset, task: Task, *, samples: bool = True, emit: Emit = ignore
+) -> Preparation:
+    """Prepare what a run with ``--freeze-core`` does, of a sample that takes a few seconds."""
     options = {name: getattr(config.training, name) for name in KEPT_OPTIONS}
     model = replace(config.model, freeze_core=True, head="whole", train_layers=None)
     if model.long_texts == "windows":
         model = replace(model, long_texts="truncate")
     training = TrainingConfig(check_device=False, **options)
     config = replace(config, model=model, training=training)
-    device = select_device(training.device, emit=ignore)
+    device = select_device(training.device, emit=emit)
     recipe = choose_recipe(config, task, rows=len(rows), processes=1)
     text_model, recipe = load_for_training(config, recipe, task=task, device=device, emit=ignore)
     if not recipe.solves_head:
@@ -148,25 +150,25 @@ def prepare_head(config: Config, rows: Dataset, task: Task) -> Preparation:
     layers = encoder_layers(text_model.model).parameters()
     parameters, limit = sum(one.numel() for one in layers), MAX_ROWS
     while True:
-        if len(rows) > limit:
+        if samples and len(rows) > limit:
             strata = task.strata(_labels(rows, task))
             rows = rows_where(rows, sample_rows(strata, rows=limit, seed=config.data.split_seed))
-        examples = encode_rows(rows, "train", text_model, config=config, emit=ignore)
+        examples = encode_rows(rows, "train", text_model, config=config, emit=emit)
         work = parameters * float(examples.lengths.mean())
         limit = max(int(MAX_WORK / work), MIN_ROWS) if device.is_reference else limit
-        if len(rows) <= limit:
+        if not samples or len(rows) <= limit:
             break
     data = LoadedData(DatasetDict(train=rows), task)
     preparation = Preparation(config, device, data, {"train": examples}, text_model, recipe)
     return preparation.with_precision(emit=ignore)
 
 
-def read_frozen_features(preparation: Preparation) -> LabelledFeatures:
+def read_frozen_features(preparation: Preparation, *, emit: Emit = ignore) -> LabelledFeatures:
     """Return the features of the training rows of ``prepare_head``, from the store or into it."""
     device = preparation.device
     device.choose_attention(longest_tokens=preparation.plan.padded_lengths[-1])
     _, batch_size = make_batch_sizes(preparation, emit=ignore)
-    model, splits = stored_features(preparation, batch_size, emit=ignore)
+    model, splits = stored_features(preparation, batch_size, emit=emit)
     precision = preparation.config.training.precision
     place(model, device.torch_device)
     return read_features(

@@ -112,6 +112,9 @@ def wilson_interval(
 def text_of(row: Mapping[str, Any]) -> str:
     """Return the text, or both texts, of a row of ``predictions.jsonl``; long texts are cut."""
     texts = (row[name] for name in ("text", "text_pair") if name in row)
-    return " | ".join(
-        one if len(one) <= MAX_CHARACTERS else f"{one[:MAX_CHARACTERS]} …" for one in texts
-    )
+    return " | ".join(map(shorten_text, texts))
+
+
+def shorten_text(text: str) -> str:
+    """Return a text, cut if it is long."""
+    return text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]} …"

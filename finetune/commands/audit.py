@@ -1,0 +1,146 @@
+"""``finetune data audit``: which labels may be wrong, what repeats, and whether it is enough."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from finetune.commands import flags
+from finetune.commands.console import shorten, show_lines, show_table
+from finetune.config.schema import OPTIONS, Config
+from finetune.errors import RunFolderNotEmpty, UsageError
+from finetune.events import Emit
+from finetune.ownership import OwnFolder
+
+if TYPE_CHECKING:
+    from finetune.audit.audit import Audit
+
+AUDITS_FOLDER = Path("audits")
+WORST = 10
+EXAMPLES = """\b
+Examples:
+  finetune data audit reviews.csv --model minilm
+  finetune data audit runs/reviews-minilm-full      with run --folds: sharper
+  finetune run --data reviews.csv --corrections audits/reviews/suspects.csv
+"""
+MODEL_OPTIONS = ("model", "revision", "max_length", "pooling", "device", "precision", "cache_dir")
+CONFIG_FILE = "config.yaml"
+
+
+def audit_data(
+    config: Config,
+    *,
+    output_dir: Path | None = None,
+    run: Path | None = None,
+    batch: int = 50,
+    emit: Emit,
+    **options: Any,
+) -> "Audit":
+    """Audit the data of a configuration, with a run's out-of-fold predictions if it has some."""
+    from finetune.audit.audit import audit
+    from finetune.audit.out_of_fold import FILE_NAME
+    from finetune.data.load import source_name
+    from finetune.report.audit import SUSPECTS, files_of
+
+    folder = OwnFolder(output_dir or AUDITS_FOLDER / source_name(config.data.data), "audit")
+    folder.check()
+    _check_undecided(folder.path / SUSPECTS)
+    file = None if run is None else run / FILE_NAME
+    if file is not None and not file.is_file():
+        file = None
+    found = audit(config, out_of_fold=file, batch=batch, emit=emit, **options)
+    folder.write_all(files_of(found, batch=batch))
+    return replace(found, folder=str(folder.path))
+
+
+def _check_undecided(suspects: Path) -> None:
+    """Make sure that no decisions would be lost."""
+    if suspects.is_file():
+        with suspects.open(newline="", encoding="utf-8", errors="replace") as file:
+            if any(row.get("decision") for row in csv.DictReader(file)):
+                raise RunFolderNotEmpty(
+                    f"{suspects} has decisions, which another audit would replace",
+                    remedy="choose another folder with --output-dir",
+                )
+
+
+@click.command("audit", cls=flags.GroupedCommand, epilog=EXAMPLES)
+@click.argument("table", required=False, metavar="[TABLE|RUN]")
+@flags.config_option
+@click.option(
+    "--output-dir", type=flags.PATH, help="Folder to write.  [default: audits/ and the name]"
+)
+@click.option(
+    "--folds",
+    type=click.IntRange(2, 100),
+    default=5,
+    help="Parts, each predicted by heads that saw the others.  [default: 5]",
+)
+@click.option("--unlabelled", type=flags.PATH, help="File of texts, to choose which to label next.")
+@click.option(
+    "--batch", type=click.IntRange(1), default=50, help="Texts to label at a time.  [default: 50]"
+)
+@click.option(
+    "--batches", type=click.IntRange(1), default=5, help="Batches to choose.  [default: 5]"
+)
+@flags.chosen_options(
+    *(one.name for one in OPTIONS.values() if one.section == "data"), *MODEL_OPTIONS
+)
+@flags.with_display
+def command(
+    *,
+    table: str | None,
+    config: str | None,
+    display: flags.Display,
+    output_dir: Path | None,
+    folds: int,
+    unlabelled: Path | None,
+    batch: int,
+    batches: int,
+    **options: Any,
+) -> None:
+    """Find labels that may be wrong, classes to merge, near duplicates, and rows unlike the rest.
+
+    Also whether more rows would help, and which texts to label next. Heads on the frozen encoder
+    predict each row without having seen it; of a RUN made with --folds, its models too.
+    """
+    run = None
+    if table is not None:
+        if options["data"] is not None:
+            raise UsageError("the data is named twice", remedy="name a TABLE, or --data")
+        if (Path(table).expanduser() / CONFIG_FILE).is_file():
+            run = Path(table).expanduser()
+            config = config or str(run / CONFIG_FILE)
+        else:
+            options["data"] = table
+    loaded = flags.load(options, config=config).config
+    display.run(
+        audit_data, _show, config=loaded, output_dir=output_dir, run=run, folds=folds,
+        unlabelled=unlabelled, batch=batch, batches=batches,
+    )  # fmt: skip
+
+
+def _show(found: "Audit") -> None:
+    from finetune.report.audit import label_of, number_of, summarize
+
+    show_lines(f"{found.sampled:,} rows of {found.data}, {len(found.classes)} classes")
+    show_table(("", "what", "rows", "note"), summarize(found).rows, numbers=("rows",))
+    worst = found.suspects[:WORST]
+    if worst:
+        show_lines("labels that are most likely wrong", "")
+        rows = [
+            (
+                number_of(one),
+                shorten(one.text),
+                label_of(one.label),
+                label_of(one.suggested),
+                f"{one.loss:.2f}",
+            )
+            for one in worst
+        ]
+        show_table(("row", "text", "label", "suggested", "loss"), rows, numbers=("row", "loss"))
+    for merge in found.merges[:WORST]:
+        show_lines(f"{merge.label!r} may be {merge.into!r}: {merge.why}")
+    show_lines(*found.notes, f"written: {found.folder}")

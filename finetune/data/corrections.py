@@ -1,0 +1,156 @@
+"""Decisions on labels, and new names of classes, applied to rows as they are loaded."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.compute as pc
+import yaml
+from datasets import DatasetDict
+from numpy.typing import NDArray
+
+from finetune.config.schema import DataConfig
+from finetune.data.dataset import DataSource, LoadedData, column_of, make_dataset, texts_of
+from finetune.data.formats import read_file
+from finetune.errors import DataDiffers, DataError
+from finetune.events import Emit, Info
+from finetune.files import file_sha256
+from finetune.tasks.labels import flat_values, map_values
+
+KEEP, DROP = "keep", "drop"
+COLUMNS = ("decision", "row", "text")
+
+
+def apply_corrections(loaded: LoadedData, options: DataConfig, *, emit: Emit) -> LoadedData:
+    """Return the data with the decisions of ``corrections``, then the names of ``label_map``.
+
+    Raises:
+        DataDiffers: If the text of a row is not the one that was decided on.
+        DataError: If a decision is no class, or a file can't be understood.
+    """
+    if options.corrections is None and options.label_map is None:
+        return loaded
+    labels = {
+        split: loaded.task.decode(column_of(rows, "label")) for split, rows in loaded.splits.items()
+    }
+    kept = {split: np.ones(len(rows), bool) for split, rows in loaded.splits.items()}
+    sources, names = [*loaded.sources], {name: name for name in loaded.task.class_names}
+    if options.corrections is not None:
+        path = Path(options.corrections).expanduser()
+        sources.append(DataSource(str(path), file_sha256(path)))
+        changed = _decide(loaded, path, labels, kept, emit=emit)
+        dropped = sum(int((~mask).sum()) for mask in kept.values())
+        emit(Info(f"{path}: the labels of {changed:,} rows changed, {dropped:,} rows dropped"))
+    if options.label_map is not None:
+        path = Path(options.label_map).expanduser()
+        sources.append(DataSource(str(path), file_sha256(path)))
+        new = _read_map(path, emit=emit)
+        names = {name: new.get(name, name) for name in names}
+        mapped = {name for name in names if names[name] != name}
+        changed = 0
+        for split, own in labels.items():
+            changed += sum(name in mapped for name in flat_values(own).to_pylist())
+            labels[split] = map_values(own, lambda name: names.get(name, name))
+        others = (
+            f"; no row has {', '.join(map(repr, missing))}"
+            if (missing := [*new.keys() - names])
+            else ""
+        )
+        emit(Info(f"{path}: {changed:,} labels of {len(mapped):,} classes renamed{others}"))
+    task = type(loaded.task).of_labels(
+        labels["train"].filter(pyarrow.array(kept["train"])), names=[*dict.fromkeys(names.values())]
+    )
+    splits = DatasetDict()
+    for split, rows in loaded.splits.items():
+        mask, texts = pyarrow.array(kept[split]), texts_of(rows)
+        pairs = texts.pairs and texts.pairs.filter(mask)
+        own = labels[split].filter(mask)
+        splits[split] = make_dataset(texts.texts.filter(mask), own, task=task, pairs=pairs)
+    row_numbers = {split: loaded.numbers_of(split)[mask] for split, mask in kept.items()}
+    return replace(loaded, splits=splits, task=task, sources=sources, row_numbers=row_numbers)
+
+
+def _decide(
+    loaded: LoadedData,
+    path: Path,
+    labels: dict[str, pyarrow.ChunkedArray],
+    kept: dict[str, NDArray[np.bool_]],
+    *,
+    emit: Emit,
+) -> int:
+    """Change ``labels`` and ``kept`` by the decisions of a file; return how many labels changed."""
+    table = read_file(path, DataConfig(), emit=emit).columns
+    if missing := [name for name in COLUMNS if name not in table.column_names]:
+        raise DataError(
+            f"{path} has no column {missing[0]!r}",
+            remedy="take suspects.csv of finetune data audit, and fill in its column decision",
+        )
+    decisions = pc.utf8_trim_whitespace(table["decision"])
+    is_made = pc.and_(pc.not_equal(decisions, ""), pc.not_equal(decisions, KEEP))
+    made = table.set_column(table.column_names.index("decision"), "decision", decisions)
+    made = made.filter(is_made)
+    splits = made["split"].to_pylist() if "split" in made.column_names else ["train"] * len(made)
+    changed = 0
+    for split in dict.fromkeys(splits):
+        if split not in labels:
+            raise DataError(f"{path} has rows of {split!r}, which the data has not", remedy=REMEDY)
+        own = made.filter(pyarrow.array([one == split for one in splits]))
+        rows = _find_rows(loaded, split, own, path)
+        is_drop = np.array([one == DROP for one in own["decision"].to_pylist()])
+        kept[split][rows[is_drop]] = False
+        [parsed] = loaded.task.parse([own["decision"].filter(pyarrow.array(~is_drop))])
+        known = set(loaded.task.class_names)
+        for name in flat_values(parsed).unique().to_pylist() if known else ():
+            if name not in known:
+                raise DataError(
+                    f"{path}: the decision {name!r} is no class of the data",
+                    remedy=f"write {KEEP}, {DROP} or a class: {', '.join(sorted(known)[:20])}",
+                )
+        places = np.arange(len(labels[split]))
+        places[rows[~is_drop]] = len(places) + np.arange(len(parsed))
+        both = pyarrow.chunked_array([*labels[split].chunks, *_chunks(parsed, labels[split].type)])
+        labels[split] = both.take(pyarrow.array(places))
+        changed += len(parsed)
+    return changed
+
+
+REMEDY = "audit the data again, and decide on what it writes"
+
+
+def _chunks(values: pyarrow.ChunkedArray, kind: pyarrow.DataType) -> list[pyarrow.Array]:
+    return pyarrow.chunked_array(values).cast(kind).chunks if len(values) else []
+
+
+def _find_rows(
+    loaded: LoadedData, split: str, decided: pyarrow.Table, path: Path
+) -> NDArray[np.int64]:
+    """Return the places of decided rows in a split; DataDiffers if one has another text now."""
+    numbers, asked = loaded.numbers_of(split), decided["row"].to_pylist()
+    place_of = {number: place for place, number in enumerate(numbers.tolist())}
+    texts = texts_of(loaded.splits[split]).joined
+    places = []
+    for number, text in zip(asked, decided["text"].to_pylist(), strict=True):
+        place = place_of.get(int(number)) if number.isdecimal() else None
+        now = None if place is None else texts[place].as_py()
+        if now is None or now.split() != text.split():
+            found = "is not in the data" if now is None else f"now has the text {now[:60]!r}"
+            raise DataDiffers(
+                f"{path} decides on row {number} of {split} ({text[:60]!r}), which {found}",
+                remedy=REMEDY,
+            )
+        places.append(place)
+    return np.array(places, np.int64)
+
+
+def _read_map(path: Path, *, emit: Emit) -> dict[str, str]:
+    """Return new names by label: of a mapping in YAML or JSON, or a table's first two columns."""
+    if path.suffix in (".yaml", ".yml", ".json"):
+        return {str(old): str(new) for old, new in yaml.safe_load(path.read_text("utf-8")).items()}
+    table = read_file(path, DataConfig(header=True), emit=emit).columns
+    if len(table.column_names) < 2:
+        raise DataError(f"{path} has one column", remedy="write label,new name in each row")
+    first, second, *_ = table.column_names
+    header = [] if first.casefold() in ("label", "from", "old", "class") else [(first, second)]
+    rows = [*header, *zip(table[first].to_pylist(), table[second].to_pylist(), strict=True)]
+    return {old.strip(): new.strip() for old, new in rows if new.strip()}
