@@ -260,7 +260,8 @@ def _describe_pairs(rows: _Rows, pairs: Pairs) -> list[Duplicate]:
     columns = (one.tolist() for one in (pairs.first, pairs.second, pairs.similarity))
     found = []
     for first, second, similarity in zip(*columns, strict=True):
-        both = [labels[first], labels[second]] if labels[first] != labels[second] else []
+        both = [labels[first], labels[second]]
+        both = both if rows.task.class_names and both[0] != both[1] else []
         of = Place(**rows.place(first))
         found.append(Duplicate(**rows.place(second), of=of, similarity=similarity, labels=both))
     return sorted(found, key=lambda own: (not own.labels, -own.similarity))
@@ -282,7 +283,7 @@ def _judge(rows: _Rows, task: Task, features: LabelledFeatures, logits: Logits) 
     """Return suspects, how many labels are wrong, and classes to merge."""
     labels, outputs = features.labels, task.read_logits(logits)
     order, losses = rank_suspects(task, logits, labels)
-    listed = order[: int(np.ceil(LISTED * len(order)))]
+    listed = order[: int(np.ceil(LISTED * len(labels)))]
     given, suggested = task.to_json(labels[listed]), task.to_json(outputs.predicted[listed])
     of_given: Sequence[float | None] = [None] * len(listed)
     of_suggested: Sequence[float | None] = of_given
@@ -297,10 +298,11 @@ def _judge(rows: _Rows, task: Task, features: LabelledFeatures, logits: Logits) 
         wrong = estimate_wrong(probabilities, labels)
         merges = find_merges(task.class_names, probabilities, labels)
     elif task.problem_type == MULTI and probabilities is not None:
-        wrong = _sum([
+        of_classes = [
             estimate_wrong(np.stack([1 - own, own], axis=1), labels[:, number].astype(np.int64))
             for number, own in enumerate(probabilities.T)
-        ])  # fmt: skip
+        ]
+        wrong = _sum([one for one in of_classes if one])
     columns = zip(
         listed.tolist(),
         given,
@@ -319,10 +321,14 @@ def _judge(rows: _Rows, task: Task, features: LabelledFeatures, logits: Logits) 
     return {"suspects": suspects, "estimated_wrong": wrong, "merges": merges}
 
 
-def _sum(intervals: Sequence[Interval]) -> Interval:
+def _sum(intervals: Sequence[Interval]) -> Interval | None:
     """Return the fraction of rows with a wrong label in any class, at most."""
-    ends = [[getattr(one, end) for one in intervals] for end in ("value", "low", "high")]
-    return Interval(*(min(sum(one), 1.0) for one in ends))
+    if not intervals:
+        return None
+    value = min(sum(one.value for one in intervals), 1.0)
+    down = sum((one.value - one.low) ** 2 for one in intervals) ** 0.5
+    up = sum((one.high - one.value) ** 2 for one in intervals) ** 0.5
+    return Interval(value, max(value - down, 0.0), min(value + up, 1.0))
 
 
 def _choose_texts(

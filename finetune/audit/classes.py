@@ -67,17 +67,19 @@ def _plain(name: str) -> str:
 def _alike(names: Sequence[str]) -> set[tuple[int, int]]:
     """Return pairs of names that are equal when a letter, of long ones two, is left out of each.
 
-    That finds letters that are missing, added, changed or exchanged with the next.
+    That finds letters that are missing, added, changed or exchanged with the next. Numbers in
+    names, such as ``level 1``, have to be the same.
     """
-    by_form: defaultdict[str, list[int]] = defaultdict(list)
+    by_form: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for number, name in enumerate(names):
         plain = _plain(name)
         forms = {plain} if plain else {name}
         if len(plain) >= MIN_LETTERS and not plain.isdecimal():
             for _ in range(1 + (len(plain) >= MIN_LETTERS_OF_TWO)):
                 forms |= {one[:at] + one[at + 1 :] for one in forms for at in range(len(one))}
+        digits = re.sub(r"\D", "", plain)
         for form in forms:
-            by_form[form].append(number)
+            by_form[form, digits].append(number)
     return {
         (one, other)
         for numbers in by_form.values()

@@ -54,12 +54,13 @@ def row_errors(task: Task, logits: Logits, labels: Labels) -> NDArray[np.float64
 
 
 def measure_curve(task: Task, rows: LabelledFeatures, groups: NDArray[np.int64]) -> Curve | None:
-    """Solve heads on nested subsets, and fit a power law of the error; None of very few rows."""
+    """Solve heads on nested subsets, and fit a power law of the error; None of too few rows."""
     total = len(rows.labels)
-    if total < MIN_ROWS or len(np.unique(groups)) < DRAWS:
+    largest = min(int(0.8 * total), int(MAX_WORK / (rows.features.shape[1] * rows.outputs)) + 1)
+    is_too_small = largest < max(0.8 * MIN_ROWS, 4 * rows.outputs)
+    if is_too_small or len(np.unique(groups)) < DRAWS:
         return None
     fold = folds_of_groups(rows.groups, groups, folds=DRAWS, seed=0)
-    largest = min(int(0.8 * total), int(MAX_WORK / (rows.features.shape[1] * rows.outputs)) + 1)
     sizes = np.unique(np.geomspace(max(SMALLEST * largest, 10), largest, SIZES).astype(int))
     errors = np.zeros((len(sizes), total))
     trained = np.zeros((len(sizes), len(task.class_names)))
@@ -120,7 +121,8 @@ def _gains(
             continue
         means = (errors[:, own].sum(axis=1) + 0.5) / (len(own) + 1)
         seen = trained[:, number] >= 1
-        mine = _slope(trained[seen, number], means[seen]) if seen.sum() > 1 else slope
+        is_fitted = len(np.unique(trained[seen, number])) > 1
+        mine = _slope(trained[seen, number], means[seen]) if is_fitted else slope
         mine = (len(own) * mine + PRIOR_ROWS * slope) / (len(own) + PRIOR_ROWS)
         error = errors[-1, own].mean()
         more = (len(own) + MORE_OF_A_CLASS) / len(own)

@@ -8,7 +8,7 @@ from finetune.evaluation.statistics import Interval
 from finetune.tasks.base import Labels, Logits, Task
 from finetune.tasks.tables import ERRORS_OF_95
 
-NEIGHBOURS = 3
+NEIGHBOURS, MIN_ROWS = 3, 20
 # Of the rows predicted as a class, and of all rows: the predictions of these are nearly all right,
 # so that their labels show how many are wrong.
 SUREST, SUREST_OF_ALL = 0.3, 0.4
@@ -17,26 +17,31 @@ MODEL_ERRORS = 0.005
 
 
 def rank_suspects(task: Task, logits: Logits, labels: Labels) -> tuple[NDArray[np.int64], Labels]:
-    """Return the rows with the highest loss first, and the loss of every row: each [rows].
+    """Return rows, the highest loss first, and the loss of every row of the table.
 
-    The only row of a class comes last: no head has learned that class without it.
+    The only row of a class is left out: without it no head has learned that class.
     """
     losses = np.asarray(task.evaluation_losses(logits, labels), np.float64)
     rows, classes = task.class_rows(labels)
     is_only = np.zeros(len(labels), bool)
     if len(classes):
         is_only[rows[np.bincount(classes)[classes] == 1]] = True
-    return np.lexsort((-losses, is_only)), losses
+    order = np.argsort(-losses, kind="stable")
+    return order[~is_only[order]], losses
 
 
-def estimate_wrong(probabilities: NDArray[np.float32], labels: NDArray[np.int64]) -> Interval:
-    """Return the fraction of wrong labels with its 95% interval.
+def estimate_wrong(
+    probabilities: NDArray[np.float32], labels: NDArray[np.int64]
+) -> Interval | None:
+    """Return the fraction of wrong labels with its 95% interval; None of too few rows.
 
     Labels are class numbers, [rows]. Where a head is sure, a label that disagrees is nearly always
     wrong: their fraction among the surest rows of each predicted class counts for the whole class.
     Unlike confident learning's joint count (Northcutt et al., JAIR 2021), this takes the rows that
     a head can't classify for no errors: on TREC that count is 2.3% where nothing was exchanged.
     """
+    if len(labels) < MIN_ROWS:
+        return None
     predicted, confidence = probabilities.argmax(axis=1), probabilities.max(axis=1)
     counts = np.bincount(predicted, minlength=probabilities.shape[1])
     order = np.lexsort((-confidence, predicted))

@@ -14,7 +14,7 @@ from finetune.config.schema import DataConfig
 from finetune.data.dataset import DataSource, LoadedData, column_of, make_dataset, texts_of
 from finetune.data.formats import read_file
 from finetune.errors import DataDiffers, DataError
-from finetune.events import Emit, Info
+from finetune.events import Emit, Info, ignore
 from finetune.files import file_sha256
 from finetune.tasks.labels import flat_values, map_values
 
@@ -39,13 +39,13 @@ def apply_corrections(loaded: LoadedData, options: DataConfig, *, emit: Emit) ->
     if options.corrections is not None:
         path = Path(options.corrections).expanduser()
         sources.append(DataSource(str(path), file_sha256(path)))
-        changed = _decide(loaded, path, labels, kept, emit=emit)
+        changed = _decide(loaded, path, labels, kept)
         dropped = sum(int((~mask).sum()) for mask in kept.values())
         emit(Info(f"{path}: the labels of {changed:,} rows changed, {dropped:,} rows dropped"))
     if options.label_map is not None:
         path = Path(options.label_map).expanduser()
         sources.append(DataSource(str(path), file_sha256(path)))
-        new = _read_map(path, emit=emit)
+        new = _read_map(path)
         names = {name: new.get(name, name) for name in names}
         mapped = {name for name in names if names[name] != name}
         changed = 0
@@ -76,11 +76,9 @@ def _decide(
     path: Path,
     labels: dict[str, pyarrow.ChunkedArray],
     kept: dict[str, NDArray[np.bool_]],
-    *,
-    emit: Emit,
 ) -> int:
     """Change ``labels`` and ``kept`` by the decisions of a file; return how many labels changed."""
-    table = read_file(path, DataConfig(), emit=emit).columns
+    table = read_file(path, DataConfig(), emit=ignore).columns
     if missing := [name for name in COLUMNS if name not in table.column_names]:
         raise DataError(
             f"{path} has no column {missing[0]!r}",
@@ -143,14 +141,13 @@ def _find_rows(
     return np.array(places, np.int64)
 
 
-def _read_map(path: Path, *, emit: Emit) -> dict[str, str]:
+def _read_map(path: Path) -> dict[str, str]:
     """Return new names by label: of a mapping in YAML or JSON, or a table's first two columns."""
     if path.suffix in (".yaml", ".yml", ".json"):
         return {str(old): str(new) for old, new in yaml.safe_load(path.read_text("utf-8")).items()}
-    table = read_file(path, DataConfig(header=True), emit=emit).columns
+    table = read_file(path, DataConfig(header=False), emit=ignore).columns
     if len(table.column_names) < 2:
         raise DataError(f"{path} has one column", remedy="write label,new name in each row")
-    first, second, *_ = table.column_names
-    header = [] if first.casefold() in ("label", "from", "old", "class") else [(first, second)]
-    rows = [*header, *zip(table[first].to_pylist(), table[second].to_pylist(), strict=True)]
-    return {old.strip(): new.strip() for old, new in rows if new.strip()}
+    rows = zip(*(column.to_pylist() for column in table.columns[:2]), strict=True)
+    new = {old.strip(): name.strip() for old, name in rows}
+    return {old: name for old, name in new.items() if name and (old, name) != ("label", "into")}

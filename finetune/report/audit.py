@@ -45,7 +45,9 @@ def _rounded(value: float | None) -> str:
 
 def label_of(label: object) -> str:
     """Return a label, or several, as a text."""
-    return "|".join(map(str, label)) if isinstance(label, list) else str(label)
+    if isinstance(label, float):
+        return format_number(label)
+    return "|".join(label) if isinstance(label, list) else str(label)
 
 
 def summarize(audit: Audit) -> Table:

@@ -1,0 +1,73 @@
+"""``finetune data audit``: its files, its JSON, and the way back."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from tiny_runs import Command
+
+WORDS = {
+    "place": ["river", "city", "country", "mountain"],
+    "person": ["who", "author", "wrote", "president"],
+}
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "rows.csv"
+    lines = []
+    for number in range(80):
+        label = ("place", "person")[number % 2]
+        words = WORDS[label]
+        text = f"the {words[number % 4]} of {words[number // 4 % 4]} {number}"
+        lines.append(f"{text},{'person' if number == 10 else label}")
+    path.write_text("\n".join(["text,label", *lines, lines[3].upper().replace("PERSON", "place")]))
+    return path
+
+
+def test_an_audit_writes_its_files_and_corrections_come_back(
+    table: Path, tiny_folder: Path, command: Command
+) -> None:
+    model = ["--model", str(tiny_folder)]
+    found = json.loads(command("data", "audit", str(table), *model, "--json").stdout)
+    assert {"schema_version", "suspects", "merges", "near_duplicates", "leaks", "curve"} <= {*found}
+    assert len(found["suspects"]) == 9
+    assert found["suspects"][0].keys() >= {"row", "label", "suggested", "loss"}
+    assert {10, 80} & {one["row"] for one in found["suspects"]}
+    [double] = [one for one in found["near_duplicates"] if one["labels"]]
+    assert (double["row"], double["of"]["row"]) == (80, 3)
+    folder = Path(found["folder"])
+    assert "<script" in (folder / "audit.html").read_text()
+    suspects = folder / "suspects.csv"
+    with suspects.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    rows[0]["decision"] = "drop"
+    with suspects.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys())
+        writer.writeheader()
+        writer.writerows(rows)
+    checked = command("data", "check", "--data", str(table), *model, "--corrections", str(suspects))
+    assert "1 rows dropped" in checked.stderr
+    again = command("data", "audit", str(table), *model)
+    assert again.exit_code != 0
+    assert "has decisions" in again.stderr
+
+
+def test_a_table_without_labels_is_audited_without_them(
+    table: Path, tiny_folder: Path, command: Command
+) -> None:
+    texts = table.with_name("texts.csv")
+    texts.write_text("text\n" + "\n".join(f"the old river {number // 2}" for number in range(30)))
+    called = command(
+        "data", "audit", str(texts), "--model", str(tiny_folder), "--json",
+        "--unlabelled", str(table), "--batch", "3", "--batches", "2",
+    )  # fmt: skip
+    found = json.loads(called.stdout)
+    assert (found["suspects"], found["curve"]) == ([], None)
+    assert len(found["near_duplicates"]) >= 15
+    with (Path(found["folder"]) / "to_label.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["batch"] for row in rows] == ["1"] * 3 + ["2"] * 3
+    assert {row["label"] for row in rows} == {""}
