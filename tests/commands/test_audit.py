@@ -31,7 +31,7 @@ def test_an_audit_writes_its_files_and_corrections_come_back(
     table: Path, tiny_folder: Path, command: Command
 ) -> None:
     model = ["--model", str(tiny_folder)]
-    found = json.loads(command("data", "audit", str(table), *model, "--json").stdout)
+    found = json.loads(command("data", "audit", str(table), *model, "--json").output)
     assert {"schema_version", "suspects", "merges", "near_duplicates", "leaks", "curve"} <= {*found}
     assert len(found["suspects"]) == 9
     assert found["suspects"][0].keys() >= {"row", "label", "suggested", "loss"}
@@ -49,10 +49,10 @@ def test_an_audit_writes_its_files_and_corrections_come_back(
         writer.writeheader()
         writer.writerows(rows)
     checked = command("data", "check", "--data", str(table), *model, "--corrections", str(suspects))
-    assert "1 rows dropped" in checked.stderr
+    assert "1 rows dropped" in checked.errors
     again = command("data", "audit", str(table), *model)
-    assert again.exit_code != 0
-    assert "has decisions" in again.stderr
+    assert again.code != 0
+    assert "has decisions" in again.errors
 
 
 def test_a_table_without_labels_is_audited_without_them(
@@ -64,7 +64,7 @@ def test_a_table_without_labels_is_audited_without_them(
         "data", "audit", str(texts), "--model", str(tiny_folder), "--json",
         "--unlabelled", str(table), "--batch", "3", "--batches", "2",
     )  # fmt: skip
-    found = json.loads(called.stdout)
+    found = json.loads(called.output)
     assert (found["suspects"], found["curve"]) == ([], None)
     assert len(found["near_duplicates"]) >= 15
     with (Path(found["folder"]) / "to_label.csv").open() as file:
