@@ -44,6 +44,8 @@ class Options(TypedDict, total=False):
     split_column: str | None
     label_names: AnyPath | None
     skip_unknown_labels: bool
+    corrections: AnyPath | None
+    label_map: AnyPath | None
     data_dir: AnyPath | None
     label: Literal["label-coarse", "label-fine"]
     max_train_samples: int | None

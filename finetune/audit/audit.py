@@ -12,11 +12,9 @@ from datasets import Dataset, DatasetDict, concatenate_datasets
 from numpy.typing import NDArray
 
 from finetune.audit.classes import Merge, find_merges
-from finetune.audit.curve import Curve, measure_curve
+from finetune.audit.curve import Curve, choose_to_label, measure_curve
 from finetune.audit.duplicates import MAX_COMPARED_ROWS, Pairs, find_near_duplicates
 from finetune.audit.heads import count_tokens, predict_out_of_fold
-from finetune.audit.labelling import choose_to_label
-from finetune.audit.out_of_fold import read_out_of_fold
 from finetune.audit.outliers import find_outliers
 from finetune.audit.suspects import estimate_wrong, nearest_rows, rank_suspects
 from finetune.config.schema import Config, DataConfig
@@ -35,6 +33,7 @@ from finetune.errors import DataError
 from finetune.evaluation.statistics import Interval
 from finetune.events import Emit, Info, WarningMessage, stage
 from finetune.runs.expectation import prepare_head, read_frozen_features
+from finetune.runs.folds import read_out_of_fold
 from finetune.tasks.base import Logits, Task
 from finetune.tasks.metrics import MULTI, SINGLE
 from finetune.tasks.regression import Regression
@@ -45,7 +44,9 @@ MAX_ROWS = 100_000
 # The fraction of rows that is listed as suspects.
 LISTED = 0.1
 # Of the mean with the heads' logits.
-RUN_WEIGHT = 0.5
+# The order in which a cross-validation counts rows.
+SPLITS = ("train", "validation", "test")
+RUN_WEIGHT, LOWEST = 0.5, 1e-6
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def audit(
 
     Args:
         folds: Parts of the rows; a part's predictions are those of heads that saw the others.
-        out_of_fold: Such predictions of fine-tuned models, that go into the mean with the heads'.
+        out_of_fold: The folder of a cross-validation, whose models' logits go into the mean.
         unlabelled: Texts of which those to label next are chosen, ``batches`` times ``batch``.
     """
     with stage("data", emit):
@@ -195,9 +196,8 @@ def audit(
         with stage("heads", emit):
             tokens = count_tokens(preparation.examples["train"], outputs=features.outputs)
             logits = predict_out_of_fold(features, tokens, groups, folds=folds)
-        if out_of_fold is not None:
-            logits, note = _mix(rows, task, logits, out_of_fold)
-            notes.append(note)
+        if out_of_fold is not None and len(table) == total:
+            logits = _mix(logits, out_of_fold, task)
         with stage("curve", emit):
             curve = measure_curve(task, features, groups)
         found = replace(found, curve=curve, **_judge(rows, task, features, logits))
@@ -223,7 +223,7 @@ def _load_rows(config: Config, *, emit: Emit) -> tuple[_Rows, int]:
         ):
             raise
         loaded, has_labels = _load_texts(config.data, error, emit=emit), False
-    tables = dict(loaded.splits)
+    tables = {name: loaded.splits[name] for name in SPLITS if name in loaded.splits}
     table, task = concatenate_datasets(list(tables.values())), loaded.task
     splits = np.repeat([*tables], [*map(len, tables.values())])
     numbers = np.concatenate([loaded.numbers_of(split) for split in tables])
@@ -267,16 +267,20 @@ def _describe_pairs(rows: _Rows, pairs: Pairs) -> list[Duplicate]:
     return sorted(found, key=lambda own: (not own.labels, -own.similarity))
 
 
-def _mix(rows: _Rows, task: Task, logits: Logits, path: Path) -> tuple[Logits, str]:
-    """Return the mean of the heads' logits with those of a run's models, for the rows they have."""
-    given = read_out_of_fold(path, task)
-    places = zip(rows.splits.tolist(), rows.numbers.tolist(), strict=True)
-    mixed, count = logits.copy(), 0
-    for number, place in enumerate(places):
-        if place in given:
-            mixed[number] = (1 - RUN_WEIGHT) * logits[number] + RUN_WEIGHT * given[place]
-            count += 1
-    return mixed, f"out-of-fold predictions of fine-tuned models for {count:,} rows: {path}"
+def _mix(logits: Logits, path: Path, task: Task) -> Logits:
+    """Return the mean of the heads' logits with those of a cross-validation of the same rows."""
+    found = read_out_of_fold(path)
+    given = found.outputs.probabilities
+    if given is None or list(found.task.class_names) != list(task.class_names):
+        return logits
+    chances = np.clip(given, LOWEST, 1 - LOWEST)
+    of_run = np.log(chances) - (np.log1p(-chances) if task.problem_type == MULTI else 0)
+    mixed = logits.copy()
+    # The rows of a test file come last, and are in no fold.
+    here = found.rows < len(logits)
+    rows = found.rows[here]
+    mixed[rows] = (1 - RUN_WEIGHT) * logits[rows] + RUN_WEIGHT * of_run[here]
+    return mixed
 
 
 def _judge(rows: _Rows, task: Task, features: LabelledFeatures, logits: Logits) -> dict[str, Any]:

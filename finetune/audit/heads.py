@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.sparse import csr_matrix
 
+from finetune.data.split import find_folds
 from finetune.tokenization.examples import Examples
 from finetune.training.linear_head import (
     TRIED_GRADIENT,
@@ -69,18 +70,6 @@ def _ngrams(examples: Examples) -> Iterator[tuple[NDArray[np.int64], NDArray[np.
             yield rows[np.nonzero(is_there)[0]], codes[is_there]
 
 
-def folds_of_groups(
-    strata: NDArray[np.int64], groups: NDArray[np.int64], *, folds: int, seed: int
-) -> NDArray[np.int64]:
-    """Return the fold of each row, [rows]: rows of a group share one, strata are spread evenly."""
-    _, first, group = np.unique(groups, return_index=True, return_inverse=True)
-    order = np.random.default_rng(seed).permutation(len(first))
-    order = order[np.argsort(strata[first][order], kind="stable")]
-    fold = np.empty(len(first), np.int64)
-    fold[order] = np.arange(len(first)) % folds
-    return fold[group]
-
-
 def predict_out_of_fold(
     rows: LabelledFeatures, tokens: csr_matrix, groups: NDArray[np.int64], *, folds: int
 ) -> NDArray[np.float32]:
@@ -92,7 +81,7 @@ def predict_out_of_fold(
     seeds = SEEDS if rows.features.size * rows.outputs <= MAX_WORK else 1
     total = np.zeros((len(rows.labels), rows.outputs), np.float32)
     for seed in range(seeds):
-        fold = folds_of_groups(rows.groups, groups, folds=folds, seed=seed)
+        fold = find_folds(groups, rows.groups, folds=folds, seed=seed)
         for number in range(folds):
             train, test = np.flatnonzero(fold != number), np.flatnonzero(fold == number)
             training = rows.select(train)

@@ -1,6 +1,7 @@
 """``finetune data audit``: which labels may be wrong, what repeats, and whether it is enough."""
 
 import csv
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,9 +11,10 @@ import click
 from finetune.commands import flags
 from finetune.commands.console import shorten, show_lines, show_table
 from finetune.config.schema import OPTIONS, Config
-from finetune.errors import RunFolderNotEmpty, UsageError
+from finetune.errors import DataError, RunFolderNotEmpty
 from finetune.events import Emit
 from finetune.ownership import OwnFolder
+from finetune.runs.folder import FoldsFolder, find_several
 
 if TYPE_CHECKING:
     from finetune.audit.audit import Audit
@@ -22,35 +24,29 @@ WORST = 10
 EXAMPLES = """\b
 Examples:
   finetune data audit reviews.csv --model minilm
-  finetune data audit runs/reviews-minilm-full      with run --folds: sharper
+  finetune data audit runs/reviews-minilm-full      after run --folds: sharper
   finetune run --data reviews.csv --corrections audits/reviews/suspects.csv
 """
 MODEL_OPTIONS = ("model", "revision", "max_length", "pooling", "device", "precision", "cache_dir")
-CONFIG_FILE = "config.yaml"
 
 
 def audit_data(
     config: Config,
     *,
     output_dir: Path | None = None,
-    run: Path | None = None,
     batch: int = 50,
     emit: Emit,
     **options: Any,
 ) -> "Audit":
     """Audit the data of a configuration, with a run's out-of-fold predictions if it has some."""
     from finetune.audit.audit import audit
-    from finetune.audit.out_of_fold import FILE_NAME
     from finetune.data.load import source_name
     from finetune.report.audit import SUSPECTS, files_of
 
     folder = OwnFolder(output_dir or AUDITS_FOLDER / source_name(config.data.data), "audit")
     folder.check()
     _check_undecided(folder.path / SUSPECTS)
-    file = None if run is None else run / FILE_NAME
-    if file is not None and not file.is_file():
-        file = None
-    found = audit(config, out_of_fold=file, batch=batch, emit=emit, **options)
+    found = audit(config, batch=batch, emit=emit, **options)
     folder.write_all(files_of(found, batch=batch))
     return replace(found, folder=str(folder.path))
 
@@ -67,7 +63,7 @@ def _check_undecided(suspects: Path) -> None:
 
 
 @click.command("audit", cls=flags.GroupedCommand, epilog=EXAMPLES)
-@click.argument("table", required=False, metavar="[TABLE|RUN]")
+@flags.file_argument
 @flags.config_option
 @click.option(
     "--output-dir", type=flags.PATH, help="Folder to write.  [default: audits/ and the name]"
@@ -91,7 +87,7 @@ def _check_undecided(suspects: Path) -> None:
 @flags.with_display
 def command(
     *,
-    table: str | None,
+    file: str | None,
     config: str | None,
     display: flags.Display,
     output_dir: Path | None,
@@ -103,23 +99,28 @@ def command(
 ) -> None:
     """Find labels that may be wrong, classes to merge, near duplicates, and rows unlike the rest.
 
+    FILE is what finetune run takes: a table, a configuration, a run.
+
     Also whether more rows would help, and which texts to label next. Heads on the frozen encoder
-    predict each row without having seen it; of a RUN made with --folds, its models too.
+    predict each row without having seen it; after run --folds, its models too.
     """
-    run = None
-    if table is not None:
-        if options["data"] is not None:
-            raise UsageError("the data is named twice", remedy="name a TABLE, or --data")
-        if (Path(table).expanduser() / CONFIG_FILE).is_file():
-            run = Path(table).expanduser()
-            config = config or str(run / CONFIG_FILE)
-        else:
-            options["data"] = table
-    loaded = flags.load(options, config=config).config
-    display.run(
-        audit_data, _show, config=loaded, output_dir=output_dir, run=run, folds=folds,
-        unlabelled=unlabelled, batch=batch, batches=batches,
-    )  # fmt: skip
+    from finetune.commands.init import guess_options
+
+    several = None if file is None else find_several(Path(file).expanduser())
+    out_of_fold = several.path if isinstance(several, FoldsFolder) else None
+    if several is not None and out_of_fold is not None:
+        file = str(several.run(several.numbers[0]).path)
+
+    def audit_file(*, emit: Emit) -> "Audit":
+        loaded = flags.load(options, file=file, config=config)
+        with suppress(DataError):  # of a table without labels
+            loaded = guess_options(loaded, emit=emit)
+        return audit_data(
+            loaded.config, output_dir=output_dir, folds=folds, out_of_fold=out_of_fold,
+            unlabelled=unlabelled, batch=batch, batches=batches, emit=emit,
+        )  # fmt: skip
+
+    display.run(audit_file, _show)
 
 
 def _show(found: "Audit") -> None:

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from finetune.audit.classes import find_merges
-from finetune.audit.curve import measure_curve
-from finetune.audit.labelling import choose_to_label
+from finetune.audit.curve import choose_to_label, measure_curve
 from finetune.tasks.single import Single
 from finetune.training.linear_head import LabelledFeatures
 

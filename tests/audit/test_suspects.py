@@ -6,7 +6,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
-from finetune.audit.heads import folds_of_groups, predict_out_of_fold
+from finetune.audit.heads import predict_out_of_fold
 from finetune.audit.suspects import estimate_wrong, nearest_rows, rank_suspects
 from finetune.tasks.single import Single
 from finetune.training.linear_head import LabelledFeatures
@@ -58,13 +58,6 @@ def test_the_only_row_of_a_class_is_no_suspect() -> None:
     logits = np.zeros((5, 3), np.float32)
     order, _ = rank_suspects(TASK, logits, np.array([0, 0, 1, 1, 2]))
     assert sorted(order.tolist()) == [0, 1, 2, 3]
-
-
-def test_groups_stay_in_one_fold_and_classes_are_spread() -> None:
-    strata, groups = np.arange(60) % 2, np.arange(60) // 2
-    fold = folds_of_groups(strata, groups, folds=5, seed=0)
-    assert all(len(set(fold[groups == group].tolist())) == 1 for group in range(30))
-    assert np.bincount(fold).tolist() == [12] * 5
 
 
 def test_the_nearest_rows_carry_the_class_and_are_others() -> None:
