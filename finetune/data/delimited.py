@@ -5,11 +5,10 @@ import io
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, islice, takewhile
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import pyarrow
 import pyarrow.compute as pc
@@ -55,15 +54,7 @@ class Delimited:
     text: TextFile
     delimiter: str
     quote: str
-    lines_above: int = 0
     skips_spaces: bool = False
-
-    @contextmanager
-    def open(self) -> Iterator[TextIO]:
-        """Open the file where the table begins."""
-        with self.text.open() as lines:
-            deque(islice(lines, self.lines_above), maxlen=0)
-            yield lines
 
     def reader(self, lines: Iterable[str]) -> Any:
         """Return Python's reader of the lines."""
@@ -75,9 +66,9 @@ class Delimited:
 
     def values(self) -> Iterator[NumberedValues]:
         """Yield each row that is not blank, the first of which says how many values a row has."""
-        with self.open() as lines:
+        with self.text.open() as lines:
             reader = self.reader(lines)
-            count, line_before = 0, self.lines_above
+            count, line_before = 0, 0
             try:
                 for row in reader:
                     if len(row) > 1 or "".join(row).strip():
@@ -88,7 +79,7 @@ class Delimited:
                             found = f"{len(row)} values instead of {count}, as the first row"
                             raise csv.Error(found)
                         yield line_before + 1, row
-                    line_before = self.lines_above + reader.line_num
+                    line_before = reader.line_num
             except csv.Error as error:
                 remedy = 'put values with a delimiter, quotes or a line end in quotes: "a ""b"", c"'
                 raise DataUnreadable(
@@ -129,11 +120,15 @@ def _open(content: Content, options: DataConfig, emit: Emit) -> Delimited:
         sample = file.read(SAMPLE_CHARACTERS)
     delimiter, lines_above = _find_delimiter(sample, text)
     quote = _find_quote(sample, delimiter)
-    skips_spaces = re.search(rf"{quote}{re.escape(delimiter)} +{quote}", sample) is not None
+    between = rf"(?<!{quote}){quote}{re.escape(delimiter)} +{quote}(?!{quote})"
+    skips_spaces = re.search(between, sample) is not None
     emit(Info(f"reading {text.path}: encoding {text.encoding}, delimiter {DELIMITERS[delimiter]}"))
-    table = Delimited(text, delimiter, quote, lines_above, skips_spaces)
     if lines_above:
         emit(Info(f"{lines_above} lines above the table in {text.path} are left out"))
+        below = "".join(text.pieces()).split("\n", lines_above)[-1]
+        blanked = ("\n" * lines_above + below).encode()
+        text = TextFile(replace(content, unpacked=blanked), "utf-8")
+    table = Delimited(text, delimiter, quote, skips_spaces)
     if quote == "'":
         emit(Info(f"values of {text.path} are in single quotes"))
     if text.has_bytes(f"\\{quote}".encode()) and not table.is_right():
@@ -180,13 +175,11 @@ def _read_columns(table: Delimited, options: DataConfig, emit: Emit) -> pyarrow.
         raise csv.Error("Arrow skips no spaces before quotes")
     has_quotes = bool(table.quote) and table.text.has_bytes(table.quote.encode())
     if has_quotes:  # Arrow accepts characters behind a closing quote
-        with table.open() as lines:
+        with table.text.open() as lines:
             deque(table.reader(lines), maxlen=0)
     batches = arrow_csv.open_csv(
         table.text.open_for_arrow(),
-        read_options=arrow_csv.ReadOptions(
-            block_size=BLOCK_BYTES, column_names=names, skip_rows=table.lines_above
-        ),
+        read_options=arrow_csv.ReadOptions(block_size=BLOCK_BYTES, column_names=names),
         parse_options=arrow_csv.ParseOptions(
             delimiter=table.delimiter,
             quote_char=table.quote if has_quotes else False,
@@ -215,7 +208,7 @@ def _find_delimiter(sample: str, text: TextFile) -> tuple[str, int]:
     many values. Of several delimiters, commas go first in a ``.csv`` and tabs elsewhere, since
     texts have commas.
     """
-    if found := re.match(r"sep=(.)\r?\n", sample):  # of Excel
+    if found := re.match(r"sep=([,;|\t])\r?\n", sample):  # of Excel
         return found[1], 1
 
     def score(delimiter: str) -> tuple[float, int]:
