@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from finetune.errors import DataNotFound, DataUnreadable
+from finetune.errors import DataNotFound
 from finetune.events import Emit, Info, WarningMessage, ignore
 from finetune.files import is_there
 
@@ -51,21 +51,20 @@ def read_rows(
 ) -> Iterator[list[Row]]:
     """Return the texts of a table's text column, or the lines of another file, as they are read."""
     from finetune.data.encoding import find_text
-    from finetune.data.formats import PACKED_SUFFIXES, SUFFIXES
-    from finetune.data.packed import Content
+    from finetune.data.formats import TABLE_SUFFIXES
+    from finetune.data.packed import Content, unpack
 
     if os.path.isdir(path):  # no error where a name is too long
         remedy = "name a table, or a file with one text per line"
         raise DataNotFound(f"{path} is a folder", remedy=remedy)
     if not is_there(path):
         raise DataNotFound(f"there is no file {path}", remedy="check the name after --data")
-    suffix = path.suffix.lower()
-    if suffix in PACKED_SUFFIXES and (as_lines or path.stem.lower().endswith(".txt")):
-        raise DataUnreadable(f"the lines of {path} are compressed", remedy="unpack it")
-    if suffix in (*SUFFIXES, *PACKED_SUFFIXES, ".json") and not as_lines:
+    is_table = path.suffix.lower() in TABLE_SUFFIXES and path.suffixes[-2:-1] != [".txt"]
+    if is_table and not as_lines:
         return _read_table(path, options, reads_pairs=reads_pairs, emit=emit)
     content, encoding = Content(path), options.encoding
     if path.is_file():
+        content = unpack(path)
         encoding = find_text(content, encoding=encoding, emit=emit).encoding
     return read_lines(content.open(), name=str(path), encoding=encoding)
 

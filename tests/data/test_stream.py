@@ -1,5 +1,6 @@
 """Texts to classify, piece by piece."""
 
+import gzip
 import io
 import tracemalloc
 from pathlib import Path
@@ -28,7 +29,6 @@ def rows_of(path: Path, *, as_lines: bool = False, **options: str | bool | None)
         ("rows.jsonl", '{"text": "one"}\n{"text": \n', "line 2"),
         ("rows.parquet", "text", "not Parquet"),
         ("rows.csv", "text,id\n,1\n", "no texts"),
-        ("rows.txt.gz", "one", "compressed"),
     ],
 )
 def test_a_table_that_does_not_parse_is_refused(
@@ -115,6 +115,11 @@ def test_memory_does_not_grow_with_the_rows(name: str, row: str, tmp_path: Path)
 
     peak_bytes(1)  # imports too
     assert peak_bytes(40_000) < 1.2 * peak_bytes(20_000)
+
+
+def test_packed_lines_are_unpacked(tmp_path: Path) -> None:
+    (tmp_path / "rows.txt.gz").write_bytes(gzip.compress("schön\n\nfein\n".encode()))
+    assert rows_of(tmp_path / "rows.txt.gz") == [Row("schön"), Row("fein")]
 
 
 def test_what_is_no_text_is_not_classified(tmp_path: Path) -> None:
