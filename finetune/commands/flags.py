@@ -24,6 +24,16 @@ from finetune.runs.folder import RunFolder, find_latest, find_several, open_run_
 if TYPE_CHECKING:
     from finetune.config.load import LoadedConfig
 
+# Commands with more options of the schema show these, those of a first run.
+MAX_OPTIONS_IN_HELP = 20
+FIRST_OPTIONS = {
+    *("text_column", "label_column", "test_file", "model", "freeze_core", "train_layers", "seed"),
+    *("max_length", "device", "batch_size", "learning_rate", "num_train_epochs", "output_dir"),
+    "overwrite",
+}
+RARE_OPTIONS = {"config", "processes", "keep_models", "accept_changes", "no_progress", "debug"}
+HELP_ALL = "finetune.help_all"
+_SECTIONS = (*dict.fromkeys(one.section for one in OPTIONS.values()), "with --data trec")
 T = TypeVar("T")
 Command = Callable[..., Any]
 Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
@@ -167,20 +177,46 @@ def accept_changes(*paths: Path) -> None:
 
 
 class GroupedCommand(click.Command):
-    """Lists its own options first, then those of the schema under the names of their sections."""
+    """Of many options, ``--help`` lists those of a first run, ``--help-all`` all in groups."""
+
+    def get_params(self, context: click.Context) -> list[click.Parameter]:
+        """Return the parameters, ``--help-all`` among them where it has more to say."""
+        params = super().get_params(context)
+        is_long = sum(one.name in OPTIONS for one in params) > MAX_OPTIONS_IN_HELP
+        return [*params, _help_all] if is_long else params
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write a list of options for each group."""
+        """Write a list of options or, of all, one for each section of the schema."""
+        params = [one for one in self.get_params(context) if isinstance(one, click.Option)]
+        is_short = _help_all in params and HELP_ALL not in context.meta
+        hidden = RARE_OPTIONS | OPTIONS.keys() - FIRST_OPTIONS
         groups: dict[str, list[tuple[str, str]]] = {"options": []}
-        groups |= {option.section: [] for option in OPTIONS.values()}
-        for parameter in self.get_params(context):
-            if (record := parameter.get_help_record(context)) is not None:
-                option = OPTIONS.get(parameter.name or "")
-                groups[option.section if option else "options"].append(record)
-        for name, records in groups.items():
-            if records:
-                with formatter.section(name.capitalize()):
-                    formatter.write_dl(records)
+        for parameter in params:
+            option = OPTIONS.get(parameter.name or "")
+            if is_short and parameter.name in hidden:
+                continue
+            flag, text = parameter.get_help_record(context) or ("", "")
+            group = option.section if option and not is_short else "options"
+            if option and option.goes_with == ("trec",):
+                group = "with --data trec"
+            short = (flag.partition(" / --no-")[0], text)
+            groups.setdefault(group, []).append(short if is_short else (flag, text))
+        for name in sorted(groups, key=["options", *_SECTIONS].index):
+            with formatter.section(name.capitalize()):
+                formatter.write_dl(groups[name])
+
+
+def _show_all_help(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    if is_asked:
+        context.meta[HELP_ALL] = True
+        click.echo(context.get_help())
+        context.exit()
+
+
+_help_all = click.Option(
+    ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all_help,
+    help="Show all options, in groups, and exit.",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,10 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
+  finetune run reviews.csv                    a classifier of your texts
   finetune run                                BERT-base on TREC, from the Hub
+  finetune run offline                        the recipe of that name: no network
   finetune run --freeze-core --device mps     only its head, on a Mac's GPU
-  finetune run --config offline               without a network
   finetune run --freeze-core --seeds 5        mean and interval of five seeds
   finetune run --freeze-core --folds 5        cross-validation: tests all rows
 """
@@ -211,8 +212,8 @@ def dry_run(config: "Config", *, emit: Emit) -> dict[str, Any]:
     "--resume-from-checkpoint",
     metavar="RUN",
     shell_complete=flags.completes("dir", ["auto"]),
-    help="Resume the run in this folder; auto resumes the one in --output-dir, or the newest "
-    "of its default name that has not finished, and starts a new run if there is none.",
+    help="Resume the run in this folder; auto: the one in --output-dir, or the newest of its "
+    "default name that has not finished, or else a new run.",
 )
 @click.option(
     "--seeds",

@@ -323,7 +323,7 @@ class CacheConfig:
 class SearchConfig:
     """How a batch size is searched for, by ``find-batch`` and by ``--batch-size auto``."""
 
-    memory: str | None = _option(None, "Memory to use, such as 4GiB. Default: all free.")
+    memory: str | None = _option(None, "Memory for batch sizes, such as 4GiB. Default: all free.")
     time_limit: Positive = _option(300.0, "Maximum seconds of the search for each device and mode.")
 
 

@@ -4,10 +4,11 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from tiny_runs import Command
 
-from finetune.commands.flags import config_options, given
+from finetune.commands.flags import FIRST_OPTIONS, config_options, given
 from finetune.commands.run import command as run_command
-from finetune.config.schema import OPTIONS
+from finetune.config.schema import OPTIONS, flag_of
 
 
 @click.command()
@@ -56,3 +57,17 @@ def test_every_option_of_the_schema_is_a_flag_of_run_with_its_default_in_the_hel
             assert f"[default: {option.default}]" in str(flag.help)
     options = [one for one in flags.values() if isinstance(one, click.Option)]
     assert [one.name for one in options if not one.help] == []
+
+
+@pytest.mark.parametrize("columns", ["80", "100"])
+def test_the_help_of_run_fits_a_screen_and_help_all_lists_every_option(
+    columns: str, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    short, full = command("run", "--help").output, command("run", "--help-all").output
+    assert len(short.splitlines()) <= 60
+    assert all(f"{flag_of(name)} " in short for name in FIRST_OPTIONS)
+    assert all(option.flag in full for option in OPTIONS.values())
+    *_, trec = full.split("With --data trec:")
+    assert "--data-dir" in trec
+    assert "--data-dir" not in short
