@@ -1,8 +1,10 @@
 """The command ``finetune``: its commands, imported when they are called, and its exit codes."""
 
+import difflib
 import importlib
 import io
 import os
+import shlex
 import socket
 import sys
 import time
@@ -30,6 +32,7 @@ from finetune.training.interruption import StopRequest, signal_of, stop_on_signa
 COMMANDS = {
     "run": "Fine-tune a classifier and write a run folder.",
     "evaluate": "Evaluate a run's model on a split of its data.",
+    "runs": "List the runs in a folder, the newest first.",
     "compare": "Compare runs on the same test rows: metrics, options, rows that differ.",
     "predict": "Classify texts with a run's model.",
     "report": "Write a run's report and model card anew.",
@@ -51,6 +54,30 @@ Examples:
   finetune predict runs/demo "Would buy it again"   classify with it
 """
 _OTHERS_FIRST_SECONDS = 1.0
+# What other tools call a command, or what may be typed in its place.
+MEANT_COMMANDS = {
+    "run": ("train", "fit", "finetune", "fine-tune", "start", "repeat", "tune"),
+    "run --resume-from-checkpoint auto": ("resume", "continue"),
+    "runs": ("ls", "list", "history", "models-trained"),
+    "evaluate": ("eval", "score", "validate"),
+    "predict": ("classify", "infer", "inference", "serve", "label"),
+    "compare": ("diff", "leaderboard"),
+    "push": ("upload", "publish"),
+    "data check": ("check", "inspect", "stats"),
+    "find-batch": ("batch", "batch-size", "find-batch-size", "memory"),
+    "bench": ("benchmark", "speed"),
+    "doctor": ("info", "env", "devices", "diagnose"),
+    "config ls": ("recipes", "configs"),
+    "--help": ("help",),
+}
+# The same of options that are no part of a configuration, or were called otherwise before.
+MEANT_OPTIONS = {
+    **dict.fromkeys(("resume", "checkpoint", "continue"), "resume_from_checkpoint"),
+    **dict.fromkeys(("cv", "k_fold", "kfold", "cross_validation"), "folds"),
+    **dict.fromkeys(("num_gpus", "gpus", "nproc_per_node"), "num_processes"),
+    **dict.fromkeys(("format", "as_json"), "json"),
+    **{"file": "data", "f": "data", "rows": "limit", "mode": "head"},
+}
 
 
 class _LazyGroup(click.Group):
@@ -61,6 +88,22 @@ class _LazyGroup(click.Group):
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         return _import_command(name) if name in COMMANDS else None
+
+    def resolve_command(self, context: click.Context, args: list[str]) -> Any:
+        """Return the command that is named, or name the one that was meant."""
+        name = args[0]
+        if name in COMMANDS or name.startswith("-"):
+            return super().resolve_command(context, args)
+        words = {word: command for command, own in MEANT_COMMANDS.items() for word in own}
+        near = difflib.get_close_matches(name.lower(), [*COMMANDS, *words], n=1)
+        meant = words.get(near[0], near[0]) if near else None
+        if os.path.exists(name):
+            meant = f"run {shlex.quote(name)}"
+        all_commands = f"commands are {', '.join(COMMANDS)}"
+        raise UsageError(
+            f"there is no command {name!r}",
+            remedy=f"did you mean finetune {meant}? see finetune --help" if meant else all_commands,
+        )
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -184,14 +227,19 @@ def _explain(error: BaseException, request: StopRequest) -> Failure:
 
 def _find_meant(error: click.UsageError) -> str | None:
     """Return the flag that was meant, unless click's own guess, a name spelt alike, is better."""
-    from finetune.config.schema import OPTION_OF_TRAINER
+    from finetune.config.schema import OPTION_BY_OTHER_NAME, flag_of
 
-    options = {one.name for one in error.ctx.command.params} if error.ctx else set()
+    known = {flag for one in error.ctx.command.params for flag in one.opts} if error.ctx else set()
     if isinstance(error, click.NoSuchOption):
-        option = OPTION_OF_TRAINER.get(error.option_name.strip("-").replace("-", "_"))
-        return f"--{option.replace('_', '-')}" if option in options else None
-    if "unexpected extra argument" in error.message and "data" in options:
-        return "--data FILE"
+        name = error.option_name.strip("-").replace("-", "_")
+        meant = flag_of((OPTION_BY_OTHER_NAME | MEANT_OPTIONS).get(name, ""))
+        return next((flag for flag in (meant, meant.removesuffix("-dir")) if flag in known), None)
+    if isinstance(error, click.MissingParameter) and error.param and error.param.name == "run":
+        return "latest, the newest run"
+    if isinstance(error, click.BadParameter) and error.param and error.param.name == "label":
+        return "--label-column"
+    if "unexpected extra argument" in error.message and "--test-file" in known:
+        return "--test-file FILE"
     return None
 
 

@@ -79,7 +79,7 @@ class Work:
         if folder := self.named_folder:
             self._check_inputs(folder)
             return folder.create(overwrite=self.config.output.overwrite)
-        return RunFolder.create_next(RUNS_FOLDER, self.default_name)
+        return type(self.folder(RUNS_FOLDER)).create_next(RUNS_FOLDER, self.default_name)
 
     def find_free_folder(self) -> Path:
         """Return the folder that a new run would get; raise if it may not be written."""

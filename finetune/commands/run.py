@@ -39,7 +39,7 @@ EXAMPLES = """\b
 Examples:
   finetune run reviews.csv                    a classifier of your texts
   finetune run                                BERT-base on TREC, from the Hub
-  finetune run offline                        the recipe of that name: no network
+  finetune run offline                        a recipe: without a network
   finetune run --freeze-core --device mps     only its head, on a Mac's GPU
   finetune run --freeze-core --seeds 5        mean and interval of five seeds
   finetune run --freeze-core --folds 5        cross-validation: tests all rows

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from finetune.config.schema import (
-    OPTION_OF_TRAINER,
+    OPTION_BY_OTHER_NAME,
     OPTIONS,
     Config,
     TrainingConfig,
@@ -144,7 +144,7 @@ def _from_text(text: str) -> str | None:
 
 def _check_name(option: str, section: str | None, *, source: str) -> None:
     if option not in OPTIONS:
-        word = OPTION_OF_TRAINER.get(option, option).replace("-", "_")
+        word = OPTION_BY_OTHER_NAME.get(option, option).replace("-", "_")
         near = difflib.get_close_matches(word, OPTIONS, n=1)
         remedy = f"did you mean {near[0]}?" if near else f"known are: {', '.join(OPTIONS)}"
         where = "" if source == flag_of(option) else f"{source}: "

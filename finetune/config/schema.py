@@ -63,7 +63,6 @@ class DataConfig:
         "dataset of the Hub, hub:OWNER/NAME[:PART][@REVISION].",
         path="file",
         names=("trec", "questions"),
-        trainer_names=("dataset_name", "train_file"),
     )
     member: str | None = _option(
         None, "Table to read of several in --data: file of a .zip or folder, sheet, key of JSON.",
@@ -122,7 +121,6 @@ class ModelConfig:
         "Hub id or folder of a text encoder, or minilm (works offline).",
         path="dir",
         names=("minilm",),
-        trainer_names=("model_name_or_path",),
     )
     revision: str | None = _option(None, "Branch, tag or commit of the model on the Hub.")
     from_scratch: bool = _option(False, "Accept a model most of whose weights are missing.")
@@ -186,20 +184,16 @@ class ModelConfig:
 class TrainingConfig:
     """How the model trains."""
 
-    device: DeviceName = _resumable(
-        "auto", "Device; auto takes cuda, then mps, then cpu.", trainer_names=("no_cuda", "use_cpu")
-    )
+    device: DeviceName = _resumable("auto", "Device; auto takes cuda, then mps, then cpu.")
     precision: PrecisionName = _option(
         "auto",
         "Precision of the forward pass (autocast); the weights stay fp32. auto: bf16 on cuda GPUs "
         "that have it; the faster for an encoder layer on cpu; on mps fp32 unless finetune doctor "
         "--parity has passed in bf16.",
-        trainer_names=("bf16", "fp16"),
     )
     batch_size: Count | Literal["auto"] = _resumable(
         DEFAULT_BATCH_SIZE,
         "Examples per forward and backward pass; auto searches for the fastest that fits.",
-        trainer_names=("per_device_train_batch_size",),
     )
     check_device: bool | None = _resumable(
         None, "Compare a GPU with the CPU on a few examples. Default: on mps."
@@ -210,7 +204,6 @@ class TrainingConfig:
     effective_batch_size: Count | None = _option(
         None,
         "Examples per optimizer step; gradients are accumulated. Default: the batch size.",
-        trainer_names=("gradient_accumulation_steps",),
     )
     eval_batch_size: Count = _resumable(
         64, "Examples per forward pass in evaluation; on mps a run uses --batch-size."
@@ -219,7 +212,7 @@ class TrainingConfig:
         "adamw", "Optimizer; adafactor's state takes next to no memory."
     )
     learning_rate: Positive | None = _option(
-        None, "Peak learning rate. Default: by mode and hidden size.", trainer_names=("lr",)
+        None, "Peak learning rate. Default: by mode and hidden size."
     )
     head_lr_multiplier: Positive | None = _option(
         None, "Multiple of the learning rate for the head. Default: 10, 1 for a head alone."
@@ -227,13 +220,11 @@ class TrainingConfig:
     num_train_epochs: Positive | None = _option(
         None,
         "Passes over the training split. Default: 3, for a head alone 100; adapted to the rows.",
-        trainer_names=("epochs",),
     )
     max_steps: Count | None = _option(None, "Stop after N steps, not after epochs.")
     warmup_fraction: Share = _option(
         0.1,
         "Fraction of the steps in which the learning rate rises.",
-        trainer_names=("warmup_steps",),
     )
     weight_decay: Amount | None = _option(
         None, "Decoupled weight decay; not on biases and norms. Default: 0.01, 0 for a head alone."
@@ -255,7 +246,6 @@ class TrainingConfig:
     label_smoothing: Fraction = _option(
         0.0,
         "Part of a label's weight that is spread over all classes.",
-        trainer_names=("label_smoothing_factor",),
     )
     metric_for_best_model: str | None = _option(
         None,
@@ -323,7 +313,7 @@ class CacheConfig:
 class SearchConfig:
     """How a batch size is searched for, by ``find-batch`` and by ``--batch-size auto``."""
 
-    memory: str | None = _option(None, "Memory for batch sizes, such as 4GiB. Default: all free.")
+    memory: str | None = _option(None, "Memory to use, such as 4GiB. Default: all free.")
     time_limit: Positive = _option(300.0, "Maximum seconds of the search for each device and mode.")
 
 
@@ -357,7 +347,6 @@ class Option:
     path: Literal["", "file", "dir"] = ""
     names: tuple[str, ...] = ()  # words with a meaning of their own, in place of a path
     goes_with: tuple[str, ...] = ()  # the sources of data that it is for; empty for all
-    trainer_names: tuple[str, ...] = ()  # what transformers and its examples call it
 
     @property
     def flag(self) -> str:
@@ -383,8 +372,32 @@ OPTIONS: dict[str, Option] = {
 }
 
 
-# Of transformers and its examples.
-OPTION_OF_TRAINER = {name: one.name for one in OPTIONS.values() for name in one.trainer_names}
+# What transformers, its examples and other tools call an option.
+_OTHER_NAMES = {
+    "data": "dataset_name train_file dataset input train",
+    "text_column": "text text_field",
+    "label_column": "labels target y",
+    "validation_fraction": "val_split val_size validation_split",
+    "test_fraction": "test_size test_split",
+    "model": "model_name_or_path base_model m",
+    "freeze_core": "freeze freeze_encoder",
+    "lora_rank": "lora lora_r",
+    "max_length": "max_seq_length max_len",
+    "device": "no_cuda use_cpu gpu cuda mps cpu",
+    "precision": "bf16 fp16",
+    "batch_size": "per_device_train_batch_size batch bs",
+    "effective_batch_size": "gradient_accumulation_steps",
+    "learning_rate": "lr",
+    "num_train_epochs": "epochs epoch num_epochs",
+    "warmup_fraction": "warmup_steps",
+    "early_stopping_patience": "patience",
+    "label_smoothing": "label_smoothing_factor",
+    "output_dir": "output out o",
+    "memory": "memory_limit",
+}
+OPTION_BY_OTHER_NAME = {
+    other: name for name, others in _OTHER_NAMES.items() for other in others.split()
+}
 
 
 def change_options(config: Config, values: Mapping[str, Any]) -> Config:

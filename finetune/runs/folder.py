@@ -347,16 +347,26 @@ def find_latest(path: Path) -> Path:
     """Return a path or, in place of ``latest``, the newest run in ``runs`` that has finished."""
     if path != LATEST or is_there(path):
         return path
-    runs = [RunFolder(path) for path in RUNS_FOLDER.glob("*/")]
-    several = [folder for run in runs if (folder := SeedsFolder(run.path)).table_file.is_file()]
-    finished = {run.path: run.results_file for run in runs if run.has_finished}
-    finished |= {one.path: one.table_file for one in several if one.has_finished}
-    if not finished:
+    runs = list_runs(RUNS_FOLDER)
+    newest = next((run for run in runs if run.has_finished and run.kind != FoldsFolder.kind), None)
+    if newest is None:
         raise NotARun(
             f"no run in {RUNS_FOLDER.absolute()} has finished",
             remedy="make one with finetune run FILE, or name its folder",
         )
-    return max(finished, key=lambda path: finished[path].stat().st_mtime)
+    return newest.path
+
+
+def list_runs(parent: Path) -> list[RunFolder]:
+    """Return the runs in a folder, and the folders of several, those that wrote last first."""
+
+    def written_at(folder: RunFolder) -> float:
+        """Return when a run has finished or, before, begun; 0 if it is none."""
+        files = (folder.results_file, getattr(folder, "table_file", folder.config_file))
+        return next((file.stat().st_mtime for file in files if file.is_file()), 0.0)
+
+    runs = [find_several(path) or RunFolder(path) for path in parent.glob("*/")]
+    return sorted(filter(written_at, runs), key=written_at, reverse=True)
 
 
 def open_run_folder(
@@ -374,7 +384,8 @@ def open_run_folder(
             f"{path} is not a run folder: it has no {folder.config_file.name}"
             if is_there(path)
             else f"there is no folder {path}",
-            remedy=f"name the folder that finetune run has written, such as {_examples(path)}",
+            remedy="name the folder that finetune run has written, or latest, such as "
+            f"{_examples(path)}",
         )
     files = (folder.model_config_file, folder.inference_file)
     if needs_model and not all(file.is_file() for file in files):

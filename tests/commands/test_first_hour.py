@@ -47,7 +47,7 @@ def test_a_table_a_run_and_its_name_are_all_that_is_typed(
     assert predicted.errors == f"latest: {run}\n"
     again = command("run", "latest", "--quiet")
     assert again.code == 0, again.errors
-    assert f"run folder: {run}-2" in again.output
+    assert f"{run}-2" in again.output
     shown = json.loads(command("config", "show", "latest", "--json").output)["options"]
     assert {one["option"]: one["value"] for one in shown}["max_steps"] == 1
 
@@ -94,3 +94,69 @@ def test_the_latest_run_is_the_newest_that_has_finished(
     begun.mkdir()
     (begun / "config.yaml").write_text("")
     assert f"latest: {newer}" in command("export", "onnx", "latest", "--output-dir", older).errors
+
+
+def test_runs_are_listed_the_newest_first(command: Command, finished_run: Path) -> None:
+    assert "no runs in" in command("runs").output
+    for name in ("older", "newer"):
+        copy_run(finished_run, Path("runs") / name)
+        (Path("runs") / name / "all_results.json").touch()
+    begun = Path("runs/begun")
+    begun.mkdir()
+    (begun / "config.yaml").write_text("data:\n  data: mails.csv\n")
+    _, *rows = command("runs").output.splitlines()
+    assert [row.split()[0] for row in rows] == ["runs/begun", "runs/newer", "runs/older"]
+    assert "not finished" in rows[0]
+    assert "accuracy" in rows[1]
+    [_, newer, _] = json.loads(command("runs", "--json").output)["runs"]
+    assert newer["low"] < newer["value"] < newer["high"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("train mails.csv", "finetune run?"),
+        ("fine-tune mails.csv", "finetune run?"),
+        ("trian mails.csv", "finetune run?"),
+        ("mails.csv", "finetune run mails.csv?"),
+        ("ls", "finetune runs?"),
+        ("predcit latest new.csv", "finetune predict?"),
+        ("classify latest text", "finetune predict?"),
+        ("eval latest", "finetune evaluate?"),
+        ("benchmark", "finetune bench?"),
+        ("check mails.csv", "finetune data check?"),
+        ("resume", "finetune run --resume-from-checkpoint auto?"),
+        ("help", "finetune --help?"),
+        ("run mails.csv --lr 1e-4", "--learning-rate?"),
+        ("run mails.csv --epochs 3", "--num-train-epochs?"),
+        ("run mails.csv --batch 8", "--batch-size?"),
+        ("run mails.csv --gpu", "--device?"),
+        ("run mails.csv -o out", "--output-dir?"),
+        ("run mails.csv --target verdict", "--label-column?"),
+        ("run mails.csv --label verdict", "--label-column?"),
+        ("run mails.csv --cv 5", "--folds?"),
+        ("run mails.csv --resume", "--resume-from-checkpoint?"),
+        ("run mails.csv test.csv", "--test-file FILE?"),
+        ("run questoins", "did you mean questions?"),
+        ("predict latest --file new.csv", "--data?"),
+        ("bench --devices cpu", "--device"),
+        ("evaluate", "did you mean latest"),
+        ("find-batch --memory-limit 4GiB", "--memory?"),
+    ],
+)
+def test_what_others_call_it_is_answered_with_what_it_is_called_here(
+    typed: str, meant: str, command: Command, finished_run: Path
+) -> None:
+    copy_run(finished_run, Path("runs/one"))
+    outcome = command(*typed.split())
+    assert (outcome.code, outcome.output) == (2, "")
+    assert meant in outcome.errors
+    assert "Traceback" not in outcome.errors
+
+
+def test_a_mac_is_known_by_how_it_is_sold(command: Command, tiny_folder: Path) -> None:
+    options = ("--model", tiny_folder, "--max-length", "16", "--limit", "2", "--freeze-core")
+    for name in ("MacBook Air M2 8GB", "m2-8gb"):
+        outcome = command("find-batch", "--for", name, *options, "--no-feature-cache")
+        assert outcome.code == 0, outcome.errors
+        assert "m2-8gb" in outcome.output

@@ -34,6 +34,14 @@ def test_the_run_folder_is_named_after_the_mode() -> None:
     assert Work(config).default_name == "trec-tiny-head"
 
 
+def test_a_folder_of_seeds_under_its_default_name_is_one_of_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Work(Config(), seeds=2).lock() as folder:
+        assert (folder.kind, folder.own.is_ours) == ("seeds", True)
+
+
 def test_runs_without_a_folder_are_numbered_and_reserve_theirs_before_anything_is_loaded(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

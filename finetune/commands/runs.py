@@ -1,0 +1,110 @@
+"""``finetune runs``: the runs in a folder, with data, model, accuracy and time."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import click
+
+from finetune.commands import flags
+from finetune.commands.console import show_json, show_lines, show_table
+from finetune.errors import FinetuneError
+from finetune.runs.folder import RUNS_FOLDER, RunFolder, SeveralFolder, list_runs
+
+EXAMPLES = """\b
+Examples:
+  finetune runs                   those in runs, the newest first
+  finetune compare runs           all metrics, and their differences
+  finetune predict latest FILE    the newest of them classifies a file
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedRun:
+    """A run, or several of one kind, and the first metric of its test rows.
+
+    ``low`` to ``high`` is the 95% interval over rows; None for a metric that is no part of them. Of
+    several runs ``value`` is the mean, and ``train_runtime`` their seconds together.
+    """
+
+    run: str
+    status: str
+    written_at: float
+    data: str | None = None
+    model: str | None = None
+    mode: str | None = None
+    metric: str | None = None
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    train_runtime: float | None = None
+
+
+def list_folder(folder: Path) -> list[ListedRun]:
+    """Return what the runs in a folder are, the newest first."""
+    return [_describe(run) for run in list_runs(folder)]
+
+
+def _describe(folder: RunFolder) -> ListedRun:
+    from finetune.runs.results import read_results
+    from finetune.tasks.tables import wilson_interval
+
+    runs = folder.runs if isinstance(folder, SeveralFolder) else [folder]
+    facts: dict[str, Any] = {"run": str(folder.path), "status": "unreadable", "written_at": 0.0}
+    with suppress(FinetuneError):
+        facts["written_at"] = max(run.config_file.stat().st_mtime for run in runs)
+        config = folder.read_config()
+        facts |= {"data": config.data.data, "model": config.model.model, "mode": config.model.mode}
+        facts["status"] = "not finished"
+        if not folder.has_finished:
+            return ListedRun(**facts)
+        facts["status"] = "edited"
+        found = [read_results(run) for run in runs]
+        first, samples = found[0].test.values[0], found[0].test.samples
+        mean = fmean(one.test.values[0].value for one in found)
+        facts |= {"metric": first.metric.name, "value": mean}
+        if first.metric.is_proportion:
+            low, high = wilson_interval(mean * samples, samples)
+            facts |= {"low": float(low), "high": float(high)}
+        facts["train_runtime"] = sum(one.training.train_runtime for one in found)
+        facts["status"] = "finished" if len(runs) == 1 else f"{len(runs)} {folder.kind}"
+    return ListedRun(**facts)
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("folder", required=False, type=flags.PATH, default=RUNS_FOLDER)
+@flags.json_option
+@flags.debug_option
+def command(*, folder: Path, as_json: bool) -> None:
+    """List the runs in FOLDER, by default those in runs, the newest first."""
+    found = list_folder(folder)
+    if as_json:
+        show_json({"runs": [*map(asdict, found)]})
+    elif found:
+        _show(found)
+    else:
+        show_lines(f"no runs in {folder.absolute()}; make one with: finetune run FILE")
+
+
+def _show(found: Sequence[ListedRun]) -> None:
+    from finetune.tasks.metrics import METRICS, MetricValue
+    from finetune.tasks.tables import duration
+
+    rows = []
+    for one in found:
+        result, interval, seconds = one.status, "", ""
+        if one.metric and one.value is not None and one.train_runtime is not None:
+            value = MetricValue(METRICS[one.metric], one.value)
+            result, seconds = f"{value.metric.title} {value}", duration(one.train_runtime)
+            if one.low is not None and one.high is not None:
+                interval = "–".join(str(MetricValue(value.metric, x)) for x in (one.low, one.high))
+        when = f"{datetime.fromtimestamp(one.written_at):%Y-%m-%d %H:%M}"
+        names = (Path(one.data or "").name, Path(one.model or "").name, one.mode or "")
+        kind = one.status if one.status[0].isdigit() else ""
+        rows.append((one.run, when, *names, result, interval, seconds, kind))
+    titles = ("run", "begun", "data", "model", "mode", "test", "95% interval", "trained in", "")
+    show_table(titles, rows, numbers=("95% interval", "trained in"))
