@@ -2,6 +2,8 @@
 
 import math
 import shlex
+import unicodedata
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -50,6 +52,12 @@ MAX_TOKENS = 512
 SAMPLE_TEXTS = 20_000
 LONGEST_TEXTS = 20
 MAX_CLASSES_SHOWN = 20
+SCRIPT_CHARACTERS = 100_000
+# English has hardly a letter with a mark, and in 100 words about ten of these.
+ENGLISH_WORDS = frozenset(("the", "and", "of", "you", "that", "this", "with", "for", "my", "what"))
+MIN_ENGLISH, MAX_MARKED = 0.03, 0.003
+# Of Amharic, Khmer, Lao, Odia and Sinhala, which multilingual BERT was not trained on.
+SCRIPTS_OF_XLM = frozenset(("ETHIOPIC", "KHMER", "LAO", "ORIYA", "SINHALA"))
 EXAMPLES = """\b
 Examples:
   finetune init reviews.csv                     writes reviews.yaml
@@ -202,13 +210,20 @@ def _sample_rows(rows: "Dataset", size_bytes: "NDArray[np.int32]", *, emit: Emit
 
 
 def _suggest_model(texts: "pyarrow.ChunkedArray") -> str:
-    """Return the default model or, for texts in other than Latin letters, a multilingual one."""
-    from finetune.data.check import FIRST_LETTER_BEYOND_LATIN, MULTILINGUAL_MODEL, SCRIPT_TEXTS
+    """Return the default model for English, else one that knows the letters and the language."""
+    from finetune.data.check import MULTILINGUAL_MODEL, SCRIPT_TEXTS
 
-    first = "".join(texts[:SCRIPT_TEXTS].to_pylist())
-    letters = list(filter(str.isalpha, first))
-    latin = sum(letter < FIRST_LETTER_BEYOND_LATIN for letter in letters)
-    return MULTILINGUAL_MODEL if 2 * latin < len(letters) else Config().model.model
+    first = " ".join(texts[:SCRIPT_TEXTS].to_pylist())[:SCRIPT_CHARACTERS]
+    letters, words = list(filter(str.isalpha, first)), first.lower().split()
+    scripts = Counter(unicodedata.name(letter, "").split(" ")[0] for letter in letters)
+    script = max(scripts, key=scripts.__getitem__, default="LATIN")
+    if script == "LATIN":
+        has_marks = sum(map(str.isascii, letters)) < (1 - MAX_MARKED) * len(letters)
+        is_english = sum(map(ENGLISH_WORDS.__contains__, words)) >= MIN_ENGLISH * len(words)
+        return MULTILINGUAL_MODEL if has_marks and not is_english else Config().model.model
+    if script == "CJK" and not scripts.keys() & {"HIRAGANA", "KATAKANA", "HANGUL"}:
+        return "bert-base-chinese"
+    return "xlm-roberta-base" if script in SCRIPTS_OF_XLM else MULTILINGUAL_MODEL
 
 
 def make_config(facts: TableFacts) -> str:
@@ -302,7 +317,7 @@ def _show(facts: TableFacts) -> None:
         "task": facts.task,
         **facts.label_figures,
         "rows of a run": facts.rows_of_a_run,
-        "model": facts.guesses["model"],
+        "model": f"{facts.guesses['model']} (others: finetune models)",
         "classes": len(facts.class_rows) or None,
     }
     show_facts(flags.given(described))

@@ -40,6 +40,7 @@ COMMANDS = {
     "push": "Upload a run's model to the Hugging Face Hub.",
     "init": "Write a configuration for a table of texts.",
     "data": "Check a table, and audit it: wrong labels, duplicates, whether it is enough.",
+    "models": "List encoders: size, languages, licence, memory, what each is good for.",
     "find-batch": "Find the largest batch size that fits, and the fastest.",
     "bench": "Time this machine's devices at published workloads, side by side.",
     "cache": "List or delete stored features and token ids.",

@@ -1,0 +1,47 @@
+"""``finetune models``: encoders to start from."""
+
+from dataclasses import asdict
+
+import click
+
+from finetune.commands import flags
+from finetune.commands.console import show_json, show_lines, show_table
+from finetune.config.schema import Config
+
+EXAMPLES = """\b
+Examples:
+  finetune models
+  finetune run reviews.csv --model answerdotai/ModernBERT-base
+"""
+TITLES = ("model", "languages", "M", "tokens", "all", "last 2", "head", "licence", "good for")
+
+
+@click.command(epilog=EXAMPLES)
+@flags.with_display
+def command(*, display: flags.Display) -> None:
+    """List encoders with their size, languages, licence, and the memory that training takes.
+
+    Any other encoder with weights in safetensors works too: --model takes its id on the Hub, or a
+    folder.
+    """
+    from finetune.model.encoders import read_encoders
+
+    encoders = read_encoders()
+    if display.as_json:
+        show_json({"models": [asdict(one) for one in encoders]})
+        return
+    rows = [
+        (
+            *(one.name, one.languages, f"{one.parameters / 1e6:.0f}", f"{one.max_tokens:,}"),
+            *(f"{one.gib[mode]:.1f}" for mode in ("full", "last-2", "head")),
+            *(one.license, one.good_for),
+        )
+        for one in encoders
+    ]
+    show_table(TITLES, rows, numbers=TITLES[2:7])
+    if not display.quiet:
+        show_lines(
+            "M: parameters in millions. tokens: what it reads at once. all, last 2, head: GiB of",
+            "tensors while these train on 32 texts of 128 tokens in fp32; find-batch measures it.",
+            f"The default is {Config().model.model}; minilm needs no network. Sources: --json",
+        )
