@@ -7,7 +7,6 @@ from html import escape
 from typing import Any
 
 from finetune.escaping import escape_line
-from finetune.tasks.tables import format_value
 
 MAX_ROWS, MAX_CHARACTERS = 4, 158
 
@@ -20,6 +19,8 @@ class Shown(ABC):
         """Return the rows of the table, the most important first, each with its values by name."""
 
     def __repr__(self) -> str:
+        from finetune.tasks.tables import format_value  # imports numpy
+
         lines = [f"{type(self).__name__} {getattr(self, 'output_dir', '')}".rstrip()]
         for row in self.records()[:MAX_ROWS]:
             cells = (f"{name} {format_value(one)}" for name, one in row.items() if one is not None)
