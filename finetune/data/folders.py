@@ -50,7 +50,13 @@ def read_splits(paths: Sequence[Path], options: DataConfig, *, emit: Emit) -> di
         return {"train": _read_parallel([unpack(path), unpack(labels)], options, emit)}
     try:
         if options.member is None and holds_files(path):
-            return _read_folder(path, options, emit=emit)
+            tables = _read_folder(path, options, emit=emit)
+            if len(tables) > 1 and isinstance(options, OtherData):
+                raise DataError(
+                    f"{path} holds several splits: {', '.join(tables)}",
+                    remedy="name the folder or file of one of them",
+                )
+            return tables
         return {"train": join_tables([read_file(one, options, emit=emit) for one in paths])}
     except SeveralTables as error:
         splits = splits_named(error.names)

@@ -6,11 +6,12 @@ import pytest
 from datasets import DatasetDict, load_from_disk
 
 from finetune.config.schema import DataConfig
+from finetune.data.columns import OtherData
 from finetune.data.dataset import make_dataset
 from finetune.data.folders import digest_folder
-from finetune.data.load import load_data
-from finetune.errors import DataNotFound, DataUnreadable
-from finetune.events import Event, Info
+from finetune.data.load import load_data, load_rows
+from finetune.errors import DataError, DataNotFound, DataUnreadable
+from finetune.events import Event, Info, ignore
 from finetune.tasks.single import Single
 
 
@@ -47,6 +48,8 @@ def test_splits_and_classes_are_folders(tmp_path: Path) -> None:
     said = [event.message for event in emitted if isinstance(event, Info)]
     assert any("2 texts in 2 folders, encoding" in one for one in said)
     assert rows_of(root / "train") == {"train": [("dull", "neg"), ("great\nfun", "pos")]}
+    with pytest.raises(DataError, match="several splits: test, train"):
+        load_rows(OtherData(str(root)), task=Single(["neg", "pos"]), emit=ignore)
 
 
 def test_files_need_no_suffix_and_names_of_splits_may_end_longer_ones(tmp_path: Path) -> None:
