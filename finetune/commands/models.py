@@ -1,6 +1,9 @@
 """``finetune models``: encoders to start from."""
 
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib import resources
+from typing import Any
 
 import click
 
@@ -14,6 +17,34 @@ Examples:
   finetune run reviews.csv --model answerdotai/ModernBERT-base
 """
 TITLES = ("model", "languages", "M", "tokens", "all", "last 2", "head", "licence", "good for")
+NOTES = f"""\
+M: parameters in millions. tokens: what it reads at once. all, last 2, head: GiB of tensors
+while these layers train on 32 texts of 128 tokens in fp32; find-batch measures it.
+The default is {Config().model.model}; minilm needs no network. Sources: --json"""
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """An entry of ``encoders.yaml``, which says what its numbers are; ``gib`` is by mode."""
+
+    name: str
+    source: str
+    languages: str
+    license: str
+    max_tokens: int
+    parameters: int
+    gib: Mapping[str, float]
+    config: Mapping[str, Any]
+    good_for: str
+
+
+def read_encoders() -> list[Encoder]:
+    """Return the encoders, those of one language first."""
+    import yaml
+    from pydantic import TypeAdapter
+
+    text = (resources.files("finetune.commands") / "encoders.yaml").read_text("utf-8")
+    return TypeAdapter(list[Encoder]).validate_python(yaml.safe_load(text))
 
 
 @click.command(epilog=EXAMPLES)
@@ -24,24 +55,16 @@ def command(*, display: flags.Display) -> None:
     Any other encoder with weights in safetensors works too: --model takes its id on the Hub, or a
     folder.
     """
-    from finetune.model.encoders import read_encoders
-
     encoders = read_encoders()
     if display.as_json:
         show_json({"models": [asdict(one) for one in encoders]})
         return
     rows = [
-        (
-            *(one.name, one.languages, f"{one.parameters / 1e6:.0f}", f"{one.max_tokens:,}"),
-            *(f"{one.gib[mode]:.1f}" for mode in ("full", "last-2", "head")),
-            *(one.license, one.good_for),
-        )
+        [one.name, one.languages, f"{one.parameters / 1e6:.0f}", f"{one.max_tokens:,}"]
+        + [f"{gib:.1f}" for gib in one.gib.values()]
+        + [one.license, one.good_for]
         for one in encoders
     ]
     show_table(TITLES, rows, numbers=TITLES[2:7])
     if not display.quiet:
-        show_lines(
-            "M: parameters in millions. tokens: what it reads at once. all, last 2, head: GiB of",
-            "tensors while these train on 32 texts of 128 tokens in fp32; find-batch measures it.",
-            f"The default is {Config().model.model}; minilm needs no network. Sources: --json",
-        )
+        show_lines(NOTES)

@@ -5,7 +5,7 @@ import reprlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,54 +86,31 @@ def load(run: str | Path, *, device: DeviceName = "auto", emit: Emit = ignore) -
     return LoadedModel(folder, model)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class LoadedModel:
     """A run's model in memory."""
 
     folder: RunFolder
-    model: "TrainedModel"
+    model: "TrainedModel" = field(repr=False)
 
-    def __repr__(self) -> str:
-        return f"LoadedModel {self.folder.path} on {self.model.device.name}"
-
-    def predict(
-        self,
-        texts: Any,
-        *,
-        all_scores: bool = False,
-        min_confidence: float | None = None,
-        target_precision: float | None = None,
-        emit: Emit = ignore,
-    ) -> "Predictions":
-        """Classify texts, as ``finetune.predict`` does."""
+    def predict(self, texts: Any, *, emit: Emit = ignore, **options: Any) -> "Predictions":
+        """Classify texts, as ``finetune.predict`` does, with its options."""
+        from finetune.data.in_memory import as_arrow, is_table
+        from finetune.runs.evaluate import other_data
         from finetune.tasks.base import Predictions
 
-        chunks = self.stream(
-            [self._rows_of(texts, emit=emit)], all_scores=all_scores,
-            min_confidence=min_confidence, target_precision=target_precision, emit=emit,
-        )  # fmt: skip
-        return Predictions(chain.from_iterable(chunks))
-
-    def _rows_of(self, texts: Any, *, emit: Emit) -> Sequence[Row]:
-        from finetune.data.in_memory import as_arrow, is_table
-
+        rows: Iterable[Sequence[Row]]
         if is_table(texts):
-            from finetune.runs.evaluate import other_data
-
-            records = as_arrow(texts).to_pylist()
-            return records and next(
-                read_records(
-                    iter([records]), other_data(self.folder, "", {}),
-                    name="the table", reads_pairs=self.model.reads_pairs, keeps_empty=True,
-                    emit=emit,
-                )
+            rows = read_records(
+                iter([as_arrow(texts).to_pylist()]), other_data(self.folder, "", {}),
+                name="the table", reads_pairs=self.model.reads_pairs, keeps_empty=True, emit=emit,
             )  # fmt: skip
-        if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
-            raise UsageError(
-                f"{type(texts).__name__} was given in place of a list of texts",
-                remedy="write [text], or give a table",
-            )
-        return [_as_row(text) for text in texts]
+        elif isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+            kind = type(texts).__name__
+            raise UsageError(f"a {kind} is no list of texts", remedy="write [text]")
+        else:
+            rows = [[_as_row(text) for text in texts]]
+        return Predictions(chain.from_iterable(self.stream(rows, **options, emit=emit)))
 
     def stream(
         self,

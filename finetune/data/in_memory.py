@@ -23,8 +23,6 @@ def is_table(value: object) -> bool:
 def as_arrow(table: Any) -> pyarrow.Table:
     """Return a table, a mapping of columns, or a list of rows, as Arrow."""
     try:
-        if isinstance(table, Mapping):
-            return pyarrow.table({name: list(values) for name, values in table.items()})
         if isinstance(table, list):
             return pyarrow.Table.from_pylist(table)
         if hasattr(table, "with_format"):  # of the library datasets, which names classes beside it
@@ -32,7 +30,7 @@ def as_arrow(table: Any) -> pyarrow.Table:
             return arrow.replace_schema_metadata(table.features.arrow_schema.metadata)
         if hasattr(table, "iloc"):
             return pyarrow.Table.from_pandas(table, preserve_index=False)
-        return pyarrow.table(table)
+        return pyarrow.table(dict(table) if isinstance(table, Mapping) else table)
     except (pyarrow.ArrowException, TypeError, AttributeError) as error:
         raise ConfigurationInvalid(
             f"a {type(table).__name__} can't be read as a table: {error}",

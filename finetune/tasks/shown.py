@@ -24,11 +24,8 @@ class Shown(ABC):
         lines = [f"{type(self).__name__} {getattr(self, 'output_dir', '')}".rstrip()]
         for row in self.records()[:MAX_ROWS]:
             cells = (f"{name} {format_value(one)}" for name, one in row.items() if one is not None)
-            lines.append("  " + ", ".join(cells))
-        return "\n".join(
-            line if len(line) <= MAX_CHARACTERS else f"{line[: MAX_CHARACTERS - 1]}…"
-            for line in map(escape_line, lines)
-        )
+            lines.append(f"  {', '.join(cells)}")
+        return "\n".join(escape_line(line)[:MAX_CHARACTERS] for line in lines)
 
     def to_pandas(self) -> Any:
         """Return the table as a DataFrame of pandas."""
