@@ -21,22 +21,21 @@ def rows(content: Content, options: DataConfig, emit: Emit) -> Iterator[Row]:
     text = open_text(content, options, emit)
     names: list[str] = []
     is_data = False
-    with text.open(newline="\n") as lines:
-        for number, line in enumerate(map(str.strip, lines), start=1):
-            if not line or line.startswith("%"):
-                continue
-            if is_data:
-                values = list(map(_value_of, VALUE.finditer(f"{line},")))
-                if len(values) != len(names) or line.startswith("{"):
-                    raise DataUnreadable(
-                        f"line {number} of {text.path} has not {len(names)} values: {line[:60]!r}",
-                        remedy="put values with commas in quotes, or save it as .csv in Weka",
-                    )
-                yield number, dict(zip(names, values, strict=True))
-            elif name := NAME.match(line):
-                names.append(_value_of(name))
-            else:
-                is_data = line.casefold() == "@data"
+    for number, line in text.lines():
+        if line.startswith("%"):
+            continue
+        if is_data:
+            values = list(map(_value_of, VALUE.finditer(f"{line},")))
+            if len(values) != len(names) or line.startswith("{"):
+                raise DataUnreadable(
+                    f"line {number} of {text.path} has not {len(names)} values: {line[:60]!r}",
+                    remedy="put values with commas in quotes, or save it as .csv in Weka",
+                )
+            yield number, dict(zip(names, values, strict=True))
+        elif name := NAME.match(line):
+            names.append(_value_of(name))
+        else:
+            is_data = line.casefold() == "@data"
 
 
 def _value_of(found: re.Match[str]) -> str:

@@ -54,6 +54,12 @@ class TextFile:
         with self.open(errors=errors) as file:
             yield from iter(partial(file.read, CHUNK_BYTES), "")
 
+    def lines(self) -> Iterator[tuple[int, str]]:
+        """Yield the lines that are not blank, without spaces around them, and their numbers."""
+        with self.open(newline="\n") as lines:
+            stripped = enumerate(map(str.strip, lines), start=1)
+            yield from (numbered for numbered in stripped if numbered[1])
+
     def has_bytes(self, wanted: bytes) -> bool:
         """Return whether it holds some bytes, without decoding it."""
         with self.content.open() as file:

@@ -209,10 +209,9 @@ def _read_lines(
 ) -> RawTable:
     """Return a table of the lines of files with a class each."""
     rows = [
-        (line.strip(), label, f"line {number} of {content.path}")
+        (line, label, f"line {number} of {content.path}")
         for content, label in zip(read_members(path, list(classes)), classes.values(), strict=True)
-        for number, line in enumerate(_lines_of(content, options, emit), start=1)
-        if line.strip()
+        for number, line in find_text(content, encoding=options.encoding, emit=emit).lines()
     ]
     if all("\t" in text for text, _, _ in rows):
         raise SeveralTables(path, list(classes))
@@ -222,7 +221,10 @@ def _read_lines(
 
 def _read_parallel(files: Sequence[Content], options: DataConfig, emit: Emit) -> RawTable:
     """Return a table of the lines of two files."""
-    columns = [_lines_of(content, options, emit) for content in files]
+    columns = []
+    for content in files:
+        with find_text(content, encoding=options.encoding, emit=emit).open(newline="\n") as lines:
+            columns.append([line.rstrip("\r\n") for line in lines])
     [texts, labels], counts = files, list(map(len, columns))
     if counts[0] != counts[1]:
         raise DataError(
@@ -232,11 +234,6 @@ def _read_parallel(files: Sequence[Content], options: DataConfig, emit: Emit) ->
     emit(Info(f"reading the lines of {texts.path} as texts, of {labels.path} as their labels"))
     places = (f"line {number} of {texts.path}" for number in range(1, counts[0] + 1))
     return _table_of(texts.path, list(zip(*columns, places, strict=True)))
-
-
-def _lines_of(content: Content, options: DataConfig, emit: Emit) -> list[str]:
-    with find_text(content, encoding=options.encoding, emit=emit).open(newline="\n") as lines:
-        return [line.rstrip("\r\n") for line in lines]
 
 
 def _table_of(path: Path, rows: Sequence[tuple[str, str, str]]) -> RawTable:

@@ -51,8 +51,7 @@ def open_text(content: Content, options: DataConfig, emit: Emit) -> TextFile:
 
 def _read_columns(text: TextFile, schema: pyarrow.Schema | None = None) -> pyarrow.Table | None:
     """Return the columns as Arrow reads them, or ``None`` where it can't, or not exactly."""
-    with text.open(newline="\n") as lines:
-        rows = sum(not line.isspace() for line in lines)
+    rows = sum(1 for _ in text.lines())
     try:
         table = arrow_json.read_json(
             text.open_for_arrow(),
@@ -78,13 +77,10 @@ def _read_columns(text: TextFile, schema: pyarrow.Schema | None = None) -> pyarr
 
 
 def _read_rows(text: TextFile) -> Iterator[Row]:
-    is_empty = True
-    with text.open(newline="\n") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                is_empty = False
-                yield number, _parse_object(line, place=f"line {number} of {text.path}")
-    if is_empty:
+    number = 0
+    for number, line in text.lines():
+        yield number, _parse_object(line, place=f"line {number} of {text.path}")
+    if not number:
         raise DataUnreadable(f"{text.path} is empty", remedy="write one JSON object per line")
 
 
@@ -100,7 +96,7 @@ def _parse_object(line: str, *, place: str) -> dict[str, Any]:
             return value
         complaint = f"{place} is not a JSON object"
     raise DataUnreadable(
-        f"{complaint}: {line.strip()[:60]!r}",
+        f"{complaint}: {line[:60]!r}",
         remedy='write one object per line, such as {"text": "Good.", "label": "praise"}',
     )
 

@@ -16,14 +16,11 @@ LABEL = re.compile(rf"(?<!\S){PREFIX}(\S+?),?(?:\s+|$)", re.IGNORECASE)
 def rows(content: Content, options: DataConfig, emit: Emit) -> Iterator[Row]:
     """Yield the text and the label of each line or, where one has several, a list of them."""
     text = open_text(content, options, emit)
-    with text.open(newline="\n") as lines:
-        has_several = any(len(LABEL.findall(line)) > 1 for line in lines)
-    with text.open(newline="\n") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                labels = LABEL.findall(line)
-                label = labels if has_several else "".join(labels)
-                yield number, {"text": LABEL.sub("", line).strip(), "label": label}
+    has_several = any(len(LABEL.findall(line)) > 1 for _, line in text.lines())
+    for number, line in text.lines():
+        labels = LABEL.findall(line)
+        label = labels if has_several else "".join(labels)
+        yield number, {"text": LABEL.sub("", line).strip(), "label": label}
 
 
 READER = Reader((".ft",), rows, start=rb"(.*\s)?__label__\S")
