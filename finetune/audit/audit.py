@@ -1,4 +1,4 @@
-"""One pass over a table: everything that the other files of this room find, by row numbers."""
+"""One pass over a table: everything that the other files of this room find, as records."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,80 +11,37 @@ import pyarrow
 from datasets import Dataset, DatasetDict, concatenate_datasets
 from numpy.typing import NDArray
 
-from finetune.audit.classes import Merge, find_merges
+from finetune.audit.classes import find_merges
 from finetune.audit.curve import Curve, choose_to_label, measure_curve
 from finetune.audit.duplicates import MAX_COMPARED_ROWS, Pairs, find_near_duplicates
-from finetune.audit.heads import count_tokens, predict_out_of_fold
+from finetune.audit.heads import count_tokens, mix_logits, predict_out_of_fold
 from finetune.audit.outliers import find_outliers
 from finetune.audit.suspects import estimate_wrong, nearest_rows, rank_suspects
 from finetune.config.schema import Config, DataConfig
-from finetune.data.dataset import (
-    LoadedData,
-    column_of,
-    make_dataset,
-    return_freed_memory,
-    rows_where,
-    texts_of,
-)
+from finetune.data.dataset import LoadedData, column_of, make_dataset, rows_where, texts_of
 from finetune.data.load import load_data
 from finetune.data.split import sample_rows
 from finetune.data.stream import read_rows
 from finetune.errors import DataError
 from finetune.evaluation.statistics import Interval
-from finetune.events import Emit, Info, WarningMessage, stage
+from finetune.events import Emit, WarningMessage, stage
 from finetune.runs.expectation import prepare_head, read_frozen_features
 from finetune.runs.folds import read_out_of_fold
+from finetune.runs.preparation import Preparation
 from finetune.tasks.base import Logits, Task
-from finetune.tasks.metrics import MULTI, SINGLE
+from finetune.tasks.metrics import SINGLE
 from finetune.tasks.regression import Regression
 from finetune.training.linear_head import LabelledFeatures, choose_strength, solve
 
-# Of the table; more are sampled, and that is said.
+# Of a table; more are sampled, and that is said.
 MAX_ROWS = 100_000
 # The fraction of rows that is listed as suspects.
 LISTED = 0.1
-# Of the mean with the heads' logits.
 # The order in which a cross-validation counts rows.
 SPLITS = ("train", "validation", "test")
-RUN_WEIGHT, LOWEST = 0.5, 1e-6
 
-
-@dataclass(frozen=True)
-class Place:
-    """A row: its number in the table of a split, from 0, and its text."""
-
-    split: str
-    row: int
-    text: str
-
-
-@dataclass(frozen=True)
-class Suspect(Place):
-    """A label that may be wrong, and what heads that have not seen it say; None of numbers."""
-
-    label: Any
-    suggested: Any
-    loss: float
-    probability: float | None = None
-    suggested_probability: float | None = None
-    nearest: Sequence[Place] = ()
-
-
-@dataclass(frozen=True)
-class Duplicate(Place):
-    """A row that says the same as an earlier one; their labels, where they differ."""
-
-    of: Place
-    similarity: float
-    labels: Sequence[Any] = ()
-
-
-@dataclass(frozen=True)
-class Outlier(Place):
-    """A row unlike the rest: how many deviations it is off, and why, if that is known."""
-
-    deviations: float
-    reason: str
+Record = Mapping[str, Any]
+"""A row that was found: its ``split``, its number in that table from 0, its text, and more."""
 
 
 @dataclass(frozen=True)
@@ -96,12 +53,13 @@ class Audit:
     rows: int
     sampled: int
     classes: Mapping[str, int]
-    suspects: Sequence[Suspect] = ()
+    suspects: Sequence[Record] = ()
     estimated_wrong: Interval | None = None
-    merges: Sequence[Merge] = ()
-    near_duplicates: Sequence[Duplicate] = ()
-    leaks: Sequence[Duplicate] = ()
-    outliers: Sequence[Outlier] = ()
+    """How many labels; of several a row each counts."""
+    merges: Sequence[Record] = ()
+    near_duplicates: Sequence[Record] = ()
+    leaks: Sequence[Record] = ()
+    outliers: Sequence[Record] = ()
     curve: Curve | None = None
     to_label: Sequence[str] = ()
     notes: Sequence[str] = ()
@@ -109,36 +67,32 @@ class Audit:
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``finetune data audit --json`` prints."""
-        found, wrong = asdict(self), self.estimated_wrong
-        if wrong:
-            ends = {name: round(share * self.sampled) for name, share in asdict(wrong).items()}
-            found["estimated_wrong"] = {**ends, "share": wrong.value, "method": METHOD}
-        return {**found, "to_label": len(self.to_label)}
-
-
-METHOD = (
-    "labels that disagree with the surest predictions of each class, by heads that have not seen "
-    "the row; 95% interval"
-)
+        return {**asdict(self), "to_label": len(self.to_label)}
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """All rows of a table with the task; splits and numbers are [rows]."""
+class _Table:
+    """All rows, or a sample of ``total``; splits and numbers are [rows]."""
 
-    table: Dataset
+    rows: Dataset
     task: Task
     splits: NDArray[np.str_]
     numbers: NDArray[np.int64]
+    total: int
     has_labels: bool = True
 
     @cached_property
-    def texts(self) -> pyarrow.ChunkedArray:
-        return texts_of(self.table).joined.combine_chunks()
+    def texts(self) -> pyarrow.Array:
+        return texts_of(self.rows).joined.combine_chunks()
 
-    def place(self, row: int) -> dict[str, Any]:
-        text = self.texts[row].as_py()
-        return {"split": str(self.splits[row]), "row": int(self.numbers[row]), "text": text}
+    def records(self, rows: NDArray[np.int64], **columns: Sequence[Any]) -> list[Record]:
+        """Return some rows as records, with more columns."""
+        texts = self.texts.take(pyarrow.array(rows)).to_pylist()
+        own = {"split": self.splits[rows].tolist(), "row": self.numbers[rows].tolist()}
+        every = {**own, **columns, "text": texts}
+        return [
+            dict(zip(every, values, strict=True)) for values in zip(*every.values(), strict=True)
+        ]
 
 
 def audit(
@@ -155,214 +109,147 @@ def audit(
 
     Args:
         folds: Parts of the rows; a part's predictions are those of heads that saw the others.
-        out_of_fold: The folder of a cross-validation, whose models' logits go into the mean.
+        out_of_fold: The folder of a cross-validation, whose predictions go into the mean.
         unlabelled: Texts of which those to label next are chosen, ``batches`` times ``batch``.
     """
     with stage("data", emit):
-        rows, total = _load_rows(config, emit=emit)
-    config = replace(config, training=replace(config.training, class_weights="none"))
-    table, task = rows.table, rows.task
-    labels = task.labels(column_of(table, "label"))
-    task = task.with_loss(labels)
+        table = _load_table(config, emit=emit)
+    task, has_labels, count = table.task, table.has_labels, len(table.rows)
     with stage("features", emit):
-        preparation = prepare_head(config, table, task, samples=False, emit=emit)
-        features = read_frozen_features(preparation, emit=emit)
+        preparation, features = _read_features(config, table.rows, task, emit=emit)
     with stage("duplicates", emit):
-        pairs = find_near_duplicates(rows.texts, features.features)
-        outliers = find_outliers(rows.texts, features.features)
-        return_freed_memory()
-    notes = []
-    if len(table) < total:
-        notes.append(
-            f"{len(table):,} of the {total:,} rows were sampled; the rest was not looked at"
-        )
-    if len(table) > MAX_COMPARED_ROWS:
-        notes.append("near duplicates were found by their words alone, the rows being many")
-    duplicates = _describe_pairs(rows, pairs)
+        pairs = find_near_duplicates(table.texts, features.features)
+        outliers, deviations, reasons = find_outliers(table.texts, features.features)
+    duplicates = _describe_pairs(table, pairs)
+    sampled = f"{count:,} of the {table.total:,} rows were sampled" if count < table.total else ""
+    many = "near duplicates were found by their words alone" if count > MAX_COMPARED_ROWS else ""
     found = Audit(
         data=config.data.data,
         model=config.model.model,
-        rows=total,
-        sampled=len(table),
-        classes=task.count_classes(labels) if rows.has_labels else {},
-        outliers=[
-            Outlier(**rows.place(one), deviations=far, reason=why) for one, far, why in outliers
-        ],
-        near_duplicates=[one for one in duplicates if one.split == one.of.split],
-        leaks=[one for one in duplicates if one.split != one.of.split],
+        rows=table.total,
+        sampled=count,
+        classes=task.count_classes(features.labels) if has_labels else {},
+        outliers=table.records(outliers, reason=reasons, deviations=deviations),
+        near_duplicates=[one for one in duplicates if one["split"] == one["of_split"]],
+        leaks=[one for one in duplicates if one["split"] != one["of_split"]],
+        notes=[*filter(None, (sampled, many))],
     )
-    if rows.has_labels:
-        groups = pairs.groups(len(table))
+    if has_labels:
+        groups = pairs.groups(count)
         with stage("heads", emit):
             tokens = count_tokens(preparation.examples["train"], outputs=features.outputs)
             logits = predict_out_of_fold(features, tokens, groups, folds=folds)
-        if out_of_fold is not None and len(table) == total:
-            logits = _mix(logits, out_of_fold, task)
+            if out_of_fold is not None and count == table.total:
+                logits = mix_logits(logits, read_out_of_fold(out_of_fold), task, features.labels)
         with stage("curve", emit):
             curve = measure_curve(task, features, groups)
-        found = replace(found, curve=curve, **_judge(rows, task, features, logits))
+        found = replace(found, curve=curve, **_judge(table, features, logits))
     if unlabelled is not None:
+        known = set(table.texts.to_pylist())
+        texts = [*dict.fromkeys(_read_texts(unlabelled, config.data, emit=emit))]
+        texts = [text for text in texts if text not in known]
         with stage("unlabelled", emit):
-            texts = _choose_texts(config, rows, features, unlabelled, batch, batches, emit=emit)
-        found = replace(found, to_label=texts)
-    return replace(found, notes=notes)
+            _, given = _read_features(config, *_without_labels(texts), emit=emit)
+        probabilities = None
+        if has_labels:
+            head = solve(features, strength=choose_strength(features, seed=0)[0])
+            probabilities = task.read_logits(head.logits(given.features)).probabilities
+        chosen = choose_to_label(given.features, probabilities, batch=batch, batches=batches)
+        found = replace(found, to_label=[texts[number] for number in chosen.tolist()])
+    return found
 
 
-def _load_rows(config: Config, *, emit: Emit) -> tuple[_Rows, int]:
-    """Return all rows or a sample, with how many there are; without labels as zeros."""
+def _load_table(config: Config, *, emit: Emit) -> _Table:
+    """Load all rows, or a sample; those without labels get zeros."""
+    path = Path(config.data.data).expanduser()
     try:
-        loaded, has_labels = load_data(config.data, emit=emit), True
+        loaded = load_data(config.data, emit=emit)
         trained = loaded.task.labels(column_of(loaded.splits["train"], "label"))
-        if (trained == trained[0]).all():
+        has_labels = bool((trained != trained[0]).any())
+        if not has_labels:
             emit(WarningMessage("all training rows have the same label: labels can't be audited"))
-            has_labels = False
     except DataError as error:
-        if (
-            config.data.label_column is not None
-            or not Path(config.data.data).expanduser().is_file()
-        ):
+        if config.data.label_column is not None or not path.is_file():
             raise
-        loaded, has_labels = _load_texts(config.data, error, emit=emit), False
-    tables = {name: loaded.splits[name] for name in SPLITS if name in loaded.splits}
-    table, task = concatenate_datasets(list(tables.values())), loaded.task
-    splits = np.repeat([*tables], [*map(len, tables.values())])
-    numbers = np.concatenate([loaded.numbers_of(split) for split in tables])
-    total = len(table)
-    if not has_labels:
-        task = Regression()
-        texts = texts_of(table)
-        zeros = pyarrow.array(np.zeros(total))
-        table = make_dataset(texts.texts, zeros.cast("string"), task=task, pairs=texts.pairs)
+        rows, task = _without_labels(_read_texts(path, config.data, emit=emit))
+        emit(WarningMessage(f"no labels are audited: {error.message}", remedy=error.remedy))
+        loaded, has_labels = LoadedData(DatasetDict(train=rows), task), False
+    names = [name for name in SPLITS if name in loaded.splits]
+    rows = concatenate_datasets([loaded.splits[name] for name in names])
+    splits = np.repeat(names, [len(loaded.splits[name]) for name in names])
+    numbers = np.concatenate([loaded.numbers_of(name) for name in names])
+    total, labels = len(rows), loaded.task.labels(column_of(rows, "label"))
     if total > MAX_ROWS:
-        strata = task.strata(task.labels(column_of(table, "label")))
-        kept = sample_rows(strata, rows=MAX_ROWS, seed=config.data.split_seed)
-        table, splits, numbers = rows_where(table, kept), splits[kept], numbers[kept]
-        emit(Info(f"{MAX_ROWS:,} of {total:,} rows sampled"))
-    return _Rows(table, task, splits, numbers, has_labels), total
+        kept = sample_rows(loaded.task.strata(labels), rows=MAX_ROWS, seed=0)
+        rows, splits, numbers, labels = (
+            rows_where(rows, kept),
+            splits[kept],
+            numbers[kept],
+            labels[kept],
+        )
+    return _Table(rows, loaded.task.with_loss(labels), splits, numbers, total, has_labels)
 
 
-def _load_texts(options: DataConfig, error: DataError, *, emit: Emit) -> LoadedData:
-    path = Path(options.data).expanduser()
-    try:
-        pieces = read_rows(path, options, as_lines=False, emit=emit)
-        texts = [row.text for piece in pieces for row in piece]
-    except DataError:
-        raise error from None
-    emit(WarningMessage(f"no labels are audited: {error.message}", remedy=error.remedy))
+def _read_texts(path: Path, options: DataConfig, *, emit: Emit) -> list[str]:
+    pieces = read_rows(path.expanduser(), options, as_lines=False, emit=emit)
+    return [row.text for piece in pieces for row in piece]
+
+
+def _without_labels(texts: Sequence[str]) -> tuple[Dataset, Task]:
     task = Regression()
-    table = make_dataset(texts, ["0"] * len(texts), task=task)
-    return LoadedData(DatasetDict(train=table), task)
+    return make_dataset(texts, ["0"] * len(texts), task=task), task
 
 
-def _describe_pairs(rows: _Rows, pairs: Pairs) -> list[Duplicate]:
+def _read_features(
+    config: Config, rows: Dataset, task: Task, *, emit: Emit
+) -> tuple[Preparation, LabelledFeatures]:
+    config = replace(config, training=replace(config.training, class_weights="none"))
+    preparation = prepare_head(config, rows, task, samples=False, emit=emit)
+    return preparation, read_frozen_features(preparation, emit=emit)
+
+
+def _describe_pairs(table: _Table, pairs: Pairs) -> list[Record]:
     """Return pairs of rows that say the same, those with contradictory labels first."""
-    labels = rows.task.to_json(rows.task.labels(column_of(rows.table, "label")))
-    columns = (one.tolist() for one in (pairs.first, pairs.second, pairs.similarity))
-    found = []
-    for first, second, similarity in zip(*columns, strict=True):
-        both = [labels[first], labels[second]]
-        both = both if rows.task.class_names and both[0] != both[1] else []
-        of = Place(**rows.place(first))
-        found.append(Duplicate(**rows.place(second), of=of, similarity=similarity, labels=both))
-    return sorted(found, key=lambda own: (not own.labels, -own.similarity))
+    labels = table.task.labels(column_of(table.rows, "label"))
+    first, second = labels[pairs.first], labels[pairs.second]
+    differ = first != second
+    differ = differ if differ.ndim == 1 else differ.any(axis=1)
+    differ &= bool(table.task.class_names) and table.has_labels
+    both = zip(*map(table.task.to_json, (first, second)), strict=True)
+    of = table.records(pairs.first)
+    found = table.records(
+        pairs.second,
+        of_split=[one["split"] for one in of],
+        of_row=[one["row"] for one in of],
+        of_text=[one["text"] for one in of],
+        similarity=pairs.similarity.tolist(),
+        labels=[own if is_odd else () for own, is_odd in zip(both, differ, strict=True)],
+    )
+    return sorted(found, key=lambda one: (not one["labels"], -one["similarity"]))
 
 
-def _mix(logits: Logits, path: Path, task: Task) -> Logits:
-    """Return the mean of the heads' logits with those of a cross-validation of the same rows."""
-    found = read_out_of_fold(path)
-    given = found.outputs.probabilities
-    if given is None or list(found.task.class_names) != list(task.class_names):
-        return logits
-    chances = np.clip(given, LOWEST, 1 - LOWEST)
-    of_run = np.log(chances) - (np.log1p(-chances) if task.problem_type == MULTI else 0)
-    mixed = logits.copy()
-    # The rows of a test file come last, and are in no fold.
-    here = found.rows < len(logits)
-    rows = found.rows[here]
-    mixed[rows] = (1 - RUN_WEIGHT) * logits[rows] + RUN_WEIGHT * of_run[here]
-    return mixed
-
-
-def _judge(rows: _Rows, task: Task, features: LabelledFeatures, logits: Logits) -> dict[str, Any]:
+def _judge(table: _Table, features: LabelledFeatures, logits: Logits) -> dict[str, Any]:
     """Return suspects, how many labels are wrong, and classes to merge."""
-    labels, outputs = features.labels, task.read_logits(logits)
+    task, labels, outputs = table.task, features.labels, table.task.read_logits(logits)
     order, losses = rank_suspects(task, logits, labels)
     listed = order[: int(np.ceil(LISTED * len(labels)))]
-    given, suggested = task.to_json(labels[listed]), task.to_json(outputs.predicted[listed])
-    of_given: Sequence[float | None] = [None] * len(listed)
-    of_suggested: Sequence[float | None] = of_given
-    nearest: list[list[int]] = [[] for _ in listed]
+    predicted, probabilities = outputs.predicted, outputs.probabilities
+    columns = {
+        "label": task.to_json(labels[listed]),
+        "suggested": task.to_json(predicted[listed]),
+        "loss": losses[listed].tolist(),
+    }
     wrong, merges = None, []
-    probabilities = outputs.probabilities
     if task.problem_type == SINGLE and probabilities is not None:
-        best = outputs.predicted[listed]
-        of_given = probabilities[listed, labels[listed]].tolist()
-        of_suggested = probabilities[listed, best].tolist()
-        nearest = nearest_rows(features.features, labels, listed, best)
+        columns["probability"] = probabilities[listed, labels[listed]].tolist()
+        columns["suggested_probability"] = probabilities[listed, predicted[listed]].tolist()
+        near = nearest_rows(features.features, labels, listed, predicted[listed])
+        columns["nearest"] = [table.numbers[own].tolist() for own in near]
         wrong = estimate_wrong(probabilities, labels)
-        merges = find_merges(task.class_names, probabilities, labels)
-    elif task.problem_type == MULTI and probabilities is not None:
-        of_classes = [
-            estimate_wrong(np.stack([1 - own, own], axis=1), labels[:, number].astype(np.int64))
-            for number, own in enumerate(probabilities.T)
-        ]
-        wrong = _sum([one for one in of_classes if one])
-    columns = zip(
-        listed.tolist(),
-        given,
-        suggested,
-        losses[listed].tolist(),
-        of_given,
-        of_suggested,
-        nearest,
-        strict=True,
-    )
-    suspects = [
-        Suspect(**rows.place(row), label=label, suggested=best, loss=loss, probability=own,
-                suggested_probability=other, nearest=[Place(**rows.place(one)) for one in near])
-        for row, label, best, loss, own, other, near in columns
-    ]  # fmt: skip
+        merges = [asdict(one) for one in find_merges(task.class_names, probabilities, labels)]
+    elif probabilities is not None:
+        # Of several labels each is right or wrong.
+        cells = probabilities.ravel()
+        wrong = estimate_wrong(np.stack([1 - cells, cells], axis=1), labels.ravel().astype(int))
+    suspects = table.records(listed, **columns)
     return {"suspects": suspects, "estimated_wrong": wrong, "merges": merges}
-
-
-def _sum(intervals: Sequence[Interval]) -> Interval | None:
-    """Return the fraction of rows with a wrong label in any class, at most."""
-    if not intervals:
-        return None
-    value = min(sum(one.value for one in intervals), 1.0)
-    down = sum((one.value - one.low) ** 2 for one in intervals) ** 0.5
-    up = sum((one.high - one.value) ** 2 for one in intervals) ** 0.5
-    return Interval(value, max(value - down, 0.0), min(value + up, 1.0))
-
-
-def _choose_texts(
-    config: Config,
-    rows: _Rows,
-    features: LabelledFeatures,
-    path: Path,
-    batch: int,
-    batches: int,
-    *,
-    emit: Emit,
-) -> list[str]:
-    """Return the texts of a file that are to be labelled next, without those of the table."""
-    pieces = read_rows(path.expanduser(), config.data, as_lines=False, emit=emit)
-    known = set(rows.texts.to_pylist())
-    texts = [*dict.fromkeys(row.text for piece in pieces for row in piece if row.text not in known)]
-    if not texts:
-        return []
-    task = Regression()
-    table = make_dataset(texts, ["0"] * len(texts), task=task)
-    given = read_frozen_features(
-        prepare_head(config, table, task, samples=False, emit=emit), emit=emit
-    )
-    probabilities = None
-    if rows.has_labels:
-        strength, _ = choose_strength(features, seed=0)
-        logits = solve(features, strength=strength).logits(given.features)
-        probabilities = rows.task.read_logits(logits).probabilities
-        if rows.task.problem_type == MULTI and probabilities is not None:
-            unsure = np.abs(probabilities - 0.5).min(axis=1)
-            probabilities = np.stack([0.5 - unsure, 0.5 + unsure], axis=1)
-    chosen = choose_to_label(given.features, probabilities, batch=batch, batches=batches)
-    return [texts[number] for number in chosen.tolist()]

@@ -29,7 +29,7 @@ REASONS: Mapping[str, str] = {
 
 def find_outliers(
     texts: pyarrow.Array, features: NDArray[np.float32]
-) -> list[tuple[int, float, str]]:
+) -> tuple[NDArray[np.int64], list[float], list[str]]:
     """Return rows, how many deviations they are off, and why, if known; the farthest first.
 
     The distance is that to the nearest rows of a sample.
@@ -67,4 +67,4 @@ def find_outliers(
         reasons[is_odd & (reasons == "")] = reason
     rows = np.flatnonzero((deviations >= MIN_DEVIATIONS) | (reasons != ""))
     rows = rows[np.argsort(-deviations[rows], kind="stable")][:MAX_ROWS]
-    return [(int(row), float(deviations[row]), reasons[row]) for row in rows]
+    return rows, deviations[rows].tolist(), reasons[rows].tolist()

@@ -8,7 +8,9 @@ from finetune.evaluation.statistics import Interval
 from finetune.tasks.base import Labels, Logits, Task
 from finetune.tasks.tables import ERRORS_OF_95
 
-NEIGHBOURS, MIN_ROWS = 3, 20
+NEAREST, MIN_ROWS = 3, 20
+# Rows whose distances to all others are in memory at once.
+BLOCK = 256
 # Of the rows predicted as a class, and of all rows: the predictions of these are nearly all right,
 # so that their labels show how many are wrong.
 SUREST, SUREST_OF_ALL = 0.3, 0.4
@@ -33,7 +35,7 @@ def rank_suspects(task: Task, logits: Logits, labels: Labels) -> tuple[NDArray[n
 def estimate_wrong(
     probabilities: NDArray[np.float32], labels: NDArray[np.int64]
 ) -> Interval | None:
-    """Return the fraction of wrong labels with its 95% interval; None of too few rows.
+    """Return how many labels are wrong, with the 95% interval; None of too few rows.
 
     Labels are class numbers, [rows]. Where a head is sure, a label that disagrees is nearly always
     wrong: their fraction among the surest rows of each predicted class counts for the whole class.
@@ -58,7 +60,8 @@ def estimate_wrong(
     smooth = (found.sum() + 2) / (taken.sum() + 4)
     rate = np.where(found, found / size, smooth)
     error = ERRORS_OF_95 * float(np.sqrt(np.sum(share**2 * rate * (1 - rate) / size)))
-    return Interval(value, max(value - error - MODEL_ERRORS, 0.0), min(value + error, 1.0))
+    ends = value, max(value - error - MODEL_ERRORS, 0.0), min(value + error, 1.0)
+    return Interval(*(float(round(end * len(labels))) for end in ends))
 
 
 def nearest_rows(
@@ -72,9 +75,12 @@ def nearest_rows(
     found: list[list[int]] = [[] for _ in rows]
     for number in np.unique(classes):
         carriers, asking = np.flatnonzero(labels == number), np.flatnonzero(classes == number)
-        cosines = unit[rows[asking]] @ unit[carriers].T
-        cosines[rows[asking][:, None] == carriers] = -np.inf
-        order = np.argsort(-cosines, axis=1)[:, :NEIGHBOURS]
-        for place, nearest in zip(asking.tolist(), carriers[order].tolist(), strict=True):
-            found[place] = [row for row in nearest if row != rows[place]]
+        for start in range(0, len(asking), BLOCK):
+            places = asking[start : start + BLOCK]
+            cosines = unit[rows[places]] @ unit[carriers].T
+            cosines[rows[places][:, None] == carriers] = -np.inf
+            for place, own in zip(places.tolist(), cosines, strict=True):
+                best = carriers[np.argpartition(-own, min(NEAREST, len(own) - 1))[:NEAREST]]
+                order = np.argsort(-unit[best] @ unit[rows[place]])
+                found[place] = [row for row in best[order].tolist() if row != rows[place]]
     return found

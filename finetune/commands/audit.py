@@ -124,24 +124,16 @@ def command(
 
 
 def _show(found: "Audit") -> None:
-    from finetune.report.audit import label_of, number_of, summarize
+    from finetune.report.audit import cell_of, summarize
 
     show_lines(f"{found.sampled:,} rows of {found.data}, {len(found.classes)} classes")
-    show_table(("", "what", "rows", "note"), summarize(found).rows, numbers=("rows",))
-    worst = found.suspects[:WORST]
-    if worst:
+    table = summarize(found)
+    show_table(table.columns, table.rows, numbers=("rows",))
+    if found.suspects:
         show_lines("labels that are most likely wrong", "")
-        rows = [
-            (
-                number_of(one),
-                shorten(one.text),
-                label_of(one.label),
-                label_of(one.suggested),
-                f"{one.loss:.2f}",
-            )
-            for one in worst
-        ]
-        show_table(("row", "text", "label", "suggested", "loss"), rows, numbers=("row", "loss"))
+        names = ("row", "text", "label", "suggested", "loss")
+        rows = [[shorten(cell_of(one[name])) for name in names] for one in found.suspects]
+        show_table(names, rows[:WORST], numbers=("row", "loss"))
     for merge in found.merges[:WORST]:
-        show_lines(f"{merge.label!r} may be {merge.into!r}: {merge.why}")
+        show_lines(f"{merge['label']!r} may be {merge['into']!r}: {merge['why']}")
     show_lines(*found.notes, f"written: {found.folder}")

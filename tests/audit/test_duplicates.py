@@ -50,6 +50,7 @@ def test_texts_without_words_are_compared_as_they_are() -> None:
 def test_markup_and_other_scripts_are_named() -> None:
     texts = [*(OTHERS * 4), "<div class='x'>buy now</div>", "как дела сегодня"]
     features = np.random.default_rng(0).normal(size=(len(texts), 8)).astype(np.float32)
-    found = {row: reason for row, _, reason in find_outliers(pyarrow.array(texts), features)}
+    rows, _, reasons = find_outliers(pyarrow.array(texts), features)
+    found = dict(zip(rows.tolist(), reasons, strict=True))
     assert found[120] == "HTML or other markup"
     assert found[121] == "letters of another script"

@@ -37,7 +37,7 @@ def test_an_audit_writes_its_files_and_corrections_come_back(
     assert found["suspects"][0].keys() >= {"row", "label", "suggested", "loss"}
     assert {10, 80} & {one["row"] for one in found["suspects"]}
     [double] = [one for one in found["near_duplicates"] if one["labels"]]
-    assert (double["row"], double["of"]["row"]) == (80, 3)
+    assert (double["row"], double["of_row"]) == (80, 3)
     folder = Path(found["folder"])
     assert "<script" in (folder / "audit.html").read_text()
     suspects = folder / "suspects.csv"
