@@ -134,9 +134,9 @@ def mix_logits(logits: Logits, found: OutOfFold, task: Task, labels: Labels) -> 
         return logits
     chances = np.clip(given, LOWEST, 1 - LOWEST)
     own = np.log(chances) - (np.log1p(-chances) if task.problem_type == MULTI else 0)
-    own = own.astype(np.float32)
     mixed = logits.copy()
-    mixes = [(1 - weight) * logits[found.rows] + weight * own for weight in RUN_WEIGHTS]
+    heads = logits[found.rows]
+    mixes = [np.asarray((1 - one) * heads + one * own, np.float32) for one in RUN_WEIGHTS]
     means = [task.evaluation_losses(one, labels[found.rows]).mean() for one in mixes]
     mixed[found.rows] = mixes[int(np.argmin(means))]
     return mixed

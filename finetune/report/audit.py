@@ -49,10 +49,8 @@ def summarize(audit: Audit) -> Table:
         _line("rows unlike the rest", audit.outliers, ODD),
     ]
     if wrong := audit.estimated_wrong:
-        low, value, high = (
-            round(end * audit.sampled) for end in (wrong.low, wrong.value, wrong.high)
-        )
-        note = f"{percent(wrong.value)} of the labels; 95% interval {low:,} to {high:,}"
+        low, value, high = map(int, (wrong.low, wrong.value, wrong.high))
+        note = f"{percent(value / audit.sampled)} of the rows; 95% interval {low:,} to {high:,}"
         rows.append((ODD if value else GOOD, "labels that are wrong, about", f"{value:,}", note))
     for title, by, mark in (("spelt alike", "name", BAD), ("not told apart", "model", ODD)):
         if audit.classes:

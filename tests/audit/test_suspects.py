@@ -50,8 +50,8 @@ def test_the_interval_holds_how_many_were_exchanged(share: float) -> None:
     logits, labels, _ = predict(share)
     found = estimate_wrong(torch.from_numpy(logits).softmax(dim=1).numpy(), labels)
     assert found is not None
-    assert found.low <= share <= found.high
-    assert abs(found.value - share) < 0.03
+    assert found.low <= share * ROWS <= found.high
+    assert abs(found.value - share * ROWS) < 0.03 * ROWS
 
 
 def test_the_only_row_of_a_class_is_no_suspect() -> None:
