@@ -42,6 +42,7 @@ Examples:
   finetune run offline                        a recipe: without a network
   finetune run --freeze-core --device mps     only its head, on a Mac's GPU
   finetune run --freeze-core --seeds 5        mean and interval of five seeds
+  finetune run --lora-rank 8                  adapters: see docs/modes.md
   finetune run --freeze-core --folds 5        cross-validation: tests all rows
 """
 

@@ -97,10 +97,10 @@ class ModelSource:
                     message = f"{file.name} can't be read as safetensors: {error}"
                     raise ValueError(message) from error
         if not weights and not may_be_missing:
-            raise ModelUnsupported(
-                f"{self.name} has no weights in safetensors",
-                remedy="save it with save_pretrained(), which writes model.safetensors",
-            )
+            remedy = "save it with save_pretrained(), which writes model.safetensors"
+            if (self.folder / "adapter_config.json").exists():
+                remedy = "it is an adapter: name the merged model, such as RUN/model"
+            raise ModelUnsupported(f"{self.name} has no weights in safetensors", remedy=remedy)
         return weights
 
     @property
