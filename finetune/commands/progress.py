@@ -117,12 +117,12 @@ def _with_files(
     from finetune.data.in_memory import is_table, write_table
 
     takes_options = any(one.kind is Parameter.VAR_KEYWORD for one in shape.parameters.values())
-    if takes_options and arguments and is_table(arguments[0]):
+    if takes_options and arguments and (is_table(arguments[0]) or isinstance(arguments[0], list)):
         options, arguments = {"data": arguments[0], **options}, arguments[1:]
     if isinstance(splits := options.get("data"), Mapping) and "train" in splits:
         options |= {"data" if one == "train" else f"{one}_file": splits[one] for one in splits}
     for name in ("data", "validation_file", "test_file"):
-        if is_table(options.get(name)):
+        if is_table(options.get(name)) or isinstance(options.get(name), list):
             path = write_table(options[name], RUNS_FOLDER / "tables")
             emit(events.Info(f"{name}: the table is kept as {path}"))
             options = {**options, name: path}

@@ -89,8 +89,9 @@ def test_the_splits_of_a_dataset_are_those_of_the_run(
     splits = DatasetDict(train=rows.select(range(40)), test=rows.select(range(40, 60)))
     options: dict[str, Any] = {**OPTIONS, "num_train_epochs": 1, "validation_fraction": 0}
     assert finetune.run(splits, model=tiny_folder, **options).test.samples == 20
-    with pytest.raises(UsageError, match="can't be read as a table"):
-        finetune.run({"text": ["a", "b"], "label": ["x"]})
+    for table in ({"text": ["a", "b"], "label": ["x"]}, ["a text"]):
+        with pytest.raises(UsageError, match="can't be read as a table"):
+            finetune.run(table)  # type: ignore[arg-type]
 
 
 def test_predictions_of_a_table_have_its_rows_and_columns(
