@@ -5,10 +5,10 @@ from numpy.typing import NDArray
 from finetune.evaluation.statistics import (
     Interval,
     bootstrap,
-    difference_interval,
     mcnemar_p_value,
     mean_interval,
     measure_reliability,
+    percentile_interval,
     threshold_for_precision,
 )
 from finetune.tasks.metrics import WeightedMetrics
@@ -25,7 +25,7 @@ def difference_of(
         bootstrap(accuracy_of(is_right), rows=len(first), resamples=resamples)["accuracy"]
         for is_right in (second, first)
     ]
-    return difference_interval(float(second.mean() - first.mean()), *drawn)
+    return percentile_interval(float(second.mean() - first.mean()), drawn[0] - drawn[1])
 
 
 def test_the_interval_contains_the_true_difference_in_about_95_of_100_samples() -> None:

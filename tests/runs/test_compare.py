@@ -31,7 +31,7 @@ def test_rows_that_one_has_right_are_counted_and_shown(
     wrong = ["HUM" if label != "HUM" else "LOC" for label in right]
     # The first ten are right, the next ten wrong, the rest as before.
     other = copy_run(finished_run, tmp_path / "other", answers=right[:10] + wrong[10:20])
-    found = finetune.compare(finished_run, other, rows=3).runs[1].versus_baseline
+    found = finetune.compare(finished_run, other, limit=3).runs[1].versus_baseline
 
     assert found is not None
     gained = [row for row in rows[:10] if row["predicted"] != row["label"]]
