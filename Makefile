@@ -24,9 +24,9 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 demo: setup ## Fine-tune a small model without a network, into runs/demo
-	$(BIN)/finetune run --config configs/offline.yaml --output-dir runs/demo --overwrite
+	$(BIN)/finetune run offline --output-dir runs/demo --overwrite
 
-run: setup ## Fine-tune; ARGS="--config configs/trec_head.yaml" and the like
+run: setup ## Fine-tune; ARGS="trec_head" and the like
 	$(BIN)/finetune run $(ARGS)
 
 find-batch: setup ## Find the batch sizes that fit this machine; ARGS="--device cpu" and the like

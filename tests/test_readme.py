@@ -37,6 +37,7 @@ def prepared_folder(
         f"{number} is {'good' if number % 2 else 'bad'},{number % 2}\n" for number in range(40)
     )
     (tmp_path / "reviews.csv").write_text("review,stars\n" + rows)
+    (tmp_path / "new.csv").write_text("review\n3 is good\n")
     (tmp_path / "questions.txt").write_text("Who wrote Faust?\nHow far is the moon?\n")
     (tmp_path / "model").symlink_to(tiny_folder)
     (tmp_path / "RUN").symlink_to(finished_run)
@@ -87,7 +88,7 @@ def test_commands_of_the_readme_run(prepared_folder: Path, command: Command) -> 
             continue
         if arguments[0] == "run":
             arguments += [*QUICK, "--model", str(prepared_folder / "model")]
-            if not {"--data", "reviews.yaml"} & set(arguments):
+            if "reviews.csv" not in arguments:
                 arguments += ["--data", "questions"]  # for TREC, which is not here
         elif arguments[:2] == ["data", "check"]:
             arguments += ["--model", str(prepared_folder / "model")]

@@ -51,8 +51,8 @@ COMMANDS = {
 
 EXAMPLES = """\b
 Examples:
-  finetune run --data reviews.csv                   train a classifier
-  finetune predict runs/demo "Would buy it again"   classify with it
+  finetune run reviews.csv                          train a classifier
+  finetune predict latest "Would buy it again"      classify with it
 """
 _OTHERS_FIRST_SECONDS = 1.0
 # What other tools call a command, or what may be typed in its place.

@@ -30,7 +30,7 @@ def load_split(folder: RunFolder, split: str, *, emit: Emit) -> Dataset:
         )
     Manifest.read(folder).check(
         Manifest.of_data(data),
-        remedy="restore the data, or score other data with finetune evaluate RUN --data FILE",
+        remedy="restore the data, or score other data with finetune evaluate RUN FILE",
     )
     return data.splits[split]
 
