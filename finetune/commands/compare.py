@@ -93,10 +93,13 @@ def command(
 def _show(comparison: "Comparison", *, page: Path | None) -> None:
     from finetune.report.compare import tabulate
 
-    for table in tabulate(comparison):
-        show_lines(table.title, "")
-        show_result_table(table)
-        if table.note:
-            show_lines(*click.wrap_text(table.note).splitlines())
+    for group in comparison.groups:
+        for table in tabulate(group):
+            show_lines(table.title, "")
+            show_result_table(table)
+            if table.note:
+                show_lines(*click.wrap_text(table.note).splitlines())
+        if group.verdict:
+            show_lines(*click.wrap_text(group.verdict).splitlines())
     if page is not None:
         show_lines(f"page: {page}")

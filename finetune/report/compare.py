@@ -4,43 +4,63 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from finetune.report.templates import TEMPLATES, without_folder
-from finetune.runs.compare import ComparedRun, Comparison
+from finetune.runs.compare import ComparedGroup, ComparedRun, Comparison
 from finetune.tasks.metrics import METRICS, MetricValue
-from finetune.tasks.tables import Table, capitalize, format_number, format_value
+from finetune.tasks.tables import Table, capitalize, duration, format_number, format_value
 
 
 def render_comparison(comparison: Comparison) -> str:
     """Return ``compare.html``, which needs no other file and names no folders of this machine."""
-    options = {
-        option: [without_folder(option, value) for value in values]
-        for option, values in comparison.options.items()
-    }
-    tables = tabulate(replace(comparison, options=options))
-    return TEMPLATES.get_template("tables.html.j2").render(
-        title=" · ".join(run.name for run in comparison.runs),
-        subtitle=f"finetune compare · {comparison.samples:,} test rows",
-        tables=tables,
-    )
+    groups = []
+    for group in comparison.groups:
+        options = {
+            option: [without_folder(option, value) for value in values]
+            for option, values in group.options.items()
+        }
+        groups.append(replace(group, options=options))
+    return TEMPLATES.get_template("compare.html.j2").render(groups=groups, tabulate=tabulate)
 
 
-def tabulate(comparison: Comparison) -> list[Table]:
-    """Return metrics, rows that differ and options that differ, as tables."""
-    columns = ("option", *(run.name for run in comparison.runs))
+def tabulate(group: ComparedGroup) -> list[Table]:
+    """Return a leaderboard and, of several runs, metrics, rows and options that differ."""
+    columns = ("option", *(run.name for run in group.runs))
     rows = [
         (option.replace("_", " "), *map(format_value, values))
-        for option, values in comparison.options.items()
+        for option, values in group.options.items()
     ]
     options = Table("Options that differ", columns, rows, text_columns=len(columns))
     return [
-        _tabulate_metrics(comparison),
-        _tabulate_counts(comparison),
+        _rank(group),
+        *([_tabulate_metrics(group), _tabulate_counts(group)] if len(group.runs) > 1 else []),
         *([options] if rows else []),
-        *(table for run in comparison.runs for table in _tabulate_rows(comparison, run)),
+        *(table for run in group.runs for table in _tabulate_rows(group, run)),
     ]
 
 
-def _tabulate_metrics(comparison: Comparison) -> Table:
-    runs = comparison.runs
+def _rank(group: ComparedGroup) -> Table:
+    """Return the runs by their first metric, with what they cost."""
+    metric, has_seeds = group.metric, any(run.spread is not None for run in group.runs)
+
+    def show(value: float) -> str:
+        return str(MetricValue(metric, value))
+
+    rows = [
+        (run.name, show(run.metrics[metric.name]),
+         f"{show(run.interval.low)}–{show(run.interval.high)}",
+         *(["–" if run.spread is None else f"± {show(run.spread)}"] if has_seeds else []),
+         duration(run.train_seconds), f"{run.parameters / 1e6:,.1f} M",
+         f"{run.ms_per_text:.2g} ms" if run.ms_per_text else "–")
+        for run in sorted(group.runs, key=lambda run: -run.metrics[metric.name])
+    ]  # fmt: skip
+    spread = ["over seeds"] if has_seeds else []
+    costs = ("training", "size", "a text")
+    columns = ("run", metric.title, "95% interval", *spread, *costs)
+    title = f"{group.samples:,} test rows of {without_folder('data', group.data)}"
+    return Table(title, columns, rows)
+
+
+def _tabulate_metrics(group: ComparedGroup) -> Table:
+    runs = group.runs
     rows = [
         (capitalize(METRICS[name].title) if run is runs[0] else "", run.name,
          str(MetricValue(METRICS[name], run.metrics[name])), _format_difference(run, name))
@@ -54,9 +74,8 @@ def _tabulate_metrics(comparison: Comparison) -> Table:
     )
     if len(runs) > 2:
         note += " Among many comparisons some look significant by chance."
-    columns = ("metric", "run", "value", f"difference to {comparison.baseline}")
-    title = f"Metrics on {comparison.samples:,} test rows"
-    return Table(title, columns, rows, text_columns=2, note=note)
+    columns = ("metric", "run", "value", f"difference to {group.baseline}")
+    return Table("All metrics", columns, rows, text_columns=2, note=note)
 
 
 def _format_difference(run: ComparedRun, name: str) -> str:
@@ -73,26 +92,33 @@ def _format_difference(run: ComparedRun, name: str) -> str:
     return f"{value} [{low}, {high}]".replace("-", "−")
 
 
-def _tabulate_counts(comparison: Comparison) -> Table:
-    name = comparison.baseline
+def _tabulate_counts(group: ComparedGroup) -> Table:
+    name = group.baseline
     rows = [
-        (run.name, f"{versus.worse:,}", f"{versus.better:,}", f"{versus.p_value or 0:.3g}")
-        for run in comparison.runs
+        (
+            run.name,
+            f"{versus.worse:,}",
+            f"{versus.better:,}",
+            "–" if versus.p_value is None else f"{versus.p_value:.3g}",
+        )
+        for run in group.runs
         if (versus := run.versus_baseline)
     ]
-    if not comparison.task.class_names:
+    if not group.task.class_names:
         columns = ("run", f"{name} closer", "run closer")
         return Table("Rows where one is closer", columns, [row[:3] for row in rows])
     titles = ("run", f"only {name} correct", "only run correct", "McNemar's p")
     note = "The p-value is that of McNemar's exact test, two-sided."
+    if any(run.seeds > 1 for run in group.runs):
+        note += " Of several seeds the rows are those of the first."
     return Table("Rows that only one predicts correctly", titles, rows, note=note)
 
 
-def _tabulate_rows(comparison: Comparison, run: ComparedRun) -> Iterator[Table]:
-    versus, baseline = run.versus_baseline, comparison.baseline
+def _tabulate_rows(group: ComparedGroup, run: ComparedRun) -> Iterator[Table]:
+    versus, baseline = run.versus_baseline, group.baseline
     if versus is None:
         return
-    title = "Only {} correct" if comparison.task.class_names else "{} closer"
+    title = "Only {} correct" if group.task.class_names else "{} closer"
     columns = ("text", "true", baseline, run.name)
     for name, count, rows in (
         (run.name, versus.better, versus.better_rows),

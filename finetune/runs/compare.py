@@ -1,7 +1,8 @@
 """Finished runs side by side: metrics, options, and rows that one gets right and another wrong."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from finetune.config.schema import OPTIONS, Config
 from finetune.errors import DataDiffers, NotARun, UsageError
 from finetune.evaluation.statistics import (
+    CONFIDENCE,
+    RESAMPLES,
     Interval,
     bootstrap,
     mcnemar_p_value,
@@ -18,11 +21,12 @@ from finetune.evaluation.statistics import (
 )
 from finetune.events import Emit, WarningMessage
 from finetune.files import is_there
-from finetune.runs.folder import RunFolder
+from finetune.runs.folder import RunFolder, SeedsFolder, find_several
 from finetune.runs.results import RunResults, best_of, read_results
 from finetune.tasks.base import Task
+from finetune.tasks.metrics import METRICS, Metric
 from finetune.tasks.shown import Shown
-from finetune.tasks.tables import text_of
+from finetune.tasks.tables import text_of, wilson_interval
 
 SCHEMA_VERSION = 1
 Baseline = Literal["first", "best"]
@@ -59,58 +63,88 @@ class Versus:
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One of the runs: its test metrics, and how they compare; None for the baseline."""
+    """A run, or ``seeds`` runs that differ in their seed alone, with means of their test metrics.
+
+    The interval is that of the first metric, over rows; ``spread`` is its standard deviation over
+    seeds. A time is that of one run, or of one text in the batches of the test split.
+    """
 
     name: str
     path: str
+    seeds: int
     metrics: Mapping[str, float]
-    versus_baseline: Versus | None
+    interval: Interval
+    spread: float | None
+    train_seconds: float
+    parameters: int
+    ms_per_text: float | None
+    versus_baseline: Versus | None = None
 
 
-@dataclass(frozen=True, repr=False)
-class Comparison(Shown):
-    """Runs on the same test rows; ``options`` are those that differ, with each run's value."""
+@dataclass(frozen=True)
+class ComparedGroup:
+    """Runs on the same test rows; ``options`` are those that differ, with each run's value.
+
+    The verdict says which to take.
+    """
 
     task: Task
+    data: str
     samples: int
     baseline: str
     runs: Sequence[ComparedRun]
     options: Mapping[str, Sequence[Any]]
+    verdict: str
+
+    @property
+    def metric(self) -> Metric:
+        """The first metric, by which the runs are ranked."""
+        return METRICS[next(iter(self.runs[0].metrics))]
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(Shown):
+    """Finished runs in groups: each of one task, tested on the same rows."""
+
+    groups: Sequence[ComparedGroup]
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the metrics of each run, and how it compares with the baseline."""
-        rows: list[dict[str, Any]] = [{"run": run.name, **run.metrics} for run in self.runs]
-        for row, run in zip(rows, self.runs, strict=True):
-            if one := run.versus_baseline:
-                row |= {"better": one.better, "worse": one.worse, "p_value": one.p_value}
+        """Return the metrics of each run, and how it compares with the baseline of its group."""
+        rows = []
+        for group in self.groups:
+            test = {"data": group.data, "samples": group.samples} if len(self.groups) > 1 else {}
+            for run in group.runs:
+                rows.append(
+                    {"run": run.name, **test, **run.metrics, "ms_per_text": run.ms_per_text}
+                )
+                if one := run.versus_baseline:
+                    rows[-1] |= {"better": one.better, "worse": one.worse, "p_value": one.p_value}
         return rows
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``finetune compare --json`` prints."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "task": self.task.name,
-            "samples": self.samples,
-            "baseline": self.baseline,
-            "runs": [asdict(run) for run in self.runs],
-            "options": self.options,
-        }
+        groups = [{**vars(one), "runs": [*map(asdict, one.runs)]} for one in self.groups]
+        named = [{**group, "task": group["task"].name} for group in groups]
+        return {"schema_version": SCHEMA_VERSION, "groups": named}
 
 
 @dataclass(frozen=True, eq=False)
 class _FinishedRun:
-    """What a finished run has left: ``resampled`` are metrics of resampled test rows."""
+    """What a finished run has left, or several that differ in their seed: means, rows of the first.
 
-    name: str
+    ``resampled`` are metrics of resampled test rows.
+    """
+
     path: Path
     config: Config
-    results: RunResults
+    results: Sequence[RunResults]
     test_digest: str
     predictions: Sequence[Mapping[str, Any]]
     resampled: Mapping[str, NDArray[np.float64]]
+    name: str = ""
 
     @classmethod
-    def read(cls, folder: RunFolder, name: str) -> "_FinishedRun":
+    def read(cls, folder: RunFolder) -> "_FinishedRun":
         results = read_results(folder)
 
         def resample(rows: list[Any]) -> tuple[list[Any], dict[str, NDArray[np.float64]]]:
@@ -120,13 +154,67 @@ class _FinishedRun:
 
         digest = folder.read(folder.manifest_file, lambda content: str(content["splits"]["test"]))
         rows, resampled = folder.read(folder.predictions_file, resample)
-        return cls(name, folder.path, folder.read_config(), results, digest, rows, resampled)
+        return cls(folder.path, folder.read_config(), [results], digest, rows, resampled)
+
+    @classmethod
+    def merge(cls, runs: "Sequence[_FinishedRun]") -> "_FinishedRun":
+        """Return runs that differ in their seed as one, whose resamples are also of the runs."""
+        first, count = runs[0], len(runs)
+        if count == 1:
+            return first
+        drawn = np.random.default_rng(0).integers(count, size=(count, RESAMPLES))
+        resampled = {
+            name: np.take_along_axis(stacked, drawn, axis=0).mean(axis=0)
+            for name in first.resampled
+            for stacked in [np.stack([run.resampled[name] for run in runs])]
+        }
+        path = first.path.parent if find_several(first.path.parent) else first.path
+        results = [run.results[0] for run in runs]
+        return replace(first, path=path, results=results, resampled=resampled)
+
+    @cached_property
+    def metrics(self) -> dict[str, float]:
+        of_runs = [one.test.metrics for one in self.results]
+        return {name: float(np.mean([one[name] for one in of_runs])) for name in of_runs[0]}
+
+    def options(self, *left_out: str) -> dict[str, Any]:
+        """Return the options by name, without some."""
+        hidden = _OPTIONS_LEFT_OUT.union(left_out)
+        return {name: OPTIONS[name].value_in(self.config) for name in OPTIONS if name not in hidden}
+
+    def describe(self, versus: Versus | None) -> ComparedRun:
+        """Return what is shown of it."""
+        first, metric = self.results[0], METRICS[next(iter(self.metrics))]
+        value, rows = self.metrics[metric.name], first.test.samples
+        interval = percentile_interval(value, self.resampled[metric.name])
+        if metric.is_proportion:
+            # That of the bootstrap has no width where all rows are right.
+            interval = Interval(value, *map(float, wilson_interval(value * rows, rows)))
+        values = [one.test.metrics[metric.name] for one in self.results]
+        seconds = [one.training.train_runtime + one.stage_seconds.get("features", 0)
+                   for one in self.results]  # fmt: skip
+        return ComparedRun(
+            self.name,
+            str(self.path),
+            len(values),
+            self.metrics,
+            interval,
+            float(np.std(values, ddof=1)) if len(values) > 1 else None,
+            float(np.mean(seconds)),
+            first.facts.total_parameters,
+            # Else features were computed, or read, before the test.
+            1e3 * first.stage_seconds["test"] / rows if first.facts.mode == "full" else None,
+            versus,
+        )
 
 
 def compare_runs(
     paths: Sequence[Path], *, baseline: Baseline = "first", max_rows: int, emit: Emit
 ) -> Comparison:
-    """Compare the runs in folders, or in folders of folders, with the first or the best of them."""
+    """Compare the runs in folders, or in folders of folders, with the first or the best of them.
+
+    Runs that were tested on different rows are in different groups.
+    """
     found = [folder for path in paths for folder in finished_runs(path, emit=emit)]
     folders = {folder.path.resolve(): folder for folder in found}
     if len(folders) < 2:
@@ -134,25 +222,29 @@ def compare_runs(
             f"there is nothing to compare {' '.join(map(str, paths))} with",
             remedy="name two runs or more, or a folder that contains several",
         )
-    names_differ = len({path.name for path in folders}) == len(folders)
-    runs = [
-        _FinishedRun.read(folder, path.name if names_differ else str(folder.path))
-        for path, folder in folders.items()
-    ]
-    groups: dict[str, list[str]] = {}
-    for run in runs:
-        groups.setdefault(run.test_digest, []).append(run.name)
-    if len(groups) > 1:
+    groups: dict[tuple[str, str], list[_FinishedRun]] = {}
+    for folder in folders.values():
+        run = _FinishedRun.read(folder)
+        groups.setdefault((run.results[0].task.name, run.test_digest), []).append(run)
+    if all(len(group) == 1 for group in groups.values()):
+        names = (str(run.path) for [run] in groups.values())
         raise DataDiffers(
-            "the runs were tested on different rows: "
-            + " | ".join(map(", ".join, groups.values())),
-            remedy="compare runs of one of these groups, or make runs with the same data, test "
-            "split, --task and --split-seed",
+            "the runs were tested on different rows: " + " | ".join(names),
+            remedy="make runs with the same data, test split, --task and --split-seed",
         )
-    base: _FinishedRun | None = runs[0]
-    if baseline == "best":
+    return Comparison(
+        [_compare_group(runs, baseline=baseline, max_rows=max_rows) for runs in groups.values()]
+    )
+
+
+def _compare_group(
+    runs: Sequence[_FinishedRun], *, baseline: Baseline, max_rows: int
+) -> ComparedGroup:
+    settings = _group_seeds(runs)
+    base: _FinishedRun | None = settings[0]
+    if baseline == "best" and len(settings) > 1:
         metric = runs[0].config.training.metric_for_best_model
-        base = best_of({run: run.results for run in runs}, metric)
+        base = best_of({run: run.results[0] for run in settings}, metric)
     if base is None:
         raise UsageError(
             "which run is the best is not known: not all have a held-out validation split",
@@ -160,27 +252,61 @@ def compare_runs(
             " --validation-fraction 0.1",
         )
     compared = [
-        ComparedRun(
-            run.name,
-            str(run.path),
-            run.results.test.metrics,
-            None if run is base else _compare_with(base, run, max_rows=max_rows),
-        )
-        for run in runs
+        run.describe(None if run is base else _compare_with(base, run, max_rows=max_rows))
+        for run in settings
     ]
-    options = {
-        option.name: [option.value_in(run.config) for run in runs]
-        for option in OPTIONS.values()
-        if option.name not in _OPTIONS_LEFT_OUT
-    }
-    differing = {name: row for name, row in options.items() if any(one != row[0] for one in row)}
-    return Comparison(base.results.task, len(base.predictions), base.name, compared, differing)
+    left_out = ["seed"] * any(run.seeds > 1 for run in compared)
+    options = [run.options(*left_out) for run in settings]
+    columns = {name: [own[name] for own in options] for name in options[0]}
+    differing = {name: row for name, row in columns.items() if any(one != row[0] for one in row)}
+    first, verdict = base.results[0], _choose(settings)
+    return ComparedGroup(
+        first.task, first.facts.data, first.test.samples, base.name, compared, differing, verdict
+    )
+
+
+def _group_seeds(runs: Sequence[_FinishedRun]) -> list[_FinishedRun]:
+    """Merge runs that differ in their seed alone, unless nothing else differs; name all."""
+    alike: dict[str, list[_FinishedRun]] = {}
+    for run in runs:
+        alike.setdefault(repr(run.options("seed")), []).append(run)
+    merged: list[_FinishedRun] = []
+    for group in alike.values():
+        different = {run.config.training.seed for run in group}
+        is_one = len(alike) > 1 and len(different) == len(group)
+        merged += [_FinishedRun.merge(group)] if is_one else group
+    names_differ = len({run.path.name for run in merged}) == len(merged)
+    named = []
+    for run in merged:
+        name, seeds = run.path.name if names_differ else str(run.path), len(run.results)
+        named.append(replace(run, name=f"{name} ({seeds} seeds)" if seeds > 1 else name))
+    return named
+
+
+def _choose(runs: Sequence[_FinishedRun]) -> str:
+    """Return which to take by the first metric: the best, or any that it can't be told from."""
+    metric = next(iter(runs[0].metrics))
+    best, *others = sorted(runs, key=lambda run: -run.metrics[metric])
+    close = []
+    for run in others:
+        versus = _compare_with(run, best, max_rows=0)
+        p_value = versus.p_value if METRICS[metric].is_proportion else None
+        if versus.differences[metric].low <= 0 or (p_value or 0) > 1 - CONFIDENCE:
+            close.append(run.name)
+    if close:
+        names, rows = ", ".join([best.name, *close[:-1]]), best.results[0].test.samples
+        return f"{names} and {close[-1]} can't be told apart on {rows:,} rows."
+    if others:
+        return f"Take {best.name}: the difference to {others[0].name} is more than chance."
+    return ""
 
 
 def finished_runs(path: Path, *, emit: Emit) -> list[RunFolder]:
     """Return a run, or the finished runs in a folder, by name."""
     # A link would name a run of this folder twice.
     paths = [path for path in path.glob("*/") if not path.is_symlink()]
+    seeds = [one for path in paths if isinstance(one := find_several(path), SeedsFolder)]
+    paths += [run.path for one in seeds for run in one.runs]
     # With seed-9 before seed-10.
     paths.sort(key=lambda path: (path.name.rstrip("0123456789"), len(path.name), path.name))
     is_run = RunFolder(path).config_file.is_file()
@@ -201,7 +327,7 @@ def finished_runs(path: Path, *, emit: Emit) -> list[RunFolder]:
 
 
 def _compare_with(base: _FinishedRun, run: _FinishedRun, *, max_rows: int) -> Versus:
-    task, metrics, before = base.results.task, run.results.test.metrics, base.results.test.metrics
+    task, metrics, before = base.results[0].task, run.metrics, base.metrics
     errors, base_errors = (task.row_errors(one.predictions) for one in (run, base))
     is_better, is_worse = errors < base_errors, errors > base_errors
     if task.class_names:
@@ -218,6 +344,7 @@ def _compare_with(base: _FinishedRun, run: _FinishedRun, *, max_rows: int) -> Ve
             for before in [base.predictions[row]]
         ]  # fmt: skip
 
+    is_pair = len(base.results) == len(run.results) == 1
     better, worse = int(is_better.sum()), int(is_worse.sum())
     return Versus(
         differences={
@@ -226,7 +353,7 @@ def _compare_with(base: _FinishedRun, run: _FinishedRun, *, max_rows: int) -> Ve
         },
         better=better,
         worse=worse,
-        p_value=mcnemar_p_value(better, worse) if task.class_names else None,
+        p_value=mcnemar_p_value(better, worse) if task.class_names and is_pair else None,
         better_rows=differing_rows(is_better),
         worse_rows=differing_rows(is_worse),
     )

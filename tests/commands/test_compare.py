@@ -25,7 +25,8 @@ def test_metrics_rows_and_options_are_tables_of_80_columns(
     outcome = command("compare", finished_run, other, "--limit", 2)
     assert outcome.code == 0, outcome.errors
     lines = outcome.output.splitlines()
-    assert "Metrics on 270 test rows" in lines
+    assert "270 test rows of questions" in lines
+    assert lines[-1] == "Take other: the difference to finished is more than chance."
     assert any(line.split()[:2] == ["other", "100.0%"] for line in lines)
     assert "seed    42        7" in [line.rstrip() for line in lines]
     assert any(line.startswith("2 of ") for line in lines)
@@ -40,6 +41,7 @@ def test_json_is_one_object_with_a_version(
     [line] = outcome.output.splitlines()
     found = json.loads(line)
     assert found["schema_version"] == 1
+    [found] = found["groups"]
     assert (found["baseline"], found["options"]) == ("finished", {"seed": [42, 7]})
     first, second = found["runs"]
     assert first["versus_baseline"] is None

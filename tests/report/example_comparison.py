@@ -5,7 +5,7 @@ from dataclasses import replace
 from report.example_run import example_results
 
 from finetune.evaluation.statistics import Interval
-from finetune.runs.compare import ComparedRun, Comparison, DifferingRow, Versus
+from finetune.runs.compare import ComparedGroup, ComparedRun, Comparison, DifferingRow, Versus
 
 
 def example_comparison(*, text: str, name: str, value: str) -> Comparison:
@@ -26,10 +26,18 @@ def example_comparison(*, text: str, name: str, value: str) -> Comparison:
         better_rows=rows,
         worse_rows=[replace(row, baseline="DESC", run=value) for row in rows],
     )
+    run = ComparedRun(
+        "trec-minilm-full", "runs/trec-minilm-full", 1, results.test.metrics,
+        Interval(0.75, 0.3, 0.95), None, 83.0, 22_700_000, 0.5,
+    )  # fmt: skip
     runs = [
-        ComparedRun("trec-minilm-full", "runs/trec-minilm-full", results.test.metrics, None),
-        ComparedRun("trec-minilm-head", "runs/trec-minilm-head", results.test.metrics, better),
-        ComparedRun(name, f"runs/{name}", results.test.metrics, replace(better, worse_rows=[])),
+        run,
+        replace(run, name="trec-minilm-head", versus_baseline=better),
+        replace(
+            run, name=name, seeds=2, spread=0.01, versus_baseline=replace(better, worse_rows=[])
+        ),
     ]
     options = {"learning_rate": [2e-05, 1e-3, 2e-05], "data": ["trec", "trec", value]}
-    return Comparison(results.task, 1207, runs[0].name, runs, options)
+    verdict = f"Take {name}: the difference to trec-minilm-head is more than chance."
+    group = ComparedGroup(results.task, "trec", 1207, run.name, runs, options, verdict)
+    return Comparison([group])

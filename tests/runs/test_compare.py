@@ -31,7 +31,7 @@ def test_rows_that_one_has_right_are_counted_and_shown(
     wrong = ["HUM" if label != "HUM" else "LOC" for label in right]
     # The first ten are right, the next ten wrong, the rest as before.
     other = copy_run(finished_run, tmp_path / "other", answers=right[:10] + wrong[10:20])
-    found = finetune.compare(finished_run, other, limit=3).runs[1].versus_baseline
+    found = finetune.compare(finished_run, other, limit=3).groups[0].runs[1].versus_baseline
 
     assert found is not None
     gained = [row for row in rows[:10] if row["predicted"] != row["label"]]
@@ -53,7 +53,7 @@ def test_the_difference_of_the_loss_has_an_interval(finished_run: Path, tmp_path
     write_jsonl(worse / "predictions.jsonl", [row | {"loss": row["loss"] + 1} for row in rows])
     change_json(worse / "all_results.json", test_loss=results["test_loss"] + 1)
 
-    versus = finetune.compare(finished_run, worse).runs[1].versus_baseline
+    versus = finetune.compare(finished_run, worse).groups[0].runs[1].versus_baseline
     assert versus is not None
     loss = versus.differences["loss"]
     assert [loss.low, loss.high] == pytest.approx([1, 1])
@@ -61,14 +61,14 @@ def test_the_difference_of_the_loss_has_an_interval(finished_run: Path, tmp_path
 
 def test_options_that_differ_are_shown_but_the_folder(finished_run: Path, tmp_path: Path) -> None:
     other = copy_run(finished_run, tmp_path / "other", seed=7, output_dir="elsewhere")
-    assert finetune.compare(finished_run, other).options == {"seed": [42, 7]}
+    assert finetune.compare(finished_run, other).groups[0].options == {"seed": [42, 7]}
 
 
 def test_the_baseline_may_be_the_best_on_validation(finished_run: Path, tmp_path: Path) -> None:
     for name, accuracy in (("a", 0.5), ("b", 0.9), ("c", 0.7)):
         change_json(copy_run(finished_run, tmp_path / name) / "all_results.json",
                     eval_accuracy=accuracy, eval_macro_f1=accuracy)  # fmt: skip
-    found = finetune.compare(tmp_path, baseline="best")
+    [found] = finetune.compare(tmp_path, baseline="best").groups
     assert found.baseline == "b"
     assert [run.versus_baseline is None for run in found.runs] == [False, True, False]
     # What was cross-validated does not count, however good it is.
@@ -78,12 +78,41 @@ def test_the_baseline_may_be_the_best_on_validation(finished_run: Path, tmp_path
     assert "--validation-fraction" in caught.value.remedy
 
 
-def test_runs_with_other_test_rows_are_refused_by_name(finished_run: Path, tmp_path: Path) -> None:
+def test_runs_with_other_test_rows_are_groups_and_refused_if_none_can_be_compared(
+    finished_run: Path, tmp_path: Path
+) -> None:
     runs = [copy_run(finished_run, tmp_path / name) for name in "abc"]
     change_json(runs[1] / "manifest.json", splits={"test": "0" * 64})
-    with pytest.raises(DataDiffers, match=r"different rows: a, c \| b") as caught:
-        finetune.compare(*runs)
+    groups = finetune.compare(tmp_path).groups
+    assert [[run.name for run in group.runs] for group in groups] == [["a", "c"], ["b"]]
+    assert [bool(group.verdict) for group in groups] == [True, False]
+    with pytest.raises(DataDiffers, match="different rows") as caught:
+        finetune.compare(*runs[:2])
     assert caught.value.exit_code == 3
+
+
+def test_seeds_of_one_setting_are_one_row_with_mean_and_spread(
+    finished_run: Path, right: list[str], tmp_path: Path
+) -> None:
+    for seed, answers in ((1, right), (2, right[:200])):
+        copy_run(
+            finished_run, tmp_path / f"good-{seed}", answers=answers, seed=seed, label_smoothing=0.3
+        )
+    poor = copy_run(finished_run, tmp_path / "poor")
+    [group] = finetune.compare(tmp_path).groups
+    good = group.runs[0]
+    assert (good.name, good.seeds) == ("good-1 (2 seeds)", 2)
+    both = [
+        read_json(tmp_path / f"good-{seed}/all_results.json")["test_accuracy"] for seed in (1, 2)
+    ]
+    assert good.metrics["accuracy"] == pytest.approx(np.mean(both))
+    assert good.spread == pytest.approx(np.std(both, ddof=1))
+    assert group.verdict == "Take good-1 (2 seeds): the difference to poor is more than chance."
+    # Alone they are told apart.
+    [alone] = finetune.compare(tmp_path / "good-1", tmp_path / "good-2").groups
+    assert [run.seeds for run in alone.runs] == [1, 1]
+    [same] = finetune.compare(poor, copy_run(finished_run, tmp_path / "again")).groups
+    assert same.verdict == "poor and again can't be told apart on 270 rows."
 
 
 def test_a_folder_stands_for_its_finished_runs_each_once(
@@ -97,7 +126,7 @@ def test_a_folder_stands_for_its_finished_runs_each_once(
     events: list[Event] = []
     found = finetune.compare(tmp_path / "seed-9", tmp_path, emit=events.append)
 
-    assert [run.name for run in found.runs] == ["seed-9", "seed-10"]
+    assert [run.name for run in found.groups[0].runs] == ["seed-9", "seed-10"]
     [warning] = events
     assert isinstance(warning, WarningMessage)
     assert "running" in warning.message
