@@ -52,11 +52,16 @@ def temporary_path(path: Path) -> Path:
 
 def write_text_atomically(path: Path, text: str) -> None:
     """Write a file so that at any moment it holds the old text or the new one, whole."""
+    write_bytes_atomically(path, text.encode())
+
+
+def write_bytes_atomically(path: Path, content: bytes | memoryview) -> None:
+    """Write a file so that at any moment it holds the old bytes or the new ones, whole."""
     partial = temporary_path(path)
     try:
         with naming(path):
-            with partial.open("x", encoding="utf-8") as file:
-                file.write(text)
+            with partial.open("xb") as file:
+                file.write(content)
             flush_to_disk(partial)
             os.replace(partial, path)
     finally:

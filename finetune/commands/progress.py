@@ -119,7 +119,8 @@ def _with_files(
     takes_options = any(one.kind is Parameter.VAR_KEYWORD for one in shape.parameters.values())
     if takes_options and arguments and (is_table(arguments[0]) or isinstance(arguments[0], list)):
         options, arguments = {"data": arguments[0], **options}, arguments[1:]
-    if isinstance(splits := options.get("data"), Mapping) and "train" in splits:
+    splits = options.get("data")
+    if takes_options and isinstance(splits, Mapping) and "train" in splits:
         options |= {"data" if one == "train" else f"{one}_file": splits[one] for one in splits}
     for name in ("data", "validation_file", "test_file"):
         if is_table(options.get(name)) or isinstance(options.get(name), list):

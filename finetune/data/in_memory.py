@@ -1,7 +1,6 @@
 """Tables in memory, of pandas, datasets, Arrow or plain Python: written as Parquet files."""
 
 import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,13 @@ import pyarrow
 from pyarrow import parquet
 
 from finetune.errors import ConfigurationInvalid
-from finetune.files import temporary_path
+from finetune.files import write_bytes_atomically
 
 
 def is_table(value: object) -> bool:
     """Return whether a value is a table and not the name of a file, or a list of texts."""
     if isinstance(value, list):
-        return bool(value) and isinstance(value[0], Mapping)
+        value = value[0] if value else None  # its first row
     return isinstance(value, Mapping) or hasattr(value, "columns") or hasattr(value, "column_names")
 
 
@@ -43,10 +42,8 @@ def write_table(table: Any, folder: Path) -> Path:
     """Write a table as a file whose name has the digest of its content, and return its path."""
     content = pyarrow.BufferOutputStream()
     parquet.write_table(as_arrow(table), content)
-    buffer = content.getvalue()
-    path = folder / f"table-{hashlib.sha256(buffer).hexdigest()[:8]}.parquet"
+    written = memoryview(content.getvalue())
+    path = folder / f"table-{hashlib.sha256(written).hexdigest()[:8]}.parquet"
     folder.mkdir(parents=True, exist_ok=True)
-    partial = temporary_path(path)
-    partial.write_bytes(buffer)
-    os.replace(partial, path)
+    write_bytes_atomically(path, written)
     return path

@@ -51,7 +51,7 @@ def read_rows(
 ) -> Iterator[list[Row]]:
     """Return the texts of a table's text column, or the lines of another file, as they are read."""
     from finetune.data.encoding import find_text
-    from finetune.data.formats import TABLE_SUFFIXES
+    from finetune.data.formats import TABLE_SUFFIXES, stream_file
     from finetune.data.packed import Content, unpack
 
     if os.path.isdir(path):  # no error where a name is too long
@@ -61,21 +61,13 @@ def read_rows(
         raise DataNotFound(f"there is no file {path}", remedy="check the name after --data")
     is_table = path.suffix.lower() in TABLE_SUFFIXES and path.suffixes[-2:-1] != [".txt"]
     if is_table and not as_lines:
-        return _read_table(path, options, reads_pairs=reads_pairs, emit=emit)
+        pieces = stream_file(path, options, emit=emit)
+        return read_records(pieces, options, name=str(path), reads_pairs=reads_pairs, emit=emit)
     content, encoding = Content(path), options.encoding
     if path.is_file():
         content = unpack(path)
         encoding = find_text(content, encoding=encoding, emit=emit).encoding
     return read_lines(content.open(), name=str(path), encoding=encoding)
-
-
-def _read_table(
-    path: Path, options: "DataConfig", *, reads_pairs: bool, emit: Emit
-) -> Iterator[list[Row]]:
-    from finetune.data.formats import stream_file
-
-    pieces = stream_file(path, options, emit=emit)
-    return read_records(pieces, options, name=str(path), reads_pairs=reads_pairs, emit=emit)
 
 
 def read_records(
