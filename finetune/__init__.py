@@ -22,7 +22,7 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["compare", "evaluate", "find_batch", "load", "predict", "run"]
+__all__ = ["compare", "evaluate", "find_batch", "load", "predict", "run", "sweep"]
 
 
 def __getattr__(name: str) -> Any:

@@ -11,6 +11,7 @@ from finetune.events import Emit
 from finetune.runs.compare import Baseline, Comparison
 from finetune.runs.folds import FoldResults
 from finetune.runs.results import RunResults, SeedResults
+from finetune.runs.sweep import SweepResults
 from finetune.tasks.base import Predictions
 
 __version__: str
@@ -203,3 +204,13 @@ def find_batch(
     progress: bool | None = None,
     **options: Unpack[Options],
 ) -> FoundBatches: ...
+def sweep(
+    space: str | Path,
+    *,
+    trials: int | None = None,
+    config: str | Path | None = None,
+    assignments: Sequence[str] = (),
+    emit: Emit | None = None,
+    progress: bool | None = None,
+    **options: Unpack[Options],
+) -> SweepResults: ...

@@ -37,6 +37,7 @@ CONTENTS = {
     "run": "a single run",
     "seeds": "runs of several seeds",
     "folds": "the folds of a cross-validation",
+    "sweep": "the trials of a sweep",
 }
 # What files.temporary_path() adds to a name; a folder has it within the one that it is for.
 _TEMPORARY = re.compile(rf"/?\.[0-9a-f]{{32}}\{PARTIAL_SUFFIX}(?=/|$)")

@@ -31,6 +31,7 @@ from finetune.training.interruption import StopRequest, signal_of, stop_on_signa
 
 COMMANDS = {
     "run": "Fine-tune a classifier and write a run folder.",
+    "sweep": "Train trials of other options on the same rows, and name the best.",
     "evaluate": "Evaluate a run's model on a split of its data.",
     "runs": "List the runs in a folder, the newest first.",
     "compare": "Compare runs on the same test rows: metrics, options, rows that differ.",

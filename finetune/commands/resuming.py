@@ -19,6 +19,7 @@ from finetune.runs.folder import (
     RunFolder,
     SeedsFolder,
     SeveralFolder,
+    SweepFolder,
     find_latest,
     find_several,
     next_free_folder,
@@ -43,6 +44,7 @@ class Work:
     seeds: int | None = None
     folds: int | None = None
     keeps_models: bool = True
+    trials: int | None = None
     # The folder of the run, or of the several, that is resumed.
     resumed: RunFolder | None = None
     # The finished run whose model a new run trains further.
@@ -60,6 +62,8 @@ class Work:
         """Return a path as the folder of a run, or of several."""
         if self.folds:
             return FoldsFolder(path, self.folds)
+        if self.trials:
+            return SweepFolder(path, self.trials)
         return SeedsFolder(path, self.seeds) if self.seeds else RunFolder(path)
 
     @property
@@ -121,7 +125,7 @@ def choose_work(
     work = Work(given.config, given.sources, seeds, folds, keeps_models)
     if resume_from is None:
         return work
-    folder = _find_begun(work) if resume_from == AUTO else _open(work, Path(resume_from))
+    folder = find_begun(work) if resume_from == AUTO else _open(work, Path(resume_from))
     if folder is None:
         emit(Info("there is no run to resume: a new one begins"))
         if (named := work.named_folder) and named.own.is_ours and _has_lost_all(named):
@@ -162,7 +166,7 @@ def _has_lost_all(folder: RunFolder) -> bool:
     return "files" not in folder.read(folder.manifest_file, dict)
 
 
-def _find_begun(work: Work) -> RunFolder | None:
+def find_begun(work: Work) -> RunFolder | None:
     """Return what this configuration has begun, in its folder or under its default name.
 
     By its default name it is the newest that has not finished or, of several, that has fewer.

@@ -1,26 +1,42 @@
-"""The work of ``finetune run``: one training, several seeds, or a cross-validation."""
+"""The work of ``finetune run``: one training, several seeds, a cross-validation; and of a sweep."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from finetune.commands.report import write_pages
 from finetune.commands.resuming import Work
+from finetune.config.yaml_files import dump_config
 from finetune.data.split import number_folds
 from finetune.devices.mps.power import kept_awake
 from finetune.distributed.processes import join_processes
+from finetune.errors import BatchDoesNotFit, ConfigurationInvalid, DataError, LossNotFinite
 from finetune.events import Emit, Info
+from finetune.files import write_text_atomically
 from finetune.report.folds import write_folds_report
+from finetune.report.sweep import write_sweep_report
 from finetune.runs.failures import interruption_explained
-from finetune.runs.folder import RunFolder, SeveralFolder
+from finetune.runs.folder import RunFolder, SeveralFolder, SweepFolder
 from finetune.runs.folds import FoldResults, write_rows
 from finetune.runs.journal import Journal
 from finetune.runs.manifest import Manifest
 from finetune.runs.preparation import Preparation, prepare
 from finetune.runs.results import RunResults, SeedResults
 from finetune.runs.run import Run
+from finetune.runs.sweep import (
+    RUNGS,
+    Options,
+    SweepResults,
+    Trial,
+    compare_trials,
+    describe_request,
+    read_trials,
+    survivors,
+)
+from finetune.tasks.metrics import choose_metric
 
 R = TypeVar("R", SeedResults, FoldResults)
 # What several runs share, and what one of them needs, by its number.
@@ -109,13 +125,7 @@ def _train_several(
             return read_results(folder)
         with interruption_explained(folder):
             shared, vary = prepare_all(journal)
-            manifest = Manifest.of(shared)
-            if work.resumed:
-                remedy = "restore it, or train in another folder"
-                Manifest.read(folder).check(manifest, remedy=remedy)
-            else:
-                folder.start(emit=emit)
-                manifest.write(folder)
+            _start(folder, shared, resumes=bool(work.resumed), emit=emit)
             folder.write_table(read_results(folder).to_json())
             for number in missing:
                 emit(
@@ -123,13 +133,9 @@ def _train_several(
                         f"{folder.run_kind} {number}, {numbers.index(number) + 1} of {len(numbers)}"
                     )
                 )
-                own, run_journal = folder.run(number), journal.copy()
+                run_journal = journal.copy()
                 preparation = vary(shared, number, run_journal)
-                resumes = own.can_resume
-                with (
-                    own.lock() if resumes else own.create(overwrite=True),
-                    Run.begin(preparation, own, resumes=resumes, journal=run_journal) as run,
-                ):
+                with _begin(folder.run(number), preparation, run_journal) as run:
                     run.train()
                     run.finish(write_pages=write_pages if work.keeps_models else None)
                     # With what was chosen by measurements.
@@ -137,3 +143,95 @@ def _train_several(
                 shared = replace(shared, config=chosen.config, choices=chosen.choices)
                 folder.write_table(read_results(folder).to_json())
         return read_results(folder)
+
+
+def _start(folder: SeveralFolder, shared: Preparation, *, resumes: bool, emit: Emit) -> None:
+    """Start the folder of several runs, or compare with what the runs in it were made from."""
+    manifest = Manifest.of(shared)
+    if resumes:
+        remedy = "restore it, or train in another folder"
+        Manifest.read(folder).check(manifest, remedy=remedy)
+    else:
+        folder.start(emit=emit)
+        manifest.write(folder)
+
+
+@contextmanager
+def _begin(own: RunFolder, preparation: Preparation, journal: Journal) -> Iterator[Run]:
+    """Begin one of several runs, or resume it."""
+    resumes = own.can_resume
+    with (
+        own.lock() if resumes else own.create(overwrite=True),
+        Run.begin(preparation, own, resumes=resumes, journal=journal) as run,
+    ):
+        yield run
+
+
+def train_sweep(work: Work, chosen: Sequence[Options], *, emit: Emit) -> SweepResults:
+    """Train trials of these options rung by rung: the best third of each goes on.
+
+    A trial that can't be trained with its options has failed, and the others go on.
+    """
+    journal, trials = Journal(emit), dict(enumerate(map(Trial, chosen), start=1))
+    asked = describe_request(work.config, chosen)
+    with kept_awake(), work.lock() as locked:
+        folder = SweepFolder(locked.path, len(chosen))
+        with interruption_explained(folder):
+            if work.resumed:
+                trials = read_trials(folder, asked)
+            shared = prepare(work.config, option_sources=work.sources, emit=journal)
+            if "validation" not in shared.examples:
+                raise DataError(
+                    "a sweep compares trials on validation rows, and there are none",
+                    remedy="add rows, or name some with --validation-file",
+                )
+            _start(folder, shared, resumes=bool(work.resumed), emit=emit)
+            metric = choose_metric(work.config.training.metric_for_best_model, shared.task).name
+            results = SweepResults(trials, metric, str(folder.path), asked=asked)
+            folder.write_table(results.to_json())
+            alive = [*trials]
+            for share in RUNGS:
+                for number in alive:
+                    trial = trials[number]
+                    if trial.share < share and not trial.failure:
+                        emit(Info(f"trial {number} of {len(trials)}: {trial.description}"))
+                        trials[number] = _train_trial(
+                            folder.run(number), trial, shared, share, metric, journal.copy()
+                        )
+                        folder.write_table(results.to_json())
+                stopped, alive = alive, survivors(trials, alive)
+                for number in {*stopped} - {*alive}:
+                    # Of its weights nothing is needed any more.
+                    if folder.run(number).checkpoints:
+                        folder.run(number).delete_checkpoints()
+        results = compare_trials(folder, results, task=shared.task)
+        if results.best:
+            folder.claim(folder.best_file)
+            write_text_atomically(
+                folder.best_file, dump_config(folder.run(results.best).read_config())
+            )
+            write_sweep_report(folder, results)
+        folder.write_table(results.to_json())
+        return results
+
+
+def _train_trial(
+    own: RunFolder,
+    trial: Trial,
+    shared: Preparation,
+    share: float,
+    metric: str,
+    journal: Journal,
+) -> Trial:
+    """Train a trial for a share of its epochs, and return how good it is by then."""
+    try:
+        preparation = shared.with_options(trial.options, emit=journal)
+        with _begin(own, preparation, journal) as run:
+            epochs = run.plan.values.num_train_epochs
+            is_over = run.train(max_epochs=math.ceil(share * epochs) if share < 1 else None)
+            trial = replace(trial, share=1.0 if is_over else share, score=run.progress.best_score)
+            scores = run.finish(write_pages=None).validation if is_over else None
+            return replace(trial, value=scores.metrics[metric]) if scores else trial
+    except (LossNotFinite, BatchDoesNotFit, ConfigurationInvalid) as error:
+        journal(Info(f"the trial failed: {error.message}"))
+        return replace(trial, failure=error.message)

@@ -77,11 +77,11 @@ def load_config(
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for source, section, option, value in given:
-        _check_name(option, section, source=source)
+        check_name(option, section, source=source)
         values[option], sources[option] = value, source
     config = change_options(
         Config(),
-        {option: _check_value(option, value, sources[option]) for option, value in values.items()},
+        {option: check_value(option, value, sources[option]) for option, value in values.items()},
     )
     if texts := config.data.texts_file:
         if config.data.labels_file is None or values.get("data", texts) != texts:
@@ -91,7 +91,7 @@ def load_config(
                 " finetune predict",
             )
         config = change_options(config, {"data": texts})
-    _check_contradictions(config)
+    check_contradictions(config)
     if config.search.memory is not None:
         parse_size(config.search.memory, source=sources["memory"])
     return LoadedConfig(config, sources)
@@ -142,7 +142,8 @@ def _from_text(text: str) -> str | None:
     return None if text.strip().lower() == "null" else text
 
 
-def _check_name(option: str, section: str | None, *, source: str) -> None:
+def check_name(option: str, section: str | None, *, source: str) -> None:
+    """Raise ``ConfigurationInvalid`` unless there is such an option, in that section."""
     if option not in OPTIONS:
         word = OPTION_BY_OTHER_NAME.get(option, option).replace("-", "_")
         near = difflib.get_close_matches(word, OPTIONS, n=1)
@@ -156,7 +157,8 @@ def _check_name(option: str, section: str | None, *, source: str) -> None:
         )
 
 
-def _check_value(option: str, value: Any, source: str) -> Any:
+def check_value(option: str, value: Any, source: str) -> Any:
+    """Return a value as the type of an option, or raise ``ConfigurationInvalid``."""
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
     words = source if source == flag_of(option) else f"{source}: {option}"
     # Pydantic takes true for 1 unless it is strict.
@@ -180,7 +182,8 @@ def check_type(hint: Any, value: Any, *, words: str, is_strict: bool = True) -> 
         ) from error
 
 
-def _check_contradictions(config: Config) -> None:
+def check_contradictions(config: Config) -> None:
+    """Raise ``ConfigurationInvalid`` for options that do not go together."""
     model, training = config.model, config.training
     if training.loss != "focal" and training.focal_gamma != TrainingConfig.focal_gamma:
         raise ConfigurationInvalid("--focal-gamma is for --loss focal", remedy="add --loss focal")

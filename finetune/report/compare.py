@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from finetune.evaluation.statistics import Interval
 from finetune.report.templates import TEMPLATES, without_folder
 from finetune.runs.compare import ComparedGroup, ComparedRun, Comparison
-from finetune.tasks.metrics import METRICS, MetricValue
+from finetune.tasks.metrics import METRICS, Metric, MetricValue
 from finetune.tasks.tables import Table, capitalize, duration, format_number, format_value
 
 
@@ -79,15 +80,19 @@ def _tabulate_metrics(group: ComparedGroup) -> Table:
 
 
 def _format_difference(run: ComparedRun, name: str) -> str:
-    """Return a difference such as ``+1.2 [−0.4, +2.9]``, of fractions in percentage points."""
+    """Return the difference of a run to the baseline in a metric."""
     if run.versus_baseline is None:
         return ""
     if name not in run.versus_baseline.differences:
         return "–"
-    interval, is_fraction = run.versus_baseline.differences[name], METRICS[name].is_fraction
+    return show_difference(run.versus_baseline.differences[name], METRICS[name])
+
+
+def show_difference(difference: Interval, metric: Metric) -> str:
+    """Return a difference such as ``+1.2 [−0.4, +2.9]``, of fractions in percentage points."""
     low, value, high = (
-        f"{100 * end:+.1f}" if is_fraction else format_number(end, sign="+", digits=3)
-        for end in (interval.low, interval.value, interval.high)
+        f"{100 * end:+.1f}" if metric.is_fraction else format_number(end, sign="+", digits=3)
+        for end in (difference.low, difference.value, difference.high)
     )
     return f"{value} [{low}, {high}]".replace("-", "−")
 

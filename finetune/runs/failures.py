@@ -7,7 +7,7 @@ from pathlib import Path
 
 from finetune.errors import BatchDoesNotFit, Interrupted, LossNotFinite, NotWritten, explain
 from finetune.runs.checkpoint import WRITE_ERRORS, reason_of
-from finetune.runs.folder import RunFolder, SeveralFolder
+from finetune.runs.folder import RunFolder, SeveralFolder, SweepFolder
 from finetune.runs.preparation import Preparation
 from finetune.training.interruption import signal_of
 
@@ -23,7 +23,7 @@ def interruption_explained(folder: RunFolder) -> Iterator[None]:
         message, can_resume = str(stop) or "stopped", folder.can_resume
         if isinstance(folder, SeveralFolder):
             finished = sum(run.has_finished for run in folder.runs)
-            message += f"; {finished} of {folder.count} {folder.kind} have finished"
+            message += f"; {finished} of {folder.count} {folder.run_kind}s have finished"
             can_resume = folder.has_progress
         if can_resume:
             remedy = f"resume with: {_resume_command(folder)}"
@@ -72,5 +72,7 @@ def failures_explained(folder: RunFolder, preparation: Preparation) -> Iterator[
 
 
 def _resume_command(folder: RunFolder) -> str:
+    if isinstance(folder, SweepFolder):
+        return "the same command"
     several = f"--{folder.kind} {folder.count} " if isinstance(folder, SeveralFolder) else ""
     return f"finetune run {several}--resume-from-checkpoint {shlex.quote(str(folder.path))}"

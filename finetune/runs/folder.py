@@ -46,6 +46,8 @@ class RunFolder:
         self.warnings_file = self.path / "warnings.jsonl"
         # A row for each text of the test split.
         self.predictions_file = self.path / "predictions.jsonl"
+        # The same of the validation split, where no model is kept.
+        self.validation_file = self.path / "validation.jsonl"
         # Metrics at the end and on the way, under the names that Trainer gives them.
         self.results_file = self.path / "all_results.json"
         self.state_file = self.path / "trainer_state.json"
@@ -178,7 +180,7 @@ class RunFolder:
 
         ``names`` are those beside the weights, ``config.json`` last.
         """
-        files = (self.predictions_file, self.state_file, self.results_file)
+        files = (self.predictions_file, self.validation_file, self.state_file, self.results_file)
         self.claim(*files, self.inference_file, self.confidences_file)
         names = ["model.safetensors", *names]
         with self.own.replacing(self.model_folder.name, *names, last=names[-1]) as folder:
@@ -331,9 +333,38 @@ class FoldsFolder(SeveralFolder):
         )
 
 
+class SweepFolder(SeveralFolder):
+    """The folder of a sweep: ``trial-1``..., which differ in some options, and the best of them."""
+
+    kind, run_kind = "sweep", "trial"
+
+    def __init__(self, path: Path, count: int = 0) -> None:
+        super().__init__(path, count)
+        self.best_file = path / "best.yaml"
+        self._files = [*self.first_files, self.report_file, self.best_file]
+
+    @property
+    def best(self) -> RunFolder:
+        """There is none: raises ``NotARun``."""
+        raise NotARun(
+            f"{self.path} holds {CONTENTS[self.kind]}, and no model",
+            remedy=f"train one with finetune run {self.best_file}",
+        )
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a table, which names all trials."""
+        return self.table_file.is_file()
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether the best trial is known; those that are stopped early never finish."""
+        return self.has_begun and self._read_table()[1] is not None
+
+
 def find_several(path: Path) -> SeveralFolder | None:
     """Return a path as the folder of several runs, if it is one."""
-    kinds: list[type[SeveralFolder]] = [SeedsFolder, FoldsFolder]
+    kinds: list[type[SeveralFolder]] = [SeedsFolder, FoldsFolder, SweepFolder]
     return next((one for kind in kinds if (one := kind(path)).table_file.is_file()), None)
 
 
@@ -390,8 +421,11 @@ def open_run_folder(
     files = (folder.model_config_file, folder.inference_file)
     if needs_model and not all(file.is_file() for file in files):
         remedy = f"finish the run with finetune run --resume-from-checkpoint {path}"
-        if isinstance(find_several(folder.path.absolute().parent), FoldsFolder):
+        parent = find_several(folder.path.absolute().parent)
+        if isinstance(parent, FoldsFolder):
             remedy = "make the cross-validation again with --keep-models"
+        elif isinstance(parent, SweepFolder):
+            remedy = f"train it with finetune run {folder.config_file}"
         elif folder.has_finished:
             remedy = f"restore {folder.model_folder}"
         raise NotARun(f"the run in {path} has no model", remedy=remedy)

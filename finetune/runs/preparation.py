@@ -44,6 +44,8 @@ from finetune.training.precision import choose_precision
 
 # Of the histogram of text lengths.
 MAX_BINS = 32
+# Options that token ids depend on.
+_READING = {"model", "revision", "max_length", "long_texts", "stride", "window_pooling"}
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,14 @@ class Preparation:
         )
         return replace(self, config=config, text_model=text_model, recipe=recipe)
 
+    def with_options(self, changes: Mapping[str, Any], *, emit: Emit) -> "Preparation":
+        """Return the same rows for a run of which other options of training and model differ."""
+        examples = {} if changes.keys() & _READING else self.examples
+        return _prepare_model(
+            change_options(self.config, changes), self.device, self.data, examples,
+            self.option_sources, emit=emit, processes=self.processes,
+        )  # fmt: skip
+
     def with_fold(self, is_test: NDArray[np.bool_], *, emit: Emit) -> "Preparation":
         """Return splits of the training rows, tested on some, with the pretrained model."""
         data, pool = self.data, self.examples["train"]
@@ -225,30 +235,48 @@ def prepare(
     processes = processes.on(device)
     several = f", {processes.count} processes" if processes.count > 1 else ""
     emit(Info(f"device: {device.name} ({device.description}){several}, precision {precision}"))
-    training = config.training
     with stage("data", emit):
         data = load_splits(config.data, holds_out=holds_out, emit=emit)
-        labels = data.task.labels(column_of(data.splits["train"], "label"))
-        task = data.task.with_loss(
-            labels,
-            is_balanced=training.class_weights == "balanced",
-            focal_gamma=training.focal_gamma if training.loss == "focal" else 0.0,
-            label_smoothing=training.label_smoothing,
-        )
-        choose_metric(training.metric_for_best_model, task)
-        recipe = choose_recipe(config, task, rows=len(labels), processes=processes.count)
+    sources = option_sources or {}
+    return _prepare_model(config, device, data, {}, sources, emit=emit, processes=processes)
+
+
+def _prepare_model(
+    config: Config,
+    device: Device,
+    data: LoadedData,
+    examples: Mapping[str, Examples],
+    option_sources: Mapping[str, str],
+    *,
+    emit: Emit,
+    processes: Processes,
+) -> Preparation:
+    """Load the model, and encode the texts unless they are encoded already."""
+    training, labels = config.training, data.task.labels(column_of(data.splits["train"], "label"))
+    task = data.task.with_loss(
+        labels,
+        is_balanced=training.class_weights == "balanced",
+        focal_gamma=training.focal_gamma if training.loss == "focal" else 0.0,
+        label_smoothing=training.label_smoothing,
+    )
+    choose_metric(training.metric_for_best_model, task)
+    recipe = choose_recipe(config, task, rows=len(labels), processes=processes.count)
     with stage("model", emit):
         text_model, recipe = load_for_training(config, recipe, task=task, device=device, emit=emit)
-    if recipe.is_contrastive and "batch_size" not in (option_sources or {}):
+    if recipe.is_contrastive and "batch_size" not in option_sources:
         # A text is contrasted with those of its micro-batch.
         config = change_options(config, {"batch_size": TEXTS_A_STEP})
     with stage("tokenize", emit):
         encode = partial(encode_rows, config=config, emit=emit, processes=processes)
-        examples = {split: encode(rows, split, text_model) for split, rows in data.splits.items()}
+        examples = {
+            name: replace(examples[name], weights=task.example_weights(examples[name].labels))
+            if name in examples
+            else encode(rows, name, text_model)
+            for name, rows in data.splits.items()
+        }
     return Preparation(
-        config, device, data, examples, text_model, recipe, option_sources or {},
-        processes=processes,
-    )  # fmt: skip
+        config, device, data, examples, text_model, recipe, option_sources, processes=processes
+    )
 
 
 def load_for_training(

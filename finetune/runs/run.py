@@ -161,10 +161,14 @@ class Run:
             processes=self.processes,
         )
 
-    def train(self) -> None:
-        """Take the steps that are left, or until a signal stops them: ``Stopped``."""
+    def train(self, *, max_epochs: int | None = None) -> bool:
+        """Take the steps that are left, of so many epochs in all; return whether that was all.
+
+        A signal stops them: ``Stopped``.
+        """
         plan, output, checkpoints = self.plan, self.config.output, self.checkpoints
         total_steps = plan.schedule.total_steps
+        last_step = plan.steps_per_epoch * max_epochs if max_epochs else total_steps
         with (
             stage("train", self.emit, counts_as="steps"),
             stop_on_signal(apart_seconds=_COPIES_SECONDS * (self.processes.count > 1)) as request,
@@ -193,7 +197,7 @@ class Run:
                 save_steps=output.save_steps or DEFAULT_SAVE_STEPS,
                 is_save_due=checkpoints.is_due,
                 check_device=self._check_device,
-                should_stop=stop,
+                should_stop=lambda: stop() or last_step <= self.progress.steps < total_steps,
                 emit=self.tracking,
             )
             try:
@@ -218,6 +222,7 @@ class Run:
                 raise Stopped(stop.number, f"stopped after step {done:,} of {total_steps:,}")
         if reason := why_slowed():
             self.emit(WarningMessage(f"{reason}, so training may have taken longer than it could"))
+        return self._is_over()
 
     @property
     def _validates(self) -> bool:
@@ -317,6 +322,9 @@ class Run:
                 else:
                     with folder.finishing([folder.model_config_file.name]) as model_folder:
                         save_model_config(saved, model_folder)
+                    if validation:
+                        rows = _prediction_rows(preparation, "validation", validation)
+                        write_jsonl(folder.validation_file, rows)
         scores: Scores | None = None
         kind: ValidationKind | None = None
         if validation:
@@ -338,7 +346,7 @@ class Run:
             output_dir=str(folder.path),
         )
         if is_main:
-            write_jsonl(folder.predictions_file, _prediction_rows(preparation, test))
+            write_jsonl(folder.predictions_file, _prediction_rows(preparation, "test", test))
             write_json(folder.state_file, self._trainer_state())
             if write_pages:
                 with stage("report", emit):
@@ -433,10 +441,13 @@ def save_adapter(adapter: Adapter, merged: TextModel, folder: RunFolder) -> None
         adapter.write(path, base=base, revision=revision)
 
 
-def _prediction_rows(preparation: Preparation, test: Predicted) -> list[dict[str, object]]:
-    """Return the test split's columns with predictions and losses, a dict for each text."""
-    columns = preparation.data.splits["test"].remove_columns("label").with_format("arrow")[:]
+def _prediction_rows(
+    preparation: Preparation, split: str, predicted: Predicted
+) -> list[dict[str, object]]:
+    """Return the columns of a split with predictions and losses, a dict for each text."""
+    columns = preparation.data.splits[split].remove_columns("label").with_format("arrow")[:]
     # Of a fold they are put together, and read by others.
-    of_test = preparation.task.prediction_rows(*test, all_scores=preparation.pool is not None)
-    rows = zip(columns.to_pylist(), of_test, strict=True)
-    return [{**texts, **predictions} for texts, predictions in rows]
+    is_fold = preparation.pool is not None
+    predictions = preparation.task.prediction_rows(*predicted, all_scores=is_fold)
+    rows = zip(columns.to_pylist(), predictions, strict=True)
+    return [{**texts, **values} for texts, values in rows]

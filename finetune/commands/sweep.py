@@ -1,0 +1,103 @@
+"""``finetune sweep``: trials of other options on the same rows, of which worse ones stop early."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from finetune.commands import flags
+from finetune.commands.console import show_lines, show_result_table
+from finetune.commands.init import guess_options
+from finetune.config.schema import Count, change_options
+from finetune.events import Emit, clock, ignore
+
+if TYPE_CHECKING:
+    from finetune.runs.sweep import SweepResults
+
+# Where nothing is held out otherwise, and nobody says how much: a choice needs rows.
+VALIDATION_FRACTION = 0.2
+EXAMPLES = """\b
+Examples:
+  finetune sweep space.yaml --data reviews.csv
+  finetune sweep space.yaml --data reviews.csv --freeze-core --trials 20
+SPACE is for example:
+  learning_rate: {low: 1e-5, high: 1e-3, log: true}
+  train_layers: [1, 2, 4]
+"""
+
+
+def sweep(
+    space: str | Path,
+    *,
+    trials: Count | None = None,
+    config: str | Path | None = None,
+    assignments: Sequence[str] = (),
+    emit: Emit = ignore,
+    **options: Any,
+) -> "SweepResults":
+    """Train a trial for each choice of some options, as ``finetune sweep`` does.
+
+    Args:
+        space: A YAML file with the values of options: lists, or ``low``, ``high`` and ``log``.
+        trials: How many, drawn at random. Default: the whole grid.
+        config: A YAML file or the name of a recipe.
+        assignments: More options, as ``section.option=value``.
+        emit: Is called with the events of ``finetune.events``.
+        options: The flags of ``finetune.run``, with underscores, for all trials.
+    """
+    loaded = guess_options(flags.load(options, config=config, assignments=assignments), emit=emit)
+    from finetune.commands.resuming import Work, find_begun
+    from finetune.config.load import check_contradictions
+    from finetune.runs.sweep import choose_trials, read_space
+
+    if loaded.config.data.validation_fraction is None:
+        held_out = {"validation_fraction": VALIDATION_FRACTION}
+        loaded = replace(loaded, config=change_options(loaded.config, held_out))
+    space_of_trials = read_space(Path(space).expanduser())
+    chosen = choose_trials(space_of_trials, trials=trials, seed=loaded.config.training.seed)
+    for own in chosen:
+        check_contradictions(change_options(loaded.config, own))
+    work = Work(loaded.config, loaded.sources, trials=len(chosen))
+    if not loaded.config.output.overwrite and (begun := find_begun(work)):
+        work = replace(work, resumed=begun)
+    # This takes seconds to import PyTorch.
+    from finetune.commands.training import train_sweep
+
+    with clock("other"):
+        return train_sweep(work, chosen, emit=emit)
+
+
+@click.command(cls=flags.GroupedCommand, epilog=EXAMPLES)
+@click.argument("space", type=flags.PATH)
+@flags.config_option
+@click.option(
+    "--trials",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Draw N trials at random.  [default: all of the grid]",
+)
+@flags.assignments_option
+@flags.config_options
+@flags.with_display
+def command(*, space: Path, display: flags.Display, **options: Any) -> None:
+    """Train a trial for each choice of the options in SPACE, a YAML file, and name the best.
+
+    Trials share data, token ids and features, and are compared on the validation rows. Two thirds
+    stop after a ninth of their epochs, two thirds of the others after a third. The same command
+    goes on with a sweep that was stopped.
+    """
+    display.run(partial(sweep, space), _show, **flags.given(options))
+
+
+def _show(results: "SweepResults") -> None:
+    from finetune.report.sweep import tabulate_sweep
+    from finetune.runs.folder import SweepFolder
+
+    table, folder = tabulate_sweep(results), SweepFolder(Path(results.output_dir))
+    show_lines(f"{results.samples:,} validation rows", "")
+    show_result_table(table)
+    show_lines(*click.wrap_text(table.note).splitlines(), f"report: {folder.report_file}")
+    show_lines(f"train the best, and test it: finetune run {folder.best_file}")

@@ -1,0 +1,143 @@
+"""A sweep: its space, its trials, what they share, and how it stops and goes on."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import QUICK, Command, flags
+
+import finetune
+from finetune.errors import ConfigurationInvalid, Interrupted, NotARun
+from finetune.events import Event, Info
+from finetune.files import read_json, read_jsonl
+from finetune.runs.sweep import Range, SweepResults, choose_trials, read_space
+
+OPTIONS: dict[str, Any] = QUICK | {"max_train_samples": 48, "num_train_epochs": 4}
+SPACE = "training:\n  learning_rate: [1e-3, 1e5, 1e-5, 1e-4]\nmax_length: [16]\n"
+
+
+def sweep(folder: Path, *, model: Path, space: str = SPACE, **options: Any) -> SweepResults:
+    file = folder.parent / f"{folder.name}.yaml"
+    file.write_text(space)
+    options = OPTIONS | {"learning_rate": None} | options
+    return finetune.sweep(file, **options, model=str(model), output_dir=str(folder))
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep that was stopped at its third trial, and went on in another call."""
+    folder = tmp_path_factory.mktemp("sweep") / "four"
+    begun: list[str] = []
+
+    def note(event: Event) -> None:
+        if (
+            isinstance(event, Info)
+            and event.message.startswith("trial ")
+            and " of 4" in event.message
+        ):
+            begun.append(event.message.partition(":")[0])
+            if begun == ["trial 1 of 4", "trial 2 of 4", "trial 3 of 4"]:
+                raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted) as caught:
+        sweep(folder, model=tiny_folder, emit=note)
+    assert "the same command" in caught.value.remedy
+    sweep(folder, model=tiny_folder, emit=note)
+    assert begun[3:5] == ["trial 3 of 4", "trial 4 of 4"]
+    return folder
+
+
+def test_worse_trials_stop_early_and_those_left_are_compared_with_the_best(folder: Path) -> None:
+    content = read_json(folder / "sweep.json")
+    trials = content["trials"]
+    assert [one["options"]["learning_rate"] for one in trials.values()] == [1e-3, 1e5, 1e-5, 1e-4]
+    assert {one["options"]["max_length"] for one in trials.values()} == {16}
+    states = sorted((one["share"] == 1, bool(one["failure"])) for one in trials.values())
+    assert states.count((True, False)) == 2
+    best = trials[content["best"]]
+    assert best["difference"] is None
+    assert best["score"] == max(one["score"] for one in trials.values() if one["share"] == 1)
+    [other] = [one for one in trials.values() if one["difference"]]
+    assert other["difference"]["low"] <= other["difference"]["value"] <= other["difference"]["high"]
+    assert not list(folder.glob("*/checkpoints/*"))
+    run = folder / content["best"]
+    assert len(read_jsonl(run / "validation.jsonl")) == content["samples"]
+    assert (folder / "best.yaml").read_text() == (run / "config.yaml").read_text()
+    assert "may be noise" in (folder / "report.html").read_text() or other["verdict"] == "worse"
+
+
+def test_a_finished_sweep_is_read_and_another_one_is_refused_in_its_folder(
+    folder: Path, tiny_folder: Path
+) -> None:
+    content = read_json(folder / "sweep.json")
+    again = sweep(folder, model=tiny_folder)
+    assert again.to_json().items() <= content.items()
+    assert again.records()[0]["trial"] == again.best
+    for options in ({"space": "learning_rate: [1, 2]"}, {"calibrate": False}):
+        with pytest.raises(ConfigurationInvalid, match="has begun with another"):
+            sweep(folder, model=tiny_folder, **options)
+    with pytest.raises(NotARun, match="no model"):
+        finetune.predict(folder, ["who"])
+
+
+def test_the_best_configuration_is_that_of_a_run(folder: Path, tmp_path: Path) -> None:
+    results = finetune.run(config=folder / "best.yaml", output_dir=str(tmp_path / "run"))
+    content = read_json(folder / "sweep.json")
+    assert results.validation
+    best = content["trials"][content["best"]]
+    assert results.validation.metrics[content["metric"]] == pytest.approx(best["value"])
+
+
+def test_trials_are_a_grid_or_drawn_in_the_ranges_the_same_every_time(tmp_path: Path) -> None:
+    file = tmp_path / "space.yaml"
+    lines = ["learning_rate: {low: 1e-5, high: 1e-2, log: true}", "batch_size: {low: 8, high: 64}"]
+    file.write_text("\n".join([*lines, "model:", "  train_layers: [1, null]"]))
+    space = read_space(file)
+    assert space["batch_size"] == Range(8, 64)
+    drawn = choose_trials(space, trials=50, seed=1)
+    assert drawn == choose_trials(space, trials=50, seed=1)
+    assert all(8 <= one["batch_size"] <= 64 for one in drawn)
+    assert {type(one["batch_size"]) for one in drawn} == {int}
+    assert 15 <= sum(one["learning_rate"] < 3.2e-4 for one in drawn) <= 35
+    assert {one["train_layers"] for one in drawn} == {1, None}
+    with pytest.raises(ConfigurationInvalid, match="a range has no grid"):
+        choose_trials(space, trials=None, seed=1)
+    grid = {"seed": [1, 2, 3], "calibrate": [True, False]}
+    assert len(choose_trials(grid, trials=None, seed=1)) == 6
+    some = choose_trials(grid, trials=4, seed=1)
+    assert len({(one["seed"], one["calibrate"]) for one in some}) == 4
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        ("", "names no options"),
+        ("learning_rat: [1]", "there is no option learning_rat"),
+        ("data:\n  test_fraction: [0.1]", "test_fraction is the same for all trials"),
+        ("learning_rate: 1e-3", "neither a list nor low and high"),
+        ("learning_rate: {low: 2, high: 1}", "neither a list nor low and high"),
+        ("learning_rate: [fast]", "learning_rate is 'fast'"),
+        ("train_layers: [1]\nfreeze_core: [true]", "do not go together"),
+    ],
+)
+def test_a_space_that_makes_no_sense_is_refused_before_anything_is_written(
+    space: str, words: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationInvalid, match=words):
+        sweep(tmp_path / "sweep", model=tiny_folder, space=space)
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_the_command_shows_the_trials_the_best_first(
+    command: Command, tiny_folder: Path, tmp_path: Path
+) -> None:
+    space = tmp_path / "space.yaml"
+    space.write_text("solve_head: ['on']\nclass_weights: [none, balanced]")
+    options = flags(max_train_samples=48, max_length=8)
+    folder = tmp_path / "sweep"
+    outcome = command(
+        "sweep", space, "--model", tiny_folder, "--freeze-core", "--output-dir", folder, *options
+    )
+    assert outcome.code == 0, outcome.errors
+    assert "the best" in outcome.output
+    assert f"finetune run {folder}/best.yaml" in outcome.output
