@@ -20,7 +20,7 @@ from finetune.ownership import check_output_file
 
 EXAMPLES = """\b
 Examples:
-  finetune config show -c trec_head --seed 7    each value and its source
+  finetune config show trec_head --seed 7    each value and its source
   finetune config cp trec_head mine.yaml        start from a recipe
   finetune config validate mine.yaml            is it valid
   finetune config schema > finetune.schema.json
@@ -98,10 +98,14 @@ def schema() -> None:
 
 
 @command.command("ls", epilog=EXAMPLES)
+@flags.json_option
 @flags.debug_option
-def list_recipes() -> None:
+def list_recipes(*, as_json: bool) -> None:
     """List the recipes that come with the package."""
     recipes = describe_recipes()
+    if as_json:
+        show_json({"recipes": recipes})
+        return
     width = max(map(len, recipes))
     for name, purpose in recipes.items():
         click.echo(f"{name:{width}}  {purpose}")

@@ -285,6 +285,7 @@ def show_batches(found: "FoundBatches", *, folder: str | None) -> None:
         notes += [
             f"{_mode(one)}: {one.lowest_batch:,} to {one.highest_batch:,} examples fit"
             for one in found.estimates
+            if one.lowest_batch < one.highest_batch
         ]
         title = "These are estimates: nothing was run on such a machine. They are based on"
         bases = dict.fromkeys(one.basis for one in found.estimates)

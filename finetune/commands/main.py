@@ -60,7 +60,7 @@ _OTHERS_FIRST_SECONDS = 1.0
 MEANT_COMMANDS = {
     "run": ("train", "fit", "finetune", "fine-tune", "start", "repeat", "tune"),
     "run --resume-from-checkpoint auto": ("resume", "continue"),
-    "runs": ("ls", "list", "history", "models-trained"),
+    "runs": ("ls", "list", "history"),
     "evaluate": ("eval", "score", "validate"),
     "predict": ("classify", "infer", "inference", "serve", "label"),
     "compare": ("diff", "leaderboard"),
@@ -211,9 +211,12 @@ def _explain(error: BaseException, request: StopRequest) -> Failure:
         return Interrupted("stopped", remedy="run the command again", signal_number=number)
     if isinstance(error, click.UsageError):
         remedy = f"see {error.ctx.command_path if error.ctx else 'finetune'} --help"
+        message = " ".join(error.format_message().split())
         if flag := _find_meant(error):
-            return UsageError(error.message, remedy=f"did you mean {flag}? {remedy}")
-        return UsageError(" ".join(error.format_message().split()), remedy=remedy)
+            # In place of click's own guess.
+            message = error.message if isinstance(error, click.NoSuchOption) else message
+            remedy = f"did you mean {flag}? {remedy}"
+        return UsageError(message, remedy=remedy)
     if isinstance(error, FinetuneError):
         return error
     if known := explain(error):
