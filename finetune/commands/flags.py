@@ -64,9 +64,6 @@ def _complete_config(
 complete_folder = completes("dir")
 complete_model = completes("dir", OPTIONS["model"].names)
 
-file_argument = click.argument(
-    "file", required=False, metavar="[FILE]", shell_complete=_complete_config
-)
 config_option = click.option(
     "-c",
     "--config",
@@ -107,6 +104,9 @@ class _Run(click.Path):
 
 
 RUN = _Run(path_type=Path)
+file_argument = click.argument(
+    "file", required=False, metavar="[FILE]", type=_Run(), shell_complete=_complete_config
+)
 accept_changes_option = click.option(
     "--accept-changes", is_flag=True, help="Take files that were edited for those of the run."
 )

@@ -48,6 +48,7 @@ def test_a_table_a_run_and_its_name_are_all_that_is_typed(
     again = command("run", "latest", "--quiet")
     assert again.code == 0, again.errors
     assert f"{run}-2" in again.output
+    assert again.errors == f"latest: {run}\n"
     shown = json.loads(command("config", "show", "latest", "--json").output)["options"]
     assert {one["option"]: one["value"] for one in shown}["max_steps"] == 1
 
