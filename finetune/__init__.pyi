@@ -26,7 +26,7 @@ class HasColumnNames(Protocol):  # a Dataset, a table of Arrow
     @property
     def column_names(self) -> Any: ...
 
-Table = HasColumns | HasColumnNames | Mapping[str, Any] | list[dict[str, Any]]
+Table = HasColumns | HasColumnNames | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 # Written by `make types` from the schema.
 class Options(TypedDict, total=False):
