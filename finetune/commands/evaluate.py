@@ -38,11 +38,9 @@ class Evaluation(Shown):
     unseen: "Scores | None"
 
     def records(self) -> list[dict[str, Any]]:
-        """Return a row for each metric, of all rows and of those that were not in training."""
+        """Return the metrics of all rows, and of those that were not in training."""
         scores = {self.split: self.scores, f"{self.split}, not in training": self.unseen}
-        return [
-            {"rows": name, **row} for name, own in scores.items() if own for row in own.records()
-        ]
+        return [{"rows": name, **own.records()[0]} for name, own in scores.items() if own]
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``finetune evaluate --json`` prints."""

@@ -113,21 +113,13 @@ class LoadedModel:
         return Predictions(chain.from_iterable(self.stream(rows, **options, emit=emit)))
 
     def stream(
-        self,
-        rows: Iterable[Sequence[Row]],
-        *,
-        all_scores: bool = False,
-        min_confidence: float | None = None,
-        target_precision: float | None = None,
-        emit: Emit = ignore,
+        self, rows: Iterable[Sequence[Row]], *, all_scores: bool = False, emit: Emit, **limits: Any
     ) -> "Iterator[Sequence[Prediction]]":
         """Yield predictions in chunks, while ``rows`` yields as many as there are at a time."""
         from finetune.runs.inference import find_lowest_probabilities
         from finetune.tasks.base import abstain
 
-        lowest = find_lowest_probabilities(
-            self.folder, min_confidence=min_confidence, target_precision=target_precision, emit=emit
-        )
+        lowest = find_lowest_probabilities(self.folder, **limits, emit=emit)
         model, texts, abstained = self.model, 0, 0
         for chunk in _chunks(rows):
             _check_pairs(chunk, reads_pairs=model.reads_pairs)

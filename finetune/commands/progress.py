@@ -12,7 +12,6 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import wraps
 from importlib.util import find_spec
 from inspect import Parameter, Signature, getdoc, signature
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from finetune import events
@@ -113,7 +112,7 @@ def shown_live(function: Callable[..., Any]) -> Callable[..., Any]:
 def _with_files(
     shape: Signature, arguments: tuple[Any, ...], options: dict[str, Any], *, emit: events.Emit
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments with results as their folders, and tables as the files of their rows."""
+    """Return arguments in which files of their rows stand for tables."""
     from finetune.data.in_memory import is_table, write_table
 
     takes_options = any(one.kind is Parameter.VAR_KEYWORD for one in shape.parameters.values())
@@ -127,14 +126,7 @@ def _with_files(
             path = write_table(options[name], RUNS_FOLDER / "tables")
             emit(events.Info(f"{name}: the table is kept as {path}"))
             options = {**options, name: path}
-
-    def as_path(value: Any) -> Any:
-        return Path(value) if isinstance(value, os.PathLike) else value
-
-    paths = tuple(
-        [*map(as_path, one)] if isinstance(one, list) else as_path(one) for one in arguments
-    )
-    return paths, {name: as_path(value) for name, value in options.items()}
+    return arguments, options
 
 
 def _name_arguments(error: Failure, names: Container[str]) -> None:

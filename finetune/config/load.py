@@ -159,7 +159,6 @@ def check_name(option: str, section: str | None, *, source: str) -> None:
 
 def check_value(option: str, value: Any, source: str) -> Any:
     """Return a value as the type of an option, or raise ``ConfigurationInvalid``."""
-    value = os.fspath(value) if isinstance(value, os.PathLike) else value
     words = source if source == flag_of(option) else f"{source}: {option}"
     # Pydantic takes true for 1 unless it is strict.
     is_strict = isinstance(value, bool)
@@ -168,6 +167,7 @@ def check_value(option: str, value: Any, source: str) -> Any:
 
 def check_type(hint: Any, value: Any, *, words: str, is_strict: bool = True) -> Any:
     """Return a value as a type; raise ``ConfigurationInvalid`` if it has another or is empty."""
+    value = os.fspath(value) if isinstance(value, os.PathLike) else value
     if isinstance(value, str) and not value:
         raise ConfigurationInvalid(f"{words} is empty", remedy="leave it out")
     try:

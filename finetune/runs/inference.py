@@ -62,8 +62,8 @@ def write_confidences(folder: RunFolder, task: Task, logits: Logits, labels: Lab
 def find_lowest_probabilities(
     folder: RunFolder,
     *,
-    min_confidence: float | None,
-    target_precision: float | None,
+    min_confidence: float | None = None,
+    target_precision: float | None = None,
     emit: Emit,
 ) -> Mapping[str, float] | None:
     """Return the probability of each class below which the model abstains; None for never.

@@ -126,11 +126,9 @@ class RunResults(ShownRun):
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
 
     def records(self) -> list[dict[str, Any]]:
-        """Return a row for each split and metric."""
+        """Return the metrics of each split."""
         scores = {"test": self.test, "validation": self.validation}
-        return [
-            {"split": name, **row} for name, own in scores.items() if own for row in own.records()
-        ]
+        return [{"split": name, **own.records()[0]} for name, own in scores.items() if own]
 
     @property
     def validation_note(self) -> str:

@@ -377,15 +377,8 @@ class Scores(Shown):
         ]
 
     def records(self) -> list[dict[str, Any]]:
-        """Return a row for each metric; ``low`` and ``high`` are its 95% interval."""
-        rows: list[dict[str, Any]] = []
-        for one in self.values:
-            rows.append({"metric": one.metric.name, "value": one.value})
-            if one.metric.is_proportion:
-                interval = wilson_interval(one.value * self.samples, self.samples)
-                rows[-1] |= zip(("low", "high"), map(float, interval), strict=True)
-            rows[-1]["baseline"] = self.baselines.get(one.metric.name)
-        return rows
+        """Return one row with all numbers but those of the classes."""
+        return [{name: one for name, one in self.to_json().items() if isinstance(one, float | int)}]
 
     @property
     def standing(self) -> str:

@@ -138,5 +138,6 @@ def test_results_show_themselves_in_five_lines_and_as_a_table(
         assert len(repr(one)) <= 800
         assert "<table" in one._repr_html_()
         assert len(one.to_pandas()) == len(one.records())
-    assert f"test, metric accuracy, value {results.test.accuracy:.4g}" in repr(results)
+    assert "split test" in repr(results)
+    assert f"accuracy {results.test.accuracy:.4g}" in repr(results)
     assert os.fspath(results) == results.output_dir
