@@ -62,20 +62,6 @@ def set_training(model: nn.Module) -> None:
             set_training(child)
 
 
-def count_by_part(model: nn.Module, structure: Structure) -> dict[str, tuple[int, int]]:
-    """Return how many numbers train, and how many there are, by part from the bottom."""
-    layers = {f"layer {number}": one for number, one in enumerate(structure.layers, start=1)}
-    parts = {"embeddings": structure.embeddings, **layers}
-    parts |= {"mean of the tokens": structure.mean_layer}
-    parts |= {"final norm": structure.final_norm, "head": structure.head}
-    parameters = dict(model.named_parameters())
-    return {
-        part: count_parameters(parameters[name] for name in names)
-        for part, names in parts.items()
-        if names
-    }
-
-
 def count_parameters(parameters: Iterable[nn.Parameter]) -> tuple[int, int]:
     """Return how many numbers of some parameters train, and how many there are."""
     sizes = [(one.numel(), one.requires_grad) for one in parameters]

@@ -20,18 +20,12 @@ from finetune.report.chart import ANY, Axis, Chart, Points, Series, chart_of, in
 from finetune.report.templates import TEMPLATES, remove_folders, without_folder
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import read_warnings
-from finetune.runs.results import AutoTunedOption, ParameterCount, RunResults, TextLengths
-from finetune.runs.summary import (
-    compare_with_validation,
-    confused_with,
-    summarize,
-    weakest_classes,
-)
+from finetune.runs.results import AutoTunedOption, RunResults, TextLengths
+from finetune.runs.summary import confused_with, summarize
 from finetune.tasks.metrics import METRICS
 from finetune.tasks.tables import (
     MAX_MISTAKES,
     Table,
-    capitalize,
     format_interval,
     format_number,
     format_value,
@@ -42,8 +36,6 @@ Rows = Sequence[Mapping[str, Any]]
 SHOWN_PROBABILITIES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
 # The style sheet has colours for three.
 MAX_CURVES = 3
-MAX_WEAKEST = 5
-SAME = "They do not differ by more than chance, as far as the rows can tell."
 
 
 class Part(NamedTuple):
@@ -63,10 +55,7 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
         folder.predictions_file, lambda rows: (rows, results.task.mistakes(rows))
     )
     ends = folder.read(folder.state_file, _mark_ends)
-    curves, speed = folder.read(
-        folder.metrics_file,
-        lambda rows: (draw_curves(rows, test.metrics, ends), show_speed(results, rows)),
-    )
+    curves = folder.read(folder.metrics_file, lambda rows: draw_curves(rows, test.metrics, ends))
     environment = folder.read(folder.environment_file, dict)
     warnings = [
         [remove_folders(text, config) for text in (warning.message, warning.remedy)]
@@ -89,19 +78,15 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
         date=f"{datetime.fromtimestamp(folder.config_file.stat().st_mtime):%-d %B %Y}",
         summary=summarize(results),
         run=shlex.quote(name),
-        splits=Part((), tabulate_splits(results)),
-        splits_note=compare_with_validation(results) or SAME,
-        weakest=Part((), tabulate_weakest(results)),
         curves=Part(curves),
         numbers=Part(draw_scatter(numbers)),
-        classes=Part((), test.table and _with_training_rows(test.table, details.class_rows)),
+        classes=Part((), tabulate_classes(results)),
         mistakes=Part((), mistakes),
         probabilities=show_probabilities(results.calibration, probabilities, is_right),
         coverage=Part((), tabulate_coverage(probabilities, is_right)),
-        speed=speed,
+        speed=Part((), tabulate_speed(results)),
         stages=Part((), tabulate_stages(results.stage_seconds)),
-        lengths=show_lengths(details.lengths),
-        parameters=Part((), tabulate_parts(details.parameters)),
+        lengths=Part((), tabulate_lengths(details.lengths)),
         choices=Part((), tabulate_choices(details.choices)),
         options=Part((), tabulate_options(config, environment.get("origins", {}))),
         environment=Part((), tabulate_environment(environment)),
@@ -140,35 +125,21 @@ def _epochs(journal: Rows) -> Axis:
     return Axis("epoch", low=0.0, high=float(max((row["epoch"] for row in journal), default=1)))
 
 
-def _points(journal: Rows, key: str, *, unit: float = 1) -> Points:
-    return [(row["epoch"], row[key] / unit) for row in journal if row.get(key) is not None]
+def _points(journal: Rows, key: str) -> Points:
+    return [(row["epoch"], row[key]) for row in journal if row.get(key) is not None]
 
 
-def tabulate_splits(results: RunResults) -> Table | None:
-    """Return the metrics of validation and test side by side."""
-    if results.validation is None:
+def tabulate_classes(results: RunResults) -> Table | None:
+    """Return the metrics of each class, what it is mostly taken for, and its training rows."""
+    table = results.test.table
+    if table is None:
         return None
-    pairs = zip(results.validation.values, results.test.values, strict=True)
-    rows = [(capitalize(one.metric.title), str(one), str(other)) for one, other in pairs]
-    return Table("Validation and test", ("metric", "validation", "test"), rows)
-
-
-def tabulate_weakest(results: RunResults) -> Table:
-    """Return the classes that need work first, what they are taken for, and their training rows."""
     rows = []
-    for name, own in weakest_classes(results.test)[:MAX_WEAKEST]:
-        taken = [f"{other} ({count})" for other, count in confused_with(results.test, name)]
-        right, trained = round(own.recall * own.support), results.details.class_rows.get(name)
-        shown = f"{right:,} of {own.support:,}"
-        rows.append((name, ", ".join(taken[:3]) or "–", shown, format_value(trained)))
-    columns = ("class", "taken for", "found", "training rows")
-    return Table("Weakest classes", columns, rows, text_columns=2)
-
-
-def _with_training_rows(table: Table, class_rows: Mapping[str, int]) -> Table:
-    cells = [format_value(class_rows.get(row[0])) for row in table.rows]
-    rows = [[*row, cell] for row, cell in zip(table.rows, cells, strict=True)]
-    return replace(table, columns=[*table.columns, "training rows"], rows=rows)
+    for row in table.rows:
+        taken = [f"{other} ({count})" for other, count in confused_with(results.test, row[0])[:1]]
+        trained = format_value(results.details.class_rows.get(row[0]))
+        rows.append([*row, trained, *(taken or ["–"])])
+    return replace(table, columns=[*table.columns, "training rows", "taken for"], rows=rows)
 
 
 def draw_scatter(points: Points) -> list[Chart]:
@@ -214,7 +185,7 @@ def tabulate_coverage(probabilities: NDArray[Any], is_right: NDArray[np.bool_]) 
     return Table("Accuracy from a probability on", columns, cells, text_columns=0)
 
 
-def show_speed(results: RunResults, journal: Rows) -> Part:
+def tabulate_speed(results: RunResults) -> Table:
     """Return examples a second, and the memory of the device."""
     training, peak = results.training, results.training.train_peak_bytes
     rows = [
@@ -223,17 +194,7 @@ def show_speed(results: RunResults, journal: Rows) -> Part:
         ("Tokens that are not padding", percent(results.facts.real_token_share)),
         *([("Peak memory", f"{peak / 2**30:.2f} GiB")] if peak else []),
     ]
-    speed = [Series("examples/s", _points(journal, "examples_per_second"))]
-    memory = [
-        Series("allocated by the process", _points(journal, "held_bytes", unit=2**30)),
-        Series("in use", _points(journal, "memory_bytes", unit=2**30)),
-    ]
-    epochs = _epochs(journal)
-    charts = [
-        *chart_of("Examples a second", speed, epochs, Axis("examples/s", low=0.0)),
-        *chart_of("Memory of the device, GiB", memory, epochs, Axis("GiB", low=0.0)),
-    ]
-    return Part(charts, Table("Speed and memory", ("measure", "value"), rows))
+    return Table("Speed and memory", ("measure", "value"), rows)
 
 
 def tabulate_stages(stage_seconds: Mapping[str, float]) -> Table:
@@ -242,8 +203,8 @@ def tabulate_stages(stage_seconds: Mapping[str, float]) -> Table:
     return Table("Time", ("stage", "seconds"), rows)
 
 
-def show_lengths(lengths: Mapping[str, TextLengths]) -> Part:
-    """Return the lengths of each split's texts, and a histogram of those of training."""
+def tabulate_lengths(lengths: Mapping[str, TextLengths]) -> Table:
+    """Return the lengths of each split's texts."""
     rows = [
         (split, f"{length.texts:,}", f"{length.windows:,}" if length.windows else "–",
          format_number(length.median), format_number(length.p95), f"{length.longest:,}",
@@ -251,23 +212,7 @@ def show_lengths(lengths: Mapping[str, TextLengths]) -> Part:
         for split, length in lengths.items()
     ]  # fmt: skip
     columns = ("split", "texts", "windows", "median", "95%", "longest", "truncated")
-    training = lengths["train"]
-    starts = (1.0 + number * training.bin_tokens for number in range(len(training.bins)))
-    bars = [*zip(starts, map(float, training.bins), strict=True)]
-    series = Series("training texts", bars, "bars", bar_width=training.bin_tokens)
-    noun = "windows" if training.windows else "texts"
-    title, axes = f"Training {noun} by length", (Axis("tokens", low=1.0), Axis(noun, low=0.0))
-    return Part(chart_of(title, [series], *axes), Table("Lengths of the texts", columns, rows))
-
-
-def tabulate_parts(parts: Mapping[str, ParameterCount]) -> Table:
-    """Return parameters by part of the model."""
-    rows = [
-        (part, f"{count.trained:,}", f"{count.total:,}",
-         percent(count.trained / count.total) if count.total else "–")
-        for part, count in parts.items()
-    ]  # fmt: skip
-    return Table("Trained parameters", ("part", "trained", "of", "percent"), rows)
+    return Table("Lengths of the texts", columns, rows)
 
 
 def tabulate_choices(choices: Sequence[AutoTunedOption]) -> Table:

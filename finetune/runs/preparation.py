@@ -1,6 +1,5 @@
 """What all trainings of a configuration share: prepared once, trained many times."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -19,7 +18,7 @@ from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
 from finetune.distributed.processes import ALONE, Processes
 from finetune.events import Emit, Info, stage
-from finetune.model.freeze import count_by_part, count_parameters, train_only, trained_names
+from finetune.model.freeze import count_parameters, train_only, trained_names
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.load import TextModel, load_pretrained
 from finetune.model.lora import add_adapters, require_peft
@@ -30,7 +29,6 @@ from finetune.runs.encoding import encode_rows
 from finetune.runs.plan import Recipe, TrainingPlan, choose_recipe, plan_training
 from finetune.runs.results import (
     AutoTunedOption,
-    ParameterCount,
     RunDetails,
     RunFacts,
     TextLengths,
@@ -43,7 +41,6 @@ from finetune.training.contrastive import TEXTS_A_STEP
 from finetune.training.precision import choose_precision
 
 # Of the histogram of text lengths.
-MAX_BINS = 32
 # Options that token ids depend on.
 _READING = {"model", "revision", "max_length", "long_texts", "stride", "window_pooling"}
 
@@ -144,12 +141,10 @@ class Preparation:
     @property
     def details(self) -> RunDetails:
         """What people want to see of a run beside its metrics, once all is chosen."""
-        parts = count_by_part(self.text_model.model, self.text_model.structure)
         options = self.config.training
         return RunDetails(
             choices=list(self.choices),
             lengths={split: _text_lengths(each) for split, each in self.examples.items()},
-            parameters={part: ParameterCount(*counts) for part, counts in parts.items()},
             class_rows=self.task.count_classes(self.examples["train"].labels),
             metric_for_best_model=choose_metric(options.metric_for_best_model, self.task).name,
             is_balanced=options.class_weights == "balanced",
@@ -328,13 +323,11 @@ def load_for_training(
 
 
 def _text_lengths(examples: Examples) -> TextLengths:
-    lengths, longest = examples.lengths, int(examples.lengths.max())
-    bin_tokens = math.ceil(longest / MAX_BINS)
+    lengths = examples.lengths
     median, p95 = np.percentile(lengths, (50, 95)).tolist()
-    bins = np.bincount((lengths - 1) // bin_tokens).tolist()
     windows = len(lengths) if examples.windows else None
     texts, cut = len(examples.labels), examples.truncated_texts
-    return TextLengths(texts, windows, cut, median, p95, longest, bin_tokens, bins)
+    return TextLengths(texts, windows, cut, median, p95, int(lengths.max()))
 
 
 def _absolute(source: str) -> str:

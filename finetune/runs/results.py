@@ -34,7 +34,7 @@ class AutoTunedOption:
 
 @dataclass(frozen=True)
 class TextLengths:
-    """Tokens of a split's texts, or of their windows, with a histogram; how many texts are cut."""
+    """Tokens of a split's texts, or of their windows; how many texts are cut."""
 
     texts: int
     windows: int | None
@@ -42,16 +42,6 @@ class TextLengths:
     median: float
     p95: float
     longest: int
-    bin_tokens: int
-    bins: Sequence[int]
-
-
-@dataclass(frozen=True)
-class ParameterCount:
-    """The size of a part of a model."""
-
-    trained: int
-    total: int
 
 
 @dataclass(frozen=True)
@@ -60,7 +50,6 @@ class RunDetails:
 
     choices: Sequence[AutoTunedOption]
     lengths: Mapping[str, TextLengths]
-    parameters: Mapping[str, ParameterCount]
     # Of training rows, by class.
     class_rows: Mapping[str, int] = field(default_factory=dict)
     metric_for_best_model: str = ""

@@ -32,16 +32,19 @@ def _hints(results: RunResults) -> Iterator[str]:
     if test.samples < FEW_ROWS:
         yield f"{test.samples:,} rows are few: `--folds 5` would tell more."
     yield compare_with_validation(results)
-    for name, own in weakest_classes(test)[:1]:
-        words = (
-            f"Weakest: {quote_name(name)}, {round(own.recall * own.support):,} of {own.support:,}"
-        )
-        taken = "".join(
-            f", {count:,} taken for {quote_name(other)}"
-            for other, count in confused_with(test, name)[:1]
-        )
-        yield f"{words}{taken}."
+    weak = [one for one in (test.per_class or {}).items() if one[1].support and one[1].recall < 1]
+    if weak:
+        name, own = min(weak, key=lambda one: _recall_at_most(one[1]))
+        others = confused_with(test, name)[:1]
+        taken = "".join(f", {count:,} taken for {quote_name(other)}" for other, count in others)
+        right = round(own.recall * own.support)
+        yield f"Weakest: {quote_name(name)}, {right:,} of {own.support:,}{taken}."
     yield _advise(results)
+
+
+def _recall_at_most(own: ClassScores) -> float:
+    """Return the end of the interval: a class of one row, missed, is not surely the weakest."""
+    return float(wilson_interval(own.recall * own.support, own.support)[1])
 
 
 def _advise(results: RunResults) -> str:
@@ -62,21 +65,6 @@ def _advise(results: RunResults) -> str:
         "What may help: more test rows, a longer training, more of the model (`--train-layers`), or"
         " what `finetune data check` finds."
     )
-
-
-def weakest_classes(scores: Scores) -> list[tuple[str, ClassScores]]:
-    """Return the classes of which a model misses rows, the surely weakest first.
-
-    They are ordered by the upper end of the interval of their recall: a class of one row, which is
-    missed, is not as surely weak as one of ten.
-    """
-
-    def at_most(own: ClassScores) -> float:
-        return float(wilson_interval(own.recall * own.support, own.support)[1])
-
-    classes = (scores.per_class or {}).items()
-    weak = [(name, own) for name, own in classes if own.support and own.recall < 1]
-    return sorted(weak, key=lambda one: at_most(one[1]))
 
 
 def confused_with(scores: Scores, name: str) -> list[tuple[str, int]]:

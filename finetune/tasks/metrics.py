@@ -386,21 +386,17 @@ class Scores(Shown):
 
         It ``may be no better than`` a baseline that its interval contains.
         """
-        for name, baseline in self.baselines.items():
-            metric, value = METRICS[name], self.metrics[name]
-            side = "above" if metric.sign > 0 else "better than"
-            if metric.sign * value <= metric.sign * baseline:
-                return "no better than"
-            lowest = value
-            if metric.is_proportion:
-                lowest = float(wilson_interval(value * self.samples, self.samples)[0])
-                if lowest <= baseline:
-                    return "may be no better than"
-            is_far = (
-                lowest - baseline >= FAR if metric.is_fraction else value <= FAR_ERROR * baseline
-            )
-            return f"far {side}" if is_far else side
-        return ""
+        name, baseline = next(iter(self.baselines.items()))
+        metric, value = METRICS[name], self.metrics[name]
+        lowest = value
+        if metric.is_proportion:
+            lowest = float(wilson_interval(value * self.samples, self.samples)[0])
+        if metric.sign * value <= metric.sign * baseline:
+            return "no better than"
+        if metric.sign * lowest <= metric.sign * baseline:
+            return "may be no better than"
+        is_far = lowest - baseline >= FAR if metric.is_fraction else value <= FAR_ERROR * baseline
+        return "far " * is_far + ("above" if metric.sign > 0 else "better than")
 
     @property
     def is_better(self) -> bool:

@@ -13,7 +13,6 @@ from finetune.files import write_json, write_jsonl
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import (
     AutoTunedOption,
-    ParameterCount,
     RunDetails,
     RunFacts,
     RunResults,
@@ -39,11 +38,7 @@ STATE = {
 }
 DETAILS = RunDetails(
     choices=[AutoTunedOption("precision", "bf16", "ms for one step", {"bf16": 8.0, "fp32": 12.0})],
-    lengths={"train": TextLengths(4906, None, 10, 12.0, 22.0, 32, 4, [1000, 3906])},
-    parameters={
-        **dict.fromkeys(("layer 1", "layer 2"), ParameterCount(0, 30)),
-        "head": ParameterCount(7, 7),
-    },
+    lengths={"train": TextLengths(4906, None, 10, 12.0, 22.0, 32)},
     class_rows={"DESC": 1162},
     metric_for_best_model="accuracy",
 )

@@ -70,7 +70,7 @@ def test_report_shows_metrics_curves_mistakes_configuration_and_environment(
         *("75.0%", "73.3%", "87.5%"),
         *("1 min 23 s", "176.9 examples/s", "a slow CPU, fp32", "770", "of 109,483,778"),
         *("Loss", "training", "accuracy", "macro F1", "epoch"),
-        *("epoch 1 is kept", "stopped after epoch 2", "They do not differ by more than chance"),
+        *("epoch 1 is kept", "stopped after epoch 2"),
         *("66.7%", "1 of 4 test rows are misclassified"),
         *("3.11.7", "torch: 2.13.0", "finetune run trec-minilm-full", "1,162"),
         *("finetune predict trec-minilm-full FILE", "predict('trec-minilm-full'", ".label)"),
@@ -158,8 +158,7 @@ def test_details_warnings_and_calibration_are_shown(folder: RunFolder, results: 
     assert text.count("2 texts are cut.") == 1
     for shown in (
         *("divided by the temperature, 1.7", "after scaling 10.00%", "before scaling 40.00%"),
-        *("Training texts by length", "10 (0.2%)"),
-        *("layer 1 0 30 0.0%", "head 7 7 100.0%"),
+        "10 (0.2%)",
         "precision bf16 (chosen) 8 ms for one step precision fp32 12 ms for one step",
     ):
         assert shown in " ".join(text.split()), shown
