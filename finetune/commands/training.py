@@ -36,7 +36,7 @@ from finetune.runs.sweep import (
     read_trials,
     survivors,
 )
-from finetune.tasks.metrics import choose_metric
+from finetune.tasks.metrics import Metric, choose_metric
 
 R = TypeVar("R", SeedResults, FoldResults)
 # What several runs share, and what one of them needs, by its number.
@@ -186,8 +186,8 @@ def train_sweep(work: Work, chosen: Sequence[Options], *, emit: Emit) -> SweepRe
                     remedy="add rows, or name some with --validation-file",
                 )
             _start(folder, shared, resumes=bool(work.resumed), emit=emit)
-            metric = choose_metric(work.config.training.metric_for_best_model, shared.task).name
-            results = SweepResults(trials, metric, str(folder.path), asked=asked)
+            metric = choose_metric(work.config.training.metric_for_best_model, shared.task)
+            results = SweepResults(trials, metric.name, str(folder.path), asked=asked)
             folder.write_table(results.to_json())
             alive = [*trials]
             for share in RUNGS:
@@ -212,6 +212,10 @@ def train_sweep(work: Work, chosen: Sequence[Options], *, emit: Emit) -> SweepRe
             )
             write_sweep_report(folder, results)
         folder.write_table(results.to_json())
+        if not results.best:
+            failures = "; ".join({trial.failure for trial in trials.values()})
+            remedy = "choose other values, and start over with --overwrite"
+            raise ConfigurationInvalid(f"no trial could be trained: {failures}", remedy=remedy)
         return results
 
 
@@ -220,7 +224,7 @@ def _train_trial(
     trial: Trial,
     shared: Preparation,
     share: float,
-    metric: str,
+    metric: Metric,
     journal: Journal,
 ) -> Trial:
     """Train a trial for a share of its epochs, and return how good it is by then."""
@@ -229,9 +233,13 @@ def _train_trial(
         with _begin(own, preparation, journal) as run:
             epochs = run.plan.values.num_train_epochs
             is_over = run.train(max_epochs=math.ceil(share * epochs) if share < 1 else None)
-            trial = replace(trial, share=1.0 if is_over else share, score=run.progress.best_score)
+            score = run.progress.best_score
             scores = run.finish(write_pages=None).validation if is_over else None
-            return replace(trial, value=scores.metrics[metric]) if scores else trial
+            # A model that misses a class has a score that is no metric.
+            value = metric.sign * score if score is not None else None
+            value = None if metric.is_fraction and (value or 0.0) < 0 else value
+            value = scores.metrics[metric.name] if scores else value
+            return replace(trial, share=1.0 if is_over else share, score=score, value=value)
     except (LossNotFinite, BatchDoesNotFit, ConfigurationInvalid) as error:
         journal(Info(f"the trial failed: {error.message}"))
         return replace(trial, failure=error.message)

@@ -80,6 +80,11 @@ def test_a_finished_sweep_is_read_and_another_one_is_refused_in_its_folder(
         finetune.predict(folder, ["who"])
 
 
+def test_a_sweep_whose_trials_all_fail_says_why(tiny_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationInvalid, match="no trial could be trained: the loss is nan"):
+        sweep(tmp_path / "sweep", model=tiny_folder, space="learning_rate: [1e5]")
+
+
 def test_the_best_configuration_is_that_of_a_run(folder: Path, tmp_path: Path) -> None:
     results = finetune.run(config=folder / "best.yaml", output_dir=str(tmp_path / "run"))
     content = read_json(folder / "sweep.json")
