@@ -84,8 +84,7 @@ def split_frozen(
         calls = record_calls(model, inputs)
     except REFUSALS:
         return None
-    layers = set(encoder_layers(model))
-    for name, features in _possible_splits(calls, layers).items():
+    for name, features in _possible_splits(calls, set(encoder_layers(model))).items():
         extractor = FeatureExtractor(
             model,
             name,
@@ -132,10 +131,7 @@ def _require_features(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch
 
 
 def _possible_splits(calls: Mapping[str, Call], layers: set[nn.Module]) -> dict[str, torch.Tensor]:
-    """Return the features at the modules where a model may be split, the highest first.
-
-    That is below a module that trains, or a layer of which adapters train.
-    """
+    """Return the features at the modules where a model may be split, the highest first."""
     features = {
         name: call.features
         for name, call in calls.items()
@@ -145,8 +141,10 @@ def _possible_splits(calls: Mapping[str, Call], layers: set[nn.Module]) -> dict[
     }
     trained = []
     for name in features:
-        trains = [one.requires_grad for one in calls[name].module.parameters()]
-        if all(trains) or (any(trains) and calls[name].module in layers):
+        module = calls[name].module
+        trains = [one.requires_grad for one in module.parameters()]
+        # Of a layer with adapters not all trains.
+        if all(trains) or (any(trains) and module in layers):
             trained.append(name)
     reads_vector = [name for name in features if features[name].ndim == 2]
     trained_on_vector = [name for name in trained if name in reads_vector]

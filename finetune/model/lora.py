@@ -141,11 +141,6 @@ class Adapter:
 
         return cls(LoraConfig.from_pretrained(str(folder)), load_file(folder / ADAPTER_WEIGHTS))
 
-    def with_head(self, model: nn.Module, structure: Structure) -> "Adapter":
-        """Return the same with the head of another model."""
-        tensors = {**self.tensors, **_adapter_tensors(model, structure.head)}
-        return replace(self, tensors=tensors)
-
     def merge_into(self, model: PreTrainedModel) -> None:
         """Add it to a pretrained model on the CPU, which has a head of its own; it stays plain."""
         from peft import get_peft_model, set_peft_model_state_dict
@@ -156,9 +151,12 @@ class Adapter:
             set_peft_model_state_dict(adapted, dict(self.tensors))
             adapted.merge_and_unload()
 
-    def write(self, folder: Path, *, base: str, revision: str | None) -> None:
-        """Write it as an adapter of a base model, as peft does, into an existing folder."""
-        (folder / ADAPTER_WEIGHTS).write_bytes(save(dict(self.tensors)))
+    def write(
+        self, folder: Path, model: nn.Module, head: Set[str], *, base: str, revision: str | None
+    ) -> None:
+        """Write it as peft does, for a base model, with the head that a merged model has now."""
+        tensors = {**self.tensors, **_adapter_tensors(model, head)}
+        (folder / ADAPTER_WEIGHTS).write_bytes(save(tensors))
         config = replace(self.config, base_model_name_or_path=base, revision=revision)
         config.save_pretrained(str(folder))
 

@@ -56,7 +56,6 @@ class RunFolder:
         self.model_folder = self.path / "model"
         # What peft adds to the pretrained model, of a run with LoRA.
         self.adapter_folder = self.path / "adapter"
-        self.adapter_card_file = self.adapter_folder / "README.md"
         self.onnx_folder = self.path / "onnx"
         self.coreml_folder = self.path / "coreml"
         self.tensorboard_folder = self.path / "tensorboard"
@@ -77,6 +76,11 @@ class RunFolder:
         self._files = [path for path in self._files if path != self.path and path.suffix]
         # Which files are the run's.
         self.own = OwnFolder(self.path, self.kind)
+
+    @property
+    def adapter_card_file(self) -> Path:
+        """The model card of the adapter."""
+        return self.adapter_folder / "README.md"
 
     @property
     def has_finished(self) -> bool:

@@ -285,11 +285,7 @@ class Run:
         trained, config = self.preparation.text_model, self.config
         adapter = Adapter.of(trained.model, trained.structure)
         merged = load_pretrained(
-            config.model,
-            trained.task,
-            seed=self.plan.seed,
-            pooling=trained.pooling,
-            emit=ignore,
+            config.model, trained.task, seed=self.plan.seed, pooling=trained.pooling, emit=ignore
         )
         adapter.merge_into(merged.model)
         place(merged.model, self.preparation.device.torch_device)
@@ -434,11 +430,10 @@ def _check_resumable(preparation: Preparation, folder: RunFolder) -> None:
 def save_adapter(adapter: Adapter, merged: TextModel, folder: RunFolder) -> None:
     """Write the adapter of a merged model, whose output layer may have been scaled since."""
     names = [ADAPTER_WEIGHTS, "README.md", *saved_names(merged), ADAPTER_CONFIG]
-    adapter = adapter.with_head(merged.model, merged.structure)
     base, revision = merged.source.published
     with folder.own.replacing(folder.adapter_folder.name, *names, last=ADAPTER_CONFIG) as path:
         save_model(merged, path, with_weights=False)
-        adapter.write(path, base=base, revision=revision)
+        adapter.write(path, merged.model, merged.structure.head, base=base, revision=revision)
 
 
 def _prediction_rows(

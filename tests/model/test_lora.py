@@ -44,7 +44,7 @@ def test_what_has_trained_is_merged_and_loaded_by_peft(architecture: str, tmp_pa
 
     merged = tiny_model(architecture)
     adapter.merge_into(merged)
-    adapter.write(tmp_path, base="base", revision=None)
+    adapter.write(tmp_path, merged, structure.head, base="base", revision=None)
     loaded = PeftModel.from_pretrained(tiny_model(architecture), str(tmp_path))
     expected = logits_of(model)
     assert not torch.allclose(expected, logits_of(tiny_model(architecture)), atol=1e-2)
