@@ -12,7 +12,7 @@ from finetune.commands import flags
 from finetune.commands.console import format_size, show_lines, show_table
 from finetune.errors import NotARun, UsageError
 from finetune.events import Emit, Info, ignore
-from finetune.runs.folder import RunFolder, open_run_folder
+from finetune.runs.folder import open_run_folder
 
 EXAMPLES = """\b
 Examples:
@@ -50,13 +50,9 @@ def push(
     from finetune.hub import page_of_upload, upload_model
 
     url = page_of_upload(repository, revision=revision)
-    folder = open_run_folder(Path(run), in_full=True)
-    model_folder = folder.adapter_folder if adapter else folder.model_folder
-    if adapter and not model_folder.is_dir():
-        raise UsageError(f"{folder.path} has no adapter", remedy="leave out --adapter")
-    if not adapter and not folder.read_config().model.merge:
-        raise UsageError(f"{folder.path} has no merged model", remedy="add --adapter")
-    paths = _find_files(folder, model_folder, report=report, allow_private_data=allow_private_data)
+    paths = _find_files(
+        Path(run), adapter=adapter, report=report, allow_private_data=allow_private_data
+    )
     files = {name: path.stat().st_size for name, path in paths.items()}
     if dry_run:
         return Push(url, public, files)
@@ -70,14 +66,19 @@ def push(
 
 
 def _find_files(
-    folder: RunFolder, model_folder: Path, *, report: bool, allow_private_data: bool
+    run: Path, *, adapter: bool, report: bool, allow_private_data: bool
 ) -> Mapping[str, Path]:
     """Return the files to upload, by their paths in the repository."""
+    folder = open_run_folder(run, in_full=True)
+    model_folder = folder.adapter_folder if adapter else folder.model_folder
     if not folder.has_finished:
         raise NotARun(
             f"the run in {folder.path} has not finished",
             remedy="finish it with --resume-from-checkpoint",
         )
+    if not any(model_folder.glob("*.safetensors")):
+        remedy = f"{'leave out' if adapter else 'add'} --adapter"
+        raise UsageError(f"{model_folder} has no weights", remedy=remedy)
     paths = sorted(model_folder.iterdir())
     if report and folder.report_file.is_file():
         if folder.read_config().data.private_data and not allow_private_data:

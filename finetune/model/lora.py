@@ -8,8 +8,7 @@ import copy
 import importlib.util
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,7 +65,7 @@ def add_adapters(
         lora_dropout=lora.dropout,
         target_modules=_find_targets(model, structure, lora.targets, mode=mode),
     )
-    with _warnings_hidden():
+    with warnings.catch_warnings(action="ignore"):
         inject_adapter_in_model(config, model)
     for module in model.modules():
         if isinstance(module, LoraLayer):
@@ -145,7 +144,7 @@ class Adapter:
         """Add it to a pretrained model on the CPU, which has a head of its own; it stays plain."""
         from peft import get_peft_model, set_peft_model_state_dict
 
-        with _warnings_hidden():
+        with warnings.catch_warnings(action="ignore"):
             # peft adds to the configuration that it is given.
             adapted = get_peft_model(model, copy.deepcopy(self.config))
             set_peft_model_state_dict(adapted, dict(self.tensors))
@@ -159,14 +158,6 @@ class Adapter:
         (folder / ADAPTER_WEIGHTS).write_bytes(save(tensors))
         config = replace(self.config, base_model_name_or_path=base, revision=revision)
         config.save_pretrained(str(folder))
-
-
-@contextmanager
-def _warnings_hidden() -> Iterator[None]:
-    """Hide that peft reads what transformers is about to rename, and names a base of its own."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _adapter_tensors(model: nn.Module, names: Set[str]) -> dict[str, torch.Tensor]:

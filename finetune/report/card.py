@@ -45,8 +45,11 @@ def _write_card(
     config, facts = folder.read_config(), results.facts
     options = read_trained_config(folder).model
     name = folder.path.resolve().name
+    metadata = _metadata(results, config, name=name)
+    if adapter:
+        metadata.library_name = "peft"
     card = _MARKDOWN.get_template("card.md.j2").render(
-        card_data=_metadata(results, config, adapter, name=name).to_yaml(),
+        card_data=metadata.to_yaml(),
         adapter=adapter,
         name=_as_words(name),
         facts=facts,
@@ -67,9 +70,7 @@ def _write_card(
     write_text_atomically(file, f"{card}\n")
 
 
-def _metadata(
-    results: RunResults, config: Config, adapter: dict[str, Any] | None, *, name: str
-) -> ModelCardData:
+def _metadata(results: RunResults, config: Config, *, name: str) -> ModelCardData:
     data, values = _title_of_data(results.facts.data), results.test.values
     dataset_id, part = (TREC_ID, str(config.data.label)) if data == "trec" else (None, None)
     if results.facts.data.startswith(HUB_PREFIX):
@@ -78,7 +79,7 @@ def _metadata(
         model_name=name,
         base_model=hub_id(results.facts.model),
         datasets=[dataset_id] if dataset_id else None,
-        library_name="peft" if adapter else "transformers",
+        library_name="transformers",
         pipeline_tag="text-classification",
         tags=["finetune-mps"],
         metrics=[*dict.fromkeys(value.metric.hub_name for value in values)],

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 
 from finetune.config.schema import Config
 from finetune.devices.base import Device, place
@@ -119,13 +118,5 @@ def _load_with_adapter(folder: RunFolder, config: Config, *, emit: Emit) -> Text
     source = text_model.source
     now = Manifest({}, {}, {"weights": source.weights_sha256, "tokenizer": source.tokenizer_sha256})
     Manifest.read(folder).check(now, remedy=f"restore {source.name}, which the adapter changes")
-    try:
-        Adapter.read(folder.adapter_folder).merge_into(text_model.model)
-    # What peft raises for files that are missing or damaged, or of a model of another shape.
-    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ModelUnsupported(
-            f"{folder.adapter_folder} is no adapter of {source.name}: {reason}",
-            remedy="restore both, or make the run again",
-        ) from error
+    Adapter.read(folder.adapter_folder).merge_into(text_model.model)
     return text_model

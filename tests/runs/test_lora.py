@@ -83,7 +83,7 @@ def test_adapter_takes_the_place_of_a_model_that_is_not_merged(
         [one.probability for one in finetune.predict(run, TEXTS)], abs=1e-5
     )
     push = ("push", tmp_path / "run", "ada/demo", "--dry-run")
-    command(*push).assert_refused(2, "no merged model", "--adapter")
+    command(*push).assert_refused(2, "no weights", "--adapter")
     assert "adapter_model.safetensors" in command(*push, "--adapter").output
     torch.manual_seed(1)
     other = AutoConfig.from_pretrained(model)
