@@ -131,7 +131,7 @@ def test_rows_appended_to_the_data_are_noticed_and_named(
     try:
         words = (f"changed since the run began: {table}", "the train split", "the test split")
         refused = command("evaluate", kept_table_run / "run", "--device", "cpu")
-        refused.assert_refused(3, *words, "--data")
+        refused.assert_refused(3, *words, "RUN FILE")
         resumed = command("run", "--resume-from-checkpoint", stopped)
         resumed.assert_refused(3, *words[:1], "the test split", "start a new run")
         scores = finetune.evaluate(kept_table_run / "run", data=table, device="cpu").scores
