@@ -100,7 +100,8 @@ class LoadedModel:
         from finetune.tasks.base import Predictions
 
         rows: Iterable[Sequence[Row]]
-        if is_table(texts):
+        is_list = isinstance(texts, list) and not any(isinstance(one, dict) for one in texts[:1])
+        if is_table(texts) and not is_list:
             rows = read_records(
                 iter([as_arrow(texts).to_pylist()]), other_data(self.folder, "", {}),
                 name="the table", reads_pairs=self.model.reads_pairs, keeps_empty=True, emit=emit,

@@ -115,17 +115,15 @@ def _with_files(
     """Return arguments in which files of their rows stand for tables."""
     from finetune.data.in_memory import is_table, write_table
 
-    takes_options = any(one.kind is Parameter.VAR_KEYWORD for one in shape.parameters.values())
-    if takes_options and arguments and (is_table(arguments[0]) or isinstance(arguments[0], list)):
-        options, arguments = {"data": arguments[0], **options}, arguments[1:]
-    splits = options.get("data")
-    if takes_options and isinstance(splits, Mapping) and "train" in splits:
-        options |= {"data" if one == "train" else f"{one}_file": splits[one] for one in splits}
+    if "file" in shape.parameters:
+        if arguments and is_table(arguments[0]):
+            options, arguments = {"data": arguments[0], **options}, arguments[1:]
+        if isinstance(splits := options.get("data"), Mapping) and "train" in splits:
+            options |= {"data" if one == "train" else f"{one}_file": splits[one] for one in splits}
     for name in ("data", "validation_file", "test_file"):
-        if is_table(options.get(name)) or isinstance(options.get(name), list):
-            path = write_table(options[name], RUNS_FOLDER / "tables")
-            emit(events.Info(f"{name}: the table is kept as {path}"))
-            options = {**options, name: path}
+        if is_table(options.get(name)):
+            options[name] = write_table(options[name], RUNS_FOLDER / "tables")
+            emit(events.Info(f"{name}: the table is kept as {options[name]}"))
     return arguments, options
 
 

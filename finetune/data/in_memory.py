@@ -13,10 +13,9 @@ from finetune.files import write_bytes_atomically
 
 
 def is_table(value: object) -> bool:
-    """Return whether a value is a table and not the name of a file, or a list of texts."""
-    if isinstance(value, list):
-        value = value[0] if value else None  # its first row
-    return isinstance(value, Mapping) or hasattr(value, "columns") or hasattr(value, "column_names")
+    """Return whether a value is a table in memory, or a list that may be one."""
+    is_known = hasattr(value, "columns") or hasattr(value, "column_names")
+    return is_known or isinstance(value, Mapping | list)
 
 
 def as_arrow(table: Any) -> pyarrow.Table:
