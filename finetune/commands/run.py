@@ -229,7 +229,9 @@ def dry_run(config: "Config", *, emit: Emit) -> dict[str, Any]:
     help="Cross-validate: train N models, each without a fold of the rows, and predict these; "
     "print metrics of all rows with 95% intervals.",
 )
-@click.option("--keep-models", is_flag=True, help="Keep the models and reports of --folds.")
+@click.option(
+    "--keep-models", is_flag=True, default=None, help="Keep the models and reports of --folds."
+)
 @flags.assignments_option
 @click.option(
     "--dry-run",
@@ -252,8 +254,6 @@ def command(
     display: flags.Display,
     is_dry_run: bool,
     seeds: int | None,
-    folds: int | None,
-    keep_models: bool,
     processes: int,
     accept_changes: bool,
     **options: Any,
@@ -265,7 +265,7 @@ def command(
     """
     options = flags.given(options)
     if is_dry_run:
-        if seeds or folds or "resume_from_checkpoint" in options:
+        if seeds or options.keys() & {"folds", "resume_from_checkpoint"}:
             raise UsageError(
                 "--dry-run is for a new run of one seed",
                 remedy="leave it out, or --seeds, --folds and --resume-from-checkpoint",
@@ -277,9 +277,7 @@ def command(
         return
     if processes > 1 and read_launch().world_size == 1:
         # A wrong option is reported once, and at once.
-        read_options(
-            seeds=seeds, folds=folds, keep_models=keep_models, processes=processes, **options
-        )
+        read_options(seeds=seeds, processes=processes, **options)
         from finetune.commands.launch import run_in_processes
 
         sys.exit(run_in_processes(processes, click.get_current_context().obj))
@@ -289,12 +287,12 @@ def command(
     if accept_changes and read_launch().is_main:
         flags.accept_changes(Path(options["resume_from_checkpoint"]))
     with display.progress() as emit:
-        results: Any = run(seeds=seeds, folds=folds, keep_models=keep_models, emit=emit, **options)
+        results: Any = run(seeds=seeds, emit=emit, **options)
     if display.as_json:
         show_json({**results.to_json(), "output_dir": results.output_dir})
     elif seeds:
         _show_seeds(results)
-    elif folds:
+    elif "folds" in options:
         _show_folds(results)
     else:
         _show_run(results)
@@ -362,7 +360,7 @@ def _show_seeds(results: "SeedResults") -> None:
 
 
 def _show_folds(results: "FoldResults") -> None:
-    from finetune.report.folds import tabulate_folds
+    from finetune.report.several import tabulate_folds
 
     first, folder = results.runs[1], FoldsFolder(Path(results.output_dir))
     assert results.scores

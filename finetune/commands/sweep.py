@@ -93,7 +93,7 @@ def command(*, space: Path, display: flags.Display, **options: Any) -> None:
 
 
 def _show(results: "SweepResults") -> None:
-    from finetune.report.sweep import tabulate_sweep
+    from finetune.report.several import tabulate_sweep
     from finetune.runs.folder import SweepFolder
 
     table, folder = tabulate_sweep(results), SweepFolder(Path(results.output_dir))

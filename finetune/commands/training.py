@@ -16,8 +16,7 @@ from finetune.distributed.processes import join_processes
 from finetune.errors import BatchDoesNotFit, ConfigurationInvalid, DataError, LossNotFinite
 from finetune.events import Emit, Info
 from finetune.files import write_text_atomically
-from finetune.report.folds import write_folds_report
-from finetune.report.sweep import write_sweep_report
+from finetune.report.several import write_folds_report, write_sweep_report
 from finetune.runs.failures import interruption_explained
 from finetune.runs.folder import RunFolder, SeveralFolder, SweepFolder
 from finetune.runs.folds import FoldResults, write_rows
@@ -37,6 +36,7 @@ from finetune.runs.sweep import (
     survivors,
 )
 from finetune.tasks.metrics import Metric, choose_metric
+from finetune.tasks.tables import format_value
 
 R = TypeVar("R", SeedResults, FoldResults)
 # What several runs share, and what one of them needs, by its number.
@@ -194,7 +194,9 @@ def train_sweep(work: Work, chosen: Sequence[Options], *, emit: Emit) -> SweepRe
                 for number in alive:
                     trial = trials[number]
                     if trial.share < share and not trial.failure:
-                        emit(Info(f"trial {number} of {len(trials)}: {trial.description}"))
+                        emit(
+                            Info(f"trial {number} of {len(trials)}: {format_value(trial.options)}")
+                        )
                         trials[number] = _train_trial(
                             folder.run(number), trial, shared, share, metric, journal.copy()
                         )

@@ -232,7 +232,9 @@ class SeveralFolder(RunFolder):
         # The numbers of the runs, the name of the best run's folder, and metrics.
         self.table_file = path / f"{self.kind}.json"
         self.first_files = [self.table_file, self.manifest_file]
-        self._files = [*self.first_files, self.predictions_file, self.report_file]
+        # Of a sweep: the configuration of the best trial.
+        self.best_file = path / "best.yaml"
+        self._files = [*self.first_files, self.predictions_file, self.report_file, self.best_file]
 
     def run_name(self, number: int) -> str:
         """Return the name of the folder of one run."""
@@ -323,37 +325,29 @@ class SeedsFolder(SeveralFolder):
         return change_options(super().read_config(), {"seed": self.numbers[0]})
 
 
-class FoldsFolder(SeveralFolder):
+class _WithoutModel(SeveralFolder):
+    """The folder of several runs none of which has a model of its own to use."""
+
+    @property
+    def best(self) -> RunFolder:
+        """There is none: raises ``NotARun``."""
+        file = self.best_file if self.best_file.exists() else self.runs[0].config_file
+        raise NotARun(
+            f"{self.path} holds {CONTENTS[self.kind]}, and no model of all rows",
+            remedy=f"train one with finetune run {file}",
+        )
+
+
+class FoldsFolder(_WithoutModel):
     """The folder of a cross-validation: ``fold-1``..., each tested on the rows of its fold."""
 
     kind, run_kind = "folds", "fold"
 
-    @property
-    def best(self) -> RunFolder:
-        """There is none: raises ``NotARun``."""
-        raise NotARun(
-            f"{self.path} holds {CONTENTS[self.kind]}, and no model of all rows",
-            remedy="train one with finetune run, without --folds",
-        )
 
-
-class SweepFolder(SeveralFolder):
+class SweepFolder(_WithoutModel):
     """The folder of a sweep: ``trial-1``..., which differ in some options, and the best of them."""
 
     kind, run_kind = "sweep", "trial"
-
-    def __init__(self, path: Path, count: int = 0) -> None:
-        super().__init__(path, count)
-        self.best_file = path / "best.yaml"
-        self._files = [*self.first_files, self.report_file, self.best_file]
-
-    @property
-    def best(self) -> RunFolder:
-        """There is none: raises ``NotARun``."""
-        raise NotARun(
-            f"{self.path} holds {CONTENTS[self.kind]}, and no model",
-            remedy=f"train one with finetune run {self.best_file}",
-        )
 
     @property
     def has_begun(self) -> bool:
@@ -383,7 +377,9 @@ def find_latest(path: Path) -> Path:
     if path != LATEST or is_there(path):
         return path
     runs = list_runs(RUNS_FOLDER)
-    newest = next((run for run in runs if run.has_finished and run.kind != FoldsFolder.kind), None)
+    newest = next(
+        (run for run in runs if run.has_finished and not isinstance(run, _WithoutModel)), None
+    )
     if newest is None:
         raise NotARun(
             f"no run in {RUNS_FOLDER.absolute()} has finished",
@@ -425,11 +421,8 @@ def open_run_folder(
     files = (folder.model_config_file, folder.inference_file)
     if needs_model and not all(file.is_file() for file in files):
         remedy = f"finish the run with finetune run --resume-from-checkpoint {path}"
-        parent = find_several(folder.path.absolute().parent)
-        if isinstance(parent, FoldsFolder):
-            remedy = "make the cross-validation again with --keep-models"
-        elif isinstance(parent, SweepFolder):
-            remedy = f"train it with finetune run {folder.config_file}"
+        if isinstance(find_several(folder.path.absolute().parent), _WithoutModel):
+            remedy = f"train one with finetune run {folder.config_file}, or use --keep-models"
         elif folder.has_finished:
             remedy = f"restore {folder.model_folder}"
         raise NotARun(f"the run in {path} has no model", remedy=remedy)

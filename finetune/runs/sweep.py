@@ -20,7 +20,6 @@ from finetune.runs.results import SCHEMA_VERSION
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import METRICS
 from finetune.tasks.shown import Shown
-from finetune.tasks.tables import format_value
 
 RESAMPLES = 500
 # Successive halving: so many trials go on where each has had a third of the epochs of the next
@@ -131,11 +130,6 @@ class Trial:
     value: float | None = None
     difference: Interval | None = None
     failure: str = ""
-
-    @property
-    def description(self) -> str:
-        """Its options in a line."""
-        return ", ".join(f"{name} {format_value(one)}" for name, one in self.options.items())
 
     @property
     def verdict(self) -> str:
