@@ -109,17 +109,12 @@ class Comparison(Shown):
     groups: Sequence[ComparedGroup]
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the metrics of each run, and how it compares with the baseline of its group."""
-        rows = []
-        for group in self.groups:
-            test = {"data": group.data, "samples": group.samples} if len(self.groups) > 1 else {}
-            for run in group.runs:
-                rows.append(
-                    {"run": run.name, **test, **run.metrics, "ms_per_text": run.ms_per_text}
-                )
-                if one := run.versus_baseline:
-                    rows[-1] |= {"better": one.better, "worse": one.worse, "p_value": one.p_value}
-        return rows
+        """Return the metrics of each run."""
+        return [
+            {"run": run.name, "data": group.data, **run.metrics, "ms_per_text": run.ms_per_text}
+            for group in self.groups
+            for run in group.runs
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``finetune compare --json`` prints."""

@@ -1,13 +1,12 @@
 """What a run has found, in sentences: how good, where it is weak, and what would help."""
 
 from collections.abc import Iterator
+from math import sqrt
 from shlex import quote
-
-import numpy as np
 
 from finetune.runs.results import RunResults
 from finetune.tasks.metrics import ClassScores, Scores, missed_classes
-from finetune.tasks.tables import capitalize, percent, quote_name, wilson_interval
+from finetune.tasks.tables import ERRORS_OF_95, capitalize, percent, quote_name, wilson_interval
 
 # Below, the interval of an accuracy is wider than about ten points.
 FEW_ROWS = 100
@@ -80,22 +79,19 @@ def confused_with(scores: Scores, name: str) -> list[tuple[str, int]]:
 def compare_with_validation(results: RunResults) -> str:
     """Return a sentence if validation and test rows differ by more than chance, else nothing.
 
-    That is by the interval of a difference of two fractions. Newcombe, Interval Estimation for the
-    Difference Between Independent Proportions, Statistics in Medicine 1998, method 10.
+    That is by the pooled test of two proportions, at 5%.
     """
     validation, test = results.validation, results.test
     shares = [one.metric for one in test.values if one.metric.is_proportion]
     if not (validation and shares):
         return ""
-    first, second = (
-        np.array([value, *wilson_interval(value * own.samples, own.samples)])
-        for own in (validation, test)
-        for value in [own.metrics[shares[0].name]]
-    )
-    # Of each, the end of the interval that is nearer to the other.
-    ends = (1, 2) if first[0] > second[0] else (2, 1)
-    slack = np.hypot(first[0] - first[ends[0]], second[0] - second[ends[1]])
-    if abs(first[0] - second[0]) <= slack:
+    rows, name = validation.samples + test.samples, shares[0].name
+    first, second = validation.metrics[name], test.metrics[name]
+    pooled = (first * validation.samples + second * test.samples) / rows
+    error = sqrt(pooled * (1 - pooled) * rows / (validation.samples * test.samples))
+    if abs(first - second) <= ERRORS_OF_95 * error:
         return ""
-    words = f"{capitalize(shares[0].title)} is {percent(first[0])} on the validation rows: this"
-    return f"{words} differs from the test by more than chance, so these rows are of another kind."
+    is_held_out = results.validation_kind == "held out"
+    where = "on the validation rows" if is_held_out else "in cross-validation"
+    words = f"{capitalize(shares[0].title)} is {percent(first)} {where}: this differs from the test"
+    return f"{words} by more than chance, so the rows may be of another kind."
