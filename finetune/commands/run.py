@@ -100,6 +100,9 @@ def run(
 
     def choose() -> Work:
         is_new = resume_from_checkpoint in (None, AUTO)
+        if resume_from_checkpoint is None:
+            # A folder that may not be written is refused before a table is read.
+            Work(loaded.config, loaded.sources, seeds, folds).find_free_folder()
         chosen = guess_options(loaded, emit=emit) if is_new else loaded
         return choose_work(
             chosen,

@@ -54,7 +54,9 @@ def stopped_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> 
 
 
 # They are refused for want of the option that they go with.
-CONTRADICTING = {"focal_gamma", "texts_file"}
+CONTRADICTING = {
+    *("focal_gamma", "texts_file", "lora_alpha", "lora_dropout", "lora_targets", "merge"),
+}
 
 
 @pytest.mark.parametrize("option", OPTIONS)
