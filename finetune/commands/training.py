@@ -10,7 +10,6 @@ from typing import TypeVar
 from finetune.commands.report import write_pages
 from finetune.commands.resuming import Work
 from finetune.config.yaml_files import dump_config
-from finetune.data.split import number_folds
 from finetune.devices.mps.power import kept_awake
 from finetune.distributed.processes import join_processes
 from finetune.errors import BatchDoesNotFit, ConfigurationInvalid, DataError, LossNotFinite
@@ -39,8 +38,8 @@ from finetune.tasks.metrics import Metric, choose_metric
 from finetune.tasks.tables import format_value
 
 R = TypeVar("R", SeedResults, FoldResults)
-# What several runs share, and what one of them needs, by its number.
-Vary = tuple[Preparation, Callable[[Preparation, int, Emit], Preparation]]
+# From what several runs share to what the run of a number needs.
+Vary = Callable[..., Preparation]
 
 
 def train(work: Work, *, emit: Emit) -> RunResults:
@@ -73,11 +72,7 @@ def train_seeds(work: Work, *, emit: Emit) -> SeedResults:
     def read_results(folder: SeveralFolder) -> SeedResults:
         return SeedResults.read(folder, seeds, metric=training.metric_for_best_model)
 
-    def prepare_seeds(emit: Emit) -> Vary:
-        preparation = prepare(work.config, option_sources=work.sources, emit=emit)
-        return preparation, lambda shared, seed, emit: shared.with_seed(seed, emit=emit)
-
-    return _train_several(work, seeds, prepare_seeds, read_results, emit=emit)
+    return _train_several(work, seeds, Preparation.with_seed, read_results, emit=emit)
 
 
 def train_folds(work: Work, *, emit: Emit) -> FoldResults:
@@ -90,30 +85,21 @@ def train_folds(work: Work, *, emit: Emit) -> FoldResults:
             write_folds_report(folder, results, write_rows(folder, folds))
         return results
 
-    def prepare_folds(emit: Emit) -> Vary:
-        config = work.config
-        preparation = prepare(config, option_sources=work.sources, emit=emit, holds_out=False)
-        rows = preparation.data.splits["train"]
-        numbers = number_folds(
-            rows, folds=len(folds), task=preparation.task, seed=config.data.split_seed
-        )
-        return preparation, lambda shared, fold, emit: shared.with_fold(numbers == fold, emit=emit)
-
-    return _train_several(work, folds, prepare_folds, read_results, emit=emit)
+    return _train_several(work, folds, Preparation.with_fold, read_results, emit=emit)
 
 
 def _train_several(
     work: Work,
     numbers: range,
-    prepare_all: Callable[[Emit], Vary],
+    vary: Vary,
     read_results: Callable[[SeveralFolder], R],
     *,
     emit: Emit,
 ) -> R:
     """Train those of several runs that have not finished.
 
-    All use the same device and token ids, which are prepared once. ``prepare_all`` gives what they
-    share, and a function from this and a number to what one of them needs.
+    All use the same device and token ids, which are prepared once. ``vary`` returns from that what
+    the run of a number needs.
     """
     journal = Journal(emit)
     with kept_awake(), work.lock() as locked:
@@ -124,17 +110,16 @@ def _train_several(
             emit(Info(f"the runs in {folder.path} have finished: nothing is left to do"))
             return read_results(folder)
         with interruption_explained(folder):
-            shared, vary = prepare_all(journal)
+            shared = prepare(
+                work.config, option_sources=work.sources, folds=work.folds, emit=journal
+            )
             _start(folder, shared, resumes=bool(work.resumed), emit=emit)
             folder.write_table(read_results(folder).to_json())
             for number in missing:
-                emit(
-                    Info(
-                        f"{folder.run_kind} {number}, {numbers.index(number) + 1} of {len(numbers)}"
-                    )
-                )
+                done = f"{numbers.index(number) + 1} of {len(numbers)}"
+                emit(Info(f"{folder.run_kind} {number}, {done}"))
                 run_journal = journal.copy()
-                preparation = vary(shared, number, run_journal)
+                preparation = vary(shared, number, emit=run_journal)
                 with _begin(folder.run(number), preparation, run_journal) as run:
                     run.train()
                     run.finish(write_pages=write_pages if work.keeps_models else None)
@@ -194,9 +179,8 @@ def train_sweep(work: Work, chosen: Sequence[Options], *, emit: Emit) -> SweepRe
                 for number in alive:
                     trial = trials[number]
                     if trial.share < share and not trial.failure:
-                        emit(
-                            Info(f"trial {number} of {len(trials)}: {format_value(trial.options)}")
-                        )
+                        options = format_value(trial.options)
+                        emit(Info(f"trial {number} of {len(trials)}: {options}"))
                         trials[number] = _train_trial(
                             folder.run(number), trial, shared, share, metric, journal.copy()
                         )

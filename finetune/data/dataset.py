@@ -104,11 +104,18 @@ def rows_where(table: Dataset, mask: NDArray[np.bool_]) -> Dataset:
 
 
 def join_rows(tables: Sequence[Dataset]) -> Dataset:
-    """Return the rows of several tables as one, with their numbers in the column ``row``."""
+    """Return the rows of several tables as one."""
     rows = pyarrow.concat_tables([table.with_format("arrow")[:] for table in tables])
-    features = Features({**tables[0].features, "row": Value("int64")})
-    numbered = rows.append_column("row", [np.arange(len(rows))])
-    return _dataset_of(numbered, DatasetInfo(features=features))
+    return _dataset_of(rows, tables[0].info)
+
+
+def with_numbers(table: Dataset, **numbers: NDArray[np.int64]) -> Dataset:
+    """Return rows with more columns, each [rows], by name."""
+    rows = table.with_format("arrow")[:]
+    for name, column in numbers.items():
+        rows = rows.append_column(name, [column])
+    features = Features({**table.features, **dict.fromkeys(numbers, Value("int64"))})
+    return _dataset_of(rows, DatasetInfo(features=features))
 
 
 def column_of(table: Dataset, name: str) -> pyarrow.ChunkedArray:

@@ -98,16 +98,17 @@ def load_data(options: DataConfig, *, emit: Emit) -> LoadedData:
     return apply_corrections(LOADERS[source](options, emit=emit), options, emit=emit)
 
 
-def load_splits(options: DataConfig, *, holds_out: bool = True, emit: Emit) -> LoadedData:
+def load_splits(options: DataConfig, *, folds: int | None = None, emit: Emit) -> LoadedData:
     """Load data and split it: the same rows for the same options, every time.
 
-    If none are held out, all rows that may be trained on are ``train``, with their numbers.
+    For a cross-validation, all rows that may be trained on are ``train``, with their folds.
     """
     given = load_data(options, emit=emit)
-    if holds_out:
+    if folds is None:
         splits = split_table(given.splits, options, task=given.task, emit=emit)
     else:
-        splits = pool_rows(given.splits, task=given.task, emit=emit)
+        seed = options.split_seed
+        splits = pool_rows(given.splits, folds=folds, task=given.task, seed=seed, emit=emit)
     counts = ", ".join(f"{len(rows):,} {split}" for split, rows in splits.items())
     emit(Info(f"data: {options.data}, {counts} rows, {given.task.label_summary}"))
     loaded = replace(given, splits=splits)

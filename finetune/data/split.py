@@ -12,6 +12,7 @@ from finetune.data.dataset import (
     number_texts,
     rows_where,
     texts_of,
+    with_numbers,
 )
 from finetune.errors import DataError
 from finetune.events import Emit, Info, WarningMessage, ignore
@@ -45,25 +46,24 @@ def split_table(table: DatasetDict, options: DataConfig, *, task: Task, emit: Em
     return DatasetDict({name: splits[name] for name in order if name in splits})
 
 
-def pool_rows(table: DatasetDict, *, task: Task, emit: Emit) -> DatasetDict:
-    """Return as ``train`` all rows that are no test split, in their order, with their numbers."""
+def pool_rows(table: DatasetDict, *, folds: int, task: Task, seed: int, emit: Emit) -> DatasetDict:
+    """Return as ``train`` all rows that are no test split, each with its number and its fold.
+
+    Rows are numbered from 0, folds from 1. DataError for fewer texts than folds.
+    """
     pool = join_rows([table[name] for name in ("train", "validation") if name in table])
     _refuse_constant(pool, task)
-    if "test" in table:
-        rows = len(table["test"])
-        emit(Info(f"the folds are of the other rows: the {rows:,} test rows are not used"))
-    return DatasetDict(train=pool)
-
-
-def number_folds(pool: Dataset, *, folds: int, task: Task, seed: int) -> NDArray[np.int64]:
-    """Return the fold of each row, from 1, [rows]; DataError for fewer texts than folds."""
     texts = number_texts(*texts_of(pool))
     if (distinct := len(np.unique(texts))) < folds:
         raise DataError(
             f"there are {distinct:,} different texts for {folds} folds",
             remedy="add rows, or give fewer --folds",
         )
-    return 1 + find_folds(texts, _strata_of(pool, task), folds=folds, seed=seed)
+    if "test" in table:
+        rows = len(table["test"])
+        emit(Info(f"the folds are of the other rows: the {rows:,} test rows are not used"))
+    fold = 1 + find_folds(texts, _strata_of(pool, task), folds=folds, seed=seed)
+    return DatasetDict(train=with_numbers(pool, row=np.arange(len(pool)), fold=fold))
 
 
 def find_folds(
@@ -81,10 +81,9 @@ def find_folds(
     return fold[group]
 
 
-def split_fold(
-    pool: Dataset, is_test: NDArray[np.bool_], options: DataConfig, *, task: Task
-) -> DatasetDict:
-    """Return splits that are tested on some rows; of the others a run's part is held out."""
+def split_fold(pool: Dataset, fold: int, options: DataConfig, *, task: Task) -> DatasetDict:
+    """Return splits that are tested on a fold; of the other rows a run's part is held out."""
+    is_test = column_of(pool, "fold").to_numpy() == fold
     tables = DatasetDict(train=rows_where(pool, ~is_test), test=rows_where(pool, is_test))
     return split_table(tables, options, task=task, emit=ignore)
 

@@ -118,7 +118,7 @@ class FoldResults(Shown):
 def read_rows(folder: SeveralFolder, folds: Sequence[int]) -> Rows:
     """Return the predictions of all folds, in the order of the table."""
     found = [
-        {"row": row["row"], "fold": fold, **row}
+        row
         for fold in folds
         for row in folder.run(fold).read(folder.run(fold).predictions_file, list)
     ]

@@ -198,19 +198,19 @@ class Preparation:
             self.option_sources, emit=emit, processes=self.processes,
         )  # fmt: skip
 
-    def with_fold(self, is_test: NDArray[np.bool_], *, emit: Emit) -> "Preparation":
-        """Return splits of the training rows, tested on some, with the pretrained model."""
+    def with_fold(self, fold: int, *, emit: Emit) -> "Preparation":
+        """Return splits of the training rows, tested on a fold, with the pretrained model."""
         data, pool = self.data, self.examples["train"]
-        splits = split_fold(data.splits["train"], is_test, self.config.data, task=data.task)
+        splits = split_fold(data.splits["train"], fold, self.config.data, task=data.task)
         rows = {name: column_of(split, "row").to_numpy() for name, split in splits.items()}
-        fold = replace(
+        own = replace(
             self,
             data=replace(data, splits=splits),
-            examples={name: pool.select(own) for name, own in rows.items()},
+            examples={name: pool.select(numbers) for name, numbers in rows.items()},
             pool=pool,
             rows=rows,
         )
-        return fold.with_seed(self.config.training.seed, emit=emit)
+        return own.with_seed(self.config.training.seed, emit=emit)
 
 
 def prepare(
@@ -219,7 +219,7 @@ def prepare(
     option_sources: Mapping[str, str] | None = None,
     emit: Emit,
     processes: Processes = ALONE,
-    holds_out: bool = True,
+    folds: int | None = None,
 ) -> Preparation:
     """Select the device, load the data and the model, and encode the texts."""
     check_report_to(config)
@@ -231,7 +231,7 @@ def prepare(
     several = f", {processes.count} processes" if processes.count > 1 else ""
     emit(Info(f"device: {device.name} ({device.description}){several}, precision {precision}"))
     with stage("data", emit):
-        data = load_splits(config.data, holds_out=holds_out, emit=emit)
+        data = load_splits(config.data, folds=folds, emit=emit)
     sources = option_sources or {}
     return _prepare_model(config, device, data, {}, sources, emit=emit, processes=processes)
 
