@@ -20,7 +20,7 @@ from finetune.report.chart import ANY, Axis, Chart, Points, Series, chart_of, in
 from finetune.report.templates import TEMPLATES, remove_folders, without_folder
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import read_warnings
-from finetune.runs.results import AutoTunedOption, RunResults, TextLengths
+from finetune.runs.results import RunResults, TextLengths
 from finetune.runs.summary import confused_with, summarize
 from finetune.tasks.metrics import METRICS
 from finetune.tasks.tables import (
@@ -84,10 +84,8 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
         mistakes=Part((), mistakes),
         probabilities=show_probabilities(results.calibration, probabilities, is_right),
         coverage=Part((), tabulate_coverage(probabilities, is_right)),
-        speed=Part((), tabulate_speed(results)),
-        stages=Part((), tabulate_stages(results.stage_seconds)),
+        costs=Part((), tabulate_costs(results)),
         lengths=Part((), tabulate_lengths(details.lengths)),
-        choices=Part((), tabulate_choices(details.choices)),
         options=Part((), tabulate_options(config, environment.get("origins", {}))),
         environment=Part((), tabulate_environment(environment)),
     )
@@ -185,22 +183,17 @@ def tabulate_coverage(probabilities: NDArray[Any], is_right: NDArray[np.bool_]) 
     return Table("Accuracy from a probability on", columns, cells, text_columns=0)
 
 
-def tabulate_speed(results: RunResults) -> Table:
-    """Return examples a second, and the memory of the device."""
-    training, peak = results.training, results.training.train_peak_bytes
-    rows = [
-        ("Examples a second, on average", f"{training.train_samples_per_second:,.1f}"),
-        ("Batch size on the device", f"{training.train_batch_size:,}"),
-        ("Tokens that are not padding", percent(results.facts.real_token_share)),
-        *([("Peak memory", f"{peak / 2**30:.2f} GiB")] if peak else []),
+def tabulate_costs(results: RunResults) -> Table:
+    """Return the seconds of the stages, up to the report, and what they depend on."""
+    peak = results.training.train_peak_bytes
+    rows = [(name, f"{seconds:,.1f} s") for name, seconds in results.stage_seconds.items()]
+    rows += [
+        ("examples a second, on average", f"{results.training.train_samples_per_second:,.1f}"),
+        ("batch size on the device", f"{results.training.train_batch_size:,}"),
+        ("tokens that are not padding", percent(results.facts.real_token_share)),
+        *([("peak memory", f"{peak / 2**30:.2f} GiB")] if peak else []),
     ]
-    return Table("Speed and memory", ("measure", "value"), rows)
-
-
-def tabulate_stages(stage_seconds: Mapping[str, float]) -> Table:
-    """Return the seconds of the stages, up to the report."""
-    rows = [(name, f"{seconds:,.1f}") for name, seconds in stage_seconds.items()]
-    return Table("Time", ("stage", "seconds"), rows)
+    return Table("Time and memory", ("stage or measure", "value"), rows)
 
 
 def tabulate_lengths(lengths: Mapping[str, TextLengths]) -> Table:
@@ -213,19 +206,6 @@ def tabulate_lengths(lengths: Mapping[str, TextLengths]) -> Table:
     ]  # fmt: skip
     columns = ("split", "texts", "windows", "median", "95%", "longest", "truncated")
     return Table("Lengths of the texts", columns, rows)
-
-
-def tabulate_choices(choices: Sequence[AutoTunedOption]) -> Table:
-    """Return the values that were chosen by measurement, and what was measured."""
-    rows = []
-    for choice in choices:
-        for value, number in choice.measured.items():
-            shown, note = value, ""
-            if value == choice.value:
-                shown, note = f"{value} (chosen)", choice.note
-            rows.append((choice.subject, shown, f"{format_number(number)} {choice.quantity}", note))
-    columns = ("what", "value", "measured", "note")
-    return Table("Chosen by measurement", columns, rows, text_columns=4)
 
 
 def tabulate_options(config: Config, sources: Mapping[str, str]) -> Table:
