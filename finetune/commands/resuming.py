@@ -192,10 +192,9 @@ def _open(work: Work, path: Path) -> RunFolder:
             )
         return folder
     if several := find_several(folder.path):
-        flag = f"--{several.kind} {len(several.numbers)}"
         raise UsageError(
             f"{path} holds {CONTENTS[several.kind]}",
-            remedy=f"go on with them: {flag} --resume-from-checkpoint {path}",
+            remedy=f"go on with them: {several.resume_command}",
         )
     path = folder.path.absolute()
     # A run may itself lie in a folder that is called so.

@@ -54,16 +54,19 @@ def _describe(folder: RunFolder) -> ListedRun:
     from finetune.tasks.tables import wilson_interval
 
     runs = folder.runs if isinstance(folder, SeveralFolder) else [folder]
+    # Others of several have not begun, or could not.
+    runs = [run for run in runs if run.config_file.is_file()]
     facts: dict[str, Any] = {"run": str(folder.path), "status": "unreadable", "written_at": 0.0}
     with suppress(FinetuneError):
-        facts["written_at"] = max(run.config_file.stat().st_mtime for run in runs)
+        facts["written_at"] = max(run.config_file.stat().st_mtime for run in runs) if runs else 0.0
         config = folder.read_config()
         facts |= {"data": config.data.data, "model": config.model.model, "mode": config.model.mode}
         facts["status"] = "not finished"
         if not folder.has_finished:
             return ListedRun(**facts)
         facts["status"] = "edited"
-        found = [read_results(run) for run in runs]
+        # Trials of a sweep may have been stopped early.
+        found = [read_results(run) for run in runs if run.has_finished]
         first, samples = found[0].test.values[0], found[0].test.samples
         mean = fmean(one.test.values[0].value for one in found)
         facts |= {"metric": first.metric.name, "value": mean}
@@ -71,7 +74,9 @@ def _describe(folder: RunFolder) -> ListedRun:
             low, high = wilson_interval(mean * samples, samples)
             facts |= {"low": float(low), "high": float(high)}
         facts["train_runtime"] = sum(one.training.train_runtime for one in found)
-        facts["status"] = "finished" if len(runs) == 1 else f"{len(runs)} {folder.kind}"
+        facts["status"] = "finished"
+        if isinstance(folder, SeveralFolder):
+            facts["status"] = f"{len(runs)} {folder.run_kind}s"
     return ListedRun(**facts)
 
 

@@ -1,13 +1,12 @@
 """What to do when a run is interrupted, can't be written, runs out of memory or diverges."""
 
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from finetune.errors import BatchDoesNotFit, Interrupted, LossNotFinite, NotWritten, explain
 from finetune.runs.checkpoint import WRITE_ERRORS, reason_of
-from finetune.runs.folder import RunFolder, SeveralFolder, SweepFolder
+from finetune.runs.folder import RunFolder, SeveralFolder
 from finetune.runs.preparation import Preparation
 from finetune.training.interruption import signal_of
 
@@ -26,7 +25,7 @@ def interruption_explained(folder: RunFolder) -> Iterator[None]:
             message += f"; {finished} of {folder.count} {folder.run_kind}s have finished"
             can_resume = folder.has_progress
         if can_resume:
-            remedy = f"resume with: {_resume_command(folder)}"
+            remedy = f"resume with: {folder.resume_command}"
         else:
             overwrite = " with --overwrite" * folder.first_files[0].exists()
             remedy = f"start again{overwrite}: nothing was saved yet"
@@ -54,7 +53,7 @@ def failures_explained(folder: RunFolder, preparation: Preparation) -> Iterator[
             raise explain(error) or error from error
         has_model = folder.model_config_file.exists()
         where = f"the model is in {folder.model_folder}; " if has_model else ""
-        then = f", then resume with: {_resume_command(folder)}" if folder.can_resume else ""
+        then = f", then resume with: {folder.resume_command}" if folder.can_resume else ""
         raise NotWritten(
             f"{folder.path} can't be written: {reason_of(error)}",
             remedy=f"{where}make room or the folder writable{then}",
@@ -66,13 +65,6 @@ def failures_explained(folder: RunFolder, preparation: Preparation) -> Iterator[
         smaller = f"--batch-size {max(1, batch_size // 2) if isinstance(batch_size, int) else 1}"
         remedy = f"use {smaller} with the same --effective-batch-size, or lower --eval-batch-size"
         if folder.can_resume:
-            remedy = f"resume with: {_resume_command(folder)} {smaller}"
+            remedy = f"resume with: {folder.resume_command} {smaller}"
         message = "ran out of memory in work that can't be repeated in smaller micro-batches"
         raise BatchDoesNotFit(f"{device.name} {message}", remedy=remedy) from error
-
-
-def _resume_command(folder: RunFolder) -> str:
-    if isinstance(folder, SweepFolder):
-        return "the same command"
-    several = f"--{folder.kind} {folder.count} " if isinstance(folder, SeveralFolder) else ""
-    return f"finetune run {several}--resume-from-checkpoint {shlex.quote(str(folder.path))}"

@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from finetune.config.schema import Config, change_options
@@ -98,6 +99,11 @@ class RunFolder:
     def can_resume(self) -> bool:
         """Whether there is a checkpoint to resume from, and the configuration of its run."""
         return bool(self.checkpoints) and self.config_file.is_file()
+
+    @property
+    def resume_command(self) -> str:
+        """What goes on with the run."""
+        return f"finetune run --resume-from-checkpoint {quote(str(self.path))}"
 
     @property
     def checkpoints(self) -> list[Path]:
@@ -236,6 +242,12 @@ class SeveralFolder(RunFolder):
         self.best_file = path / "best.yaml"
         self._files = [*self.first_files, self.predictions_file, self.report_file, self.best_file]
 
+    @property
+    def resume_command(self) -> str:
+        """What goes on with the runs."""
+        several = f"finetune run --{self.kind} {self.count or len(self.numbers)}"
+        return f"{several} --resume-from-checkpoint {quote(str(self.path))}"
+
     def run_name(self, number: int) -> str:
         """Return the name of the folder of one run."""
         return f"{self.run_kind}-{number}"
@@ -348,6 +360,7 @@ class SweepFolder(_WithoutModel):
     """The folder of a sweep: ``trial-1``..., which differ in some options, and the best of them."""
 
     kind, run_kind = "sweep", "trial"
+    resume_command = "the same finetune sweep command"
 
     @property
     def has_begun(self) -> bool:

@@ -41,7 +41,7 @@ def folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     with pytest.raises(Interrupted) as caught:
         sweep(folder, model=tiny_folder, emit=note)
-    assert "the same command" in caught.value.remedy
+    assert "the same finetune sweep" in caught.value.remedy
     sweep(folder, model=tiny_folder, emit=note)
     assert begun[3:5] == ["trial 3 of 4", "trial 4 of 4"]
     return folder
