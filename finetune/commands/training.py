@@ -126,8 +126,9 @@ def _train_several(
                     # With what was chosen by measurements.
                     chosen = run.preparation
                 shared = replace(shared, config=chosen.config, choices=chosen.choices)
-                folder.write_table(read_results(folder).to_json())
-        return read_results(folder)
+                results = read_results(folder)
+                folder.write_table(results.to_json())
+        return results
 
 
 def _start(folder: SeveralFolder, shared: Preparation, *, resumes: bool, emit: Emit) -> None:
