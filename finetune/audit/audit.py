@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from finetune.audit.classes import find_merges
 from finetune.audit.curve import Curve, choose_to_label, measure_curve
 from finetune.audit.duplicates import MAX_COMPARED_ROWS, Pairs, find_near_duplicates
-from finetune.audit.heads import count_tokens, mix_logits, predict_out_of_fold
+from finetune.audit.heads import count_tokens, mix_logits, one_thread, predict_out_of_fold
 from finetune.audit.outliers import find_outliers
 from finetune.audit.suspects import estimate_wrong, nearest_rows, rank_suspects
 from finetune.config.schema import Config, DataConfig
@@ -136,12 +136,12 @@ def audit(
     )
     if has_labels:
         groups = pairs.groups(count)
-        with stage("heads", emit):
+        with stage("heads", emit), one_thread():
             tokens = count_tokens(preparation.examples["train"], outputs=features.outputs)
             logits = predict_out_of_fold(features, tokens, groups, folds=folds)
             if out_of_fold is not None and count == table.total:
                 logits = mix_logits(logits, read_out_of_fold(out_of_fold), task, features.labels)
-        with stage("curve", emit):
+        with stage("curve", emit), one_thread():
             curve = measure_curve(task, features, groups)
         found = replace(found, curve=curve, **_judge(table, features, logits))
     if unlabelled is not None:
@@ -152,7 +152,8 @@ def audit(
             _, given = _read_features(config, *_without_labels(texts), emit=emit)
         probabilities = None
         if has_labels:
-            head = solve(features, strength=choose_strength(features, seed=0)[0])
+            with one_thread():
+                head = solve(features, strength=choose_strength(features, seed=0)[0])
             probabilities = task.read_logits(head.logits(given.features)).probabilities
         chosen = choose_to_label(given.features, probabilities, batch=batch, batches=batches)
         found = replace(found, to_label=[texts[number] for number in chosen.tolist()])

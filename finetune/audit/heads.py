@@ -5,6 +5,7 @@ either: of TREC's exchanged labels 77% instead of 66% are in the top 5% (docs/me
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -34,6 +35,17 @@ TOKEN_ITERATIONS = 40
 ROWS_A_PIECE = 8_192
 # Of a cross-validation's logits in the mean with the heads'.
 RUN_WEIGHTS, LOWEST = (0.0, 0.25, 0.5, 0.75, 1.0), 1e-6
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute in one thread: a little quicker for so small products, 20 times on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def count_tokens(examples: Examples, *, outputs: int) -> csr_matrix:
@@ -114,12 +126,11 @@ def solve_on_tokens(
         [slope] = torch.autograd.grad(loss, [logits])
         of_weight = (transposed @ slope.numpy()).T + penalty * weight
         gradient = np.concatenate([of_weight.ravel(), slope.sum(dim=0).numpy()])
-        return loss.item() + penalty / 2 * float(np.vdot(weight, weight)), gradient
+        return loss.item() + penalty / 2 * float(np.square(weight).sum()), gradient
 
+    start = np.zeros(shape[0] * (shape[1] + 1))
     options = {"gtol": 1e-6, "ftol": 1e-6, "maxiter": TOKEN_ITERATIONS, "maxcor": 5}
-    found = minimize(
-        objective, np.zeros(shape[0] * (shape[1] + 1)), jac=True, method="L-BFGS-B", options=options
-    )
+    found = minimize(objective, start, jac=True, method="L-BFGS-B", options=options)
     weight, bias = found.x[: -shape[0]].reshape(shape), found.x[-shape[0] :]
     return weight.astype(np.float32), bias.astype(np.float32)
 
