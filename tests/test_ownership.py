@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from finetune.commands.resuming import choose_work
+from finetune.commands.resuming import Work, choose_work
 from finetune.config.load import load_config
 from finetune.errors import FinetuneError
 from finetune.evaluation.prediction_file import check_output, prediction_file
@@ -87,7 +87,7 @@ class Machine:
     def resume(self) -> None:
         flags = {"output_dir": str(self.folder)}
         loaded = load_config(file=None, environment={}, flags=flags, assignments=())
-        work = choose_work(loaded, "auto", emit=ignore)
+        work = choose_work(Work(loaded.config, loaded.sources), "auto", emit=ignore)
         with work.lock() as run:
             if work.resumed:
                 run.check_names()

@@ -1,7 +1,6 @@
 """``finetune data audit``: which labels may be wrong, what repeats, and whether it is enough."""
 
 import csv
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -64,9 +63,7 @@ def _check_undecided(suspects: Path) -> None:
 
 
 @click.command("audit", cls=flags.GroupedCommand, epilog=EXAMPLES)
-@flags.file_argument
-@flags.config_option
-@flags.assignments_option
+@flags.source_options
 @click.option(
     "--output-dir", type=flags.PATH, help="Folder to write.  [default: audits/ and the name]"
 )
@@ -90,8 +87,6 @@ def _check_undecided(suspects: Path) -> None:
 def command(
     *,
     file: str | None,
-    config: str | None,
-    assignments: Sequence[str],
     display: flags.Display,
     output_dir: Path | None,
     folds: int,
@@ -115,7 +110,7 @@ def command(
         file = str(several.run(several.numbers[0]).path)
 
     def audit_file(*, emit: Emit) -> "Audit":
-        loaded = flags.load(options, file=file, config=config, assignments=assignments)
+        loaded = flags.load(file=file, **options)
         with suppress(DataError):  # of a table without labels
             loaded = guess_options(loaded, emit=emit)
         return audit_data(

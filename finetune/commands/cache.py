@@ -74,5 +74,5 @@ def clear(*, as_json: bool, **options: Any) -> None:
 def _open_store(options: dict[str, Any]) -> "tuple[TensorStore, list[Path]]":
     from finetune.runs.cache import measured_files, open_tensor_store
 
-    cache = flags.load(options).config.cache
+    cache = flags.load(**options).config.cache
     return open_tensor_store(cache), measured_files(cache)

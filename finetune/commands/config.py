@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,27 +32,17 @@ def command() -> None:
 
 
 @command.command(cls=flags.GroupedCommand, epilog=EXAMPLES)
-@flags.file_argument
-@flags.config_option
-@flags.assignments_option
+@flags.source_options
 @flags.config_options
 @flags.with_display
-def show(
-    *,
-    file: str | None,
-    config: str | None,
-    assignments: Sequence[str],
-    display: flags.Display,
-    **options: Any,
-) -> None:
+def show(*, display: flags.Display, **options: Any) -> None:
     """Show the value of each option and its source.
 
     FILE is what finetune run takes: a table, a configuration, a run. The source is default, guess,
     a file, an environment variable or a flag; a later one overrides.
     """
     with display.progress() as emit:
-        loaded = flags.load(options, file=file, config=config, assignments=assignments)
-        loaded = guess_options(loaded, emit=emit)
+        loaded = guess_options(flags.load(**options), emit=emit)
     sources = dict.fromkeys(loaded.guesses, "guess") | loaded.sources
     rows = [
         (option.section, name, option.value_in(loaded.config), sources.get(name, "default"))

@@ -135,19 +135,10 @@ command.add_command(audit)
 
 
 @command.command(cls=flags.GroupedCommand, epilog=EXAMPLES)
-@flags.file_argument
-@flags.config_option
-@flags.assignments_option
+@flags.source_options
 @flags.chosen_options(*DATA_OPTIONS, "model", "revision", "max_length")
 @flags.with_display
-def check(
-    *,
-    file: str | None,
-    config: str | None,
-    assignments: Sequence[str],
-    display: flags.Display,
-    **options: Any,
-) -> None:
+def check(*, display: flags.Display, **options: Any) -> None:
     """Print statistics of the data and suggest what to change.
 
     FILE is what finetune run takes: a table, a configuration, a run.
@@ -159,8 +150,7 @@ def check(
     from finetune.commands.init import guess_options
 
     def check_file(*, emit: Emit) -> DataReport:
-        loaded = flags.load(options, file=file, config=config, assignments=assignments)
-        return check_data(guess_options(loaded, emit=emit).config, emit=emit)
+        return check_data(guess_options(flags.load(**options), emit=emit).config, emit=emit)
 
     display.run(check_file, _show)
 

@@ -77,7 +77,7 @@ def command(
 def _with_mode(options: dict[str, Any]) -> dict[str, Any]:
     """Return options with a mode in place of the flags for it."""
     given = {name: options.pop(name) for name in MODE_OPTIONS if name in options}
-    return options | {"mode": flags.load(given).config.model.mode}
+    return options | {"mode": flags.load(**given).config.model.mode}
 
 
 def _check(device: str, *, display: flags.Display) -> None:

@@ -79,7 +79,7 @@ def find_batch(
             are searched. ``output_dir`` is for the results of a search as JSON and as a picture.
     """
     output_dir = options.pop("output_dir", None)
-    loaded = flags.load(options, file=file, config=config, assignments=assignments)
+    loaded = flags.load(file=file, config=config, assignments=assignments, **options)
     loaded = guess_options(loaded, emit=emit)
     has_max_length = "max_length" in loaded.sources
     if machine is not None:
@@ -232,9 +232,7 @@ def _measure_texts(
 
 
 @click.command(cls=flags.GroupedCommand, epilog=EXAMPLES)
-@flags.file_argument
-@flags.config_option
-@flags.assignments_option
+@flags.source_options
 @flags.chosen_options(*SEARCH_OPTIONS, "device", "precision", "gradient_checkpointing", "optimizer")
 @click.option(
     "--limit", type=click.IntRange(min=1), help="Largest size tried. Default: the rows of the data."

@@ -107,6 +107,13 @@ RUN = _Run(path_type=Path)
 file_argument = click.argument(
     "file", required=False, metavar="[FILE]", type=_Run(), shell_complete=_complete_config
 )
+
+
+def source_options(command: Command) -> Command:
+    """Give a command the argument FILE and the options that name a configuration."""
+    return file_argument(config_option(assignments_option(command)))
+
+
 accept_changes_option = click.option(
     "--accept-changes", is_flag=True, help="Take files that were edited for those of the run."
 )
@@ -258,11 +265,11 @@ def with_display(command: Command) -> Command:
 
 
 def load(
-    flags: Mapping[str, Any],
     *,
     file: str | Path | None = None,
     config: str | Path | None = None,
     assignments: Sequence[str] = (),
+    **flags: Any,
 ) -> "LoadedConfig":
     """Return the configuration that a file, the environment and the flags given make.
 

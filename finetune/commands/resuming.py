@@ -27,7 +27,6 @@ from finetune.runs.folder import (
 )
 
 if TYPE_CHECKING:
-    from finetune.config.load import LoadedConfig
     from finetune.runs.results import RunResults
 
 AUTO = "auto"
@@ -109,20 +108,11 @@ class Work:
                 )
 
 
-def choose_work(
-    given: "LoadedConfig",
-    resume_from: str | Path | None,
-    *,
-    seeds: int | None = None,
-    folds: int | None = None,
-    keeps_models: bool = True,
-    emit: Emit,
-) -> Work:
+def choose_work(work: Work, resume_from: str | Path | None, *, emit: Emit) -> Work:
     """Return what to do with all the given options: begin a run, or resume one.
 
     ``resume_from`` is ``auto``, a run folder or a checkpoint in it; None for a new run.
     """
-    work = Work(given.config, given.sources, seeds, folds, keeps_models)
     if resume_from is None:
         return work
     folder = find_begun(work) if resume_from == AUTO else _open(work, Path(resume_from))
@@ -131,20 +121,20 @@ def choose_work(
         if (named := work.named_folder) and named.own.is_ours and _has_lost_all(named):
             return replace(work, config=change_options(work.config, {"overwrite": True}))
         return work
-    saved, epochs = folder.read_config(), given.config.training.num_train_epochs
+    saved, epochs = folder.read_config(), work.config.training.num_train_epochs
     runs = folder.runs if isinstance(folder, SeveralFolder) else [folder]
     for run in runs:
         _check_unedited(run, emit=emit)
-    if folds and len(runs) != folds:
+    if work.folds and len(runs) != work.folds:
         raise ConfigurationInvalid(
-            f"{folder.path} has {len(runs)} folds, which can't become {folds}",
+            f"{folder.path} has {len(runs)} folds, which can't become {work.folds}",
             remedy=f"give --folds {len(runs)}, or choose another folder with --output-dir",
         )
-    is_finished_run = not (seeds or folds) and folder.has_finished
+    is_finished_run = not (work.seeds or work.folds) and folder.has_finished
     has_more_epochs = epochs not in (None, saved.training.num_train_epochs)
     if is_finished_run and has_more_epochs and resume_from != AUTO:
-        return _continue(folder, saved, given, emit=emit)
-    work = replace(work, config=_with_changes(folder, saved, given), resumed=folder)
+        return _continue(folder, saved, work, emit=emit)
+    work = replace(work, config=_with_changes(folder, saved, work), resumed=folder)
     if not is_finished_run:
         return work
     from finetune.runs.results import read_results
@@ -234,7 +224,7 @@ def _check_unedited(folder: RunFolder, *, emit: Emit) -> None:
             emit(Info(message))
 
 
-def _continue(folder: RunFolder, saved: Config, given: "LoadedConfig", *, emit: Emit) -> Work:
+def _continue(folder: RunFolder, saved: Config, given: Work, *, emit: Emit) -> Work:
     """Return the new run that trains the model of a finished one further."""
     from finetune.runs.results import read_results
 
@@ -263,12 +253,12 @@ def _continue(folder: RunFolder, saved: Config, given: "LoadedConfig", *, emit: 
         "output_dir": place,
         "overwrite": output.overwrite,
     }
-    all_sources = dict.fromkeys(OPTIONS, str(folder.config_file)) | given.sources
+    all_sources = {**dict.fromkeys(OPTIONS, str(folder.config_file)), **given.sources}
     return Work(change_options(config, own_values), all_sources, continued=folder)
 
 
 def _with_changes(
-    folder: RunFolder, saved: Config, given: "LoadedConfig", *, ignored: Container[str] = ()
+    folder: RunFolder, saved: Config, given: Work, *, ignored: Container[str] = ()
 ) -> Config:
     """Return a run's configuration with those of the given options that may change.
 

@@ -97,21 +97,16 @@ def run(
     from finetune.commands.resuming import AUTO, Work, choose_work
 
     emit = emit if launch.is_main else ignore
+    given = Work(loaded.config, loaded.sources, seeds, folds, keep_models or not folds)
 
     def choose() -> Work:
-        is_new = resume_from_checkpoint in (None, AUTO)
+        asked = given
         if resume_from_checkpoint is None:
             # A folder that may not be written is refused before a table is read.
-            Work(loaded.config, loaded.sources, seeds, folds).find_free_folder()
-        chosen = guess_options(loaded, emit=emit) if is_new else loaded
-        return choose_work(
-            chosen,
-            resume_from_checkpoint,
-            seeds=seeds,
-            folds=folds,
-            keeps_models=keep_models or not folds,
-            emit=emit,
-        )
+            asked.find_free_folder()
+        if resume_from_checkpoint in (None, AUTO):
+            asked = replace(asked, config=guess_options(loaded, emit=emit).config)
+        return choose_work(asked, resume_from_checkpoint, emit=emit)
 
     if launch.world_size == 1:
         work = choose()
@@ -140,7 +135,6 @@ def read_options(
     keep_models: bool = False,
     processes: int = 1,
     resume_from_checkpoint: str | Path | None = None,
-    assignments: Sequence[str] = (),
     **options: Any,
 ) -> "LoadedConfig":
     """Return all options of a run, checked without its data and model."""
@@ -163,7 +157,7 @@ def read_options(
         raise ConfigurationInvalid(
             "a run is resumed with its own configuration", remedy=f"leave out {file or '--config'}"
         )
-    return flags.load(options, file=file, config=config, assignments=assignments)
+    return flags.load(file=file, config=config, **options)
 
 
 def dry_run(config: "Config", *, emit: Emit) -> dict[str, Any]:
@@ -210,8 +204,7 @@ def dry_run(config: "Config", *, emit: Emit) -> dict[str, Any]:
 
 
 @click.command(cls=flags.GroupedCommand, epilog=EXAMPLES)
-@flags.file_argument
-@flags.config_option
+@flags.source_options
 @click.option(
     "--resume-from-checkpoint",
     metavar="RUN",
@@ -235,7 +228,6 @@ def dry_run(config: "Config", *, emit: Emit) -> dict[str, Any]:
 @click.option(
     "--keep-models", is_flag=True, default=None, help="Keep the models and reports of --folds."
 )
-@flags.assignments_option
 @click.option(
     "--dry-run",
     "is_dry_run",

@@ -48,7 +48,7 @@ def sweep(
         emit: Is called with the events of ``finetune.events``.
         options: The flags of ``finetune.run``, with underscores, for all trials.
     """
-    loaded = guess_options(flags.load(options, config=config, assignments=assignments), emit=emit)
+    loaded = guess_options(flags.load(config=config, assignments=assignments, **options), emit=emit)
     from finetune.commands.resuming import Work, find_begun
     from finetune.config.load import check_contradictions
     from finetune.runs.sweep import choose_trials, read_space

@@ -10,7 +10,7 @@ import yaml
 from tiny_runs import Command, run_tiny
 
 import finetune
-from finetune.commands.resuming import choose_work
+from finetune.commands.resuming import Work, choose_work
 from finetune.config.load import load_config
 from finetune.config.schema import OPTIONS
 from finetune.errors import ConfigurationInvalid, DataDiffers, FinetuneError, Interrupted, NotARun
@@ -72,11 +72,11 @@ def test_an_edited_option_of_a_stopped_run_is_refused_or_named(
     emitted: list[Event] = []
     words = f"{option} is {after}, and was {before}"
     if OPTIONS[option].resumable:
-        choose_work(load_config(), run, emit=emitted.append)
+        choose_work(Work(load_config().config), run, emit=emitted.append)
         assert [words in event.message for event in emitted if isinstance(event, Info)] == [True]
     else:
         with pytest.raises(ConfigurationInvalid) as refused:
-            choose_work(load_config(), run, emit=emitted.append)
+            choose_work(Work(load_config().config), run, emit=emitted.append)
         assert words in refused.value.message or option in CONTRADICTING
         assert str(before) in refused.value.remedy or option in CONTRADICTING
 
