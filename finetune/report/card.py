@@ -57,7 +57,7 @@ def _write_card(
         test=results.test,
         validation=results.validation,
         validation_note=results.validation and results.validation_note,
-        summary=escape_line(summarize(results)),
+        summary=_as_sentences(summarize(results)),
         task=results.task,
         base=_as_code(_published_model(facts.model)),
         data=_as_code(_title_of_data(facts.data)),
@@ -125,6 +125,11 @@ def _as_words(text: str) -> str:
     """Escape text so that Markdown finds no link, image, HTML or end of a cell in it."""
     line = html.escape(escape_line(" ".join(text.split())), quote=False)
     return re.sub(r"([\\`*_\[\]|~])", r"\\\1", line)
+
+
+def _as_sentences(text: str) -> str:
+    """Return sentences with bold names in place of code, in which markup can't be escaped."""
+    return re.sub("`([^`]*)`", lambda name: f"**{_as_words(name[1])}**", escape_line(text))
 
 
 def _as_code(text: str) -> str:

@@ -18,7 +18,7 @@ from finetune.runs.folder import RunFolder
 from finetune.training.interruption import stop_on_signal
 
 STAGES = {
-    "loading": "finetune.runs.preparation.load_model",
+    "loading": "finetune.runs.preparation.load_pretrained",
     "encoding": "finetune.model.load.encode_texts",
     "frozen pass": "finetune.model.features.plan_evaluation",
     "first step": "finetune.training.step.TrainingState.step",
