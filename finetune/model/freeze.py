@@ -37,7 +37,7 @@ def trained_names(structure: Structure, *, mode: Mode) -> frozenset[str]:
         # What is new would otherwise stay as random as it was drawn.
         return structure.adapters | structure.output_layer | structure.new
     if mode.trained_layers is None:
-        return structure.encoder | structure.head
+        return structure.head.union(structure.final_norm, structure.embeddings, *structure.layers)
     return structure.head.union(structure.final_norm, *layers_of(structure, mode=mode))
 
 

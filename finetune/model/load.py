@@ -132,7 +132,7 @@ def load_model(
     source = find_model(name, revision=revision)
     config, tokenizer = source.read_model_config(), source.read_tokenizer()
     weights = source.read_weights(may_be_missing=from_scratch)
-    has_own_outputs = task.has_outputs_of(config)
+    has_own_outputs = [*(config.id2label or {}).values()] == [*task.output_names]
     saved = (getattr(config, "task_specific_params", None) or {}).get(PIPELINE, {})
     task.configure(config)
     if getattr(config, "pad_token_id", None) is None:
@@ -180,12 +180,6 @@ def load_pretrained(
         pooling=pooling,
         emit=emit,
     )
-
-
-def save_model_config(text_model: TextModel, folder: Path) -> None:
-    """Save the ``config.json`` of a model, which has its task."""
-    text_model.task.configure(text_model.model.config)
-    text_model.model.config.save_pretrained(folder)
 
 
 def save_model(text_model: TextModel, folder: Path, *, with_weights: bool = True) -> None:

@@ -50,11 +50,6 @@ class Structure:
     takes_4d_mask: bool
     adapters: frozenset[str] = frozenset()
 
-    @property
-    def encoder(self) -> frozenset[str]:
-        """The pretrained part: everything but the head and the layer of the mean."""
-        return self.embeddings.union(*self.layers, self.final_norm)
-
 
 def find_structure(model: PreTrainedModel, *, has_mean_layer: bool = False) -> Structure:
     """Find encoder, layers and head of a model, which is left in evaluation mode.

@@ -18,8 +18,6 @@ from finetune.report.chart import ANY, Axis, Chart, Series, chart_of
 from finetune.report.templates import TEMPLATES
 from finetune.tasks.tables import Table
 
-# The fraction of the distance between two networks that their bars take.
-BARS_WIDTH = 0.8
 SIZES = Axis("batch size", is_log=True)
 
 
@@ -57,15 +55,13 @@ def draw_speedups(results: BenchResults) -> list[Chart]:
     """Return the speed-up of each device over the CPU, in training and in evaluation."""
     timed = [row for row in results.of("apple") if row.seconds]
     devices = [name for name in dict.fromkeys(row.device for row in timed) if name != CPU]
-    width, charts = BARS_WIDTH / max(len(devices), 1), []
+    charts = []
     for phase in get_args(Phase):
         networks = {name: rows for (name, each), rows in by_device(timed).items() if each == phase}
         series = []
-        for number, device in enumerate(devices):
-            left = number * width - BARS_WIDTH / 2
+        for device in devices:
             speedups = [speedup_of(rows, device) or 0.0 for rows in networks.values()]
-            bars = [(place + left, speedup) for place, speedup in enumerate(speedups)]
-            series.append(Series(device, bars, "bars", bar_width=width))
+            series.append(Series(device, [*enumerate(speedups)], "dots"))
         series.append(Series("the CPU", [(ANY, 1.0)], "guide"))
         show = [*networks].__getitem__
         x = Axis("", -0.5, len(networks) - 0.5, lambda place, show=show: show(round(place)))  # type: ignore[misc]

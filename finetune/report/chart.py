@@ -33,16 +33,14 @@ def in_percent(fraction: float) -> str:
 
 @dataclass(frozen=True)
 class Series:
-    """A line, dots, bars, or a guide: a thin line to compare others with.
+    """A line, dots, or a guide: a thin line to compare others with.
 
-    The points of bars are their left edges and heights. A guide of one point, with ANY in the place
-    of a number, crosses the chart.
+    A guide of one point, with ANY in the place of a number, crosses the chart.
     """
 
     name: str
     points: Points
-    kind: Literal["line", "dots", "bars", "guide"] = "line"
-    bar_width: float = 0.0
+    kind: Literal["line", "dots", "guide"] = "line"
 
 
 @dataclass(frozen=True)
@@ -122,9 +120,8 @@ class Chart:
 
     @property
     def across(self) -> Scale:
-        bars = [(x, series.bar_width) for series in self.series for x, _ in series.points]
-        edges = [edge for x, width in bars for edge in (x, x + width)]
-        return Scale.of(self.x, edges, LEFT, WIDTH - RIGHT)
+        places = [x for series in self.series for x, _ in series.points]
+        return Scale.of(self.x, places, LEFT, WIDTH - RIGHT)
 
     @property
     def up(self) -> Scale:
@@ -152,9 +149,6 @@ class Chart:
         every = math.ceil(len(series.points) / MAX_POINTS)
         shown = [*series.points[:-1:every], *series.points[-1:]]
         placed = [(across.place(x), up.place(y)) for x, y in shown]
-        if series.kind == "bars":
-            width = round((across.place(across.low + series.bar_width) - across.start) * 0.9, 1)
-            return "".join(f"M{x} {up.start}V{y}h{width}V{up.start}z" for x, y in placed)
         if series.kind == "dots":  # lines without length, with round ends
             return "".join(f"M{x} {y}h0" for x, y in placed)
         return "".join(f"{'L' if number else 'M'}{x} {y}" for number, (x, y) in enumerate(placed))

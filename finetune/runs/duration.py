@@ -1,5 +1,7 @@
 """How long a run will take, from the time of a few of its own steps."""
 
+from functools import partial
+
 import numpy as np
 
 from finetune.devices.batch_size import BatchSize
@@ -76,10 +78,7 @@ def _time_steps(
         preparation.plan.examples, batches, device=state.device, processes=preparation.processes
     )
     for number, (_, cut) in enumerate(moved):
-
-        def step(cut=cut, number=number) -> object:  # type: ignore[no-untyped-def]
-            return state.step(number, cut, batch_size)
-
+        step = partial(state.step, number, cut, batch_size)
         if state.captured:
             step()  # captures
         seconds.append(state.device.time_calls(step, calls=1))

@@ -38,11 +38,6 @@ MAX_WORK = 5e11
 RESAMPLES = 500
 # All others are about steps, which a solved head does not take.
 KEPT_OPTIONS = ("device", "precision", "eval_batch_size", "class_weights", "seed")
-WORDS = {
-    "accuracy": "is right on about {}",
-    "micro_f1": "has a micro F1 of about {}",
-    "mae": "is off by about {} on average",
-}
 
 
 @dataclass(frozen=True)
@@ -73,9 +68,9 @@ class Expectation:
         classes = f", {self.classes} classes" * (self.classes > 0)
         sample = f" on {self.sampled:,} of them" * (self.sampled < self.rows)
         return [
-            f"{self.rows:,} training rows{classes}: a linear head on the frozen encoder "
-            f"{WORDS[self.metric].format(interval)} (cross-validated{sample}; "
-            f"always the {metric.baseline}: {baseline})",
+            f"{self.rows:,} training rows{classes}: a linear head on the frozen encoder, "
+            f"cross-validated{sample}: {metric.sentence.format(interval)} "
+            f"(always the {metric.baseline}: {baseline})",
             f"finetune run: {self.recipe}",
         ]
 
@@ -110,7 +105,7 @@ def _cross_validate(config: Config, rows: Dataset, task: Task) -> Expectation:
         logits = cross_validate(features, [strength], seed=seed)[strength]
     labels, sampled = features.labels, len(features.labels)
     scores = task.score(logits, labels)
-    metric = next(one for one in WORDS if one in scores.metrics)
+    metric = next(iter(scores.baselines))
     value = scores.metrics[metric]
     if METRICS[metric].is_proportion:
         interval = np.array(wilson_interval(value * sampled, sampled))

@@ -67,6 +67,7 @@ class RunFolder:
         self.inference_file = self.model_folder / "inference.json"
         self.confidences_file = self.model_folder / "confidences.json"
         self.card_file = self.model_folder / "README.md"
+        self.adapter_card_file = self.adapter_folder / "README.md"
         # The model is whole as long as this one is there.
         self.model_config_file = self.model_folder / "config.json"
         self.first_files = [
@@ -77,11 +78,6 @@ class RunFolder:
         self._files = [path for path in self._files if path != self.path and path.suffix]
         # Which files are the run's.
         self.own = OwnFolder(self.path, self.kind)
-
-    @property
-    def adapter_card_file(self) -> Path:
-        """The model card of the adapter."""
-        return self.adapter_folder / "README.md"
 
     @property
     def has_finished(self) -> bool:
@@ -302,14 +298,9 @@ class SeveralFolder(RunFolder):
         return [*map(self.run, self.numbers)] if self.table_file.is_file() else []
 
     @property
-    def first_begun(self) -> RunFolder | None:
-        """The first run that has a configuration."""
-        return next((run for run in self.runs if run.config_file.is_file()), None)
-
-    @property
     def has_begun(self) -> bool:
         """Whether a run has begun."""
-        return self.first_begun is not None
+        return any(run.config_file.is_file() for run in self.runs)
 
     @property
     def has_progress(self) -> bool:
@@ -323,7 +314,8 @@ class SeveralFolder(RunFolder):
 
     def read_config(self) -> Config:
         """Return the configuration of all runs."""
-        return (self.first_begun or self.run(self.numbers[0])).read_config()
+        begun = [run for run in self.runs if run.config_file.is_file()]
+        return (begun or [self.run(self.numbers[0])])[0].read_config()
 
 
 class SeedsFolder(SeveralFolder):

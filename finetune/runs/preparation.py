@@ -27,12 +27,7 @@ from finetune.model.source import MINILM
 from finetune.runs.cache import cache_folder
 from finetune.runs.encoding import encode_rows
 from finetune.runs.plan import Recipe, TrainingPlan, choose_recipe, plan_training
-from finetune.runs.results import (
-    AutoTunedOption,
-    RunDetails,
-    RunFacts,
-    TextLengths,
-)
+from finetune.runs.results import AutoTunedOption, RunDetails, RunFacts, TextLengths
 from finetune.runs.tracking import check_report_to
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import choose_metric
@@ -40,7 +35,6 @@ from finetune.tokenization.examples import Examples
 from finetune.training.contrastive import TEXTS_A_STEP
 from finetune.training.precision import choose_precision
 
-# Of the histogram of text lengths.
 # Options that token ids depend on.
 _READING = {"model", "revision", "max_length", "long_texts", "stride", "window_pooling"}
 

@@ -23,13 +23,7 @@ from finetune.evaluation.predict import Predictor
 from finetune.evaluation.statistics import measure_calibration
 from finetune.events import Info, WarningMessage, clock, ignore, stage
 from finetune.files import read_jsonl, write_json, write_jsonl, write_text_atomically
-from finetune.model.load import (
-    TextModel,
-    load_pretrained,
-    save_model,
-    save_model_config,
-    saved_names,
-)
+from finetune.model.load import TextModel, load_pretrained, save_model, saved_names
 from finetune.model.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter
 from finetune.runs.batch_sizes import make_batch_sizes, with_batch_sizes
 from finetune.runs.checkpoint import Checkpoints, nothing_to_resume
@@ -317,7 +311,8 @@ class Run:
                     self._save(saved, adapter, validation)
                 else:
                     with folder.finishing([folder.model_config_file.name]) as model_folder:
-                        save_model_config(saved, model_folder)
+                        task.configure(saved.model.config)
+                        saved.model.config.save_pretrained(model_folder)
                     if validation:
                         rows = _prediction_rows(preparation, "validation", validation)
                         write_jsonl(folder.validation_file, rows)

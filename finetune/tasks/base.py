@@ -177,10 +177,6 @@ class Task(ABC):
         config.problem_type = self.problem_type
         config.task_specific_params = {PIPELINE: {"task": self.name, **self.parameters}}
 
-    def has_outputs_of(self, config: "PreTrainedConfig") -> bool:
-        """Return whether a pretrained head already has the outputs of this task."""
-        return list((config.id2label or {}).values()) == list(self.output_names)
-
     # How labels are read.
 
     @classmethod

@@ -47,11 +47,11 @@ def test_a_chart_shows_from_where_on_a_device_is_faster() -> None:
     assert crossover.points == [(8, ANY)]
 
 
-def test_speedups_are_bars_of_each_network() -> None:
+def test_speedups_are_dots_of_each_network() -> None:
     training, evaluation = draw_speedups(example_results())
     assert training.title == "Training, times as fast as the CPU"
-    bars, cpu = evaluation.series
-    assert (bars.name, bars.points, cpu.kind) == ("gpu", [(-0.4, 8.0)], "guide")
+    dots, cpu = evaluation.series
+    assert (dots.name, dots.points, cpu.kind) == ("gpu", [(0, 8.0)], "guide")
     assert "gpu: 8 at VGG16" in evaluation.description
 
 

@@ -65,8 +65,8 @@ def test_of_many_rows_a_sample_is_taken(tiny_folder: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("labels", "words"),
     [
-        ([f"{number / 7:.3f}" for number in range(60)], "is off by about"),
-        (["a|b", "b", "a|c"] * 20, "has a micro F1 of about"),
+        ([f"{number / 7:.3f}" for number in range(60)], "cross-validated: Off by "),
+        (["a|b", "b", "a|c"] * 20, "cross-validated: Micro F1 "),
     ],
 )
 def test_numbers_and_several_labels_have_their_own_metric(
