@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from finetune.config.schema import Config
     from finetune.runs.folds import FoldResults
     from finetune.runs.results import RunResults, SeedResults
-    from finetune.tasks.metrics import MetricValue
 
 EXAMPLES = """\b
 Examples:
@@ -330,23 +329,26 @@ def _show_run(results: "RunResults") -> None:
 
 
 def _show_seeds(results: "SeedResults") -> None:
+    from finetune.tasks.metrics import MetricValue
     from finetune.tasks.tables import format_interval
 
     first = next(iter(results.runs.values()))
-    values, intervals = first.test.values, results.test
-    means = [(value, intervals[value.metric.name]) for value in values]
+    metrics, samples = [value.metric for value in first.test.values], first.test.samples
     folder = SeedsFolder(Path(results.output_dir))
     rows = [[folder.run_name(n), *map(str, one.test.values)] for n, one in results.runs.items()]
-    rows.append(["mean", *(_format_mean(value, one.value) for value, one in means)])
-    seeds, samples = len(results.runs), first.test.samples
-    over_seeds, over_rows = [f"95% over {seeds} seeds"], [f"95% over {samples:,} rows"]
-    for value, one in means:
-        over_seeds.append(f"{_format_mean(value, one.low)} to {_format_mean(value, one.high)}")
-        is_share = value.metric.is_proportion
-        over_rows.append(format_interval(one.value, samples) if is_share else "–")
-    rows += [over_seeds, over_rows]
-    columns = ("run", *(value.metric.title for value in values))
-    show_lines(f"test split of {first.facts.data}, {first.test.samples:,} rows", "")
+    mean, over_rows = ["mean"], [f"95% over {samples:,} rows"]
+    over_seeds = [f"95% over {len(results.runs)} seeds"]
+    for metric in metrics:
+        own = results.test[metric.name]
+        low, high = own.low, own.high
+        if metric.is_fraction:  # that of a few seeds may go beyond 0% or 100%
+            low, high = max(low, 0.0), min(high, 1.0)
+        mean.append(str(MetricValue(metric, own.value)))
+        over_seeds.append(f"{MetricValue(metric, low)} to {MetricValue(metric, high)}")
+        over_rows.append(format_interval(own.value, samples) if metric.is_proportion else "–")
+    rows += [mean, over_seeds, over_rows]
+    columns = ("run", *(metric.title for metric in metrics))
+    show_lines(f"test split of {first.facts.data}, {samples:,} rows", "")
     show_table(columns, rows, numbers=columns[1:])
     best = "not known without held-out rows; --validation-fraction 0.1 holds some out"
     if results.best_seed is not None:
@@ -372,9 +374,3 @@ def _show_folds(results: "FoldResults") -> None:
         "",
         results.scores.describe("rows, each by a model that has not seen it"),
     )
-
-
-def _format_mean(metric_value: "MetricValue", mean: float) -> str:
-    # The interval of a few seeds may go beyond 0% or 100%.
-    shown = min(max(mean, 0.0), 1.0) if metric_value.metric.is_fraction else mean
-    return str(replace(metric_value, value=shown))

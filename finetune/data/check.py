@@ -49,33 +49,12 @@ class Suggestion:
 
 
 @dataclass(frozen=True)
-class Balance:
-    """The largest and the smallest class with rows, and rare classes."""
-
-    largest: str
-    smallest: str
-    ratio: float
-    rare: dict[str, int]
-
-    @property
-    def suggestions(self) -> Iterator[Suggestion]:
-        """What a user can do about either."""
-        if self.ratio >= STRONG_IMBALANCE:
-            found = f"{self.largest} has {self.ratio:.1f} times the training rows of"
-            yield Suggestion(f"{found} {self.smallest}", "--class-weights balanced")
-        if self.rare:
-            found = f"classes with fewer than {RARE_ROWS} training rows: {listed_counts(self.rare)}"
-            yield Suggestion(found, "add rows of these classes, or merge them with others")
-
-
-@dataclass(frozen=True)
 class Findings:
-    """What was found by split; balance and oddities are those of the training labels."""
+    """What was found by split; oddities are those of the training labels."""
 
     rows: dict[str, int]
     classes: dict[str, dict[str, int]]
     checks: dict[str, dict[str, Finding]]
-    balance: Balance | None
     figures: dict[str, dict[str, float]]
     odd_labels: Sequence[Suggestion]
 
@@ -222,7 +201,6 @@ def check_splits(splits: DatasetDict, task: Task) -> Findings:
     ]
     train = next(part for part in parts if part.name == "train")
     classes = {split: task.count_classes(own) for split, own in labels.items()}
-    balance = measure_balance(classes["train"]) if task.class_names else None
     return Findings(
         rows={split: len(rows) for split, rows in splits.items()},
         classes=classes,
@@ -230,21 +208,24 @@ def check_splits(splits: DatasetDict, task: Task) -> Findings:
             name: {part.name: found for part in parts if (found := check.find(part, train))}
             for name, check in CHECKS.items()
         },
-        balance=balance,
         figures={split: task.describe(own) for split, own in labels.items()},
         odd_labels=[
-            *(balance.suggestions if balance else ()),
+            *(find_imbalance(classes["train"]) if task.class_names else ()),
             *(Suggestion(*oddity) for oddity in find_odd_names(task.class_names)),
         ],
     )
 
 
-def measure_balance(counts: Mapping[str, int]) -> Balance:
-    """Compare the largest and the smallest class that has rows, by the rows of each class."""
-    present = {name: count for name, count in counts.items() if count > 0}
-    largest, smallest = max(present, key=present.__getitem__), min(present, key=present.__getitem__)
-    rare = {name: count for name, count in counts.items() if count < RARE_ROWS}
-    return Balance(largest, smallest, present[largest] / present[smallest], rare)
+def find_imbalance(counts: Mapping[str, int]) -> Iterator[Suggestion]:
+    """Yield what to do about a class far larger than another, and rare ones, by their rows."""
+    present = sorted(filter(counts.__getitem__, counts), key=counts.__getitem__)
+    smallest, largest = present[0], present[-1]
+    if (ratio := counts[largest] / counts[smallest]) >= STRONG_IMBALANCE:
+        found = f"{largest} has {ratio:.1f} times the training rows of {smallest}"
+        yield Suggestion(found, "--class-weights balanced")
+    if rare := {name: count for name, count in counts.items() if count < RARE_ROWS}:
+        found = f"classes with fewer than {RARE_ROWS} training rows: {listed_counts(rare)}"
+        yield Suggestion(found, "add rows of these classes, or merge them with others")
 
 
 def describe_lengths(

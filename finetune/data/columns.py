@@ -23,7 +23,7 @@ NO_COLUMN = "none"
 TEXT, PAIR, LABEL = OPTIONS = ("text_column", "text_pair_column", "label_column")
 # Names that say what a column holds; the first of each leaves no doubt.
 TEXT_NAMES = (
-    *("text", "sentence", "question", "review", "content", "comment", "message", "tweet"),
+    *("text", "sentence", "question", "review", "content", "comment", "message", "tweet", "sms"),
     *("utterance", "query", "document", "description", "headline", "title", "body"),
     *("claim", "evidence", "answer", "passage", "context", "abstract", "subject", "summary"),
 )

@@ -36,28 +36,24 @@ def apply_corrections(loaded: LoadedData, options: DataConfig, *, emit: Emit) ->
     }
     kept = {split: np.ones(len(rows), bool) for split, rows in loaded.splits.items()}
     sources, names = [*loaded.sources], {name: name for name in loaded.task.class_names}
+    for file in filter(None, (options.corrections, options.label_map)):
+        path = Path(file).expanduser()
+        sources.append(DataSource(str(path), file_sha256(path)))
     if options.corrections is not None:
         path = Path(options.corrections).expanduser()
-        sources.append(DataSource(str(path), file_sha256(path)))
         changed = _decide(loaded, path, labels, kept)
         dropped = sum(int((~mask).sum()) for mask in kept.values())
         emit(Info(f"{path}: the labels of {changed:,} rows changed, {dropped:,} rows dropped"))
     if options.label_map is not None:
         path = Path(options.label_map).expanduser()
-        sources.append(DataSource(str(path), file_sha256(path)))
         new = _read_map(path)
+        missing = "".join(f"; no row has {name!r}" for name in new.keys() - names)
+        emit(Info(f"{path}: {len(new.keys() & names):,} classes renamed{missing}"))
         names = {name: new.get(name, name) for name in names}
-        mapped = {name for name in names if names[name] != name}
-        changed = 0
-        for split, own in labels.items():
-            changed += sum(name in mapped for name in flat_values(own).to_pylist())
-            labels[split] = map_values(own, lambda name: names.get(name, name))
-        others = (
-            f"; no row has {', '.join(map(repr, missing))}"
-            if (missing := [*new.keys() - names])
-            else ""
-        )
-        emit(Info(f"{path}: {changed:,} labels of {len(mapped):,} classes renamed{others}"))
+        labels = {
+            split: map_values(own, lambda name: names.get(name, name))
+            for split, own in labels.items()
+        }
     task = type(loaded.task).of_labels(
         labels["train"].filter(pyarrow.array(kept["train"])), names=[*dict.fromkeys(names.values())]
     )
@@ -85,17 +81,17 @@ def _decide(
             remedy="take suspects.csv of finetune data audit, and fill in its column decision",
         )
     decisions = pc.utf8_trim_whitespace(table["decision"])
-    is_made = pc.and_(pc.not_equal(decisions, ""), pc.not_equal(decisions, KEEP))
-    made = table.set_column(table.column_names.index("decision"), "decision", decisions)
-    made = made.filter(is_made)
-    splits = made["split"].to_pylist() if "split" in made.column_names else ["train"] * len(made)
+    table = table.set_column(table.column_names.index("decision"), "decision", decisions)
+    if "split" not in table.column_names:
+        table = table.append_column("split", [["train"] * len(table)])
+    made = table.filter(pc.invert(pc.is_in(decisions, value_set=pyarrow.array(["", KEEP]))))
     changed = 0
-    for split in dict.fromkeys(splits):
+    for split in made["split"].unique().to_pylist():
         if split not in labels:
             raise DataError(f"{path} has rows of {split!r}, which the data has not", remedy=REMEDY)
-        own = made.filter(pyarrow.array([one == split for one in splits]))
+        own = made.filter(pc.equal(made["split"], split))
         rows = _find_rows(loaded, split, own, path)
-        is_drop = np.array([one == DROP for one in own["decision"].to_pylist()])
+        is_drop = pc.equal(own["decision"], DROP).to_numpy()
         kept[split][rows[is_drop]] = False
         [parsed] = loaded.task.parse([own["decision"].filter(pyarrow.array(~is_drop))])
         known = set(loaded.task.class_names)

@@ -38,9 +38,7 @@ ADD_LABELS = (
     " without labels are for finetune predict"
 )
 ESCAPED_QUOTE = r"(?<!\\)((?:\\\\)*)\\%s"
-# The first row is a header, though a class has the name of its column, if one of its values is
-# shorter than all others of a column, and so many times as short as the median.
-MIN_ROWS_BELOW, MIN_TIMES_LONGER = 10, 4
+MIN_ROWS_BELOW = 10
 # The module's own limit is 131,072 characters, fewer than a long document has.
 csv.field_size_limit(2**31 - 1)
 # A row, and the number of its first line.
@@ -293,20 +291,10 @@ def _has_header(rows: Sequence[Sequence[str]], options: DataConfig) -> bool:
     known = {*TEXT_NAMES, *LABEL_NAMES, *map(plain_name, named)}
     names = [name for name in first if name]
     return bool(known & {plain_name(name) for name in names if name not in recurring}) or (
-        (recurring.isdisjoint(names) or _is_short(first, others))
+        recurring.isdisjoint(names)
         and len(set(names)) == len(names)
         and not any(is_number(name) or len(name) > MAX_NAME for name in names)
     )
-
-
-def _is_short(first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
-    """Return whether a value of the first row is a word, and those below it are texts."""
-    for name, *values in zip(first, *others, strict=True):
-        lengths = sorted(map(len, values))
-        is_shorter = len(lengths) >= MIN_ROWS_BELOW and len(name) < lengths[0]
-        if is_shorter and MIN_TIMES_LONGER * len(name) < lengths[len(lengths) // 2]:
-            return re.fullmatch(r"\w+", name) is not None
-    return False
 
 
 READER = Reader((".csv", ".tsv"), rows, columns)

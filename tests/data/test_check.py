@@ -14,12 +14,11 @@ from tokenizers.pre_tokenizers import BertPreTokenizer, ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from finetune.data.check import (
-    Balance,
     Findings,
     Lengths,
     check_splits,
     describe_lengths,
-    measure_balance,
+    find_imbalance,
     suggest_changes,
     suggest_max_length,
     suggest_model,
@@ -85,8 +84,9 @@ def test_rows_that_are_in_training_are_shown_with_both_labels() -> None:
 
 
 def test_the_largest_class_is_compared_with_the_smallest_that_has_rows() -> None:
-    balance = measure_balance({"a": 60, "b": 4, "c": 0, "d": 10})
-    assert balance == Balance("a", "b", ratio=15.0, rare={"b": 4, "c": 0})
+    large, rare = (one.finding for one in find_imbalance({"a": 60, "b": 4, "c": 0, "d": 10}))
+    assert large == "a has 15.0 times the training rows of b"
+    assert rare.endswith("rows: 'b' (4), 'c' (0)")
 
 
 @pytest.mark.parametrize(
