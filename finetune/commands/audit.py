@@ -10,7 +10,7 @@ import click
 
 from finetune.commands import flags
 from finetune.commands.console import shorten, show_lines, show_table
-from finetune.config.schema import OPTIONS, Config
+from finetune.config.schema import OPTIONS
 from finetune.errors import DataError, RunFolderNotEmpty
 from finetune.events import Emit
 from finetune.ownership import OwnFolder
@@ -31,22 +31,37 @@ MODEL_OPTIONS = ("model", "revision", "max_length", "pooling", "device", "precis
 
 
 def audit_data(
-    config: Config,
     *,
-    output_dir: Path | None = None,
-    batch: int = 50,
+    file: str | None,
+    output_dir: Path | None,
+    folds: int,
+    unlabelled: Path | None,
+    batch: int,
+    batches: int,
     emit: Emit,
     **options: Any,
 ) -> "Audit":
-    """Audit the data of a configuration, with a run's out-of-fold predictions if it has some."""
+    """Audit data, with the out-of-fold predictions of a cross-validation if that is named."""
     from finetune.audit.audit import audit
+    from finetune.commands.init import guess_options
     from finetune.data.load import source_name
     from finetune.report.audit import SUSPECTS, files_of
 
+    several = None if file is None else find_several(Path(file).expanduser())
+    out_of_fold = several.path if isinstance(several, FoldsFolder) else None
+    if several is not None and out_of_fold is not None:
+        file = str(several.run(several.numbers[0]).path)
+    loaded = flags.load(file=file, **options)
+    with suppress(DataError):  # of a table without labels
+        loaded = guess_options(loaded, emit=emit)
+    config = loaded.config
     folder = OwnFolder(output_dir or AUDITS_FOLDER / source_name(config.data.data), "audit")
     folder.check()
     _check_undecided(folder.path / SUSPECTS)
-    found = audit(config, batch=batch, emit=emit, **options)
+    found = audit(
+        config, folds=folds, out_of_fold=out_of_fold, unlabelled=unlabelled, batch=batch,
+        batches=batches, emit=emit,
+    )  # fmt: skip
     folder.write_all(files_of(found, batch=batch))
     return replace(found, folder=str(folder.path))
 
@@ -84,17 +99,7 @@ def _check_undecided(suspects: Path) -> None:
     *(one.name for one in OPTIONS.values() if one.section == "data"), *MODEL_OPTIONS
 )
 @flags.with_display
-def command(
-    *,
-    file: str | None,
-    display: flags.Display,
-    output_dir: Path | None,
-    folds: int,
-    unlabelled: Path | None,
-    batch: int,
-    batches: int,
-    **options: Any,
-) -> None:
+def command(*, display: flags.Display, **options: Any) -> None:
     """Find labels that may be wrong, classes to merge, near duplicates, and rows unlike the rest.
 
     FILE is what finetune run takes: a table, a configuration, a run.
@@ -102,23 +107,7 @@ def command(
     Also whether more rows would help, and which texts to label next. Heads on the frozen encoder
     predict each row without having seen it; after run --folds, its models too.
     """
-    from finetune.commands.init import guess_options
-
-    several = None if file is None else find_several(Path(file).expanduser())
-    out_of_fold = several.path if isinstance(several, FoldsFolder) else None
-    if several is not None and out_of_fold is not None:
-        file = str(several.run(several.numbers[0]).path)
-
-    def audit_file(*, emit: Emit) -> "Audit":
-        loaded = flags.load(file=file, **options)
-        with suppress(DataError):  # of a table without labels
-            loaded = guess_options(loaded, emit=emit)
-        return audit_data(
-            loaded.config, output_dir=output_dir, folds=folds, out_of_fold=out_of_fold,
-            unlabelled=unlabelled, batch=batch, batches=batches, emit=emit,
-        )  # fmt: skip
-
-    display.run(audit_file, _show)
+    display.run(audit_data, _show, **options)
 
 
 def _show(found: "Audit") -> None:

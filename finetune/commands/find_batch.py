@@ -5,7 +5,6 @@ Every device is searched, in a child process. For a Mac that is not here, sizes 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,10 +118,9 @@ def _search(
     cache = cache_folder(config.cache, "batches")
     name, results = config.training.device, []
     devices = [*usable_devices(emit=emit)] if name == "auto" else [select_device(name, emit=emit)]
-    for device, mode in product(devices, _modes(config)):
+    for device, case in [(one, case) for one in devices for case in _cases(config, one, texts)]:
         search = Search(device, config.search, texts.rows, None, cache, emit, is_fresh)
-        case, is_stored = _case(config, device, mode, texts), stores_features(config.cache, mode)
-        own = find_parts(case, search, stores_features=is_stored)
+        own = find_parts(case, search, stores_features=stores_features(config.cache, case.mode))
         everywhere = processes.on(device).gather(own)
         results.append(min(everywhere, key=lambda result: result.recommended))
     if not any(result.max_verified for result in results):
@@ -145,12 +143,12 @@ def _estimate(config: Config, mac: Mac, texts: _Texts, *, emit: Emit) -> "FoundB
     mac = replace(mac, limit_bytes=memory_limit_bytes(config.search))
     device = MpsDevice(chip=mac.chip)
     estimates: list[EstimateResult] = []
-    for mode in _modes(config):
-        case, is_stored = _case(config, device, mode, texts), stores_features(config.cache, mode)
+    for case in _cases(config, device, texts):
+        is_stored = stores_features(config.cache, case.mode)
         # M1 and M2 compute wrongly on more than so many tokens at once.
         sound = device.shapes.max_examples(padded_length=case.padded_length)
         limit = min(texts.rows, sound or texts.rows)
-        emit(Info(f"estimating {mode} at {case.padded_length} tokens on {mac.name}"))
+        emit(Info(f"estimating {case.mode} at {case.padded_length} tokens on {mac.name}"))
         try:
             found = estimate_parts(case, mac, stores_features=is_stored, limit=limit)
         except ModelUnsupported as error:
@@ -162,34 +160,33 @@ def _estimate(config: Config, mac: Mac, texts: _Texts, *, emit: Emit) -> "FoundB
     return FoundBatches(estimates=tuple(estimates))
 
 
-def _modes(config: Config) -> list[Mode]:
-    """Return the mode that is given, or what there is to choose from."""
-    from finetune.model.lora import is_installed
+def _cases(config: Config, device: "Device", texts: _Texts) -> "list[Case]":
+    """Return the case of the longest text, within the model's positions, in each mode.
 
-    mode = config.model.mode
-    if mode != "full":
-        return [mode]
-    return [mode, *([Mode("lora")] if is_installed() else []), Mode("head")]
-
-
-def _case(config: Config, device: "Device", mode: Mode, texts: _Texts) -> "Case":
-    """Return the case of the longest text, within the model's positions."""
+    That is the one that is given, or what there is to choose from.
+    """
     from finetune.batch_finder.case import Case, architecture_of
+    from finetune.model.lora import is_installed
     from finetune.model.mean_pooling import pool_shape_by_mean
     from finetune.model.shape import load_shape, max_positions
 
-    training = config.training
+    training, modes = config.training, [config.model.mode]
+    if modes == ["full"]:
+        modes += [*([Mode("lora")] if is_installed() else []), Mode("head")]
     shape = load_shape(config.model.model, revision=config.model.revision)
     has_mean_layer = config.model.pooling == "mean" and pool_shape_by_mean(shape)
     longest = device.shapes.padded_length(texts.max_tokens)
-    return Case(
-        device.name, architecture_of(shape.to_dict()), classes=texts.outputs, mode=mode,
-        padded_length=min(longest, max_positions(shape) or longest),
-        precision=training.precision_without_timing, optimizer=training.optimizer,
-        gradient_checkpointing=bool(training.gradient_checkpointing) and mode.trains_encoder,
-        task=texts.task, has_mean_layer=has_mean_layer,
-        lora=(config.model.lora or DEFAULT_LORA) if mode.is_lora else None,
-    )  # fmt: skip
+    return [
+        Case(
+            device.name, architecture_of(shape.to_dict()), classes=texts.outputs, mode=mode,
+            padded_length=min(longest, max_positions(shape) or longest),
+            precision=training.precision_without_timing, optimizer=training.optimizer,
+            gradient_checkpointing=bool(training.gradient_checkpointing) and mode.trains_encoder,
+            task=texts.task, has_mean_layer=has_mean_layer,
+            lora=(config.model.lora or DEFAULT_LORA) if mode.is_lora else None,
+        )
+        for mode in modes
+    ]  # fmt: skip
 
 
 def _measure_texts(

@@ -182,7 +182,6 @@ def dry_run(config: "Config", *, emit: Emit) -> dict[str, Any]:
     for one in suggest_changes(findings, lengths=None):
         emit(WarningMessage(one.finding))
     class_rows = preparation.task.count_classes(preparation.examples["train"].labels)
-    expectation = expect(config, rows, preparation.data.task, emit=emit)
     return {
         **facts,
         "rows": dict(preparation.data.splits.num_rows),
@@ -198,7 +197,7 @@ def dry_run(config: "Config", *, emit: Emit) -> dict[str, Any]:
         "estimated_seconds": round(seconds, 1),
         "output_dir": str(folder),
         "batches_of_an_epoch_by_padded_length": dict(sorted(lengths.items())),
-        "expectation": expectation and asdict(expectation),
+        "expectation": expect(config, rows, preparation.data.task, emit=emit),
     }
 
 
@@ -267,7 +266,7 @@ def command(
         with display.progress() as emit:
             loaded = guess_options(read_options(**options), emit=emit)
             plan = dry_run(loaded.config, emit=emit)
-        (show_json if display.as_json else _show_plan)(plan)
+        _show_plan(plan, as_json=display.as_json)
         return
     if processes > 1 and read_launch().world_size == 1:
         # A wrong option is reported once, and at once.
@@ -292,19 +291,21 @@ def command(
         _show_run(results)
 
 
-def _show_plan(plan: dict[str, Any]) -> None:
+def _show_plan(plan: dict[str, Any], *, as_json: bool) -> None:
     from finetune.tasks.labels import listed_counts
     from finetune.tasks.tables import duration
 
-    expected, seconds = plan.pop("expectation"), plan.pop("estimated_seconds")
+    expected = plan.pop("expectation")
+    if as_json:
+        show_json({**plan, "expectation": expected and asdict(expected)})
+        return
+    seconds = plan.pop("estimated_seconds")
     # Hundreds of classes fit no line, and a number has none.
     rows = "training_rows_by_class"
     show_facts({**plan, rows: listed_counts(plan[rows]) or "no classes"})
     show_lines(f"about {duration(seconds)} ({plan['total_steps']:,} steps)")
     if expected:
-        from finetune.runs.expectation import Expectation
-
-        show_lines(*Expectation(**expected).lines)
+        show_lines(*expected.lines)
 
 
 def _show_run(results: "RunResults") -> None:

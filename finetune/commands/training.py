@@ -192,17 +192,15 @@ def train_sweep(work: Work, chosen: Sequence[Options], *, emit: Emit) -> SweepRe
                     if folder.run(number).checkpoints:
                         folder.run(number).delete_checkpoints()
         results = compare_trials(folder, results, task=shared.task)
-        if results.best:
-            folder.claim(folder.best_file)
-            write_text_atomically(
-                folder.best_file, dump_config(folder.run(results.best).read_config())
-            )
-            write_sweep_report(folder, results)
-        folder.write_table(results.to_json())
         if not results.best:
             failures = "; ".join({trial.failure for trial in trials.values()})
             remedy = "choose other values, and start over with --overwrite"
             raise ConfigurationInvalid(f"no trial could be trained: {failures}", remedy=remedy)
+        best = folder.run(results.best).read_config()
+        folder.claim(folder.best_file)
+        write_text_atomically(folder.best_file, dump_config(best))
+        write_sweep_report(folder, results)
+        folder.write_table(results.to_json())
         return results
 
 
