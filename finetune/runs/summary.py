@@ -77,13 +77,14 @@ def confused_with(scores: Scores, name: str) -> list[tuple[str, int]]:
 
 
 def compare_with_validation(results: RunResults) -> str:
-    """Return a sentence if validation and test rows differ by more than chance, else nothing.
+    """Return a sentence if held-out validation and test rows differ by more than chance.
 
-    That is by the pooled test of two proportions, at 5%.
+    That is by the pooled test of two proportions, at 5%. A cross-validated output layer is that of
+    the frozen encoder, and not of the same model.
     """
     validation, test = results.validation, results.test
     shares = [one.metric for one in test.values if one.metric.is_proportion]
-    if not (validation and shares):
+    if validation is None or results.validation_kind != "held out" or not shares:
         return ""
     rows, name = validation.samples + test.samples, shares[0].name
     first, second = validation.metrics[name], test.metrics[name]
@@ -91,7 +92,7 @@ def compare_with_validation(results: RunResults) -> str:
     error = sqrt(pooled * (1 - pooled) * rows / (validation.samples * test.samples))
     if abs(first - second) <= ERRORS_OF_95 * error:
         return ""
-    is_held_out = results.validation_kind == "held out"
-    where = "on the validation rows" if is_held_out else "in cross-validation"
-    words = f"{capitalize(shares[0].title)} is {percent(first)} {where}: this differs from the test"
-    return f"{words} by more than chance, so the rows may be of another kind."
+    return (
+        f"{capitalize(shares[0].title)} is {percent(first)} on the validation rows: this differs "
+        "from the test by more than chance, so the rows may be of another kind."
+    )
