@@ -47,9 +47,9 @@ class DataReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``finetune data check --json`` prints."""
-        report = {**asdict(self), **self.findings.to_json()}
-        del report["findings"]
-        return report
+        report = asdict(self)
+        findings = report.pop("findings")
+        return {**report, **findings.pop("checks"), **findings}
 
 
 def check_data(config: Config, *, emit: Emit) -> DataReport:

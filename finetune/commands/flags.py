@@ -24,8 +24,7 @@ from finetune.runs.folder import RunFolder, find_latest, find_several, open_run_
 if TYPE_CHECKING:
     from finetune.config.load import LoadedConfig
 
-# Commands with more options of the schema show these, those of a first run.
-MAX_OPTIONS_IN_HELP = 20
+# Those of a first run.
 FIRST_OPTIONS = {
     *("text_column", "label_column", "test_file", "model", "freeze_core", "train_layers", "seed"),
     *("max_length", "device", "batch_size", "learning_rate", "num_train_epochs", "output_dir"),
@@ -184,30 +183,27 @@ def accept_changes(*paths: Path) -> None:
 
 
 class GroupedCommand(click.Command):
-    """Of many options, ``--help`` lists those of a first run, ``--help-all`` all in groups."""
+    """``--help`` lists the options of a first run, ``--help-all`` all in groups."""
 
     def get_params(self, context: click.Context) -> list[click.Parameter]:
-        """Return the parameters, ``--help-all`` among them where it has more to say."""
-        params = super().get_params(context)
-        is_long = sum(one.name in OPTIONS for one in params) > MAX_OPTIONS_IN_HELP
-        return [*params, _help_all] if is_long else params
+        """Return the parameters, ``--help-all`` among them."""
+        return [*super().get_params(context), _help_all]
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write a list of options or, of all, one for each section of the schema."""
-        params = [one for one in self.get_params(context) if isinstance(one, click.Option)]
-        is_short = _help_all in params and HELP_ALL not in context.meta
-        hidden = RARE_OPTIONS | OPTIONS.keys() - FIRST_OPTIONS
+        is_short = HELP_ALL not in context.meta
+        hidden = RARE_OPTIONS | OPTIONS.keys() - FIRST_OPTIONS if is_short else set()
         groups: dict[str, list[tuple[str, str]]] = {"options": []}
-        for parameter in params:
-            option = OPTIONS.get(parameter.name or "")
-            if is_short and parameter.name in hidden:
+        for parameter in self.get_params(context):
+            record = parameter.get_help_record(context)
+            if record is None or parameter.name in hidden:
                 continue
-            flag, text = parameter.get_help_record(context) or ("", "")
-            group = option.section if option and not is_short else "options"
-            if option and option.goes_with == ("trec",):
-                group = "with --data trec"
-            short = (flag.partition(" / --no-")[0], text)
-            groups.setdefault(group, []).append(short if is_short else (flag, text))
+            option, (flag, text) = OPTIONS.get(parameter.name or ""), record
+            group, flag = "options", flag.partition(" / --no-")[0] if is_short else flag
+            if option and not is_short:
+                is_of_trec = option.goes_with == ("trec",)
+                group = "with --data trec" if is_of_trec else option.section
+            groups.setdefault(group, []).append((flag, text))
         for name in sorted(groups, key=["options", *_SECTIONS].index):
             with formatter.section(name.capitalize()):
                 formatter.write_dl(groups[name])

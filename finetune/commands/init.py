@@ -269,7 +269,7 @@ def _notes(facts: TableFacts) -> dict[str, str]:
     }
 
 
-@click.command(cls=flags.GroupedCommand, epilog=EXAMPLES)
+@click.command(epilog=EXAMPLES)
 @click.argument("table", metavar="FILE", type=flags.PATH)
 @flags.output_file_option("Configuration to write.  [default: FILE's name with .yaml]")
 @flags.chosen_options(

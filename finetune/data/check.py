@@ -7,7 +7,7 @@ A new check of texts is a function of (split, train) that returns a ``Finding``,
 
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -50,19 +50,12 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Findings:
-    """What was found by split; oddities are those of the training labels."""
+    """What was found by split."""
 
     rows: dict[str, int]
     classes: dict[str, dict[str, int]]
     checks: dict[str, dict[str, Finding]]
     figures: dict[str, dict[str, float]]
-    odd_labels: Sequence[Suggestion]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what ``finetune data check --json`` prints of it."""
-        found = asdict(self)
-        checks = found.pop("checks")
-        return {**found, **checks}
 
 
 @dataclass(frozen=True)
@@ -209,10 +202,6 @@ def check_splits(splits: DatasetDict, task: Task) -> Findings:
             for name, check in CHECKS.items()
         },
         figures={split: task.describe(own) for split, own in labels.items()},
-        odd_labels=[
-            *(find_imbalance(classes["train"]) if task.class_names else ()),
-            *(Suggestion(*oddity) for oddity in find_odd_names(task.class_names)),
-        ],
     )
 
 
@@ -303,7 +292,9 @@ def suggest_changes(
     findings: Findings, *, lengths: Lengths | None, reads_pairs: bool = False
 ) -> list[Suggestion]:
     """Return what a user may want to change; ``lengths`` are ``None`` without a tokenizer."""
-    changes = list(findings.odd_labels)
+    classes = findings.classes["train"]
+    changes = [*find_imbalance(classes)] if classes else []
+    changes += [Suggestion(*oddity) for oddity in find_odd_names(classes)]
     for name, (_, titles, remedy) in CHECKS.items():
         for split, found in findings.checks[name].items():
             counts = [f"{title}: {found[key]:,}" for key, title in titles.items()]

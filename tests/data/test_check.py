@@ -39,7 +39,7 @@ def look(splits: DatasetDict) -> Findings:
 
 
 def found_in(splits: DatasetDict, check: str, split: str = "train") -> dict[str, Any]:
-    found: dict[str, Any] = look(splits).to_json()[check][split]
+    found: dict[str, Any] = look(splits).checks[check][split]
     return found
 
 
