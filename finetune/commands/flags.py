@@ -195,10 +195,10 @@ class GroupedCommand(click.Command):
         hidden = RARE_OPTIONS | OPTIONS.keys() - FIRST_OPTIONS if is_short else set()
         groups: dict[str, list[tuple[str, str]]] = {"options": []}
         for parameter in self.get_params(context):
-            record = parameter.get_help_record(context)
-            if record is None or parameter.name in hidden:
+            if parameter.name in hidden or not isinstance(parameter, click.Option):
                 continue
-            option, (flag, text) = OPTIONS.get(parameter.name or ""), record
+            flag, text = parameter.get_help_record(context) or ("", "")
+            option = OPTIONS.get(parameter.name or "")
             group, flag = "options", flag.partition(" / --no-")[0] if is_short else flag
             if option and not is_short:
                 is_of_trec = option.goes_with == ("trec",)

@@ -66,6 +66,7 @@ def test_the_help_of_run_fits_a_screen_and_help_all_lists_every_option(
     monkeypatch.setenv("COLUMNS", columns)
     short, full = command("run", "--help").output, command("run", "--help-all").output
     assert len(short.splitlines()) <= 60
+    assert short.count("[FILE]") == 1
     assert all(f"{flag_of(name)} " in short for name in FIRST_OPTIONS)
     assert all(option.flag in full for option in OPTIONS.values())
     *_, trec = full.split("With --data trec:")
