@@ -49,4 +49,4 @@ def command(*, display: flags.Display) -> None:
     ]
     show_table(TITLES, rows, numbers=TITLES[2:7])
     if not display.quiet:
-        show_lines(NOTES)
+        show_lines(*NOTES.splitlines())
