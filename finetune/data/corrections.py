@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow
 import pyarrow.compute as pc
-import yaml
 from datasets import DatasetDict
 from numpy.typing import NDArray
 
@@ -20,6 +19,7 @@ from finetune.tasks.labels import flat_values, map_values
 
 KEEP, DROP = "keep", "drop"
 COLUMNS = ("decision", "row", "text")
+REMEDY = "audit the data again, and decide on what it writes"
 
 
 def apply_corrections(loaded: LoadedData, options: DataConfig, *, emit: Emit) -> LoadedData:
@@ -103,44 +103,38 @@ def _decide(
                 )
         places = np.arange(len(labels[split]))
         places[rows[~is_drop]] = len(places) + np.arange(len(parsed))
-        both = pyarrow.chunked_array([*labels[split].chunks, *_chunks(parsed, labels[split].type)])
+        chunks = (
+            pyarrow.chunked_array(parsed).cast(labels[split].type).chunks if len(parsed) else []
+        )
+        both = pyarrow.chunked_array([*labels[split].chunks, *chunks])
         labels[split] = both.take(pyarrow.array(places))
         changed += len(parsed)
     return changed
-
-
-REMEDY = "audit the data again, and decide on what it writes"
-
-
-def _chunks(values: pyarrow.ChunkedArray, kind: pyarrow.DataType) -> list[pyarrow.Array]:
-    return pyarrow.chunked_array(values).cast(kind).chunks if len(values) else []
 
 
 def _find_rows(
     loaded: LoadedData, split: str, decided: pyarrow.Table, path: Path
 ) -> NDArray[np.int64]:
     """Return the places of decided rows in a split; DataDiffers if one has another text now."""
-    numbers, asked = loaded.numbers_of(split), decided["row"].to_pylist()
-    place_of = {number: place for place, number in enumerate(numbers.tolist())}
-    texts = texts_of(loaded.splits[split]).joined
-    places = []
-    for number, text in zip(asked, decided["text"].to_pylist(), strict=True):
-        place = place_of.get(int(number)) if number.isdecimal() else None
-        now = None if place is None else texts[place].as_py()
+    known = pyarrow.array(map(str, loaded.numbers_of(split).tolist()), "string")
+    places = pc.index_in(decided["row"], value_set=known)
+    texts = texts_of(loaded.splits[split]).joined.take(places)
+    rows = zip(
+        *(column.to_pylist() for column in (decided["row"], decided["text"], texts)), strict=True
+    )
+    for number, text, now in rows:
         if now is None or now.split() != text.split():
             found = "is not in the data" if now is None else f"now has the text {now[:60]!r}"
             raise DataDiffers(
                 f"{path} decides on row {number} of {split} ({text[:60]!r}), which {found}",
                 remedy=REMEDY,
             )
-        places.append(place)
-    return np.array(places, np.int64)
+    found_places: NDArray[np.int64] = places.to_numpy().astype(np.int64)
+    return found_places
 
 
 def _read_map(path: Path) -> dict[str, str]:
-    """Return new names by label: of a mapping in YAML or JSON, or a table's first two columns."""
-    if path.suffix in (".yaml", ".yml", ".json"):
-        return {str(old): str(new) for old, new in yaml.safe_load(path.read_text("utf-8")).items()}
+    """Return new names by label: a table's first two columns."""
     table = read_file(path, DataConfig(header=False), emit=ignore).columns
     if len(table.column_names) < 2:
         raise DataError(f"{path} has one column", remedy="write label,new name in each row")
