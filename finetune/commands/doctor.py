@@ -8,7 +8,7 @@ import click
 
 from finetune.commands import flags
 from finetune.commands.console import show_json, show_lines, show_table
-from finetune.config.schema import DEFAULT_BATCH_SIZE, ModelConfig, TrainingConfig
+from finetune.config.schema import DEFAULT_BATCH_SIZE, ModelConfig, TrainingConfig, flag_of
 from finetune.devices import PRECISIONS
 from finetune.errors import DeviceNotAvailable, FinetuneError, UsageError
 from finetune.escaping import escape_line
@@ -68,8 +68,8 @@ def command(
     elif parity:
         _check_parity(device, chosen, display=display)
     elif chosen:
-        flag = next(iter(chosen)).replace("_", "-")
-        raise UsageError(f"--{flag} needs --ops or --parity", remedy="add one of them")
+        flag = flag_of(next(iter(chosen)))
+        raise UsageError(f"{flag} needs --ops or --parity", remedy="add one of them")
     else:
         _check(device, display=display)
 

@@ -8,6 +8,7 @@ import click
 
 from finetune.commands import flags
 from finetune.commands.console import show_lines, show_scores
+from finetune.config.schema import flag_of
 from finetune.devices import DeviceName
 from finetune.errors import UsageError
 from finetune.events import Emit, ignore
@@ -83,8 +84,8 @@ def evaluate(
             "both --split and --data were given", remedy="leave out --split to score other data"
         )
     if columns and data is None:
-        option = next(iter(columns)).replace("_", "-")
-        raise UsageError(f"--{option} is of other data", remedy="add --data, or leave it out")
+        flag = flag_of(next(iter(columns)))
+        raise UsageError(f"{flag} is of other data", remedy="add --data, or leave it out")
     folder = open_run_folder(Path(run), in_full=True)
     from finetune.runs.evaluate import evaluate_rows, load_other_data, load_split
 

@@ -12,7 +12,7 @@ from math import log2
 import pyarrow
 import pyarrow.compute as pc
 
-from finetune.config.schema import DataConfig
+from finetune.config.schema import DataConfig, flag_of
 from finetune.data.mapped import map_pieces, pieces_of
 from finetune.errors import DataError, DataNotFound, UsageError
 from finetune.tasks.labels import NUMBER
@@ -279,20 +279,16 @@ def _named_columns(
             guess = f"did you mean {folded[near[0]]!r}? " if near else ""
             raise DataNotFound(
                 f"{table} has no column {unknown[0]!r} of texts or numbers",
-                remedy=f"{guess}{_flag(option)} takes one of: {_listed(names)}",
+                remedy=f"{guess}{flag_of(option)} takes one of: {_listed(names)}",
             )
-        found[option] = ChosenColumn(own, f"as {_flag(option)} says")
+        found[option] = ChosenColumn(own, f"as {flag_of(option)} says")
     for one, other in combinations(found, 2):
         if found[one].names == found[other].names:
             raise UsageError(
-                f"{_flag(one)} and {_flag(other)} are both {found[one].name!r}",
+                f"{flag_of(one)} and {flag_of(other)} are both {found[one].name!r}",
                 remedy="name two columns",
             )
     return found
-
-
-def _flag(option: str) -> str:
-    return f"--{option.replace('_', '-')}"
 
 
 def _find_pair(
@@ -393,7 +389,7 @@ def plain_name(name: str) -> str:
 def _guess(option: str, facts: Sequence[Facts], *, may_be_pair: bool, table: str) -> ChosenColumn:
     """Return the column that looks most like texts or labels."""
     score, names = {TEXT: (_score_text, TEXT_NAMES), LABEL: (_score_label, LABEL_NAMES)}[option]
-    flag = _flag(option)
+    flag = flag_of(option)
     scores = {column: score(column) for column in facts}
     if option == LABEL and not any(scores.values()):
         numbers = {column: _name_factor(column, names) for column in facts if column.is_quantity}
@@ -420,7 +416,7 @@ def _guess(option: str, facts: Sequence[Facts], *, may_be_pair: bool, table: str
         if option == TEXT:
             remedy += f", or several to be joined: {flag} {','.join(close)}"
         if may_be_pair:
-            pair = f"{flag} {close[0]} {_flag(PAIR)} {close[1]}"
+            pair = f"{flag} {close[0]} {flag_of(PAIR)} {close[1]}"
             remedy += f", or, if the rows are pairs of texts: {pair}"
         raise UsageError(
             f"can't tell which column is the {names[0]}:"
