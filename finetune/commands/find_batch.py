@@ -81,21 +81,20 @@ def find_batch(
     loaded = flags.load(file=file, config=config, assignments=assignments, **options)
     loaded = guess_options(loaded, emit=emit)
     has_max_length = "max_length" in loaded.sources
-    if machine is not None:
-        mac = find_mac(machine)
-        texts = _measure_texts(loaded.config, has_max_length, limit, emit=emit)
-        return _estimate(loaded.config, mac, texts, emit=emit)
+    mac = None if machine is None else find_mac(machine)
     from finetune.distributed.processes import join_processes
 
     processes = join_processes()
     emit = emit if processes.is_main else ignore
-    folder = None if output_dir is None else Path(output_dir).expanduser()
-    if folder is not None:
-        own = OwnFolder(folder, "find-batch")
+    own = None if output_dir is None else OwnFolder(Path(output_dir).expanduser(), "find-batch")
+    if own:
         processes.broadcast(own.check)
     texts = _measure_texts(loaded.config, has_max_length, limit, emit=emit)
-    found = _search(loaded.config, texts, processes, is_fresh=fresh, emit=emit)
-    if folder is not None and processes.is_main:
+    if mac:
+        found = _estimate(loaded.config, mac, texts, emit=emit)
+    else:
+        found = _search(loaded.config, texts, processes, is_fresh=fresh, emit=emit)
+    if own and processes.is_main:
         from finetune.report.bench import draw_batches
         from finetune.report.chart import picture_of
 
@@ -285,8 +284,8 @@ def show_batches(found: "FoundBatches", *, folder: str | None) -> None:
         title = "These are estimates: nothing was run on such a machine. They are based on"
         bases = dict.fromkeys(one.basis for one in found.estimates)
         notes = [title, *bases, *notes]
-    elif folder:
-        notes.append(f"results and picture: {folder}")
+    if folder:
+        notes.append(f"results: {folder}")
     if notes:
         show_lines(*notes)
 

@@ -292,7 +292,7 @@ def test_a_real_search_shows_a_table_and_keeps_a_picture_and_its_results(
         "device", "mode", "tokens", "largest", "fails", "GiB", "of", "fastest", "use", "trials", "s"
     ]  # fmt: skip
     assert line.startswith("cpu     last-1, no stored features      16        2      -")
-    assert notes == [f"results and picture: {tmp_path / 'found'}"]
+    assert notes == [f"results: {tmp_path / 'found'}"]
     assert "searching on cpu: last-1, 16 tokens" in outcome.errors
     assert "  batch 2: fits, 0." in outcome.errors
     picture = (tmp_path / "found" / "find-batch.svg").read_text(encoding="utf-8")
@@ -378,7 +378,7 @@ def test_the_table_of_a_search_says_what_is_not_known_and_what_follows(
         "head at 48 tokens: features are extracted with --eval-batch-size 5",
         "full at 48 tokens: the time limit ended the search; memory is predicted to hold 2,000 "
         "examples",
-        "results and picture: runs/found",
+        "results: runs/found",
     ]
 
 
