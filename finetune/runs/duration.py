@@ -17,6 +17,8 @@ from finetune.training.step import TrainingState, prepare_training
 
 # Beside the first, with the most tokens, which warms up.
 TIMED_STEPS = 3
+# Of a run without steps, whose only batch is all rows.
+TIMED_ROWS = 256
 
 
 def estimate_seconds(preparation: Preparation, *, emit: Emit) -> float:
@@ -47,9 +49,14 @@ def estimate_seconds(preparation: Preparation, *, emit: Emit) -> float:
 
     batches = sorted(plan.batches(0), key=tokens)
     timed = [batches[int(at)] for at in np.linspace(0, len(batches) - 1, TIMED_STEPS + 2)[1:-1]]
-    step_seconds = _time_steps(preparation, state, [batches[-1], *timed], batch_size)
-    step_seconds /= sum(map(tokens, timed))
-    rows = examples.subset(examples.sequences_of(np.concatenate([one.indices for one in timed])))
+    timed_rows = np.concatenate([one.indices for one in timed])
+    step_seconds = 0.0
+    if plan.recipe.solves_head and not plan.recipe.is_contrastive:
+        timed_rows = timed_rows[:: 1 + len(timed_rows) // TIMED_ROWS]
+    else:
+        step_seconds = _time_steps(preparation, state, [batches[-1], *timed], batch_size)
+        step_seconds /= sum(map(tokens, timed))
+    rows = examples.subset(examples.sequences_of(timed_rows))
     predictor = Predictor(state.model, state.device, state.precision, eval_batch_size)
     forward_seconds = state.device.time_calls(
         lambda: predictor.logits(rows, padded_lengths=plan.padded_lengths), calls=1
