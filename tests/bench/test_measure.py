@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 
 import psutil
+import pytest
 from bench.simulated_devices import a_workload
 
 from finetune.batch_finder.child import Child
@@ -22,6 +23,7 @@ def measure_two(devices: list[str], *, seconds: float = 0.0) -> Iterator[list[Ro
     return measure(Child(WORKER), selection, workloads, devices, until=until, emit=ignore)
 
 
+@pytest.mark.slow
 def test_a_device_that_ends_the_process_has_rows_that_say_so_and_the_rest_goes_on() -> None:
     note = "the process was killed by SIGABRT: it wrote no error"
     assert [
@@ -33,6 +35,7 @@ def test_a_device_that_ends_the_process_has_rows_that_say_so_and_the_rest_goes_o
     ]
 
 
+@pytest.mark.slow
 def test_all_are_timed_once_and_then_in_turn_while_time_is_left() -> None:
     counts = [[len(row.seconds) for row in rows] for rows in measure_two(["cpu"], seconds=60.0)]
     assert counts[:4] == [[1], [1, 1], [2, 1], [2, 2]]

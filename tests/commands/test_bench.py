@@ -108,4 +108,8 @@ def test_a_real_bench_of_a_network_of_ones_own_that_kills_its_process_goes_on(
     *mlp, training, evaluation = json.loads(done.stdout)["rows"]
     assert len(mlp) == 3
     assert all(row["rows_per_second"] for row in mlp)
-    assert training["note"] == evaluation["note"] == "the process was killed by SIGABRT"
+    assert (
+        training["note"]
+        == evaluation["note"]
+        == "the process was killed by SIGABRT: it wrote no error"
+    )

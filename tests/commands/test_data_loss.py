@@ -123,6 +123,7 @@ def test_clearing_the_cache_keeps_what_is_no_entry(command: Command, tmp_path: P
     assert (features / f"{'e' * 64}.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_an_export_replaces_only_an_export(
     command: Command, finished_run: Path, tmp_path: Path
 ) -> None:

@@ -35,6 +35,7 @@ def test_the_size_of_an_encoder_is_that_of_its_config(encoder: dict[str, Any]) -
     assert positions == encoder["max_tokens"]
 
 
+@pytest.mark.slow
 def test_the_memory_of_an_encoder_is_that_of_a_step() -> None:
     encoder = ENCODERS[MINILM]
     architecture = architecture_of(AutoConfig.for_model(**encoder["config"]).to_dict())

@@ -76,7 +76,7 @@ def test_a_killed_process_ends_the_run_which_is_resumed(
 
     again = finetune_in_a_child(*arguments)
     assert again.returncode == 0, again.stderr
-    assert again.stdout.count("run folder") == 1
+    assert again.stdout.count("report: ") == 1
     assert "resuming after step" in again.stderr
     assert_same_weights(folder, whole_run)
 
@@ -116,7 +116,7 @@ def test_torchrun_restarts_a_run_that_goes_on_from_its_checkpoint(
     output, errors = process.communicate(timeout=300)
 
     assert process.returncode == 0, errors
-    assert output.count("run folder") == 1
+    assert output.count("report: ") == 1
     assert "resuming after step" in errors
     assert_same_weights(folder, whole_run)
 

@@ -28,6 +28,7 @@ def difference_of(
     return percentile_interval(float(second.mean() - first.mean()), drawn[0] - drawn[1])
 
 
+@pytest.mark.slow
 def test_the_interval_contains_the_true_difference_in_about_95_of_100_samples() -> None:
     random, hits, widths = np.random.default_rng(1), 0, []
     for _ in range(300):
