@@ -97,6 +97,7 @@ def test_every_architecture_takes_more_to_train_than_its_head(architecture: str)
     assert full > head
 
 
+@pytest.mark.slow
 def test_the_model_of_memory_holds_for_sizes_it_was_not_made_from() -> None:
     case = small_case()
     sizes = [1, 7, 3000]

@@ -42,6 +42,7 @@ def test_all_are_timed_once_and_then_in_turn_while_time_is_left() -> None:
     assert counts[-1] == [MAX_REPEATS, MAX_REPEATS]
 
 
+@pytest.mark.slow
 def test_no_process_is_left_where_a_bench_is_stopped() -> None:
     timings = measure_two(["cpu"])
     next(timings)

@@ -122,6 +122,7 @@ else:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries have no mallopt")
 def test_freed_memory_that_is_kept_is_released_and_counts_once_for_the_cap() -> None:
     subprocess.run([sys.executable, "-c", _KEEPING], check=True)

@@ -114,6 +114,7 @@ def files_of(run: Path) -> list[Path]:
     return sorted(path.relative_to(run) for path in run.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 def test_random_edits_of_every_file_of_a_finished_run_are_noticed(
     finished_run: Path, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from finetune.model.mean_pooling import has_mean_layer
 from finetune.runs.folder import RunFolder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
