@@ -10,6 +10,7 @@ from pyarrow import parquet
 
 from finetune.errors import ConfigurationInvalid
 from finetune.files import write_bytes_atomically
+from finetune.ownership import check_output_file
 
 
 def is_table(value: object) -> bool:
@@ -38,11 +39,16 @@ def as_arrow(table: Any) -> pyarrow.Table:
 
 
 def write_table(table: Any, folder: Path) -> Path:
-    """Write a table as a file whose name has the digest of its content, and return its path."""
+    """Write a table as a file whose name has the digest of its content, and return its path.
+
+    A file of that name with other content is not ours: ``UsageError``.
+    """
     content = pyarrow.BufferOutputStream()
     parquet.write_table(as_arrow(table), content)
-    written = memoryview(content.getvalue())
+    written = content.getvalue().to_pybytes()
     path = folder / f"table-{hashlib.sha256(written).hexdigest()[:8]}.parquet"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_bytes_atomically(path, written)
+    if not (path.is_file() and path.read_bytes() == written):
+        check_output_file(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_bytes_atomically(path, written)
     return path

@@ -51,11 +51,11 @@ def estimate_seconds(preparation: Preparation, *, emit: Emit) -> float:
     timed = [batches[int(at)] for at in np.linspace(0, len(batches) - 1, TIMED_STEPS + 2)[1:-1]]
     timed_rows = np.concatenate([one.indices for one in timed])
     step_seconds = 0.0
-    if plan.recipe.solves_head and not plan.recipe.is_contrastive:
-        timed_rows = timed_rows[:: 1 + len(timed_rows) // TIMED_ROWS]
-    else:
+    if plan.recipe.takes_steps:
         step_seconds = _time_steps(preparation, state, [batches[-1], *timed], batch_size)
         step_seconds /= sum(map(tokens, timed))
+    else:
+        timed_rows = timed_rows[:: 1 + len(timed_rows) // TIMED_ROWS]
     rows = examples.subset(examples.sequences_of(timed_rows))
     predictor = Predictor(state.model, state.device, state.precision, eval_batch_size)
     forward_seconds = state.device.time_calls(

@@ -34,6 +34,11 @@ class Recipe:
     is_contrastive: bool = False
     reason: str = ""
 
+    @property
+    def takes_steps(self) -> bool:
+        """Whether any step is taken before the head is solved, or instead."""
+        return self.is_contrastive or not self.solves_head
+
 
 def choose_recipe(config: Config, task: Task, *, rows: int, processes: int) -> Recipe:
     """Return what ``contrastive`` and ``solve_head`` make of a configuration and its rows.

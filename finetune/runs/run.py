@@ -167,7 +167,7 @@ class Run:
             stage("train", self.emit, counts_as="steps"),
             stop_on_signal(apart_seconds=_COPIES_SECONDS * (self.processes.count > 1)) as request,
         ):
-            if self._takes_steps:
+            if self.recipe.takes_steps:
                 message = f"training: {total_steps:,} steps of {plan.effective_batch_size} examples"
                 rate, real = plan.schedule.peak, plan.real_token_fraction()
                 message += f", learning rate {rate:g}, {real:.1%} of the tokens are not padding"
@@ -183,7 +183,7 @@ class Run:
                 logging_steps=output.logging_steps,
                 patience=plan.values.early_stopping_patience,
                 plan_epoch=plan.batches,
-                finish=self.head.finish if self.head and self._takes_steps else None,
+                finish=self.head.finish if self.head and self.recipe.takes_steps else None,
                 validate=self._validate if self._validates else None,
                 save_best=clock("saving")(partial(checkpoints.save_best, self.training_state)),
                 save_progress=self._save_checkpoint,
@@ -197,7 +197,7 @@ class Run:
             try:
                 if self.head and not self._is_over():
                     self.head.start()
-                if self._takes_steps:
+                if self.recipe.takes_steps:
                     train(self.training_state, self.examples["train"], self.progress, settings)
                 elif self.head and not self._is_over():
                     solve_at_once(
@@ -221,10 +221,6 @@ class Run:
     @property
     def _validates(self) -> bool:
         return "validation" in self.examples
-
-    @property
-    def _takes_steps(self) -> bool:
-        return self.recipe.is_contrastive or not self.recipe.solves_head
 
     def _count_seconds(self) -> None:
         now = time.perf_counter()

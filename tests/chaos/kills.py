@@ -85,14 +85,6 @@ def result_of(run: Path) -> list[Any]:
     return [weights, journal_of(run), names]
 
 
-def lost_steps(run: Path) -> int:
-    """Return the steps between the newest checkpoint and the newest row of the journal."""
-    files = run.glob("checkpoints/step-*/manifest.json")
-    saved = [int(file.parent.name[5:]) for file in files]
-    lines = (run / "metrics.jsonl").read_bytes().split(b"\n")[:-1] if saved else []
-    return max((json.loads(line)["step"] - max(saved) for line in lines), default=0)
-
-
 @dataclass(frozen=True)
 class Chaos:
     """What runs are killed and how they should end."""
@@ -116,7 +108,6 @@ class Chaos:
             moment = chance.uniform(0, self.seconds)
             status, _ = train_in_a_child(run, self.model, killed_after_seconds=moment)
             found["killed"] += status == signal.SIGPROF
-            found[f"lost {lost_steps(run)}"] += 1
         status, _ = train_in_a_child(run, self.model)
         found["same"] += status == 0 and result_of(run) == self.expected
         shutil.rmtree(run)

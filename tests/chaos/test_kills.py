@@ -21,5 +21,3 @@ def test_killed_runs_end_as_if_nothing_had_happened(tiny_folder: Path, tmp_path:
     found = json.loads(child.stdout.splitlines()[-1])
     assert found["same"] == found["runs"] == runs, found
     assert found["killed"] >= 1, found
-    # Two steps since the newest checkpoint, and two while it was being written.
-    assert {name for name in found if name.startswith("lost")} <= {f"lost {n}" for n in range(5)}
