@@ -49,7 +49,7 @@ def run_bench(
     quick: bool = False,
     emit: Emit = ignore,
 ) -> "BenchResults":
-    """Time workloads on devices, all that work if none is named; write JSON, a page and pictures.
+    """Time workloads on devices, all that work if none is named; write JSON and a page.
 
     If the user stops it, what was measured is written.
     """
@@ -64,8 +64,7 @@ def run_bench(
         from finetune.bench.workloads import Selection, list_workloads, read_lengths
         from finetune.devices.host import cpu_name
         from finetune.devices.select import select_device, usable_devices
-        from finetune.report.bench import CHARTS, render_bench
-        from finetune.report.chart import picture_of
+        from finetune.report.bench import render_bench
         from finetune.runs.manifest import package_versions
 
         named = [name for name in dict.fromkeys(devices) if name != "auto"]
@@ -105,10 +104,8 @@ def run_bench(
                 is_complete=is_complete,
                 rows=rows,
             )
-            drawn = ((f"{name}.svg", draw(results)) for name, draw in CHARTS.items())
-            pictures = {name: picture_of(charts) for name, charts in drawn if charts}
-            page = {"bench.html": render_bench(results)}
-            own.write_all({"bench.json": results.to_json(), **page, **pictures})
+            page = render_bench(results)
+            own.write_all({"bench.json": results.to_json(), "bench.html": page})
         return results
 
 
@@ -130,8 +127,7 @@ def run_bench(
     "--output-dir",
     type=flags.PATH,
     default=Path("bench"),
-    help="Folder of bench.json, bench.html and pictures: new, empty or an earlier bench's.  "
-    "[default: bench]",
+    help="Folder of bench.json and bench.html: new, empty or an earlier bench's.  [default: bench]",
 )
 @flags.with_display
 def command(*, group: str | None, display: flags.Display, **options: Any) -> None:

@@ -75,7 +75,7 @@ def find_batch(
         assignments: More options, as ``section.option=value``.
         options: Those of ``finetune run`` for data, model, device, precision, cache and search.
             If none names a mode, ``full``, ``lora`` of rank 8 if peft is installed, and ``head``
-            are searched. ``output_dir`` is for the results of a search as JSON and as a picture.
+            are searched. ``output_dir`` is for the results of a search as JSON.
     """
     output_dir = options.pop("output_dir", None)
     loaded = flags.load(file=file, config=config, assignments=assignments, **options)
@@ -95,12 +95,7 @@ def find_batch(
     else:
         found = _search(loaded.config, texts, processes, is_fresh=fresh, emit=emit)
     if own and processes.is_main:
-        from finetune.report.bench import draw_batches
-        from finetune.report.chart import picture_of
-
-        charts = draw_batches(found.results)
-        pictures = {"find-batch.svg": picture_of(charts)} if charts else {}
-        own.write_all({"find-batch.json": found.to_json(), **pictures})
+        own.write_all({"find-batch.json": found.to_json()})
     return found
 
 
@@ -243,7 +238,7 @@ def _measure_texts(
 @click.option(
     "--output-dir",
     shell_complete=flags.complete_folder,
-    help="Write JSON and a picture to this folder: new, empty or an earlier search's.",
+    help="Write JSON to this folder: new, empty or an earlier search's.",
 )
 @flags.with_display
 def command(*, display: flags.Display, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Charts as SVG that fit a phone, styled by the page around them or by their file."""
+"""Charts as SVG that fit a phone, styled by the page around them."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -14,8 +14,6 @@ Points = Sequence[tuple[float, float]]
 # A unit of the view box is about a pixel of a phone; margins hold ticks and names.
 WIDTH, HEIGHT = 340.0, 190.0
 LEFT, RIGHT, TOP, BOTTOM = 48.0, 12.0, 8.0, 36.0
-# Of a title or a name in a file.
-LINE_HEIGHT = 16.0
 MAX_TICKS = 5
 # A smaller range of values, absolute or relative, is drawn as one value.
 MIN_SPREAD = 1e-9
@@ -153,23 +151,17 @@ class Chart:
             return "".join(f"M{x} {y}h0" for x, y in placed)
         return "".join(f"{'L' if number else 'M'}{x} {y}" for number, (x, y) in enumerate(placed))
 
-    def draw(self, *, top: float = 0.0) -> Markup:
-        """Return the chart as an ``svg`` element; ``top`` is where it begins in another one."""
+    def draw(self) -> Markup:
+        """Return the chart as an ``svg`` element."""
         template = TEMPLATES.get_template("chart.svg.j2")
         size = {"width": WIDTH, "height": HEIGHT}
-        return Markup(template.render(chart=self, across=self.across, up=self.up, top=top, **size))
+        return Markup(template.render(chart=self, across=self.across, up=self.up, **size))
 
 
 def chart_of(title: str, series: Iterable[Series], x: Axis, y: Axis) -> list[Chart]:
     """Return a chart of the series that have points, if any but guides have."""
     shown = [line for line in series if line.points]
     return [Chart(title, shown, x, y)] if any(line.kind != "guide" for line in shown) else []
-
-
-def picture_of(charts: Sequence[Chart]) -> str:
-    """Return charts, one below another with titles and legends, as an SVG file of its own."""
-    sizes = {"width": WIDTH, "chart_height": HEIGHT, "left": LEFT, "line": LINE_HEIGHT}
-    return TEMPLATES.get_template("picture.svg.j2").render(charts=charts, **sizes)
 
 
 def _round_up(least: float) -> float:

@@ -61,31 +61,23 @@ def _rank(group: ComparedGroup) -> Table:
 
 
 def _tabulate_metrics(group: ComparedGroup) -> Table:
-    runs = group.runs
-    rows = [
-        (capitalize(METRICS[name].title) if run is runs[0] else "", run.name,
-         str(MetricValue(METRICS[name], run.metrics[name])), _format_difference(run, name))
-        for name in runs[0].metrics
-        for run in runs
-        if name in run.metrics
-    ]  # fmt: skip
+    rows = []
+    for name in group.runs[0].metrics:
+        for run in (one for one in group.runs if name in one.metrics):
+            metric, versus = METRICS[name], run.versus_baseline
+            difference = versus and versus.differences.get(name)
+            rows.append((
+                capitalize(metric.title) if run is group.runs[0] else "", run.name,
+                str(MetricValue(metric, run.metrics[name])),
+                show_difference(difference, metric) if difference else "",
+            ))  # fmt: skip
     note = (
         "Differences are paired: both models on the same resamples of the test rows. In brackets "
-        "is the 95% interval of the bootstrap; where it contains 0, the difference may be chance."
+        "is the 95% interval of the bootstrap; where it contains 0, the difference may be chance. "
+        "Among many comparisons some look significant by chance."
     )
-    if len(runs) > 2:
-        note += " Among many comparisons some look significant by chance."
     columns = ("metric", "run", "value", f"difference to {group.baseline}")
     return Table("All metrics", columns, rows, text_columns=2, note=note)
-
-
-def _format_difference(run: ComparedRun, name: str) -> str:
-    """Return the difference of a run to the baseline in a metric."""
-    if run.versus_baseline is None:
-        return ""
-    if name not in run.versus_baseline.differences:
-        return "–"
-    return show_difference(run.versus_baseline.differences[name], METRICS[name])
 
 
 def show_difference(difference: Interval, metric: Metric) -> str:
@@ -98,32 +90,25 @@ def show_difference(difference: Interval, metric: Metric) -> str:
 
 
 def _tabulate_counts(group: ComparedGroup) -> Table:
-    name = group.baseline
     rows = [
-        (
-            run.name,
-            f"{versus.worse:,}",
-            f"{versus.better:,}",
-            "–" if versus.p_value is None else f"{versus.p_value:.3g}",
-        )
+        (run.name, *map(format_value, (versus.worse, versus.better, versus.p_value)))
         for run in group.runs
         if (versus := run.versus_baseline)
     ]
-    if not group.task.class_names:
-        columns = ("run", f"{name} closer", "run closer")
-        return Table("Rows where one is closer", columns, [row[:3] for row in rows])
-    titles = ("run", f"only {name} correct", "only run correct", "McNemar's p")
-    note = "The p-value is that of McNemar's exact test, two-sided."
-    if any(run.seeds > 1 for run in group.runs):
-        note += " Of several seeds the rows are those of the first."
-    return Table("Rows that only one predicts correctly", titles, rows, note=note)
+    how = "correct" if group.task.class_names else "closer"
+    columns = ("run", f"only {group.baseline} {how}", f"only run {how}", "McNemar's p")
+    note = (
+        "The p-value is that of McNemar's exact test, two-sided. Of several seeds the rows are "
+        "those of the first."
+    )
+    return Table(f"Rows of which only one is {how}", columns, rows, note=note)
 
 
 def _tabulate_rows(group: ComparedGroup, run: ComparedRun) -> Iterator[Table]:
     versus, baseline = run.versus_baseline, group.baseline
     if versus is None:
         return
-    title = "Only {} correct" if group.task.class_names else "{} closer"
+    how = "correct" if group.task.class_names else "closer"
     columns = ("text", "true", baseline, run.name)
     for name, count, rows in (
         (run.name, versus.better, versus.better_rows),
@@ -132,4 +117,4 @@ def _tabulate_rows(group: ComparedGroup, run: ComparedRun) -> Iterator[Table]:
         cells = [(row.text, *map(format_value, (row.label, row.baseline, row.run))) for row in rows]
         note = f"{len(rows):,} of {count:,} rows." if len(rows) < count else ""
         if rows:
-            yield Table(title.format(name), columns, cells, text_columns=4, note=note)
+            yield Table(f"Only {name} {how}", columns, cells, text_columns=4, note=note)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from finetune.report.chart import ANY, Axis, Chart, Points, Series, chart_of, in
 from finetune.report.templates import TEMPLATES, remove_folders, without_folder
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import read_warnings
-from finetune.runs.results import RunResults, TextLengths
+from finetune.runs.results import RunResults
 from finetune.runs.summary import confused_with, summarize
 from finetune.tasks.metrics import METRICS
 from finetune.tasks.tables import (
@@ -36,13 +36,6 @@ Rows = Sequence[Mapping[str, Any]]
 SHOWN_PROBABILITIES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
 # The style sheet has colours for three.
 MAX_CURVES = 3
-
-
-class Part(NamedTuple):
-    """What a section of the page shows; the page leaves out one without a chart or a table."""
-
-    charts: Sequence[Chart] = ()
-    table: Table | None = None
 
 
 def write_report(folder: RunFolder, results: RunResults) -> Path:
@@ -64,7 +57,7 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
     rows_of_one_class = [row for row in rows if "probability" in row]
     probabilities = np.array([row["probability"] for row in rows_of_one_class])
     is_right = np.array([row["predicted"] == row["label"] for row in rows_of_one_class])
-    facts, details, name = results.facts, results.details, folder.path.resolve().name
+    facts, name = results.facts, folder.path.resolve().name
     data, model = without_folder("data", facts.data), without_folder("model", facts.model)
     numbers = [] if test.table else [(row["label"], row["predicted"]) for row in rows]
     page = TEMPLATES.get_template("report.html.j2").render(
@@ -78,16 +71,15 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
         date=f"{datetime.fromtimestamp(folder.config_file.stat().st_mtime):%-d %B %Y}",
         summary=summarize(results),
         run=shlex.quote(name),
-        curves=Part(curves),
-        numbers=Part(draw_scatter(numbers)),
-        classes=Part((), tabulate_classes(results)),
-        mistakes=Part((), mistakes),
+        curves=curves,
+        numbers=draw_scatter(numbers),
+        classes=tabulate_classes(results),
+        mistakes=mistakes,
         probabilities=show_probabilities(results.calibration, probabilities, is_right),
-        coverage=Part((), tabulate_coverage(probabilities, is_right)),
-        costs=Part((), tabulate_costs(results)),
-        lengths=Part((), tabulate_lengths(details.lengths)),
-        options=Part((), tabulate_options(config, environment.get("origins", {}))),
-        environment=Part((), tabulate_environment(environment)),
+        coverage=tabulate_coverage(probabilities, is_right),
+        costs=tabulate_costs(results),
+        options=tabulate_options(config, environment.get("origins", {})),
+        environment=tabulate_environment(environment),
     )
     write_text_atomically(folder.report_file, page)
     return folder.report_file
@@ -152,8 +144,8 @@ def draw_scatter(points: Points) -> list[Chart]:
 
 def show_probabilities(
     calibration: Calibration | None, probabilities: NDArray[Any], is_right: NDArray[np.bool_]
-) -> Part:
-    """Return the reliability diagram, before and after calibration if the run has calibrated."""
+) -> tuple[list[Chart], Table]:
+    """Return the reliability diagram and its errors, also those before calibration if any."""
     measured = {}
     if calibration:
         measured = {f"{when} scaling": own.reliability for when, own in calibration.test.items()}
@@ -167,7 +159,7 @@ def show_probabilities(
     axes = (Axis(name, 0.0, 1.0, in_percent) for name in ("probability", "accuracy"))
     cells = [(name, percent(own.ece, digits=2)) for name, own in measured.items()]
     table = Table("Calibration", ("test split", "ECE"), cells)
-    return Part(chart_of("Accuracy by probability", series, *axes), table)
+    return chart_of("Accuracy by probability", series, *axes), table
 
 
 def tabulate_coverage(probabilities: NDArray[Any], is_right: NDArray[np.bool_]) -> Table:
@@ -194,18 +186,6 @@ def tabulate_costs(results: RunResults) -> Table:
         *([("peak memory", f"{peak / 2**30:.2f} GiB")] if peak else []),
     ]
     return Table("Time and memory", ("stage or measure", "value"), rows)
-
-
-def tabulate_lengths(lengths: Mapping[str, TextLengths]) -> Table:
-    """Return the lengths of each split's texts."""
-    rows = [
-        (split, f"{length.texts:,}", f"{length.windows:,}" if length.windows else "–",
-         format_number(length.median), format_number(length.p95), f"{length.longest:,}",
-         f"{length.cut:,} ({percent(length.cut / length.texts)})")
-        for split, length in lengths.items()
-    ]  # fmt: skip
-    columns = ("split", "texts", "windows", "median", "95%", "longest", "truncated")
-    return Table("Lengths of the texts", columns, rows)
 
 
 def tabulate_options(config: Config, sources: Mapping[str, str]) -> Table:

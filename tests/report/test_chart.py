@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune.report.chart import HEIGHT, Axis, Chart, Scale, Series, in_percent, picture_of
+from finetune.report.chart import Axis, Chart, Scale, Series, in_percent
 from finetune.report.page import draw_curves, draw_scatter
 
 UPDATES = [{"epoch": step, "loss": 1 / step} for step in range(10, 100, 10)]
@@ -50,17 +50,6 @@ def test_equal_factors_are_equal_distances_on_a_logarithmic_axis() -> None:
     assert scale.ticks == [1, 4, 16, 64, 256]
     assert [scale.place(one) for one in (1.0, 8.0, 256.0)] == [0, 30, 80]
     assert Scale.of(Axis("x", is_log=True), [5.0, 9.0], 0, 80).ticks == [4, 8, 16]
-
-
-def test_a_file_has_charts_below_each_other_with_titles_names_and_colours_of_its_own() -> None:
-    charts = draw_curves(UPDATES + VALIDATIONS, METRICS, [])
-    picture = picture_of(charts)
-    root = ElementTree.fromstring(picture)
-    words = {one.text for one in root.iter()}
-    assert {"Loss", "training", "Validation metrics", "accuracy"} <= words
-    tops = [float(one.attrib["y"]) for one in root if one.tag.endswith("svg")]
-    assert tops[0] + HEIGHT < tops[1] < float(root.attrib["viewBox"].split()[3]) - HEIGHT + 1
-    assert "var(" not in picture
 
 
 def test_a_chart_says_its_figures_in_words_and_has_the_colours_of_the_page() -> None:
