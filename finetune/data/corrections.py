@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from finetune.config.schema import DataConfig
 from finetune.data.dataset import DataSource, LoadedData, column_of, make_dataset, texts_of
 from finetune.data.formats import read_file
+from finetune.data.packed import reading_explained
 from finetune.errors import DataDiffers, DataError
 from finetune.events import Emit, Info, ignore
 from finetune.files import file_sha256
@@ -38,7 +39,8 @@ def apply_corrections(loaded: LoadedData, options: DataConfig, *, emit: Emit) ->
     sources, names = [*loaded.sources], {name: name for name in loaded.task.class_names}
     for file in filter(None, (options.corrections, options.label_map)):
         path = Path(file).expanduser()
-        sources.append(DataSource(str(path), file_sha256(path)))
+        with reading_explained():
+            sources.append(DataSource(str(path), file_sha256(path)))
     if options.corrections is not None:
         path = Path(options.corrections).expanduser()
         changed = _decide(loaded, path, labels, kept)
