@@ -85,14 +85,12 @@ class _Table:
     def texts(self) -> pyarrow.Array:
         return texts_of(self.rows).joined.combine_chunks()
 
-    def records(self, rows: NDArray[np.int64], **columns: Sequence[Any]) -> list[Record]:
+    def records(self, rows: NDArray[np.int64], **columns: Any) -> list[Record]:
         """Return some rows as records, with more columns."""
-        texts = self.texts.take(pyarrow.array(rows)).to_pylist()
-        own = {"split": self.splits[rows].tolist(), "row": self.numbers[rows].tolist()}
-        every = {**own, **columns, "text": texts}
-        return [
-            dict(zip(every, values, strict=True)) for values in zip(*every.values(), strict=True)
-        ]
+        own = {"split": self.splits[rows], "row": self.numbers[rows]}
+        texts = self.texts.take(pyarrow.array(rows))
+        found: list[Record] = pyarrow.table({**own, **columns, "text": texts}).to_pylist()
+        return found
 
 
 def audit(
@@ -182,12 +180,8 @@ def _load_table(config: Config, *, emit: Emit) -> _Table:
     total, labels = len(rows), loaded.task.labels(column_of(rows, "label"))
     if total > MAX_ROWS:
         kept = sample_rows(loaded.task.strata(labels), rows=MAX_ROWS, seed=0)
-        rows, splits, numbers, labels = (
-            rows_where(rows, kept),
-            splits[kept],
-            numbers[kept],
-            labels[kept],
-        )
+        rows, splits, numbers = rows_where(rows, kept), splits[kept], numbers[kept]
+        labels = labels[kept]
     return _Table(rows, loaded.task.with_loss(labels), splits, numbers, total, has_labels)
 
 
@@ -217,13 +211,12 @@ def _describe_pairs(table: _Table, pairs: Pairs) -> list[Record]:
     differ = differ if differ.ndim == 1 else differ.any(axis=1)
     differ &= bool(table.task.class_names) and table.has_labels
     both = zip(*map(table.task.to_json, (first, second)), strict=True)
-    of = table.records(pairs.first)
     found = table.records(
         pairs.second,
-        of_split=[one["split"] for one in of],
-        of_row=[one["row"] for one in of],
-        of_text=[one["text"] for one in of],
-        similarity=pairs.similarity.tolist(),
+        of_split=table.splits[pairs.first],
+        of_row=table.numbers[pairs.first],
+        of_text=table.texts.take(pyarrow.array(pairs.first)),
+        similarity=pairs.similarity,
         labels=[own if is_odd else () for own, is_odd in zip(both, differ, strict=True)],
     )
     return sorted(found, key=lambda one: (not one["labels"], -one["similarity"]))
@@ -235,15 +228,15 @@ def _judge(table: _Table, features: LabelledFeatures, logits: Logits) -> dict[st
     order, losses = rank_suspects(task, logits, labels)
     listed = order[: int(np.ceil(LISTED * len(labels)))]
     predicted, probabilities = outputs.predicted, outputs.probabilities
-    columns = {
+    columns: dict[str, Any] = {
         "label": task.to_json(labels[listed]),
         "suggested": task.to_json(predicted[listed]),
-        "loss": losses[listed].tolist(),
+        "loss": losses[listed],
     }
     wrong, merges = None, []
     if task.problem_type == SINGLE and probabilities is not None:
-        columns["probability"] = probabilities[listed, labels[listed]].tolist()
-        columns["suggested_probability"] = probabilities[listed, predicted[listed]].tolist()
+        columns["probability"] = probabilities[listed, labels[listed]].astype(float)
+        columns["suggested_probability"] = probabilities[listed, predicted[listed]].astype(float)
         near = nearest_rows(features.features, labels, listed, predicted[listed])
         columns["nearest"] = [table.numbers[own].tolist() for own in near]
         wrong = estimate_wrong(probabilities, labels)

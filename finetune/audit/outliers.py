@@ -47,24 +47,21 @@ def find_outliers(
     deviations = (distance - middle) / max(
         1.4826 * float(np.median(np.abs(distance - middle))), 1e-6
     )
-    reasons = np.full(len(unit), "", object)
-    for reason, pattern in REASONS.items():
-        has = pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False)
-        if 0 < has.sum() <= max(MAX_FRACTION * len(has), 1):
-            reasons[has & (reasons == "")] = reason
+    found = {
+        reason: pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False)
+        for reason, pattern in REASONS.items()
+    }
     words = weigh_words(texts)
-    is_new = words.copy()
+    counts, is_new = np.diff(words.indptr), words.copy()
     is_new.data = (words.data == words.data.max(initial=0)).astype(np.float64)
-    counts = np.diff(words.indptr)
     unknown = np.asarray(is_new.sum(axis=1)).ravel() / np.maximum(counts, 1)
-    has = (unknown >= MIN_UNKNOWN) & (counts >= MIN_WORDS)
-    if has.sum() <= max(MAX_FRACTION * len(has), 1):
-        reasons[has & (reasons == "")] = "words of no other row: another language?"
-    characters = np.log1p(pc.utf8_length(texts).to_numpy().astype(np.float64))
-    width = max(1.4826 * float(np.median(np.abs(characters - np.median(characters)))), 0.3)
-    for reason, side in (("much longer than most", 1), ("much shorter than most", -1)):
-        is_odd = side * (characters - np.median(characters)) > MIN_DEVIATIONS * width
-        reasons[is_odd & (reasons == "")] = reason
+    found["words of no other row: another language?"] = (unknown >= MIN_UNKNOWN) & (
+        counts >= MIN_WORDS
+    )
+    reasons = np.full(len(unit), "", object)
+    for reason, has in found.items():
+        if has.sum() <= max(MAX_FRACTION * len(has), 1):
+            reasons[has & (reasons == "")] = reason
     rows = np.flatnonzero((deviations >= MIN_DEVIATIONS) | (reasons != ""))
     rows = rows[np.argsort(-deviations[rows], kind="stable")][:MAX_ROWS]
     return rows, deviations[rows].tolist(), reasons[rows].tolist()

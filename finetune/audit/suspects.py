@@ -1,6 +1,7 @@
 """Labels that may be wrong, and how many are: from predictions of heads that have not seen them."""
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from finetune.audit.duplicates import unit_rows
@@ -79,8 +80,7 @@ def nearest_rows(
             places = asking[start : start + BLOCK]
             cosines = unit[rows[places]] @ unit[carriers].T
             cosines[rows[places][:, None] == carriers] = -np.inf
-            for place, own in zip(places.tolist(), cosines, strict=True):
-                best = carriers[np.argpartition(-own, min(NEAREST, len(own) - 1))[:NEAREST]]
-                order = np.argsort(-unit[best] @ unit[rows[place]])
-                found[place] = [row for row in best[order].tolist() if row != rows[place]]
+            best = torch.from_numpy(cosines).topk(min(NEAREST, len(carriers))).indices.numpy()
+            for place, near in zip(places.tolist(), carriers[best].tolist(), strict=True):
+                found[place] = [row for row in near if row != rows[place]]
     return found

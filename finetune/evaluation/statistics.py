@@ -1,7 +1,7 @@
 """Statistics of predictions: confidence intervals, calibration, accuracy when abstaining."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,43 +32,26 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class ConfidenceBin:
-    """The rows, one at least, with a confidence above ``lower`` and at most ``upper``."""
-
-    lower: float
-    upper: float
-    count: int
-    confidence: float
-    accuracy: float
-
-
-@dataclass(frozen=True)
 class Reliability:
-    """Accuracy by confidence, as a reliability diagram shows it, without empty bins.
+    """Accuracy by confidence, as a reliability diagram shows it: each [bins], without empty bins.
 
     The expected calibration error, ``ece``, is above 0 even for perfect probabilities if rows are
     few, since the accuracy of a bin is that of a sample.
     """
 
     ece: float
-    bins: Sequence[ConfidenceBin]
-
-
-@dataclass(frozen=True)
-class CalibrationScores:
-    """The mean loss of a row of a split, and the reliability of its probabilities."""
-
-    loss: float
-    reliability: Reliability
+    confidence: Sequence[float]
+    accuracy: Sequence[float]
+    rows: Sequence[int]
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Scores of two splits ``before`` and ``after`` scaling the logits by the temperature."""
+    """The reliability of test rows before and after the logits are scaled by the temperature."""
 
     temperature: float
-    validation: Mapping[str, CalibrationScores]
-    test: Mapping[str, CalibrationScores]
+    before: Reliability
+    after: Reliability
 
 
 def bootstrap(
@@ -113,32 +96,21 @@ def measure_reliability(confidences: Floats, is_right: NDArray[np.bool_]) -> Rel
     counts, sums, right = (
         np.bincount(numbers, weights, minlength=BINS) for weights in (None, values, is_right)
     )
-    bins = [
-        ConfidenceBin(
-            number / BINS, (number + 1) / BINS, int(counts[number]),
-            float(sums[number] / counts[number]), float(right[number] / counts[number]),
-        )
-        for number in np.flatnonzero(counts).tolist()
-    ]  # fmt: skip
-    return Reliability(float(np.abs(sums - right).sum() / len(values)), bins)
+    ece = float(np.abs(sums - right).sum() / len(values))
+    counts, sums, right = (one[counts > 0] for one in (counts, sums, right))
+    columns = (sums / counts, right / counts, counts)
+    return Reliability(ece, *(one.tolist() for one in columns))
 
 
-def measure_calibration(
-    task: Task, validation: tuple[Logits, Labels], test: tuple[Logits, Labels]
-) -> Calibration | None:
+def measure_calibration(task: Task, logits: Logits, labels: Labels) -> Calibration | None:
     """Compare the saved model with itself before temperature scaling; None without scaling."""
     if task.temperature == 1:
         return None
-
-    def score(logits: Logits, labels: Labels) -> CalibrationScores:
-        loss = float(task.evaluation_losses(logits, labels).mean(dtype=np.float64))
-        return CalibrationScores(loss, measure_reliability(*task.confidences(logits, labels)))
-
-    def compare(logits: Logits, labels: Labels) -> dict[str, CalibrationScores]:
-        before = logits * np.float32(task.temperature)
-        return {"before": score(before, labels), "after": score(logits, labels)}
-
-    return Calibration(task.temperature, compare(*validation), compare(*test))
+    before, after = (
+        measure_reliability(*task.confidences(one, labels))
+        for one in (logits * np.float32(task.temperature), logits)
+    )
+    return Calibration(task.temperature, before, after)
 
 
 def threshold_for_precision(

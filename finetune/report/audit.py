@@ -101,9 +101,7 @@ def tabulate(audit: Audit) -> list[Table]:
 
 def _tabulate(title: str, rows: Sequence[Record]) -> Table:
     # A text comes after the number of its row.
-    columns = sorted(
-        rows[0], key=lambda name: ("row", "text").index(name) if name in ("row", "text") else 2
-    )
+    columns = sorted(rows[0], key=lambda name: {"row": 0, "text": 1}.get(name, 2))
     cells = [[shorten_text(cell_of(row[name])) for name in columns] for row in rows[:MAX_ROWS]]
     note = f"The first {MAX_ROWS} of {len(rows):,}." if len(rows) > MAX_ROWS else ""
     return Table(title, [name.replace("_", " ") for name in columns], cells, len(columns), note)
@@ -119,7 +117,7 @@ def draw_curve(audit: Audit) -> list[Chart]:
     )
     lines = [Series("measured", measured), Series("forecast", [measured[-1], *forecast], "guide")]
     value = Axis(audit.curve.metric, show=in_percent if audit.classes else format_number)
-    return chart_of("By training rows", lines, Axis("rows", is_log=True), value)
+    return chart_of("By training rows", lines, Axis("rows", low=0.0), value)
 
 
 def render_audit(audit: Audit) -> str:

@@ -49,49 +49,42 @@ class Axis:
     low: float | None = None
     high: float | None = None
     show: Callable[[float], str] = format_number
-    is_log: bool = False
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Maps the numbers of an axis to positions in the view box, ``start`` to ``end``.
-
-    Of a logarithmic axis ``low``, ``high`` and ``step`` are exponents of 2.
-    """
+    """Maps the numbers of an axis to positions in the view box, ``start`` to ``end``."""
 
     low: float
     high: float
     start: float
     end: float
     step: float
-    is_log: bool = False
 
     @classmethod
     def of(cls, axis: Axis, values: Sequence[float], start: float, end: float) -> "Scale":
         """Return the scale of an axis for some values."""
-        values = [math.log2(one) if axis.is_log else one for one in values if not math.isnan(one)]
+        values = [one for one in values if not math.isnan(one)]
         low = min(values, default=0.0) if axis.low is None else axis.low
         high = max(values, default=1.0) if axis.high is None else axis.high
         size = max(abs(low), abs(high))
         if high - low <= MIN_SPREAD * max(size, 1.0):
             widens_down = axis.low is None and high > MIN_SPREAD
             low, high = (low - size, high) if widens_down else (low, low + max(size, 1.0))
-        step = max(_round_up((high - low) / MAX_TICKS), 1.0 if axis.is_log else 0.0)
+        step = _round_up((high - low) / MAX_TICKS)
         low = math.floor(low / step + 1e-9) * step if axis.low is None else low
         high = math.ceil(high / step - 1e-9) * step if axis.high is None else high
-        return cls(low, high, start, end, step, axis.is_log)
+        return cls(low, high, start, end, step)
 
     @property
     def ticks(self) -> list[float]:
         """The numbers written along the axis."""
         first = math.ceil(self.low / self.step - 1e-9)
         last = math.floor(self.high / self.step + 1e-9)
-        ticks = [self.step * number for number in range(first, last + 1)]
-        return [2**tick for tick in ticks] if self.is_log else ticks
+        return [self.step * number for number in range(first, last + 1)]
 
     def place(self, value: float) -> float:
         """Return the position of a number, to a tenth of a unit."""
-        value = math.log2(value) if self.is_log else value
         fraction = (value - self.low) / (self.high - self.low)
         return round(self.start + fraction * (self.end - self.start), 1)
 

@@ -148,12 +148,12 @@ def show_probabilities(
     """Return the reliability diagram and its errors, also those before calibration if any."""
     measured = {}
     if calibration:
-        measured = {f"{when} scaling": own.reliability for when, own in calibration.test.items()}
+        measured = {"before scaling": calibration.before, "after scaling": calibration.after}
     elif len(is_right):
         measured = {"test rows": measure_reliability(probabilities, is_right)}
     series = [
-        Series(name, [(group.confidence, group.accuracy) for group in reliability.bins])
-        for name, reliability in measured.items()
+        Series(name, [*zip(own.confidence, own.accuracy, strict=True)])
+        for name, own in measured.items()
     ]
     series.append(Series("perfect", [(0.0, 0.0), (1.0, 1.0)], "guide"))
     axes = (Axis(name, 0.0, 1.0, in_percent) for name in ("probability", "accuracy"))

@@ -328,7 +328,7 @@ class Run:
             details=preparation.details,
             validation=scores,
             test=task.score(*test),
-            calibration=measure_calibration(task, validation, test) if validation else None,
+            calibration=measure_calibration(task, *test) if validation else None,
             validation_kind=kind,
             output_dir=str(folder.path),
         )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from finetune.config.load import SECTIONS, check_name, check_value
+from finetune.config.load import SECTIONS, check_name, check_type, check_value
 from finetune.config.schema import OPTIONS, Config
 from finetune.config.yaml_files import read_yaml
 from finetune.errors import ConfigurationInvalid
@@ -36,15 +36,9 @@ class Range:
     high: float
     log: bool = False
 
-    def draw(self, generator: np.random.Generator) -> float:
-        """Return one of the numbers, to three digits."""
-        ends = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
-        drawn = generator.uniform(*ends)
-        drawn = math.exp(drawn) if self.log else drawn
-        return round(drawn) if isinstance(self.low, int) else float(f"{drawn:.3g}")
 
-
-Space = Mapping[str, Sequence[Any] | Range]
+Values = Sequence[Any] | Range
+Space = Mapping[str, Values]
 
 
 def read_space(path: Path) -> Space:
@@ -52,14 +46,12 @@ def read_space(path: Path) -> Space:
 
     Options are in sections, as in a configuration, or alone: ``learning_rate: [1e-4, 1e-3]``.
     """
-    space: dict[str, Sequence[Any] | Range] = {}
+    space: dict[str, Values] = {}
     content = read_yaml(path)
-    given = content.items() if isinstance(content, dict) else ()
-    for name, value in given:
+    for name, value in content.items() if isinstance(content, dict) else ():
         options = value if name in SECTIONS and isinstance(value, dict) else {name: value}
         for option, values in options.items():
-            section = name if name in SECTIONS else None
-            check_name(option, section, source=str(path))
+            check_name(option, name if name in SECTIONS else None, source=str(path))
             space[option] = _read_values(option, values, source=str(path))
     if not space:
         remedy = "write for example `learning_rate: [1e-4, 1e-3]` in a line"
@@ -67,7 +59,7 @@ def read_space(path: Path) -> Space:
     return space
 
 
-def _read_values(option: str, values: Any, *, source: str) -> Sequence[Any] | Range:
+def _read_values(option: str, values: Any, *, source: str) -> Values:
     """Return the values of an option of the schema; ``ConfigurationInvalid`` for others."""
     if OPTIONS[option].section not in ("model", "training") or option == "device":
         raise ConfigurationInvalid(
@@ -76,10 +68,9 @@ def _read_values(option: str, values: Any, *, source: str) -> Sequence[Any] | Ra
         )
     if isinstance(values, list) and values:
         return [check_value(option, value, source) for value in values]
-    keys = set(values) if isinstance(values, dict) else set()
-    if {"low", "high"} <= keys <= {"low", "high", "log"}:
+    if isinstance(values, dict) and {"low", "high"} <= {*values} <= {"low", "high", "log"}:
         low, high = (check_value(option, values[end], source) for end in ("low", "high"))
-        is_log = str(values.get("log", "false")).lower() in ("true", "yes", "on", "1")
+        is_log = check_type(bool, values.get("log", False), words=source, is_strict=False)
         if isinstance(low, int | float) and (0 if is_log else -math.inf) < low < high:
             return Range(low, high, is_log)
     raise ConfigurationInvalid(
@@ -106,13 +97,21 @@ def choose_trials(space: Space, *, trials: int | None, seed: int) -> list[dict[s
         raise ConfigurationInvalid(
             f"a range has no grid: {ranges}", remedy="say how many random trials: --trials 20"
         )
+    return [
+        {name: _draw(values, generator) for name, values in space.items()} for _ in range(trials)
+    ]
 
-    def draw(values: Sequence[Any] | Range) -> Any:
-        if isinstance(values, Range):
-            return values.draw(generator)
+
+def _draw(values: Values, generator: np.random.Generator) -> Any:
+    """Return one of some values, of a range to three digits."""
+    if not isinstance(values, Range):
         return values[int(generator.integers(len(values)))]
-
-    return [{name: draw(values) for name, values in space.items()} for _ in range(trials)]
+    low, high = values.low, values.high
+    if values.log:
+        drawn = math.exp(generator.uniform(math.log(low), math.log(high)))
+    else:
+        drawn = generator.uniform(low, high)
+    return round(drawn) if isinstance(values.low, int) else float(f"{drawn:.3g}")
 
 
 @dataclass(frozen=True)

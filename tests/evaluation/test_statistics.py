@@ -65,8 +65,8 @@ def test_probabilities_that_are_right_have_almost_no_calibration_error() -> None
     is_right = rng.uniform(size=100_000) < confidences
     found = measure_reliability(confidences, is_right)
     assert found.ece < 0.01
-    assert sum(one.count for one in found.bins) == len(confidences)
-    assert all(one.lower <= one.confidence <= one.upper for one in found.bins)
+    assert sum(found.rows) == len(confidences)
+    assert list(found.confidence) == sorted(found.confidence)
     assert measure_reliability(np.minimum(1, confidences + 0.1), is_right).ece > 0.08
 
 

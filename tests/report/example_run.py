@@ -5,7 +5,6 @@ import numpy as np
 from finetune.config.mode import Mode
 from finetune.evaluation.statistics import (
     Calibration,
-    CalibrationScores,
     Reliability,
     measure_reliability,
 )
@@ -48,11 +47,7 @@ def measure(probability: float) -> Reliability:
     return measure_reliability(np.array([probability] * 2), np.array([True, False]))
 
 
-BOTH = {
-    "before": CalibrationScores(0.7, measure(0.9)),
-    "after": CalibrationScores(0.6, measure(0.6)),
-}
-CALIBRATION = Calibration(temperature=1.7, validation=BOTH, test=BOTH)
+CALIBRATION = Calibration(temperature=1.7, before=measure(0.9), after=measure(0.6))
 
 
 def example_results(*, other: str = OTHER) -> RunResults:

@@ -45,13 +45,6 @@ def test_ticks_are_round_numbers() -> None:
     assert [Axis("x").show(one) for one in prices.ticks[:2]] == ["0", "500,000"]
 
 
-def test_equal_factors_are_equal_distances_on_a_logarithmic_axis() -> None:
-    scale = Scale.of(Axis("x", is_log=True), [1.0, 8.0, 256.0], 0, 80)
-    assert scale.ticks == [1, 4, 16, 64, 256]
-    assert [scale.place(one) for one in (1.0, 8.0, 256.0)] == [0, 30, 80]
-    assert Scale.of(Axis("x", is_log=True), [5.0, 9.0], 0, 80).ticks == [4, 8, 16]
-
-
 def test_a_chart_says_its_figures_in_words_and_has_the_colours_of_the_page() -> None:
     loss, metrics = draw_curves(UPDATES + VALIDATIONS, METRICS, [])
     picture = ElementTree.fromstring(loss.draw())
