@@ -36,7 +36,7 @@ MODULES_SHOWN = 2
 @click.option("--parity", is_flag=True, help="Compare the results of the device with the CPU's.")
 @click.option(
     "--model",
-    shell_complete=flags.complete_model,
+    type=flags.NAME,
     help="For both: a folder, a Hub id, minilm; for --ops also package.module:function, which "
     "returns a module and a batch. Default: BERT-base, for --parity with random weights.",
 )

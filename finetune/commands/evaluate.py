@@ -103,9 +103,7 @@ def evaluate(
 @flags.run_argument
 @click.argument("file", required=False, metavar="[FILE]")
 @click.option("--split", type=click.Choice(SPLITS), help="Split to score.  [default: test]")
-@click.option(
-    "--data", shell_complete=flags.completes("file"), help="Other data to score, such as a table."
-)
+@click.option("--data", type=flags.NAME, help="Other data to score, such as a table.")
 @flags.table_options
 @click.option("--label-column", help="Column of the labels.  [default: the run's]")
 @click.option(

@@ -237,7 +237,7 @@ def _measure_texts(
 )
 @click.option(
     "--output-dir",
-    shell_complete=flags.complete_folder,
+    type=flags.NAME,
     help="Write JSON to this folder: new, empty or an earlier search's.",
 )
 @flags.with_display

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import click
-from click.shell_completion import CompletionItem
 
 from finetune.commands.console import show_json
 from finetune.commands.progress import showing
@@ -35,38 +34,14 @@ HELP_ALL = "finetune.help_all"
 _SECTIONS = (*dict.fromkeys(one.section for one in OPTIONS.values()), "with --data trec")
 T = TypeVar("T")
 Command = Callable[..., Any]
-Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
-def completes(kind: Literal["file", "dir", "plain"], words: Iterable[str] = ()) -> Completion:
-    """Return what a shell completes of a flag: files, folders or none of them, and these words."""
-
-    def complete(
-        _context: click.Context, _parameter: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        begun = [CompletionItem(word) for word in words if word.startswith(incomplete)]
-        # The script for bash drops what comes before the kind.
-        return begun if kind == "plain" else [CompletionItem(incomplete, type=kind), *begun]
-
-    return complete
-
-
-def _complete_config(
-    context: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    from finetune.config.yaml_files import describe_recipes
-
-    return completes("file", describe_recipes())(context, parameter, incomplete)
-
-
-# Of flags that take any text.
-complete_folder = completes("dir")
-complete_model = completes("dir", OPTIONS["model"].names)
-
+# Of a name that need not be there: a Hub id, a recipe, a new folder.
+NAME = click.Path(readable=False)
 config_option = click.option(
     "-c",
     "--config",
-    shell_complete=_complete_config,
+    type=NAME,
     help="YAML file, or the name of a recipe of the package.",
 )
 assignments_option = click.option(
@@ -103,9 +78,7 @@ class _Run(click.Path):
 
 
 RUN = _Run(path_type=Path)
-file_argument = click.argument(
-    "file", required=False, metavar="[FILE]", type=_Run(), shell_complete=_complete_config
-)
+file_argument = click.argument("file", required=False, metavar="[FILE]", type=_Run())
 
 
 def source_options(command: Command) -> Command:
@@ -312,7 +285,8 @@ def given(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flag(option: Option) -> Callable[[Command], Command]:
-    flag, kind, default = option.flag, _flag_type(option.type), option.default
+    flag, default = option.flag, option.default
+    kind = NAME if option.path else _flag_type(option.type)
     if kind is bool:
         default = option.flag.removeprefix("--") if default else None
         flag, kind = f"{flag}/--no-{option.flag.removeprefix('--')}", None
@@ -322,7 +296,6 @@ def _flag(option: Option) -> Callable[[Command], Command]:
         type=kind,
         default=None,
         help=option.description + (f"  [default: {default}]" if default is not None else ""),
-        shell_complete=completes(option.path, option.names) if option.path else None,
     )
 
 

@@ -206,7 +206,7 @@ def dry_run(config: "Config", *, emit: Emit) -> dict[str, Any]:
 @click.option(
     "--resume-from-checkpoint",
     metavar="RUN",
-    shell_complete=flags.completes("dir", ["auto"]),
+    type=flags.NAME,
     help="Resume the run in this folder; auto: the one in --output-dir, or the newest of its "
     "default name that has not finished, or else a new run.",
 )
