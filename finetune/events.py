@@ -66,13 +66,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class Step:
-    """Training after so many steps, every ``logging_steps``.
+    """Training after so many steps: the loss is the mean since the last report.
 
-    Args:
-        loss: Mean training loss since the last report.
-        memory_bytes: Memory in use on the device.
-        held_bytes: Memory that the process holds there, with what is cached for later.
-        budget_bytes: Memory that the process might have held there when training began.
+    Of the device's memory some is in use, more is held, and the budget could be held at the start.
     """
 
     step: int

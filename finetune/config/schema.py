@@ -1,7 +1,7 @@
 """Every option of a run, with its default, its range and its help: the only home of defaults.
 
-The command line, the YAML files, the environment variables and the Python API are made from these
-classes. Names are unique over all sections, so that ``--max-length`` needs no section in front.
+Command line, YAML files, environment variables and Python API are made from these classes.
+Names are unique over all sections.
 """
 
 import math
@@ -375,12 +375,8 @@ OPTIONS: dict[str, Option] = {
 # What transformers, its examples and other tools call an option.
 _OTHER_NAMES = {
     "data": "dataset_name train_file dataset input train",
-    "text_column": "text text_field",
-    "label_column": "labels target y",
-    "validation_fraction": "val_split val_size validation_split",
-    "test_fraction": "test_size test_split",
+    "test_fraction": "test_size",
     "model": "model_name_or_path base_model m",
-    "freeze_core": "freeze freeze_encoder",
     "lora_rank": "lora lora_r",
     "max_length": "max_seq_length max_len",
     "device": "no_cuda use_cpu gpu cuda mps cpu",
@@ -393,7 +389,6 @@ _OTHER_NAMES = {
     "early_stopping_patience": "patience",
     "label_smoothing": "label_smoothing_factor",
     "output_dir": "output out o",
-    "memory": "memory_limit",
 }
 OPTION_BY_OTHER_NAME = {
     other: name for name, others in _OTHER_NAMES.items() for other in others.split()

@@ -23,16 +23,11 @@ EXAMPLE_SHAPE = (2, 7)
 
 @dataclass(frozen=True)
 class Verification:
-    """An exported model beside the run's, in fp32 on the CPU, on the same rows.
-
-    Args:
-        same_labels: Fraction of the rows that get the same labels, in 0..1.
-        largest_logit_difference: Relative to the largest logit, if that is beyond 1.
-    """
+    """An exported model beside the run's, in fp32 on the CPU, on the same rows."""
 
     samples: int
-    same_labels: float
-    largest_logit_difference: float
+    same_labels: float  # the fraction of the rows that get them
+    largest_logit_difference: float  # relative to the largest logit, if that is beyond 1
     metrics: dict[str, float]
     pytorch_metrics: dict[str, float]
 

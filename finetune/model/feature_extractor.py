@@ -1,9 +1,7 @@
 """Splits a model into frozen layers, which need to run only once, and trainable layers.
 
-Frozen layers do not change during a run, so their output for a text, its features, is the same at
-every step. Where to split is found by recording a forward. A split is used only if a text's
-features do not depend on its padding, and if the trainable layers, given the features, have the
-logits and gradients of the whole model.
+Where to split is found by recording a forward. A split is used only if a text's features do not
+depend on its padding, and if the trainable layers have the logits and gradients of the whole model.
 """
 
 import copy
@@ -40,16 +38,13 @@ TRIED_LENGTHS = (5, 3)
 class FeatureExtractor:
     """A model split at the input of one of its modules.
 
-    Args:
-        split_at: Name of the module that reads the features: the first that trains or, if the head
-            reads one vector per text, the module that reads it.
-        per_token: Whether every token has features, or the text as a whole.
-        trainable: A model over the same parameters that takes the features as ``inputs_embeds``.
+    That is the first that trains or, if the head reads one vector per text, the module that reads
+    it. The trainable model has the same parameters and takes the features as ``inputs_embeds``.
     """
 
     model: PreTrainedModel
     split_at: str
-    per_token: bool
+    per_token: bool  # or the text as a whole has features
     hidden_size: int
     trainable: nn.Module
 

@@ -24,30 +24,20 @@ REFUSALS = (AssertionError, AttributeError, IndexError, RuntimeError, TypeError,
 
 @dataclass(frozen=True)
 class Structure:
-    """The names of a model's parameters by part.
+    """The names of a model's parameters by part; ``new`` ones are of the head, and random at first.
 
-    Args:
-        embeddings: Encoder parameters outside of the layers that are used before the last layer.
-        layers: Each pretrained layer of the encoder, from the bottom.
-        mean_layer: The constant layer above them of ``mean_pooling``, if there is one.
-        final_norm: Encoder parameters that are used after the last layer.
-        head: Everything above the encoder, the pooler included.
-        output_layer: The linear layer that gives the logits.
-        new: Parameters of the head that start at random, since the weights lack them.
-        output_layer_input: Root mean square of the input of the output layer, for a sample text.
-        takes_4d_mask: Whether attention takes a ready mask of shape [examples, 1, 1, tokens].
-        adapters: Parameters of the layers that ``lora`` has added.
+    ``output_layer_input`` is the root mean square of what the output layer reads of a sample text.
     """
 
     embeddings: frozenset[str]
-    layers: tuple[frozenset[str], ...]
-    mean_layer: frozenset[str]
-    final_norm: frozenset[str]
-    head: frozenset[str]
+    layers: tuple[frozenset[str], ...]  # those that are pretrained, from the bottom
+    mean_layer: frozenset[str]  # the constant one above them of ``mean_pooling``, if there is one
+    final_norm: frozenset[str]  # of the encoder, after the last layer
+    head: frozenset[str]  # everything above the encoder, the pooler included
     output_layer: frozenset[str]
     new: frozenset[str]
     output_layer_input: float
-    takes_4d_mask: bool
+    takes_4d_mask: bool  # of shape [examples, 1, 1, tokens]
     adapters: frozenset[str] = frozenset()
 
 
@@ -148,17 +138,12 @@ def _takes_4d_mask(model: PreTrainedModel) -> bool:
 
 @dataclass
 class Call:
-    """A module's first call in a forward.
-
-    Args:
-        features: The first of its arguments that can be features, if any can.
-        ended: When the module last returned, counted in calls of modules.
-    """
+    """A module's first call in a forward."""
 
     module: nn.Module
-    features: torch.Tensor | None
+    features: torch.Tensor | None  # the first of its arguments that can be features
     output: Any = None
-    ended: int = -1
+    ended: int = -1  # when the module last returned, counted in calls of modules
 
     @property
     def first_output(self) -> Any:

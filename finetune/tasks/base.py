@@ -52,8 +52,7 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
 class Prediction(Shown):
     """What a model predicts for a text; each value, such as ``label``, is an attribute too.
 
-    The label is None where the model abstains. There are ``probabilities`` of the classes if they
-    were asked for; ``columns`` are the other columns of the text's row.
+    The label is None where the model abstains; ``columns`` are others of the text's row.
     """
 
     text: str
@@ -301,8 +300,7 @@ class Task(ABC):
     def losses(self, logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
         """Return the training loss, [examples], of fp32 logits, [examples, outputs].
 
-        Nothing here may depend on the values of the tensors, or copy to their device after the
-        first call: a step may be captured.
+        A step may be captured: no value may be read, and none copied after the first call.
         """
 
     @property
@@ -321,8 +319,7 @@ class Task(ABC):
     def calibrate(self, predict: Predict, *, fits_temperature: bool) -> Self:
         """Return the task with thresholds and temperature chosen on the validation rows.
 
-        The temperature is that of the lowest mean loss, 1 for few rows or mistakes. Guo et al., On
-        Calibration of Modern Neural Networks, ICML 2017 (arXiv 1706.04599), section 4.2.
+        The temperature has the lowest mean loss: Guo et al., ICML 2017 (arXiv 1706.04599).
         """
         if not (fits_temperature and self.class_names):
             return self
@@ -537,10 +534,7 @@ def scale_parameters(
 
 
 def abstain(predictions: Sequence[Prediction], lowest: Mapping[str, float]) -> list[Prediction]:
-    """Withhold labels whose probability is below the threshold of their class.
-
-    The label becomes None; so do several labels if all of them are withheld.
-    """
+    """Replace labels whose probability is below the threshold of their class by None."""
     return [replace(one, values=_withhold(one.values, lowest)) for one in predictions]
 
 

@@ -1,8 +1,7 @@
 """All metrics: one registry, used to choose the best model, for results, intervals and reports.
 
-A metric is a function of labels, what it ``needs`` of the model, and weights. To add one, write it
-here and register it with ``@metric``; nothing else lists the metrics. ``Scores`` are those of a
-split: overall, by class, and of a baseline.
+A metric is a function of labels, what it ``needs`` of the model, and how often each row counts. To
+add one, write it here and register it with ``@metric``; nothing else lists the metrics.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -54,17 +53,7 @@ MAX_CLASSES_OF_MATRIX = 500
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that says how good predictions are; the title is its name in sentences.
-
-    Args:
-        compute: Returns the metric from labels [rows, ...], what it ``needs`` [rows, ...], and how
-            often each row counts, [rows].
-        sign: -1 if a lower value is better.
-        is_fraction: Whether it is in 0..1 and shown in percent.
-        is_proportion: Whether it is the fraction of rows that are right, which has an interval.
-        baseline: What a model must be better at than one that always predicts this.
-        sentence: How a sentence on the metric of some rows begins, where it has a baseline.
-    """
+    """A number that says how good predictions are; the title is its name in sentences."""
 
     name: str
     title: str
@@ -72,11 +61,11 @@ class Metric:
     problem_types: tuple[ProblemType, ...]
     hub_name: str
     needs: Needs = "predictions"
-    sign: int = 1
-    is_fraction: bool = True
-    is_proportion: bool = False
-    baseline: str = ""
-    sentence: str = "{}"
+    sign: int = 1  # -1 if a lower value is better
+    is_fraction: bool = True  # in 0..1 and shown in percent
+    is_proportion: bool = False  # the fraction of rows that are right, which has an interval
+    baseline: str = ""  # what a model that always predicts the same predicts
+    sentence: str = "{}"  # how a sentence on the metric begins, where it has a baseline
 
 
 METRICS: dict[str, Metric] = {}
@@ -348,10 +337,8 @@ class MetricValue:
 class Scores(Shown):
     """The metrics of a model on a split; each is an attribute too, such as ``accuracy``.
 
-    Args:
-        baselines: The metrics of always predicting the same, as far as they are compared with it.
-        confusion_matrix: Rows of each true class by predicted class, [classes, classes]; empty for
-            very many classes, None where rows have not exactly one.
+    The baselines are those of always predicting the same. The confusion matrix, [true, predicted],
+    is empty for very many classes, None where rows have not exactly one.
     """
 
     samples: int

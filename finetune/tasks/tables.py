@@ -20,9 +20,8 @@ ERRORS_OF_95 = 1.959964
 class Table:
     """Rows that a report shows; the cells after the first ``text_columns`` are numbers.
 
-    ``groups`` are titles by id for each row: ``class-N`` or ``cell-N-M`` for mistakes of a class or
-    a cell of the confusion matrix, of which a page shows one alone. Rows after the first
-    ``MAX_MISTAKES`` are shown only there.
+    ``groups`` are titles by id for each row, such as ``class-N`` and ``cell-N-M``, of which a page
+    shows one alone; rows after the first ``MAX_MISTAKES`` only so.
     """
 
     title: str
@@ -92,10 +91,7 @@ def quote_name(name: str) -> str:
 def wilson_interval(
     right: NDArray[Any] | float, rows: NDArray[Any] | float, *, errors: float = ERRORS_OF_95
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the interval of a fraction of rows, ``errors`` standard errors to each side.
-
-    Wilson, Probable Inference, the Law of Succession, and Statistical Inference, JASA 1927. It
-    holds for few rows, and near 0 and 1, too.
+    """Return Wilson's interval (JASA 1927) of a fraction of rows, ``errors`` to each side.
 
     >>> low, high = wilson_interval(95, 100)
     >>> round(float(low), 3), round(float(high), 3)

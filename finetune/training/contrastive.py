@@ -1,9 +1,7 @@
 """Supervised contrastive steps: texts of one class are drawn together, others pushed apart.
 
-With few rows a class this teaches the encoder more than a head's gradients do, since each step
-compares every pair of its texts (Khosla et al. 2020, arXiv:2004.11362). The encoder is then
-interpolated with the pretrained one (Wortsman et al. 2022, arXiv:2109.01903), and a linear head is
-solved on its features.
+Khosla et al. 2020, arXiv:2004.11362. The encoder is then interpolated with the pretrained one
+(Wortsman et al. 2022, arXiv:2109.01903), and a linear head is solved on its features.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -32,23 +32,14 @@ MAX_DOUBLES = 5e7
 
 @dataclass(frozen=True)
 class LabelledFeatures:
-    """Rows to solve on.
+    """Rows to solve on, with the task's loss of each, from logits [rows, outputs] and labels."""
 
-    Args:
-        features: float32 of shape [rows, hidden].
-        labels: As the task's loss reads them, of shape [rows, ...].
-        weights: What each row counts in the loss: float32 of shape [rows].
-        losses: The task's loss of each row, from logits [rows, outputs] and labels.
-        outputs: Numbers that the output layer gives.
-        groups: What folds are balanced over: int64 of shape [rows], such as the class.
-    """
-
-    features: NDArray[np.float32]
-    labels: NDArray[Any]
-    weights: NDArray[np.float32]
+    features: NDArray[np.float32]  # [rows, hidden]
+    labels: NDArray[Any]  # [rows, ...]
+    weights: NDArray[np.float32]  # what each row counts in the loss
     losses: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     outputs: int
-    groups: NDArray[np.int64]
+    groups: NDArray[np.int64]  # what folds are balanced over, such as the class of each row
 
     def select(self, rows: NDArray[np.int64]) -> "LabelledFeatures":
         """Return some of the rows."""

@@ -2,8 +2,7 @@
 
 import platform
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -27,11 +26,10 @@ _MAX_SECONDS = 0.6
 
 @dataclass(frozen=True)
 class PrecisionChoice:
-    """The precision of a run, and why; how long an encoder layer takes, if that was timed."""
+    """The precision of a run, and why."""
 
     precision: Literal["fp32", "bf16"]
     reason: str
-    milliseconds: Mapping[str, float] = field(default_factory=dict)
 
 
 def choose_precision(device: Device, *, hidden_size: int, cache: Path) -> PrecisionChoice:

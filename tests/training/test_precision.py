@@ -22,8 +22,8 @@ from finetune.files import read_json
 from finetune.training import precision
 from finetune.training.precision import PrecisionChoice, choose_precision, note_parity
 
-FASTER = PrecisionChoice("bf16", "it is planted", {"fp32": 2.0, "bf16": 1.0})
-SLOWER = PrecisionChoice("fp32", "it is planted", {"fp32": 1.0, "bf16": 2.0})
+FASTER = PrecisionChoice("bf16", "it is planted")
+SLOWER = PrecisionChoice("fp32", "it is planted")
 SHORT: dict[str, Any] = {"precision": "auto", "max_train_samples": 16, "max_steps": 3}
 
 
