@@ -11,12 +11,11 @@ from typing import Any
 
 from finetune.config.schema import DataConfig
 from finetune.data import (
-    arff,
     delimited,
     documents,
     json_lines,
+    line_formats,
     parquet_files,
-    tagged_lines,
     workbook,
 )
 from finetune.data.packed import Content, unpack
@@ -31,8 +30,8 @@ READERS: dict[str, Reader] = {
     "workbook": workbook.READER,
     "json": documents.JSON,
     "yaml": documents.YAML,
-    "arff": arff.READER,
-    "fastText": tagged_lines.READER,
+    "arff": line_formats.ARFF,
+    "fastText": line_formats.FASTTEXT,
 }
 SUFFIXES = tuple(suffix for reader in READERS.values() for suffix in reader.suffixes)
 PACKED_SUFFIXES = (".gz", ".zip")

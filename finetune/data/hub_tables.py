@@ -27,8 +27,7 @@ def fetch_splits(
     Parquet files come first: the repository's own, then those that the Hub has converted.
     """
     emit(Info(f"loading {name} from the Hub"))
-    repositories = []
-    unreachable = None
+    repositories, unreachable = [], None
     for branch in [revision] if revision else [None, CONVERTED_BRANCH]:
         try:
             repositories.append(hub.resolve("dataset", name, revision=branch))

@@ -85,18 +85,15 @@ def _read_rows(text: TextFile) -> Iterator[Row]:
 
 
 def _parse_object(line: str, *, place: str) -> dict[str, Any]:
+    reason = ""
     try:
         value = without_half_characters(json.loads(line), line)
-    except json.JSONDecodeError as error:
-        complaint = f"{place} is not JSON, {error.msg} at column {error.colno}"
-    except (RecursionError, ValueError):
-        complaint = f"{place} is nested too deeply, or has a number with too many digits"
-    else:
         if isinstance(value, dict):
             return value
-        complaint = f"{place} is not a JSON object"
+    except (RecursionError, ValueError) as error:
+        reason = f", {error}"
     raise DataUnreadable(
-        f"{complaint}: {line[:60]!r}",
+        f"{place} is not a JSON object{reason}: {line[:60]!r}",
         remedy='write one object per line, such as {"text": "Good.", "label": "praise"}',
     )
 

@@ -1,4 +1,4 @@
-"""Weka's tables: names and types of the columns, then values between commas."""
+"""Tables of lines: Weka's ARFF, and fastText's, where ``__label__good`` is a label."""
 
 import re
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ from finetune.events import Emit
 QUOTED = r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\""
 NAME = re.compile(rf"@attribute\s+(?:{QUOTED}|(\S+))", re.IGNORECASE)
 VALUE = re.compile(rf"\s*(?:{QUOTED}|([^,]*?))\s*,")
-ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
+LABEL = re.compile(r"(?<!\S)__label__(\S+?),?(?:\s+|$)", re.IGNORECASE)
 
 
-def rows(content: Content, options: DataConfig, emit: Emit) -> Iterator[Row]:
+def arff_rows(content: Content, options: DataConfig, emit: Emit) -> Iterator[Row]:
     """Yield the rows behind ``@data``; values that are missing are empty."""
     text = open_text(content, options, emit)
     names: list[str] = []
@@ -42,7 +42,18 @@ def _value_of(found: re.Match[str]) -> str:
     if found[3] is not None:
         return "" if found[3] == "?" else found[3]
     quoted = found[1] if found[1] is not None else found[2]
-    return re.sub(r"\\(.)", lambda escape: ESCAPES.get(escape[1], escape[1]), quoted)
+    return re.sub(r"\\(.)", r"\1", quoted.replace(r"\n", "\n"))
 
 
-READER = Reader((".arff",), rows, start=b"@relation")
+def fasttext_rows(content: Content, options: DataConfig, emit: Emit) -> Iterator[Row]:
+    """Yield the text and the label of each line or, where one has several, a list of them."""
+    text = open_text(content, options, emit)
+    has_several = any(len(LABEL.findall(line)) > 1 for _, line in text.lines())
+    for number, line in text.lines():
+        labels = LABEL.findall(line)
+        label = labels if has_several else "".join(labels)
+        yield number, {"text": LABEL.sub("", line).strip(), "label": label}
+
+
+ARFF = Reader((".arff",), arff_rows, start=b"@relation")
+FASTTEXT = Reader((".ft",), fasttext_rows, start=rb"(.*\s)?__label__\S")
