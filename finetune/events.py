@@ -1,7 +1,4 @@
-"""The events of a run in progress.
-
-The rooms below the commands print nothing: they emit events to a callback of their caller.
-"""
+"""The events of a run in progress."""
 
 import time
 from collections import defaultdict
@@ -66,10 +63,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Step:
-    """Training after so many steps: the loss is the mean since the last report.
-
-    Of the device's memory some is in use, more is held, and the budget could be held at the start.
-    """
+    """Training after so many steps: the loss is the mean since the last report."""
 
     step: int
     total_steps: int

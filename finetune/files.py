@@ -1,7 +1,4 @@
-"""Files that are written whole or not at all, JSON, and JSON lines.
-
-JSON has no word for a number that is NaN or infinite: to write one is a ValueError.
-"""
+"""Files that are written whole or not at all, JSON, and JSON lines."""
 
 import errno
 import hashlib

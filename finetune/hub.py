@@ -134,8 +134,7 @@ def upload_model(
 ) -> tuple[str, bool]:
     """Upload files, by their paths in the repository, in one commit; return that and who sees it.
 
-    The repository and the branch are created if necessary. A public one is refused unless
-    ``public``; one that is private stays so.
+    A public repository is refused unless ``public``; one that is private stays so.
     """
     api = HfApi()
     with _errors_explained("model", name, f"the upload to {name} broke off"):

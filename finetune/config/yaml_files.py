@@ -108,10 +108,7 @@ def describe_recipes() -> dict[str, str]:
 
 
 def make_starter(values: Mapping[str, Any], *, notes: Mapping[str, str], heading: str) -> str:
-    """Return YAML with the options of ``values``, their help as comments, defaults commented out.
-
-    A note is added to the help of its option.
-    """
+    """Return YAML with these options, their help and notes as comments, defaults commented out."""
     parts = [_comment(heading, indent="")]
     for section in fields(Config):
         entries = []
@@ -134,10 +131,7 @@ def _comment(text: str, *, indent: str) -> str:
 
 
 def make_json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of the files, from which editors complete, explain and check.
-
-    Numbers must be written as numbers, where ``load_config`` takes their text as well.
-    """
+    """Return the JSON Schema of the files, from which editors complete, explain and check."""
     import pydantic
 
     schema = pydantic.TypeAdapter(Config).json_schema()

@@ -25,8 +25,7 @@ FOLDED = re.compile(r"rel_embeddings|\bencoder\.LayerNorm|pos_(key_|query_|q_)?p
 def write_coreml(text_model: TextModel, own: OwnFolder, *, max_length: int) -> None:
     """Write a model as a Core ML program in fp16, with its config and tokenizer.
 
-    Inputs are those of the tokenizer, int32 of shape [1, tokens], the output ``logits`` has the
-    shape [1, classes]. The names of the classes are in the metadata, as ``id2label``.
+    Inputs are those of the tokenizer, int32 [1, tokens]; ``logits`` have the shape [1, classes].
     """
     with writing_export(text_model, own) as partial:
         with converting(text_model, "Core ML"):

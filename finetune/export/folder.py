@@ -50,10 +50,7 @@ class _LogitsOnly(nn.Module):
 def trace(
     text_model: TextModel, shape: tuple[int, int], *, dynamic: Mapping[int, torch.export.Dim]
 ) -> torch.export.ExportedProgram:
-    """Return the graph from the tokenizer's inputs, integers of shape [batch, length], to logits.
-
-    The ``shape`` is that of an example, and ``dynamic`` are the dimensions that may differ from it.
-    """
+    """Return the graph from the tokenizer's inputs, integers [batch, length], to logits."""
     # Without padding, from which some models count positions.
     names, token = text_model.tokenizer.model_input_names, text_model.tokenizer.sep_token_id or 1
     values = {"input_ids": token, "attention_mask": 1}
@@ -64,10 +61,7 @@ def trace(
 
 @contextlib.contextmanager
 def writing_export(text_model: TextModel, own: OwnFolder, *names: str) -> Iterator[Path]:
-    """Yield an empty folder for an exported model; its config and tokenizer are put beside it.
-
-    ``names`` are files that are written. An earlier export is replaced.
-    """
+    """Yield an empty folder for an exported model; its config and tokenizer are put beside it."""
     names = (*names, *saved_names(text_model))
     with naming(own.path), own.make(), own.replacing("", *names, last=names[-1]) as partial:
         yield partial

@@ -50,8 +50,7 @@ class OnnxModel(nn.Module):
 def write_onnx(text_model: TextModel, own: OwnFolder, *, quantizes: bool) -> None:
     """Write a model as ONNX, with its config and tokenizer, and maybe a second file in int8.
 
-    Batch and length are dynamic. Inputs are those of the tokenizer, int64 of shape [batch, length],
-    the output ``logits`` float32 of shape [batch, classes].
+    Inputs are the tokenizer's, int64 [batch, length]; ``logits`` are float32 [batch, classes].
     """
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=text_model.max_tokens)
     files = [MODEL_FILE, QUANTIZED_FILE][: 1 + quantizes]

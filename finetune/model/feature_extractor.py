@@ -148,10 +148,7 @@ def _possible_splits(calls: Mapping[str, Call], layers: set[nn.Module]) -> dict[
 
 
 def _make_trainable(model: nn.Module, calls: Mapping[str, Call], split_at: str) -> nn.Module:
-    """Return a model over the same parameters whose frozen layers return their input.
-
-    Parameter names stay the same, so that checkpoints do not depend on the split.
-    """
+    """Return a model over the same parameters whose frozen layers return their input."""
     tensors = [*model.parameters(), *model.buffers()]
     trainable = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
     for name, call in takewhile(lambda item: item[0] != split_at, calls.items()):

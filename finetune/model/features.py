@@ -177,10 +177,7 @@ def with_features(
 def _vectors_of(
     parts: Sequence[torch.Tensor], counts: NDArray[np.int64], order: NDArray[np.int64]
 ) -> Callable[[NDArray[np.int64]], torch.Tensor]:
-    """Return what takes the vectors of some examples, end to end: [vectors, hidden].
-
-    ``counts`` are the vectors of each example, ``order`` is that in which they were computed.
-    """
+    """Return what takes the vectors of some examples, end to end: [vectors, hidden]."""
     firsts = np.empty_like(counts)
     firsts[order] = np.cumsum(counts[order]) - counts[order]
     starts = np.cumsum([0, *map(len, parts)])

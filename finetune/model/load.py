@@ -89,8 +89,7 @@ class TextModel:
     def inputs(self, encoded: EncodedTexts) -> ModelInputs:
         """Return encoded texts as the model reads them.
 
-        Raises:
-            ModelUnsupported: If they have token ids or types that the model lacks.
+        ModelUnsupported if they have token ids or types that the model lacks.
         """
         vocabulary: int = self.model.get_input_embeddings().num_embeddings  # type: ignore[assignment]
         types = getattr(self.model.config, "type_vocab_size", 0)  # 0: a model that ignores them

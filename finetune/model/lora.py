@@ -1,7 +1,6 @@
 """LoRA by peft: small matrices that train beside frozen linear layers, saved as an adapter.
 
-A module with an adapter keeps its name, and its weight becomes ``base_layer.weight``. What of the
-head trains is saved with the adapter, since a loaded model would otherwise predict at random.
+A module with an adapter keeps its name, and its weight becomes ``base_layer.weight``.
 """
 
 import copy
@@ -46,10 +45,7 @@ def require_peft() -> None:
 def add_adapters(
     model: PreTrainedModel, structure: Structure, lora: Lora, *, mode: Mode
 ) -> Structure:
-    """Put adapters into a model's layers, in place; return its structure with their names.
-
-    Their first matrix is drawn from torch's global random state, the second is zero.
-    """
+    """Put adapters into a model's layers, in place; return its structure with their names."""
     from peft import LoraConfig, inject_adapter_in_model
     from peft.tuners.lora import LoraLayer
 

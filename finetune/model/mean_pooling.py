@@ -46,10 +46,7 @@ _FACTORS: Mapping[str, float] = {
 
 
 def pool_by_mean(model: PreTrainedModel) -> bool:
-    """Let the head of a model on the CPU read the mean of the tokens; False if it can't.
-
-    A model that reads it already stays as it is.
-    """
+    """Let the head of a model on the CPU read the mean of the tokens; False if it can't."""
     config: Any = model.config
     if hasattr(config, "classifier_pooling"):
         config.classifier_pooling = "mean"

@@ -44,8 +44,7 @@ class Structure:
 def find_structure(model: PreTrainedModel, *, has_mean_layer: bool = False) -> Structure:
     """Find encoder, layers and head of a model, which is left in evaluation mode.
 
-    The caller says if the last layer is that of ``mean_pooling``, since a model whose memory is
-    estimated has no weights to tell it by.
+    The caller says if there is a layer of ``mean_pooling``, as an estimate has no weights.
     """
     base = model.base_model
     layers = encoder_layers(model)

@@ -278,12 +278,7 @@ class Task(ABC):
         focal_gamma: float = 0.0,
         label_smoothing: float = 0.0,
     ) -> Self:
-        """Return the task with the parameters of its training loss, by default the cross-entropy.
-
-        If balanced, all classes count the same, however many rows they have. Lin et al., Focal Loss
-        for Dense Object Detection, ICCV 2017 (arXiv 1708.02002); Szegedy et al., Rethinking the
-        Inception Architecture, CVPR 2016 (arXiv 1512.00567), section 7.
-        """
+        """Return the task with the parameters of its loss, by default the cross-entropy."""
         weights = self.balance(training_labels) if is_balanced else np.empty(0)
         return replace(
             self,

@@ -35,10 +35,7 @@ def task_of_shape(name: str, *, outputs: int) -> Task:
 def choose_task_type(
     name: str, labels: Iterable[str], *, names: Sequence[str] | None
 ) -> tuple[type[Task], str]:
-    """Return the task type of a column of labels, and the reason.
-
-    Each label is among ``labels`` at least once; a file may have the ``names`` of all classes.
-    """
+    """Return the task type of a column of labels, and the reason."""
     if name in TASK_TYPES:
         return TASK_TYPES[name], "as --task says"
     if name != AUTO:

@@ -37,11 +37,7 @@ MIN_THRESHOLD = 1e-6
 
 @dataclass(frozen=True)
 class Multi(Task):
-    """Any number of classes per text; the labels are float32 of shape [rows, classes], 0 or 1.
-
-    A text has the classes whose probability reaches their threshold, by default one half. Rows that
-    have a class weigh ``class_weights`` times as much in its loss as others, by default 1.
-    """
+    """Any number of classes per text; the labels are float32 of shape [rows, classes], 0 or 1."""
 
     name: ClassVar[str] = "multi"
     problem_type: ClassVar[ProblemType] = MULTI

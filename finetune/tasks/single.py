@@ -21,10 +21,7 @@ ClassNumbers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Single(Task):
-    """One class per text; the labels are int64 of shape [rows].
-
-    In the loss a row has the weight of its class, by default 1.
-    """
+    """One class per text; the labels are int64 of shape [rows]."""
 
     name: ClassVar[str] = "single"
     problem_type: ClassVar[ProblemType] = SINGLE

@@ -20,8 +20,7 @@ ERRORS_OF_95 = 1.959964
 class Table:
     """Rows that a report shows; the cells after the first ``text_columns`` are numbers.
 
-    ``groups`` are titles by id for each row, such as ``class-N`` and ``cell-N-M``, of which a page
-    shows one alone; rows after the first ``MAX_MISTAKES`` only so.
+    ``groups`` are titles by id, such as ``cell-N-M``, of which a page shows one alone.
     """
 
     title: str

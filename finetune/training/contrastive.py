@@ -39,10 +39,7 @@ def giving_embeddings(model: nn.Module, output_layer: str) -> Iterator[None]:
 
 
 def contrastive_losses(embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the loss of each example, from embeddings [examples, hidden] and classes [examples].
-
-    It is the cross-entropy of finding the others of its class among all others by their cosine.
-    """
+    """Return the loss of each example, from embeddings [examples, hidden] and classes."""
     # Without its mean, since an activation may have shifted all numbers.
     unit = functional.normalize(embeddings - embeddings.mean(dim=1, keepdim=True), dim=1)
     is_itself = torch.eye(len(unit), dtype=torch.bool, device=unit.device)
@@ -97,8 +94,7 @@ def plan_contrast(
 def trained_share(frozen_accuracy: float) -> float:
     """Return how far to go from the pretrained weights to the trained ones, in 0..1.
 
-    Training costs features that tell the classes apart already. Those of TREC do not, and there all
-    the way is best (docs/measurements.md).
+    Training costs features that tell the classes apart already (docs/measurements.md).
     """
     return 1 - frozen_accuracy / 2
 

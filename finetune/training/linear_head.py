@@ -49,10 +49,7 @@ class LabelledFeatures:
 
 @dataclass(frozen=True)
 class LinearHead:
-    """A solved output layer: ``weight`` is float64 [outputs, hidden], ``bias`` [outputs].
-
-    ``loss`` is the penalized mean of the rows.
-    """
+    """A solved output layer: ``weight`` is float64 [outputs, hidden], ``bias`` [outputs]."""
 
     weight: NDArray[np.float64]
     bias: NDArray[np.float64]

@@ -108,8 +108,7 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Return an optimizer over the parameters that require gradients.
 
-    Biases and norms, which are vectors, do not decay. The head, of these parameter names, is not
-    pretrained and has a learning rate of its own.
+    Biases and norms do not decay. The head, of these names, has a learning rate of its own.
     """
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {
         (is_head, is_matrix): [] for is_head in (False, True) for is_matrix in (True, False)

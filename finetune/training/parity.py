@@ -1,7 +1,4 @@
-"""Compares a device with the CPU, as a GPU may compute wrongly without an error.
-
-A run compares before its first step and after its last, ``doctor --parity`` batches of more shapes.
-"""
+"""Compares a device with the CPU, as a GPU may compute wrongly without an error."""
 
 import math
 from collections import defaultdict
@@ -113,8 +110,7 @@ def compare_with_cpu(
 ) -> list[Difference]:
     """Compare logits of random examples, and the gradients of the last batch, with the CPU's.
 
-    A shape is a batch's number of examples and padded length. Gradients are dropped, and the model
-    is left in evaluation mode.
+    A shape is a batch's number of examples and padded length. The model is left in evaluation mode.
     """
     model, precision = state.model, state.precision
     loss_scale = max(1.0, state.scaler.get_scale() / _LOSS_SCALE_MARGIN)

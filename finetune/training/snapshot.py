@@ -85,10 +85,7 @@ def capture_state(
 def restore_state(
     state: TrainingState, tensors: Mapping[str, Tensors], values: Mapping[str, Any]
 ) -> Progress:
-    """Put a training state and its random numbers where a captured state was.
-
-    Raises ``StateUnusable`` if the state makes no sense or is not of this model.
-    """
+    """Put a training state and its random numbers where a captured state was."""
     try:
         load_trained_tensors(state, tensors["model"])
         _restore_optimizer(state.optimizer, tensors["optimizer"])
