@@ -2,7 +2,8 @@
 
 import platform
 import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -26,10 +27,11 @@ _MAX_SECONDS = 0.6
 
 @dataclass(frozen=True)
 class PrecisionChoice:
-    """The precision of a run, and why."""
+    """The precision of a run, and why; how long an encoder layer takes, if that was timed."""
 
     precision: Literal["fp32", "bf16"]
     reason: str
+    milliseconds: Mapping[str, float] = field(default_factory=dict)
 
 
 def choose_precision(device: Device, *, hidden_size: int, cache: Path) -> PrecisionChoice:
