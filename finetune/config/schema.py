@@ -375,8 +375,12 @@ OPTIONS: dict[str, Option] = {
 # What transformers, its examples and other tools call an option.
 _OTHER_NAMES = {
     "data": "dataset_name train_file dataset input train",
-    "test_fraction": "test_size",
+    "text_column": "text text_field",
+    "label_column": "labels target y",
+    "validation_fraction": "val_split val_size validation_split",
+    "test_fraction": "test_size test_split",
     "model": "model_name_or_path base_model m",
+    "freeze_core": "freeze freeze_encoder",
     "lora_rank": "lora lora_r",
     "max_length": "max_seq_length max_len",
     "device": "no_cuda use_cpu gpu cuda mps cpu",
@@ -389,6 +393,7 @@ _OTHER_NAMES = {
     "early_stopping_patience": "patience",
     "label_smoothing": "label_smoothing_factor",
     "output_dir": "output out o",
+    "memory": "memory_limit",
 }
 OPTION_BY_OTHER_NAME = {
     other: name for name, others in _OTHER_NAMES.items() for other in others.split()
