@@ -123,6 +123,8 @@ def find_class_folders(names: Iterable[str]) -> Classes:
 def find_class_files(names: Iterable[str]) -> Classes:
     """Return the uppermost files, if there are several: each line is a text of the file's class.
 
+    >>> find_class_files(["rt.neg", "rt.pos"])
+    {'train': {'rt.neg': 'neg', 'rt.pos': 'pos'}}
     >>> find_class_files(["train_a.txt", "train_b.txt", "test_a.txt", "README"])
     {'train': {'train_a.txt': 'a', 'train_b.txt': 'b'}, 'test': {'test_a.txt': 'a'}}
     """

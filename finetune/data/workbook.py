@@ -44,7 +44,13 @@ def rows(content: Content, options: DataConfig, emit: Emit) -> Iterator[Row]:
 
 def _values_of(sheet: Any) -> list[NumberedValues]:
     """Return the rows that are not blank, all of one length."""
-    rows = ([as_text(one) or "" for one in row] for row in sheet.iter_rows(values_only=True))
+    from openpyxl.utils.escape import unescape
+
+    rows = (
+        # Excel writes the returns of a text as _x000D_.
+        [unescape(value) if isinstance(value, str) else as_text(value) or "" for value in row]
+        for row in sheet.iter_rows(values_only=True)
+    )
     filled = [row for row in enumerate(rows, start=1) if any(map(str.strip, row[1]))]
     width = max((len(row) for _, row in filled), default=0)
     return [(number, row + [""] * (width - len(row))) for number, row in filled]

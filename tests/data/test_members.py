@@ -134,6 +134,7 @@ def test_a_test_table_without_labels_is_left_out(tmp_path: Path) -> None:
         {"in/text.txt": "the film\n\nno end\n", "in/labels.txt": "good\n\nbad\n"},
         {"train.txt": "the film\nno end", "train.labels": "good\nbad", "README.md": "about"},
         {"good.txt": "the film\n", "bad.txt": "no end\n", "README.txt": "about"},
+        {"a/rt.good": "the film\n", "a/rt.bad": "no end\n"},
         {"x/train/good/1.txt": "the film", "x/train/bad/1": "no end", "x/train/urls.txt": "about"},
         {"train/good.txt": "the film", "train/bad.txt": "no end"},
         {"seq.in": "the film\nno end\n", "label": "good\nbad\n", "seq.out": "O O\nO O\n"},
