@@ -14,8 +14,8 @@ The commands as functions:
 Data may be a DataFrame, a ``Dataset``, ``{"text": texts, "label": labels}`` or a list of dicts:
 ``finetune.run(table, model="minilm")``.
 
-In a notebook and on a terminal they show how far they are, unless with ``progress=False`` or an
-``emit`` that receives the events of ``finetune.events``.
+In a notebook and on a terminal they show progress. ``progress=False`` hides it, and so does an
+``emit``, which receives the events of ``finetune.events``.
 """
 
 from importlib import import_module

@@ -58,7 +58,7 @@ def _describe(folder: RunFolder) -> ListedRun:
     runs = [run for run in runs if run.config_file.is_file()]
     facts: dict[str, Any] = {"run": str(folder.path), "status": "unreadable", "written_at": 0.0}
     with suppress(FinetuneError):
-        facts["written_at"] = max(run.config_file.stat().st_mtime for run in runs) if runs else 0.0
+        facts["written_at"] = max((run.config_file.stat().st_mtime for run in runs), default=0.0)
         config = folder.read_config()
         facts |= {"data": config.data.data, "model": config.model.model, "mode": config.model.mode}
         facts["status"] = "not finished"

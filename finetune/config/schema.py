@@ -286,7 +286,8 @@ class OutputConfig:
     save_strategy: SaveStrategy | None = _resumable(
         None,
         "When to write checkpoints: time (as often as takes at most 3 % of the time), epoch, "
-        "steps, or no (only if the run is stopped). A crash loses the work since the last. "
+        "steps, or no (only if the run is stopped). A crash loses the work since the last that the "
+        "disk has: while one is written, the next waits in memory. "
         "Default: time, with --save-steps steps.",
     )
     save_steps: Count | None = _resumable(None, "Steps between two checkpoints. Default: 500.")
