@@ -3,7 +3,9 @@
 Each side runs in a process of its own, in turn, on CPU or CUDA. For each repeat another tenth of
 train_5500 is held out as test split, and another seed draws head, order and dropout. The Trainer
 trains what the mode trains, with its frozen layers in training mode, as it does by itself. The side
-``ours-stored`` runs again with the features that ``ours`` has stored.
+``ours-stored`` runs again with the features that ``ours`` has stored. With ``--whole-command`` both
+sides validate each epoch too; the Trainer and ``ours-each-epoch`` save each epoch, ``ours`` saves
+as it does by default.
 
     python comparisons/against_trainer.py --data-dir FOLDER --device cpu --rows 640 --modes full
 
@@ -22,7 +24,7 @@ from typing import Any
 
 from shared import lower_95, measure_process
 
-SIDES = ("ours", "ours-stored", "trainer", "trainer-compiled", "trainer-grouped")
+SIDES = ("ours", "ours-each-epoch", "ours-stored", "trainer", "trainer-compiled", "trainer-grouped")
 MODES = ("full", "last-2", "lora", "head")
 WARMUP_FRACTION, WEIGHT_DECAY, MAX_TOKENS, CLASSES, RANK = 0.1, 0.01, 128, 6, 8
 
@@ -41,9 +43,12 @@ class Recipe:
     epochs: float
     rate: float
     seed: int
+    whole_command: bool
 
 
-def train_with_finetune(recipe: Recipe, folder: Path, *, cache: Path) -> dict[str, float]:
+def train_with_finetune(
+    recipe: Recipe, folder: Path, *, side: str, cache: Path
+) -> dict[str, float]:
     """Run the command; return what it found."""
     flags = {
         "data": "trec",
@@ -60,14 +65,15 @@ def train_with_finetune(recipe: Recipe, folder: Path, *, cache: Path) -> dict[st
         "warmup-fraction": WARMUP_FRACTION,
         "weight-decay": WEIGHT_DECAY,
         "early-stopping-patience": 0,
-        "save-strategy": "no",
         "seed": recipe.seed,
         "split-seed": recipe.seed,
-        # The Trainer validates nothing.
-        "validation-fraction": 0,
         "output-dir": folder / "run",
         "cache-dir": cache,
     }
+    if side == "ours-each-epoch":
+        flags["save-strategy"] = "epoch"
+    if not recipe.whole_command:
+        flags |= {"save-strategy": "no", "validation-fraction": 0}
     mode = {
         "full": [],
         "last-2": ["--train-layers", "2"],
@@ -90,6 +96,7 @@ def measure_side(arguments: list[str], found_file: Path) -> dict[str, float]:
     """Run Python with these arguments; return what it found, and what its process took."""
     measured = measure_process(arguments)
     found = json.loads(found_file.read_text())
+    stages = found.get("stage_seconds", {})
     return {
         "examples_per_second": found["train_samples_per_second"],
         "training_seconds": found["train_runtime"],
@@ -98,6 +105,7 @@ def measure_side(arguments: list[str], found_file: Path) -> dict[str, float]:
         "train_loss": found["train_loss"],
         "test_loss": found["test_loss"],
         "test_accuracy": found["test_accuracy"],
+        **{f"{stage.replace(' ', '_')}_seconds": seconds for stage, seconds in stages.items()},
     }
 
 
@@ -142,6 +150,7 @@ def run_trainer(recipe: Recipe, *, side: str, found: Path) -> None:
         for split, rows in load_rows(recipe).items()
     }
     is_grouped = side == "trainer-grouped"
+    frequency = "epoch" if recipe.whole_command else "no"
     trainer = Trainer(
         model=model,
         args=TrainingArguments(
@@ -158,12 +167,15 @@ def run_trainer(recipe: Recipe, *, side: str, found: Path) -> None:
             fp16=recipe.precision == "fp16",
             torch_compile=side == "trainer-compiled",
             train_sampling_strategy="group_by_length" if is_grouped else "random",
-            save_strategy="no",
+            eval_strategy=frequency,
+            save_strategy=frequency,
+            load_best_model_at_end=recipe.whole_command,
             report_to="none",
             disable_tqdm=True,
             use_cpu=recipe.device == "cpu",
         ),
         train_dataset=encoded["train"],
+        eval_dataset=encoded["validation"] if recipe.whole_command else None,
         data_collator=DataCollatorWithPadding(tokenizer),
         compute_metrics=lambda answers: {
             "accuracy": float(np.mean(np.argmax(answers.predictions, -1) == answers.label_ids))
@@ -185,7 +197,7 @@ def load_rows(recipe: Recipe) -> Mapping[str, Any]:
         "data_dir": recipe.data_dir,
         "max_train_samples": recipe.rows,
         "split_seed": recipe.seed,
-        "validation_fraction": 0.0,
+        "validation_fraction": None if recipe.whole_command else 0.0,
     }
     flags = {name: value for name, value in options.items() if value is not None}
     loaded = load_config(file=None, environment={}, flags=flags, assignments=())
@@ -208,7 +220,7 @@ def train(recipe: Recipe, *, side: str, cache: Path) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         if side.startswith("trainer"):
             return train_with_trainer(recipe, Path(folder), side=side)
-        return train_with_finetune(recipe, Path(folder), cache=cache)
+        return train_with_finetune(recipe, Path(folder), side=side, cache=cache)
 
 
 def summarize(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
@@ -266,6 +278,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=float, default=3)
     parser.add_argument("--rate", type=float, default=5e-5)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--whole-command", action="store_true", help="validate and save each epoch")
     return parser.parse_args()
 
 
@@ -296,6 +309,7 @@ def main() -> None:
                     epochs=arguments.epochs,
                     rate=arguments.rate,
                     seed=seed,
+                    whole_command=arguments.whole_command,
                 )
                 cache = Path(name) / f"cache-{mode}-{seed}"
                 found[mode].append({})
