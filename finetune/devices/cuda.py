@@ -1,6 +1,7 @@
 """An NVIDIA GPU and its memory."""
 
 import os
+from collections.abc import Mapping
 
 import torch
 from torch import distributed
@@ -17,6 +18,10 @@ from finetune.errors import UsageError
 
 # Room for kernels that the driver loads later, outside PyTorch's allocator.
 _RESERVE_BYTES = 512 * 2**20
+
+# Of the memory that is free on the GPU. There may be three: the best model, a checkpoint that is
+# written, and the next.
+_MAX_SNAPSHOT_SHARE = 0.2
 
 _MAX_WITHOUT_CUDNN = 96
 
@@ -78,6 +83,20 @@ class CudaDevice(Device):
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy from pinned memory: other copies wait for the GPU."""
         return tensor.pin_memory().to(self.torch_device, non_blocking=True)
+
+    def snapshot(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Copy on the GPU, where BERT-base's weights take a millisecond instead of 200."""
+        free_bytes, _ = torch.cuda.mem_get_info()
+        if sum(one.nbytes for one in tensors.values()) > _MAX_SNAPSHOT_SHARE * free_bytes:
+            return super().snapshot(tensors)
+        return {name: tensor.clone() for name, tensor in tensors.items()}
+
+    def to_host(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Copy beside the work that other threads queue."""
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.default_stream())
+        with torch.cuda.stream(stream):
+            return {name: tensor.cpu() for name, tensor in tensors.items()}
 
     def choose_attention(self, *, longest_tokens: int | None) -> None:
         """Use cuDNN's attention for long texts only.

@@ -42,7 +42,7 @@ def return_freed_memory() -> None:
 
 def reduce_gc_frequency() -> None:
     """Let Python collect garbage less often: a million imported objects cost it a second."""
-    gc.set_threshold(10_000, 100)
+    gc.set_threshold(50_000, 100)
     # What is registered first is called last: when nothing is left to do.
     atexit.register(gc.freeze)
 

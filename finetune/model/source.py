@@ -5,6 +5,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -110,10 +111,18 @@ class ModelSource:
             return MINILM_REPOSITORY, self.commit or MINILM_COMMIT
         return (self.name if self.commit else self.folder.resolve().name), self.commit
 
-    @cached_property
+    @property
     def weights_sha256(self) -> str:
         """Digest of the weights: of a single file that of its bytes."""
-        return _digest(self._weight_files())
+        return self.weights_digest.result()
+
+    @cached_property
+    def weights_digest(self) -> Future[str]:
+        """The digest of the weights, which a thread computes from the first use on."""
+        thread = ThreadPoolExecutor(max_workers=1)
+        digest = thread.submit(_digest, self._weight_files())
+        thread.shutdown(wait=False)
+        return digest
 
     @cached_property
     def tokenizer_sha256(self) -> str:

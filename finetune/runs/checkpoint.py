@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from finetune.devices.base import Device
 from finetune.devices.host_memory import spare_bytes
 from finetune.distributed.processes import ALONE, Processes
 from finetune.errors import CheckpointDamaged, UsageError
@@ -57,7 +58,7 @@ Checkpoint = tuple[Mapping[str, Tensors], Mapping[str, Any]]
 class Checkpoints:
     """The checkpoints of a run: what resuming needs, and the best model so far.
 
-    Training waits for a copy in the machine's memory, which a thread writes. A copy that is due
+    Training waits for a copy in memory, which a thread writes. A copy that is due
     while another is written waits in memory, until a newer one takes its place. Where there is no
     room for a copy, training waits until all is written. What can't be written, on a full disk for
     example, gives a warning and is tried again at the next saving.
@@ -72,10 +73,12 @@ class Checkpoints:
         *,
         keep: int,
         options: Mapping[str, Any] | None = None,
+        device: Device,
         emit: Emit,
         processes: Processes = ALONE,
     ) -> None:
         self.folder, self.keep, self.emit, self.processes = folder, keep, emit, processes
+        self._device = device
         # Those of the run, which a checkpoint keeps.
         self.options = options
         # Steps and parameters, until the next saving has written them.
@@ -119,7 +122,7 @@ class Checkpoints:
             self._write_beside(progress.steps, None, waits=True)
             if self._unwritten_best is None:
                 return
-        best = progress.steps, _copy(tensors)
+        best = progress.steps, self._device.snapshot(tensors)
         with self._lock:
             self._unwritten_best = best
 
@@ -130,7 +133,8 @@ class Checkpoints:
 
         def read() -> Tensors:
             if self._unwritten_best is not None:
-                return self._unwritten_best[1]
+                _, best = self._unwritten_best
+                return best if self.processes.count == 1 else self._device.to_host(best)
             with suppress(CheckpointDamaged, KeyError):
                 return read_checkpoint(self._best(progress.best_step))[0]["model"]
             return {}
@@ -168,7 +172,7 @@ class Checkpoints:
         state["options"] = self.options
         self.held = None
         if fits := _fits_in_memory(tensors):
-            tensors = {group: _copy(named) for group, named in tensors.items()}
+            tensors = {group: self._device.snapshot(named) for group, named in tensors.items()}
         else:
             self.wait()
         if fits and (self._is_writing() or not writes):
@@ -222,6 +226,7 @@ class Checkpoints:
         self, path: Path, tensors: Mapping[str, Tensors], state: Mapping[str, Any]
     ) -> None:
         """Write a checkpoint in place of one of the same name."""
+        tensors = {group: self._device.to_host(named) for group, named in tensors.items()}
         names = names_of_checkpoint(tensors)
         under = path.relative_to(self.folder.path).as_posix()
         with self.folder.own.replacing(under, *names, last=MANIFEST_NAME) as partial:
@@ -336,7 +341,3 @@ def _fingerprint(file: Path) -> dict[str, Any]:
 def _fits_in_memory(tensors: Mapping[str, Tensors]) -> bool:
     copy_bytes = sum(tensor.nbytes for group in tensors.values() for tensor in group.values())
     return copy_bytes <= MAX_COPY_FRACTION * spare_bytes()
-
-
-def _copy(tensors: Tensors) -> Tensors:
-    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}

@@ -252,6 +252,8 @@ def _prepare_model(
     recipe = choose_recipe(config, task, rows=len(labels), processes=processes.count)
     with stage("model", emit):
         text_model, recipe = load_for_training(config, recipe, task=task, device=device, emit=emit)
+    # The manifest needs it: half a second of BERT-base.
+    _ = text_model.source.weights_digest
     if recipe.is_contrastive and "batch_size" not in option_sources:
         # A text is contrasted with those of its micro-batch.
         config = change_options(config, {"batch_size": TEXTS_A_STEP})

@@ -151,6 +151,7 @@ class Run:
             folder,
             keep=self.config.output.save_total_limit,
             options=asdict(self.config),
+            device=device,
             emit=emit,
             processes=self.processes,
         )

@@ -86,7 +86,9 @@ def save_step(run: Path, step: int, training_state: TrainingState) -> list[Event
     # The third is worse than the second.
     best_step = 2 if step == 3 else step
     progress, emitted = Progress(steps=step, best_step=best_step), list[Event]()
-    checkpoints = Checkpoints(RunFolder(run), keep=2, emit=emitted.append)
+    checkpoints = Checkpoints(
+        RunFolder(run), keep=2, device=training_state.device, emit=emitted.append
+    )
     if best_step == step:
         checkpoints.save_best(training_state, progress)
     checkpoints.save(training_state, progress)
@@ -122,7 +124,7 @@ def assert_nothing_is_lost(run: Path, training_state: TrainingState) -> None:
             intact.append(path.name)
     newest = max(int(name[5:]) for name in intact if name in ("step-3", "step-4"))
     assert f"best-{2 if newest == 3 else 4}" in intact
-    checkpoints = Checkpoints(folder, keep=2, emit=emitted.append)
+    checkpoints = Checkpoints(folder, keep=2, device=training_state.device, emit=emitted.append)
     assert checkpoints.restore(training_state).steps in (3, 4)
     assert not emitted
     assert save_step(run, 5, training_state) == []

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,17 @@ def test_random_numbers_go_on_where_their_state_was_taken(gpu: Device) -> None:
     expected = draw()
     gpu.set_random_state(state)
     assert all(map(torch.equal, draw(), expected))
+
+
+def test_a_snapshot_keeps_what_later_work_changes_and_is_read_in_another_thread(
+    gpu: Device,
+) -> None:
+    weights = {"a": torch.full((2048, 2048), 0.5, device=gpu.torch_device), "b": torch.ones(3)}
+    snapshot = gpu.snapshot(weights)
+    with ThreadPoolExecutor() as thread:
+        for _ in range(50):
+            weights["a"] @= weights["a"]
+        weights["b"].zero_()
+        read = thread.submit(gpu.to_host, snapshot).result()
+    assert torch.equal(read["a"], torch.full((2048, 2048), 0.5))
+    assert torch.equal(read["b"], torch.ones(3))

@@ -14,6 +14,7 @@ from tiny_training import tiny_training_state
 from transformers import PreTrainedModel
 
 import finetune
+from finetune.devices.cpu import CpuDevice
 from finetune.errors import NotWritten, UsageError
 from finetune.events import Emit, Event, StageStarted, Step, WarningMessage
 from finetune.runs import checkpoint, journal
@@ -154,7 +155,7 @@ def test_a_full_disk_costs_warnings_and_no_run(
 
 def test_a_best_model_that_is_lost_is_replaced_by_the_last_with_a_warning(tmp_path: Path) -> None:
     emitted, progress = list[Event](), Progress(steps=4, best_step=2, best_score=0.5)
-    checkpoints = Checkpoints(RunFolder(tmp_path), keep=1, emit=emitted.append)
+    checkpoints = Checkpoints(RunFolder(tmp_path), keep=1, device=CpuDevice(), emit=emitted.append)
     checkpoints.load_best(tiny_training_state(mode="classifier"), progress)
     [warning] = [event.message for event in emitted if isinstance(event, WarningMessage)]
     assert "the best model, of step 2, can't be read" in warning
@@ -199,7 +200,9 @@ def test_checkpoints_take_a_small_share_of_the_time(
     for seconds_of_one, seconds in ((0.0, 30.0), (6.0, 200.0)):
         monkeypatch.setattr(checkpoint, "EXPECTED_SECONDS", seconds_of_one)
         now[0] = 0.0
-        checkpoints = Checkpoints(RunFolder(tmp_path), keep=1, emit=lambda event: None)
+        checkpoints = Checkpoints(
+            RunFolder(tmp_path), keep=1, device=CpuDevice(), emit=lambda event: None
+        )
         now[0] = seconds - 1
         assert not checkpoints.is_due()
         now[0] = seconds + 1
