@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,22 @@ def file_sha256(path: Path) -> str:
     """Return the sha256 of a file's bytes, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hash_in_thread(files: list[Path]) -> Future[str]:
+    """Compute in a thread the sha256 of a file or, of several, of their names and sha256."""
+
+    def digest() -> str:
+        digests = [file_sha256(file) for file in files]
+        if len(digests) == 1:
+            return digests[0]
+        named = (f"{file.name} {digest}\n" for file, digest in zip(files, digests, strict=True))
+        return hashlib.sha256("".join(named).encode()).hexdigest()
+
+    thread = ThreadPoolExecutor(max_workers=1)
+    sha256 = thread.submit(digest)
+    thread.shutdown(wait=False)
+    return sha256
 
 
 def flush_to_disk(path: Path) -> None:

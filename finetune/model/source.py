@@ -1,11 +1,10 @@
 """A model's files: found in a folder or on the Hub, checked, and read without running any code."""
 
-import hashlib
 import importlib.util
 import os
 import re
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +22,7 @@ from finetune.errors import (
     ModelUnsupported,
     explain,
 )
-from finetune.files import file_sha256, is_there, read_json
+from finetune.files import hash_in_thread, is_there, read_json
 from finetune.hub import CONFIG, SHARDS_INDEX, WEIGHTS, fetch_model, has_weights
 
 if TYPE_CHECKING:
@@ -119,16 +118,13 @@ class ModelSource:
     @cached_property
     def weights_digest(self) -> Future[str]:
         """The digest of the weights, which a thread computes from the first use on."""
-        thread = ThreadPoolExecutor(max_workers=1)
-        digest = thread.submit(_digest, self._weight_files())
-        thread.shutdown(wait=False)
-        return digest
+        return hash_in_thread(self._weight_files())
 
     @cached_property
     def tokenizer_sha256(self) -> str:
         """Digest of the files that the tokenizer is made from."""
         named = (one for one in self.folder.iterdir() if _TOKENIZER_FILE.match(one.name))
-        return _digest(sorted(one for one in named if one.is_file()))
+        return hash_in_thread(sorted(one for one in named if one.is_file())).result()
 
     @contextmanager
     def failures_explained(self) -> Iterator[None]:
@@ -252,12 +248,3 @@ def _read_shard_names(folder: Path) -> list[str]:
         if Path(str(name)).name != name or not name.endswith(".safetensors"):
             raise ValueError(f"{SHARDS_INDEX} names {name}, no safetensors file of its folder")
     return names
-
-
-def _digest(files: list[Path]) -> str:
-    """Return the sha256 of a file or, of several, of their names and sha256."""
-    digests = [file_sha256(file) for file in files]
-    if len(digests) == 1:
-        return digests[0]
-    named = (f"{file.name} {digest}\n" for file, digest in zip(files, digests, strict=True))
-    return hashlib.sha256("".join(named).encode()).hexdigest()

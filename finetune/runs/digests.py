@@ -12,20 +12,31 @@ from finetune.errors import DataDiffers
 from finetune.files import STRICT_JSON, file_sha256, read_json, write_text_atomically
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from finetune.runs.folder import RunFolder
 
 # More than the header of a model's weights.
 HEAD_BYTES = 2**20
 
 
-def record_files(folder: "RunFolder", files: Iterable[Path] | None = None) -> None:
-    """Write digests of all files of a finished run, or new ones of some, into its manifest."""
+def record_files(
+    folder: "RunFolder",
+    files: Iterable[Path] | None = None,
+    *,
+    weights_sha256: "Future[str] | None" = None,
+) -> None:
+    """Write digests of all files of a finished run, or new ones of some, into its manifest.
+
+    That of the model's weights may have been begun in a thread.
+    """
     content = folder.read(folder.manifest_file, dict)
     before = {} if files is None else content["files"]
-    found = {
-        file.relative_to(folder.path).as_posix(): _fingerprint(file, in_full=True)
-        for file in (folder.finished_files if files is None else files)
-    }
+    found = {}
+    for file in folder.finished_files if files is None else files:
+        known = weights_sha256 if file == folder.weights_file else None
+        name = file.relative_to(folder.path).as_posix()
+        found[name] = _fingerprint(file, known, in_full=True)
     write_text_atomically(folder.manifest_file, seal({**content, "files": {**before, **found}}))
 
 
@@ -67,14 +78,16 @@ def _is_as_written(
     return file.is_file() and _fingerprint(file, in_full=in_full).items() <= written.items()
 
 
-def _fingerprint(file: Path, *, in_full: bool) -> dict[str, Any]:
+def _fingerprint(
+    file: Path, sha256: "Future[str] | None" = None, *, in_full: bool
+) -> dict[str, Any]:
     found: dict[str, Any] = {"size_bytes": file.stat().st_size}
     if file.suffix == ".safetensors":
         with file.open("rb") as weights:
             found["head_sha256"] = hashlib.sha256(weights.read(HEAD_BYTES)).hexdigest()
         if not in_full:
             return found
-    return {**found, "sha256": file_sha256(file)}
+    return {**found, "sha256": sha256.result() if sha256 else file_sha256(file)}
 
 
 def seal(content: dict[str, Any]) -> str:

@@ -63,6 +63,7 @@ class RunFolder:
         # Folders step-N with what is needed to resume after N steps, and best-N with the best model
         # so far; gone when the run has finished.
         self.checkpoints_folder = self.path / "checkpoints"
+        self.weights_file = self.model_folder / "model.safetensors"
         # How the model reads texts, and how confident it was on validation rows.
         self.inference_file = self.model_folder / "inference.json"
         self.confidences_file = self.model_folder / "confidences.json"
@@ -188,7 +189,7 @@ class RunFolder:
         """
         files = (self.predictions_file, self.validation_file, self.state_file, self.results_file)
         self.claim(*files, self.inference_file, self.confidences_file)
-        names = ["model.safetensors", *names]
+        names = [self.weights_file.name, *names]
         with self.own.replacing(self.model_folder.name, *names, last=names[-1]) as folder:
             yield folder
 

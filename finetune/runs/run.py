@@ -7,6 +7,7 @@ checkpoint, ``Run.train`` takes the steps, ``Run.finish`` saves and evaluates th
 import time
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cache, partial
@@ -22,7 +23,13 @@ from finetune.distributed.processes import SECONDS_LATE
 from finetune.evaluation.predict import Predictor
 from finetune.evaluation.statistics import measure_calibration
 from finetune.events import Info, WarningMessage, clock, ignore, stage
-from finetune.files import read_jsonl, write_json, write_jsonl, write_text_atomically
+from finetune.files import (
+    hash_in_thread,
+    read_jsonl,
+    write_json,
+    write_jsonl,
+    write_text_atomically,
+)
 from finetune.model.load import TextModel, load_pretrained, save_model, saved_names
 from finetune.model.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter
 from finetune.runs.batch_sizes import make_batch_sizes, with_batch_sizes
@@ -147,6 +154,8 @@ class Run:
                 self.head = HeadSolver(
                     preparation, self.training_state, self.predictor, self.examples["train"]
                 )
+        # Of the saved model, begun when it is written.
+        self._weights_sha256: Future[str] | None = None
         self.checkpoints = Checkpoints(
             folder,
             keep=self.config.output.save_total_limit,
@@ -341,7 +350,7 @@ class Run:
                     write_pages(folder, replace(results, stage_seconds=clock.seconds()))
             self.emit.close()
             with clock("saving"):
-                record_files(folder)
+                record_files(folder, weights_sha256=self._weights_sha256)
             # Last, as without checkpoints it is what makes the run finished.
             results = replace(results, stage_seconds=clock.take())
             write_json(folder.results_file, results.to_json())
@@ -361,6 +370,8 @@ class Run:
             save_adapter(adapter, saved, folder)
         with folder.finishing(saved_names(saved)) as model_folder:
             save_model(saved, model_folder, with_weights=self.config.model.merge)
+        if self.config.model.merge:
+            self._weights_sha256 = hash_in_thread([folder.weights_file])
         write_inference(folder, self.config.model, max_tokens=saved.max_tokens)
         if validation:
             write_confidences(folder, saved.task, *validation)
