@@ -1,5 +1,6 @@
 """The command ``finetune``: its commands, imported when they are called, and its exit codes."""
 
+import atexit
 import difflib
 import importlib
 import io
@@ -7,6 +8,7 @@ import os
 import shlex
 import socket
 import sys
+import threading
 import time
 import traceback
 from contextlib import suppress
@@ -164,9 +166,12 @@ def cli() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and leave the process with its exit code."""
+    has_succeeded = threading.Event()
     if arguments is None:
         # The process is the command's own, and may be set up for it.
         arguments = sys.argv[1:]
+        # What is registered first is called last.
+        atexit.register(_skip_teardown, has_succeeded)
         keep_freed_memory()
         reduce_gc_frequency()
         if isinstance(sys.stdout, io.TextIOWrapper):
@@ -197,6 +202,17 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(1)
     except (Exception, KeyboardInterrupt) as error:
         _leave(_explain(error, request), arguments)
+    has_succeeded.set()
+
+
+def _skip_teardown(has_succeeded: threading.Event) -> None:
+    """End the process at once: Python would need 0.2 s to free what the system frees anyway."""
+    if has_succeeded.is_set():
+        # What can't be written is an error that Python reports.
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
 
 
 def _explain(error: BaseException, request: StopRequest) -> Failure:

@@ -1,6 +1,5 @@
 """The machine's CPU and system, without torch."""
 
-import atexit
 import ctypes
 import gc
 import platform
@@ -43,8 +42,6 @@ def return_freed_memory() -> None:
 def reduce_gc_frequency() -> None:
     """Let Python collect garbage less often: a million imported objects cost it a second."""
     gc.set_threshold(50_000, 100)
-    # What is registered first is called last: when nothing is left to do.
-    atexit.register(gc.freeze)
 
 
 def read_sysctl(name: str) -> str | None:

@@ -213,6 +213,19 @@ def test_help_takes_little_longer_than_click_itself(tmp_path: Path) -> None:
     assert max(others) < 4 * hello_seconds
 
 
+def test_exit_handlers_of_libraries_run_before_a_command_ends() -> None:
+    code = """
+import atexit, sys
+sys.argv = ["finetune", "config", "ls"]
+from finetune.commands import main
+main.reduce_gc_frequency = lambda: atexit.register(print, "during")
+main.main()
+"""
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (child.returncode, child.stderr) == (0, "")
+    assert child.stdout.splitlines()[-1] == "during"
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_standard_output_that_takes_nothing_is_an_error() -> None:
     command = f"{sys.executable} -m finetune config show > /dev/full"
