@@ -1,6 +1,7 @@
 """Whole machines, from processor to device."""
 
 import os
+import py_compile
 import shutil
 import subprocess
 import sys
@@ -124,6 +125,23 @@ def test_a_processor_is_told_by_its_kind_and_name(monkeypatch: pytest.MonkeyPatc
     assert check_cpu().finding == "arm64, Apple M4 Max"
     pretend(LINUX, monkeypatch)
     assert check_cpu().finding == "x86_64, AMD EPYC 7763"
+
+
+@pytest.mark.parametrize("keeps_bytecode", [False, True])
+def test_a_python_that_compiles_pytorch_at_each_start_is_a_warning(
+    keeps_bytecode: bool, tmp_path: Path
+) -> None:
+    code = "from finetune.doctor.checkup import check_python as check; print(check().status)"
+    (tmp_path / "torch").mkdir()
+    source = tmp_path / "torch" / "__init__.py"
+    source.touch()
+    if keeps_bytecode:
+        py_compile.compile(str(source))
+    variables = {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    child = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | variables, capture_output=True, text=True
+    )
+    assert child.stdout.strip() == ("ok" if keeps_bytecode else "warning"), child.stderr
 
 
 def test_little_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
