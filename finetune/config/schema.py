@@ -202,8 +202,7 @@ class TrainingConfig:
         None, "Recompute the layers in the backward pass. Default: off; --batch-size auto chooses."
     )
     effective_batch_size: Count | None = _option(
-        None,
-        "Examples per optimizer step; gradients are accumulated. Default: the batch size.",
+        None, "Examples per optimizer step; gradients are accumulated. Default: the batch size."
     )
     eval_batch_size: Count = _resumable(
         64, "Examples per forward pass in evaluation; on mps a run uses --batch-size."
@@ -222,10 +221,7 @@ class TrainingConfig:
         "Passes over the training split. Default: 3, for a head alone 100; adapted to the rows.",
     )
     max_steps: Count | None = _option(None, "Stop after N steps, not after epochs.")
-    warmup_fraction: Share = _option(
-        0.1,
-        "Fraction of the steps in which the learning rate rises.",
-    )
+    warmup_fraction: Share = _option(0.1, "Fraction of the steps in which the learning rate rises.")
     weight_decay: Amount | None = _option(
         None, "Decoupled weight decay; not on biases and norms. Default: 0.01, 0 for a head alone."
     )
@@ -244,8 +240,7 @@ class TrainingConfig:
     )
     focal_gamma: Amount = _option(2.0, "Exponent of the focal loss; 0 is cross-entropy.")
     label_smoothing: Fraction = _option(
-        0.0,
-        "Part of a label's weight that is spread over all classes.",
+        0.0, "Part of a label's weight that is spread over all classes."
     )
     metric_for_best_model: str | None = _option(
         None,

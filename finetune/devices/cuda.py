@@ -6,13 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import distributed
 
-from finetune.devices.base import (
-    BatchShapes,
-    Device,
-    DeviceMemory,
-    Unusable,
-    why_operation_fails,
-)
+from finetune.devices.base import BatchShapes, Device, DeviceMemory, Unusable, why_operation_fails
 from finetune.devices.host import gibibytes
 from finetune.errors import UsageError
 
@@ -29,11 +23,7 @@ _MAX_WITHOUT_CUDNN = 96
 # pays off if it comes again, so ragged batches are filled up. In an extraction, the widest
 # activation of BERT-base takes 200 MB.
 CAPTURED_SHAPES = BatchShapes(
-    max_shapes=16,
-    min_padded_length=8,
-    multiple_of=8,
-    pads_batches=True,
-    extraction_tokens=2**14,
+    max_shapes=16, min_padded_length=8, multiple_of=8, pads_batches=True, extraction_tokens=2**14
 )
 
 # What PyTorch says where there is none.

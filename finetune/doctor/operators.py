@@ -28,12 +28,7 @@ from finetune.config.schema import ModelConfig
 from finetune.devices import host
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
-from finetune.devices.emulation import (
-    dispatching_as_mps,
-    name_on_mps,
-    run_composite,
-    run_on_cpu,
-)
+from finetune.devices.emulation import dispatching_as_mps, name_on_mps, run_composite, run_on_cpu
 from finetune.devices.mps.chips import generation
 from finetune.devices.mps.known_faults import KnownFault, known_faults, named_arguments
 from finetune.devices.mps.operators import Status, status_of

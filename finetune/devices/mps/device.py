@@ -11,13 +11,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from finetune.devices import host, host_memory
-from finetune.devices.base import (
-    BatchShapes,
-    Device,
-    DeviceMemory,
-    Unusable,
-    why_operation_fails,
-)
+from finetune.devices.base import BatchShapes, Device, DeviceMemory, Unusable, why_operation_fails
 from finetune.devices.check import HIGH, LOW, high_ratio
 from finetune.devices.host import gibibytes
 from finetune.devices.mps.chips import generation, max_tokens
@@ -102,9 +96,7 @@ class MpsDevice(Device):
             and version < _FIRST_WITH_BIAS_OF_VECTORS
         )
         self.shapes = replace(
-            FEW_SHAPES,
-            max_tokens=max_tokens(chip),
-            min_examples=2 if drops_bias_of_vectors else 1,
+            FEW_SHAPES, max_tokens=max_tokens(chip), min_examples=2 if drops_bias_of_vectors else 1
         )
 
     def make_group(self) -> NoReturn:
