@@ -86,15 +86,10 @@ def find(case: Case, where: Search) -> SearchResult:
         case, device, limit_bytes=limit_bytes, timeout_seconds=time_limit, emit=where.emit
     ) as runner:
         budget_bytes = runner.budget_bytes()
-        if (
-            cached
-            and cached.is_short_of_memory
-            and budget_bytes > _MORE_BUDGET * cached.budget_bytes
-        ):
-            first = cached.max_verified
-        elif cached:
-            trial = runner.run_afresh(cached.recommended)
-            if trial.status == "fits":
+        if cached:
+            if cached.is_short_of_memory and budget_bytes > _MORE_BUDGET * cached.budget_bytes:
+                first = cached.max_verified
+            elif runner.run_afresh(cached.recommended).status == "fits":
                 return replace(cached, budget_bytes=budget_bytes)
         seconds_left = time_limit - (time.perf_counter() - started)
         history = History(budget_bytes, limit, first, seconds_left, device.memory.swaps)
