@@ -90,17 +90,15 @@ def resolve(repo_type: RepoType, name: str, *, revision: str | None) -> Reposito
         if not folder.is_dir():
             raise unreachable from error
         paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-        return Repository(
-            repo_type, name, commit, frozenset(map(Path.as_posix, paths)), unreachable
-        )
+        files = frozenset(map(Path.as_posix, paths))
+        return Repository(repo_type, name, commit, files, unreachable)
     if info.sha != revision:  # downloads by commit do not store the branch
         with _errors_explained(repo_type, name, "the cache can't be used"):
             reference = _cache_of(repo_type, name) / "refs" / revision
             reference.parent.mkdir(parents=True, exist_ok=True)
             reference.write_text(info.sha)
-    return Repository(
-        repo_type, name, info.sha, frozenset(one.rfilename for one in info.siblings or ())
-    )
+    files = frozenset(one.rfilename for one in info.siblings or ())
+    return Repository(repo_type, name, info.sha, files)
 
 
 def fetch_model(name: str, *, revision: str | None, with_weights: bool = True) -> Path:
