@@ -398,13 +398,11 @@ OPTION_BY_OTHER_NAME = {
 
 def change_options(config: Config, values: Mapping[str, Any]) -> Config:
     """Return a configuration in which these options have these values."""
-    sections: dict[str, Any] = {}
     for name, value in values.items():
         section = OPTIONS[name].section
-        sections[section] = replace(
-            sections.get(section, getattr(config, section)), **{name: value}
-        )
-    return replace(config, **sections)
+        changed: Any = replace(getattr(config, section), **{name: value})
+        config = replace(config, **{section: changed})
+    return config
 
 
 def default_learning_rate(mode: Mode, *, hidden_size: int, structure: Any) -> float:
