@@ -51,11 +51,8 @@ def check_variables() -> Iterator[Check]:
         ("mps_prefer_metal", PREFER_METAL, is_set(PREFER_METAL), "takes 6 to 10 times as long for "
          "matrix products (pytorch#198182)"),
     ):  # fmt: skip
-        finding = f"{variable}={os.environ.get(variable, '')}"
-        remedy = f"unset {variable}"
-        yield Check.warn_unless(
-            not is_harmful, name, f"{finding} {effect}" if is_harmful else finding, remedy
-        )
+        finding = f"{variable}={os.environ.get(variable, '')}" + f" {effect}" * is_harmful
+        yield Check.warn_unless(not is_harmful, name, finding, f"unset {variable}")
 
 
 def is_set(variable: str) -> bool:
