@@ -68,10 +68,6 @@ class BenchResults:
     rows: Sequence[Row]
     schema_version: int = 1
 
-    def of(self, group: str) -> list[Row]:
-        """Return the rows of a group."""
-        return [row for row in self.rows if row.group == group]
-
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``bench.json``; its readers get the rows a second as well."""
         rows = [asdict(row) | {"rows_per_second": row.rows_per_second} for row in self.rows]
@@ -102,7 +98,7 @@ def tabulate(results: BenchResults) -> list[BenchTable]:
     published = yaml.safe_load((files("finetune.bench") / "published.yaml").read_text("utf-8"))
     tables = []
     for group in (*GROUPS, "own"):
-        if rows := results.of(group):
+        if rows := [row for row in results.rows if row.group == group]:
             tables.append(_measured(group, rows))
             if table := published.get(group):
                 tables.append(BenchTable("The article's", **table, group=group))
