@@ -29,7 +29,6 @@ from finetune.devices.emulation import keeping_memory_as
 from finetune.devices.mps.chips import Mac
 from finetune.errors import ModelUnsupported
 
-_NEEDS_NUMBERS = (DataDependentOutputException, DynamicOutputShapeException)
 # The first shows the floor. The others are on the line of large batches, whatever the model.
 _BATCH_SIZES = (1, 256, 1024)
 # What a process holds is the offset and so many times its live tensors, give or take the error.
@@ -100,7 +99,7 @@ def live_peaks(case: Case, batch_sizes: Sequence[int]) -> list[int]:
                 memory.reset_peak()
                 model.take_step(batch_size=batch_size)
                 peaks.append(memory.peak_bytes)
-    except _NEEDS_NUMBERS as error:
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ModelUnsupported(
             f"the memory of {case.architecture['model_type']} can't be estimated: its operations "
             "depend on numbers, and an estimate has shapes alone",

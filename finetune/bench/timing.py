@@ -51,7 +51,7 @@ def measure(
 ) -> Iterator[list[Row]]:
     """Yield all rows so far after each workload on each device; repeat while time is left.
 
-    Other make_steps comes and goes, so the timings are spread out instead of taken back to back.
+    Other work comes and goes, so the timings are spread out instead of taken back to back.
     """
     pairs = list(product(range(len(workloads)), devices))
     rows: dict[tuple[int, str], list[Row]] = {}

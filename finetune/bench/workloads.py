@@ -41,7 +41,6 @@ SEED = 0
 # first thousand, of the questions 13.0.
 _CHARACTERS_A_TOKEN = 4.4
 _SPECIAL_TOKENS = 2
-MODES = (Mode("full"), Mode("classifier"))
 MLP_WIDTHS = (1024, 512, 256)
 # Channels of VGG16's convolutions of 3 by 3; 0 halves the image.
 _VGG16 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
@@ -235,7 +234,7 @@ def training_workloads(selection: Selection) -> list[Workload]:
     lengths = np.resize(selection.lengths, ARTICLE_TEXTS)
     sizes = _ARTICLE_BATCH_SIZES[:1] if selection.is_quick else _ARTICLE_BATCH_SIZES
     workloads = []
-    for mode in MODES:
+    for mode in (Mode("full"), Mode("classifier")):
         make_model = partial(_make_articles_model, mode)
         make_batch = partial(_text_batch, selection.lengths, padded_length=ARTICLE_TOKENS)
         build = build_module(make_model, make_batch, partial(torch.optim.AdamW, lr=_LEARNING_RATE))

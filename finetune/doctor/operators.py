@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from finetune import events
 from finetune.batch_finder.case import Case, architecture_of
-from finetune.batch_finder.trial_model import TrialModel, prepare_trial_model
+from finetune.batch_finder.trial_model import prepare_trial_model
 from finetune.config.mode import Mode
 from finetune.config.schema import ModelConfig
 from finetune.devices import host
@@ -34,7 +34,7 @@ from finetune.devices.mps.known_faults import KnownFault, known_faults, named_ar
 from finetune.devices.mps.operators import Status, status_of
 from finetune.model.factory import loss_of
 from finetune.model.shape import count_positions, random_classifier
-from finetune.model.structure import Structure, find_structure
+from finetune.model.structure import find_structure
 
 # The release, whose faults are looked up.
 _TORCH_VERSION = torch.__version__.partition("+")[0]
@@ -96,15 +96,12 @@ def audit_classifier(
 
     fp16 is recorded as bf16, which dispatches the same, with the scaling of the gradients around.
     """
-    fake = _fake_copy(model)
-    trial = prepare_trial(
-        fake,
-        find_structure(model),
-        mode=mode,
-        precision="bf16" if precision == "fp16" else precision,
-        padded_length=padded_length,
-        device=CpuDevice(),
+    fake, device = _fake_copy(model), CpuDevice()
+    dispatched = "bf16" if precision == "fp16" else precision
+    case = case_of(
+        model, device=device, mode=mode, precision=dispatched, padded_length=padded_length
     )
+    trial = prepare_trial_model(case, fake, find_structure(model), device=device)
     recorder = _Recorder(fake)
     recorder.places.name_steps_of(trial.training_state.optimizer)
     if precision == "fp16":
@@ -118,25 +115,13 @@ def audit_classifier(
     return recorder.report()
 
 
-def prepare_trial(
-    model: PreTrainedModel,
-    structure: Structure,
-    *,
-    mode: Mode,
-    precision: str,
-    padded_length: int,
-    device: Device,
-) -> TrialModel:
-    """Make a model ready for steps on a device, in place."""
-    case = Case(
-        device=device.name,
-        architecture=architecture_of(model.config.to_dict()),
-        classes=cast(int, model.config.num_labels),
-        mode=mode,
-        padded_length=padded_length,
-        precision=precision,
-    )
-    return prepare_trial_model(case, model, structure, device=device)
+def case_of(
+    model: PreTrainedModel, *, device: Device, mode: Mode, precision: str, padded_length: int
+) -> Case:
+    """Return the case of a step of a model on a device."""
+    classes = cast(int, model.config.num_labels)
+    architecture = architecture_of(model.config.to_dict())
+    return Case(device.name, architecture, classes, mode, padded_length, precision)
 
 
 def audit_module(module: nn.Module, batch: Mapping[str, object]) -> OperatorReport:

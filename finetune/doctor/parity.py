@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from finetune.batch_finder.trial_model import prepare_trial_model
 from finetune.config.mode import Mode
 from finetune.config.schema import ModelConfig
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
-from finetune.doctor.operators import CLASSES, prepare_trial
+from finetune.doctor.operators import CLASSES, case_of
 from finetune.events import Emit, Info
 from finetune.model.load import load_model
 from finetune.model.mean_pooling import has_mean_layer
@@ -112,10 +113,8 @@ def compare_model(
     inputs = inputs_of_texts(texts, takes_4d_mask=structure.takes_4d_mask)
     labels = np.random.default_rng(0).integers(CLASSES, size=_TEXTS)
     examples = Examples(inputs.inputs_of, inputs.lengths, labels, np.ones(_TEXTS, np.float32))
-    trial = prepare_trial(
-        model, structure, mode=mode, precision=precision, padded_length=longest, device=device
-    )
-    state = trial.training_state
+    case = case_of(model, device=device, mode=mode, precision=precision, padded_length=longest)
+    state = prepare_trial_model(case, model, structure, device=device).training_state
     lengths = sorted({min(device.shapes.padded_length(one), longest) for one in _LENGTHS})
     sizes = sorted({*(min(one, max_batch_size) for one in _BATCH_SIZES), max_batch_size})
     shapes = [(size, length) for length, size in product(lengths, sizes)]

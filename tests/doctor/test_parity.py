@@ -55,14 +55,14 @@ def plant_fault(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that plants a fault in what is compared."""
 
     def plant_later(fault: Any, by: Any = plant) -> None:
-        prepare = parity.prepare_trial
+        prepare = parity.prepare_trial_model
 
         def prepare_with_fault(*arguments: Any, **options: Any) -> TrialModel:
             trial = prepare(*arguments, **options)
             by(trial.training_state, fault)
             return trial
 
-        monkeypatch.setattr(parity, "prepare_trial", prepare_with_fault)
+        monkeypatch.setattr(parity, "prepare_trial_model", prepare_with_fault)
 
     return plant_later
 
