@@ -52,7 +52,6 @@ class Mode(str):
     @property
     def trained_layers(self) -> int | None:
         """The number of layers that train, from the top; None for all of them."""
-        last = _LAST.fullmatch(self)
-        if last is None and self.trains_encoder:
-            return None
-        return int(last[1]) if last else 0
+        if last := _LAST.fullmatch(self):
+            return int(last[1])
+        return None if self.trains_encoder else 0
