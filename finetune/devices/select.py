@@ -13,7 +13,7 @@ from finetune.devices.cuda import CudaDevice
 from finetune.devices.host import gibibytes
 from finetune.devices.mps.device import MpsDevice
 from finetune.errors import ConfigurationInvalid, DeviceNotAvailable, UsageError
-from finetune.events import Emit
+from finetune.events import Emit, ignore
 
 # In the order in which "auto" tries them.
 DEVICES: dict[str, type[Device]] = {one.name: one for one in (CudaDevice, MpsDevice, CpuDevice)}
@@ -66,7 +66,7 @@ def check_gpus() -> Iterator[Check]:
 def check_device(asked: str) -> Check:
     """Say which device a run with this ``--device``, one of ``DEVICE_NAMES``, takes."""
     try:
-        device = select_device(asked, emit=lambda event: None)
+        device = select_device(asked, emit=ignore)
     except DeviceNotAvailable as error:
         return Check("device", "failure", error.message, error.remedy)
     precisions = ", ".join(device.precisions)

@@ -44,11 +44,6 @@ _NOT_FOR_DEVICES = ("prim", "profiler")
 CLASSES = 6
 
 
-def with_stars(name: str) -> str:
-    """Put ``*`` in place of the numbers in a module's name, so that all layers have one."""
-    return ".".join("*" if part.isdigit() else part for part in name.split("."))
-
-
 @dataclass(frozen=True)
 class Operator:
     """An operator, such as ``aten::addmm``, and how MPS runs it.
@@ -151,7 +146,9 @@ class _Places:
         self._places: list[str] = []
         self._owners: dict[int, str] = {}
         for name, module in model.named_modules():
-            place = with_stars(name) or type(model).__name__
+            # All layers share a name.
+            starred = ".".join("*" if part.isdigit() else part for part in name.split("."))
+            place = starred or type(model).__name__
             self._owners |= {id(one): place for one in module.parameters(recurse=False)}
             module.register_forward_pre_hook(partial(self._enter, place))
             module.register_forward_hook(self._leave, always_call=True)
