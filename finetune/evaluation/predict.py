@@ -62,6 +62,7 @@ class Predictor:
         return examples.aggregate(logits)
 
 
+@torch.inference_mode()
 def predict_logits(
     model: nn.Module,
     examples: ModelInputs,
@@ -78,21 +79,20 @@ def predict_logits(
     # One tensor for all: a small one kept of each batch would fragment the C library's memory,
     # which would grow with the batches.
     logits, done = torch.empty(0), 0
-    with torch.inference_mode():
-        for batch in batches:
-            indices = batch.indices
-            if device.shapes.pads_batches:
-                filled = max(batch_size, device.shapes.min_examples)
-                indices = fill_batch(indices, batch_size=filled)
-            inputs = examples.inputs_of(indices, batch.padded_length)
-            inputs = {name: device.copy(tensor) for name, tensor in inputs.items()}
-            batch_logits = model(**inputs).logits
-            if not done:
-                shape = (len(examples.lengths), batch_logits.shape[-1])
-                logits = batch_logits.new_empty(shape, dtype=torch.float32)
-            count = len(batch.indices)
-            logits[done : done + count] = batch_logits[:count]
-            done += count
+    for batch in batches:
+        indices = batch.indices
+        if device.shapes.pads_batches:
+            filled = max(batch_size, device.shapes.min_examples)
+            indices = fill_batch(indices, batch_size=filled)
+        inputs = examples.inputs_of(indices, batch.padded_length)
+        inputs = {name: device.copy(tensor) for name, tensor in inputs.items()}
+        batch_logits = model(**inputs).logits
+        if not done:
+            shape = (len(examples.lengths), batch_logits.shape[-1])
+            logits = batch_logits.new_empty(shape, dtype=torch.float32)
+        count = len(batch.indices)
+        logits[done : done + count] = batch_logits[:count]
+        done += count
     in_planned_order = logits.cpu().numpy()
     in_order = np.empty_like(in_planned_order)
     in_order[np.concatenate([batch.indices for batch in batches])] = in_planned_order

@@ -13,6 +13,7 @@ from finetune.tasks.labels import flat_values, map_values, sort_classes
 from finetune.tasks.metrics import (
     METRICS,
     MULTI,
+    Array,
     Metric,
     Needs,
     ProblemType,
@@ -108,10 +109,9 @@ class Predictions(Shown, list[Prediction]):
 class Outputs(NamedTuple):
     """Predictions for each row; None for what the task does not have."""
 
+    # Class numbers [rows], yes or no for each class [rows, classes], or numbers [rows].
     predicted: NDArray[Any]
-    """Class numbers [rows], yes or no for each class [rows, classes], or numbers [rows]."""
-    probabilities: NDArray[np.float32] | None = None
-    """Of each class: [rows, classes]."""
+    probabilities: NDArray[np.float32] | None = None  # of each class: [rows, classes]
 
 
 @dataclass(frozen=True)
@@ -126,15 +126,11 @@ class Task(ABC):
 
     name: ClassVar[str]
     problem_type: ClassVar[ProblemType]
-    result_name: ClassVar[str]
-    """The name of a prediction in JSON."""
-    can_abstain: ClassVar[bool] = False
-    """Whether a text has exactly one class, with a probability."""
-    limit: ClassVar[str]
-    """A sentence for the model card on what its predictions can't say."""
+    result_name: ClassVar[str]  # of a prediction in JSON
+    can_abstain: ClassVar[bool] = False  # whether a text has exactly one class, with a probability
+    limit: ClassVar[str]  # a sentence for the model card on what its predictions can't say
     mistakes_title: ClassVar[str]
-    error_name: ClassVar[str]
-    """What ``row_errors`` are."""
+    error_name: ClassVar[str]  # what ``row_errors`` are
 
     class_names: Sequence[str] = ()
     temperature: float = field(default=1.0, kw_only=True)
@@ -374,12 +370,7 @@ class Task(ABC):
         return self.score_outputs(self.read_logits(logits), losses, labels, others=others)
 
     def score_outputs(
-        self,
-        outputs: Outputs,
-        losses: NDArray[Any],
-        labels: Labels,
-        *,
-        others: Sequence[Metric] = (),
+        self, outputs: Outputs, losses: Array, labels: Labels, *, others: Sequence[Metric] = ()
     ) -> Scores:
         """Compare predictions, and the loss of each row, with the true labels."""
         weights = np.ones(len(labels))
@@ -389,8 +380,7 @@ class Task(ABC):
             "losses": losses,
         }
         metrics = compute_metrics(self.problem_type, labels, needed, weights)
-        for metric in others:
-            metrics[metric.name] = metric.compute(labels, outputs.predicted, weights)
+        metrics |= {one.name: one.compute(labels, outputs.predicted, weights) for one in others}
         baseline = self.baseline_predictions(labels)
         baselines = {
             name: METRICS[name].compute(labels, baseline, weights)

@@ -156,10 +156,7 @@ def load_evaluate_metric(name: str) -> Metric:
 
 
 def compute_metrics(
-    problem_type: ProblemType,
-    labels: Array,
-    outputs: Mapping[Needs, Array | None],
-    weights: Floats,
+    problem_type: ProblemType, labels: Array, outputs: Mapping[Needs, Array | None], weights: Floats
 ) -> dict[str, float]:
     """Return the metrics whose needs are among the outputs, by name."""
     return {
@@ -357,11 +354,8 @@ class Scores(Shown):
     @property
     def values(self) -> list[MetricValue]:
         """The metrics without the loss, the most important first."""
-        return [
-            MetricValue(METRICS[name], self.metrics[name])
-            for name in self.metrics
-            if name != "loss"
-        ]
+        metrics = self.metrics.items()
+        return [MetricValue(METRICS[name], value) for name, value in metrics if name != "loss"]
 
     def records(self) -> list[dict[str, Any]]:
         """Return one row with all numbers but those of the classes."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from finetune.tasks.labels import (
     name_classes,
     split_labels,
 )
-from finetune.tasks.metrics import MULTI, ProblemType, average_precisions
+from finetune.tasks.metrics import MULTI, average_precisions
 
 if TYPE_CHECKING:
     import torch
@@ -39,17 +39,16 @@ MIN_THRESHOLD = 1e-6
 class Multi(Task):
     """Any number of classes per text; the labels are float32 of shape [rows, classes], 0 or 1."""
 
-    name: ClassVar[str] = "multi"
-    problem_type: ClassVar[ProblemType] = MULTI
-    result_name: ClassVar[str] = "labels"
-    limit: ClassVar[str] = (
+    name = "multi"
+    problem_type = MULTI
+    result_name = "labels"
+    limit = (
         "A text has a class from the threshold above on, which was chosen on the validation "
         "split and is in `config.json`. With `top_k=None` the pipeline gives the probability "
         "of each class; it applies no thresholds."
     )
-
-    mistakes_title: ClassVar[str] = "Most wrong classes"
-    error_name: ClassVar[str] = "wrong classes"
+    mistakes_title = "Most wrong classes"
+    error_name = "wrong classes"
 
     thresholds: Sequence[float] = ()
 
@@ -197,8 +196,7 @@ def find_thresholds(
     """Return the threshold of each class: its own and that of all classes, by the class's rows."""
     from scipy.special import expit, logit
 
-    columns = zip(probabilities.T, true.T, strict=True)
-    own = [find_threshold(*column) for column in columns]
+    own = list(map(find_threshold, probabilities.T, true.T))
     common = find_threshold(probabilities.ravel(), true.ravel())
     rows = true.sum(axis=0)
     weights = rows / (rows + ROWS_OF_COMMON_THRESHOLD)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from finetune.errors import ConfigurationInvalid, DataError
 from finetune.tasks.base import Logits, Outputs, Task, scale_parameters
 from finetune.tasks.labels import NUMBER
-from finetune.tasks.metrics import NUMBERS, ProblemType
+from finetune.tasks.metrics import NUMBERS
 
 if TYPE_CHECKING:
     import torch
@@ -25,12 +25,12 @@ class Regression(Task):
     ``scale_output_layer`` makes its output layer give the units themselves: ``is_scaled``.
     """
 
-    name: ClassVar[str] = "regression"
-    problem_type: ClassVar[ProblemType] = NUMBERS
-    result_name: ClassVar[str] = "value"
-    limit: ClassVar[str] = "A number may lie beyond those of the training rows."
-    mistakes_title: ClassVar[str] = "Largest errors"
-    error_name: ClassVar[str] = "error"
+    name = "regression"
+    problem_type = NUMBERS
+    result_name = "value"
+    limit = "A number may lie beyond those of the training rows."
+    mistakes_title = "Largest errors"
+    error_name = "error"
 
     mean: float = 0.0
     deviation: float = 1.0

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from finetune.tasks.base import Logits, Outputs, Task
 from finetune.tasks.labels import distinct_values, map_values, name_classes
-from finetune.tasks.metrics import SINGLE, ProblemType
+from finetune.tasks.metrics import SINGLE
 from finetune.tasks.tables import percent
 
 if TYPE_CHECKING:
@@ -23,15 +23,13 @@ ClassNumbers = NDArray[np.int64]
 class Single(Task):
     """One class per text; the labels are int64 of shape [rows]."""
 
-    name: ClassVar[str] = "single"
-    problem_type: ClassVar[ProblemType] = SINGLE
-    result_name: ClassVar[str] = "label"
-    can_abstain: ClassVar[bool] = True
-    limit: ClassVar[str] = (
-        "Every text gets one of the classes above, even one that belongs to none of them."
-    )
-    mistakes_title: ClassVar[str] = "Most confident mistakes"
-    error_name: ClassVar[str] = "probability"
+    name = "single"
+    problem_type = SINGLE
+    result_name = "label"
+    can_abstain = True
+    limit = "Every text gets one of the classes above, even one that belongs to none of them."
+    mistakes_title = "Most confident mistakes"
+    error_name = "probability"
 
     @classmethod
     def parse(cls, columns: Sequence["Column"]) -> "list[Column]":

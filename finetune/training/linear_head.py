@@ -57,8 +57,7 @@ class LinearHead:
 
     def logits(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the logits of features: float32 of shape [rows, outputs]."""
-        logits: NDArray[np.float32] = (features @ self.weight.T + self.bias).astype(np.float32)
-        return logits
+        return np.asarray(features @ self.weight.T + self.bias, np.float32)
 
 
 def solve(

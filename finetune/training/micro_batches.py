@@ -222,6 +222,7 @@ def _cut_windows(
     # The longest first: those that follow are cut where one ends.
     order = np.argsort(-examples.windows.counts[all_indices], kind="stable")
     counts = examples.windows.counts[all_indices[order]].tolist()
+    move = partial(_move_inputs, examples, padded_length=batch.padded_length, device=device)
     for group in _group(counts, limit=batch_size):
         chosen = order[group]
         indices = all_indices[chosen]
@@ -237,17 +238,10 @@ def _cut_windows(
             ]
         members = np.concatenate(slice_owners) == np.arange(len(indices))[:, None]
         yield WindowBatch(
-            partial(_move_slices, examples, slices, batch.padded_length, device),
+            partial(map, move, slices),
             [len(one) for one in slices],
             device.copy(torch.from_numpy(members)),
             examples.windows.aggregation,
             labels=device.copy(torch.from_numpy(examples.labels[indices])),
             loss_weights=device.copy(torch.from_numpy(all_weights[chosen])),
         )
-
-
-def _move_slices(
-    examples: Examples, slices: Sequence[NDArray[np.int64]], padded_length: int, device: Device
-) -> Iterator[Inputs]:
-    for windows in slices:
-        yield _move_inputs(examples, windows, padded_length, device)

@@ -112,7 +112,7 @@ def compare_with_cpu(
 
     A shape is a batch's number of examples and padded length. The model is left in evaluation mode.
     """
-    model, precision = state.model, state.precision
+    model = state.model
     loss_scale = max(1.0, state.scaler.get_scale() / _LOSS_SCALE_MARGIN)
     least = state.device.shapes.min_examples
     shapes = [(max(count, least), length) for count, length in shapes]
@@ -122,11 +122,6 @@ def compare_with_cpu(
     trained = state.trained_parameters()
     cpu_trained = {name: weights[name] for name in trained}
 
-    def on_device(inputs: Inputs) -> torch.Tensor:
-        with state.device.autocast(precision):
-            logits: torch.Tensor = model(**inputs).logits
-        return logits
-
     def on_cpu(inputs: Inputs) -> torch.Tensor:
         logits: torch.Tensor = functional_call(model, weights, kwargs=inputs).logits
         return logits
@@ -134,10 +129,9 @@ def compare_with_cpu(
     batches = _pick_batches(examples, shapes, state.device, seed)
     cpu_batches = _pick_batches(examples, shapes, CpuDevice(), seed)
     with without_tf32():
-        actual = _compute(on_device, trained, batches, state.losses, loss_scale)
+        actual = _compute(state.logits, trained, batches, state.losses, loss_scale)
         expected = _compute(on_cpu, cpu_trained, cpu_batches, state.losses)
-    tolerances = _TOLERANCES[precision]
-    return [Difference(*one, error, tolerances[one[0]]) for one, error in _errors(actual, expected)]
+    return list(_differences(actual, expected, _TOLERANCES[state.precision]))
 
 
 def _weights_on_cpu(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -193,8 +187,10 @@ def _compute(
     return results
 
 
-def _errors(actual: Results, expected: Results) -> Iterator[tuple[tuple[str, str], float]]:
-    """Yield the relative error of each tensor.
+def _differences(
+    actual: Results, expected: Results, tolerances: Mapping[str, float]
+) -> Iterator[Difference]:
+    """Yield how far each tensor is off.
 
     Some gradients are zero but for rounding, as of the biases of attention's keys: each is compared
     with the mean size of its module's numbers, at least a hundredth of all modules'.
@@ -212,7 +208,7 @@ def _errors(actual: Results, expected: Results) -> Iterator[tuple[tuple[str, str
             size = max(least, mean_size[name.rpartition(".")[0]]) * math.sqrt(tensor.numel())
             distance = (actual[part, name] - tensor).norm().item()
             error = _ratio(distance, max(tensor.norm().item(), size))
-        yield (part, name), error
+        yield Difference(part, name, error, tolerances[part])
 
 
 def _mean_size(tensors: Sequence[torch.Tensor]) -> float:
