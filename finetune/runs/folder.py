@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
@@ -123,7 +123,6 @@ class RunFolder:
     @contextmanager
     def create(self, *, overwrite: bool) -> Iterator["RunFolder"]:
         """Create and lock the folder of a new run; delete it again if it stays empty."""
-        check_writable(self.path)
         with self.own.make():
             self.check_can_create(overwrite=overwrite)
             yield self
@@ -181,8 +180,7 @@ class RunFolder:
             emit(Info(f"kept in {self.path}, as no run has written it: {names}"))
         self.claim(*self.first_files)
 
-    @contextmanager
-    def finishing(self, names: Sequence[str]) -> Iterator[Path]:
+    def finishing(self, names: Sequence[str]) -> AbstractContextManager[Path]:
         """Yield an empty folder whose files become the model's, and list the last files.
 
         ``names`` are those beside the weights, ``config.json`` last.
@@ -190,8 +188,7 @@ class RunFolder:
         files = (self.predictions_file, self.validation_file, self.state_file, self.results_file)
         self.claim(*files, self.inference_file, self.confidences_file)
         names = [self.weights_file.name, *names]
-        with self.own.replacing(self.model_folder.name, *names, last=names[-1]) as folder:
-            yield folder
+        return self.own.replacing(self.model_folder.name, *names, last=names[-1])
 
     def delete_checkpoints(self) -> None:
         """Delete all checkpoints, and what killed processes left: the run has finished."""
