@@ -242,9 +242,10 @@ class SeveralFolder(RunFolder):
         several = f"finetune run --{self.kind} {self.count or len(self.numbers)}"
         return f"{several} --resume-from-checkpoint {quote(str(self.path))}"
 
-    def run_name(self, number: int) -> str:
+    @classmethod
+    def run_name(cls, number: int) -> str:
         """Return the name of the folder of one run."""
-        return f"{self.run_kind}-{number}"
+        return f"{cls.run_kind}-{number}"
 
     def run(self, number: int) -> RunFolder:
         """Return the folder of one run, which is part of this one."""

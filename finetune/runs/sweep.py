@@ -173,16 +173,15 @@ class SweepResults(Shown):
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``sweep.json``."""
-        folder = SweepFolder(Path(self.output_dir))
         return {
             "schema_version": SCHEMA_VERSION,
             "sweep": [*self.trials],
-            "best": None if self.best is None else folder.run_name(self.best),
+            "best": None if self.best is None else SweepFolder.run_name(self.best),
             "metric": self.metric,
             "samples": self.samples,
             "asked": self.asked,
             "trials": {
-                folder.run_name(number): {**asdict(one), "verdict": one.verdict}
+                SweepFolder.run_name(number): {**asdict(one), "verdict": one.verdict}
                 for number, one in self.trials.items()
             },
         }
