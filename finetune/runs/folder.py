@@ -380,16 +380,13 @@ def find_latest(path: Path) -> Path:
     """Return a path or, in place of ``latest``, the newest run in ``runs`` that has finished."""
     if path != LATEST or is_there(path):
         return path
-    runs = list_runs(RUNS_FOLDER)
-    newest = next(
-        (run for run in runs if run.has_finished and not isinstance(run, _WithoutModel)), None
+    for run in list_runs(RUNS_FOLDER):
+        if run.has_finished and not isinstance(run, _WithoutModel):
+            return run.path
+    raise NotARun(
+        f"no run in {RUNS_FOLDER.absolute()} has finished",
+        remedy="make one with finetune run FILE, or name its folder",
     )
-    if newest is None:
-        raise NotARun(
-            f"no run in {RUNS_FOLDER.absolute()} has finished",
-            remedy="make one with finetune run FILE, or name its folder",
-        )
-    return newest.path
 
 
 def list_runs(parent: Path) -> list[RunFolder]:
@@ -397,7 +394,7 @@ def list_runs(parent: Path) -> list[RunFolder]:
 
     def written_at(folder: RunFolder) -> float:
         """Return when a run has finished or, before, begun; 0 if it is none."""
-        files = (folder.results_file, getattr(folder, "table_file", folder.config_file))
+        files = (folder.results_file, folder.first_files[0])
         return next((file.stat().st_mtime for file in files if file.is_file()), 0.0)
 
     runs = [find_several(path) or RunFolder(path) for path in parent.glob("*/")]
