@@ -41,7 +41,6 @@ CONTENTS = {
 }
 # What files.temporary_path() adds to a name; a folder has it within the one that it is for.
 _TEMPORARY = re.compile(rf"/?\.[0-9a-f]{{32}}\{PARTIAL_SUFFIX}(?=/|$)")
-
 # In such a folder, what safetensors leaves when it is killed.
 _OF_SAFETENSORS = re.compile(r"(?<![^/])\.tmp\w{6}$")
 
@@ -134,7 +133,9 @@ class OwnFolder:
                     remedy="wait until it has finished, or choose another folder with --output-dir",
                 ) from None
             if makes and not os.fstat(descriptor).st_size:
-                os.write(descriptor, self._first_row)
+                own_id = self.parent._id_of(self.path.name) if self.parent else uuid4().hex
+                first_row = {"tool": "finetune", "kind": self.kind, "id": own_id}
+                os.write(descriptor, json.dumps(first_row).encode() + b"\n")
             try:
                 # Another process may have used it since the first look.
                 self.check()
@@ -147,26 +148,19 @@ class OwnFolder:
         finally:
             os.close(descriptor)
 
-    @property
-    def _first_row(self) -> bytes:
-        own_id = self.parent._id_of(self.path.name) if self.parent else uuid4().hex
-        return json.dumps({"tool": "finetune", "kind": self.kind, "id": own_id}).encode() + b"\n"
-
     def _id_of(self, part: str) -> str:
         return f"{_read_marker(self.path)[0]['id']}/{part}"
 
     def find_foreign(self, *names: str) -> list[str]:
         """Return which of these files are there, or lie in links, and are not ours."""
-        listed = self.names
-
-        def is_foreign(name: str) -> bool:
+        listed, foreign = self.names, []
+        for name in names:
             path = self.path / name
             is_ours = name in listed and path.is_file() and not path.is_symlink()
-            return self._lies_elsewhere(PurePosixPath(name).parent) or (
-                os.path.lexists(path) and not is_ours
-            )
-
-        return list(filter(is_foreign, names))
+            is_taken = os.path.lexists(path) and not is_ours
+            if is_taken or self._lies_elsewhere(PurePosixPath(name).parent):
+                foreign.append(name)
+        return foreign
 
     def _lies_elsewhere(self, folder: str | PurePosixPath) -> bool:
         """Return whether a folder in this one is a link or a file, or lies in one."""

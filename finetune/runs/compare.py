@@ -30,8 +30,6 @@ from finetune.tasks.tables import text_of, wilson_interval
 
 SCHEMA_VERSION = 1
 Baseline = Literal["first", "best"]
-# Each run has its own folder.
-_OPTIONS_LEFT_OUT = frozenset({"output_dir", "overwrite"})
 
 
 @dataclass(frozen=True)
@@ -173,8 +171,8 @@ class _FinishedRun:
         return {name: float(np.mean([one[name] for one in of_runs])) for name in of_runs[0]}
 
     def options(self, *left_out: str) -> dict[str, Any]:
-        """Return the options by name, without some."""
-        hidden = _OPTIONS_LEFT_OUT.union(left_out)
+        """Return the options by name, without some and those of its folder."""
+        hidden = ("output_dir", "overwrite", *left_out)
         return {name: OPTIONS[name].value_in(self.config) for name in OPTIONS if name not in hidden}
 
     def describe(self, versus: Versus | None) -> ComparedRun:

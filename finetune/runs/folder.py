@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
@@ -123,7 +123,6 @@ class RunFolder:
     @contextmanager
     def create(self, *, overwrite: bool) -> Iterator["RunFolder"]:
         """Create and lock the folder of a new run; delete it again if it stays empty."""
-        check_writable(self.path)
         with self.own.make():
             self.check_can_create(overwrite=overwrite)
             yield self
@@ -181,8 +180,7 @@ class RunFolder:
             emit(Info(f"kept in {self.path}, as no run has written it: {names}"))
         self.claim(*self.first_files)
 
-    @contextmanager
-    def finishing(self, names: Sequence[str]) -> Iterator[Path]:
+    def finishing(self, names: Sequence[str]) -> AbstractContextManager[Path]:
         """Yield an empty folder whose files become the model's, and list the last files.
 
         ``names`` are those beside the weights, ``config.json`` last.
@@ -190,8 +188,7 @@ class RunFolder:
         files = (self.predictions_file, self.validation_file, self.state_file, self.results_file)
         self.claim(*files, self.inference_file, self.confidences_file)
         names = [self.weights_file.name, *names]
-        with self.own.replacing(self.model_folder.name, *names, last=names[-1]) as folder:
-            yield folder
+        return self.own.replacing(self.model_folder.name, *names, last=names[-1])
 
     def delete_checkpoints(self) -> None:
         """Delete all checkpoints, and what killed processes left: the run has finished."""
@@ -245,9 +242,10 @@ class SeveralFolder(RunFolder):
         several = f"finetune run --{self.kind} {self.count or len(self.numbers)}"
         return f"{several} --resume-from-checkpoint {quote(str(self.path))}"
 
-    def run_name(self, number: int) -> str:
+    @classmethod
+    def run_name(cls, number: int) -> str:
         """Return the name of the folder of one run."""
-        return f"{self.run_kind}-{number}"
+        return f"{cls.run_kind}-{number}"
 
     def run(self, number: int) -> RunFolder:
         """Return the folder of one run, which is part of this one."""
@@ -382,16 +380,13 @@ def find_latest(path: Path) -> Path:
     """Return a path or, in place of ``latest``, the newest run in ``runs`` that has finished."""
     if path != LATEST or is_there(path):
         return path
-    runs = list_runs(RUNS_FOLDER)
-    newest = next(
-        (run for run in runs if run.has_finished and not isinstance(run, _WithoutModel)), None
+    for run in list_runs(RUNS_FOLDER):
+        if run.has_finished and not isinstance(run, _WithoutModel):
+            return run.path
+    raise NotARun(
+        f"no run in {RUNS_FOLDER.absolute()} has finished",
+        remedy="make one with finetune run FILE, or name its folder",
     )
-    if newest is None:
-        raise NotARun(
-            f"no run in {RUNS_FOLDER.absolute()} has finished",
-            remedy="make one with finetune run FILE, or name its folder",
-        )
-    return newest.path
 
 
 def list_runs(parent: Path) -> list[RunFolder]:
@@ -399,7 +394,7 @@ def list_runs(parent: Path) -> list[RunFolder]:
 
     def written_at(folder: RunFolder) -> float:
         """Return when a run has finished or, before, begun; 0 if it is none."""
-        files = (folder.results_file, getattr(folder, "table_file", folder.config_file))
+        files = (folder.results_file, folder.first_files[0])
         return next((file.stat().st_mtime for file in files if file.is_file()), 0.0)
 
     runs = [find_several(path) or RunFolder(path) for path in parent.glob("*/")]

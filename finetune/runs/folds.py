@@ -111,17 +111,14 @@ class FoldResults(Shown):
             "test": self.scores and self.scores.to_json(),
             "intervals": {name: asdict(interval) for name, interval in self.intervals.items()},
             "spread": self.spread,
-            "runs": tabulate_runs(FoldsFolder(Path(self.output_dir)), self.runs),
+            "runs": tabulate_runs(FoldsFolder, self.runs),
         }
 
 
 def read_rows(folder: SeveralFolder, folds: Sequence[int]) -> Rows:
     """Return the predictions of all folds, in the order of the table."""
-    found = [
-        row
-        for fold in folds
-        for row in folder.run(fold).read(folder.run(fold).predictions_file, list)
-    ]
+    runs = map(folder.run, folds)
+    found = [row for run in runs for row in run.read(run.predictions_file, list)]
     return sorted(found, key=lambda row: row["row"])
 
 

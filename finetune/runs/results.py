@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter
@@ -194,10 +193,10 @@ def read_finished(folder: SeveralFolder, numbers: Sequence[int]) -> dict[int, Ru
     return {number: read_results(folder.run(number)) for number in finished}
 
 
-def tabulate_runs(folder: SeveralFolder, runs: Mapping[int, RunResults]) -> dict[str, Any]:
+def tabulate_runs(kind: type[SeveralFolder], runs: Mapping[int, RunResults]) -> dict[str, Any]:
     """Return the metrics of several runs, as ``seeds.json`` and ``folds.json`` have them."""
     return {
-        folder.run_name(number): {
+        kind.run_name(number): {
             "eval": run.validation and run.validation.metrics,
             "test": run.test.metrics,
         }
@@ -236,12 +235,11 @@ class SeedResults(ShownRun):
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``seeds.json``."""
-        folder = SeedsFolder(Path(self.output_dir))
         best = self.best_seed
         return {
             "schema_version": SCHEMA_VERSION,
             "seeds": list(self.seeds),
-            "best": None if best is None else folder.run_name(best),
+            "best": None if best is None else SeedsFolder.run_name(best),
             "test": {name: asdict(interval) for name, interval in self.test.items()},
-            "runs": tabulate_runs(folder, self.runs),
+            "runs": tabulate_runs(SeedsFolder, self.runs),
         }

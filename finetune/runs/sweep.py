@@ -173,16 +173,15 @@ class SweepResults(Shown):
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``sweep.json``."""
-        folder = SweepFolder(Path(self.output_dir))
         return {
             "schema_version": SCHEMA_VERSION,
             "sweep": [*self.trials],
-            "best": None if self.best is None else folder.run_name(self.best),
+            "best": None if self.best is None else SweepFolder.run_name(self.best),
             "metric": self.metric,
             "samples": self.samples,
             "asked": self.asked,
             "trials": {
-                folder.run_name(number): {**asdict(one), "verdict": one.verdict}
+                SweepFolder.run_name(number): {**asdict(one), "verdict": one.verdict}
                 for number, one in self.trials.items()
             },
         }
@@ -226,23 +225,22 @@ def survivors(trials: Mapping[int, Trial], numbers: Sequence[int]) -> list[int]:
 
 def compare_trials(folder: SweepFolder, results: SweepResults, *, task: Task) -> SweepResults:
     """Return the results with the best trial, and differences to it on the validation rows."""
-    finished = [number for number, one in results.trials.items() if one.share == 1]
+    finished = {number: one for number, one in results.trials.items() if one.share == 1}
     if not finished:
         return results
-    best = max(finished, key=lambda number: results.trials[number].score or 0.0)
+    best = max(finished, key=lambda number: finished[number].score or 0.0)
     metric, rows, drawn = METRICS[results.metric], 0, {}
     for number in finished:
         run = folder.run(number)
         predictions = run.read(run.validation_file, list)
         rows = len(predictions)
         # Without probabilities, which the average precision needs.
-        drawn[number] = bootstrap(
-            task.weighted_metrics(predictions), rows=rows, resamples=RESAMPLES
-        ).get(metric.name)
+        compute = task.weighted_metrics(predictions)
+        drawn[number] = bootstrap(compute, rows=rows, resamples=RESAMPLES).get(metric.name)
     trials = dict(results.trials)
-    for number in finished:
-        one, own, base = trials[number], drawn[number], drawn[best]
+    for number, one in finished.items():
+        own, base = drawn[number], drawn[best]
         if number != best and own is not None and base is not None:
-            difference = (one.value or 0.0) - (trials[best].value or 0.0)
+            difference = (one.value or 0.0) - (finished[best].value or 0.0)
             trials[number] = replace(one, difference=percentile_interval(difference, own - base))
     return replace(results, trials=trials, best=best, samples=rows)
