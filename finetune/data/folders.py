@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
+import numpy as np
 import pyarrow
 
 from finetune.config.schema import DataConfig
@@ -239,4 +240,4 @@ def _read_parallel(files: Sequence[Content], options: DataConfig, emit: Emit) ->
 def _table_of(path: Path, rows: Sequence[tuple[str, str, str]]) -> RawTable:
     """Return a table of texts and labels, and the places of these."""
     columns = {name: [row[place] for row in rows] for place, name in enumerate(("text", "label"))}
-    return RawTable(path, pyarrow.table(columns), lambda row: rows[row][2])
+    return RawTable(path, pyarrow.table(columns), lambda row: rows[row][2], np.arange(len(rows)))
