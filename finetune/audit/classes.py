@@ -58,10 +58,8 @@ def find_merges(
 
 
 def _plain(name: str) -> str:
-    decomposed = unicodedata.normalize("NFKD", name.casefold())
-    return re.sub(
-        r"[\W_]+", "", "".join(filter(lambda one: not unicodedata.combining(one), decomposed))
-    )
+    # Accents that are marks of their own are no word characters.
+    return re.sub(r"[\W_]+", "", unicodedata.normalize("NFKD", name.casefold()))
 
 
 def _alike(names: Sequence[str]) -> set[tuple[int, int]]:

@@ -74,9 +74,8 @@ def measure_curve(task: Task, rows: LabelledFeatures, groups: NDArray[np.int64])
         for number, size in enumerate(sizes):
             training = rows.select(order[:size])
             head = solve(training, strength=DEFAULT_STRENGTH, max_gradient=TRIED_GRADIENT)
-            errors[number, test] = row_errors(
-                task, head.logits(rows.features[test]), rows.labels[test]
-            )
+            logits = head.logits(rows.features[test])
+            errors[number, test] = row_errors(task, logits, rows.labels[test])
             _, classes = task.class_rows(training.labels)
             trained[number] += np.bincount(classes, minlength=trained.shape[1]) / DRAWS
     by_draw = np.array([errors[:, fold == draw].mean(axis=1) for draw in range(DRAWS)])

@@ -44,9 +44,8 @@ def find_outliers(
         best = np.partition(cosines, -nearest, axis=1)[:, -nearest:]
         distance[start : start + BLOCK] = 1 - best.mean(axis=1)
     middle = float(np.median(distance))
-    deviations = (distance - middle) / max(
-        1.4826 * float(np.median(np.abs(distance - middle))), 1e-6
-    )
+    spread = 1.4826 * float(np.median(np.abs(distance - middle)))
+    deviations = (distance - middle) / max(spread, 1e-6)
     found = {
         reason: pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False)
         for reason, pattern in REASONS.items()
@@ -55,9 +54,8 @@ def find_outliers(
     counts, is_new = np.diff(words.indptr), words.copy()
     is_new.data = (words.data == words.data.max(initial=0)).astype(np.float64)
     unknown = np.asarray(is_new.sum(axis=1)).ravel() / np.maximum(counts, 1)
-    found["words of no other row: another language?"] = (unknown >= MIN_UNKNOWN) & (
-        counts >= MIN_WORDS
-    )
+    is_foreign = (unknown >= MIN_UNKNOWN) & (counts >= MIN_WORDS)
+    found["words of no other row: another language?"] = is_foreign
     reasons = np.full(len(unit), "", object)
     for reason, has in found.items():
         if has.sum() <= max(MAX_FRACTION * len(has), 1):

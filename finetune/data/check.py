@@ -81,7 +81,6 @@ class Split:
     ``labels`` are indices into ``label_names``, the distinct labels of all splits.
     """
 
-    name: str
     texts: TextColumns
     numbers: NDArray[np.int64]
     labels: NDArray[np.int64]
@@ -138,7 +137,6 @@ def find_overlap(split: Split, train: Split) -> Finding | None:
         return None
     shared = np.flatnonzero(np.isin(split.numbers, train.numbers))
     agrees = np.isin(split.labelled[shared], train.labelled)
-    disagreeing = int(np.count_nonzero(~agrees))
     examples = [
         {
             "text": text,
@@ -147,7 +145,7 @@ def find_overlap(split: Split, train: Split) -> Finding | None:
         }
         for row, text in split.examples(shared[np.argsort(agrees, kind="stable")])
     ]
-    return {"rows": len(shared), "disagreeing": disagreeing, "examples": examples}
+    return {"rows": len(shared), "disagreeing": int((~agrees).sum()), "examples": examples}
 
 
 class Check(NamedTuple):
@@ -188,18 +186,17 @@ def check_splits(splits: DatasetDict, task: Task) -> Findings:
     distinct, label_numbers = np.unique(together, axis=0, return_inverse=True)
     names = [task.format_label(label) for label in distinct]
     ends = np.cumsum(list(map(len, labels.values())))[:-1]
-    parts = [
-        Split(split, texts[split], text_numbers[split], own_labels, names)
+    parts = {
+        split: Split(texts[split], text_numbers[split], own_labels, names)
         for split, own_labels in zip(splits, np.split(label_numbers, ends), strict=True)
-    ]
-    train = next(part for part in parts if part.name == "train")
-    classes = {split: task.count_classes(own) for split, own in labels.items()}
+    }
+    train = parts["train"]
     return Findings(
         rows={split: len(rows) for split, rows in splits.items()},
-        classes=classes,
+        classes={split: task.count_classes(own) for split, own in labels.items()},
         checks={
-            name: {part.name: found for part in parts if (found := check.find(part, train))}
-            for name, check in CHECKS.items()
+            name: {split: found for split, own in parts.items() if (found := find(own, train))}
+            for name, (find, _, _) in CHECKS.items()
         },
         figures={split: task.describe(own) for split, own in labels.items()},
     )

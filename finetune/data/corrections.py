@@ -10,7 +10,14 @@ from datasets import DatasetDict
 from numpy.typing import NDArray
 
 from finetune.config.schema import DataConfig
-from finetune.data.dataset import DataSource, LoadedData, column_of, make_dataset, texts_of
+from finetune.data.dataset import (
+    DataSource,
+    LoadedData,
+    column_of,
+    make_dataset,
+    rows_where,
+    texts_of,
+)
 from finetune.data.formats import read_file
 from finetune.data.packed import reading_explained
 from finetune.errors import DataDiffers, DataError
@@ -36,11 +43,10 @@ def apply_corrections(loaded: LoadedData, options: DataConfig, *, emit: Emit) ->
         split: loaded.task.decode(column_of(rows, "label")) for split, rows in loaded.splits.items()
     }
     kept = {split: np.ones(len(rows), bool) for split, rows in loaded.splits.items()}
-    sources, names = [*loaded.sources], {name: name for name in loaded.task.class_names}
-    for file in filter(None, (options.corrections, options.label_map)):
-        path = Path(file).expanduser()
-        with reading_explained():
-            sources.append(DataSource(str(path), file_sha256(path)))
+    names = {name: name for name in loaded.task.class_names}
+    files = [Path(one).expanduser() for one in (options.corrections, options.label_map) if one]
+    with reading_explained():
+        sources = [*loaded.sources, *(DataSource(str(one), file_sha256(one)) for one in files)]
     if options.corrections is not None:
         path = Path(options.corrections).expanduser()
         changed = _decide(loaded, path, labels, kept)
@@ -61,10 +67,9 @@ def apply_corrections(loaded: LoadedData, options: DataConfig, *, emit: Emit) ->
     )
     splits = DatasetDict()
     for split, rows in loaded.splits.items():
-        mask, texts = pyarrow.array(kept[split]), texts_of(rows)
-        pairs = texts.pairs and texts.pairs.filter(mask)
-        own = labels[split].filter(mask)
-        splits[split] = make_dataset(texts.texts.filter(mask), own, task=task, pairs=pairs)
+        texts = texts_of(rows_where(rows, kept[split]))
+        own = labels[split].filter(pyarrow.array(kept[split]))
+        splits[split] = make_dataset(texts.texts, own, task=task, pairs=texts.pairs)
     row_numbers = {split: loaded.numbers_of(split)[mask] for split, mask in kept.items()}
     return replace(loaded, splits=splits, task=task, sources=sources, row_numbers=row_numbers)
 
@@ -131,8 +136,7 @@ def _find_rows(
                 f"{path} decides on row {number} of {split} ({text[:60]!r}), which {found}",
                 remedy=REMEDY,
             )
-    found_places: NDArray[np.int64] = places.to_numpy().astype(np.int64)
-    return found_places
+    return np.asarray(places.to_numpy(), np.int64)
 
 
 def _read_map(path: Path) -> dict[str, str]:

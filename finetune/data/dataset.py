@@ -19,8 +19,6 @@ from finetune.data.mapped import filter_rows, pieces_of
 from finetune.devices import host
 from finetune.tasks.base import Task
 
-DIGEST_BYTES = 8
-
 
 @dataclass(frozen=True)
 class DataSource:
@@ -103,12 +101,6 @@ def rows_where(table: Dataset, mask: NDArray[np.bool_]) -> Dataset:
     return _dataset_of(filter_rows(table.with_format("arrow")[:], mask), table.info)
 
 
-def join_rows(tables: Sequence[Dataset]) -> Dataset:
-    """Return the rows of several tables as one."""
-    rows = pyarrow.concat_tables([table.with_format("arrow")[:] for table in tables])
-    return _dataset_of(rows, tables[0].info)
-
-
 def with_numbers(table: Dataset, **numbers: NDArray[np.int64]) -> Dataset:
     """Return rows with more columns, each [rows], by name."""
     rows = table.with_format("arrow")[:]
@@ -184,8 +176,7 @@ def _digest(texts: pyarrow.ChunkedArray) -> bytes:
     others = (" ".join(one.casefold().split()) for one in texts.filter(is_other).to_pylist())
     forms = pc.replace_with_mask(normal, is_other, pyarrow.array(others, "string"))
     return b"".join(
-        blake2b(form, digest_size=DIGEST_BYTES).digest()
-        for form in forms.cast("binary").to_pylist()
+        blake2b(one, digest_size=8).digest() for one in forms.cast("binary").to_pylist()
     )
 
 

@@ -5,6 +5,7 @@ import io
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice, takewhile
 from pathlib import Path
@@ -79,30 +80,26 @@ class Delimited:
                         yield line_before + 1, row
                     line_before = reader.line_num
             except csv.Error as error:
+                with self.text.open() as again:
+                    line = next(islice(again, line_before, None)).strip()
                 remedy = 'put values with a delimiter, quotes or a line end in quotes: "a ""b"", c"'
                 raise DataUnreadable(
-                    f"line {line_before + 1} of {self.text.path} has {error}:"
-                    f" {self._line(line_before).strip()[:60]!r}",
+                    f"line {line_before + 1} of {self.text.path} has {error}: {line[:60]!r}",
                     remedy=f"{remedy}; {ADD_LABELS}" if count == 1 else remedy,
                 ) from error
         if not count:
             remedy = "write a header row, such as text,label, and rows"
             raise DataUnreadable(f"{self.text.path} is empty", remedy=remedy)
 
-    def _line(self, number: int) -> str:
-        with self.text.open() as lines:
-            return next(islice(lines, number, None))
-
     def is_right(self) -> bool:
         """Return whether the file reads with these quotes.
 
         Many with tabs know none, and a text may then begin with a quote and never end it.
         """
-        try:
+        with suppress(DataUnreadable):
             deque(self.values(), maxlen=0)
-        except DataUnreadable:
-            return False
-        return True
+            return True
+        return False
 
 
 def rows(content: Content, options: DataConfig, emit: Emit) -> Iterator[Row]:

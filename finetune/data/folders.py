@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
+import numpy as np
 import pyarrow
 
 from finetune.config.schema import DataConfig
@@ -183,7 +184,8 @@ def _read_texts(
     path: Path, classes: Mapping[str, str], options: DataConfig, emit: Emit
 ) -> RawTable:
     """Return a table of files with a text each; all have one encoding."""
-    contents = read_members(path, list(classes))
+    names = list(classes)
+    contents = read_members(path, names)
     texts = [content.open().read() for content in contents]
     try:
         together = Content(path, b"\n".join(texts))
@@ -194,14 +196,8 @@ def _read_texts(
         raise
     folders = len(set(classes.values()))
     emit(Info(f"reading {path}: {len(texts):,} texts in {folders} folders, encoding {encoding}"))
-    rows = zip(texts, classes.values(), contents, strict=True)
-    return _table_of(
-        path,
-        [
-            (text.decode(encoding).removeprefix("\ufeff"), label, str(content.path))
-            for text, label, content in rows
-        ],
-    )
+    decoded = [text.decode(encoding).removeprefix("\ufeff") for text in texts]
+    return _table_of(path, decoded, [*classes.values()], lambda row: str(path / names[row]))
 
 
 def _read_lines(
@@ -216,7 +212,8 @@ def _read_lines(
     if all("\t" in text for text, _, _ in rows):
         raise SeveralTables(path, list(classes))
     emit(Info(f"reading {path}: {len(rows):,} lines of {len(classes)} files, one for each class"))
-    return _table_of(path, rows)
+    lines, labels, places = zip(*rows, strict=True)
+    return _table_of(path, lines, labels, places.__getitem__)
 
 
 def _read_parallel(files: Sequence[Content], options: DataConfig, emit: Emit) -> RawTable:
@@ -225,18 +222,18 @@ def _read_parallel(files: Sequence[Content], options: DataConfig, emit: Emit) ->
     for content in files:
         with find_text(content, encoding=options.encoding, emit=emit).open(newline="\n") as lines:
             columns.append([line.rstrip("\r\n") for line in lines])
-    [texts, labels], counts = files, list(map(len, columns))
-    if counts[0] != counts[1]:
+    [texts, labels], [column, classes] = files, columns
+    if len(column) != len(classes):
         raise DataError(
-            f"{texts.path} has {counts[0]:,} lines, and {labels.path} {counts[1]:,}",
+            f"{texts.path} has {len(column):,} lines, and {labels.path} {len(classes):,}",
             remedy="write the text and the label of a row in the same line of both",
         )
     emit(Info(f"reading the lines of {texts.path} as texts, of {labels.path} as their labels"))
-    places = (f"line {number} of {texts.path}" for number in range(1, counts[0] + 1))
-    return _table_of(texts.path, list(zip(*columns, places, strict=True)))
+    return _table_of(texts.path, column, classes, lambda row: f"line {row + 1} of {texts.path}")
 
 
-def _table_of(path: Path, rows: Sequence[tuple[str, str, str]]) -> RawTable:
-    """Return a table of texts and labels, and the places of these."""
-    columns = {name: [row[place] for row in rows] for place, name in enumerate(("text", "label"))}
-    return RawTable(path, pyarrow.table(columns), lambda row: rows[row][2])
+def _table_of(
+    path: Path, texts: Sequence[str], labels: Sequence[str], place: Callable[[int], str]
+) -> RawTable:
+    columns = pyarrow.table({"text": texts, "label": labels})
+    return RawTable(path, columns, place, np.arange(len(columns)))

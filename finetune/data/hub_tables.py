@@ -3,12 +3,16 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 from finetune import hub
+from finetune.config.schema import HUB_PREFIX, DataConfig
+from finetune.data.dataset import DataSource, LoadedData
 from finetune.data.formats import SUFFIXES
 from finetune.data.packed import SPLIT_OF_WORD
+from finetune.data.tables import read_tables
 from finetune.errors import DataError, DataNotFound, HubNotReachable
 from finetune.events import Emit, Info
 
@@ -19,26 +23,27 @@ PARQUET = ".parquet"
 MAIN_FOLDERS = ("", "data", "default")
 
 
-def fetch_splits(
-    name: str, part: str | None = None, *, revision: str | None, emit: Emit
-) -> tuple[dict[str, list[Path]], str]:
-    """Return the files of each split of a dataset, or of one part of it, and their commit.
+def load_from_hub(options: DataConfig, *, emit: Emit) -> LoadedData:
+    """Load a dataset of the Hub, or a part of one: ``hub:OWNER/NAME:PART@REVISION``.
 
     Parquet files come first: the repository's own, then those that the Hub has converted.
     """
+    source, _, revision = options.data.removeprefix(HUB_PREFIX).partition("@")
+    name, _, part = source.partition(":")
     emit(Info(f"loading {name} from the Hub"))
     repositories, unreachable = [], None
-    for branch in [revision] if revision else [None, CONVERTED_BRANCH]:
+    branches = [revision] if revision else [None, CONVERTED_BRANCH]
+    for branch in branches:
         try:
             repositories.append(hub.resolve("dataset", name, revision=branch))
             unreachable = unreachable or repositories[-1].unreachable
         except HubNotReachable as error:
             unreachable = error  # the cache may hold the files of another branch
         except DataNotFound:
-            if branch == revision:
+            if branch == branches[0]:
                 raise
     for suffix, repository in product((PARQUET, *SUFFIXES), repositories):
-        if splits := find_splits(repository.files, part, suffix=suffix):
+        if splits := find_splits(repository.files, part or None, suffix=suffix):
             break
     else:
         raise unreachable or DataNotFound(
@@ -51,7 +56,8 @@ def fetch_splits(
     repository.fetch(file for split in splits.keys() - {"train"} for file in splits[split])
     folder = repository.fetch(splits["train"])
     paths = {split: [folder / file for file in files] for split, files in splits.items()}
-    return paths, repository.commit
+    loaded = read_tables(paths, options, emit=emit)
+    return replace(loaded, sources=(DataSource(HUB_PREFIX + source, commit=repository.commit),))
 
 
 def find_splits(

@@ -27,7 +27,7 @@ from finetune.data.dataset import (
 )
 from finetune.data.folders import digest_folder
 from finetune.data.formats import SUFFIXES, TABLE_SUFFIXES
-from finetune.data.hub_tables import fetch_splits
+from finetune.data.hub_tables import load_from_hub
 from finetune.data.split import pool_rows, split_table
 from finetune.data.tables import read_tables
 from finetune.data.trec import load_questions, load_trec
@@ -68,15 +68,6 @@ def load_files(options: DataConfig, *, emit: Emit) -> LoadedData:
         for path in (*files.values(), *labels)
     ]
     return replace(loaded, sources=sources)
-
-
-def load_from_hub(options: DataConfig, *, emit: Emit) -> LoadedData:
-    """Load a dataset of the Hub, or a part of one: ``hub:OWNER/NAME:PART@REVISION``."""
-    name, _, revision = options.data.removeprefix(HUB_PREFIX).partition("@")
-    repository, _, part = name.partition(":")
-    files, commit = fetch_splits(repository, part or None, revision=revision or None, emit=emit)
-    loaded = read_tables(files, options, emit=emit)
-    return replace(loaded, sources=(DataSource(HUB_PREFIX + name, commit=commit),))
 
 
 # By the names that the options' ``goes_with`` has.

@@ -61,7 +61,7 @@ class Reader:
             number, _ = next(islice(rows, row, None))
             return f"{self.unit} {number} of {content.path}"
 
-        return RawTable(content.path, columns, place, class_names)
+        return RawTable(content.path, columns, place, np.arange(len(columns)), class_names)
 
 
 @dataclass(frozen=True)
@@ -69,24 +69,25 @@ class RawTable:
     """The columns of a file, every value as text, before it is known what they mean.
 
     Args:
-        place: Says where a row, counted from 0, is: ``line 7 of reviews.csv``.
+        place: Says where a row of the file, counted from 0, is: ``line 7 of reviews.csv``.
+        numbers: Which rows of the file these are, from 0: [rows].
         class_names: The names of all classes of a column, where the file has them.
-        numbers: Which rows of the file these are, from 0; None where it is all of them.
     """
 
     path: Path
     columns: pyarrow.Table
     place: Callable[[int], str]
+    numbers: NDArray[np.int64]
     class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    numbers: NDArray[np.int64] | None = None
 
     def where(self, is_kept: pyarrow.ChunkedArray) -> "RawTable":
         """Return the rows for which a column of truth values has true."""
         mask = is_kept.to_numpy()
-        rows, columns = np.flatnonzero(mask), filter_rows(self.columns, mask)
-        numbers = rows if self.numbers is None else self.numbers[rows]
-        place = lambda row: self.place(int(rows[row]))  # noqa: E731
-        return replace(self, columns=columns, place=place, numbers=numbers)
+        return replace(self, columns=filter_rows(self.columns, mask), numbers=self.numbers[mask])
+
+    def first(self, is_wanted: pyarrow.ChunkedArray) -> str:
+        """Say where the first row is for which a column of truth values has true."""
+        return self.place(int(self.numbers[pc.index(is_wanted, True).as_py()]))
 
 
 def join_tables(tables: Sequence[RawTable]) -> RawTable:
@@ -102,7 +103,7 @@ def join_tables(tables: Sequence[RawTable]) -> RawTable:
         return tables[number].place(row - int(starts[number]))
 
     columns = pyarrow.concat_tables(table.columns.select(shared) for table in tables)
-    return replace(tables[0], columns=columns, place=place)
+    return replace(tables[0], columns=columns, place=place, numbers=np.arange(len(columns)))
 
 
 def columns_of(rows: Iterator[Row], *, path: Path, emit: Emit) -> pyarrow.Table:

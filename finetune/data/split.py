@@ -1,13 +1,12 @@
 """Hold rows out for validation and test: seeded, in the proportions of strata, without leaks."""
 
 import numpy as np
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, concatenate_datasets
 from numpy.typing import NDArray
 
 from finetune.config.schema import DataConfig
 from finetune.data.dataset import (
     column_of,
-    join_rows,
     number_splits,
     number_texts,
     rows_where,
@@ -51,7 +50,7 @@ def pool_rows(table: DatasetDict, *, folds: int, task: Task, seed: int, emit: Em
 
     Rows are numbered from 0, folds from 1. DataError for fewer texts than folds.
     """
-    pool = join_rows([table[name] for name in ("train", "validation") if name in table])
+    pool = concatenate_datasets([table[name] for name in ("train", "validation") if name in table])
     _refuse_constant(pool, task)
     texts = number_texts(*texts_of(pool))
     if (distinct := len(np.unique(texts))) < folds:

@@ -12,7 +12,6 @@ from functools import reduce
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
 import pyarrow
 import pyarrow.compute as pc
 from datasets import DatasetDict
@@ -138,8 +137,7 @@ def read_tables(
         known = filter_rows(own, unknown.is_null().to_numpy())
         pairs = known["text_pair"] if PAIR in columns else None
         splits[split] = make_dataset(known["text"], known["label"], task=task, pairs=pairs)
-        numbers, kept = tables[split].numbers, known["row"].to_numpy()
-        row_numbers[split] = kept if numbers is None else numbers[kept]
+        row_numbers[split] = known["row"].to_numpy()
     names = train.columns.column_names
     return LoadedData(splits, task, chosen=columns, column_names=names, row_numbers=row_numbers)
 
@@ -187,8 +185,8 @@ def _without_repeated_headers(table: RawTable, *, emit: Emit) -> RawTable:
     count = pc.sum(is_header).as_py()
     if count in (0, len(columns)):
         return table
-    place = table.place(pc.index(is_header, True).as_py())
-    emit(Info(f"{count:,} rows left out that repeat the header, the first in {place}"))
+    first = table.first(is_header)
+    emit(Info(f"{count:,} rows left out that repeat the header, the first in {first}"))
     return table.where(pc.invert(is_header))
 
 
@@ -267,7 +265,7 @@ def _name_labels(
 def _labelled_rows(
     table: RawTable, columns: Columns, labels: pyarrow.ChunkedArray, *, emit: Emit
 ) -> pyarrow.Table:
-    """Return the rows that have their texts and a label, and ``row``, their number in the table."""
+    """Return the rows that have their texts and a label, and ``row``, their number in the file."""
     chosen = [columns[option] for option in (TEXT, PAIR) if option in columns]
     texts = {
         name: read_texts(table.columns, own.names)
@@ -279,7 +277,7 @@ def _labelled_rows(
         is_blank = pc.or_(pc.equal(column, ""), pc.utf8_is_space(column))
         is_kept = pc.and_not(is_kept, is_blank)
         empty[own.name] = pc.sum(is_blank).as_py()
-    numbered = {**texts, "label": labels, "row": pyarrow.array(np.arange(len(labels)))}
+    numbered = {**texts, "label": labels, "row": pyarrow.array(table.numbers)}
     rows = filter_rows(pyarrow.table(numbered), is_kept.to_numpy())
     if not len(rows):
         named = " and in ".join(repr(one.name) for one in chosen)
@@ -288,7 +286,7 @@ def _labelled_rows(
             remedy="name the right columns with --text-column and --label-column",
         )
     if len(rows) < len(labels):
-        first = table.place(pc.index(is_kept, False).as_py())
+        first = table.first(pc.invert(is_kept))
         name = max(empty, key=empty.__getitem__)
         is_most = 2 * empty[name] > len(labels)
         named = f" (column {name!r} is empty in {empty[name]:,})" if is_most else ""

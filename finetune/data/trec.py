@@ -11,6 +11,8 @@ import os
 from importlib.resources import files
 from pathlib import Path
 
+import pyarrow
+import pyarrow.compute as pc
 from datasets import DatasetDict
 
 from finetune import hub
@@ -21,6 +23,7 @@ from finetune.data.packed import reading_explained
 from finetune.errors import DataNotFound, DataUnreadable, HubNotReachable
 from finetune.events import Emit, Info
 from finetune.files import file_sha256
+from finetune.tasks.labels import map_values
 from finetune.tasks.single import Single
 
 HUB_REPOSITORY = "CogComp/trec"
@@ -44,8 +47,6 @@ COARSE = tuple(_FINE_OF_COARSE)
 FINE = tuple(f"{coarse}:{fine}" for coarse in COARSE for fine in _FINE_OF_COARSE[coarse].split())
 """The 50 classes, in the order of the Hub's present version."""
 FILES = {"train": "train_5500.label", "test": "TREC_10.label"}
-# Fine classes, such as NUM:date, and questions.
-Rows = list[tuple[str, str]]
 
 
 def load_trec(options: DataConfig, *, emit: Emit) -> LoadedData:
@@ -64,12 +65,13 @@ def load_trec(options: DataConfig, *, emit: Emit) -> LoadedData:
         sources = [DataSource(f"{HUB_PREFIX}{HUB_REPOSITORY}", commit=HUB_REVISION)]
     task, splits = Single(FINE if is_fine else COARSE), DatasetDict()
     for split, rows in read.items():
-        labels = [fine if is_fine else fine.partition(":")[0] for fine, _ in rows]
-        splits[split] = make_dataset([text for _, text in rows], labels, task=task)
+        fine = rows["fine_label"]
+        labels = fine if is_fine else map_values(fine, lambda name: name.partition(":")[0])
+        splits[split] = make_dataset(rows["text"], labels, task=task)
     return LoadedData(splits, task, sources)
 
 
-def _fetch(emit: Emit) -> dict[str, Rows]:
+def _fetch(emit: Emit) -> dict[str, pyarrow.Table]:
     emit(Info(f"loading {HUB_REPOSITORY} from the Hub"))
     names = {split: f"default/{split}/0000.parquet" for split in FILES}
     try:
@@ -81,15 +83,13 @@ def _fetch(emit: Emit) -> dict[str, Rows]:
             f" {ORIGINAL_ADDRESS} as --data-dir, or take --data questions, which comes with the"
             " package",
         ) from error
-    splits = {}
-    for split, name in names.items():
-        columns = read_file(folder / name, DataConfig(), emit=emit).columns
-        fine, texts = (columns[column].to_pylist() for column in ("fine_label", "text"))
-        splits[split] = list(zip(fine, texts, strict=True))
-    return splits
+    return {
+        split: read_file(folder / name, DataConfig(), emit=emit).columns
+        for split, name in names.items()
+    }
 
 
-def _parse(path: Path) -> Rows:
+def _parse(path: Path) -> pyarrow.Table:
     """Return the rows of a raw file: in ISO-8859-1 as published, or a copy in UTF-8."""
     if not os.path.isfile(path):
         remedy = f"put it there from {ORIGINAL_ADDRESS}, or leave out --data-dir to download it"
@@ -100,13 +100,13 @@ def _parse(path: Path) -> Rows:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = content.decode("iso-8859-1")
-    rows: Rows = []
+    rows = []
     for number, line in enumerate(io.StringIO(text, newline=None), start=1):
         # One space of the training file is the byte 0xF0 by accident ("sister city"); the Hub's
         # versions mend it in this way too.
         words = line.replace("\xf0", " ").strip().split(maxsplit=1)
         if len(words) == 2 and words[0] in FINE:
-            rows.append((words[0], words[1]))
+            rows.append({"fine_label": words[0], "text": words[1]})
         elif words:
             raise DataUnreadable(
                 f"line {number} of {path} is not a class followed by a question: {line[:60]!r}",
@@ -115,7 +115,7 @@ def _parse(path: Path) -> Rows:
             )
     if not rows:
         raise DataUnreadable(f"{path} has no questions", remedy=f"take {ORIGINAL_ADDRESS} again")
-    return rows
+    return pyarrow.Table.from_pylist(rows)
 
 
 def load_questions(options: DataConfig, *, emit: Emit) -> LoadedData:
@@ -125,11 +125,10 @@ def load_questions(options: DataConfig, *, emit: Emit) -> LoadedData:
     """
     emit(Info("reading the questions that come with the package"))
     content = files("finetune.data").joinpath("questions.jsonl").read_bytes()
-    rows = [json.loads(line) for line in content.splitlines()]
-    task, splits = Single(COARSE), {}
+    rows = pyarrow.Table.from_pylist([json.loads(line) for line in content.splitlines()])
+    task, splits = Single(COARSE), DatasetDict()
     for split in ("train", "test"):
-        own = [row for row in rows if row["split"] == split]
-        texts, labels = ([row[name] for row in own] for name in ("text", "label"))
-        splits[split] = make_dataset(texts, labels, task=task)
+        own = rows.filter(pc.equal(rows["split"], split))
+        splits[split] = make_dataset(own["text"], own["label"], task=task)
     source = DataSource("questions", hashlib.sha256(content).hexdigest())
-    return LoadedData(DatasetDict(splits), task, (source,))
+    return LoadedData(splits, task, (source,))
