@@ -10,7 +10,6 @@ import click
 
 from finetune.commands import flags
 from finetune.commands.console import shorten, show_lines, show_table
-from finetune.config.schema import OPTIONS
 from finetune.errors import DataError, RunFolderNotEmpty
 from finetune.events import Emit
 from finetune.ownership import OwnFolder
@@ -95,9 +94,7 @@ def _check_undecided(suspects: Path) -> None:
 @click.option(
     "--batches", type=click.IntRange(1), default=5, help="Batches to choose.  [default: 5]"
 )
-@flags.chosen_options(
-    *(one.name for one in OPTIONS.values() if one.section == "data"), *MODEL_OPTIONS
-)
+@flags.chosen_options(*MODEL_OPTIONS, sections=("data",))
 @flags.with_display
 def command(*, display: flags.Display, **options: Any) -> None:
     """Find labels that may be wrong, classes to merge, near duplicates, and rows unlike the rest.

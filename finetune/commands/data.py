@@ -10,7 +10,7 @@ import click
 from finetune.commands import flags
 from finetune.commands.audit import command as audit
 from finetune.commands.console import shorten, show_lines, show_table
-from finetune.config.schema import OPTIONS, Config, ModelConfig
+from finetune.config.schema import Config, ModelConfig
 from finetune.errors import FinetuneError
 from finetune.events import Emit, Event, Info, WarningMessage
 
@@ -27,7 +27,6 @@ Examples:
   finetune data check reviews.csv                   your own file
   finetune data check --data hub:owner/name --json
 """
-DATA_OPTIONS = [one.name for one in OPTIONS.values() if one.section == "data"]
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ command.add_command(audit)
 
 @command.command(cls=flags.GroupedCommand, epilog=EXAMPLES)
 @flags.source_options
-@flags.chosen_options(*DATA_OPTIONS, "model", "revision", "max_length")
+@flags.chosen_options("model", "revision", "max_length", sections=("data",))
 @flags.with_display
 def check(*, display: flags.Display, **options: Any) -> None:
     """Print statistics of the data and suggest what to change.

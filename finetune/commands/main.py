@@ -20,14 +20,7 @@ import click
 import finetune
 from finetune.devices.host import keep_freed_memory, reduce_gc_frequency
 from finetune.distributed.launch import read_launch
-from finetune.errors import (
-    Failure,
-    FinetuneError,
-    Interrupted,
-    ProcessLost,
-    UsageError,
-    explain,
-)
+from finetune.errors import Failure, FinetuneError, Interrupted, ProcessLost, UsageError, explain
 from finetune.escaping import escape_controls, escape_line
 from finetune.training.interruption import StopRequest, signal_of, stop_on_signal
 
