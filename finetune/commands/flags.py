@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
 import click
 
@@ -203,8 +203,8 @@ class Display:
         """Yield an ``Emit`` that shows events on standard error."""
         return showing(quiet=self.quiet, no_progress=self.no_progress)
 
-    def run(self, work: Callable[..., T], as_text: Callable[[T], None], **options: Any) -> None:
-        """Call a function with an ``emit``, and print the dataclass that it returns.
+    def run(self, work: Callable[..., T], as_text: Callable[[T], None], **options: Any) -> T:
+        """Call a function with an ``emit``, print the dataclass that it returns, and return it.
 
         As JSON, with its ``to_json()`` or all its fields.
         """
@@ -214,6 +214,7 @@ class Display:
             as_text(result)
         else:
             show_json(result.to_json() if hasattr(result, "to_json") else asdict(result))
+        return cast(T, result)
 
 
 def with_display(command: Command) -> Command:
