@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -173,7 +172,11 @@ def _show(report: DataReport) -> None:
     _show_by_split("texts", counts)
     if lengths:
         titles = {"cut_rows": "truncated", "cut_share": "truncated, fraction"}
-        _show_by_split("tokens of a text", lengths.splits, titles)
+        tokens = {
+            split: {titles.get(name, name): value for name, value in values.items()}
+            for split, values in lengths.splits.items()
+        }
+        _show_by_split("tokens of a text", tokens)
         show_lines(
             f"tokens counted by the tokenizer of {lengths.model}, truncated at --max-length "
             f"{lengths.max_length}; --max-length {lengths.suggested_max_length} truncates "
@@ -196,19 +199,14 @@ def _describe(example: Any, check: str, split: str) -> tuple[str, str]:
     return f"{found}{' and '.join(labels)} in {split}", shorten(example["text"])
 
 
-def _show_by_split(
-    title: str,
-    by_split: Mapping[str, Mapping[str, float]],
-    titles: Mapping[str, str] = MappingProxyType({}),
-) -> None:
+def _show_by_split(title: str, by_split: Mapping[str, Mapping[str, float]]) -> None:
     """Print values in a column for each split, a line for each name."""
     from finetune.tasks.tables import format_value
 
     splits = by_split.values()
     if names := dict.fromkeys(name for values in splits for name in values):
         rows = [
-            (titles.get(name, shorten(name)), *(format_value(own.get(name, "")) for own in splits))
-            for name in names
+            (shorten(name), *(format_value(own.get(name, "")) for own in splits)) for name in names
         ]
         show_lines()
         show_table((title, *by_split), rows, numbers=list(by_split))
