@@ -82,12 +82,6 @@ def source_options(command: Command) -> Command:
 accept_changes_option = click.option(
     "--accept-changes", is_flag=True, help="Take files that were edited for those of the run."
 )
-quiet_option = click.option(
-    "-q", "--quiet", is_flag=True, help="Print only the result, warnings and errors."
-)
-no_progress_option = click.option(
-    "--no-progress", is_flag=True, help="Print progress as lines, not live."
-)
 # Read by main, which alone sees errors.
 debug_option = click.option(
     "--debug", is_flag=True, expose_value=False, help="Show the traceback of an error."
@@ -223,11 +217,15 @@ def with_display(command: Command) -> Command:
     It goes below the other decorators.
     """
 
+    @json_option
+    @click.option("-q", "--quiet", is_flag=True, help="Print only the result, warnings and errors.")
+    @click.option("--no-progress", is_flag=True, help="Print progress as lines, not live.")
+    @debug_option
     @wraps(command)
     def call(*, as_json: bool, quiet: bool, no_progress: bool, **options: Any) -> Any:
         return command(display=Display(as_json, quiet, no_progress), **options)
 
-    return json_option(quiet_option(no_progress_option(debug_option(call))))
+    return call
 
 
 def load(
