@@ -138,8 +138,6 @@ def _check_name(parameter: click.Parameter) -> None:
 
 @click.group(
     cls=_LazyGroup,
-    # In place of the commands, for their names.
-    commands=dict.fromkeys(COMMANDS, click.Command(None)),
     epilog=EXAMPLES,
     context_settings={
         "help_option_names": ["-h", "--help"],
