@@ -4,6 +4,7 @@ import math
 import platform
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from finetune.ownership import OwnFolder
 from finetune.training.interruption import signal_of
 
 if TYPE_CHECKING:
-    from finetune.bench.results import BenchResults, Row
+    from finetune.bench.results import BenchResults
 
 EXAMPLES = """\b
 Groups:
@@ -36,7 +37,6 @@ Examples:
   finetune bench --model my_models:make  a network of your own
 """
 ALL = "all"
-TIMING = "finetune.bench.timing"
 
 
 def run_bench(
@@ -58,7 +58,7 @@ def run_bench(
     from finetune.batch_finder.child import Child
 
     # Each takes seconds to import PyTorch: the child and this process at the same time.
-    with Child(TIMING) as child:
+    with Child("finetune.bench.timing") as child:
         from finetune.bench import timing
         from finetune.bench.results import BenchResults, Machine
         from finetune.bench.workloads import Selection, list_workloads, read_lengths
@@ -76,15 +76,23 @@ def run_bench(
         seconds = timing.QUICK_SECONDS if quick else timing.FULL_SECONDS
         minutes = math.ceil(seconds / 60)
         emit(Info(f"this takes about {minutes} min, more where a step takes seconds"))
-        rows: list[Row] = []
-        is_complete = False
+        results = BenchResults(
+            machine=Machine(
+                cpu=cpu_name(),
+                platform=platform.platform(),
+                devices={device.name: device.description for device in found},
+                versions={"python": platform.python_version()} | package_versions(),
+            ),
+            texts="TREC" if data_dir else "questions",
+            is_quick=quick,
+            is_complete=False,
+            rows=[],
+        )
         until = time.time() + seconds
         try:
-            for rows in timing.measure(  # noqa: B007
-                child, selection, workloads, names, until=until, emit=emit
-            ):
-                pass
-            is_complete = True
+            for rows in timing.measure(child, selection, workloads, names, until=until, emit=emit):
+                results = replace(results, rows=rows)
+            results = replace(results, is_complete=True)
         except KeyboardInterrupt as stop:
             raise Interrupted(
                 "stopped before the end",
@@ -92,20 +100,7 @@ def run_bench(
                 signal_number=signal_of(stop),
             ) from None
         finally:
-            results = BenchResults(
-                machine=Machine(
-                    cpu=cpu_name(),
-                    platform=platform.platform(),
-                    devices={device.name: device.description for device in found},
-                    versions={"python": platform.python_version()} | package_versions(),
-                ),
-                texts="TREC" if data_dir else "questions",
-                is_quick=quick,
-                is_complete=is_complete,
-                rows=rows,
-            )
-            page = render_bench(results)
-            own.write_all({"bench.json": results.to_json(), "bench.html": page})
+            own.write_all({"bench.json": results.to_json(), "bench.html": render_bench(results)})
         return results
 
 

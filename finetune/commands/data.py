@@ -1,22 +1,26 @@
-"""``finetune data check``: what is odd about the data of a run, and how long its texts are."""
+"""``finetune data``: what is odd about the data of a run, and which labels may be wrong."""
 
+import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from types import MappingProxyType
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from finetune.commands import flags
-from finetune.commands.audit import command as audit
 from finetune.commands.console import shorten, show_lines, show_table
-from finetune.config.schema import OPTIONS, Config, ModelConfig
-from finetune.errors import FinetuneError
+from finetune.config.schema import Config, ModelConfig
+from finetune.errors import DataError, FinetuneError, RunFolderNotEmpty
 from finetune.events import Emit, Event, Info, WarningMessage
+from finetune.ownership import OwnFolder
+from finetune.runs.folder import FoldsFolder, find_several
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from finetune.audit.audit import Audit
     from finetune.data.check import Findings, Lengths, Suggestion
     from finetune.runs.expectation import Expectation
 
@@ -27,7 +31,14 @@ Examples:
   finetune data check reviews.csv                   your own file
   finetune data check --data hub:owner/name --json
 """
-DATA_OPTIONS = [one.name for one in OPTIONS.values() if one.section == "data"]
+AUDITS_FOLDER = Path("audits")
+WORST = 10
+AUDIT_EXAMPLES = """\b
+Examples:
+  finetune data audit reviews.csv --model minilm
+  finetune data audit runs/reviews-minilm-full      after run --folds: sharper
+  finetune run --data reviews.csv --corrections audits/reviews/suspects.csv
+"""
 
 
 @dataclass(frozen=True)
@@ -126,17 +137,61 @@ def measure_tokens(
     )
 
 
+def audit_data(
+    *,
+    file: str | None,
+    output_dir: Path | None,
+    folds: int,
+    unlabelled: Path | None,
+    batch: int,
+    batches: int,
+    emit: Emit,
+    **options: Any,
+) -> "Audit":
+    """Audit data, with the out-of-fold predictions of a cross-validation if that is named."""
+    from finetune.audit.audit import audit
+    from finetune.commands.init import guess_options
+    from finetune.data.load import source_name
+    from finetune.report.audit import SUSPECTS, files_of
+
+    several = None if file is None else find_several(Path(file).expanduser())
+    out_of_fold = several.path if isinstance(several, FoldsFolder) else None
+    if several is not None and out_of_fold is not None:
+        file = str(several.run(several.numbers[0]).path)
+    loaded = flags.load(file=file, **options)
+    with suppress(DataError):  # of a table without labels
+        loaded = guess_options(loaded, emit=emit)
+    config = loaded.config
+    folder = OwnFolder(output_dir or AUDITS_FOLDER / source_name(config.data.data), "audit")
+    folder.check()
+    _check_undecided(folder.path / SUSPECTS)
+    found = audit(
+        config, folds=folds, out_of_fold=out_of_fold, unlabelled=unlabelled, batch=batch,
+        batches=batches, emit=emit,
+    )  # fmt: skip
+    folder.write_all(files_of(found, batch=batch))
+    return replace(found, folder=str(folder.path))
+
+
+def _check_undecided(suspects: Path) -> None:
+    """Make sure that no decisions would be lost."""
+    if suspects.is_file():
+        with suspects.open(newline="", encoding="utf-8", errors="replace") as file:
+            if any(row.get("decision") for row in csv.DictReader(file)):
+                raise RunFolderNotEmpty(
+                    f"{suspects} has decisions, which another audit would replace",
+                    remedy="choose another folder with --output-dir",
+                )
+
+
 @click.group(epilog=EXAMPLES)
 def command() -> None:
     """Check the data of a run, and audit its labels."""
 
 
-command.add_command(audit)
-
-
 @command.command(cls=flags.GroupedCommand, epilog=EXAMPLES)
 @flags.source_options
-@flags.chosen_options(*DATA_OPTIONS, "model", "revision", "max_length")
+@flags.chosen_options("model", "revision", "max_length", sections=("data",))
 @flags.with_display
 def check(*, display: flags.Display, **options: Any) -> None:
     """Print statistics of the data and suggest what to change.
@@ -152,10 +207,10 @@ def check(*, display: flags.Display, **options: Any) -> None:
     def check_file(*, emit: Emit) -> DataReport:
         return check_data(guess_options(flags.load(**options), emit=emit).config, emit=emit)
 
-    display.run(check_file, _show)
+    display.run(check_file, _show_check)
 
 
-def _show(report: DataReport) -> None:
+def _show_check(report: DataReport) -> None:
     from finetune.data.check import CHECKS
 
     found, lengths = report.findings, report.lengths
@@ -174,7 +229,11 @@ def _show(report: DataReport) -> None:
     _show_by_split("texts", counts)
     if lengths:
         titles = {"cut_rows": "truncated", "cut_share": "truncated, fraction"}
-        _show_by_split("tokens of a text", lengths.splits, titles)
+        tokens = {
+            split: {titles.get(name, name): value for name, value in values.items()}
+            for split, values in lengths.splits.items()
+        }
+        _show_by_split("tokens of a text", tokens)
         show_lines(
             f"tokens counted by the tokenizer of {lengths.model}, truncated at --max-length "
             f"{lengths.max_length}; --max-length {lengths.suggested_max_length} truncates "
@@ -197,19 +256,64 @@ def _describe(example: Any, check: str, split: str) -> tuple[str, str]:
     return f"{found}{' and '.join(labels)} in {split}", shorten(example["text"])
 
 
-def _show_by_split(
-    title: str,
-    by_split: Mapping[str, Mapping[str, float]],
-    titles: Mapping[str, str] = MappingProxyType({}),
-) -> None:
+def _show_by_split(title: str, by_split: Mapping[str, Mapping[str, float]]) -> None:
     """Print values in a column for each split, a line for each name."""
     from finetune.tasks.tables import format_value
 
     splits = by_split.values()
     if names := dict.fromkeys(name for values in splits for name in values):
         rows = [
-            (titles.get(name, shorten(name)), *(format_value(own.get(name, "")) for own in splits))
-            for name in names
+            (shorten(name), *(format_value(own.get(name, "")) for own in splits)) for name in names
         ]
         show_lines()
         show_table((title, *by_split), rows, numbers=list(by_split))
+
+
+@command.command("audit", cls=flags.GroupedCommand, epilog=AUDIT_EXAMPLES)
+@flags.source_options
+@click.option(
+    "--output-dir", type=flags.PATH, help="Folder to write.  [default: audits/ and the name]"
+)
+@click.option(
+    "--folds",
+    type=click.IntRange(2, 100),
+    default=5,
+    help="Parts, each predicted by heads that saw the others.  [default: 5]",
+)
+@click.option("--unlabelled", type=flags.PATH, help="File of texts, to choose which to label next.")
+@click.option(
+    "--batch", type=click.IntRange(1), default=50, help="Texts to label at a time.  [default: 50]"
+)
+@click.option(
+    "--batches", type=click.IntRange(1), default=5, help="Batches to choose.  [default: 5]"
+)
+@flags.chosen_options(
+    *("model", "revision", "max_length", "pooling", "device", "precision", "cache_dir"),
+    sections=("data",),
+)
+@flags.with_display
+def audit_command(*, display: flags.Display, **options: Any) -> None:
+    """Find labels that may be wrong, classes to merge, near duplicates, and rows unlike the rest.
+
+    FILE is what finetune run takes: a table, a configuration, a run.
+
+    Also whether more rows would help, and which texts to label next. Heads on the frozen encoder
+    predict each row without having seen it; after run --folds, its models too.
+    """
+    display.run(audit_data, _show_audit, **options)
+
+
+def _show_audit(found: "Audit") -> None:
+    from finetune.report.audit import cell_of, summarize
+
+    show_lines(f"{found.sampled:,} rows of {found.data}, {len(found.classes)} classes")
+    table = summarize(found)
+    show_table(table.columns, table.rows, numbers=("rows",))
+    if found.suspects:
+        show_lines("labels that are most likely wrong", "")
+        names = ("row", "text", "label", "suggested", "loss")
+        rows = [[shorten(cell_of(one[name])) for name in names] for one in found.suspects]
+        show_table(names, rows[:WORST], numbers=("row", "loss"))
+    for merge in found.merges[:WORST]:
+        show_lines(f"{merge['label']!r} may be {merge['into']!r}: {merge['why']}")
+    show_lines(*found.notes, f"written: {found.folder}")

@@ -12,6 +12,7 @@ from finetune.config.schema import DEFAULT_BATCH_SIZE, ModelConfig, TrainingConf
 from finetune.devices import PRECISIONS
 from finetune.errors import DeviceNotAvailable, FinetuneError, UsageError
 from finetune.escaping import escape_line
+from finetune.events import Emit
 
 if TYPE_CHECKING:
     from finetune.doctor.parity import ParityReport
@@ -130,15 +131,13 @@ def _check_operators(chosen: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _check_parity(device: str, chosen: dict[str, Any], *, display: flags.Display) -> None:
-    with display.progress() as emit:
+    def compare(*, emit: Emit) -> "ParityReport":
         from finetune.doctor.parity import check_parity
 
         options = {"model": None, "precision": PRECISION, "batch_size": PARITY_BATCH_SIZE, **chosen}
-        report = check_parity(device, **_with_mode(options), emit=emit)
-    if display.as_json:
-        show_json(report.to_json())
-    else:
-        _show_parity(report)
+        return check_parity(device, **_with_mode(options), emit=emit)
+
+    report = display.run(compare, _show_parity)
     if report.failures:
         parts = ", ".join(dict.fromkeys(one.part for one in report.failures))
         raise FinetuneError(

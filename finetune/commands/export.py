@@ -68,22 +68,15 @@ def export_onnx(
     emit: Emit = ignore,
 ) -> OnnxExport:
     """Write a run's model as ONNX; FinetuneError if it predicts otherwise than the run's model."""
-    folder = open_run_folder(Path(run), in_full=True)
+    folder, own, trained = _prepare("onnx", Path(run), output_dir, emit=emit)
     from finetune.export import onnx
-    from finetune.export.folder import import_extra
-    from finetune.runs.trained import TrainedModel
 
-    import_extra("onnx")
-    own = _target(folder.onnx_folder, folder, output_dir)
-    target = own.path
-    trained = TrainedModel.load(folder, device="cpu", emit=emit)
-    emit(Info(f"exporting {folder.path} to {target}"))
     onnx.write_onnx(trained.text_model, own, quantizes=int8)
     trained = replace(trained, predictor=replace(trained.predictor, precision="fp32"))
     examples = _load_test_examples(folder, trained, emit=emit) if verify or int8 else None
     files = []
     for name, is_compared in ((onnx.MODEL_FILE, verify), (onnx.QUANTIZED_FILE, int8)):
-        file, verification = target / name, None
+        file, verification = own.path / name, None
         if is_compared and examples is not None:
             emit(Info(f"comparing {name} with PyTorch on {len(examples.lengths):,} test rows"))
             verification = onnx.verify(trained, onnx.OnnxModel(file), examples)
@@ -97,17 +90,27 @@ def export_onnx(
                 f"labels differ, logits by up to {difference:.1e}",
                 remedy="use the run's model with transformers, and report this",
             )
-    return OnnxExport(str(target), files)
+    return OnnxExport(str(own.path), files)
 
 
-def _target(default: Path, folder: RunFolder, output_dir: str | Path | None) -> OwnFolder:
-    """Return the folder of an export, which must be new, empty or an earlier one's."""
+def _prepare(
+    kind: str, run: Path, output_dir: str | Path | None, *, emit: Emit
+) -> "tuple[RunFolder, OwnFolder, TrainedModel]":
+    """Return a run, the folder to export to, which must be new, empty or ours, and its model."""
+    folder = open_run_folder(run, in_full=True)
+    from finetune.export.folder import import_extra
+    from finetune.runs.trained import TrainedModel
+
+    import_extra(kind)
+    default = {"onnx": folder.onnx_folder, "coreml": folder.coreml_folder}[kind]
     path = Path(output_dir).expanduser() if output_dir else default
     # Part of the run where it may be: only then it goes with the run.
     is_part = not output_dir and folder.own.is_ours
-    own = OwnFolder(path, default.name, parent=folder.own if is_part else None)
+    own = OwnFolder(path, kind, parent=folder.own if is_part else None)
     own.check()
-    return own
+    trained = TrainedModel.load(folder, device="cpu", emit=emit)
+    emit(Info(f"exporting {folder.path} to {path}"))
+    return folder, own, trained
 
 
 def _load_test_examples(folder: RunFolder, trained: "TrainedModel", *, emit: Emit) -> "Examples":
@@ -124,18 +127,11 @@ def export_coreml(
     run: str | Path, *, output_dir: str | Path | None = None, emit: Emit = ignore
 ) -> CoreMLExport:
     """Write a run's model as a Core ML program; FinetuneError if it lacks a weight."""
-    folder = open_run_folder(Path(run), in_full=True)
+    _, own, trained = _prepare("coreml", Path(run), output_dir, emit=emit)
     from finetune.export.coreml import MODEL_FILE, check_weights, write_coreml
-    from finetune.export.folder import import_extra
-    from finetune.runs.trained import TrainedModel
 
-    import_extra("coreml")
-    own = _target(folder.coreml_folder, folder, output_dir)
-    target = own.path
-    trained = TrainedModel.load(folder, device="cpu", emit=emit)
-    emit(Info(f"exporting {folder.path} to {target}"))
     write_coreml(trained.text_model, own, max_length=trained.config.model.max_length)
-    file = target / MODEL_FILE
+    file = own.path / MODEL_FILE
     folded = check_weights(file, trained.text_model)
     parameters = len(list(trained.text_model.model.parameters())) - len(folded)
     size_bytes = sum(one.stat().st_size for one in file.rglob("*") if one.is_file())

@@ -14,7 +14,7 @@ from finetune.commands import flags
 from finetune.commands.console import show_lines, show_table
 from finetune.commands.init import guess_options
 from finetune.config.mode import Mode
-from finetune.config.schema import DEFAULT_LORA, OPTIONS, Config
+from finetune.config.schema import DEFAULT_LORA, Config
 from finetune.devices.mps.chips import Mac, find_mac
 from finetune.errors import (
     BatchDoesNotFit,
@@ -39,8 +39,6 @@ Examples:
   finetune find-batch reviews.csv --train-layers 2
   finetune find-batch --for m1-8gb     a Mac that is not here
 """
-SECTIONS = ("data", "model", "search", "cache")
-SEARCH_OPTIONS = [one.name for one in OPTIONS.values() if one.section in SECTIONS]
 
 
 @dataclass(frozen=True)
@@ -224,17 +222,15 @@ def _measure_texts(
 
 @click.command(cls=flags.GroupedCommand, epilog=EXAMPLES)
 @flags.source_options
-@flags.chosen_options(*SEARCH_OPTIONS, "device", "precision", "gradient_checkpointing", "optimizer")
+@flags.chosen_options(
+    *("device", "precision", "gradient_checkpointing", "optimizer"),
+    sections=("data", "model", "search", "cache"),
+)
 @click.option(
     "--limit", type=click.IntRange(min=1), help="Largest size tried. Default: the rows of the data."
 )
 @click.option("--fresh", is_flag=True, help="Search again, even if an earlier search found sizes.")
-@click.option(
-    "--for",
-    "machine",
-    metavar="MACHINE",
-    help="Estimate for a Mac, such as m1-8gb.",
-)
+@click.option("--for", "machine", metavar="MACHINE", help="Estimate for a Mac, such as m1-8gb.")
 @click.option(
     "--output-dir",
     type=flags.NAME,

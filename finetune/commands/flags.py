@@ -2,12 +2,12 @@
 
 import os
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
 import click
 
@@ -31,7 +31,6 @@ FIRST_OPTIONS = {
 }
 RARE_OPTIONS = {"config", "processes", "keep_models", "accept_changes", "no_progress", "debug"}
 HELP_ALL = "finetune.help_all"
-_SECTIONS = (*dict.fromkeys(one.section for one in OPTIONS.values()), "with --data trec")
 T = TypeVar("T")
 Command = Callable[..., Any]
 
@@ -39,10 +38,7 @@ Command = Callable[..., Any]
 # Of a name that need not be there: a Hub id, a recipe, a new folder.
 NAME = click.Path(readable=False)
 config_option = click.option(
-    "-c",
-    "--config",
-    type=NAME,
-    help="YAML file, or the name of a recipe of the package.",
+    "-c", "--config", type=NAME, help="YAML file, or the name of a recipe of the package."
 )
 assignments_option = click.option(
     "--set",
@@ -77,23 +73,14 @@ class _Run(click.Path):
         return super().convert(path, *context)
 
 
-RUN = _Run(path_type=Path)
-file_argument = click.argument("file", required=False, metavar="[FILE]", type=_Run())
-
-
 def source_options(command: Command) -> Command:
     """Give a command the argument FILE and the options that name a configuration."""
+    file_argument = click.argument("file", required=False, metavar="[FILE]", type=_Run())
     return file_argument(config_option(assignments_option(command)))
 
 
 accept_changes_option = click.option(
     "--accept-changes", is_flag=True, help="Take files that were edited for those of the run."
-)
-quiet_option = click.option(
-    "-q", "--quiet", is_flag=True, help="Print only the result, warnings and errors."
-)
-no_progress_option = click.option(
-    "--no-progress", is_flag=True, help="Print progress as lines, not live."
 )
 # Read by main, which alone sees errors.
 debug_option = click.option(
@@ -101,12 +88,12 @@ debug_option = click.option(
 )
 
 
-def chosen_options(*names: str) -> Callable[[Command], Command]:
-    """Return a decorator that adds a flag for each of these options of the schema."""
+def chosen_options(*names: str, sections: Collection[str] = ()) -> Callable[[Command], Command]:
+    """Return a decorator that adds a flag for each of these options and sections of the schema."""
 
     def add_flags(command: Command) -> Command:
         for option in reversed(OPTIONS.values()):
-            if option.name in names:
+            if option.name in names or option.section in sections:
                 command = _flag(option)(command)
         return command
 
@@ -135,7 +122,7 @@ def output_file_option(description: str) -> Callable[[Command], Command]:
 def run_argument(command: Command) -> Command:
     """Give a command the argument RUN, and a flag that accepts changes of that run."""
 
-    @click.argument("run", type=RUN)
+    @click.argument("run", type=_Run(path_type=Path))
     @accept_changes_option
     @wraps(command)
     def call(*, run: Path, accept_changes: bool, **options: Any) -> Any:
@@ -166,20 +153,23 @@ class GroupedCommand(click.Command):
         """Write a list of options or, of all, one for each section of the schema."""
         is_short = HELP_ALL not in context.meta
         hidden = RARE_OPTIONS | OPTIONS.keys() - FIRST_OPTIONS if is_short else set()
-        groups: dict[str, list[tuple[str, str]]] = {"options": []}
+        of_trec = "with --data trec"
+        names = ["options", *(one.section for one in OPTIONS.values()), of_trec]
+        groups: dict[str, list[tuple[str, str]]] = {name: [] for name in names}
         for parameter in self.get_params(context):
             if parameter.name in hidden or not isinstance(parameter, click.Option):
                 continue
             flag, text = parameter.get_help_record(context) or ("", "")
-            option = OPTIONS.get(parameter.name or "")
-            group, flag = "options", flag.partition(" / --no-")[0] if is_short else flag
-            if option and not is_short:
-                is_of_trec = option.goes_with == ("trec",)
-                group = "with --data trec" if is_of_trec else option.section
-            groups.setdefault(group, []).append((flag, text))
-        for name in sorted(groups, key=["options", *_SECTIONS].index):
-            with formatter.section(name.capitalize()):
-                formatter.write_dl(groups[name])
+            option, group = OPTIONS.get(parameter.name or ""), "options"
+            if is_short:
+                flag = flag.partition(" / --no-")[0]
+            elif option:
+                group = of_trec if option.goes_with == ("trec",) else option.section
+            groups[group].append((flag, text))
+        for name, rows in groups.items():
+            if rows:
+                with formatter.section(name.capitalize()):
+                    formatter.write_dl(rows)
 
 
 def _show_all_help(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
@@ -207,8 +197,8 @@ class Display:
         """Yield an ``Emit`` that shows events on standard error."""
         return showing(quiet=self.quiet, no_progress=self.no_progress)
 
-    def run(self, work: Callable[..., T], as_text: Callable[[T], None], **options: Any) -> None:
-        """Call a function with an ``emit``, and print the dataclass that it returns.
+    def run(self, work: Callable[..., T], as_text: Callable[[T], None], **options: Any) -> T:
+        """Call a function with an ``emit``, print the dataclass that it returns, and return it.
 
         As JSON, with its ``to_json()`` or all its fields.
         """
@@ -218,6 +208,7 @@ class Display:
             as_text(result)
         else:
             show_json(result.to_json() if hasattr(result, "to_json") else asdict(result))
+        return cast(T, result)
 
 
 def with_display(command: Command) -> Command:
@@ -226,11 +217,15 @@ def with_display(command: Command) -> Command:
     It goes below the other decorators.
     """
 
+    @json_option
+    @click.option("-q", "--quiet", is_flag=True, help="Print only the result, warnings and errors.")
+    @click.option("--no-progress", is_flag=True, help="Print progress as lines, not live.")
+    @debug_option
     @wraps(command)
     def call(*, as_json: bool, quiet: bool, no_progress: bool, **options: Any) -> Any:
         return command(display=Display(as_json, quiet, no_progress), **options)
 
-    return json_option(quiet_option(no_progress_option(debug_option(call))))
+    return call
 
 
 def load(

@@ -32,10 +32,7 @@ from finetune.files import is_there, write_text_atomically
 from finetune.ownership import check_output_file
 
 if TYPE_CHECKING:
-    import numpy as np
     import pyarrow
-    from datasets import Dataset
-    from numpy.typing import NDArray
 
     from finetune.config.load import LoadedConfig
     from finetune.data.columns import Columns
@@ -92,45 +89,47 @@ class TableFacts:
 
 @dataclass(frozen=True)
 class Guesses:
-    """What a table says of columns, model and length; ``longer_fraction`` exceeds the model's."""
+    """Options that a table stands for; ``longer_fraction`` of its texts do not fit the model."""
 
     table: "LoadedData"
-    model: str
+    values: Mapping[str, Any]
     suggested_max_length: int
     longer_fraction: float
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """The options that they stand for."""
-        task = self.table.task.name
-        return {
-            **{option: column.name for option, column in self.table.chosen.items()},
-            **({} if task == "single" else {"task": task}),
-            "model": self.model,
-            "max_length": max(self.suggested_max_length, ModelConfig.max_length),
-        }
 
 
 def guess(options: DataConfig, *, model: str | None, emit: Emit) -> Guesses:
     """Read a table as a run would; without a tokenizer, lengths in tokens are estimated."""
+    import numpy as np
     import pyarrow.compute as pc
 
     from finetune.data.check import suggest_max_length
-    from finetune.data.dataset import texts_of
+    from finetune.data.dataset import rows_where, texts_of
     from finetune.data.tables import read_tables
 
     table = read_tables({"train": [Path(options.data).expanduser()]}, options, emit=emit)
-    rows = table.splits["train"]
-    texts = texts_of(rows)
-    model = model or _suggest_model(texts.joined)
-    size_bytes = pc.binary_length(texts.joined).to_numpy()
-    sample = _sample_rows(rows, size_bytes, emit=emit)
-    if lengths := measure_tokens({"train": sample}, ModelConfig(model=model), emit=emit):
-        longer = lengths.beyond_model / len(sample)
-        return Guesses(table, model, lengths.suggested_max_length, longer)
-    tokens = size_bytes // BYTES_A_TOKEN + SPECIAL_TOKENS
-    longer = float((tokens > MAX_TOKENS).mean())
-    return Guesses(table, model, suggest_max_length(tokens, max_tokens=MAX_TOKENS), longer)
+    rows, task = table.splits["train"], table.task.name
+    texts = texts_of(rows).joined
+    model = model or _suggest_model(texts)
+    size_bytes = pc.binary_length(texts).to_numpy()
+    if (count := len(rows)) > SAMPLE_TEXTS:
+        emit(Info(f"counting tokens of the longest and {SAMPLE_TEXTS:,} random of {count:,} texts"))
+        is_chosen = np.zeros(count, dtype=bool)
+        is_chosen[np.random.default_rng(0).choice(count, SAMPLE_TEXTS, replace=False)] = True
+        is_chosen[np.argsort(size_bytes)[-LONGEST_TEXTS:]] = True
+        rows = rows_where(rows, is_chosen)
+    if lengths := measure_tokens({"train": rows}, ModelConfig(model=model), emit=emit):
+        suggested, longer = lengths.suggested_max_length, lengths.beyond_model / len(rows)
+    else:
+        tokens = size_bytes // BYTES_A_TOKEN + SPECIAL_TOKENS
+        longer = float((tokens > MAX_TOKENS).mean())
+        suggested = suggest_max_length(tokens, max_tokens=MAX_TOKENS)
+    values = {
+        **{option: column.name for option, column in table.chosen.items()},
+        **({} if task == "single" else {"task": task}),
+        "model": model,
+        "max_length": max(suggested, ModelConfig.max_length),
+    }
+    return Guesses(table, values, suggested, longer)
 
 
 def guess_options(loaded: "LoadedConfig", *, emit: Emit) -> "LoadedConfig":
@@ -164,7 +163,7 @@ def look_at_table(options: DataConfig, *, model: str | None, emit: Emit) -> Tabl
     from finetune.data.split import split_table
 
     guesses = guess(options, model=model, emit=emit)
-    table, model = guesses.table, guesses.model
+    table = guesses.table
     rows, task = table.splits["train"], table.task
     texts, labels = texts_of(rows), task.labels(column_of(rows, "label"))
     characters = pc.utf8_length(texts.joined)
@@ -173,7 +172,7 @@ def look_at_table(options: DataConfig, *, model: str | None, emit: Emit) -> Tabl
     if len(splits["train"]) <= MAX_ESTIMATED_ROWS:
         from finetune.runs.expectation import expect  # takes 3 s, and a third of the memory
 
-        config = Config(data=options, model=ModelConfig(model=model))
+        config = Config(data=options, model=ModelConfig(model=guesses.values["model"]))
         expectation = expect(config, splits["train"], task, emit=emit)
     return TableFacts(
         options=options,
@@ -192,21 +191,6 @@ def look_at_table(options: DataConfig, *, model: str | None, emit: Emit) -> Tabl
         longer_fraction=guesses.longer_fraction,
         expectation=expectation,
     )
-
-
-def _sample_rows(rows: "Dataset", size_bytes: "NDArray[np.int32]", *, emit: Emit) -> "Dataset":
-    """Return all rows or, of a large table, a random sample and the rows with the longest texts."""
-    import numpy as np
-
-    from finetune.data.dataset import rows_where
-
-    if len(rows) <= SAMPLE_TEXTS:
-        return rows
-    emit(Info(f"counting tokens of the longest and {SAMPLE_TEXTS:,} random of {len(rows):,} texts"))
-    is_chosen = np.zeros(len(rows), dtype=bool)
-    is_chosen[np.random.default_rng(0).choice(len(rows), SAMPLE_TEXTS, replace=False)] = True
-    is_chosen[np.argsort(size_bytes)[-LONGEST_TEXTS:]] = True
-    return rows_where(rows, is_chosen)
 
 
 def _suggest_model(texts: "pyarrow.ChunkedArray") -> str:
@@ -242,21 +226,12 @@ def make_config(facts: TableFacts) -> str:
         values["long_texts"] = defaults.model.long_texts
     if facts.class_rows:
         values["class_weights"] = defaults.training.class_weights
-    heading = (
-        f"Written by `finetune init` for a table of {facts.rows:,} rows. An "
-        "option behind a # has its default; `finetune run --help` explains all of them."
-    )
-    return make_starter(values, notes=_notes(facts), heading=heading)
-
-
-def _notes(facts: TableFacts) -> dict[str, str]:
-    """Return what the table adds to the help of an option."""
     rows = [count for count in facts.class_rows.values() if count] or [facts.rows]
     steps_per_epoch = math.ceil(facts.rows_of_a_run["train"] / DEFAULT_BATCH_SIZE)
     full, head = (
         mode_defaults(Mode(name), steps_per_epoch=steps_per_epoch) for name in ("full", "head")
     )
-    return {
+    notes = {
         "data": "A path that is not absolute counts from the folder in which finetune runs.",
         "max_length": f"Here a text has {facts.mean_characters:,.0f} characters on average and "
         f"{facts.longest_characters:,} at most; a token is about 4 of English, 1 of Chinese.",
@@ -267,6 +242,11 @@ def _notes(facts: TableFacts) -> dict[str, str]:
         "class_weights": f"Here the smallest class has {min(rows):,} rows and the largest "
         f"{max(rows):,}: balanced finds more of the small classes and may cost accuracy.",
     }
+    heading = (
+        f"Written by `finetune init` for a table of {facts.rows:,} rows. An "
+        "option behind a # has its default; `finetune run --help` explains all of them."
+    )
+    return make_starter(values, notes=notes, heading=heading)
 
 
 @click.command(epilog=EXAMPLES)

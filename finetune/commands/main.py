@@ -20,14 +20,7 @@ import click
 import finetune
 from finetune.devices.host import keep_freed_memory, reduce_gc_frequency
 from finetune.distributed.launch import read_launch
-from finetune.errors import (
-    Failure,
-    FinetuneError,
-    Interrupted,
-    ProcessLost,
-    UsageError,
-    explain,
-)
+from finetune.errors import Failure, FinetuneError, Interrupted, ProcessLost, UsageError, explain
 from finetune.escaping import escape_controls, escape_line
 from finetune.training.interruption import StopRequest, signal_of, stop_on_signal
 
@@ -145,8 +138,6 @@ def _check_name(parameter: click.Parameter) -> None:
 
 @click.group(
     cls=_LazyGroup,
-    # In place of the commands, for their names.
-    commands=dict.fromkeys(COMMANDS, click.Command(None)),
     epilog=EXAMPLES,
     context_settings={
         "help_option_names": ["-h", "--help"],

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 FIRST_CHUNK_TEXTS = 16
 MAX_CHUNK_TEXTS = 1_024
 MAX_CHUNK_CHARACTERS = 2**21
-READING_OPTIONS = ("member", "text_column", "text_pair_column", "as_lines", "encoding")
 WITHOUT_LINE_ENDS = str.maketrans("\t\r\n", "   ")
 EXAMPLES = """\b
 Examples:
@@ -123,7 +122,13 @@ class LoadedModel:
         lowest = find_lowest_probabilities(self.folder, **limits, emit=emit)
         model, texts, abstained = self.model, 0, 0
         for chunk in _chunks(rows):
-            _check_pairs(chunk, reads_pairs=model.reads_pairs)
+            for row in chunk:
+                if (row.pair is not None) != model.reads_pairs:
+                    kind = "pairs of texts" if model.reads_pairs else "single texts"
+                    raise UsageError(
+                        f"the model reads {kind}, and {row.text[:60]!r} is not one of them",
+                        remedy="give --text-pair for each text of a pair, and of no other",
+                    )
             pairs = [row.pair or "" for row in chunk] if model.reads_pairs else None
             predictions = model.predict([row.text for row in chunk], pairs, all_scores=all_scores)
             predictions = [
@@ -148,16 +153,6 @@ def _chunks(rows: Iterable[Sequence[Row]]) -> Iterator[Sequence[Row]]:
             yield available[:count]
             available = available[count:]
             max_texts = min(2 * max_texts, MAX_CHUNK_TEXTS)
-
-
-def _check_pairs(rows: Sequence[Row], *, reads_pairs: bool) -> None:
-    for row in rows:
-        if (row.pair is not None) != reads_pairs:
-            kinds = ("single texts", "pairs of texts")
-            raise UsageError(
-                f"the model reads {kinds[reads_pairs]}, and {row.text[:60]!r} is not one of them",
-                remedy="give --text-pair for each text of a pair, and of no other",
-            )
 
 
 def _as_row(text: object) -> Row:
@@ -251,7 +246,8 @@ def command(
         raise UsageError(
             f"{len(pairs)} --text-pair for {len(texts)} texts", remedy="give one for each text"
         )
-    reading = {name: options.pop(name) for name in READING_OPTIONS}
+    names = ("member", "text_column", "text_pair_column", "as_lines", "encoding")
+    reading = {name: options.pop(name) for name in names}
     reads_stdin = not texts and file in (None, Path("-"))
     if reads_stdin and read_launch().world_size > 1:
         raise UsageError(

@@ -189,7 +189,7 @@ class View:
     def __init__(self, console: "Console", *, has_bar: bool, quiet: bool = False) -> None:
         from rich import progress
 
-        self._console, self._has_bar, self._is_quiet = console, has_bar, quiet
+        self._has_bar, self._is_quiet = has_bar, quiet
         self._printed = time.monotonic()
         self.bar = progress.Progress(
             progress.SpinnerColumn(),
@@ -295,4 +295,4 @@ class View:
         from rich.text import Text
 
         self._printed = time.monotonic()
-        self._console.print(Text(escape_line(line), style=style))
+        self.bar.console.print(Text(escape_line(line), style=style))

@@ -50,9 +50,25 @@ def push(
     from finetune.hub import page_of_upload, upload_model
 
     url = page_of_upload(repository, revision=revision)
-    paths = _find_files(
-        Path(run), adapter=adapter, report=report, allow_private_data=allow_private_data
-    )
+    folder = open_run_folder(Path(run), in_full=True)
+    model_folder = folder.adapter_folder if adapter else folder.model_folder
+    if not folder.has_finished:
+        raise NotARun(
+            f"the run in {folder.path} has not finished",
+            remedy="finish it with --resume-from-checkpoint",
+        )
+    if not any(model_folder.glob("*.safetensors")):
+        remedy = f"{'leave out' if adapter else 'add'} --adapter"
+        raise UsageError(f"{model_folder} has no weights", remedy=remedy)
+    named = sorted(model_folder.iterdir())
+    if report and folder.report_file.is_file():
+        if folder.read_config().data.private_data and not allow_private_data:
+            raise UsageError(
+                f"the data of {folder.path} are marked as private, and its report shows texts",
+                remedy="leave the report out with --without-report, or give --allow-private-data",
+            )
+        named.append(folder.report_file)
+    paths = {path.name: path for path in named if path.is_file() and path.name[0] != "."}
     files = {name: path.stat().st_size for name, path in paths.items()}
     if dry_run:
         return Push(url, public, files)
@@ -63,31 +79,6 @@ def push(
         paths, repository, public=public, revision=revision, message=message
     )
     return Push(url, is_public, files, commit)
-
-
-def _find_files(
-    run: Path, *, adapter: bool, report: bool, allow_private_data: bool
-) -> Mapping[str, Path]:
-    """Return the files to upload, by their paths in the repository."""
-    folder = open_run_folder(run, in_full=True)
-    model_folder = folder.adapter_folder if adapter else folder.model_folder
-    if not folder.has_finished:
-        raise NotARun(
-            f"the run in {folder.path} has not finished",
-            remedy="finish it with --resume-from-checkpoint",
-        )
-    if not any(model_folder.glob("*.safetensors")):
-        remedy = f"{'leave out' if adapter else 'add'} --adapter"
-        raise UsageError(f"{model_folder} has no weights", remedy=remedy)
-    paths = sorted(model_folder.iterdir())
-    if report and folder.report_file.is_file():
-        if folder.read_config().data.private_data and not allow_private_data:
-            raise UsageError(
-                f"the data of {folder.path} are marked as private, and its report shows texts",
-                remedy="leave the report out with --without-report, or give --allow-private-data",
-            )
-        paths.append(folder.report_file)
-    return {path.name: path for path in paths if path.is_file() and path.name[0] != "."}
 
 
 @click.command(epilog=EXAMPLES)

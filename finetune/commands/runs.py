@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import click
 
@@ -23,7 +22,7 @@ Examples:
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class ListedRun:
     """A run, or several of one kind, and the first metric of its test rows.
 
@@ -32,8 +31,8 @@ class ListedRun:
     """
 
     run: str
-    status: str
-    written_at: float
+    status: str = "unreadable"
+    written_at: float = 0.0
     data: str | None = None
     model: str | None = None
     mode: str | None = None
@@ -44,11 +43,6 @@ class ListedRun:
     train_runtime: float | None = None
 
 
-def list_folder(folder: Path) -> list[ListedRun]:
-    """Return what the runs in a folder are, the newest first."""
-    return [_describe(run) for run in list_runs(folder)]
-
-
 def _describe(folder: RunFolder) -> ListedRun:
     from finetune.runs.results import read_results
     from finetune.tasks.tables import wilson_interval
@@ -56,28 +50,27 @@ def _describe(folder: RunFolder) -> ListedRun:
     runs = folder.runs if isinstance(folder, SeveralFolder) else [folder]
     # Others of several have not begun, or could not.
     runs = [run for run in runs if run.config_file.is_file()]
-    facts: dict[str, Any] = {"run": str(folder.path), "status": "unreadable", "written_at": 0.0}
+    listed = ListedRun(str(folder.path))
     with suppress(FinetuneError):
-        facts["written_at"] = max((run.config_file.stat().st_mtime for run in runs), default=0.0)
+        listed.written_at = max((run.config_file.stat().st_mtime for run in runs), default=0.0)
         config = folder.read_config()
-        facts |= {"data": config.data.data, "model": config.model.model, "mode": config.model.mode}
-        facts["status"] = "not finished"
+        listed.data, listed.model = config.data.data, config.model.model
+        listed.mode, listed.status = config.model.mode, "not finished"
         if not folder.has_finished:
-            return ListedRun(**facts)
-        facts["status"] = "edited"
+            return listed
+        listed.status = "edited"
         # Trials of a sweep may have been stopped early.
         found = [read_results(run) for run in runs if run.has_finished]
-        first, samples = found[0].test.values[0], found[0].test.samples
-        mean = fmean(one.test.values[0].value for one in found)
-        facts |= {"metric": first.metric.name, "value": mean}
-        if first.metric.is_proportion:
-            low, high = wilson_interval(mean * samples, samples)
-            facts |= {"low": float(low), "high": float(high)}
-        facts["train_runtime"] = sum(one.training.train_runtime for one in found)
-        facts["status"] = "finished"
+        metric, samples = found[0].test.values[0].metric, found[0].test.samples
+        listed.metric = metric.name
+        listed.value = fmean(one.test.values[0].value for one in found)
+        if metric.is_proportion:
+            listed.low, listed.high = map(float, wilson_interval(listed.value * samples, samples))
+        listed.train_runtime = sum(one.training.train_runtime for one in found)
+        listed.status = "finished"
         if isinstance(folder, SeveralFolder):
-            facts["status"] = f"{len(runs)} {folder.run_kind}s"
-    return ListedRun(**facts)
+            listed.status = f"{len(runs)} {folder.run_kind}s"
+    return listed
 
 
 @click.command(epilog=EXAMPLES)
@@ -86,7 +79,7 @@ def _describe(folder: RunFolder) -> ListedRun:
 @flags.debug_option
 def command(*, folder: Path, as_json: bool) -> None:
     """List the runs in FOLDER, by default those in runs, the newest first."""
-    found = list_folder(folder)
+    found = [_describe(run) for run in list_runs(folder)]
     if as_json:
         show_json({"runs": [*map(asdict, found)]})
     elif found:

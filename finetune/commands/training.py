@@ -38,8 +38,6 @@ from finetune.tasks.metrics import Metric, choose_metric
 from finetune.tasks.tables import format_value
 
 R = TypeVar("R", SeedResults, FoldResults)
-# From what several runs share to what the run of a number needs.
-Vary = Callable[..., Preparation]
 
 
 def train(work: Work, *, emit: Emit) -> RunResults:
@@ -91,7 +89,7 @@ def train_folds(work: Work, *, emit: Emit) -> FoldResults:
 def _train_several(
     work: Work,
     numbers: range,
-    vary: Vary,
+    vary: Callable[..., Preparation],
     read_results: Callable[[SeveralFolder], R],
     *,
     emit: Emit,
