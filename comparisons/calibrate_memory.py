@@ -49,7 +49,7 @@ PLANS = {
             for padded_length in (64, 128)
             for batch in (16, 48)
         ],
-    ],
+    ]
 }
 
 

@@ -20,13 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from finetune.bench.workloads import (
-    CLASSES,
-    SEED,
-    bert_base,
-    read_lengths,
-    texts_of,
-)
+from finetune.bench.workloads import CLASSES, SEED, bert_base, read_lengths, texts_of
 from finetune.config.mode import Mode
 from finetune.devices.base import Device, place
 from finetune.devices.batch_size import BatchSize

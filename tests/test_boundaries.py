@@ -137,6 +137,6 @@ def test_a_command_leaves_out_what_only_training_needs() -> None:
     assert_not_loaded(
         {
             # transformers itself imports accelerate when it loads a model.
-            "finetune.runs.trained": TRAINING_ONLY | {"datasets", "pandas", "pyarrow"},
+            "finetune.runs.trained": TRAINING_ONLY | {"datasets", "pandas", "pyarrow"}
         }
     )

@@ -16,12 +16,7 @@ from finetune.errors import (
     ModelNotFound,
     ModelUnsupported,
 )
-from finetune.hub import (
-    Repository,
-    ask_hub,
-    fetch_model,
-    resolve,
-)
+from finetune.hub import Repository, ask_hub, fetch_model, resolve
 
 MODEL = "acme/tiny"
 ROWS = "default/train/0000.parquet"
@@ -127,10 +122,7 @@ def test_the_cache_serves_a_model_when_the_hub_is_slow_or_broken(
 
 @pytest.mark.parametrize(
     ("failure", "value", "timeout_seconds", "reason"),
-    [
-        ("down", True, 60, "503"),
-        ("delay_seconds", 300.0, 0.3, "timed out"),
-    ],
+    [("down", True, 60, "503"), ("delay_seconds", 300.0, 0.3, "timed out")],
 )
 def test_a_hub_that_does_not_answer_is_reported_with_the_reason(
     hub: HubServer, failure: str, value: Any, timeout_seconds: float, reason: str

@@ -18,12 +18,7 @@ from finetune.runs.folds import OutOfFold
 from finetune.tasks.base import Labels, Logits, Task
 from finetune.tasks.metrics import MULTI
 from finetune.tokenization.examples import Examples
-from finetune.training.linear_head import (
-    TRIED_GRADIENT,
-    LabelledFeatures,
-    choose_strength,
-    solve,
-)
+from finetune.training.linear_head import TRIED_GRADIENT, LabelledFeatures, choose_strength, solve
 
 SEEDS = 3
 # More numbers times outputs take a minute a seed.

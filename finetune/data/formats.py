@@ -10,14 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune.config.schema import DataConfig
-from finetune.data import (
-    delimited,
-    documents,
-    json_lines,
-    line_formats,
-    parquet_files,
-    workbook,
-)
+from finetune.data import delimited, documents, json_lines, line_formats, parquet_files, workbook
 from finetune.data.packed import Content, unpack
 from finetune.data.reader import STREAM_ROWS, RawTable, Reader
 from finetune.errors import DataNotFound, DataUnreadable

@@ -53,11 +53,7 @@ class TrainedModel:
         return cls(config, text_model, chosen, predictor, Manifest.read(folder).reads_pairs)
 
     def predict(
-        self,
-        texts: Sequence[str],
-        pairs: Sequence[str] | None = None,
-        *,
-        all_scores: bool = False,
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, all_scores: bool = False
     ) -> Sequence[Prediction]:
         """Return the prediction for each text, of which there is at least one, or pair."""
         processes, options = self.predictor.processes, self.config.model

@@ -100,11 +100,7 @@ AnyMicroBatch = MicroBatch | WindowBatch
 
 
 def move_batches(
-    examples: Examples,
-    batches: Sequence[Batch],
-    *,
-    device: Device,
-    processes: Processes = ALONE,
+    examples: Examples, batches: Sequence[Batch], *, device: Device, processes: Processes = ALONE
 ) -> Iterator[tuple[Batch, Callable[[int], Iterator[AnyMicroBatch]]]]:
     """Yield each effective batch with a function that cuts this process's share of it.
 

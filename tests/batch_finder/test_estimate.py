@@ -9,12 +9,7 @@ from transformers import LongformerConfig
 
 from finetune.batch_finder import estimate as estimate_module
 from finetune.batch_finder.case import Case, Part, architecture_of
-from finetune.batch_finder.estimate import (
-    LiveMemory,
-    estimate_parts,
-    live_peaks,
-    model_live_memory,
-)
+from finetune.batch_finder.estimate import LiveMemory, estimate_parts, live_peaks, model_live_memory
 from finetune.batch_finder.results import EstimateResult
 from finetune.batch_finder.trial_model import build_trial_model
 from finetune.config.mode import Mode

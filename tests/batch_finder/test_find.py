@@ -193,10 +193,7 @@ def test_no_size_is_tried_that_the_device_computes_wrongly(
 
 @pytest.mark.parametrize(("allowed", "expected"), [(None, 8 * GIB), ("4GiB", 4 * GIB)])
 def test_processes_of_one_host_divide_its_memory(
-    runner: SimulatedRunner,
-    monkeypatch: pytest.MonkeyPatch,
-    allowed: str | None,
-    expected: int,
+    runner: SimulatedRunner, monkeypatch: pytest.MonkeyPatch, allowed: str | None, expected: int
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(find_module, "spare_bytes", lambda: 16 * GIB)

@@ -268,11 +268,7 @@ STATUSES = st.sampled_from(["fits", "fits", "fits", "too_big", "too_big", "timed
     slows_down=st.booleans(),
 )
 def test_any_trials_whatever_end_soon_with_a_size_that_passed_or_an_error(
-    data: st.DataObject,
-    limit: int,
-    budget_bytes: int,
-    time_limit_seconds: float,
-    slows_down: bool,
+    data: st.DataObject, limit: int, budget_bytes: int, time_limit_seconds: float, slows_down: bool
 ) -> None:
     tried: list[Trial] = []
     checked: list[int] = []

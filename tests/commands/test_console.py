@@ -17,16 +17,11 @@ def scores(**per_class: ClassScores) -> Scores:
     return Scores(samples, metrics, {"accuracy": 0.75}, per_class, confusion_matrix=[])
 
 
-def test_metrics_are_shown_overall_and_by_class(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_metrics_are_shown_overall_and_by_class(capsys: pytest.CaptureFixture[str]) -> None:
     long_name = "x" * 300
     show_scores("the test", scores(NUM=ROW, **{long_name: replace(ROW, support=4)}))
     *metrics, _, header, line, last = capsys.readouterr().out.strip().splitlines()
-    assert metrics == [
-        "the test",
-        "  accuracy 90.0%, macro F1 80.0%",
-    ]
+    assert metrics == ["the test", "  accuracy 90.0%, macro F1 80.0%"]
     assert header.split() == [*("class", "precision", "recall", "95%", "interval", "F1", "rows")]
     assert line.split() == [*("NUM", "50.0%", "100.0%", "75.8–100.0%", "66.7%", "12")]
     assert last.startswith("x" * 59 + "… ")
@@ -80,8 +75,7 @@ def test_wide_joined_and_hostile_characters_do_not_move_the_next_column(
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
-    [("a\n b", "a b"), ("x" * 60, "x" * 60), ("x" * 61, "x" * 59 + "…")],
+    ("text", "shown"), [("a\n b", "a b"), ("x" * 60, "x" * 60), ("x" * 61, "x" * 59 + "…")]
 )
 def test_an_example_is_one_short_line(text: str, shown: str) -> None:
     assert shorten(text) == shown

@@ -24,11 +24,7 @@ from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.chips import Mac
 from finetune.distributed import processes
 from finetune.distributed.processes import Processes
-from finetune.errors import (
-    ConfigurationInvalid,
-    HubNotReachable,
-    ModelUnsupported,
-)
+from finetune.errors import ConfigurationInvalid, HubNotReachable, ModelUnsupported
 from finetune.events import Event, Info
 
 __all__ = ["runner"]

@@ -46,12 +46,7 @@ def test_a_run_shows_its_figures_and_where_they_are(
         *results["class_names"],
     ):
         assert shown in outcome.output
-    for emitted in (
-        "device: cpu",
-        "64 train, 81 validation, 270 test rows",
-        "step 8/8",
-        "epoch 2",
-    ):
+    for emitted in ("device: cpu", "64 train, 81 validation, 270 test rows", "step 8/8", "epoch 2"):
         assert emitted in outcome.errors
         assert emitted not in outcome.output
 

@@ -37,11 +37,7 @@ CASES = [
 
 
 def send_at(
-    stage: str,
-    number: signal.Signals,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    times: int = 1,
+    stage: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, *, times: int = 1
 ) -> None:
     """Send signals to this process when a stage of a run begins for the first time.
 

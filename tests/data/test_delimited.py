@@ -95,10 +95,7 @@ def test_quotes_that_never_end_are_part_of_the_texts_between_tabs(tmp_path: Path
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (
-            "text,label\ngood,a\nbad, very bad,b\n",
-            "line 3 of .*rows.csv has 3 values instead of 2",
-        ),
+        ("text,label\ngood,a\nbad, very bad,b\n", "line 3 of .*rows.csv has 3 values instead of 2"),
         ("text,label\ngood\n", "line 2 .* has 1 values instead of 2.*'good'"),
         ('text,label\ngood,a\n"bad,b\nfine,c\n', "line 3 .* unexpected end of data.*bad,b"),
         ('text,label\n"good"!,a\n', "line 2 .* expected after"),
@@ -248,11 +245,7 @@ def test_quotes_behind_a_backslash_are_read(tmp_path: Path, delimiter: str) -> N
 
 @pytest.mark.parametrize(
     ("above", "delimiter", "line"),
-    [
-        ("sep=;\n", ";", 2),
-        ("My reviews\n", ",", 2),
-        ("# exported by hand\n\n# in 2020\n", "\t", 4),
-    ],
+    [("sep=;\n", ";", 2), ("My reviews\n", ",", 2), ("# exported by hand\n\n# in 2020\n", "\t", 4)],
 )
 def test_lines_above_a_table_are_no_rows(
     above: str, delimiter: str, line: int, tmp_path: Path

@@ -10,14 +10,7 @@ from hub_server import HubServer, hub_client
 from trec_files import TREC_DIR, needs_trec
 
 from finetune.config.schema import DataConfig
-from finetune.data.trec import (
-    COARSE,
-    FILES,
-    FINE,
-    HUB_REPOSITORY,
-    load_questions,
-    load_trec,
-)
+from finetune.data.trec import COARSE, FILES, FINE, HUB_REPOSITORY, load_questions, load_trec
 from finetune.errors import DataNotFound, DataUnreadable, HubNotReachable
 from finetune.events import ignore
 

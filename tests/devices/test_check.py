@@ -1,13 +1,6 @@
 import pytest
 
-from finetune.devices.check import (
-    FALLBACK,
-    HIGH,
-    PREFER_METAL,
-    Check,
-    check_variables,
-    high_ratio,
-)
+from finetune.devices.check import FALLBACK, HIGH, PREFER_METAL, Check, check_variables, high_ratio
 
 
 def check_of(name: str) -> Check:

@@ -22,8 +22,7 @@ def take_steps(
     batches = [random_examples(rows) for rows in (13, 11, 12)]
     losses = [
         training_state.take_step(
-            number,
-            cut_all_rows(training_state, batches[number % 3], batch_size=batch_size),
+            number, cut_all_rows(training_state, batches[number % 3], batch_size=batch_size)
         ).item()
         for number in range(steps)
     ]

@@ -57,9 +57,7 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(HIGH, raising=False)
 
 
-def test_a_gpu_is_described_with_its_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_gpu_is_described_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(a_mac(chip="Apple M4 Max", memory_gib=128.0), monkeypatch)
     gpu, memory = describe_mps()
     assert gpu.finding.startswith("built, available and usable: Apple M4 Max GPU")

@@ -123,10 +123,7 @@ def above(extractor: FeatureExtractor, inputs: Inputs, structure: Structure) -> 
     if not extractor.per_token:
         return pooled_inputs(features, takes_4d_mask=structure.takes_4d_mask)
     mask = inputs["attention_mask"].reshape(len(features), -1)
-    return {
-        "inputs_embeds": features * mask[..., None],
-        "attention_mask": inputs["attention_mask"],
-    }
+    return {"inputs_embeds": features * mask[..., None], "attention_mask": inputs["attention_mask"]}
 
 
 def train_steps(
@@ -201,8 +198,7 @@ def test_a_model_to_which_padding_in_front_of_a_text_matters_is_left_whole(
 
 
 @pytest.mark.parametrize(
-    ("name", "mode"),
-    [("bert", "head"), ("modernbert", "last-2"), ("roberta", "classifier")],
+    ("name", "mode"), [("bert", "head"), ("modernbert", "last-2"), ("roberta", "classifier")]
 )
 def test_bf16_keeps_features_in_the_numbers_that_the_model_has_at_the_split(
     name: str, mode: str

@@ -6,11 +6,7 @@ from tiny_training import random_examples
 
 from finetune.config.mode import Mode
 from finetune.errors import ConfigurationInvalid
-from finetune.model.freeze import (
-    count_parameters,
-    freeze_parameters,
-    set_training,
-)
+from finetune.model.freeze import count_parameters, freeze_parameters, set_training
 from finetune.model.structure import Structure, find_structure
 
 MODES = ("full", "last-1", "last-2", "head", "classifier")

@@ -19,11 +19,7 @@ from tiny_models import (
     tiny_model,
     tiny_tokenizer,
 )
-from transformers import (
-    AutoModel,
-    PreTrainedModel,
-    Qwen2Config,
-)
+from transformers import AutoModel, PreTrainedModel, Qwen2Config
 from transformers.utils import logging
 
 from finetune import events

@@ -7,12 +7,7 @@ import pytest
 import torch
 from tiny_models import ARCHITECTURES, SIZES, save_tiny_model, tiny_config, tiny_model
 from tiny_training import random_texts
-from transformers import (
-    AlbertConfig,
-    AutoModelForSequenceClassification,
-    PreTrainedModel,
-    pipeline,
-)
+from transformers import AlbertConfig, AutoModelForSequenceClassification, PreTrainedModel, pipeline
 
 from finetune.config.mode import Mode
 from finetune.config.schema import Pooling

@@ -12,12 +12,7 @@ from hub_server import HubServer, hub_client
 from safetensors.torch import load_file
 from tiny_models import save_tiny_model, tiny_model
 
-from finetune.errors import (
-    ConfigurationInvalid,
-    HubNotReachable,
-    ModelNotFound,
-    ModelUnsupported,
-)
+from finetune.errors import ConfigurationInvalid, HubNotReachable, ModelNotFound, ModelUnsupported
 from finetune.model.source import MINILM_PACKAGE, ModelSource, find_model
 
 

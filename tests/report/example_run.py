@@ -3,11 +3,7 @@
 import numpy as np
 
 from finetune.config.mode import Mode
-from finetune.evaluation.statistics import (
-    Calibration,
-    Reliability,
-    measure_reliability,
-)
+from finetune.evaluation.statistics import Calibration, Reliability, measure_reliability
 from finetune.files import write_json, write_jsonl
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import (

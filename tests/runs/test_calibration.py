@@ -46,9 +46,7 @@ def test_the_predictions_are_those_of_the_run_without(runs: tuple[Path, Path]) -
     assert results.validation.metrics["loss"] < others.validation.metrics["loss"]
 
 
-def test_the_temperature_is_in_the_weights_of_the_last_layer_alone(
-    runs: tuple[Path, Path],
-) -> None:
+def test_the_temperature_is_in_the_weights_of_the_last_layer_alone(runs: tuple[Path, Path]) -> None:
     calibrated, plain = (weights_of(run) for run in runs)
     temperature = read_json(runs[0] / "all_results.json")["calibration"]["temperature"]
     assert temperature != 1

@@ -55,7 +55,7 @@ def stopped_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> 
 
 # They are refused for want of the option that they go with.
 CONTRADICTING = {
-    *("focal_gamma", "texts_file", "lora_alpha", "lora_dropout", "lora_targets", "merge"),
+    *("focal_gamma", "texts_file", "lora_alpha", "lora_dropout", "lora_targets", "merge")
 }
 
 

@@ -52,10 +52,7 @@ def test_memory_that_ran_out_asks_for_half_the_batch(
         (tmp_path / "checkpoints" / "step-4" / "manifest.json").touch()
         (tmp_path / "config.yaml").touch()
     folder = RunFolder(tmp_path)
-    with (
-        pytest.raises(BatchDoesNotFit) as raised,
-        failures_explained(folder, prepared(batch_size)),
-    ):
+    with pytest.raises(BatchDoesNotFit) as raised, failures_explained(folder, prepared(batch_size)):
         raise MemoryError
     assert f"--batch-size {smaller}" in raised.value.remedy
     assert ("--resume-from-checkpoint" in raised.value.remedy) == can_resume

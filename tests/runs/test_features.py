@@ -38,10 +38,7 @@ MODES: dict[str, dict[str, Any]] = {
     "classifier": {"head": "classifier"},
 }
 # The others' features and steps are tested without a run, in model/test_feature_extractor.py.
-QUICK_CASES = {
-    ("bert", "last-1"),
-    ("modernbert", "classifier"),
-}
+QUICK_CASES = {("bert", "last-1"), ("modernbert", "classifier")}
 # Each architecture in two modes, and each mode with three architectures.
 CASES = [
     pytest.param(*case, marks=[] if case in QUICK_CASES else pytest.mark.slow)

@@ -49,10 +49,7 @@ def test_new_folder_is_created_with_its_parents_and_kept_once_something_is_in_it
 def test_new_folder_is_deleted_with_its_parents_when_nothing_came_of_it(
     tmp_path: Path, error: type[BaseException]
 ) -> None:
-    with (
-        pytest.raises(error),
-        RunFolder(tmp_path / "runs" / "first").create(overwrite=False),
-    ):
+    with pytest.raises(error), RunFolder(tmp_path / "runs" / "first").create(overwrite=False):
         raise error
 
     assert content_of(tmp_path) == []

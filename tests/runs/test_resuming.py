@@ -303,10 +303,7 @@ def test_auto_without_a_folder_resumes_the_newest_run_of_that_name(
 
 SENSELESS: dict[str, dict[str, Any]] = {
     "of no run": {"progress": {}},
-    "words for numbers": {
-        "progress": {"steps": 3, "seconds": "many"},
-        "gradient_scaler": {},
-    },
+    "words for numbers": {"progress": {"steps": 3, "seconds": "many"}, "gradient_scaler": {}},
 }
 
 

@@ -46,10 +46,7 @@ def test_only_few_classes_have_a_confusion_matrix(classes: int, matrix_rows: int
 @pytest.mark.parametrize(
     ("right", "words"),
     [
-        (
-            6,
-            "on 10 test rows (95%: 31–83%), no better than always answering `DESC` (70%).",
-        ),
+        (6, "on 10 test rows (95%: 31–83%), no better than always answering `DESC` (70%)."),
         (8, "which may be no better than always answering `DESC` (70%): 10 rows can't tell."),
         (10, "100% right on 10 test rows (95%: 72–100%), above always answering `DESC` (70%)."),
     ],

@@ -84,9 +84,7 @@ def test_optimizer_that_skips_a_parameter_silently_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("gradient", [None, 0.0, 1e-15])
-def test_parameter_without_a_gradient_or_with_next_to_none_may_stay(
-    gradient: float | None,
-) -> None:
+def test_parameter_without_a_gradient_or_with_next_to_none_may_stay(gradient: float | None) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     guard = ParameterGuard(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

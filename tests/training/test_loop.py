@@ -7,11 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_models import VOCABULARY_SIZE
-from tiny_training import (
-    FewShapesDevice,
-    random_examples,
-    tiny_training_state,
-)
+from tiny_training import FewShapesDevice, random_examples, tiny_training_state
 
 from finetune import events
 from finetune.devices.base import Device

@@ -6,13 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_training import (
-    CLASSES,
-    FewShapesDevice,
-    random_examples,
-    take_steps,
-    tiny_training_state,
-)
+from tiny_training import CLASSES, FewShapesDevice, random_examples, take_steps, tiny_training_state
 
 from finetune.devices.cpu import CpuDevice
 from finetune.tasks.single import Single

@@ -22,10 +22,7 @@ from finetune.training.optimizers import (
 
 
 def optimizer_of(
-    model: nn.Module,
-    *,
-    head: frozenset[str] = frozenset(),
-    **options: Any,
+    model: nn.Module, *, head: frozenset[str] = frozenset(), **options: Any
 ) -> torch.optim.Optimizer:
     settings = {"optimizer": "adamw", "head_lr_multiplier": 1.0, "weight_decay": 0.01, **options}
     schedule = Schedule(peak=1e-3, warmup_steps=0, total_steps=1)

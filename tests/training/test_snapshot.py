@@ -5,11 +5,7 @@ import torch
 from tiny_training import copied_parameters, random_examples, take_steps, tiny_training_state
 
 from finetune.runs.checkpoint import read_checkpoint, write_checkpoint
-from finetune.training.snapshot import (
-    Progress,
-    capture_state,
-    restore_state,
-)
+from finetune.training.snapshot import Progress, capture_state, restore_state
 from finetune.training.step import TrainingState
 
 
@@ -20,11 +16,7 @@ def save(folder: Path, training_state: TrainingState, progress: Progress) -> Non
 
 @pytest.mark.parametrize(
     ("mode", "precision", "optimizer"),
-    [
-        ("full", "bf16", "adamw"),
-        ("last-1", "fp32", "adamw"),
-        ("full", "fp32", "adafactor"),
-    ],
+    [("full", "bf16", "adamw"), ("last-1", "fp32", "adamw"), ("full", "fp32", "adafactor")],
 )
 def test_interrupted_training_goes_on_bit_for_bit(
     tmp_path: Path, mode: str, precision: str, optimizer: str
@@ -79,7 +71,7 @@ def test_of_equal_scores_that_with_the_lower_loss_is_the_best() -> None:
     progress = Progress()
     losses = (0.485, 0.5, 0.399, 0.4)
     assert [progress.note_validation(score=0.95, loss=loss) for loss in losses] == [
-        *(True, False, True, False),
+        *(True, False, True, False)
     ]
 
 

@@ -60,19 +60,12 @@ def test_attention_over_few_tokens_has_faults(
     ("name", "call"),
     [
         ("mm", {"self": empty(16, 32_767), "mat2": empty(32_767, 16)}),
-        (
-            "addmm",
-            {"self": empty(16), "mat1": empty(16, 32_767), "mat2": empty(32_767, 16)},
-        ),
+        ("addmm", {"self": empty(16), "mat1": empty(16, 32_767), "mat2": empty(32_767, 16)}),
         ("bmm", {"self": empty(1, 16, 32_767), "mat2": empty(1, 32_767, 16)}),
         ("linear", {"input": empty(2, 8, 32_767), "weight": empty(16, 32_767)}),
         (
             "linear_backward",
-            {
-                "self": empty(16, 16),
-                "grad_output": empty(16, 32_767),
-                "weight": empty(32_767, 16),
-            },
+            {"self": empty(16, 16), "grad_output": empty(16, 32_767), "weight": empty(32_767, 16)},
         ),
     ],
 )
