@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.initialization import no_init_weights
 
-from finetune.batch_finder.case import Case, Part
+from finetune.batch_finder.case import Case
 from finetune.batch_finder.history import MemoryModel, fit_memory
 from finetune.batch_finder.results import EstimateResult, identity_of, parts_of
 from finetune.batch_finder.trial_model import build_trial_model
@@ -43,26 +43,39 @@ _BASIS = (
 
 
 def estimate_parts(case: Case, mac: Mac, *, stores_features: bool, limit: int) -> EstimateResult:
-    """Estimate the largest batches, up to a limit, of all parts of a model on a Mac."""
-    parts = parts_of(stores_features=stores_features)
-    live = {part: model_live_memory(replace(case, part=part)) for part in parts}
+    """Estimate the batch sizes, up to a limit, of all parts of a model on a Mac."""
+    found = {
+        part: estimate(replace(case, part=part), mac, limit=limit)
+        for part in parts_of(stores_features=stores_features)
+    }
+    *_, trained = found.values()
+    return replace(
+        trained,
+        stores_features=stores_features,
+        features_batch=found["features"].batch if "features" in found else None,
+        peak_bytes=max(one.peak_bytes or 0 for one in found.values()),
+    )
 
-    def largest_within(held_bytes: float, part: Part) -> int:
-        largest = live[part].largest_batch((held_bytes - _OFFSET_BYTES) / _SLOPE)
+
+def estimate(case: Case, mac: Mac, *, limit: int) -> EstimateResult:
+    """Estimate the largest batch, up to a limit, of one part of a model on a Mac."""
+    live, budget_bytes = model_live_memory(case), mac.budget_bytes
+
+    def largest_within(held_bytes: float) -> int:
+        largest = live.largest_batch((held_bytes - _OFFSET_BYTES) / _SLOPE)
         return limit if largest is None else min(limit, largest)
 
-    batches = {part: largest_within(mac.budget_bytes, part) for part in parts}
-    live_bytes = max(live[part].peak_bytes(max(1, batches[part])) for part in parts)
+    batch = largest_within(budget_bytes)
     return EstimateResult(
         **identity_of(case),
         machine=mac.name,
-        stores_features=stores_features,
-        budget_bytes=mac.budget_bytes,
-        features_batch=batches.get("features"),
-        peak_bytes=round(_OFFSET_BYTES + _SLOPE * live_bytes),
-        batch=batches[parts[-1]],
-        lowest_batch=largest_within(mac.budget_bytes / (1 + _ERROR_SHARE), parts[-1]),
-        highest_batch=largest_within(mac.budget_bytes * (1 + _ERROR_SHARE), parts[-1]),
+        stores_features=False,
+        budget_bytes=budget_bytes,
+        features_batch=None,
+        peak_bytes=round(_OFFSET_BYTES + _SLOPE * live.peak_bytes(max(1, batch))),
+        batch=batch,
+        lowest_batch=largest_within(budget_bytes / (1 + _ERROR_SHARE)),
+        highest_batch=largest_within(budget_bytes * (1 + _ERROR_SHARE)),
         basis=_BASIS,
     )
 

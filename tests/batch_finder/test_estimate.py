@@ -9,8 +9,7 @@ from transformers import LongformerConfig
 
 from finetune.batch_finder import estimate as estimate_module
 from finetune.batch_finder.case import Case, Part, architecture_of
-from finetune.batch_finder.estimate import LiveMemory, estimate_parts, live_peaks, model_live_memory
-from finetune.batch_finder.results import EstimateResult
+from finetune.batch_finder.estimate import LiveMemory, estimate, live_peaks, model_live_memory
 from finetune.batch_finder.trial_model import build_trial_model
 from finetune.config.mode import Mode
 from finetune.devices.cpu import CpuDevice
@@ -42,10 +41,6 @@ def take_each_step_once() -> Iterator[None]:
 def mac_with(memory_bytes: int) -> Mac:
     """Return a Mac that leaves so much to training."""
     return Mac("Mac", 1024 * GIB, limit_bytes=memory_bytes)
-
-
-def estimate(case: Case, mac: Mac) -> EstimateResult:
-    return estimate_parts(case, mac, stores_features=False, limit=NO_LIMIT)
 
 
 def peaks_of(case: Case, *batch_sizes: int) -> list[int]:
@@ -108,11 +103,11 @@ def test_the_model_of_memory_holds_for_sizes_it_was_not_made_from() -> None:
 
 
 def test_the_largest_batch_is_the_last_whose_peak_fits() -> None:
-    found = estimate(small_case(), mac_with(GIB))
+    found = estimate(small_case(), mac_with(GIB), limit=NO_LIMIT)
     assert found.peak_bytes
     assert found.peak_bytes <= GIB
     assert found.lowest_batch < found.batch < found.highest_batch
-    one_byte_less = estimate(small_case(), mac_with(found.peak_bytes - 1))
+    one_byte_less = estimate(small_case(), mac_with(found.peak_bytes - 1), limit=NO_LIMIT)
     assert one_byte_less.batch == found.batch - 1
 
 
@@ -120,11 +115,11 @@ def test_a_model_whose_operations_depend_on_numbers_can_not_be_estimated() -> No
     longformer = LongformerConfig(**SIZES, attention_window=8).to_dict()
     case = replace(small_case(), architecture=architecture_of(longformer))
     with pytest.raises(ModelUnsupported, match="longformer can't be estimated"):
-        estimate(case, mac_with(GIB))
+        estimate(case, mac_with(GIB), limit=NO_LIMIT)
 
 
 def test_an_estimate_for_macs_says_that_it_was_never_measured() -> None:
-    found = estimate(small_case(device="mps"), mac_with(4 * GIB))
+    found = estimate(small_case(device="mps"), mac_with(4 * GIB), limit=NO_LIMIT)
     assert "no measurements of this project's own" in found.basis
     assert "8 GB" in found.basis
 
