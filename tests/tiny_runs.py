@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 import finetune
 from finetune.commands.main import main
 from finetune.files import read_json, read_jsonl, write_json, write_jsonl
-from finetune.runs.digests import record_files
 from finetune.runs.folder import RunFolder
 
 QUICK: dict[str, Any] = {
@@ -110,7 +109,6 @@ def copy_run(run: Path, to: Path, *, answers: Sequence[Any] = (), **options: Any
         config, lines = re.subn(rf"(?m)^  {option}: .*$", f"  {option}: {value}", config)
         assert lines == 1
     (to / "config.yaml").write_text(config, encoding="utf-8")
-    record_files(RunFolder(to))
     return to
 
 

@@ -75,18 +75,13 @@ def compare(
     f"[default: {MAX_ROWS}]",
 )
 @flags.output_file_option("Also write this page, as HTML.")
-@flags.accept_changes_option
 @flags.with_display
-def command(
-    *, runs: tuple[Path, ...], accept_changes: bool, display: flags.Display, **options: Any
-) -> None:
+def command(*, runs: tuple[Path, ...], display: flags.Display, **options: Any) -> None:
     """Compare finished runs on the same test rows: metrics, options, rows that differ.
 
     RUN is a run folder, or a folder that contains several.
     """
     page = options["output"]
-    if accept_changes:
-        flags.accept_changes(*runs)
     display.run(partial(compare, *runs), lambda found: _show(found, page=page), **options)
 
 

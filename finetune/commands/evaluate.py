@@ -86,7 +86,7 @@ def evaluate(
     if columns and data is None:
         flag = flag_of(next(iter(columns)))
         raise UsageError(f"{flag} is of other data", remedy="add --data, or leave it out")
-    folder = open_run_folder(Path(run), in_full=True)
+    folder = open_run_folder(Path(run))
     from finetune.runs.evaluate import evaluate_rows, load_other_data, load_split
 
     if data is None:

@@ -97,7 +97,7 @@ def _prepare(
     kind: str, run: Path, output_dir: str | Path | None, *, emit: Emit
 ) -> "tuple[RunFolder, OwnFolder, TrainedModel]":
     """Return a run, the folder to export to, which must be new, empty or ours, and its model."""
-    folder = open_run_folder(run, in_full=True)
+    folder = open_run_folder(run)
     from finetune.export.folder import import_extra
     from finetune.runs.trained import TrainedModel
 

@@ -16,8 +16,7 @@ from finetune.commands.progress import showing
 from finetune.config.schema import OPTIONS, Option, change_options
 from finetune.devices import DEVICE_NAMES
 from finetune.errors import UsageError
-from finetune.events import Emit, ignore
-from finetune.runs.digests import record_files
+from finetune.events import Emit
 from finetune.runs.folder import RunFolder, find_latest, find_several, open_run_folder
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ FIRST_OPTIONS = {
     *("max_length", "device", "batch_size", "learning_rate", "num_train_epochs", "output_dir"),
     "overwrite",
 }
-RARE_OPTIONS = {"config", "processes", "keep_models", "accept_changes", "no_progress", "debug"}
+RARE_OPTIONS = {"config", "processes", "keep_models", "no_progress", "debug"}
 HELP_ALL = "finetune.help_all"
 T = TypeVar("T")
 Command = Callable[..., Any]
@@ -79,9 +78,6 @@ def source_options(command: Command) -> Command:
     return file_argument(config_option(assignments_option(command)))
 
 
-accept_changes_option = click.option(
-    "--accept-changes", is_flag=True, help="Take files that were edited for those of the run."
-)
 # Read by main, which alone sees errors.
 debug_option = click.option(
     "--debug", is_flag=True, expose_value=False, help="Show the traceback of an error."
@@ -120,26 +116,8 @@ def output_file_option(description: str) -> Callable[[Command], Command]:
 
 
 def run_argument(command: Command) -> Command:
-    """Give a command the argument RUN, and a flag that accepts changes of that run."""
-
-    @click.argument("run", type=_Run(path_type=Path))
-    @accept_changes_option
-    @wraps(command)
-    def call(*, run: Path, accept_changes: bool, **options: Any) -> Any:
-        if accept_changes:
-            record_files(open_run_folder(run, is_checked=False))
-        return command(run=run, **options)
-
-    return call
-
-
-def accept_changes(*paths: Path) -> None:
-    """Record what the files of these finished runs, or of those in these folders, are now."""
-    from finetune.runs.compare import finished_runs
-
-    for path in paths:
-        for run in finished_runs(path.expanduser(), emit=ignore):
-            record_files(run)
+    """Give a command the argument RUN."""
+    return click.argument("run", type=_Run(path_type=Path))(command)
 
 
 class GroupedCommand(click.Command):
@@ -271,7 +249,7 @@ def _find_run(path: Path) -> RunFolder | None:
     """Return the run that a path names, if it does, or the best of several seeds."""
     path = find_latest(path).expanduser()
     is_run = bool(find_several(path)) or RunFolder(path).config_file.is_file()
-    return open_run_folder(path, needs_model=False, is_checked=False) if is_run else None
+    return open_run_folder(path, needs_model=False) if is_run else None
 
 
 def given(flags: Mapping[str, Any]) -> dict[str, Any]:

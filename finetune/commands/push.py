@@ -50,7 +50,7 @@ def push(
     from finetune.hub import page_of_upload, upload_model
 
     url = page_of_upload(repository, revision=revision)
-    folder = open_run_folder(Path(run), in_full=True)
+    folder = open_run_folder(Path(run))
     model_folder = folder.adapter_folder if adapter else folder.model_folder
     if not folder.has_finished:
         raise NotARun(

@@ -9,7 +9,6 @@ import click
 from finetune.commands import flags
 from finetune.commands.console import show_json, show_lines
 from finetune.events import WarningMessage
-from finetune.runs.digests import record_files
 from finetune.runs.folder import RunFolder, open_run_folder
 
 if TYPE_CHECKING:
@@ -30,10 +29,7 @@ def report(run: str | Path) -> Path:
     results = read_results(folder)
     with folder.lock():
         folder.check_names()
-        page = write_pages(folder, results)
-        cards = [one for one in (folder.card_file, folder.adapter_card_file) if one.exists()]
-        record_files(folder, [page, *cards, folder.own.marker])
-        return page
+        return write_pages(folder, results)
 
 
 def write_pages(folder: RunFolder, results: "RunResults") -> Path:

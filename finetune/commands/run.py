@@ -239,17 +239,10 @@ def dry_run(config: "Config", *, emit: Emit) -> dict[str, Any]:
     default=1,
     help="Train in N processes of this host, such as one for each GPU.  [default: 1]",
 )
-@flags.accept_changes_option
 @flags.config_options
 @flags.with_display
 def command(
-    *,
-    display: flags.Display,
-    is_dry_run: bool,
-    seeds: int | None,
-    processes: int,
-    accept_changes: bool,
-    **options: Any,
+    *, display: flags.Display, is_dry_run: bool, seeds: int | None, processes: int, **options: Any
 ) -> None:
     """Fine-tune a classifier and write a run folder.
 
@@ -274,11 +267,6 @@ def command(
         from finetune.commands.launch import run_in_processes
 
         sys.exit(run_in_processes(processes, click.get_current_context().obj))
-    if accept_changes and options.get("resume_from_checkpoint", "auto") == "auto":
-        remedy = "give its folder as --resume-from-checkpoint"
-        raise UsageError("a run whose changes are accepted must be named", remedy=remedy)
-    if accept_changes and read_launch().is_main:
-        flags.accept_changes(Path(options["resume_from_checkpoint"]))
     with display.progress() as emit:
         results: Any = run(seeds=seeds, emit=emit, **options)
     if display.as_json:

@@ -47,7 +47,7 @@ def write_report(folder: RunFolder, results: RunResults) -> Path:
     rows, mistakes = folder.read(
         folder.predictions_file, lambda rows: (rows, results.task.mistakes(rows))
     )
-    ends = folder.read(folder.state_file, _mark_ends)
+    ends = _mark_ends(results)
     curves = folder.read(folder.metrics_file, lambda rows: draw_curves(rows, test.metrics, ends))
     environment = folder.read(folder.environment_file, dict)
     warnings = [
@@ -99,14 +99,15 @@ def draw_curves(journal: Rows, metrics: Iterable[str], ends: Sequence[Series]) -
     ]
 
 
-def _mark_ends(state: Mapping[str, Any]) -> list[Series]:
+def _mark_ends(results: RunResults) -> list[Series]:
     """Return guides at the epoch that was kept, and at that of an early stop."""
-    steps, best, epoch = state["global_step"], state["best_global_step"], state["epoch"]
+    training = results.training
+    steps, best, epoch = training.global_step, training.best_global_step, training.epoch
     guides = []
-    if best and state["best_metric"] is not None:
+    if best and results.validation_kind == "held out":
         kept = epoch * best / steps
         guides.append(Series(f"epoch {kept:.3g} is kept", [(kept, ANY)], "guide"))
-    if steps < state["max_steps"]:
+    if steps < training.max_steps:
         guides.append(Series(f"stopped after epoch {epoch:.3g}", [(epoch, ANY)], "guide"))
     return guides
 

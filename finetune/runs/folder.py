@@ -10,11 +10,10 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from finetune.config.schema import Config, change_options
-from finetune.errors import DataDiffers, NotARun, RunFolderNotEmpty
+from finetune.errors import NotARun, RunFolderNotEmpty
 from finetune.events import Emit, Info
-from finetune.files import is_there, read_json, read_jsonl, write_text_atomically
+from finetune.files import is_there, read_json, read_jsonl, write_json
 from finetune.ownership import CONTENTS, OwnFolder, check_writable
-from finetune.runs.digests import check_files, seal
 
 if TYPE_CHECKING:
     from finetune.tasks.base import Task
@@ -51,7 +50,6 @@ class RunFolder:
         self.validation_file = self.path / "validation.jsonl"
         # Metrics at the end and on the way, under the names that Trainer gives them.
         self.results_file = self.path / "all_results.json"
-        self.state_file = self.path / "trainer_state.json"
         self.report_file = self.path / "report.html"
         # What save_pretrained writes, and the model card.
         self.model_folder = self.path / "model"
@@ -84,13 +82,6 @@ class RunFolder:
     def has_finished(self) -> bool:
         """Whether the run has written all its files."""
         return self.results_file.is_file() and not self.checkpoints
-
-    @property
-    def finished_files(self) -> list[Path]:
-        """The files of a finished run but for its manifest, exports and what a tracker keeps."""
-        saved = (*self.model_folder.glob("[!.]*"), *self.adapter_folder.glob("[!.]*"))
-        files = {*self._files, *saved, self.own.marker}
-        return sorted(file for file in files - {self.manifest_file} if file.is_file())
 
     @property
     def can_resume(self) -> bool:
@@ -185,7 +176,7 @@ class RunFolder:
 
         ``names`` are those beside the weights, ``config.json`` last.
         """
-        files = (self.predictions_file, self.validation_file, self.state_file, self.results_file)
+        files = (self.predictions_file, self.validation_file, self.results_file)
         self.claim(*files, self.inference_file, self.confidences_file)
         names = [self.weights_file.name, *names]
         return self.own.replacing(self.model_folder.name, *names, last=names[-1])
@@ -272,24 +263,18 @@ class SeveralFolder(RunFolder):
 
     def write_table(self, content: dict[str, Any]) -> None:
         """Write the table, such as ``seeds.json``."""
-        write_text_atomically(self.table_file, seal(content))
+        write_json(self.table_file, content)
 
     def _read_table(self) -> tuple[list[int], str | None]:
         """Return the numbers, at least one, and the folder name of the best."""
 
-        def parse(content: dict[str, Any]) -> tuple[str, list[int], str | None]:
+        def parse(content: dict[str, Any]) -> tuple[list[int], str | None]:
             numbers, best = [int(number) for number in content[self.kind]], content["best"]
             if best not in (None, *map(self.run_name, numbers)) or not numbers:
                 raise ValueError(best)
-            return seal(content), numbers, best
+            return numbers, best
 
-        written, numbers, best = self.read(self.table_file, parse)
-        if self.table_file.read_text(encoding="utf-8") != written:
-            raise DataDiffers(
-                f"changed since it was written: {self.table_file}",
-                remedy="restore it, or name the folder of one of the runs",
-            )
-        return numbers, best
+        return self.read(self.table_file, parse)
 
     @property
     def runs(self) -> list[RunFolder]:
@@ -401,13 +386,8 @@ def list_runs(parent: Path) -> list[RunFolder]:
     return sorted(filter(written_at, runs), key=written_at, reverse=True)
 
 
-def open_run_folder(
-    path: Path, *, needs_model: bool = True, is_checked: bool = True, in_full: bool = False
-) -> RunFolder:
-    """Return the run in a folder, or the best of several seeds, or raise ``NotARun``.
-
-    If it is checked, raises ``DataDiffers`` for a file that has changed since the run finished.
-    """
+def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:
+    """Return the run in a folder, or the best of several seeds, or raise ``NotARun``."""
     path = find_latest(path).expanduser()
     several = find_several(path)
     folder = several.best if several else RunFolder(path)
@@ -427,8 +407,6 @@ def open_run_folder(
         elif folder.has_finished:
             remedy = f"restore {folder.model_folder}"
         raise NotARun(f"the run in {path} has no model", remedy=remedy)
-    if is_checked:
-        check_files(folder, in_full=in_full)
     return folder
 
 

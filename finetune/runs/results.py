@@ -8,7 +8,6 @@ from pydantic import TypeAdapter
 
 from finetune.config.mode import Mode
 from finetune.evaluation.statistics import Calibration, Interval, mean_interval
-from finetune.runs.digests import check_files
 from finetune.runs.folder import RunFolder, SeedsFolder, SeveralFolder
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import Scores, selection_score
@@ -59,10 +58,14 @@ class RunDetails:
 class TrainingMetrics:
     """What training took, under the Trainer's names: seconds with validation and saving.
 
-    The batch size is that at the end; the peak is None where the device does not count its memory.
+    ``max_steps`` are those of the plan. The batch size is that at the end; the peak is None where
+    the device does not count its memory.
     """
 
     epoch: float
+    global_step: int
+    max_steps: int
+    best_global_step: int | None
     train_samples: int
     train_runtime: float
     train_samples_per_second: float
@@ -152,8 +155,7 @@ class RunResults(ShownRun):
 
 
 def read_results(folder: RunFolder) -> RunResults:
-    """Return what a finished run found; raise ``NotARun``, or ``DataDiffers`` if it was changed."""
-    check_files(folder)
+    """Return what a finished run found; raise ``NotARun`` if it can't be read."""
     task = folder.read_task()
 
     def parse(content: dict[str, Any]) -> RunResults:

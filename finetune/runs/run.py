@@ -5,9 +5,7 @@ checkpoint, ``Run.train`` takes the steps, ``Run.finish`` saves and evaluates th
 """
 
 import time
-from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cache, partial
@@ -23,18 +21,11 @@ from finetune.distributed.processes import SECONDS_LATE
 from finetune.evaluation.predict import Predictor
 from finetune.evaluation.statistics import measure_calibration
 from finetune.events import Info, WarningMessage, clock, ignore, stage
-from finetune.files import (
-    hash_in_thread,
-    read_jsonl,
-    write_json,
-    write_jsonl,
-    write_text_atomically,
-)
+from finetune.files import write_json, write_jsonl, write_text_atomically
 from finetune.model.load import TextModel, load_pretrained, save_model, saved_names
 from finetune.model.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter
 from finetune.runs.batch_sizes import make_batch_sizes, with_batch_sizes
 from finetune.runs.checkpoint import Checkpoints, nothing_to_resume
-from finetune.runs.digests import record_files
 from finetune.runs.failures import failures_explained
 from finetune.runs.features import stored_features
 from finetune.runs.folder import RunFolder
@@ -46,7 +37,7 @@ from finetune.runs.results import RunResults, TrainingMetrics, ValidationKind
 from finetune.runs.solved_head import HeadSolver
 from finetune.runs.tracking import Tracking, tracked
 from finetune.tasks.base import Labels, Task
-from finetune.tasks.metrics import Scores, choose_metric, selection_score
+from finetune.tasks.metrics import Scores, selection_score
 from finetune.training.contrastive import contrastive_losses
 from finetune.training.interruption import DistributedStopFlag, Stopped, stop_on_signal
 from finetune.training.loop import LoopSettings, is_over, solve_at_once, train
@@ -154,8 +145,6 @@ class Run:
                 self.head = HeadSolver(
                     preparation, self.training_state, self.predictor, self.examples["train"]
                 )
-        # Of the saved model, begun when it is written.
-        self._weights_sha256: Future[str] | None = None
         self.checkpoints = Checkpoints(
             folder,
             keep=self.config.output.save_total_limit,
@@ -344,17 +333,13 @@ class Run:
         )
         if is_main:
             write_jsonl(folder.predictions_file, _prediction_rows(preparation, "test", test))
-            write_json(folder.state_file, self._trainer_state())
             if write_pages:
                 with stage("report", emit):
                     write_pages(folder, replace(results, stage_seconds=clock.seconds()))
             self.emit.close()
-            with clock("saving"):
-                record_files(folder, weights_sha256=self._weights_sha256)
             # Last, as without checkpoints it is what makes the run finished.
             results = replace(results, stage_seconds=clock.take())
             write_json(folder.results_file, results.to_json())
-            record_files(folder, [folder.results_file])
             self.checkpoints.close()
             folder.delete_checkpoints()
         self.tracking.report(
@@ -370,8 +355,6 @@ class Run:
             save_adapter(adapter, saved, folder)
         with folder.finishing(saved_names(saved)) as model_folder:
             save_model(saved, model_folder, with_weights=self.config.model.merge)
-        if self.config.model.merge:
-            self._weights_sha256 = hash_in_thread([folder.weights_file])
         write_inference(folder, self.config.model, max_tokens=saved.max_tokens)
         if validation:
             write_confidences(folder, saved.task, *validation)
@@ -399,6 +382,9 @@ class Run:
         steps, seconds = progress.steps, progress.seconds
         return TrainingMetrics(
             epoch=steps / plan.steps_per_epoch,
+            global_step=steps,
+            max_steps=plan.schedule.total_steps,
+            best_global_step=progress.best_step,
             train_samples=len(plan.examples.labels),
             train_runtime=seconds,
             train_samples_per_second=steps * plan.effective_batch_size / seconds,
@@ -407,20 +393,6 @@ class Run:
             train_batch_size=self.batch_size.examples,
             train_peak_bytes=peak_bytes,
         )
-
-    def _trainer_state(self) -> dict[str, object]:
-        progress, history = self.progress, read_jsonl(self.folder.metrics_file)
-        metric = choose_metric(self.config.training.metric_for_best_model, self.preparation.task)
-        best = ChainMap(*(row for row in history if row["step"] == progress.best_step))
-        return {
-            "global_step": progress.steps,
-            "max_steps": self.plan.schedule.total_steps,
-            "num_train_epochs": self.plan.values.num_train_epochs,
-            "epoch": progress.steps / self.plan.steps_per_epoch,
-            "best_metric": best.get(f"eval_{metric.name}"),
-            "best_global_step": progress.best_step,
-            "log_history": history,
-        }
 
 
 def _check_resumable(preparation: Preparation, folder: RunFolder) -> None:

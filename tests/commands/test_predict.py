@@ -20,8 +20,6 @@ from finetune.data.stream import Row
 from finetune.errors import DataError, NotARun, UsageError
 from finetune.events import Event, Info, WarningMessage, ignore
 from finetune.files import read_json, read_jsonl, write_json
-from finetune.runs.digests import record_files
-from finetune.runs.folder import RunFolder
 
 
 def test_predict_labels_the_test_split_as_the_run_did(finished_run: Path) -> None:
@@ -87,7 +85,6 @@ def run_with_confidences(finished_run: Path, tmp_path: Path) -> Path:
         content["classes"][name] = {"probabilities": [0.0] * 100, "is_right": [True] * 100}
     content["classes"][names[1]] = {"probabilities": [0.9] * 18, "is_right": [True] * 18}
     write_json(run / "model/confidences.json", content)
-    record_files(RunFolder(run))
     return run
 
 
@@ -125,7 +122,6 @@ def test_a_target_needs_the_confidences_of_the_run(
     file.unlink()
     if content is not None:
         file.write_text(content)
-    record_files(RunFolder(run_with_confidences))
     assert finetune.predict(run_with_confidences, TEXTS, device="cpu", min_confidence=0)
     with pytest.raises(error, match=expected):
         finetune.predict(run_with_confidences, TEXTS, device="cpu", target_precision=0.9)

@@ -12,8 +12,6 @@ from tiny_runs import TEXTS, Command, Outcome
 from transformers import pipeline
 
 import finetune
-from finetune.runs.digests import record_files
-from finetune.runs.folder import RunFolder
 
 NAME = "ada/questions"
 TOKEN = "hf_" + "s3cret" * 6
@@ -35,7 +33,6 @@ def private_run(finished_run: Path, tmp_path: Path) -> Path:
     run = shutil.copytree(finished_run, tmp_path / "run")
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(config.replace("private_data: false", "private_data: true"))
-    record_files(RunFolder(run))
     return run
 
 
@@ -120,7 +117,6 @@ def push_with(failure: str, hub: HubServer, run: Path, *, command: Command) -> O
             case "unfinished":
                 run = shutil.copytree(run, run.parent / "unfinished", dirs_exist_ok=True)
                 (run / "all_results.json").unlink()
-                record_files(RunFolder(run))
         return command("push", run, name, "--debug")
 
 

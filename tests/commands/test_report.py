@@ -51,4 +51,17 @@ def test_a_run_that_has_not_finished_has_no_report(
     with RunFolder(moved_run).lock():
         command("report", moved_run).assert_refused(2, "another process")
     (moved_run / "all_results.json").unlink()
-    command("report", moved_run).assert_refused(3, "all_results.json")
+    command("report", moved_run).assert_refused(2, "all_results.json")
+
+
+@pytest.mark.parametrize(
+    "line", ["predict {} Who?", "evaluate {}", "export onnx {}", "push {} a/b --dry-run"]
+)
+def test_a_model_card_with_words_of_the_user_stops_no_command(
+    line: str, command: Command, moved_run: Path
+) -> None:
+    card = moved_run / "model" / "README.md"
+    card.write_text(words := card.read_text() + "My words.\n")
+    outcome = command(*line.format(moved_run).split())
+    assert outcome.code == 0, outcome.errors
+    assert card.read_text() == words

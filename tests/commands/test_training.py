@@ -17,9 +17,9 @@ from tiny_runs import (
 )
 
 import finetune
-from finetune.errors import ConfigurationInvalid, DataDiffers, FinetuneError, Interrupted, NotARun
+from finetune.errors import ConfigurationInvalid, FinetuneError, Interrupted, NotARun
 from finetune.events import Event, Info
-from finetune.files import read_json, write_json
+from finetune.files import read_json
 from finetune.runs.folder import RunFolder, SeedsFolder
 from finetune.runs.journal import read_warnings
 from finetune.runs.results import SeedResults
@@ -84,16 +84,6 @@ def test_the_folder_of_all_stands_for_the_best(parent: Path, tmp_path: Path) -> 
     with pytest.raises(NotARun, match="best is not known") as caught:
         finetune.predict(tmp_path, TEXTS)
     assert f"{tmp_path}/seed-1" in caught.value.remedy
-
-
-def test_another_best_seed_that_somebody_has_written_is_noticed(
-    parent: Path, tmp_path: Path
-) -> None:
-    content = read_json(parent / "seeds.json")
-    other = {"seed-42": "seed-43", "seed-43": "seed-42"}[content["best"]]
-    write_json(tmp_path / "seeds.json", content | {"best": other})
-    with pytest.raises(DataDiffers, match=r"seeds\.json"):
-        finetune.predict(tmp_path, TEXTS)
 
 
 def test_options_of_seeds_that_have_begun_may_not_change(parent: Path, tiny_folder: Path) -> None:

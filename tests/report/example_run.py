@@ -24,13 +24,6 @@ VALIDATIONS = [
     {"kind": "validation", "epoch": epoch, "eval_accuracy": 0.9, "eval_macro_f1": 0.8}
     for epoch in (1.0, 2.0)
 ]
-STATE = {
-    "global_step": 40,
-    "max_steps": 60,
-    "epoch": 2.0,
-    "best_metric": 0.9,
-    "best_global_step": 20,
-}
 DETAILS = RunDetails(
     choices=[AutoTunedOption("precision", "bf16", "ms for one step", {"bf16": 8.0, "fp32": 12.0})],
     lengths={"train": TextLengths(4906, None, 10, 12.0, 22.0, 32)},
@@ -76,7 +69,10 @@ def example_results(*, other: str = OTHER) -> RunResults:
         real_token_share=0.9,
     )
     training = TrainingMetrics(
-        epoch=3.0,
+        epoch=2.0,
+        global_step=40,
+        max_steps=60,
+        best_global_step=20,
         train_samples=4906,
         train_runtime=83.2,
         train_samples_per_second=176.9,
@@ -101,7 +97,6 @@ def write_example_run(
     environment = {"python": "3.11.7", "packages": {"torch": "2.13.0"}}
     write_json(folder.environment_file, environment | {"origins": {"model": "--model"}})
     write_jsonl(folder.metrics_file, UPDATES + VALIDATIONS)
-    write_json(folder.state_file, STATE)
     write_predictions(
         folder,
         ("What is a tsetse fly ?", "DESC", "DESC", 0.9),

@@ -9,13 +9,10 @@ import finetune
 from finetune.errors import DataDiffers, NotARun, UsageError
 from finetune.events import Event, WarningMessage
 from finetune.files import read_json, read_jsonl, write_json, write_jsonl
-from finetune.runs.digests import record_files
-from finetune.runs.folder import RunFolder
 
 
 def change_json(path: Path, **changes: Any) -> None:
     write_json(path, read_json(path) | changes)
-    record_files(RunFolder(path.parent))
 
 
 @pytest.fixture
@@ -152,6 +149,5 @@ def test_a_damaged_run_is_named(damage: str, finished_run: Path, tmp_path: Path)
         write_jsonl(file, [rows[0] | {"predicted": "FISH"}, *rows[1:]])
     else:
         change_json(other / "manifest.json", splits={})
-    record_files(RunFolder(other))
     with pytest.raises(NotARun, match="other"):
         finetune.compare(finished_run, other)

@@ -13,8 +13,6 @@ from tiny_training import give_few_shapes
 import finetune
 from finetune.errors import ConfigurationInvalid
 from finetune.files import read_json, write_json
-from finetune.runs.digests import record_files
-from finetune.runs.folder import RunFolder
 from finetune.tokenization import LongTexts
 
 LONG = " ".join(TEXTS)
@@ -70,7 +68,6 @@ def test_predictions_follow_the_file_beside_the_model(run: Path, tmp_path: Path)
     copy = shutil.copytree(run, tmp_path / "run")
     edited = copy / "model" / "inference.json"
     write_json(edited, saved | {"long_texts": "truncate"})
-    record_files(RunFolder(copy), [edited])
     assert finetune.predict(copy, [LONG], device="cpu") != whole
 
 
