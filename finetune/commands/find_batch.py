@@ -14,7 +14,7 @@ from finetune.commands import flags
 from finetune.commands.console import show_lines, show_table
 from finetune.commands.init import guess_options
 from finetune.config.mode import Mode
-from finetune.config.schema import DEFAULT_LORA, Config
+from finetune.config.schema import DEFAULT_LORA, Config, change_options
 from finetune.devices.mps.chips import Mac, find_mac
 from finetune.errors import (
     BatchDoesNotFit,
@@ -110,7 +110,12 @@ def _search(
     cache = cache_folder(config.cache, "batches")
     name, results = config.training.device, []
     devices = [*usable_devices(emit=emit)] if name == "auto" else [select_device(name, emit=emit)]
-    for device, case in [(one, case) for one in devices for case in _cases(config, one, texts)]:
+    cases = [
+        (device, case)
+        for device in devices
+        for case in _cases(_with_precision(config, device, processes), device, texts)
+    ]
+    for device, case in cases:
         search = Search(device, config.search, texts.rows, None, cache, emit, is_fresh)
         own = find_parts(case, search, stores_features=stores_features(config.cache, case.mode))
         everywhere = processes.on(device).gather(own)
@@ -122,6 +127,22 @@ def _search(
         )
         raise explain(error, devices[-1], memory_limit_bytes(config.search))
     return FoundBatches(results=tuple(results))
+
+
+def _with_precision(config: Config, device: "Device", processes: "Processes") -> Config:
+    """Return the options with the precision in which a run would compute on a device."""
+    from finetune.model.shape import load_shape
+    from finetune.runs.cache import cache_folder
+    from finetune.training.precision import choose_precision
+
+    if config.training.precision != "auto":
+        return config
+    model, cache = config.model, cache_folder(config.cache, "precision")
+    hidden_size = load_shape(model.model, revision=model.revision).hidden_size
+    choice = processes.broadcast(
+        lambda: choose_precision(device, hidden_size=hidden_size, cache=cache)
+    )
+    return change_options(config, {"precision": choice.precision})
 
 
 def _estimate(config: Config, mac: Mac, texts: _Texts, *, emit: Emit) -> "FoundBatches":
@@ -256,7 +277,7 @@ def show_batches(found: "FoundBatches", *, folder: str | None) -> None:
     results = found.estimates or found.results
     rows = [_cells(result) for result in results]
     titles = list(rows[0])
-    show_table(titles, [list(row.values()) for row in rows], numbers=titles[2:])
+    show_table(titles, [list(row.values()) for row in rows], numbers=titles[3:])
     notes = []
     for one in results:
         place = f"{one.mode} at {one.padded_length} tokens"
@@ -285,7 +306,7 @@ def _cells(result: "BatchResult | EstimateResult") -> dict[str, str]:
     from finetune.batch_finder.results import EstimateResult
 
     values: dict[str, Any] = {"device": result.device, "mode": _mode(result)}
-    values["tokens"] = result.padded_length
+    values |= {"precision": result.precision, "tokens": result.padded_length}
     memory = {"GiB": _gibibytes(result.peak_bytes), "of": _gibibytes(result.budget_bytes)}
     if isinstance(result, EstimateResult):
         values |= {"device": result.machine, "largest": result.batch, "fails": None, **memory}

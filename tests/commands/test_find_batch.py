@@ -26,6 +26,8 @@ from finetune.distributed import processes
 from finetune.distributed.processes import Processes
 from finetune.errors import ConfigurationInvalid, HubNotReachable, ModelUnsupported
 from finetune.events import Event, Info
+from finetune.training import precision as precision_module
+from finetune.training.precision import PrecisionChoice
 
 __all__ = ["runner"]
 SMALL_MAC = "m1-8gb"
@@ -151,6 +153,21 @@ def test_every_device_that_works_is_searched(
     monkeypatch.setattr(select, "usable_devices", lambda *, emit: [CpuDevice(), second])
     results = search(model=tiny_folder, limit=1, device="auto", freeze_core=True)
     assert [one.device for one in results] == ["cpu", "other"]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_the_search_computes_in_the_precision_of_a_run(
+    precision: Any, runner: SimulatedRunner, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    choice = PrecisionChoice(precision, "a test says so")
+    monkeypatch.setattr(precision_module, "choose_precision", lambda *_, **__: choice)
+    results = search(model=tiny_folder, limit=1)
+    assert {case.precision for case in runner.cases} == {precision}
+    show_batches(FoundBatches(results=results), folder=None)
+    title, *lines = capsys.readouterr().out.splitlines()
+    place = title.split().index("precision")
+    assert all(line.split()[place] == precision for line in lines[:3])
 
 
 class TwoProcesses(Processes):
@@ -283,10 +300,9 @@ def test_a_real_search_shows_a_table_and_keeps_its_results(
     )
     assert outcome.code == 0, outcome.errors
     header, line, *notes = [line for line in outcome.output.splitlines() if line]
-    assert header.split() == [
-        "device", "mode", "tokens", "largest", "fails", "GiB", "of", "fastest", "use", "trials", "s"
-    ]  # fmt: skip
-    assert line.startswith("cpu     last-1, no stored features      16        2      -")
+    columns = "device mode precision tokens largest fails GiB of fastest use trials s"
+    assert header.split() == columns.split()
+    assert " ".join(line.split()).startswith("cpu last-1, no stored features ")
     assert notes == [f"results: {tmp_path / 'found'}"]
     assert "searching on cpu: last-1, 16 tokens" in outcome.errors
     assert "  batch 2: fits, 0." in outcome.errors
@@ -351,7 +367,7 @@ def test_estimates_are_called_so_and_keep_no_files(
     )  # fmt: skip
     assert outcome.code == 0, outcome.errors
     assert "These are estimates: nothing was run on such a machine." in outcome.output
-    assert "m1-16gb  head, no stored features      16        7      -" in outcome.output
+    assert "m1-16gb  head, no stored features  fp32           16        7      -" in outcome.output
     assert list(tmp_path.iterdir()) == []
 
 
@@ -365,8 +381,8 @@ def test_the_table_of_a_search_says_what_is_not_known_and_what_follows(
     )  # fmt: skip
     show_batches(FoundBatches(results=results), folder="runs/found")
     _, head, full, *notes = [line for line in capsys.readouterr().out.splitlines() if line]
-    assert head.split() == ["cpu", "head", "48", "8", "9", "0.00", "0.00", "7", "6", "2", "2"]
-    assert full.split() == ["cpu", "full", "48", "1,234", "-", "-", "0.00", "7", "6", "2", "2"]
+    assert " ".join(head.split()) == "cpu head fp32 48 8 9 0.00 0.00 7 6 2 2"
+    assert " ".join(full.split()) == "cpu full fp32 48 1,234 - - 0.00 7 6 2 2"
     assert notes == [
         "head at 48 tokens: features are extracted with --eval-batch-size 5",
         "full at 48 tokens: the time limit ended the search; memory is predicted to hold 2,000 "
@@ -384,9 +400,9 @@ def test_estimates_say_once_what_each_is_based_on(capsys: pytest.CaptureFixture[
     )
     show_batches(FoundBatches(estimates=estimates), folder="")
     header, *lines = [line for line in capsys.readouterr().out.splitlines() if line]
-    columns = "device mode tokens largest fails GiB of fastest use trials s"
+    columns = "device mode precision tokens largest fails GiB of fastest use trials s"
     assert header.split() == columns.split()
-    assert " ".join(lines[0].split()) == "m1-8gb full 512 3 - 0.00 0.00 - 2 - -"
+    assert " ".join(lines[0].split()) == "m1-8gb full fp32 512 3 - 0.00 0.00 - 2 - -"
     assert lines[4:] == [
         "These are estimates: nothing was run on such a machine. They are based on",
         "measurements",
