@@ -1,6 +1,6 @@
-"""``finetune export``: a run's model written for onnxruntime or Core ML."""
+"""``finetune export``: a run's model written for onnxruntime."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,6 @@ EXAMPLES = """\b
 Examples:
   finetune export onnx runs/demo --verify
   finetune export onnx runs/demo --int8 --output-dir exported
-  finetune export coreml runs/demo
 """
 
 
@@ -46,19 +45,6 @@ class OnnxExport:
     files: Sequence[ExportedFile]
 
 
-@dataclass(frozen=True)
-class CoreMLExport:
-    """A Core ML program, of which all but the predictions was checked, for want of a Mac.
-
-    ``parameters`` of the model are in it; coremltools has ``folded`` others into constants.
-    """
-
-    path: str
-    size_bytes: int
-    parameters: int
-    folded: Sequence[str]
-
-
 def export_onnx(
     run: str | Path,
     *,
@@ -68,7 +54,7 @@ def export_onnx(
     emit: Emit = ignore,
 ) -> OnnxExport:
     """Write a run's model as ONNX; FinetuneError if it predicts otherwise than the run's model."""
-    folder, own, trained = _prepare("onnx", Path(run), output_dir, emit=emit)
+    folder, own, trained = _prepare(Path(run), output_dir, emit=emit)
     from finetune.export import onnx
 
     onnx.write_onnx(trained.text_model, own, quantizes=int8)
@@ -94,19 +80,18 @@ def export_onnx(
 
 
 def _prepare(
-    kind: str, run: Path, output_dir: str | Path | None, *, emit: Emit
+    run: Path, output_dir: str | Path | None, *, emit: Emit
 ) -> "tuple[RunFolder, OwnFolder, TrainedModel]":
     """Return a run, the folder to export to, which must be new, empty or ours, and its model."""
     folder = open_run_folder(run)
-    from finetune.export.folder import import_extra
+    from finetune.export.onnx import import_runtime
     from finetune.runs.trained import TrainedModel
 
-    import_extra(kind)
-    default = {"onnx": folder.onnx_folder, "coreml": folder.coreml_folder}[kind]
-    path = Path(output_dir).expanduser() if output_dir else default
+    import_runtime()
+    path = Path(output_dir).expanduser() if output_dir else folder.onnx_folder
     # Part of the run where it may be: only then it goes with the run.
     is_part = not output_dir and folder.own.is_ours
-    own = OwnFolder(path, kind, parent=folder.own if is_part else None)
+    own = OwnFolder(path, "onnx", parent=folder.own if is_part else None)
     own.check()
     trained = TrainedModel.load(folder, device="cpu", emit=emit)
     emit(Info(f"exporting {folder.path} to {path}"))
@@ -123,29 +108,6 @@ def _load_test_examples(folder: RunFolder, trained: "TrainedModel", *, emit: Emi
     return encode_rows(rows, "test", text_model, config=trained.config, emit=emit)
 
 
-def export_coreml(
-    run: str | Path, *, output_dir: str | Path | None = None, emit: Emit = ignore
-) -> CoreMLExport:
-    """Write a run's model as a Core ML program; FinetuneError if it lacks a weight."""
-    _, own, trained = _prepare("coreml", Path(run), output_dir, emit=emit)
-    from finetune.export.coreml import MODEL_FILE, check_weights, write_coreml
-
-    write_coreml(trained.text_model, own, max_length=trained.config.model.max_length)
-    file = own.path / MODEL_FILE
-    folded = check_weights(file, trained.text_model)
-    parameters = len(list(trained.text_model.model.parameters())) - len(folded)
-    size_bytes = sum(one.stat().st_size for one in file.rglob("*") if one.is_file())
-    return CoreMLExport(str(file), size_bytes, parameters, folded)
-
-
-def _output_option(folder: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    return click.option(
-        "--output-dir",
-        type=flags.PATH,
-        help=f"Folder to write; an earlier export there is replaced.  [default: RUN/{folder}]",
-    )
-
-
 @click.group(epilog=EXAMPLES)
 def command() -> None:
     """Write a run's model for another runtime."""
@@ -153,7 +115,11 @@ def command() -> None:
 
 @command.command("onnx", epilog=EXAMPLES, short_help="As ONNX, for onnxruntime and others.")
 @flags.run_argument
-@_output_option("onnx")
+@click.option(
+    "--output-dir",
+    type=flags.PATH,
+    help="Folder to write; an earlier export there is replaced.  [default: RUN/onnx]",
+)
 @click.option("--int8", is_flag=True, help="Also write int8 weights, and compare the predictions.")
 @click.option(
     "--verify", is_flag=True, help="Compare all predictions on the test split with PyTorch's."
@@ -165,18 +131,6 @@ def onnx_command(*, display: flags.Display, **options: Any) -> None:
     Needs pip install 'finetune-mps[onnx]'.
     """
     display.run(export_onnx, _show_onnx, **options)
-
-
-@command.command("coreml", epilog=EXAMPLES, short_help="As a Core ML program, for Apple devices.")
-@flags.run_argument
-@_output_option("coreml")
-@flags.with_display
-def coreml_command(*, display: flags.Display, **options: Any) -> None:
-    """Write the model of the run folder RUN as a Core ML program, for apps on a Mac or an iPhone.
-
-    Needs pip install 'finetune-mps[coreml]', on a Mac or on Linux.
-    """
-    display.run(export_coreml, _show_coreml, **options)
 
 
 def _show_onnx(exported: OnnxExport) -> None:
@@ -192,12 +146,3 @@ def _show_onnx(exported: OnnxExport) -> None:
                     f"PyTorch's {found.pytorch_metrics[metric]:.4f}",
                 }
             )
-
-
-def _show_coreml(exported: CoreMLExport) -> None:
-    folded = f", {' and '.join(exported.folded)} folded into constants" * bool(exported.folded)
-    show_lines(
-        f"{exported.path}, {format_size(exported.size_bytes)}",
-        f"checked: {exported.parameters:,} parameters of the model are in it, in fp16{folded}",
-        "not checked: its predictions, which only a Mac computes",
-    )

@@ -32,7 +32,7 @@ COMMANDS = {
     "compare": "Compare runs on the same test rows: metrics, options, rows that differ.",
     "predict": "Classify texts with a run's model.",
     "report": "Write a run's report and model card anew.",
-    "export": "Write a run's model for another runtime: ONNX, Core ML.",
+    "export": "Write a run's model for another runtime: ONNX.",
     "push": "Upload a run's model to the Hugging Face Hub.",
     "init": "Write a configuration for a table of texts.",
     "data": "Check a table, and audit it: wrong labels, duplicates, whether it is enough.",

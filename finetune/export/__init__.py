@@ -1,1 +1,1 @@
-"""A run's model in the formats of other runtimes."""
+"""A run's model in the format of another runtime."""

@@ -1,45 +1,53 @@
 """A run's model as ONNX: written, and compared with PyTorch in onnxruntime."""
 
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from finetune.export.folder import converting, import_extra, silence, trace, writing_export
-from finetune.model.load import TextModel
+from finetune.errors import ModelUnsupported, UsageError
+from finetune.files import naming
+from finetune.model.load import TextModel, saved_names
 from finetune.ownership import OwnFolder
 from finetune.runs.trained import TrainedModel
-from finetune.tokenization.examples import Examples
+from finetune.tokenization.examples import Examples, Inputs, prepare_mask
 
-# The names that Hugging Face's optimum gives these files, so that its classes find them.
+# The file names of Hugging Face's optimum, so that its classes find the files.
 MODEL_FILE = "model.onnx"
 QUANTIZED_FILE = "model_quantized.onnx"
-# Dimensions of size 1 and equal ones would be taken for constants.
+# The exporter treats dimensions of size 1, and dimensions of equal size, as constants.
 EXAMPLE_SHAPE = (2, 7)
 
 
 @dataclass(frozen=True)
 class Verification:
-    """An exported model beside the run's, in fp32 on the CPU, on the same rows."""
+    """How an exported model compares with the run's model, in fp32 on the CPU, on the same rows."""
 
     samples: int
-    same_labels: float  # the fraction of the rows that get them
+    same_labels: float  # the fraction of the rows that get the same labels
     largest_logit_difference: float  # relative to the largest logit, if that is beyond 1
     metrics: dict[str, float]
     pytorch_metrics: dict[str, float]
 
 
 class OnnxModel(nn.Module):
-    """A model's ONNX file in the model's place: its forward takes and gives the same tensors."""
+    """An ONNX file as a module: its forward takes and returns the same tensors as the model."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()
-        runtime = import_extra("onnx")
+        runtime = import_runtime()
         self.session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-        self.input_names = [one.name for one in self.session.get_inputs()]
+        self.input_names = [value.name for value in self.session.get_inputs()]
 
     def forward(self, **inputs: torch.Tensor) -> SimpleNamespace:
         """Return the logits, float32 of shape [examples, classes], as ``logits``."""
@@ -47,29 +55,104 @@ class OnnxModel(nn.Module):
         return SimpleNamespace(logits=torch.from_numpy(self.session.run(["logits"], arrays)[0]))
 
 
-def write_onnx(text_model: TextModel, own: OwnFolder, *, quantizes: bool) -> None:
-    """Write a model as ONNX, with its config and tokenizer, and maybe a second file in int8.
+class _LogitsOnly(nn.Module):
+    def __init__(self, text_model: TextModel) -> None:
+        super().__init__()
+        self.model: nn.Module = text_model.model
+        self.takes_4d_mask = text_model.structure.takes_4d_mask
 
-    Inputs are the tokenizer's, int64 [batch, length]; ``logits`` are float32 [batch, classes].
+    def forward(self, inputs: Inputs) -> torch.Tensor:
+        inputs = {**inputs, "attention_mask": inputs["attention_mask"] != 0}
+        prepared = prepare_mask(inputs, takes_4d_mask=self.takes_4d_mask)
+        logits: torch.Tensor = self.model(**prepared).logits
+        return logits
+
+
+def import_runtime() -> Any:
+    """Import the packages of the extra ``onnx`` and return onnxruntime."""
+    try:
+        with _silence():
+            runtime, *_ = map(import_module, ("onnxruntime", "onnx", "onnxscript"))
+    except ImportError as error:
+        raise UsageError(
+            f"this export needs the package {error.name}", remedy="pip install 'finetune-mps[onnx]'"
+        ) from error
+    return runtime
+
+
+def write_onnx(text_model: TextModel, own: OwnFolder, *, quantizes: bool) -> None:
+    """Write a model as ONNX, with its config and tokenizer, and optionally a second file in int8.
+
+    The inputs are those of the tokenizer, int64 [batch, length]; ``logits`` are float32
+    [batch, classes].
     """
-    batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=text_model.max_tokens)
-    files = [MODEL_FILE, QUANTIZED_FILE][: 1 + quantizes]
-    with writing_export(text_model, own, *files) as partial:
-        with converting(text_model, "ONNX"):
-            graph = trace(text_model, EXAMPLE_SHAPE, dynamic={0: batch, 1: length})
-            names = text_model.tokenizer.model_input_names
-            program = torch.onnx.export(graph, input_names=names, output_names=["logits"])
+    names = [MODEL_FILE, *[QUANTIZED_FILE] * quantizes, *saved_names(text_model)]
+    with naming(own.path), own.make(), own.replacing("", *names, last=names[-1]) as partial:
+        with _converting(text_model):
+            program = torch.onnx.export(
+                _trace(text_model),
+                input_names=text_model.tokenizer.model_input_names,
+                output_names=["logits"],
+            )
         assert program is not None
         program.save(partial / MODEL_FILE)
         if quantizes:
-            import onnx
-            from onnxruntime.quantization import QuantType, quantize_dynamic
+            _quantize(partial)
+        text_model.model.config.save_pretrained(partial)
+        text_model.tokenizer.save_pretrained(partial)
 
-            exported = onnx.load(partial / MODEL_FILE)
-            # The exporter's shapes of transposed weights contradict those that are inferred.
-            del exported.graph.value_info[:]
-            with silence():
-                quantize_dynamic(exported, partial / QUANTIZED_FILE, weight_type=QuantType.QInt8)
+
+def _trace(text_model: TextModel) -> torch.export.ExportedProgram:
+    """Return the graph from the tokenizer's inputs to the logits."""
+    # Without padding, from which some models count positions.
+    names, token = text_model.tokenizer.model_input_names, text_model.tokenizer.sep_token_id or 1
+    values = {"input_ids": token, "attention_mask": 1}
+    example = {name: torch.full(EXAMPLE_SHAPE, values.get(name, 0)) for name in names}
+    batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=text_model.max_tokens)
+    shapes = ({name: {0: batch, 1: length} for name in names},)
+    return torch.export.export(_LogitsOnly(text_model).eval(), (example,), dynamic_shapes=shapes)
+
+
+def _quantize(folder: Path) -> None:
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    exported = onnx.load(folder / MODEL_FILE)
+    # The exporter's shapes of transposed weights contradict those that are inferred.
+    del exported.graph.value_info[:]
+    with _silence():
+        quantize_dynamic(exported, folder / QUANTIZED_FILE, weight_type=QuantType.QInt8)
+
+
+@contextlib.contextmanager
+def _converting(text_model: TextModel) -> Iterator[None]:
+    """Hide what the converter prints; whatever it raises becomes a ModelUnsupported."""
+    try:
+        with _silence():
+            yield
+    except Exception as error:
+        reason = str(error.__cause__ or error) or type(error).__name__
+        name = type(text_model.model).__name__
+        raise ModelUnsupported(
+            f"{name} can't be converted to ONNX: {reason.splitlines()[0]}",
+            remedy="use the run's model with transformers",
+        ) from error
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Hide the converter's progress and its advice on versions and packages."""
+    logging.disable(logging.WARNING)
+    output = io.StringIO()
+    try:
+        with (
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(output),
+            warnings.catch_warnings(action="ignore"),
+        ):
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def verify(trained: TrainedModel, exported: nn.Module, examples: Examples) -> Verification:
@@ -82,7 +165,7 @@ def verify(trained: TrainedModel, exported: nn.Module, examples: Examples) -> Ve
     is_same = np.ones(len(logits), np.bool_)
     if task.class_names:
         labels, exported_labels = (
-            task.read_logits(one).predicted for one in (logits, exported_logits)
+            task.read_logits(values).predicted for values in (logits, exported_logits)
         )
         is_same = (labels == exported_labels).reshape(len(logits), -1).all(axis=1)
     return Verification(

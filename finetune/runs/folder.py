@@ -56,7 +56,6 @@ class RunFolder:
         # What peft adds to the pretrained model, of a run with LoRA.
         self.adapter_folder = self.path / "adapter"
         self.onnx_folder = self.path / "onnx"
-        self.coreml_folder = self.path / "coreml"
         self.tensorboard_folder = self.path / "tensorboard"
         # Folders step-N with what is needed to resume after N steps, and best-N with the best model
         # so far; gone when the run has finished.

@@ -41,11 +41,3 @@ def test_without_the_extra_an_error_names_it(
     done = command("export", "onnx", finished_run)
     done.assert_refused(2, "onnxscript", "pip install 'finetune-mps[onnx]'")
     assert not (finished_run / "onnx").exists()
-
-
-def test_export_to_core_ml_names_its_extra(
-    command: "Command", finished_run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "coremltools", None)
-    done = command("export", "coreml", finished_run)
-    done.assert_refused(2, "coremltools", "pip install 'finetune-mps[coreml]'")
