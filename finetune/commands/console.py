@@ -12,7 +12,7 @@ import click
 from finetune.escaping import escape_controls, escape_line
 
 if TYPE_CHECKING:
-    from finetune.tasks.metrics import Scores
+    from finetune.tasks.scores import Scores
     from finetune.tasks.tables import Table
 
 SCHEMA_VERSION = 1

@@ -16,7 +16,7 @@ from finetune.runs.folder import open_run_folder
 from finetune.tasks.shown import Shown
 
 if TYPE_CHECKING:
-    from finetune.tasks.metrics import Scores
+    from finetune.tasks.scores import Scores
 
 SPLITS = ("test", "validation", "train")
 EXAMPLES = """\b

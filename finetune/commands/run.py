@@ -318,7 +318,7 @@ def _show_run(results: "RunResults") -> None:
 
 
 def _show_seeds(results: "SeedResults") -> None:
-    from finetune.tasks.metrics import MetricValue
+    from finetune.tasks.scores import MetricValue
     from finetune.tasks.tables import format_interval
 
     first = next(iter(results.runs.values()))

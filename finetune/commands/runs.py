@@ -89,7 +89,8 @@ def command(*, folder: Path, as_json: bool) -> None:
 
 
 def _show(found: Sequence[ListedRun]) -> None:
-    from finetune.tasks.metrics import METRICS, MetricValue
+    from finetune.tasks.metrics import METRICS
+    from finetune.tasks.scores import MetricValue
     from finetune.tasks.tables import duration
 
     rows = []

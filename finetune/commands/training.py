@@ -170,7 +170,9 @@ def train_sweep(work: Work, chosen: Sequence[Options], *, emit: Emit) -> SweepRe
                     remedy="add rows, or name some with --validation-file",
                 )
             _start(folder, shared, resumes=bool(work.resumed), emit=emit)
-            metric = choose_metric(work.config.training.metric_for_best_model, shared.task)
+            metric = choose_metric(
+                work.config.training.metric_for_best_model, shared.task.problem_type
+            )
             results = SweepResults(trials, metric.name, str(folder.path), asked=asked)
             folder.write_table(results.to_json())
             alive = [*trials]

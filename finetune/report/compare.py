@@ -6,7 +6,8 @@ from dataclasses import replace
 from finetune.evaluation.statistics import Interval
 from finetune.report.templates import TEMPLATES, without_folder
 from finetune.runs.compare import ComparedGroup, ComparedRun, Comparison
-from finetune.tasks.metrics import METRICS, Metric, MetricValue
+from finetune.tasks.metrics import METRICS, Metric
+from finetune.tasks.scores import MetricValue
 from finetune.tasks.tables import Table, capitalize, duration, format_number, format_value
 
 

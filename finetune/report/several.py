@@ -9,7 +9,8 @@ from finetune.report.templates import TEMPLATES, without_folder
 from finetune.runs.folder import SeveralFolder
 from finetune.runs.folds import FoldResults, Rows
 from finetune.runs.sweep import SweepResults
-from finetune.tasks.metrics import METRICS, MetricValue
+from finetune.tasks.metrics import METRICS
+from finetune.tasks.scores import MetricValue
 from finetune.tasks.tables import MAX_MISTAKES, Table, format_value
 
 

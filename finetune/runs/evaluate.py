@@ -17,7 +17,8 @@ from finetune.runs.encoding import encode_rows
 from finetune.runs.folder import RunFolder
 from finetune.runs.manifest import Manifest
 from finetune.runs.trained import TrainedModel
-from finetune.tasks.metrics import Scores, load_evaluate_metric
+from finetune.tasks.metrics import load_evaluate_metric
+from finetune.tasks.scores import Scores
 
 
 def load_split(folder: RunFolder, split: str, *, emit: Emit) -> Dataset:

@@ -26,7 +26,8 @@ from finetune.runs.plan import choose_recipe
 from finetune.runs.preparation import Preparation, load_for_training
 from finetune.runs.solved_head import read_features
 from finetune.tasks.base import Labels, Task
-from finetune.tasks.metrics import METRICS, MetricValue
+from finetune.tasks.metrics import METRICS
+from finetune.tasks.scores import MetricValue
 from finetune.tasks.tables import wilson_interval
 from finetune.training.linear_head import LabelledFeatures, choose_strength, cross_validate
 

@@ -13,7 +13,7 @@ from finetune.files import write_jsonl
 from finetune.runs.folder import FoldsFolder, SeveralFolder
 from finetune.runs.results import SCHEMA_VERSION, RunResults, read_finished, tabulate_runs
 from finetune.tasks.base import Labels, Outputs, Task
-from finetune.tasks.metrics import Scores
+from finetune.tasks.scores import Scores
 from finetune.tasks.shown import Shown
 
 Rows = Sequence[Mapping[str, Any]]

@@ -140,7 +140,9 @@ class Preparation:
             choices=list(self.choices),
             lengths={split: _text_lengths(each) for split, each in self.examples.items()},
             class_rows=self.task.count_classes(self.examples["train"].labels),
-            metric_for_best_model=choose_metric(options.metric_for_best_model, self.task).name,
+            metric_for_best_model=choose_metric(
+                options.metric_for_best_model, self.task.problem_type
+            ).name,
             is_balanced=options.class_weights == "balanced",
         )
 
@@ -248,7 +250,7 @@ def _prepare_model(
         focal_gamma=training.focal_gamma if training.loss == "focal" else 0.0,
         label_smoothing=training.label_smoothing,
     )
-    choose_metric(training.metric_for_best_model, task)
+    choose_metric(training.metric_for_best_model, task.problem_type)
     recipe = choose_recipe(config, task, rows=len(labels), processes=processes.count)
     with stage("model", emit):
         text_model, recipe = load_for_training(config, recipe, task=task, device=device, emit=emit)

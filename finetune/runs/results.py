@@ -10,7 +10,7 @@ from finetune.config.mode import Mode
 from finetune.evaluation.statistics import Calibration, Interval, mean_interval
 from finetune.runs.folder import RunFolder, SeedsFolder, SeveralFolder
 from finetune.tasks.base import Task
-from finetune.tasks.metrics import Scores, selection_score
+from finetune.tasks.scores import Scores, selection_score
 from finetune.tasks.shown import ShownRun
 from finetune.tasks.tables import format_interval
 
@@ -182,7 +182,7 @@ def read_results(folder: RunFolder) -> RunResults:
 def best_of(runs: Mapping[Name, RunResults], metric: str | None) -> Name | None:
     """Return the best run by a validation metric; None unless all have held-out rows."""
     scores = {
-        name: selection_score(metric, run.task, run.validation)
+        name: selection_score(metric, run.task.problem_type, run.validation)
         for name, run in runs.items()
         if run.validation and run.validation_kind == "held out"
     }

@@ -37,7 +37,7 @@ from finetune.runs.results import RunResults, TrainingMetrics, ValidationKind
 from finetune.runs.solved_head import HeadSolver
 from finetune.runs.tracking import Tracking, tracked
 from finetune.tasks.base import Labels, Task
-from finetune.tasks.metrics import Scores, selection_score
+from finetune.tasks.scores import Scores, selection_score
 from finetune.training.contrastive import contrastive_losses
 from finetune.training.interruption import DistributedStopFlag, Stopped, stop_on_signal
 from finetune.training.loop import LoopSettings, is_over, solve_at_once, train
@@ -243,7 +243,7 @@ class Run:
     def _validate(self) -> tuple[float, Mapping[str, float]]:
         task, name = self.preparation.task, self.config.training.metric_for_best_model
         scores = task.score(*self.predict("validation"))
-        return selection_score(name, task, scores), scores.metrics
+        return selection_score(name, task.problem_type, scores), scores.metrics
 
     @clock("saving")
     def _save_checkpoint(self, progress: Progress, writes: bool) -> None:

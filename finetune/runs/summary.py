@@ -5,7 +5,7 @@ from math import sqrt
 from shlex import quote
 
 from finetune.runs.results import RunResults
-from finetune.tasks.metrics import ClassScores, Scores, missed_classes
+from finetune.tasks.scores import ClassScores, Scores, missed_classes
 from finetune.tasks.tables import ERRORS_OF_95, capitalize, percent, quote_name, wilson_interval
 
 # Below, the interval of an accuracy is wider than about ten points.

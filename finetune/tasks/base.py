@@ -17,11 +17,10 @@ from finetune.tasks.metrics import (
     Metric,
     Needs,
     ProblemType,
-    Scores,
     WeightedMetrics,
     compute_metrics,
-    rows_of,
 )
+from finetune.tasks.scores import Scores
 from finetune.tasks.shown import Shown
 from finetune.tasks.tables import (
     MAX_LISTED,
@@ -398,11 +397,11 @@ class Task(ABC):
     ) -> list[Prediction]:
         """Return the prediction of each text from logits, [texts, outputs]."""
         outputs = self.read_logits(logits)
-        values = rows_of(self._columns_of(outputs, self.result_name))
+        values = _rows_of(self._columns_of(outputs, self.result_name))
         probabilities: Sequence[Mapping[str, float] | None] = [None] * len(texts)
         if all_scores and outputs.probabilities is not None:
             columns = outputs.probabilities.T.tolist()
-            probabilities = rows_of(dict(zip(self.class_names, columns, strict=True)))
+            probabilities = _rows_of(dict(zip(self.class_names, columns, strict=True)))
         return [Prediction(*row) for row in zip(texts, values, probabilities, strict=True)]
 
     def prediction_rows(
@@ -419,7 +418,7 @@ class Task(ABC):
                 {self.class_names[number]: row[number] for number in np.flatnonzero(row).tolist()}
                 for row in rounded
             ]
-        return rows_of(columns)
+        return _rows_of(columns)
 
     def _columns_of(self, outputs: Outputs, name: str) -> dict[str, list[Any]]:
         columns = {name: self.to_json(outputs.predicted)}
@@ -503,6 +502,11 @@ class Task(ABC):
 
 
 TASK_TYPES: dict[str, type[Task]] = {}
+
+
+def _rows_of(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return columns of one length as rows."""
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def scale_parameters(

@@ -4,26 +4,14 @@ A metric is a function of labels, what it ``needs`` of the model, and how often 
 add one, write it here and register it with ``@metric``; nothing else lists the metrics.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from finetune.errors import ConfigurationInvalid, UsageError
-from finetune.tasks.shown import Shown
-from finetune.tasks.tables import (
-    Table,
-    format_interval,
-    format_number,
-    percent,
-    quote_name,
-    wilson_interval,
-)
-
-if TYPE_CHECKING:
-    from finetune.tasks.base import Task
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -40,15 +28,6 @@ WeightedMetrics = Callable[[Floats], Mapping[str, float]]
 
 # A smaller deviation, relative to the largest value, is rounding noise.
 MAX_ROUNDING = 1e-13
-BASELINE = "baseline_"
-# A model that never gets a class of so many of the rows right is not chosen for its accuracy.
-LARGE_CLASS, MIN_ROWS_OF_CLASS = 0.1, 3
-# How much better than the baseline is far: a fraction more, or a part of its error.
-FAR, FAR_ERROR = 0.2, 0.5
-# From so many rows on a percentage has a digit after the point.
-MANY_ROWS = 200
-# The confusion matrix grows with the square of the classes: at 10,000 it would take gigabytes.
-MAX_CLASSES_OF_MATRIX = 500
 
 
 @dataclass(frozen=True)
@@ -89,44 +68,16 @@ def metrics_of(problem_type: ProblemType) -> list[Metric]:
     return [metric for metric in METRICS.values() if problem_type in metric.problem_types]
 
 
-def choose_metric(name: str | None, task: "Task") -> Metric:
-    """Return the metric that chooses the best model, by default the first of the task."""
-    known = {metric.name: metric for metric in metrics_of(task.problem_type)}
+def choose_metric(name: str | None, problem_type: ProblemType) -> Metric:
+    """Return the metric that chooses the best model, by default the first of the problem type."""
+    known = {metric.name: metric for metric in metrics_of(problem_type)}
     name = name.replace("-", "_") if name else next(iter(known))
     if name not in known:
         raise ConfigurationInvalid(
-            f"--task {task.name} has no metric {name!r} for --metric-for-best-model",
+            f"--metric-for-best-model {name} is no metric of a {problem_type.replace('_', ' ')}",
             remedy=f"choose one of {', '.join(known)}",
         )
     return known[name]
-
-
-def missed_classes(scores: "Scores") -> dict[str, float]:
-    """Return large classes, of one a row, that no row rightly got: their fractions of the rows."""
-    if "accuracy" not in scores.metrics:
-        return {}
-    least = max(LARGE_CLASS * scores.samples, MIN_ROWS_OF_CLASS)
-    classes = (scores.per_class or {}).items()
-    return {
-        name: own.support / scores.samples
-        for name, own in classes
-        if own.support >= least and not own.f1
-    }
-
-
-def selection_score(name: str | None, task: "Task", scores: "Scores") -> float:
-    """Return what chooses the best model, the highest: the metric that is named or the default.
-
-    By default a model that misses a large class, or of several labels answers none, comes after all
-    others, and what chooses among such models is macro F1, or mean average precision.
-    """
-    metric, metrics = choose_metric(name, task), scores.metrics
-    score = metric.sign * metrics[metric.name]
-    if name or task.problem_type == NUMBERS:
-        return score
-    if task.problem_type == MULTI:
-        return score or metrics["mean_average_precision"] - 1
-    return metrics["macro_f1"] - 1 if missed_classes(scores) else score
 
 
 def load_evaluate_metric(name: str) -> Metric:
@@ -305,163 +256,3 @@ def _rank(values: Array, weights: Floats) -> Floats:
     _, numbers = np.unique(values, return_inverse=True)
     counts = np.bincount(numbers, weights)
     return (np.cumsum(counts) - (counts - 1) / 2)[numbers]
-
-
-@dataclass(frozen=True)
-class ClassScores:
-    """The metrics of one class: fractions are 0 where undefined, support is in rows."""
-
-    precision: float
-    recall: float
-    f1: float
-    support: int
-    threshold: float | None = None
-    average_precision: float | None = None
-
-
-@dataclass(frozen=True)
-class MetricValue:
-    """A metric of a split."""
-
-    metric: Metric
-    value: float
-
-    def __str__(self) -> str:
-        return percent(self.value) if self.metric.is_fraction else format_number(self.value)
-
-
-@dataclass(frozen=True, repr=False)
-class Scores(Shown):
-    """The metrics of a model on a split; each is an attribute too, such as ``accuracy``.
-
-    The baselines are those of always predicting the same. The confusion matrix, [true, predicted],
-    is empty for very many classes, None where rows have not exactly one.
-    """
-
-    samples: int
-    metrics: dict[str, float]
-    baselines: Mapping[str, float] = field(default_factory=dict)
-    per_class: Mapping[str, ClassScores] | None = None
-    confusion_matrix: Sequence[Sequence[int]] | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        part = "baselines" if name.startswith(BASELINE) else "metrics"
-        try:
-            return vars(self)[part][name.removeprefix(BASELINE)]
-        except KeyError:
-            raise AttributeError(f"these scores have no {name!r}") from None
-
-    @property
-    def values(self) -> list[MetricValue]:
-        """The metrics without the loss, the most important first."""
-        metrics = self.metrics.items()
-        return [MetricValue(METRICS[name], value) for name, value in metrics if name != "loss"]
-
-    def records(self) -> list[dict[str, Any]]:
-        """Return one row with all numbers but those of the classes."""
-        return [{name: one for name, one in self.to_json().items() if isinstance(one, float | int)}]
-
-    @property
-    def standing(self) -> str:
-        """Where the model is from always answering the same: ``above`` or ``far above`` it, or not.
-
-        It ``may be no better than`` a baseline that its interval contains.
-        """
-        name, baseline = next(iter(self.baselines.items()))
-        metric, value = METRICS[name], self.metrics[name]
-        lowest = value
-        if metric.is_proportion:
-            lowest = float(wilson_interval(value * self.samples, self.samples)[0])
-        if metric.sign * value <= metric.sign * baseline:
-            return "no better than"
-        if metric.sign * lowest <= metric.sign * baseline:
-            return "may be no better than"
-        is_far = lowest - baseline >= FAR if metric.is_fraction else value <= FAR_ERROR * baseline
-        return "far " * is_far + ("above" if metric.sign > 0 else "better than")
-
-    @property
-    def is_better(self) -> bool:
-        """Whether the rows tell the model from always answering the same."""
-        return "no better" not in self.standing
-
-    def describe(self, rows: str = "test rows") -> str:
-        """Return what the metric with a baseline says, as a sentence; ``rows`` names the rows."""
-        name, baseline = next(iter(self.baselines.items()))
-        metric, samples = METRICS[name], self.samples
-        digits = 0 if samples < MANY_ROWS else 1
-
-        def show(value: float) -> str:
-            return percent(value, digits=digits) if metric.is_fraction else format_number(value)
-
-        value, same = self.metrics[name], f"the {metric.baseline}"
-        if name == "accuracy" and self.per_class:
-            same = quote_name(max(self.per_class.items(), key=lambda one: one[1].support)[0])
-        words = f"{metric.sentence.format(show(value))} on {samples:,} {rows}"
-        if metric.is_proportion:
-            words += f" (95%: {format_interval(value, samples, digits=digits)})"
-        is_open = self.standing.startswith("may")
-        words += f", {'which ' * is_open}{self.standing} always answering {same} ({show(baseline)})"
-        return f"{words}: {samples:,} rows can't tell." if is_open else f"{words}."
-
-    @property
-    def table(self) -> Table | None:
-        """The metrics of each class; the interval is that of the recall."""
-        if not self.per_class:
-            return None
-        rows: list[dict[str, str]] = []
-        for name, own in self.per_class.items():
-            row = {"class": name}
-            if own.threshold is not None:
-                row["threshold"] = f"{own.threshold:.2f}"
-            row["precision"], row["recall"] = percent(own.precision), percent(own.recall)
-            row["95% interval"] = format_interval(own.recall, own.support)
-            row["F1"] = percent(own.f1)
-            if own.average_precision is not None:
-                row["average precision"] = percent(own.average_precision)
-            rows.append({**row, "rows": str(own.support)})
-        return Table("Classes of the test split", [*rows[0]], [[*row.values()] for row in rows])
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the metrics by name, as ``finetune evaluate --json`` prints them."""
-        values: dict[str, Any] = {"samples": self.samples, **self.metrics}
-        values |= {BASELINE + name: value for name, value in self.baselines.items()}
-        if self.per_class is not None:
-            values["per_class"] = {
-                name: {key: value for key, value in vars(own).items() if value is not None}
-                for name, own in self.per_class.items()
-            }
-        if self.confusion_matrix is not None:
-            values["confusion_matrix"] = self.confusion_matrix
-        return values
-
-    def with_classes(
-        self, names: Sequence[str], labels: Array, predicted: Array, *others: Array
-    ) -> "Scores":
-        """Return the scores with those of each class; ``others`` are more columns of them."""
-        count, weights = len(names), np.ones(len(labels))
-        right, chosen, true = count_classes(labels, predicted, weights, classes=count)
-        f1 = 2 * right / np.maximum(chosen + true, 1)
-        columns = (right / np.maximum(chosen, 1), right / np.maximum(true, 1), f1)
-        rows = zip(*(own.tolist() for own in (*columns, true.astype(int), *others)), strict=True)
-        per_class = {name: ClassScores(*row) for name, row in zip(names, rows, strict=True)}
-        matrix: list[list[int]] | None = None if labels.ndim == 2 else []
-        if matrix is not None and count <= MAX_CLASSES_OF_MATRIX:
-            pairs = np.bincount(labels * count + predicted, minlength=count**2)
-            matrix = pairs.reshape(count, count).tolist()
-        return replace(self, per_class=per_class, confusion_matrix=matrix)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "Scores":
-        """Undo ``to_json``."""
-        metrics, baselines = (
-            {name: float(values[prefix + name]) for name in METRICS if prefix + name in values}
-            for prefix in ("", BASELINE)
-        )
-        classes = values.get("per_class")
-        per_class = classes and {name: ClassScores(**own) for name, own in classes.items()}
-        return cls(values["samples"], metrics, baselines, per_class, values.get("confusion_matrix"))
-
-
-def rows_of(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Return columns of one length as rows."""
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

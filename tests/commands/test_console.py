@@ -6,7 +6,7 @@ from commands.test_progress import terminal
 from rich.cells import cell_len
 
 from finetune.commands.console import shorten, show_scores, show_table
-from finetune.tasks.metrics import ClassScores, Scores
+from finetune.tasks.scores import ClassScores, Scores
 
 ROW = ClassScores(precision=0.5, recall=1.0, f1=2 / 3, support=12)
 

@@ -14,7 +14,7 @@ from finetune.runs.results import (
     TextLengths,
     TrainingMetrics,
 )
-from finetune.tasks.metrics import ClassScores, Scores
+from finetune.tasks.scores import ClassScores, Scores
 from finetune.tasks.single import Single
 
 OTHER = "a|b\n<i>"

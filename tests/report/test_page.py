@@ -19,7 +19,7 @@ from finetune.report.page import write_report
 from finetune.report.templates import TEMPLATES
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import RunResults
-from finetune.tasks.metrics import ClassScores, Scores
+from finetune.tasks.scores import ClassScores, Scores
 
 
 class Page(HTMLParser):

@@ -10,17 +10,10 @@ from sklearn import metrics as sklearn_metrics
 
 from finetune.errors import ConfigurationInvalid
 from finetune.tasks.base import Task
-from finetune.tasks.metrics import (
-    METRICS,
-    Scores,
-    choose_metric,
-    missed_classes,
-    pearson,
-    selection_score,
-    spearman,
-)
+from finetune.tasks.metrics import METRICS, MULTI, SINGLE, choose_metric, pearson, spearman
 from finetune.tasks.multi import Multi
 from finetune.tasks.regression import Regression
+from finetune.tasks.scores import Scores, missed_classes, selection_score
 from finetune.tasks.single import Single
 from finetune.tasks.tables import wilson_interval
 
@@ -111,11 +104,11 @@ def test_the_first_metric_of_a_task_chooses_the_best_model_unless_another_is_nam
     task: Task,
 ) -> None:
     expected = {"single": "accuracy", "multi": "micro_f1", "regression": "pearson"}
-    assert choose_metric(None, task).name == expected[task.name]
-    assert choose_metric("loss", task).sign == -1
-    assert choose_metric("macro-f1", Single(NAMES)) is METRICS["macro_f1"]
-    with pytest.raises(ConfigurationInvalid, match="no metric 'bleu'"):
-        choose_metric("bleu", task)
+    assert choose_metric(None, task.problem_type).name == expected[task.name]
+    assert choose_metric("loss", task.problem_type).sign == -1
+    assert choose_metric("macro-f1", Single.problem_type) is METRICS["macro_f1"]
+    with pytest.raises(ConfigurationInvalid, match="bleu is no metric"):
+        choose_metric("bleu", task.problem_type)
 
 
 def score_classes(task: Single | Multi, answers: str, *, rows: int = 20) -> Scores:
@@ -133,21 +126,21 @@ def test_a_model_that_misses_a_large_class_is_not_chosen_for_its_accuracy() -> N
     majority, useful = score_classes(task, "a"), score_classes(task, "ba")
     assert majority.accuracy > useful.accuracy
     assert missed_classes(majority) == {"b": 0.2}
-    assert selection_score(None, task, majority) < selection_score(None, task, useful)
-    assert selection_score("accuracy", task, majority) == majority.accuracy
-    assert selection_score(None, task, useful) == useful.accuracy
+    assert selection_score(None, SINGLE, majority) < selection_score(None, SINGLE, useful)
+    assert selection_score("accuracy", SINGLE, majority) == majority.accuracy
+    assert selection_score(None, SINGLE, useful) == useful.accuracy
     # Of two models that miss it the one with the higher macro F1.
     worse = score_classes(task, "abbbb")
-    assert selection_score(None, task, majority) > selection_score(None, task, worse)
+    assert selection_score(None, SINGLE, majority) > selection_score(None, SINGLE, worse)
     few = score_classes(task, "a", rows=10)
-    assert selection_score(None, task, few) == few.accuracy
+    assert selection_score(None, SINGLE, few) == few.accuracy
 
 
 def test_while_no_class_is_answered_the_order_of_the_rows_chooses() -> None:
     task = Multi(["a", "b"])
     better, worse = score_classes(task, "baaaa"), score_classes(task, "abbbb")
     assert better.micro_f1 == worse.micro_f1 == 0
-    assert selection_score(None, task, worse) < selection_score(None, task, better) <= 0
+    assert selection_score(None, MULTI, worse) < selection_score(None, MULTI, better) <= 0
 
 
 def test_chance_is_not_called_better_than_the_largest_class() -> None:

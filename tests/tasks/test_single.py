@@ -4,7 +4,7 @@ import torch
 from sklearn.utils.class_weight import compute_sample_weight
 
 from finetune.tasks.base import Prediction, abstain
-from finetune.tasks.metrics import MAX_CLASSES_OF_MATRIX, ClassScores, Scores
+from finetune.tasks.scores import MAX_CLASSES_OF_MATRIX, ClassScores, Scores
 from finetune.tasks.single import Single
 
 NAMES = ["ABBR", "DESC", "ENTY", "HUM"]
