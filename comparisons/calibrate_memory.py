@@ -2,7 +2,7 @@
 
     python comparisons/calibrate_memory.py DEVICE [MODEL/MODE/TOKENS/PRECISION/BATCH ...]
 
-After the batch may follow /adafactor, /checkpointing or both.
+/checkpointing may follow the batch.
 
 Each measurement trains in a process of its own and is printed as a line of JSON. The last line has,
 for the encoder and the head, the line through them and how far the worst is off it: on a Mac, the
@@ -95,9 +95,8 @@ def read_name(device: str, name: str) -> tuple[Case, int]:
     """Return the case and the batch size of a name such as ``bert-base/full/128/fp32/8``."""
     model, mode, padded_length, precision, batch, *options = name.split("/")
     architecture = architecture_of(BertConfig(**SHAPES[model]).to_dict())
-    optimizer = "adafactor" if "adafactor" in options else "adamw"
     case = Case(
-        device, architecture, 6, Mode(mode), int(padded_length), precision, optimizer,
+        device, architecture, 6, Mode(mode), int(padded_length), precision,
         gradient_checkpointing="checkpointing" in options,
     )  # fmt: skip
     return case, int(batch)

@@ -69,7 +69,6 @@ def time_steps(
         precision="bf16",
         losses=Single().losses,
         hyperparameters=Hyperparameters(
-            optimizer="adamw",
             schedule=Schedule(peak=1e-5, warmup_steps=0, total_steps=steps),
             head_lr_multiplier=1.0,
             weight_decay=0.01,

@@ -77,7 +77,6 @@ class Options(TypedDict, total=False):
     gradient_checkpointing: bool | None
     effective_batch_size: int | None
     eval_batch_size: int
-    optimizer: Literal["adamw", "adafactor"]
     learning_rate: float | None
     head_lr_multiplier: float | None
     num_train_epochs: float | None

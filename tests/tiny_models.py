@@ -83,7 +83,7 @@ def tiny_case(architecture: str = "bert", **changes: Any) -> Case:
     """Return the case of a small encoder that trains as a whole, but for the changes."""
     case = Case(
         device="cpu", architecture=architecture_of(tiny_config(architecture).to_dict()), classes=6,
-        mode=Mode("full"), padded_length=16, precision="fp32", optimizer="adamw",
+        mode=Mode("full"), padded_length=16, precision="fp32",
         gradient_checkpointing=False,
     )  # fmt: skip
     return replace(case, **changes)

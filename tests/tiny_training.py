@@ -104,7 +104,6 @@ def tiny_training_state(
     mode: str = "full",
     device: Device | None = None,
     precision: str = "fp32",
-    optimizer: str = "adamw",
     peak: float = 1e-3,
     total_steps: int = 12,
     head_lr_multiplier: float = 1.0,
@@ -126,7 +125,6 @@ def tiny_training_state(
         precision=precision,
         losses=Single().losses,
         hyperparameters=Hyperparameters(
-            optimizer=optimizer,
             schedule=Schedule(peak=peak, warmup_steps=2, total_steps=total_steps),
             head_lr_multiplier=head_lr_multiplier,
             weight_decay=0.01,

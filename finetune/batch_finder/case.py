@@ -31,7 +31,6 @@ class Case:
     mode: Mode
     padded_length: int
     precision: str = "fp32"
-    optimizer: str = "adamw"
     gradient_checkpointing: bool = False
     part: Part = "whole"
     task: str = "single"

@@ -172,7 +172,7 @@ def prepare_trial_model(
         precision=case.precision,
         losses=task_of_shape(case.task, outputs=case.classes).losses,
         hyperparameters=Hyperparameters(
-            case.optimizer, schedule, head_lr_multiplier=1.0, weight_decay=0.01, max_grad_norm=1.0
+            schedule, head_lr_multiplier=1.0, weight_decay=0.01, max_grad_norm=1.0
         ),
         frozen_in_bf16=case.mode.is_lora,
     )

@@ -193,7 +193,7 @@ def _cases(config: Config, device: "Device", texts: _Texts) -> "list[Case]":
         Case(
             device.name, architecture_of(shape.to_dict()), classes=texts.outputs, mode=mode,
             padded_length=min(longest, max_positions(shape) or longest),
-            precision=training.precision_without_timing, optimizer=training.optimizer,
+            precision=training.precision_without_timing,
             gradient_checkpointing=bool(training.gradient_checkpointing) and mode.trains_encoder,
             task=texts.task, has_mean_layer=has_mean_layer,
             lora=(config.model.lora or DEFAULT_LORA) if mode.is_lora else None,
@@ -244,7 +244,7 @@ def _measure_texts(
 @click.command(cls=flags.GroupedCommand, epilog=EXAMPLES)
 @flags.source_options
 @flags.chosen_options(
-    *("device", "precision", "gradient_checkpointing", "optimizer"),
+    *("device", "precision", "gradient_checkpointing"),
     sections=("data", "model", "search", "cache"),
 )
 @click.option(

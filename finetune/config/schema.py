@@ -207,9 +207,6 @@ class TrainingConfig:
     eval_batch_size: Count = _resumable(
         64, "Examples per forward pass in evaluation; on mps a run uses --batch-size."
     )
-    optimizer: Literal["adamw", "adafactor"] = _option(
-        "adamw", "Optimizer; adafactor's state takes next to no memory."
-    )
     learning_rate: Positive | None = _option(
         None, "Peak learning rate. Default: by mode and hidden size."
     )

@@ -73,7 +73,6 @@ def with_batch_sizes(preparation: Preparation, *, emit: Emit) -> Preparation:
             mode=preparation.mode,
             padded_length=preparation.plan.padded_lengths[-1],
             precision=options.precision_without_timing,
-            optimizer=options.optimizer,
             gradient_checkpointing=bool(options.gradient_checkpointing),
             task=text_model.task.name,
             has_mean_layer=bool(text_model.structure.mean_layer),

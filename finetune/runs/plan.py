@@ -193,7 +193,6 @@ def plan_training(
         recipe=recipe,
         values=values,
         hyperparameters=Hyperparameters(
-            optimizer=options.optimizer,
             schedule=Schedule(
                 peak=learning_rate,
                 warmup_steps=math.ceil(options.warmup_fraction * total_steps),

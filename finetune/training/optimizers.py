@@ -1,6 +1,6 @@
-"""The optimizers of ``--optimizer``, what each keeps and needs; the learning rate of each step."""
+"""AdamW, its state, and the learning rate of each step."""
 
-from collections.abc import Callable, Set
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,8 +8,6 @@ import torch
 from torch import nn
 
 from finetune.devices.base import Device
-
-Groups = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -35,78 +33,18 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """How gradients become steps, by one of ``OPTIMIZERS``."""
+    """How gradients become steps."""
 
-    optimizer: str
     schedule: Schedule
     head_lr_multiplier: float
     weight_decay: float
     max_grad_norm: float
 
 
-@dataclass(frozen=True)
-class OptimizerType:
-    """An optimizer, and what its first step would keep for a parameter.
-
-    If it scales gradients, its kernel divides them by ``grad_scale`` as it reads them, which saves
-    a pass over them. If a CUDA graph can't hold its step, the error says why.
-    """
-
-    make: Callable[[Groups, Device], torch.optim.Optimizer]
-    make_state: Callable[[nn.Parameter], dict[str, Any]]
-    scales_gradients: bool = False
-    cuda_graph_error: str | None = None
-
-
-def _make_adamw(groups: Groups, device: Device) -> torch.optim.Optimizer:
-    if device.captures:
-        for group in groups:
-            # A captured step reads the learning rate anew.
-            group["lr"] = torch.zeros((), device=device.torch_device)
-    return torch.optim.AdamW(groups, fused=True, capturable=device.captures)
-
-
-def _make_adamw_state(parameter: nn.Parameter) -> dict[str, Any]:
-    return {
-        "step": torch.zeros((), device=parameter.device),
-        "exp_avg": torch.zeros_like(parameter),
-        "exp_avg_sq": torch.zeros_like(parameter),
-    }
-
-
-def _make_adafactor(groups: Groups, device: Device) -> torch.optim.Optimizer:
-    # With its module come the Trainer's and, where it is installed, peft: a second of imports.
-    from transformers.optimization import Adafactor
-
-    return Adafactor(groups, scale_parameter=False, relative_step=False)  # type: ignore[no-untyped-call]
-
-
-def _make_adafactor_state(parameter: nn.Parameter) -> dict[str, Any]:
-    """Make a number for each row and column of a matrix: AdamW keeps two for each element."""
-    state: dict[str, Any] = {"step": 0, "RMS": 0}
-    if parameter.ndim < 2:
-        return state | {"exp_avg_sq": torch.zeros_like(parameter)}
-    *stacked, rows, columns = parameter.shape
-    return state | {
-        "exp_avg_sq_row": parameter.new_zeros((*stacked, rows)),
-        "exp_avg_sq_col": parameter.new_zeros((*stacked, columns)),
-    }
-
-
-OPTIMIZERS = {
-    "adamw": OptimizerType(_make_adamw, _make_adamw_state, scales_gradients=True),
-    "adafactor": OptimizerType(
-        _make_adafactor,
-        _make_adafactor_state,
-        cuda_graph_error="Adafactor counts its steps on the CPU",
-    ),
-}
-
-
 def build_optimizer(
     model: nn.Module, hyperparameters: Hyperparameters, *, head: Set[str], device: Device
 ) -> torch.optim.Optimizer:
-    """Return an optimizer over the parameters that require gradients.
+    """Return AdamW over the parameters that require gradients.
 
     Biases and norms do not decay. The head, of these names, has a learning rate of its own.
     """
@@ -116,7 +54,7 @@ def build_optimizer(
     for parameter_name, parameter in model.named_parameters():
         if parameter.requires_grad:
             groups[parameter_name in head, parameter.ndim >= 2].append(parameter)
-    options = [
+    groups_of_adamw: list[dict[str, Any]] = [
         {
             "params": parameters,
             "weight_decay": hyperparameters.weight_decay if is_matrix else 0.0,
@@ -125,7 +63,11 @@ def build_optimizer(
         for (is_head, is_matrix), parameters in groups.items()
         if parameters
     ]
-    return OPTIMIZERS[hyperparameters.optimizer].make(options, device)
+    if device.captures:
+        for group in groups_of_adamw:
+            # A captured step reads the learning rate again each time.
+            group["lr"] = torch.zeros((), device=device.torch_device)
+    return torch.optim.AdamW(groups_of_adamw, fused=True, capturable=device.captures)
 
 
 def trained_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
@@ -133,14 +75,18 @@ def trained_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def make_state(optimizer: torch.optim.Optimizer, *, name: str) -> None:
+def make_state(optimizer: torch.optim.Optimizer) -> None:
     """Give an optimizer the state that its first step would make, where it is missing.
 
     A parameter has all of its state or none, wherever memory runs out.
     """
     for parameter in trained_by(optimizer):
         if parameter not in optimizer.state:
-            optimizer.state[parameter] = OPTIMIZERS[name].make_state(parameter)
+            optimizer.state[parameter] = {
+                "step": torch.zeros((), device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

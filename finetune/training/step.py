@@ -24,7 +24,6 @@ from finetune.model.gradient_checkpointing import has_gradient_checkpointing
 from finetune.tokenization.examples import Inputs
 from finetune.training.micro_batches import AnyMicroBatch, MicroBatch, WindowBatch
 from finetune.training.optimizers import (
-    OPTIMIZERS,
     Hyperparameters,
     Schedule,
     build_optimizer,
@@ -99,7 +98,7 @@ class TrainingState:
 
         It changes nothing but gradients, and waits neither for the device nor for other processes.
         """
-        make_state(self.optimizer, name=self.hyperparameters.optimizer)
+        make_state(self.optimizer)
         if any(one.grad is not None for one in trained_by(self.optimizer)):
             self.optimizer.zero_grad(set_to_none=True)
         if self.captured:
@@ -175,8 +174,7 @@ class TrainingState:
     def _clip_gradients(self) -> None:
         self.scaler.unscale_(self.optimizer)
         norm, max_norm = total_norm(self._gradients()), self.hyperparameters.max_grad_norm
-        can_scale = OPTIMIZERS[self.hyperparameters.optimizer].scales_gradients
-        if can_scale and self.device.fused_adamw_scales_gradients:
+        if self.device.fused_adamw_scales_gradients:
             # The kernel divides by it, as by the scale of a GradScaler.
             self.optimizer.grad_scale = (norm / max_norm).clamp(min=1)  # type: ignore[attr-defined]
         else:
@@ -196,7 +194,7 @@ class TrainingState:
             return "gradients are scaled in fp16"
         if has_gradient_checkpointing(self.model):
             return "gradient checkpointing repeats random numbers"
-        return OPTIMIZERS[self.hyperparameters.optimizer].cuda_graph_error
+        return None
 
     @property
     def schedule(self) -> Schedule:

@@ -124,14 +124,10 @@ def test_an_estimate_for_macs_says_that_it_was_never_measured() -> None:
     assert "8 GB" in found.basis
 
 
-def test_checkpointing_and_adafactor_keep_less_alive() -> None:
+def test_checkpointing_keeps_less_alive() -> None:
     [plain] = peaks_of(small_case(), 64)
     [checkpointed] = peaks_of(small_case(gradient_checkpointing=True), 64)
     assert checkpointed < 0.6 * plain
-
-    _, adamw, *_ = peaks_of(small_case(), 1, 1, 7, 3000)
-    _, adafactor = peaks_of(small_case(optimizer="adafactor"), 1, 1)
-    assert adafactor < adamw
 
 
 def test_a_layer_that_never_trains_takes_less_than_one_that_does() -> None:

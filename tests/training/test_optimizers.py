@@ -1,18 +1,15 @@
 from collections.abc import Callable
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
-import pytest
 import torch
 from tiny_models import tiny_model
 from torch import nn
 
 from finetune.config.mode import Mode
-from finetune.config.schema import TrainingConfig
 from finetune.devices.cpu import CpuDevice
 from finetune.model.freeze import freeze_parameters
 from finetune.model.structure import find_structure
 from finetune.training.optimizers import (
-    OPTIMIZERS,
     Hyperparameters,
     Schedule,
     build_optimizer,
@@ -24,7 +21,7 @@ from finetune.training.optimizers import (
 def optimizer_of(
     model: nn.Module, *, head: frozenset[str] = frozenset(), **options: Any
 ) -> torch.optim.Optimizer:
-    settings = {"optimizer": "adamw", "head_lr_multiplier": 1.0, "weight_decay": 0.01, **options}
+    settings = {"head_lr_multiplier": 1.0, "weight_decay": 0.01, **options}
     schedule = Schedule(peak=1e-3, warmup_steps=0, total_steps=1)
     hyperparameters = Hyperparameters(**settings, schedule=schedule, max_grad_norm=1.0)
     return build_optimizer(model, hyperparameters, head=head, device=CpuDevice())
@@ -79,11 +76,10 @@ def test_frozen_parameters_are_left_out() -> None:
     assert by_name(model, optimizer, "weight_decay").keys() == structure.head
 
 
-@pytest.mark.parametrize("name", ["adamw", "adafactor"])
-def test_state_made_ahead_is_what_the_first_step_makes(name: str) -> None:
+def test_state_made_ahead_is_what_the_first_step_makes() -> None:
     models = tiny_model(), tiny_model()
-    optimizers = [optimizer_of(model, optimizer=name) for model in models]
-    make_state(optimizers[0], name=name)
+    optimizers = [optimizer_of(model) for model in models]
+    make_state(optimizers[0])
     states = []
     for model, optimizer in zip(models, optimizers, strict=True):
         set_learning_rate(optimizer, 1e-3)
@@ -107,8 +103,3 @@ def test_state_made_ahead_is_what_the_first_step_makes(name: str) -> None:
             )
     for left, right in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.equal(left, right)
-
-
-def test_each_optimizer_can_be_configured() -> None:
-    annotation = get_type_hints(TrainingConfig)["optimizer"]
-    assert set(get_args(annotation)) == set(OPTIMIZERS)

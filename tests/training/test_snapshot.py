@@ -14,21 +14,18 @@ def save(folder: Path, training_state: TrainingState, progress: Progress) -> Non
     write_checkpoint(folder, tensors=tensors, state=state)
 
 
-@pytest.mark.parametrize(
-    ("mode", "precision", "optimizer"),
-    [("full", "bf16", "adamw"), ("last-1", "fp32", "adamw"), ("full", "fp32", "adafactor")],
-)
+@pytest.mark.parametrize(("mode", "precision"), [("full", "bf16"), ("last-1", "fp32")])
 def test_interrupted_training_goes_on_bit_for_bit(
-    tmp_path: Path, mode: str, precision: str, optimizer: str
+    tmp_path: Path, mode: str, precision: str
 ) -> None:
     examples = random_examples(6)
-    whole = tiny_training_state(mode=mode, precision=precision, optimizer=optimizer)
+    whole = tiny_training_state(mode=mode, precision=precision)
     expected_losses = take_steps(whole, examples, range(6))
 
-    first = tiny_training_state(mode=mode, precision=precision, optimizer=optimizer)
+    first = tiny_training_state(mode=mode, precision=precision)
     losses = take_steps(first, examples, range(3))
     save(tmp_path / "checkpoint", first, Progress(steps=3))
-    second = tiny_training_state(mode=mode, precision=precision, optimizer=optimizer)
+    second = tiny_training_state(mode=mode, precision=precision)
     torch.manual_seed(99)
     progress = restore_state(second, *read_checkpoint(tmp_path / "checkpoint"))
     losses += take_steps(second, examples, range(progress.steps, 6))

@@ -257,8 +257,6 @@ def test_a_reason_is_given_where_steps_are_not_captured() -> None:
     take_steps(state, random_examples(), range(2))
     assert (captured_calls(state), state.cuda_graph_error) == (0, "it branches")
     assert tiny_training_state().cuda_graph_error is None
-    adafactor = tiny_training_state(device=CapturingDevice(), optimizer="adafactor")
-    assert adafactor.cuda_graph_error == "Adafactor counts its steps on the CPU"
 
 
 def test_four_functions_lie_between_a_run_and_its_model(

@@ -109,7 +109,7 @@ def operations_before_the_step() -> int:
     """Return how many operations a step of the largest pieces dispatches up to its step."""
     training = Training()
     counting = ScarceMemory(ROWS, error=ERROR)
-    make_state(training.state.optimizer, name="adamw")
+    make_state(training.state.optimizer)
     with counting:
         training.state.compute_gradients(
             cut_all_rows(training.state, training.examples, batch_size=8)
@@ -228,7 +228,7 @@ def test_step_that_has_begun_is_not_taken_twice(at: int) -> None:
 
 def test_step_needs_no_memory() -> None:
     training = Training(options={"device": CpuDevice()})
-    make_state(training.state.optimizer, name="adamw")
+    make_state(training.state.optimizer)
     finish = training.state.compute_gradients(
         cut_all_rows(training.state, training.examples, batch_size=8)
     )
