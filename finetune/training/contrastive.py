@@ -38,14 +38,20 @@ def giving_embeddings(model: nn.Module, output_layer: str) -> Iterator[None]:
         del module.forward
 
 
-def contrastive_losses(embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the loss of each example, from embeddings [examples, hidden] and classes."""
+def contrastive_losses(
+    embeddings: torch.Tensor, labels: torch.Tensor, loss_weights: torch.Tensor
+) -> torch.Tensor:
+    """Return the loss of each example, from embeddings [examples, hidden] and classes.
+
+    Examples of weight zero fill up the batch: no other example is drawn to them or pushed away.
+    """
     # Without its mean, since an activation may have shifted all numbers.
     unit = functional.normalize(embeddings - embeddings.mean(dim=1, keepdim=True), dim=1)
     is_itself = torch.eye(len(unit), dtype=torch.bool, device=unit.device)
-    similarities = (unit @ unit.T / TEMPERATURE).masked_fill(is_itself, -1e4)
+    is_left_out = is_itself | (loss_weights == 0)
+    similarities = (unit @ unit.T / TEMPERATURE).masked_fill(is_left_out, -1e4)
     log_probabilities = similarities.log_softmax(dim=1)
-    is_positive = (labels[:, None] == labels) & ~is_itself
+    is_positive = (labels[:, None] == labels) & ~is_left_out
     losses = -(log_probabilities * is_positive).sum(dim=1)
     return losses / is_positive.sum(dim=1).clamp(min=1)
 

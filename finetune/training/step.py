@@ -22,6 +22,7 @@ from finetune.distributed.processes import ALONE, Processes
 from finetune.errors import UsageError
 from finetune.model.gradient_checkpointing import has_gradient_checkpointing
 from finetune.tokenization.examples import Inputs
+from finetune.training.contrastive import contrastive_losses
 from finetune.training.micro_batches import AnyMicroBatch, MicroBatch, WindowBatch
 from finetune.training.optimizers import (
     Hyperparameters,
@@ -33,7 +34,8 @@ from finetune.training.optimizers import (
 )
 
 # Logits in fp32, [examples, outputs], and labels give the loss of each example: fp32, [examples].
-Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+# A contrastive loss, which compares the examples with each other, reads their loss weights too.
+Losses = Callable[..., torch.Tensor]
 
 # Each process has the whole model; TrainingState sums the gradients.
 _WHOLE_MODEL = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
@@ -268,8 +270,10 @@ def _captured_step(state: TrainingState, micro_batches: Sequence[Tensors]) -> to
 
 def weighted_loss(logits: torch.Tensor, micro_batch: AnyMicroBatch, losses: Losses) -> torch.Tensor:
     """Return the sum of the examples' weighted losses: a scalar in fp32."""
-    of_examples = micro_batch.aggregate(logits)
-    return (losses(of_examples, micro_batch.labels) * micro_batch.loss_weights).sum()
+    weights, arguments = micro_batch.loss_weights, [micro_batch.labels]
+    if losses is contrastive_losses:
+        arguments.append(weights)
+    return (losses(micro_batch.aggregate(logits), *arguments) * weights).sum()
 
 
 def total_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:

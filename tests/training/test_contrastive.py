@@ -1,9 +1,20 @@
 """Behaviour of supervised contrastive steps."""
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 import torch
+from tiny_training import (
+    FewShapesDevice,
+    copied_parameters,
+    random_examples,
+    take_steps,
+    tiny_training_state,
+)
 from torch import nn
 
+from finetune.devices.cpu import CpuDevice
 from finetune.training.contrastive import (
     contrastive_losses,
     count_steps,
@@ -19,8 +30,8 @@ def test_the_loss_is_low_where_texts_of_a_class_are_alike_and_others_are_not() -
     apart = torch.tensor([[3.0, 0, 0], [3.0, 0.1, 0], [0, 3.0, 0], [0.1, 3.0, 0]])
     labels = torch.tensor([0, 0, 1, 1])
 
-    good = contrastive_losses(apart, labels)
-    bad = contrastive_losses(apart, torch.tensor([0, 1, 0, 1]))
+    good = contrastive_losses(apart, labels, torch.ones(4))
+    bad = contrastive_losses(apart, torch.tensor([0, 1, 0, 1]), torch.ones(4))
 
     assert good.shape == (4,)
     assert good.max() < 0.1 < 5 < bad.min()
@@ -29,7 +40,7 @@ def test_the_loss_is_low_where_texts_of_a_class_are_alike_and_others_are_not() -
 def test_a_text_alone_in_its_class_has_no_loss_but_pushes_others_away() -> None:
     embeddings = torch.randn(3, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
 
-    losses = contrastive_losses(embeddings, torch.tensor([0, 0, 1]))
+    losses = contrastive_losses(embeddings, torch.tensor([0, 0, 1]), torch.ones(3))
     losses.sum().backward()
 
     assert losses[2] == 0
@@ -40,12 +51,30 @@ def test_a_text_alone_in_its_class_has_no_loss_but_pushes_others_away() -> None:
 def test_the_loss_is_finite_and_without_gradient_for_a_single_text() -> None:
     embeddings = torch.randn(1, 8, requires_grad=True)
 
-    loss = contrastive_losses(embeddings, torch.tensor([0])).sum()
+    loss = contrastive_losses(embeddings, torch.tensor([0]), torch.ones(1)).sum()
     loss.backward()
 
     assert loss.item() == 0
     assert embeddings.grad is not None
     assert embeddings.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("rows", [10, 11, 13, 15, 16])
+@pytest.mark.parametrize("head_alone", [False, True])
+def test_what_fills_up_a_batch_does_not_change_a_contrastive_step(
+    rows: int, head_alone: bool
+) -> None:
+    steps = []
+    for device in (CpuDevice(), FewShapesDevice()):
+        state = tiny_training_state(device=device, mode="head" if head_alone else "full", dropout=0)
+        state = replace(state, losses=contrastive_losses)
+        with giving_embeddings(state.model, "classifier"):
+            losses = take_steps(state, random_examples(rows), range(3), batch_size=16)
+        steps.append((losses, copied_parameters(state.model)))
+    (losses, parameters), (filled_losses, filled_parameters) = steps
+    assert filled_losses == pytest.approx(losses, rel=1e-4)
+    for name, values in parameters.items():
+        torch.testing.assert_close(filled_parameters[name], values, rtol=0, atol=2e-4)
 
 
 def test_each_step_has_equally_many_texts_of_every_class_in_parts_by_length() -> None:
