@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from finetune.batch_finder.case import Case
     from finetune.batch_finder.results import BatchResult, EstimateResult, FoundBatches
     from finetune.devices.base import Device
-    from finetune.distributed.processes import Processes
 
 EXAMPLES = """\b
 Examples:
@@ -80,27 +79,21 @@ def find_batch(
     loaded = guess_options(loaded, emit=emit)
     has_max_length = "max_length" in loaded.sources
     mac = None if machine is None else find_mac(machine)
-    from finetune.distributed.processes import join_processes
-
-    processes = join_processes()
-    emit = emit if processes.is_main else ignore
     own = None if output_dir is None else OwnFolder(Path(output_dir).expanduser(), "find-batch")
     if own:
-        processes.broadcast(own.check)
+        own.check()
     texts = _measure_texts(loaded.config, has_max_length, limit, emit=emit)
     if mac:
         found = _estimate(loaded.config, mac, texts, emit=emit)
     else:
-        found = _search(loaded.config, texts, processes, is_fresh=fresh, emit=emit)
-    if own and processes.is_main:
+        found = _search(loaded.config, texts, is_fresh=fresh, emit=emit)
+    if own:
         own.write_all({"find-batch.json": found.to_json()})
     return found
 
 
-def _search(
-    config: Config, texts: _Texts, processes: "Processes", *, is_fresh: bool, emit: Emit
-) -> "FoundBatches":
-    """Search on each device, in each mode; of several processes, each tries its own device."""
+def _search(config: Config, texts: _Texts, *, is_fresh: bool, emit: Emit) -> "FoundBatches":
+    """Search on each device, in each mode."""
     from finetune.batch_finder.find import Search, explain, find_parts, memory_limit_bytes
     from finetune.batch_finder.results import FoundBatches
     from finetune.devices.select import select_device, usable_devices
@@ -117,9 +110,8 @@ def _search(
     ]
     for device, case in cases:
         search = Search(device, config.search, texts.rows, None, cache, emit, is_fresh)
-        own = find_parts(case, search, stores_features=stores_features(config.cache, case.mode))
-        everywhere = processes.on(device).gather(own)
-        results.append(min(everywhere, key=lambda result: result.recommended))
+        is_stored = stores_features(config.cache, case.mode)
+        results.append(find_parts(case, search, stores_features=is_stored))
     if not any(result.max_verified for result in results):
         error = BatchDoesNotFit(
             "not even a batch of one example fits in memory",

@@ -19,7 +19,7 @@ import click
 
 import finetune
 from finetune.devices.host import keep_freed_memory, reduce_gc_frequency
-from finetune.distributed.launch import read_launch
+from finetune.distributed.launch import describe_ignored_variables, read_launch
 from finetune.errors import Failure, FinetuneError, Interrupted, ProcessLost, UsageError, explain
 from finetune.escaping import escape_controls, escape_line
 from finetune.training.interruption import StopRequest, signal_of, stop_on_signal
@@ -51,6 +51,8 @@ Examples:
   finetune predict latest "Would buy it again"      classify with it
 """
 _OTHERS_FIRST_SECONDS = 1.0
+# The commands that a launcher may start several times at once.
+LAUNCHED_COMMANDS = ("run", "evaluate")
 # What other tools call a command, or what may be typed in its place.
 MEANT_COMMANDS = {
     "run": ("train", "fit", "finetune", "fine-tune", "start", "repeat", "tune"),
@@ -147,12 +149,21 @@ def _check_name(parameter: click.Parameter) -> None:
     },
 )
 @click.version_option(finetune.__version__, prog_name="finetune")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Fine-tune BERT-like text classifiers on a Mac's GPU, on a CPU, or on CUDA.
 
     Exit codes: 0 done, 1 failed, 2 wrong usage, 3 bad data, 4 device not available, 5 out of
     memory, 6 offline and not in the cache; 130 interrupted, by SIGTERM 143, by SIGHUP 129.
     """
+    name, processes = context.invoked_subcommand, read_launch().world_size
+    if name in LAUNCHED_COMMANDS and (note := describe_ignored_variables()):
+        click.echo(f"warning: {note}", err=True)
+    elif processes > 1 and name not in LAUNCHED_COMMANDS:
+        raise UsageError(
+            f"finetune {name} is one process, and a launcher has started {processes}",
+            remedy="start it without the launcher, or unset WORLD_SIZE",
+        )
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -174,11 +185,9 @@ def main(arguments: list[str] | None = None) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     try:
         launch = read_launch()
-    except ValueError as error:
-        remedy = "unset RANK, WORLD_SIZE and the like, or start processes with torchrun"
-        wrong = UsageError(f"a variable of a launcher is no number: {error}", remedy=remedy)
-        _show(wrong, arguments)
-        sys.exit(wrong.exit_code)
+    except UsageError as error:
+        _show(error, arguments)
+        sys.exit(error.exit_code)
     if not launch.is_main:
         _discard_output()
     try:

@@ -17,7 +17,6 @@ from finetune.commands.console import show_table
 from finetune.config.schema import Share
 from finetune.data.stream import Row, read_lines, read_records
 from finetune.devices import DeviceName
-from finetune.distributed.launch import read_launch
 from finetune.errors import DataUnreadable, UsageError
 from finetune.escaping import escape_controls, escape_line
 from finetune.events import Emit, Info, ignore
@@ -78,11 +77,9 @@ def load(run: str | Path, *, device: DeviceName = "auto", emit: Emit = ignore) -
         emit: Receives the events of ``finetune.events``.
     """
     folder = open_run_folder(Path(run))
-    from finetune.distributed.processes import join_processes
     from finetune.runs.trained import TrainedModel
 
-    model = TrainedModel.load(folder, device=device, emit=emit, processes=join_processes())
-    return LoadedModel(folder, model)
+    return LoadedModel(folder, TrainedModel.load(folder, device=device, emit=emit))
 
 
 @dataclass(frozen=True)
@@ -249,10 +246,6 @@ def command(
     names = ("member", "text_column", "text_pair_column", "as_lines", "encoding")
     reading = {name: options.pop(name) for name in names}
     reads_stdin = not texts and file in (None, Path("-"))
-    if reads_stdin and read_launch().world_size > 1:
-        raise UsageError(
-            "several processes can't share standard input", remedy="name a file with --data"
-        )
     if reads_stdin:  # a live line would mix with what is typed
         display = replace(display, no_progress=True)
     if reads_stdin and sys.stdin is None:
@@ -279,7 +272,7 @@ def command(
         first = next(chunks)
         progress.close()  # a live line would stand between the predictions
         write = None
-        if output is not None and read_launch().is_main:
+        if output is not None:
             write = stack.enter_context(prediction_file(output, overwrite=overwrite))
         for predictions in chain([first], chunks):
             if write is not None:

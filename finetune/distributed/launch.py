@@ -4,6 +4,10 @@ import os
 import sys
 from dataclasses import dataclass
 
+from finetune.errors import UsageError
+
+# Without one of these, processes can't find each other.
+_NEEDED_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # torchrun's variables. With one of them left, a child would wait for the group.
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _GROUP_PREFIXES = ("TORCHELASTIC_", "ROLE_", "GROUP_", "MASTER_")
@@ -26,9 +30,29 @@ class Launch:
 
 
 def read_launch() -> Launch:
-    """Return what the launcher has set; without one there is one process."""
-    ranks = {name.lower(): int(os.environ.get(name) or 0) for name in _RANK_VARIABLES}
-    return Launch(**{name: rank for name, rank in ranks.items() if rank})
+    """Return what the launcher has set; one process if a variable of a launch is missing."""
+    if not all(map(os.environ.get, _NEEDED_VARIABLES)):
+        return Launch()
+    ranks = {name: value for name in _RANK_VARIABLES if (value := os.environ.get(name))}
+    try:
+        launch = Launch(**{name.lower(): int(value) for name, value in ranks.items()})
+        is_valid = 0 <= launch.local_rank <= launch.rank < launch.world_size
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        values = " ".join(f"{name}={value}" for name, value in ranks.items())
+        remedy = "unset these variables, or start processes with torchrun"
+        raise UsageError(f"these are not the ranks of a launch: {values}", remedy=remedy)
+    return launch
+
+
+def describe_ignored_variables() -> str | None:
+    """Return a warning if some variables of a launch are set, and others are missing."""
+    present = [name for name in _NEEDED_VARIABLES if os.environ.get(name)]
+    missing = [name for name in _NEEDED_VARIABLES if name not in present]
+    if not (present and missing):
+        return None
+    return f"{', '.join(present)} ignored: a launcher also sets {', '.join(missing)}"
 
 
 def module_command(module: str) -> list[str]:

@@ -4,14 +4,12 @@ What needs memory comes first and changes nothing but gradients. If memory runs 
 repeated with the same random numbers in smaller micro-batches, and gives the same gradients.
 """
 
+import os
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 
-import accelerate
 import torch
-from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedType
 from torch import nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
@@ -37,8 +35,8 @@ from finetune.training.optimizers import (
 # A contrastive loss, which compares the examples with each other, reads their loss weights too.
 Losses = Callable[..., torch.Tensor]
 
-# Each process has the whole model; TrainingState sums the gradients.
-_WHOLE_MODEL = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+# Set by ``accelerate launch``. Each process of a run has the whole model.
+_SPLIT_MODELS = tuple(f"ACCELERATE_USE_{name}" for name in ("FSDP", "DEEPSPEED", "MEGATRON_LM"))
 # Biases and norms have fewer numbers: most of a model's tensors, and few of its numbers.
 _SMALL_NUMBERS = 2**16
 
@@ -235,17 +233,12 @@ def prepare_training(
     ``frozen_in_bf16`` other matrices are kept as autocast to bf16 rounds them at every step.
     ``UsageError`` if the user has configured Accelerate to split the model.
     """
-    # It keeps the device for the whole life of a process and refuses others, but a process may
-    # train twice.
-    AcceleratorState._reset_state(reset_partial_state=True)
-    is_cpu = device.torch_device.type == "cpu"
-    configured = accelerate.Accelerator(cpu=is_cpu, mixed_precision="no").distributed_type
-    if configured not in _WHOLE_MODEL:
-        raise UsageError(
-            f"Accelerate is configured for {configured.value}, and each process of a run has the "
-            "whole model",
-            remedy="choose multi-GPU or multi-CPU with accelerate config, or use torchrun",
-        )
+    for name in _SPLIT_MODELS:
+        if os.environ.get(name, "").lower() in ("true", "1"):
+            raise UsageError(
+                f"Accelerate is configured to split the model ({name}), which a run does not do",
+                remedy="choose multi-GPU or multi-CPU with accelerate config, or use torchrun",
+            )
     optimizer = build_optimizer(model, hyperparameters, head=head, device=device)
     if frozen_in_bf16 and precision == "bf16":
         for name, parameter in model.named_parameters():

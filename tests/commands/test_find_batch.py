@@ -1,7 +1,7 @@
 """``finetune find-batch``, as a function and as a command."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,8 @@ from finetune.batch_finder.case import Case
 from finetune.batch_finder.results import BatchResult, EstimateResult, FoundBatches
 from finetune.commands.find_batch import show_batches
 from finetune.devices import select
-from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.chips import Mac
-from finetune.distributed import processes
-from finetune.distributed.processes import Processes
 from finetune.errors import ConfigurationInvalid, HubNotReachable, ModelUnsupported
 from finetune.events import Event, Info
 from finetune.training import precision as precision_module
@@ -168,31 +165,6 @@ def test_the_search_computes_in_the_precision_of_a_run(
     title, *lines = capsys.readouterr().out.splitlines()
     place = title.split().index("precision")
     assert all(line.split()[place] == precision for line in lines[:3])
-
-
-class TwoProcesses(Processes):
-    """This one, and another whose device holds five examples."""
-
-    def on(self, device: Device) -> Processes:
-        return self
-
-    def broadcast(self, make: Callable[[], Any]) -> Any:
-        return make()
-
-    def gather(self, value: Any) -> list[Any]:
-        return [value, replace(value, max_verified=5, first_failed=6, recommended=4)]
-
-
-@pytest.mark.parametrize("index", [0, 1])
-def test_two_processes_find_the_least_and_the_main_one_keeps_it(
-    runner: SimulatedRunner, tiny_folder: Path, tmp_path: Path, index: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(processes, "join_processes", lambda: TwoProcesses(index, 2))
-    emitted: list[Event] = []
-    [result, *_] = search(emitted, model=tiny_folder, limit=9, output_dir=tmp_path / "found")
-    assert (result.max_verified, result.first_failed, result.recommended) == (5, 6, 4)
-    assert (tmp_path / "found").exists() == bool(emitted) == (index == 0)
 
 
 def test_a_model_that_can_not_be_split_is_estimated_as_a_whole(

@@ -1,3 +1,4 @@
+import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -6,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from accelerate.utils import DistributedType
 from tiny_runs import run_tiny
 from tiny_training import (
     CLASSES,
@@ -296,12 +296,21 @@ def test_bf16_is_for_the_arithmetic_alone() -> None:
 
 
 def test_a_configuration_that_splits_the_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "accelerate.Accelerator.distributed_type", property(lambda self: DistributedType.FSDP)
-    )
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
 
     with pytest.raises(UsageError, match="FSDP"):
         tiny_training_state()
+
+
+def test_the_accelerator_and_the_environment_of_the_users_process_are_untouched() -> None:
+    import accelerate
+
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=3)
+    before = dict(os.environ)
+    tiny_training_state()
+    assert accelerator.num_processes == 1
+    assert accelerator.state.initialized
+    assert dict(os.environ) == before
 
 
 @pytest.mark.cuda
