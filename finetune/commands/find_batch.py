@@ -106,7 +106,7 @@ def _search(config: Config, texts: _Texts, *, is_fresh: bool, emit: Emit) -> "Fo
     cases = [
         (device, case)
         for device in devices
-        for case in _cases(_with_precision(config, device, processes), device, texts)
+        for case in _cases(_with_precision(config, device), device, texts)
     ]
     for device, case in cases:
         search = Search(device, config.search, texts.rows, None, cache, emit, is_fresh)
@@ -121,7 +121,7 @@ def _search(config: Config, texts: _Texts, *, is_fresh: bool, emit: Emit) -> "Fo
     return FoundBatches(results=tuple(results))
 
 
-def _with_precision(config: Config, device: "Device", processes: "Processes") -> Config:
+def _with_precision(config: Config, device: "Device") -> Config:
     """Return the options with the precision in which a run would compute on a device."""
     from finetune.model.shape import load_shape
     from finetune.runs.cache import cache_folder
@@ -131,9 +131,7 @@ def _with_precision(config: Config, device: "Device", processes: "Processes") ->
         return config
     model, cache = config.model, cache_folder(config.cache, "precision")
     hidden_size = load_shape(model.model, revision=model.revision).hidden_size
-    choice = processes.broadcast(
-        lambda: choose_precision(device, hidden_size=hidden_size, cache=cache)
-    )
+    choice = choose_precision(device, hidden_size=hidden_size, cache=cache)
     return change_options(config, {"precision": choice.precision})
 
 
