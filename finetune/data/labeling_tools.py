@@ -1,0 +1,161 @@
+"""Exports of labeling tools as texts and labels: recognized by what a table contains."""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import pandas  # type: ignore[import-untyped]
+
+from finetune.errors import DataError
+
+ANSWERS = {"accept", "reject", "ignore"}
+# What Label Studio writes next to the texts and labels of each annotation.
+LABEL_STUDIO = {
+    *("annotator", "annotation_id", "lead_time", "created_at", "updated_at", "completed_by"),
+    *("agreement", "cancelled_annotations", "total_annotations", "total_predictions"),
+}
+MIN_PROBABILITY = 0.5
+
+
+def convert(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Return the texts and labels of an export; any other table as it is.
+
+    The values are those of JSON or the cells of a CSV. A row without a decision keeps its place,
+    with the label None. Where a task has several annotations, its rows share one index.
+    """
+    if _has(frame, "data", dict) and _has(frame, "annotations", list):
+        return _convert_tasks(frame)
+    if len(LABEL_STUDIO.intersection(frame.columns)) > 1:
+        cells = frame.drop(columns=[*LABEL_STUDIO.intersection(frame.columns)])
+        return cells.apply(_convert_results)
+    if _has(frame, "answer", str) and ANSWERS.issuperset(frame["answer"].dropna().unique()):
+        return _convert_prodigy(frame)
+    if _has(frame, "cats", dict):  # of spaCy
+        return _replace_column(frame, "cats", frame["cats"].map(_names_in))
+    if _has(frame, "Comments", list) or "annotation_approver" in frame.columns:
+        return _convert_doccano(frame)
+    return frame
+
+
+def _has(frame: pandas.DataFrame, name: str, kind: type) -> bool:
+    """Return whether a column has values of one type only, and some."""
+    if name not in frame.columns or frame[name].ndim > 1:
+        return False
+    values = frame[name].dropna()
+    return len(values) > 0 and bool(values.map(lambda value: isinstance(value, kind)).all())
+
+
+def _replace_column(frame: pandas.DataFrame, name: str, labels: pandas.Series) -> pandas.DataFrame:
+    others = frame.drop(columns={name, "label"} & {*frame.columns})
+    return others.assign(label=_unwrap(labels))
+
+
+def _unwrap(lists: pandas.Series) -> pandas.Series:
+    """Return labels instead of lists if no row has several."""
+    is_list = lists.map(lambda value: isinstance(value, list))
+    if (lists[is_list].map(len) > 1).any():
+        return lists
+    return lists.map(lambda value: next(iter(value), None) if isinstance(value, list) else value)
+
+
+def _names_in(scores: Any) -> list[str] | None:
+    if not isinstance(scores, Mapping):
+        return None
+    return [name for name, score in scores.items() if float(score) >= MIN_PROBABILITY]
+
+
+def _convert_prodigy(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Return the accepted labels; if there is only one, rejected rows are a class of their own."""
+    if "accept" in frame.columns:
+        options = frame["options"] if "options" in frame.columns else [None] * len(frame)
+        chosen = zip(frame["accept"], options, strict=True)
+        labels = pandas.Series([_chosen(*row) for row in chosen], frame.index, dtype=object)
+    elif _has(frame, "cats", dict):
+        labels = frame["cats"].map(_names_in)
+    elif _has(frame, "label", str):
+        labels = frame["label"]
+        if labels.nunique() == 1 and frame["answer"].eq("reject").any():
+            negative = f"not {labels.dropna().iloc[0]}"
+            labels = labels.where(frame["answer"].ne("reject"), negative)
+            return frame[["text"]].assign(label=labels.where(frame["answer"].ne("ignore"), None))
+    else:
+        raise DataError(
+            "this export of Prodigy has no labels of whole texts",
+            remedy="export a data set of textcat.manual, textcat.teach or choice",
+        )
+    return frame[["text"]].assign(label=_unwrap(labels.where(frame["answer"].eq("accept"), None)))
+
+
+def _chosen(accept: Any, options: Any) -> list[str] | None:
+    """Return the texts of the options that were accepted; most ids are names already."""
+    if not isinstance(accept, list):
+        return None
+    texts = {one["id"]: one.get("text") for one in options} if isinstance(options, list) else {}
+    is_named = all(isinstance(choice, str) and not choice.isdigit() for choice in accept)
+    return [str(choice if is_named else texts.get(choice) or choice) for choice in accept]
+
+
+def _convert_tasks(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Return a row for each annotation of Label Studio's JSON, with a column for each question."""
+    tasks = frame[["data", "annotations"]].explode("annotations")
+    answers = [
+        {result["from_name"]: result.get("value") for result in _results(annotation)}
+        for annotation in tasks["annotations"]
+    ]
+    texts = pandas.DataFrame([*tasks["data"]], tasks.index)
+    labels = pandas.DataFrame(answers, tasks.index).apply(_convert_results)
+    texts = texts.drop(columns=[*labels.columns.intersection(texts.columns)])
+    joined = pandas.concat([texts.reset_index(drop=True), labels.reset_index(drop=True)], axis=1)
+    return joined.set_axis(tasks.index)
+
+
+def _results(annotation: Any) -> list[Any]:
+    if not isinstance(annotation, Mapping) or annotation.get("was_cancelled"):
+        return []
+    return [result for result in annotation.get("result", ()) if "from_name" in result]
+
+
+def _convert_results(values: pandas.Series) -> pandas.Series:
+    """Return what was chosen in each answer of a column of Label Studio, alone or in a list."""
+    return _unwrap(values.map(_result))
+
+
+def _result(value: Any) -> Any:
+    if isinstance(value, str) and value.startswith(('{"', '[{"')):
+        with suppress(ValueError):
+            value = json.loads(value)
+    if isinstance(value, Mapping):
+        match {**value}:
+            case {"choices": list(names)}:
+                return names
+            case {"taxonomy": list(paths)}:
+                return [" > ".join(path) for path in paths]
+            case {"rating": number} | {"number": number}:
+                return number
+    is_span = isinstance(value, Mapping) and {"start", "end"} <= value.keys()
+    if is_span or (isinstance(value, list) and value and isinstance(value[0], Mapping)):
+        raise DataError(
+            "this export of Label Studio has labels of parts of texts",
+            remedy="export a project whose labels are choices for whole texts",
+        )
+    return value
+
+
+def _convert_doccano(frame: pandas.DataFrame) -> pandas.DataFrame:
+    frame = frame.drop(columns=["Comments", "annotation_approver"], errors="ignore")
+    names = ("label", "labels", "annotations")
+    if not (name := next((name for name in names if _has(frame, name, list)), None)):
+        return frame
+    labels = frame[name].map(_labels_in, na_action="ignore")
+    if labels.dropna().map(lambda names: any(isinstance(name, list) for name in names)).any():
+        raise DataError(
+            "this export of doccano has labels of parts of texts",
+            remedy="export a project of text classification",
+        )
+    return _replace_column(frame, name, labels)
+
+
+def _labels_in(annotations: list[Any]) -> list[Any]:
+    """Return labels that are names, or objects with the number of a label."""
+    return [own.get("label") if isinstance(own, Mapping) else own for own in annotations]
