@@ -67,9 +67,8 @@ class Options(TypedDict, total=False):
     merge: bool
     pooling: Literal["auto", "cls", "mean"]
     max_length: int
-    long_texts: Literal["truncate", "head-tail", "windows"]
+    long_texts: Literal["truncate", "windows"]
     stride: int
-    window_pooling: Literal["mean", "max"]
     device: Literal["auto", "mps", "cpu", "cuda"]
     precision: Literal["auto", "fp32", "bf16", "fp16"]
     batch_size: int | Literal["auto"]

@@ -14,7 +14,6 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from finetune.config.mode import HeadName, Lora, Mode
 from finetune.devices import DeviceName, Precision, PrecisionName
-from finetune.tokenization import Aggregation, Handling, LongTexts
 
 DEFAULT_BATCH_SIZE = 32
 # Above this nobody asks whether the rows are enough, and encoding them takes time.
@@ -148,18 +147,15 @@ class ModelConfig:
         "auto", "What the head reads of a text: the first token (cls) or the mean of all."
     )
     max_length: Annotated[int, Ge(3), Lt(2**31)] = _option(128, "Maximum tokens of a text.")
-    long_texts: Handling = _option(
-        "truncate", "Of texts over --max-length cut the end, the middle, or read all in windows."
+    long_texts: Literal["truncate", "windows"] = _option(
+        "truncate", "Truncate texts over --max-length, or read all of them in windows."
     )
     stride: NotNegative = _option(32, "Tokens of overlap between the windows of a text.")
-    window_pooling: Aggregation = _option(
-        "mean", "How the logits of a text's windows become the text's."
-    )
 
     @property
-    def long_text_handling(self) -> LongTexts:
-        """What becomes of texts longer than the maximum."""
-        return LongTexts(self.long_texts, stride=self.stride, aggregation=self.window_pooling)
+    def window_stride(self) -> int | None:
+        """Tokens of overlap between the windows of a long text; None if texts are truncated."""
+        return self.stride if self.long_texts == "windows" else None
 
     @property
     def mode(self) -> Mode:

@@ -59,7 +59,7 @@ class Predictor:
                 "the model's logits are NaN or infinite",
                 remedy="train it with a lower --learning-rate, or with --precision fp32",
             )
-        return examples.aggregate(logits)
+        return examples.average(logits)
 
 
 @torch.inference_mode()

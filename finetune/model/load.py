@@ -32,7 +32,6 @@ from finetune.model.shape import count_positions
 from finetune.model.source import ModelSource, find_model, silence_transformers
 from finetune.model.structure import Structure, find_structure
 from finetune.tasks.base import PIPELINE, Task
-from finetune.tokenization import TRUNCATED, LongTexts
 from finetune.tokenization.buckets import choose_padded_lengths
 from finetune.tokenization.encode import EncodedTexts, encode_texts
 from finetune.tokenization.examples import ModelInputs, inputs_of_texts
@@ -77,13 +76,13 @@ class TextModel:
         pairs: "Texts | None" = None,
         *,
         max_length: int,
-        long_texts: LongTexts = TRUNCATED,
+        stride: int | None = None,
         emit: Emit = ignore,
     ) -> EncodedTexts:
         """Turn texts, or pairs, into token ids, as many as the maximum and the positions allow."""
         max_tokens = min(max_length, self.max_tokens)
         return encode_texts(
-            self.tokenizer, texts, pairs, max_length=max_tokens, long_texts=long_texts, emit=emit
+            self.tokenizer, texts, pairs, max_length=max_tokens, stride=stride, emit=emit
         )
 
     def inputs(self, encoded: EncodedTexts) -> ModelInputs:

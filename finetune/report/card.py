@@ -18,7 +18,6 @@ from finetune.runs.manifest import Manifest
 from finetune.runs.results import RunResults
 from finetune.runs.summary import summarize
 from finetune.tasks.tables import capitalize
-from finetune.tokenization.windows import head_tokens
 
 # Markdown: templates escape text themselves.
 _MARKDOWN = TEMPLATES.overlay(autoescape=False, trim_blocks=False, lstrip_blocks=False)
@@ -59,7 +58,6 @@ def _write_card(
         cell=_as_words,
         reads_pairs=Manifest.read(folder).reads_pairs,
         options=options,
-        head_length=head_tokens(options.max_length),
         config=_public_config(config),
     )
     write_text_atomically(file, f"{card}\n")

@@ -72,7 +72,7 @@ def _encode(
 ) -> EncodedTexts:
     options = config.model
     return text_model.encode(
-        *texts, max_length=options.max_length, long_texts=options.long_text_handling, emit=emit
+        *texts, max_length=options.max_length, stride=options.window_stride, emit=emit
     )
 
 
@@ -135,7 +135,7 @@ def _key(part: TextColumns, text_model: TextModel, config: Config) -> str:
         [
             f"{len(part.columns)} columns {digest.hexdigest()}",
             f"tokenizer {text_model.source.tokenizer_sha256}",
-            f"max_length {max_length}, {config.model.long_text_handling}",
+            f"max_length {max_length}, stride {config.model.window_stride}",
             *(f"{name} {version(name)}" for name in packages),
         ]
     )

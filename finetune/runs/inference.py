@@ -20,7 +20,7 @@ SCHEMA_VERSION = 1
 
 
 # The options of a model that ``inference.json`` holds.
-READING_OPTIONS = ("max_length", "long_texts", "stride", "window_pooling")
+READING_OPTIONS = ("max_length", "long_texts", "stride")
 
 
 def write_inference(folder: RunFolder, options: ModelConfig, *, max_tokens: int) -> None:

@@ -78,13 +78,10 @@ def choose_recipe(config: Config, task: Task, *, rows: int, processes: int) -> R
 
 def _find_obstacle(config: Config, *, processes: int) -> str | None:
     """Return why no head can be solved."""
-    training, model = config.training, config.model
     if processes > 1:
         return f"there are {processes} processes"
-    if training.loss == "focal":
+    if config.training.loss == "focal":
         return "the loss is focal, which has no single optimum"
-    if model.long_texts == "windows" and model.window_pooling != "mean":
-        return f"windows are pooled by {model.window_pooling}"
     return None
 
 

@@ -36,7 +36,7 @@ from finetune.training.contrastive import TEXTS_A_STEP
 from finetune.training.precision import choose_precision
 
 # Options that token ids depend on.
-_READING = {"model", "revision", "max_length", "long_texts", "stride", "window_pooling"}
+_READING = {"model", "revision", "max_length", "long_texts", "stride"}
 
 
 @dataclass(frozen=True)

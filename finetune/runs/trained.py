@@ -64,7 +64,7 @@ class TrainedModel:
                 texts[share],
                 pairs and pairs[share],
                 max_length=options.max_length,
-                long_texts=options.long_text_handling,
+                stride=options.window_stride,
             )
             lengths = encoded.lengths
             if self.device.shapes.counts_evaluation:

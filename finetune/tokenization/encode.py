@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -11,8 +12,6 @@ from numpy.typing import NDArray
 
 from finetune.errors import ConfigurationInvalid
 from finetune.events import Advance, Emit, ignore
-from finetune.tokenization import TRUNCATED, LongTexts
-from finetune.tokenization.windows import Windows, head_and_tail
 
 if TYPE_CHECKING:
     import pyarrow
@@ -27,6 +26,33 @@ TEXTS_A_CALL = 512
 CHARACTERS_A_CALL = 2**17
 SECONDS_BETWEEN_REPORTS = 5.0
 _ATTRIBUTES = {"input_ids": "ids", "token_type_ids": "type_ids"}
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Which windows belong to which text. The logits of a text are the mean of its windows' logits.
+
+    ``counts`` has the number of windows of each text, 1 or more: int64 of shape [texts]. The
+    windows of a text follow each other, in the order of the texts.
+    """
+
+    counts: NDArray[np.int64]
+
+    @cached_property
+    def firsts(self) -> NDArray[np.int64]:
+        """The first window of each text: int64 of shape [texts]."""
+        return np.cumsum(self.counts) - self.counts
+
+    def of(self, texts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the windows of some texts, text by text: int64 of shape [windows]."""
+        counts = self.counts[texts]
+        ends = np.cumsum(counts)
+        return np.repeat(self.firsts[texts] - (ends - counts), counts) + np.arange(counts.sum())
+
+    def average(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the logits of texts, [texts, classes], from those of all windows."""
+        sums = np.add.reduceat(logits, self.firsts, dtype=np.float64)
+        return (sums / self.counts[:, None]).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -89,16 +115,16 @@ def encode_texts(
     pairs: "Texts | None" = None,
     *,
     max_length: int,
-    long_texts: LongTexts = TRUNCATED,
+    stride: int | None = None,
     emit: Emit = ignore,
 ) -> EncodedTexts:
-    """Turn texts into token ids, each into ``max_length`` at most, special tokens included.
+    """Turn each text into at most ``max_length`` token ids, special tokens included.
 
-    With ``pairs``, the second text of each example, the longer of the two is truncated first.
-    ``long_texts`` says what becomes of single texts with more.
+    ``pairs`` has the second text of each example. The longer of the two is truncated first. With a
+    ``stride``, a longer single text becomes windows that overlap by so many tokens.
     """
-    _set_truncation(tokenizer, long_texts, max_length=max_length, has_pairs=pairs is not None)
-    handling, backend = long_texts.handling, tokenizer.backend_tokenizer
+    _set_truncation(tokenizer, stride, max_length=max_length, has_pairs=pairs is not None)
+    backend = tokenizer.backend_tokenizer
     names = [name for name in tokenizer.model_input_names if name in _ATTRIBUTES]
     columns = {name: [np.empty(0, np.int32)] for name in names}
     constants: set[str] = set()
@@ -106,21 +132,16 @@ def encode_texts(
     truncated_texts = 0
     for number, piece in enumerate(_pieces(texts, pairs, emit=emit)):
         encodings = backend.encode_batch_fast(piece)
-        if handling == "windows":
-            windows = [(one, *one.overflowing) for one in encodings]
+        if stride is None:
+            truncated_texts += sum(bool(encoding.overflowing) for encoding in encodings)
+        else:
+            windows = [(encoding, *encoding.overflowing) for encoding in encodings]
             counts.append(np.fromiter(map(len, windows), np.int64))
             encodings = list(chain.from_iterable(windows))
-        tokens = np.fromiter(map(len, encodings), np.int64)
-        kept: NDArray[np.bool_] | slice = slice(None)
-        if handling == "truncate":
-            truncated_texts += sum(bool(one.overflowing) for one in encodings)
-        elif handling == "head-tail":
-            kept = head_and_tail(tokens, max_length=max_length)
-            truncated_texts += int(np.count_nonzero(tokens > max_length))
-        lengths.append(np.minimum(tokens, max_length))
+        lengths.append(np.fromiter(map(len, encodings), np.int64))
         for name in set(names) - constants:
-            ids = chain.from_iterable(getattr(one, _ATTRIBUTES[name]) for one in encodings)
-            column = np.fromiter(ids, np.int32)[kept]
+            ids = chain.from_iterable(getattr(part, _ATTRIBUTES[name]) for part in encodings)
+            column = np.fromiter(ids, np.int32)
             # The types of tokens come from the tokenizer's template and not from the words.
             if number == 0 and name != "input_ids" and len(np.unique(column)) == 1:
                 constants.add(name)
@@ -129,14 +150,13 @@ def encode_texts(
     joined = {name: np.concatenate(pieces) for name, pieces in columns.items()}
     joined |= {name: np.broadcast_to(joined[name][:1], offsets[-1]) for name in constants}
     padding = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
-    all_windows = Windows(np.concatenate(counts), long_texts.aggregation)
     return EncodedTexts(
         joined,
         offsets,
         padding={name: padding[name] for name in names},
         pads_left=tokenizer.padding_side == "left",
         truncated_texts=truncated_texts,
-        windows=all_windows if handling == "windows" else None,
+        windows=None if stride is None else Windows(np.concatenate(counts)),
     )
 
 
@@ -155,30 +175,28 @@ def random_texts(
 
 
 def _set_truncation(
-    tokenizer: "PreTrainedTokenizerFast", long_texts: LongTexts, *, max_length: int, has_pairs: bool
+    tokenizer: "PreTrainedTokenizerFast", stride: int | None, *, max_length: int, has_pairs: bool
 ) -> None:
     # In windows of a pair after the first, tokenizers 0.23 gives all tokens the first text's type.
-    if has_pairs and long_texts.handling != "truncate":
+    if has_pairs and stride is not None:
         raise ConfigurationInvalid(
-            f"--long-texts {long_texts.handling} is for single texts, and these are pairs",
+            "--long-texts windows is for single texts, and these are pairs",
             remedy="leave it out: of a pair the longer text is truncated first",
         )
     # What transformers' own call does, without its conversion of every token's offsets and masks.
     backend = tokenizer.backend_tokenizer
     backend.no_padding()
-    if long_texts.handling == "truncate":
+    if stride is None:
         backend.enable_truncation(max_length, direction=tokenizer.truncation_side)
-    elif long_texts.handling == "head-tail":
-        backend.no_truncation()
     else:
         text_tokens = max_length - tokenizer.num_special_tokens_to_add()
-        if long_texts.stride >= text_tokens:
+        if stride >= text_tokens:
             raise ConfigurationInvalid(
-                f"--stride is {long_texts.stride}, but windows of {max_length} tokens hold "
+                f"--stride is {stride}, but windows of {max_length} tokens hold "
                 f"{text_tokens} of a text",
                 remedy="lower --stride or raise --max-length",
             )
-        backend.enable_truncation(max_length, stride=long_texts.stride)
+        backend.enable_truncation(max_length, stride=stride)
 
 
 def _pieces(texts: "Texts", pairs: "Texts | None", *, emit: Emit) -> Iterator[list[Any]]:

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from finetune.tokenization.encode import EncodedTexts
-from finetune.tokenization.windows import Windows
+from finetune.tokenization.encode import EncodedTexts, Windows
 
 Inputs = dict[str, torch.Tensor]
 InputsOf = Callable[[NDArray[np.int64], int], Inputs]
@@ -48,9 +47,9 @@ class ModelInputs:
             self.lengths[sequences],
         )
 
-    def aggregate(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    def average(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the logits of examples from those of all sequences."""
-        return self.windows.aggregate(logits) if self.windows else logits
+        return self.windows.average(logits) if self.windows else logits
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,8 @@ from numpy.typing import NDArray
 
 from finetune.devices.base import Device
 from finetune.distributed.processes import ALONE, Processes
-from finetune.tokenization import Aggregation
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.examples import Examples, Inputs, fill_batch
-from finetune.tokenization.windows import AGGREGATIONS
 
 # Indices of examples and their loss weights.
 _Weighted = tuple[NDArray[np.int64], NDArray[np.float32]]
@@ -87,13 +85,12 @@ class WindowBatch:
     slices: Callable[[], Iterator[Inputs]]
     slice_sizes: list[int]
     members: torch.Tensor
-    aggregation: Aggregation
     labels: torch.Tensor
     loss_weights: torch.Tensor
 
     def aggregate(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the logits of the examples from those of the windows, both fp32."""
-        return AGGREGATIONS[self.aggregation](logits, self.members)
+        return (self.members / self.members.sum(1, keepdim=True)) @ logits
 
 
 AnyMicroBatch = MicroBatch | WindowBatch
@@ -237,7 +234,6 @@ def _cut_windows(
             partial(map, move, slices),
             [len(one) for one in slices],
             device.copy(torch.from_numpy(members)),
-            examples.windows.aggregation,
             labels=device.copy(torch.from_numpy(examples.labels[indices])),
             loss_weights=device.copy(torch.from_numpy(all_weights[chosen])),
         )

@@ -25,7 +25,6 @@ from finetune.tokenization.examples import Examples
 Encode = Callable[..., Examples]
 LONG_TEXTS: list[dict[str, Any]] = [
     {"max_length": 8},
-    {"max_length": 8, "long_texts": "head-tail"},
     {"max_length": 8, "long_texts": "windows", "stride": 1},
 ]
 

@@ -53,7 +53,6 @@ def test_a_head_over_a_frozen_encoder_is_solved_whatever_the_rows() -> None:
         {"solve_head": "off"},
         {"loss": "focal"},
         {"processes": 2},
-        {"long_texts": "windows", "window_pooling": "max"},
     ],
 )
 @pytest.mark.parametrize("mode", [{}, {"freeze_core": True}])

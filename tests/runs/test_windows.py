@@ -13,7 +13,6 @@ from tiny_training import give_few_shapes
 import finetune
 from finetune.errors import ConfigurationInvalid
 from finetune.files import read_json, write_json
-from finetune.tokenization import LongTexts
 
 LONG = " ".join(TEXTS)
 WINDOWS: dict[str, Any] = {
@@ -61,8 +60,7 @@ def test_predictions_follow_the_file_beside_the_model(run: Path, tmp_path: Path)
     file = run / "model" / "inference.json"
     saved = read_json(file)
     assert saved == {
-        "schema_version": 1, "max_length": 10, "long_texts": "windows", "stride": 2,
-        "window_pooling": "mean",
+        "schema_version": 1, "max_length": 10, "long_texts": "windows", "stride": 2
     }  # fmt: skip
     whole = finetune.predict(run, [LONG], device="cpu")
     copy = shutil.copytree(run, tmp_path / "run")
@@ -72,21 +70,20 @@ def test_predictions_follow_the_file_beside_the_model(run: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("mode", "pooling"),
+    ("mode", "has_few_shapes"),
     [
-        ({"train_layers": 1}, "mean"),
-        pytest.param({"freeze_core": True}, "max", marks=pytest.mark.slow),
-        pytest.param({"freeze_core": True}, "mean", marks=pytest.mark.slow),
-        pytest.param({"train_layers": 1}, "max", marks=pytest.mark.slow),
+        ({"train_layers": 1}, False),
+        pytest.param({"freeze_core": True}, True, marks=pytest.mark.slow),
+        pytest.param({"train_layers": 1}, True, marks=pytest.mark.slow),
     ],
 )
 def test_stored_features_of_windows_give_the_same_model(
-    mode: dict[str, Any], pooling: str, tiny_folder: Path, tmp_path: Path,
+    mode: dict[str, Any], has_few_shapes: bool, tiny_folder: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    if pooling == "max":
+    if has_few_shapes:
         give_few_shapes(monkeypatch)
-    options = {**WINDOWS, **mode, "window_pooling": pooling}
+    options = {**WINDOWS, **mode}
     options |= {"model": tiny_folder, "cache_dir": str(tmp_path / "cache")}
     results = [
         finish_run(train_tiny(tmp_path / str(is_stored), feature_cache=is_stored, **options))
@@ -100,6 +97,6 @@ def test_stored_features_of_windows_give_the_same_model(
 def test_pairs_and_strides_as_long_as_a_window_are_refused(tiny_folder: Path) -> None:
     text_model = prepare_tiny(tiny_folder, max_train_samples=8).text_model
     with pytest.raises(ConfigurationInvalid, match="windows is for single texts"):
-        text_model.encode(["a"], ["b"], max_length=10, long_texts=LongTexts("windows", 2, "max"))
+        text_model.encode(["a"], ["b"], max_length=10, stride=2)
     with pytest.raises(ConfigurationInvalid, match="--stride is 8, but windows of 10"):
         prepare_tiny(tiny_folder, **WINDOWS | {"stride": 8})

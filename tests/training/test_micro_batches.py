@@ -10,10 +10,9 @@ from tiny_training import CLASSES, FewShapesDevice, random_examples, take_steps,
 
 from finetune.devices.cpu import CpuDevice
 from finetune.tasks.single import Single
-from finetune.tokenization import Aggregation
 from finetune.tokenization.buckets import Batch
+from finetune.tokenization.encode import Windows
 from finetune.tokenization.examples import Examples
-from finetune.tokenization.windows import Windows
 from finetune.training.micro_batches import MicroBatch, WindowBatch, cut_batch, move_batches
 from finetune.training.step import TrainingState
 
@@ -120,14 +119,11 @@ COUNTS = np.array([1, 7, 2, 1, 3, 5])
 NO_LIMIT = 1e9
 
 
-def examples_with_windows(aggregation: Aggregation = "mean") -> Examples:
+def examples_with_windows() -> Examples:
     rows = random_examples(int(COUNTS.sum()))
     weights = np.linspace(0.5, 2, len(COUNTS), dtype=np.float32)
     return replace(
-        rows,
-        labels=rows.labels[: len(COUNTS)],
-        weights=weights,
-        windows=Windows(COUNTS, aggregation),
+        rows, labels=rows.labels[: len(COUNTS)], weights=weights, windows=Windows(COUNTS)
     )
 
 
@@ -140,9 +136,8 @@ def undivided_step(examples: Examples, state: TrainingState) -> float:
     assert examples.windows is not None
     logits = state.model(**examples.inputs_of(np.arange(COUNTS.sum()), 16)).logits
     parts = logits.split(COUNTS.tolist())
-    pool = torch.amax if examples.windows.aggregation == "max" else torch.mean
     losses = torch.nn.functional.cross_entropy(
-        torch.stack([pool(one, 0) for one in parts]),
+        torch.stack([one.mean(0) for one in parts]),
         torch.from_numpy(examples.labels),
         reduction="none",
     )
@@ -152,12 +147,9 @@ def undivided_step(examples: Examples, state: TrainingState) -> float:
     return loss.item()
 
 
-@pytest.mark.parametrize("aggregation", ["mean", "max"])
 @pytest.mark.parametrize("batch_size", [2, 5, 40])
-def test_gradients_of_slices_are_those_of_all_windows_at_once(
-    aggregation: Aggregation, batch_size: int
-) -> None:
-    examples = examples_with_windows(aggregation)
+def test_gradients_of_slices_are_those_of_all_windows_at_once(batch_size: int) -> None:
+    examples = examples_with_windows()
     undivided = tiny_training_state(dropout=0.0)
     expected_loss = undivided_step(examples, undivided)
 
