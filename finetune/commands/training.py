@@ -10,7 +10,7 @@ from typing import TypeVar
 from finetune.commands.report import write_pages
 from finetune.commands.resuming import Work
 from finetune.config.yaml_files import dump_config
-from finetune.devices.mps.power import kept_awake
+from finetune.devices.mps.awake import kept_awake
 from finetune.distributed.processes import join_processes
 from finetune.errors import BatchDoesNotFit, ConfigurationInvalid, DataError, LossNotFinite
 from finetune.events import Emit, Info

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
-from finetune.devices.mps.power import power_facts
 from finetune.errors import DataDiffers, NotARun
 from finetune.files import write_json
 from finetune.runs.folder import RunFolder
@@ -120,7 +119,6 @@ def write_environment(folder: RunFolder, preparation: "Preparation") -> None:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": package_versions(),
-        **power_facts(),
         "device": preparation.device.description,
         "threads": torch.get_num_threads(),
         "origins": dict(preparation.option_sources),

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from finetune.config.yaml_files import dump_config
 from finetune.devices.base import place
-from finetune.devices.mps.power import why_slowed
 from finetune.distributed.processes import SECONDS_LATE
 from finetune.evaluation.predict import Predictor
 from finetune.evaluation.statistics import measure_calibration
-from finetune.events import Info, WarningMessage, clock, ignore, stage
+from finetune.events import Info, clock, ignore, stage
 from finetune.files import write_json, write_jsonl, write_text_atomically
 from finetune.model.load import TextModel, load_pretrained, save_model, saved_names
 from finetune.model.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter
@@ -213,8 +212,6 @@ class Run:
             if stop.number and not self._is_over():
                 done = self.progress.steps
                 raise Stopped(stop.number, f"stopped after step {done:,} of {total_steps:,}")
-        if reason := why_slowed():
-            self.emit(WarningMessage(f"{reason}, so training may have taken longer than it could"))
         return self._is_over()
 
     @property
