@@ -1,1 +1,1 @@
-"""What is wrong with a table's rows and labels, and whether they are enough: numbers alone."""
+"""Find labels that are probably wrong, near duplicates, and whether a table has enough rows."""

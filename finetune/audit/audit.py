@@ -1,4 +1,4 @@
-"""One pass over a table: everything that the other files of this room find, as records."""
+"""Audit a table in one pass over its texts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,12 +11,15 @@ import pyarrow
 from datasets import Dataset, DatasetDict, concatenate_datasets
 from numpy.typing import NDArray
 
-from finetune.audit.classes import find_merges
 from finetune.audit.curve import Curve, choose_to_label, measure_curve
-from finetune.audit.duplicates import MAX_COMPARED_ROWS, Pairs, find_near_duplicates
-from finetune.audit.heads import count_tokens, mix_logits, one_thread, predict_out_of_fold
-from finetune.audit.outliers import find_outliers
-from finetune.audit.suspects import estimate_wrong, nearest_rows, rank_suspects
+from finetune.audit.duplicates import Pairs, find_near_duplicates
+from finetune.audit.suspects import (
+    estimate_wrong,
+    mix_logits,
+    one_thread,
+    predict_out_of_fold,
+    rank_suspects,
+)
 from finetune.config.schema import Config, DataConfig
 from finetune.data.dataset import LoadedData, column_of, make_dataset, rows_where, texts_of
 from finetune.data.load import load_data
@@ -27,26 +30,25 @@ from finetune.evaluation.statistics import Interval
 from finetune.events import Emit, WarningMessage, stage
 from finetune.runs.expectation import prepare_head, read_frozen_features
 from finetune.runs.folds import read_out_of_fold
-from finetune.runs.preparation import Preparation
 from finetune.tasks.base import Logits, Task
 from finetune.tasks.metrics import SINGLE
 from finetune.tasks.regression import Regression
 from finetune.training.linear_head import LabelledFeatures, choose_strength, solve
 
-# Of a table; more are sampled, and that is said.
+# Larger tables are sampled.
 MAX_ROWS = 100_000
 # The fraction of rows that is listed as suspects.
-LISTED = 0.1
-# The order in which a cross-validation counts rows.
+LISTED_FRACTION = 0.1
+# The order in which a cross-validation numbers the rows.
 SPLITS = ("train", "validation", "test")
 
 Record = Mapping[str, Any]
-"""A row that was found: its ``split``, its number in that table from 0, its text, and more."""
+"""A row of the table: its ``split``, its number there (from 0), its text, and more columns."""
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What was found. Without labels only duplicates, outliers and what to label are there."""
+    """The result. Without labels only duplicates and texts to label are there."""
 
     data: str
     model: str
@@ -55,14 +57,11 @@ class Audit:
     classes: Mapping[str, int]
     suspects: Sequence[Record] = ()
     estimated_wrong: Interval | None = None
-    """How many labels; of several a row each counts."""
-    merges: Sequence[Record] = ()
+    """The number of wrong labels. In multi-label data each label of a row counts."""
     near_duplicates: Sequence[Record] = ()
     leaks: Sequence[Record] = ()
-    outliers: Sequence[Record] = ()
     curve: Curve | None = None
     to_label: Sequence[str] = ()
-    notes: Sequence[str] = ()
     folder: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -72,7 +71,7 @@ class Audit:
 
 @dataclass(frozen=True)
 class _Table:
-    """All rows, or a sample of ``total``; splits and numbers are [rows]."""
+    """All rows, or a sample of ``total``. Splits and numbers have the shape [rows]."""
 
     rows: Dataset
     task: Task
@@ -87,10 +86,10 @@ class _Table:
 
     def records(self, rows: NDArray[np.int64], **columns: Any) -> list[Record]:
         """Return some rows as records, with more columns."""
-        own = {"split": self.splits[rows], "row": self.numbers[rows]}
+        place = {"split": self.splits[rows], "row": self.numbers[rows]}
         texts = self.texts.take(pyarrow.array(rows))
-        found: list[Record] = pyarrow.table({**own, **columns, "text": texts}).to_pylist()
-        return found
+        records: list[Record] = pyarrow.table({**place, **columns, "text": texts}).to_pylist()
+        return records
 
 
 def audit(
@@ -98,68 +97,62 @@ def audit(
     *,
     folds: int = 5,
     out_of_fold: Path | None = None,
-    unlabelled: Path | None = None,
+    unlabeled: Path | None = None,
     batch: int = 50,
     batches: int = 5,
     emit: Emit,
 ) -> Audit:
-    """Audit all rows of the data of a configuration with heads on its frozen encoder.
+    """Audit all rows of the data with linear heads on the frozen encoder.
 
     Args:
-        folds: Parts of the rows; a part's predictions are those of heads that saw the others.
-        out_of_fold: The folder of a cross-validation, whose predictions go into the mean.
-        unlabelled: Texts of which those to label next are chosen, ``batches`` times ``batch``.
+        folds: Number of cross-validation folds.
+        out_of_fold: The folder of a cross-validation whose predictions are used as well.
+        unlabeled: A file of texts, from which ``batches`` times ``batch`` are chosen for labeling.
     """
     with stage("data", emit):
         table = _load_table(config, emit=emit)
-    task, has_labels, count = table.task, table.has_labels, len(table.rows)
+    count = len(table.rows)
     with stage("features", emit):
-        preparation, features = _read_features(config, table.rows, task, emit=emit)
+        features = _read_features(config, table.rows, table.task, emit=emit)
     with stage("duplicates", emit):
         pairs = find_near_duplicates(table.texts, features.features)
-        outliers, deviations, reasons = find_outliers(table.texts, features.features)
     duplicates = _describe_pairs(table, pairs)
-    sampled = f"{count:,} of the {table.total:,} rows were sampled" if count < table.total else ""
-    many = "near duplicates were found by their words alone" if count > MAX_COMPARED_ROWS else ""
-    found = Audit(
+    result = Audit(
         data=config.data.data,
         model=config.model.model,
         rows=table.total,
         sampled=count,
-        classes=task.count_classes(features.labels) if has_labels else {},
-        outliers=table.records(outliers, reason=reasons, deviations=deviations),
-        near_duplicates=[one for one in duplicates if one["split"] == one["of_split"]],
-        leaks=[one for one in duplicates if one["split"] != one["of_split"]],
-        notes=[*filter(None, (sampled, many))],
+        classes=table.task.count_classes(features.labels) if table.has_labels else {},
+        near_duplicates=[pair for pair in duplicates if pair["split"] == pair["of_split"]],
+        leaks=[pair for pair in duplicates if pair["split"] != pair["of_split"]],
     )
-    if has_labels:
+    if table.has_labels:
         groups = pairs.groups(count)
         with stage("heads", emit), one_thread():
-            tokens = count_tokens(preparation.examples["train"], outputs=features.outputs)
-            logits = predict_out_of_fold(features, tokens, groups, folds=folds)
+            logits = predict_out_of_fold(features, groups, folds=folds)
             if out_of_fold is not None and count == table.total:
-                logits = mix_logits(logits, read_out_of_fold(out_of_fold), task, features.labels)
+                logits = mix_logits(logits, read_out_of_fold(out_of_fold), table.task)
         with stage("curve", emit), one_thread():
-            curve = measure_curve(task, features, groups)
-        found = replace(found, curve=curve, **_judge(table, features, logits))
-    if unlabelled is not None:
+            curve = measure_curve(table.task, features, groups)
+        result = replace(result, curve=curve, **_judge_labels(table, features, logits))
+    if unlabeled is not None:
         known = set(table.texts.to_pylist())
-        texts = [*dict.fromkeys(_read_texts(unlabelled, config.data, emit=emit))]
-        texts = [text for text in texts if text not in known]
-        with stage("unlabelled", emit):
-            _, given = _read_features(config, *_without_labels(texts), emit=emit)
+        texts = dict.fromkeys(_read_texts(unlabeled, config.data, emit=emit))
+        texts_to_choose = [text for text in texts if text not in known]
+        with stage("unlabeled", emit):
+            pool = _read_features(config, *_without_labels(texts_to_choose), emit=emit).features
         probabilities = None
-        if has_labels:
+        if table.has_labels:
             with one_thread():
                 head = solve(features, strength=choose_strength(features, seed=0)[0])
-            probabilities = task.read_logits(head.logits(given.features)).probabilities
-        chosen = choose_to_label(given.features, probabilities, batch=batch, batches=batches)
-        found = replace(found, to_label=[texts[number] for number in chosen.tolist()])
-    return found
+            probabilities = table.task.read_logits(head.logits(pool)).probabilities
+        chosen = choose_to_label(pool, probabilities, batch=batch, batches=batches)
+        result = replace(result, to_label=[texts_to_choose[row] for row in chosen.tolist()])
+    return result
 
 
 def _load_table(config: Config, *, emit: Emit) -> _Table:
-    """Load all rows, or a sample; those without labels get zeros."""
+    """Load all rows, or a sample. Rows of a table without labels get zeros."""
     path = Path(config.data.data).expanduser()
     try:
         loaded = load_data(config.data, emit=emit)
@@ -171,7 +164,7 @@ def _load_table(config: Config, *, emit: Emit) -> _Table:
         if config.data.label_column is not None or not path.is_file():
             raise
         rows, task = _without_labels(_read_texts(path, config.data, emit=emit))
-        emit(WarningMessage(f"no labels are audited: {error.message}", remedy=error.remedy))
+        emit(WarningMessage(f"labels are not audited: {error.message}", remedy=error.remedy))
         loaded, has_labels = LoadedData(DatasetDict(train=rows), task), False
     names = [name for name in SPLITS if name in loaded.splits]
     rows = concatenate_datasets([loaded.splits[name] for name in names])
@@ -195,55 +188,43 @@ def _without_labels(texts: Sequence[str]) -> tuple[Dataset, Task]:
     return make_dataset(texts, ["0"] * len(texts), task=task), task
 
 
-def _read_features(
-    config: Config, rows: Dataset, task: Task, *, emit: Emit
-) -> tuple[Preparation, LabelledFeatures]:
+def _read_features(config: Config, rows: Dataset, task: Task, *, emit: Emit) -> LabelledFeatures:
     config = replace(config, training=replace(config.training, class_weights="none"))
     preparation = prepare_head(config, rows, task, samples=False, emit=emit)
-    return preparation, read_frozen_features(preparation, emit=emit)
+    return read_frozen_features(preparation, emit=emit)
 
 
 def _describe_pairs(table: _Table, pairs: Pairs) -> list[Record]:
-    """Return pairs of rows that say the same, those with contradictory labels first."""
+    """Return near duplicates as records, those with contradictory labels first."""
     labels = table.task.labels(column_of(table.rows, "label"))
     first, second = labels[pairs.first], labels[pairs.second]
-    differ = first != second
-    differ = differ if differ.ndim == 1 else differ.any(axis=1)
+    differ = (first != second).reshape(len(first), -1).any(axis=1)
     differ &= bool(table.task.class_names) and table.has_labels
     both = zip(*map(table.task.to_json, (first, second)), strict=True)
-    found = table.records(
+    records = table.records(
         pairs.second,
         of_split=table.splits[pairs.first],
         of_row=table.numbers[pairs.first],
         of_text=table.texts.take(pyarrow.array(pairs.first)),
         similarity=pairs.similarity,
-        labels=[own if is_odd else () for own, is_odd in zip(both, differ, strict=True)],
+        labels=[pair if differs else () for pair, differs in zip(both, differ, strict=True)],
     )
-    return sorted(found, key=lambda one: (not one["labels"], -one["similarity"]))
+    return sorted(records, key=lambda record: (not record["labels"], -record["similarity"]))
 
 
-def _judge(table: _Table, features: LabelledFeatures, logits: Logits) -> dict[str, Any]:
-    """Return suspects, how many labels are wrong, and classes to merge."""
+def _judge_labels(table: _Table, features: LabelledFeatures, logits: Logits) -> dict[str, Any]:
+    """Return the suspects and the estimated number of wrong labels."""
     task, labels, outputs = table.task, features.labels, table.task.read_logits(logits)
     order, losses = rank_suspects(task, logits, labels)
-    listed = order[: int(np.ceil(LISTED * len(labels)))]
+    listed = order[: int(np.ceil(LISTED_FRACTION * len(labels)))]
     predicted, probabilities = outputs.predicted, outputs.probabilities
     columns: dict[str, Any] = {
         "label": task.to_json(labels[listed]),
         "suggested": task.to_json(predicted[listed]),
         "loss": losses[listed],
     }
-    wrong, merges = None, []
     if task.problem_type == SINGLE and probabilities is not None:
         columns["probability"] = probabilities[listed, labels[listed]].astype(float)
         columns["suggested_probability"] = probabilities[listed, predicted[listed]].astype(float)
-        near = nearest_rows(features.features, labels, listed, predicted[listed])
-        columns["nearest"] = [table.numbers[own].tolist() for own in near]
-        wrong = estimate_wrong(probabilities, labels)
-        merges = [asdict(one) for one in find_merges(task.class_names, probabilities, labels)]
-    elif probabilities is not None:
-        # Of several labels each is right or wrong.
-        cells = probabilities.ravel()
-        wrong = estimate_wrong(np.stack([1 - cells, cells], axis=1), labels.ravel().astype(int))
-    suspects = table.records(listed, **columns)
-    return {"suspects": suspects, "estimated_wrong": wrong, "merges": merges}
+    wrong = None if probabilities is None else estimate_wrong(probabilities, labels)
+    return {"suspects": table.records(listed, **columns), "estimated_wrong": wrong}

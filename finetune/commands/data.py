@@ -142,13 +142,13 @@ def audit_data(
     file: str | None,
     output_dir: Path | None,
     folds: int,
-    unlabelled: Path | None,
+    unlabeled: Path | None,
     batch: int,
     batches: int,
     emit: Emit,
     **options: Any,
 ) -> "Audit":
-    """Audit data, with the out-of-fold predictions of a cross-validation if that is named."""
+    """Audit data, with the out-of-fold predictions of a cross-validation if the file is one."""
     from finetune.audit.audit import audit
     from finetune.commands.init import guess_options
     from finetune.data.load import source_name
@@ -166,9 +166,14 @@ def audit_data(
     folder.check()
     _check_undecided(folder.path / SUSPECTS)
     found = audit(
-        config, folds=folds, out_of_fold=out_of_fold, unlabelled=unlabelled, batch=batch,
-        batches=batches, emit=emit,
-    )  # fmt: skip
+        config,
+        folds=folds,
+        out_of_fold=out_of_fold,
+        unlabeled=unlabeled,
+        batch=batch,
+        batches=batches,
+        emit=emit,
+    )
     folder.write_all(files_of(found, batch=batch))
     return replace(found, folder=str(folder.path))
 
@@ -278,14 +283,21 @@ def _show_by_split(title: str, by_split: Mapping[str, Mapping[str, float]]) -> N
     "--folds",
     type=click.IntRange(2, 100),
     default=5,
-    help="Parts, each predicted by heads that saw the others.  [default: 5]",
-)
-@click.option("--unlabelled", type=flags.PATH, help="File of texts, to choose which to label next.")
-@click.option(
-    "--batch", type=click.IntRange(1), default=50, help="Texts to label at a time.  [default: 50]"
+    help="Number of cross-validation folds.  [default: 5]",
 )
 @click.option(
-    "--batches", type=click.IntRange(1), default=5, help="Batches to choose.  [default: 5]"
+    "--unlabeled",
+    type=flags.PATH,
+    help="File of texts from which the texts to label next are chosen.",
+)
+@click.option(
+    "--batch", type=click.IntRange(1), default=50, help="Texts per batch to label.  [default: 50]"
+)
+@click.option(
+    "--batches",
+    type=click.IntRange(1),
+    default=5,
+    help="Number of batches to choose.  [default: 5]",
 )
 @flags.chosen_options(
     *("model", "revision", "max_length", "pooling", "device", "precision", "cache_dir"),
@@ -293,27 +305,27 @@ def _show_by_split(title: str, by_split: Mapping[str, Mapping[str, float]]) -> N
 )
 @flags.with_display
 def audit_command(*, display: flags.Display, **options: Any) -> None:
-    """Find labels that may be wrong, classes to merge, near duplicates, and rows unlike the rest.
+    """Find wrong labels and near duplicates, and check whether there is enough data.
 
-    FILE is what finetune run takes: a table, a configuration, a run.
+    FILE is what finetune run accepts: a table, a configuration or a run.
 
-    Also whether more rows would help, and which texts to label next. Heads on the frozen encoder
-    predict each row without having seen it; after run --folds, its models too.
+    Linear heads on the frozen encoder predict each row without having seen it. After
+    run --folds, the predictions of its models are used as well. A learning curve shows what more
+    rows would bring, and --unlabeled chooses the texts to label next.
     """
     display.run(audit_data, _show_audit, **options)
 
 
-def _show_audit(found: "Audit") -> None:
+def _show_audit(result: "Audit") -> None:
     from finetune.report.audit import cell_of, summarize
 
-    show_lines(f"{found.sampled:,} rows of {found.data}, {len(found.classes)} classes")
-    table = summarize(found)
+    sample = f" (a sample of {result.sampled:,})" * (result.sampled < result.rows)
+    show_lines(f"{result.rows:,} rows of {result.data}{sample}, {len(result.classes)} classes")
+    table = summarize(result)
     show_table(table.columns, table.rows, numbers=("rows",))
-    if found.suspects:
+    if result.suspects:
         show_lines("labels that are most likely wrong", "")
         names = ("row", "text", "label", "suggested", "loss")
-        rows = [[shorten(cell_of(one[name])) for name in names] for one in found.suspects]
+        rows = [[shorten(cell_of(row[name])) for name in names] for row in result.suspects]
         show_table(names, rows[:WORST], numbers=("row", "loss"))
-    for merge in found.merges[:WORST]:
-        show_lines(f"{merge['label']!r} may be {merge['into']!r}: {merge['why']}")
-    show_lines(*found.notes, f"written: {found.folder}")
+    show_lines(f"written: {result.folder}")

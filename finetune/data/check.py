@@ -5,6 +5,8 @@ A new check of texts is a function of (split, train) that returns a ``Finding``,
 ``CHECKS``: the table, the JSON and the suggestions of ``finetune data check`` then have it.
 """
 
+import difflib
+import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 MAX_EXAMPLES = 3
 RARE_ROWS = 10
 STRONG_IMBALANCE = 10.0
+# A misspelled class has this many times fewer rows than the class with the correct name.
+MISSPELLING_RATIO, MIN_SIMILARITY, MAX_COMPARED_NAMES = 5, 0.85, 500
 # A few texts count as long if the longest has more than so many times the tokens of 99.5% of them.
 LONG_TAIL = 2.0
 # Emoji and rare words are unknown to a model that suits the texts otherwise.
@@ -214,6 +218,22 @@ def find_imbalance(counts: Mapping[str, int]) -> Iterator[Suggestion]:
         yield Suggestion(found, "add rows of these classes, or merge them with others")
 
 
+def find_misspelled_names(counts: Mapping[str, int]) -> Iterator[Suggestion]:
+    """Yield rare classes whose names are nearly that of a class with many more rows.
+
+    >>> [row.finding for row in find_misspelled_names({"billing": 90, "biling": 2, "refund": 80})]
+    ["'biling' (2 rows) may be a misspelling of 'billing'"]
+    """
+    for name, count in counts.items() if len(counts) <= MAX_COMPARED_NAMES else ():
+        common = [other for other in counts if counts[other] >= MISSPELLING_RATIO * max(count, 1)]
+        same_digits = [
+            other for other in common if re.findall(r"\d", other) == re.findall(r"\d", name)
+        ]
+        for other in difflib.get_close_matches(name, same_digits, n=1, cutoff=MIN_SIMILARITY):
+            finding = f"{name!r} ({count:,} rows) may be a misspelling of {other!r}"
+            yield Suggestion(finding, "--label-map FILE, which renames and merges classes")
+
+
 def describe_lengths(
     lengths: NDArray[np.int64], *, max_length: int | None = None
 ) -> dict[str, float]:
@@ -292,6 +312,7 @@ def suggest_changes(
     classes = findings.classes["train"]
     changes = [*find_imbalance(classes)] if classes else []
     changes += [Suggestion(*oddity) for oddity in find_odd_names(classes)]
+    changes += find_misspelled_names(classes)
     for name, (_, titles, remedy) in CHECKS.items():
         for split, found in findings.checks[name].items():
             counts = [f"{title}: {found[key]:,}" for key, title in titles.items()]

@@ -11,8 +11,9 @@ from finetune.report.templates import TEMPLATES, without_folder
 from finetune.tasks.tables import Table, format_number, percent, shorten_text
 
 GOOD, ODD, BAD = "✔", "⚠", "✘"
-# A page is for looking; suspects.csv and the JSON have all.
+# Rows on the page. suspects.csv and the JSON have all of them.
 MAX_ROWS = 500
+CURVE = "Learning curve"
 SUSPECTS, TO_LABEL, PAGE = "suspects.csv", "to_label.csv", "audit.html"
 
 
@@ -20,7 +21,7 @@ def files_of(audit: Audit, *, batch: int) -> Mapping[str, str]:
     """Return the files of an audit by name."""
     files = {PAGE: render_audit(audit)}
     if audit.suspects:
-        rows = [{"decision": "", **one} for one in audit.suspects]
+        rows = [{"decision": "", **record} for record in audit.suspects]
         files[SUSPECTS] = _to_csv([*rows[0]], (map(cell_of, row.values()) for row in rows))
     if audit.to_label:
         texts = ((place // batch + 1, text, "") for place, text in enumerate(audit.to_label))
@@ -42,34 +43,28 @@ def cell_of(value: Any) -> str:
 
 
 def summarize(audit: Audit) -> Table:
-    """Return what was looked for, and how much of it was found."""
+    """Return a table with one line for each answer."""
     rows = [
         _line("near duplicates", audit.near_duplicates, ODD),
         _line("leaks between splits", audit.leaks, BAD),
-        _line("rows unlike the rest", audit.outliers, ODD),
     ]
     if wrong := audit.estimated_wrong:
         low, value, high = map(int, (wrong.low, wrong.value, wrong.high))
         note = f"{percent(value / audit.sampled)} of the rows; 95% interval {low:,} to {high:,}"
-        rows.append((ODD if value else GOOD, "labels that are wrong, about", f"{value:,}", note))
-    for title, by, mark in (("spelt alike", "name", BAD), ("not told apart", "model", ODD)):
-        if audit.classes:
-            rows.append(
-                _line(f"classes {title}", [one for one in audit.merges if one["by"] == by], mark)
-            )
+        rows.append((ODD if value else GOOD, "wrong labels, estimated", f"{value:,}", note))
     if audit.curve:
         last, twice = audit.curve.points[-1], audit.curve.forecast[0]
         value, then, low, high = map(_show(audit), (last.value, twice.value, twice.low, twice.high))
         note = f"{value} on {last.rows:,} rows; about {then} ({low}–{high}) on {twice.rows:,}"
         mark = ODD if abs(twice.value - last.value) > 0.01 else GOOD
-        rows.append((mark, "is it enough?", "", f"{audit.curve.metric} {note}"))
+        rows.append((mark, "learning curve", "", f"{audit.curve.metric} {note}"))
     return Table("", ("", "what", "rows", "note"), rows, text_columns=4)
 
 
-def _line(what: str, found: Sequence[Record], mark: str) -> tuple[str, str, str, str]:
-    count = sum(bool(one.get("labels")) for one in found)
+def _line(what: str, records: Sequence[Record], mark: str) -> tuple[str, str, str, str]:
+    count = sum(bool(record.get("labels")) for record in records)
     note = f"{count:,} with contradictory labels" * bool(count)
-    return (mark if found else GOOD, what, f"{len(found):,}", note)
+    return (mark if records else GOOD, what, f"{len(records):,}", note)
 
 
 def _show(audit: Audit) -> Any:
@@ -77,30 +72,30 @@ def _show(audit: Audit) -> Any:
 
 
 def tabulate(audit: Audit) -> list[Table]:
-    """Return what was found row by row, the worst first."""
-    found = {
+    """Return the records, the worst first, and the learning curve."""
+    records = {
         "Labels that may be wrong": audit.suspects,
-        "Classes that may be one": audit.merges,
         "Leaks between splits": audit.leaks,
         "Near duplicates": audit.near_duplicates,
-        "Rows unlike the rest": audit.outliers,
     }
     if audit.curve:
-        measured = {"measured": audit.curve.points, "forecast": audit.curve.forecast}
-        found["Is it enough?"] = [
-            {"": name, "training rows": one.rows, audit.curve.metric: _show(audit)(one.value),
-             "90% interval": "–".join(map(_show(audit), (one.low, one.high)))}
-            for name, points in measured.items() for one in points
-        ]  # fmt: skip
-        found["What 200 more rows of a class would add"] = [
-            {"class": name, "rows": audit.classes[name], "points": f"{100 * gain:+.2f}"}
-            for name, gain in sorted(audit.curve.gains.items(), key=lambda one: -one[1])
+        points = [("measured", point) for point in audit.curve.points]
+        points += [("forecast", point) for point in audit.curve.forecast]
+        show = _show(audit)
+        records[CURVE] = [
+            {
+                "": name,
+                "training rows": point.rows,
+                audit.curve.metric: show(point.value),
+                "90% interval": f"{show(point.low)}–{show(point.high)}",
+            }
+            for name, point in points
         ]
-    return [_tabulate(title, rows) for title, rows in found.items() if rows]
+    return [_tabulate(title, rows) for title, rows in records.items() if rows]
 
 
 def _tabulate(title: str, rows: Sequence[Record]) -> Table:
-    # A text comes after the number of its row.
+    # The text follows the number of its row.
     columns = sorted(rows[0], key=lambda name: {"row": 0, "text": 1}.get(name, 2))
     cells = [[shorten_text(cell_of(row[name])) for name in columns] for row in rows[:MAX_ROWS]]
     note = f"The first {MAX_ROWS} of {len(rows):,}." if len(rows) > MAX_ROWS else ""
@@ -108,11 +103,11 @@ def _tabulate(title: str, rows: Sequence[Record]) -> Table:
 
 
 def draw_curve(audit: Audit) -> list[Chart]:
-    """Return the accuracy by training rows, measured and forecast."""
+    """Return a chart of the measured and the forecast learning curve."""
     if audit.curve is None:
         return []
     measured, forecast = (
-        [(float(one.rows), one.value) for one in points]
+        [(float(point.rows), point.value) for point in points]
         for points in (audit.curve.points, audit.curve.forecast)
     )
     lines = [Series("measured", measured), Series("forecast", [measured[-1], *forecast], "guide")]
@@ -129,4 +124,5 @@ def render_audit(audit: Audit) -> str:
         summary=summarize(audit),
         tables=tabulate(audit),
         charts=draw_curve(audit),
+        curve_title=CURVE,
     )

@@ -32,7 +32,7 @@ def test_an_audit_writes_its_files_and_corrections_come_back(
 ) -> None:
     model = ["--model", str(tiny_folder)]
     found = json.loads(command("data", "audit", str(table), *model, "--json").output)
-    assert {"schema_version", "suspects", "merges", "near_duplicates", "leaks", "curve"} <= {*found}
+    assert {"schema_version", "suspects", "near_duplicates", "leaks", "curve"} <= {*found}
     assert len(found["suspects"]) == 9
     assert found["suspects"][0].keys() >= {"row", "label", "suggested", "loss"}
     assert {10, 80} & {one["row"] for one in found["suspects"]}
@@ -62,7 +62,7 @@ def test_a_table_without_labels_is_audited_without_them(
     texts.write_text("text\n" + "\n".join(f"the old river {number // 2}" for number in range(30)))
     called = command(
         "data", "audit", str(texts), "--model", str(tiny_folder), "--json",
-        "--unlabelled", str(table), "--batch", "3", "--batches", "2",
+        "--unlabeled", str(table), "--batch", "3", "--batches", "2",
     )  # fmt: skip
     found = json.loads(called.output)
     assert (found["suspects"], found["curve"]) == ([], None)

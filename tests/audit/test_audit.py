@@ -1,0 +1,88 @@
+"""Wrong labels, near duplicates, the learning curve and texts to label, found from features."""
+
+import numpy as np
+import pyarrow
+import pytest
+import torch
+
+from finetune.audit.curve import choose_to_label, measure_curve
+from finetune.audit.duplicates import find_near_duplicates
+from finetune.audit.suspects import estimate_wrong, predict_out_of_fold, rank_suspects
+from finetune.tasks.single import Single
+from finetune.training.linear_head import LabelledFeatures
+
+TASK, ROWS = Single(["a", "b", "c"]), 600
+FIRST = "what is the capital of the old kingdom of siam"
+OTHERS = [f"who wrote novel {number} about city {number * 7}" for number in range(30)]
+COUNTRIES = ["peru", "chad", "oman", "cuba", "mali"]
+RANDOM = np.random.default_rng(0).normal(size=(1200, 40)).astype(np.float32)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.05, 0.1])
+def test_exchanged_labels_come_first_and_the_interval_holds_their_number(fraction: float) -> None:
+    true = np.arange(ROWS) % 3
+    labels = true.copy()
+    chosen = np.random.default_rng(1).permutation(ROWS)[: round(fraction * ROWS)]
+    labels[chosen] = (true[chosen] + 1) % 3
+    features = np.float32(2.5 * np.eye(3)[true] + RANDOM[:ROWS, :3])
+    rows = LabelledFeatures(features, labels, np.ones(ROWS, np.float32), TASK.losses, 3, labels)
+    logits = predict_out_of_fold(rows, np.arange(ROWS), folds=5)
+    order, losses = rank_suspects(TASK, logits, labels)
+    assert (np.diff(losses[order]) <= 0).all()
+    assert not fraction or np.isin(order[: len(chosen)], chosen).mean() > 0.7
+    wrong = estimate_wrong(torch.from_numpy(logits).softmax(dim=1).numpy(), labels)
+    assert wrong is not None
+    assert wrong.low <= len(chosen) <= wrong.high
+    assert abs(wrong.value - len(chosen)) < 0.03 * ROWS
+
+
+def test_the_only_row_of_a_class_is_not_a_suspect() -> None:
+    order, _ = rank_suspects(TASK, np.zeros((5, 3), np.float32), np.array([0, 0, 1, 1, 2]))
+    assert sorted(order.tolist()) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("texts", "pairs"),
+    [
+        ([FIRST, FIRST.upper(), *OTHERS], {(0, 1)}),
+        ([FIRST, "What is the capital of the old kingdom of Siam?!", *OTHERS], {(0, 1)}),
+        ([FIRST, "the capital of the old kingdom of siam is what", *OTHERS], {(0, 1)}),
+        ([FIRST, "what was the capital of the old kingdom of siam", *OTHERS], {(0, 1)}),
+        ([f"what is the capital of {country}" for country in COUNTRIES], set()),
+        (["!!!", "???", "!!!"], {(0, 2)}),
+        (["Paris", "London", "paris", "berlin"], {(0, 2)}),
+    ],
+)
+def test_texts_with_most_words_in_common_are_near_duplicates(
+    texts: list[str], pairs: set[tuple[int, int]]
+) -> None:
+    found = find_near_duplicates(pyarrow.array(texts), RANDOM[: len(texts)])
+    assert set(zip(found.first.tolist(), found.second.tolist(), strict=True)) == pairs
+
+
+def test_texts_with_nearly_the_same_features_are_near_duplicates() -> None:
+    features = RANDOM[:40].copy()
+    features[7] = features[3] + 0.01
+    found = find_near_duplicates(pyarrow.array([f"w{number}" for number in range(40)]), features)
+    assert (found.first.tolist(), found.second.tolist()) == ([3], [7])
+    assert len(set(found.groups(40).tolist())) == 39
+
+
+def test_the_curve_forecasts_the_accuracy_of_more_rows() -> None:
+    labels, features = np.arange(1200) % 2, RANDOM.copy()
+    features[:, 0] += 1.5 * labels
+    task = Single(["a", "b"])
+    rows = LabelledFeatures(features, labels, np.ones(1200, np.float32), task.losses, 2, labels)
+    half = measure_curve(task, rows.select(np.arange(600)), np.arange(600))
+    whole = measure_curve(task, rows, np.arange(1200))
+    assert half is not None
+    assert whole is not None
+    assert half.forecast[0].low <= whole.points[-1].value <= half.forecast[0].high
+    assert measure_curve(task, rows.select(np.arange(20)), np.arange(20)) is None
+
+
+def test_unsure_texts_are_labeled_first_and_not_twice() -> None:
+    probabilities = np.tile(np.float32([0.99, 0.01]), (100, 1))
+    probabilities[40:50] = 0.5
+    chosen = choose_to_label(RANDOM[:100, :8], probabilities, batch=5, batches=2).tolist()
+    assert sorted(chosen) == list(range(40, 50))
