@@ -11,11 +11,11 @@ The commands as functions:
     finetune.compare(results, "runs/another")
     finetune.find_batch(model="minilm", device="cpu")
 
-Data may be a DataFrame, a ``Dataset``, ``{"text": texts, "label": labels}`` or a list of dicts:
-``finetune.run(table, model="minilm")``.
+Data may be a DataFrame, a ``Dataset``, ``{"text": texts, "label": labels}``, ``(texts, labels)``,
+or a list of dicts or (text, label) tuples: ``finetune.run(table, model="minilm")``.
 
 In a notebook and on a terminal they show progress. ``progress=False`` hides it, and so does an
-``emit``, which receives the events of ``finetune.events``.
+``emit``, which receives the events of ``finetune.events``. Warnings are warnings of Python.
 """
 
 from importlib import import_module
@@ -30,7 +30,7 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         module = "predict" if name == "load" else name
         function = getattr(import_module(f"finetune.commands.{module}"), name)
-        return import_module("finetune.commands.progress").shown_live(function)
+        return import_module("finetune.commands.python_api").as_python(function)
     raise AttributeError(f"module 'finetune' has no attribute {name!r}")
 
 

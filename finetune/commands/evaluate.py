@@ -87,6 +87,7 @@ def evaluate(
         flag = flag_of(next(iter(columns)))
         raise UsageError(f"{flag} is of other data", remedy="add --data, or leave it out")
     folder = open_run_folder(Path(run))
+    from finetune.data.in_memory import is_waiting
     from finetune.runs.evaluate import evaluate_rows, load_other_data, load_split
 
     if data is None:
@@ -95,6 +96,7 @@ def evaluate(
     else:
         name = str(data)
         rows = load_other_data(folder, name, columns, emit=emit)
+        name = "the table" if is_waiting(name) else name
     found = evaluate_rows(folder, rows, name, device=device, metric=evaluate_metric, emit=emit)
     return Evaluation(name, *found)
 

@@ -4,29 +4,21 @@ Rich is imported where something is shown, so that ``--help`` stays quick.
 """
 
 import os
-import re
 import sys
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from functools import wraps
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
-from inspect import Parameter, Signature, getdoc, signature
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from finetune import events
 from finetune.commands.console import LITERAL
-from finetune.config.schema import OPTIONS
 from finetune.distributed.launch import read_launch
-from finetune.errors import Failure, explain
 from finetune.escaping import escape_line
-from finetune.runs.folder import RUNS_FOLDER
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-FLAG = re.compile(r"--([a-z][a-z-]*[a-z])")
-COMMAND = re.compile(r"(finetune [a-z].*)")
 LIBRARIES = "loading libraries"
 # A shorter stage gets no line.
 MIN_STAGE_SECONDS = 0.1
@@ -35,10 +27,6 @@ MIN_STAGE_SECONDS = 0.1
 VALIDATION_LINES = 10
 STEP_LINES = 7
 MAX_SILENCE_SECONDS = 600.0
-_API_HELP = """
-
-It shows how far it is in a notebook and on a terminal, as the command does; with ``progress=True``
-everywhere, with ``progress=False`` or an ``emit`` nowhere."""
 
 
 @contextmanager
@@ -64,92 +52,6 @@ def showing(*, quiet: bool, no_progress: bool) -> Iterator[events.Emit]:
         yield view.show
     finally:
         view.bar.stop()
-
-
-def shown_live(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of the Python API that shows its events, unless it gets an ``emit``.
-
-    ``progress`` says whether; without it they are shown where someone sees them.
-    """
-
-    @wraps(function)
-    def call(
-        *arguments: Any,
-        emit: events.Emit | None = None,
-        progress: bool | None = None,
-        **options: Any,
-    ) -> Any:
-        is_shown = not emit and (is_watched() if progress is None else progress)
-        shown = showing(quiet=False, no_progress=False)
-        try:
-            with shown if is_shown else nullcontext(emit or events.ignore) as show:
-                arguments, options = _with_files(shape, arguments, options, emit=show)
-                _check_arguments(shape, arguments, options)
-                return function(*arguments, emit=show, **options)
-        except Failure as error:
-            _name_arguments(error, {*vars(call)["__signature__"].parameters})
-            raise
-        except (OSError, RuntimeError, ImportError) as error:
-            if known := explain(error):
-                raise known from error
-            raise
-
-    call.__doc__ = f"{getdoc(function)}{_API_HELP}"
-    shape = signature(function)
-    named = {"emit": None, "progress": None}
-    parameters = [one for name, one in shape.parameters.items() if name not in named]
-    if parameters[-1].kind is Parameter.VAR_KEYWORD:
-        parameters.pop()
-        named |= {option.name: option.default for option in OPTIONS.values()}
-    parameters += [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=default) for name, default in named.items()
-    ]
-    # Read by help() and by what completes names in notebooks.
-    vars(call)["__signature__"] = shape.replace(parameters=parameters)
-    return call
-
-
-def _with_files(
-    shape: Signature, arguments: tuple[Any, ...], options: dict[str, Any], *, emit: events.Emit
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments in which files of their rows stand for tables."""
-    from finetune.data.in_memory import is_table, write_table
-
-    if "file" in shape.parameters:
-        if arguments and is_table(arguments[0]):
-            options, arguments = {"data": arguments[0], **options}, arguments[1:]
-        if isinstance(splits := options.get("data"), Mapping) and "train" in splits:
-            options |= {"data" if one == "train" else f"{one}_file": splits[one] for one in splits}
-    for name in ("data", "validation_file", "test_file"):
-        if is_table(options.get(name)):
-            options[name] = write_table(options[name], RUNS_FOLDER / "tables")
-            emit(events.Info(f"{name}: the table is kept as {options[name]}"))
-    return arguments, options
-
-
-def _name_arguments(error: Failure, names: Container[str]) -> None:
-    """Name arguments of a function where an error names the flags of the command."""
-
-    def argument(flag: re.Match[str]) -> str:
-        name = flag[1].replace("-", "_")
-        return name if name in names else flag[0]
-
-    texts = (COMMAND.split(text, maxsplit=1) for text in (error.message, error.remedy))
-    # What follows is to be typed as it is.
-    message, remedy = (FLAG.sub(argument, before) + "".join(after) for before, *after in texts)
-    error.message, error.remedy, error.args = message, remedy, (message,)
-    error.__notes__ = [f"try: {remedy}"]
-
-
-def _check_arguments(shape: Signature, arguments: Sequence[Any], options: dict[str, Any]) -> None:
-    """Raise ``ConfigurationInvalid`` for an argument of a wrong type; options have own checks."""
-    from finetune.config.load import check_type
-
-    for name, value in shape.bind(*arguments, **options).arguments.items():
-        parameter = shape.parameters[name]
-        if parameter.kind is not Parameter.VAR_KEYWORD and name != "texts":
-            for one in value if parameter.kind is Parameter.VAR_POSITIONAL else [value]:
-                check_type(parameter.annotation, one, words=name)
 
 
 def is_watched() -> bool:

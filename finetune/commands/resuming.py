@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune.config.schema import OPTIONS, Config, change_options
+from finetune.data.in_memory import is_waiting
 from finetune.errors import ConfigurationInvalid, NotARun, UsageError
 from finetune.events import Emit, Info
 from finetune.files import read_json
@@ -284,4 +285,6 @@ def _is_same(now: Any, before: Any) -> bool:
     """Return whether a value is the saved one, which has absolute paths and commits of the Hub."""
     if not (isinstance(now, str) and isinstance(before, str)):
         return bool(now == before)
+    if is_waiting(now):
+        return Path(now).name == Path(before).name
     return before in (now, str(Path(now).expanduser().resolve())) or before.startswith(f"{now}@")

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from finetune.commands.report import write_pages
 from finetune.commands.resuming import Work
+from finetune.config.schema import Config
 from finetune.config.yaml_files import dump_config
 from finetune.devices.mps.awake import kept_awake
 from finetune.distributed.processes import join_processes
@@ -53,13 +54,15 @@ def train(work: Work, *, emit: Emit) -> RunResults:
         folder = processes.broadcast(lambda: locked)
         preparation = prepare(
             work.config, option_sources=work.sources, emit=journal, processes=processes
-        )
+        ).keeping_tables(folder)
         resumes, continues = bool(work.resumed), work.continued
         with Run.begin(
             preparation, folder, resumes=resumes, continues=continues, journal=journal
         ) as run:
             run.train()
-            return run.finish(write_pages=write_pages)
+            results = run.finish(write_pages=write_pages)
+        _delete_private_tables(folder, work.config)
+        return results
 
 
 def train_seeds(work: Work, *, emit: Emit) -> SeedResults:
@@ -110,7 +113,7 @@ def _train_several(
         with interruption_explained(folder):
             shared = prepare(
                 work.config, option_sources=work.sources, folds=work.folds, emit=journal
-            )
+            ).keeping_tables(folder)
             _start(folder, shared, resumes=bool(work.resumed), emit=emit)
             folder.write_table(read_results(folder).to_json())
             for number in missing:
@@ -126,7 +129,13 @@ def _train_several(
                 shared = replace(shared, config=chosen.config, choices=chosen.choices)
                 results = read_results(folder)
                 folder.write_table(results.to_json())
+        _delete_private_tables(folder, work.config)
         return results
+
+
+def _delete_private_tables(folder: RunFolder, config: Config) -> None:
+    if config.data.private_data:
+        folder.delete_tables()
 
 
 def _start(folder: SeveralFolder, shared: Preparation, *, resumes: bool, emit: Emit) -> None:
@@ -164,6 +173,7 @@ def train_sweep(work: Work, chosen: Sequence[Options], *, emit: Emit) -> SweepRe
             if work.resumed:
                 trials = read_trials(folder, asked)
             shared = prepare(work.config, option_sources=work.sources, emit=journal)
+            shared = shared.keeping_tables(folder)
             if "validation" not in shared.examples:
                 raise DataError(
                     "a sweep compares trials on validation rows, and there are none",
@@ -200,6 +210,7 @@ def train_sweep(work: Work, chosen: Sequence[Options], *, emit: Emit) -> SweepRe
         folder.claim(folder.best_file)
         write_text_atomically(folder.best_file, dump_config(best))
         write_sweep_report(folder, results)
+        _delete_private_tables(folder, work.config)
         folder.write_table(results.to_json())
         return results
 

@@ -1,54 +1,193 @@
-"""Tables in memory, of pandas, datasets, Arrow or plain Python: written as Parquet files."""
+"""Tables in memory, of pandas, polars, datasets, Arrow, scikit-learn or plain Python, as Arrow."""
 
 import hashlib
-from collections.abc import Mapping
+import os
+import reprlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow
-from pyarrow import parquet
+from pyarrow import parquet, types
 
-from finetune.errors import ConfigurationInvalid
+from finetune.data import TEMPORARY
+from finetune.data.columns import LABEL_NAMES, TEXT_NAMES, plain_name
+from finetune.data.reader import as_text
+from finetune.errors import ConfigurationInvalid, DataUnreadable
 from finetune.files import write_bytes_atomically
-from finetune.ownership import check_output_file
+
+TAKEN = (
+    'give a DataFrame, a Dataset, {"text": texts, "label": labels}, (texts, labels), or a list of '
+    "dicts or of (text, label) tuples"
+)
 
 
 def is_table(value: object) -> bool:
-    """Return whether a value is a table in memory, or a list that may be one."""
-    is_known = hasattr(value, "columns") or hasattr(value, "column_names")
-    return is_known or isinstance(value, Mapping | list)
+    """Return whether a value is no name of a file, and so may be a table in memory."""
+    return value is not None and not isinstance(value, str | bytes | os.PathLike | int | float)
+
+
+def is_waiting(name: object) -> bool:
+    """Return whether a name is that of a table in memory, of which a run keeps a copy."""
+    return isinstance(name, str) and Path(name).parent.name.startswith(TEMPORARY)
 
 
 def as_arrow(table: Any) -> pyarrow.Table:
-    """Return a table, a mapping of columns, or a list of rows, as Arrow."""
+    """Return a table of any library, or rows or columns of plain Python, as Arrow."""
     try:
-        if isinstance(table, list):
-            return pyarrow.Table.from_pylist(table)
-        if hasattr(table, "with_format"):  # of the library datasets, which names classes beside it
-            arrow = table.with_format("arrow")[:]
-            return arrow.replace_schema_metadata(table.features.arrow_schema.metadata)
-        if hasattr(table, "iloc"):
-            return pyarrow.Table.from_pandas(table, preserve_index=False)
-        return pyarrow.table(dict(table) if isinstance(table, Mapping) else table)
-    except (pyarrow.ArrowException, TypeError, AttributeError) as error:
-        raise ConfigurationInvalid(
-            f"a {type(table).__name__} can't be read as a table: {error}",
-            remedy='give a DataFrame, a Dataset, {"text": texts, "label": labels}, or a list of '
-            "dicts with these keys",
-        ) from error
+        arrow = _as_columns(table)
+    except UnicodeEncodeError as error:
+        raise not_unicode(error.object, error) from error
+    except (pyarrow.ArrowException, TypeError, AttributeError, ValueError, KeyError) as error:
+        message = f"data of the type {type(table).__name__} can't be read as a table: {error}"
+        raise ConfigurationInvalid(message, remedy=TAKEN) from error
+    if not arrow.num_rows:
+        raise DataUnreadable("the table has no rows", remedy="add one row per text")
+    twice = [name for name, count in Counter(arrow.column_names).items() if count > 1]
+    if twice:
+        message = f"two columns of the table are called {twice[0]!r}"
+        raise DataUnreadable(message, remedy="rename one of them, or leave it out")
+    return arrow
+
+
+def _as_columns(table: Any) -> pyarrow.Table:
+    if hasattr(table, "iloc"):  # of pandas
+        frame = table.to_frame() if hasattr(table, "to_frame") else table
+        names = [name if isinstance(name, str) else as_text(name) or str(name) for name in frame]
+        return _table(names, [frame.iloc[:, number] for number in range(len(names))])
+    if hasattr(table, "with_format") and hasattr(table, "features"):  # of the library datasets
+        is_lazy = not hasattr(table, "__len__")
+        arrow = _from_rows(list(table)) if is_lazy else table.with_format("arrow")[:]
+        if table.features:  # names of classes
+            arrow = arrow.cast(table.features.arrow_schema) if is_lazy else arrow
+            arrow = arrow.replace_schema_metadata(table.features.arrow_schema.metadata)
+        return plain_table(arrow)
+    if hasattr(table, "collect") and hasattr(table, "lazy"):  # of polars
+        table = table.collect()
+    if hasattr(table, "__arrow_c_stream__") or hasattr(table, "__arrow_c_array__"):
+        return plain_table(pyarrow.table(table))
+    if isinstance(table, Mapping):
+        return _from_mapping(table)
+    if getattr(getattr(table, "dtype", None), "names", None):  # of numpy
+        return _table(table.dtype.names, [table[name] for name in table.dtype.names])
+    if isinstance(table, tuple) and len(table) == 2 and not all(map(_is_row, table)):
+        return _table(("text", "label"), table)
+    return _from_rows(list(table))
+
+
+def _is_row(value: Any) -> bool:
+    return isinstance(value, tuple) and 2 <= len(value) <= 3
+
+
+def _from_mapping(table: Mapping[Any, Any]) -> pyarrow.Table:
+    """Read columns by name, the texts of each label, or a Bunch of scikit-learn."""
+    if {"data", "target"} <= table.keys():
+        names: Any = table.get("target_names")
+        target = table["target"]
+        is_numbered = names is not None and len(names) > 1
+        labels = [names[number] for number in target] if is_numbered else target
+        return _table(("text", "label"), (table["data"], labels))
+    if all(isinstance(value, str | None) for value in table.values()):
+        return _from_rows([table])
+    values = [value if isinstance(value, str) else _listed(value) for value in table.values()]
+    has_names = any(plain_name(str(name)) in TEXT_NAMES + LABEL_NAMES for name in table)
+    has_texts = all(isinstance(text, str) for column in values for text in column[:100])
+    recurs = any(len({*map(str, column)}) <= len(column) / 2 for column in values)
+    if has_texts and not (has_names or recurs) and not any(isinstance(v, str) for v in values):
+        return _from_rows(
+            [
+                (text, str(label))
+                for label, texts in zip(table, values, strict=True)
+                for text in texts
+            ]
+        )
+    return _table([str(name) for name in table], [*table.values()])
+
+
+def _from_rows(rows: Sequence[Any]) -> pyarrow.Table:
+    """Read rows that are dicts, named tuples, or tuples of texts and a label."""
+    rows = [row._asdict() if hasattr(row, "_asdict") else row for row in rows]
+    if all(isinstance(row, Mapping) for row in rows):  # or there is none
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        return _table(list(map(str, names)), [[row.get(name) for row in rows] for name in names])
+    sizes = {
+        -1 if isinstance(row, str) or not hasattr(row, "__len__") else len(row) for row in rows
+    }
+    if sizes not in ({2}, {3}):
+        raise TypeError(f"its rows are like {rows[0]!r:.60}, without text and label")
+    columns = [*zip(*rows, strict=True)]
+    if sizes == {3}:
+        return _table(("text", "text_pair", "label"), columns)
+    recurs = [len({*map(str, column)}) <= len(rows) / 2 for column in columns]
+    return _table(("label", "text") if recurs == [True, False] else ("text", "label"), columns)
+
+
+def _table(names: Sequence[str], columns: Iterable[Any]) -> pyarrow.Table:
+    return plain_table(pyarrow.Table.from_arrays([*map(_array, columns)], names=[*names]))
+
+
+def _listed(values: Any) -> Any:
+    """Return values that can be counted and sliced; a matrix of 0 and 1 as lists of its columns."""
+    if isinstance(values, str):
+        raise TypeError(f"{values!r:.60} is a text, and no list of texts")
+    to_numpy = getattr(values, "toarray", None) or getattr(values, "numpy", None)
+    values = to_numpy() if to_numpy else values  # of scipy and PyTorch
+    shape = getattr(values, "shape", ())
+    if len(shape) == 2 and set(map(int, {*values.ravel().tolist()})) <= {0, 1}:
+        return [[str(number) for number, is_one in enumerate(row) if is_one] for row in values]
+    is_array = hasattr(values, "__array__") or hasattr(values, "__arrow_c_stream__")
+    return values if is_array and len(shape) < 2 else list(values)
+
+
+def _array(values: Any) -> Any:
+    """Return values as Arrow; those that are not of one type as text."""
+    values = _listed(values)
+    try:
+        if hasattr(values, "__arrow_c_stream__") and not hasattr(values, "iloc"):
+            return pyarrow.chunked_array(values)
+        return pyarrow.array(values, from_pandas=True)
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError):
+        values = [sorted(one) if isinstance(one, set | frozenset) else one for one in values]
+        return pyarrow.array(map(as_text, values), "string")
+
+
+def plain_table(table: pyarrow.Table) -> pyarrow.Table:
+    """Return a table in the types that all of Arrow's functions know: no views, no extensions."""
+    for number, (field, column) in enumerate(zip(table.schema, table.columns, strict=True)):
+        if (kind := _plain_type(field.type)) != field.type:
+            # A cast of views of lists with nulls gives invalid lists.
+            is_view = types.is_list_view(field.type) or types.is_large_list_view(field.type)
+            column = pyarrow.array(column.to_pylist(), kind) if is_view else column.cast(kind)
+            table = table.set_column(number, field.with_type(kind), column)
+    return table
+
+
+def _plain_type(kind: pyarrow.DataType) -> pyarrow.DataType:
+    if isinstance(kind, pyarrow.BaseExtensionType):
+        return _plain_type(kind.storage_type)
+    if types.is_string_view(kind) or types.is_large_string(kind):
+        return pyarrow.string()
+    if types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    is_list = (types.is_list, types.is_large_list, types.is_list_view, types.is_large_list_view)
+    return pyarrow.list_(_plain_type(kind.value_type)) if any(f(kind) for f in is_list) else kind
+
+
+def not_unicode(text: str, error: UnicodeEncodeError) -> DataUnreadable:
+    """Return the error for a text with half of a surrogate pair."""
+    return DataUnreadable(
+        f"{reprlib.repr(text)} can't be written as UTF-8: {error.reason}",
+        remedy="read texts with their encoding and without errors='surrogateescape'; set the "
+        "terminal's encoding to UTF-8",
+    )
 
 
 def write_table(table: Any, folder: Path) -> Path:
-    """Write a table as a file whose name has the digest of its content, and return its path.
-
-    A file of that name with other content is not ours: ``UsageError``.
-    """
+    """Write a table as a Parquet file, which the digest of its content names, in a folder."""
     content = pyarrow.BufferOutputStream()
     parquet.write_table(as_arrow(table), content)
     written = content.getvalue().to_pybytes()
     path = folder / f"table-{hashlib.sha256(written).hexdigest()[:8]}.parquet"
-    if not (path.is_file() and path.read_bytes() == written):
-        check_output_file(path)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_bytes_atomically(path, written)
+    write_bytes_atomically(path, written)
     return path

@@ -1,6 +1,7 @@
 """Metrics of a run's model: on a split of its data, or on other data."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from finetune.distributed.processes import join_processes
 from finetune.errors import DataError, FinetuneError, NotARun
 from finetune.events import Emit, Info, ignore
 from finetune.runs.encoding import encode_rows
-from finetune.runs.folder import RunFolder
+from finetune.runs.folder import TABLE, RunFolder
 from finetune.runs.manifest import Manifest
 from finetune.runs.trained import TrainedModel
 from finetune.tasks.metrics import load_evaluate_metric
@@ -23,7 +24,13 @@ from finetune.tasks.scores import Scores
 
 def load_split(folder: RunFolder, split: str, *, emit: Emit) -> Dataset:
     """Load a split of a run's data; raise ``DataDiffers`` if that has changed."""
-    data = load_splits(folder.read_config().data, emit=emit)
+    options = folder.read_config().data
+    if options.private_data and TABLE.fullmatch(Path(options.data).name):
+        raise NotARun(
+            f"the run in {folder.path} is private, and has deleted its table",
+            remedy="evaluate it on data=table",
+        )
+    data = load_splits(options, emit=emit)
     if split not in data.splits:
         raise NotARun(
             f"the run in {folder.path} has no {split} split",

@@ -1,6 +1,8 @@
 """A run folder: where each file lies, who may write to it, and how it is read."""
 
 import os
+import re
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ RUNS_FOLDER = Path("runs")
 # In place of a run: the newest one there.
 LATEST = Path("latest")
 MAX_NAMES_SHOWN = 5
+TABLE = re.compile(r"table-[0-9a-f]{8}\.parquet")
 
 T = TypeVar("T")
 
@@ -34,6 +37,8 @@ class RunFolder:
     path: Path
     # The one to resume from, where it is named.
     checkpoint: Path | None = None
+    # Files of tables in memory, which a new run copies.
+    tables: Sequence[Path] = ()
     kind: ClassVar[str] = "run"
 
     def __post_init__(self) -> None:
@@ -169,6 +174,14 @@ class RunFolder:
             names = ", ".join(stays[:MAX_NAMES_SHOWN]) + ", ..." * (len(stays) > MAX_NAMES_SHOWN)
             emit(Info(f"kept in {self.path}, as no run has written it: {names}"))
         self.claim(*self.first_files)
+        for table in self.tables:
+            self.claim(self.path / table.name)
+            shutil.copyfile(table, self.path / table.name)
+
+    def delete_tables(self) -> None:
+        """Delete the run's copies of tables in memory."""
+        for name in filter(TABLE.fullmatch, self.own.names):
+            (self.path / name).unlink(missing_ok=True)
 
     def finishing(self, names: Sequence[str]) -> AbstractContextManager[Path]:
         """Yield an empty folder whose files become the model's, and list the last files.

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from finetune.config.mode import Mode
 from finetune.config.schema import OPTIONS, Config, Pooling, change_options
 from finetune.data.dataset import LoadedData, column_of
+from finetune.data.in_memory import is_waiting
 from finetune.data.load import KNOWN_BY_NAME, load_splits
 from finetune.data.split import split_fold
 from finetune.devices.base import Device
@@ -26,6 +27,7 @@ from finetune.model.mean_pooling import no_mean, pass_through_head
 from finetune.model.source import MINILM
 from finetune.runs.cache import cache_folder
 from finetune.runs.encoding import encode_rows
+from finetune.runs.folder import RunFolder
 from finetune.runs.plan import Recipe, TrainingPlan, choose_recipe, plan_training
 from finetune.runs.results import AutoTunedOption, RunDetails, RunFacts, TextLengths
 from finetune.runs.tracking import check_report_to
@@ -104,6 +106,18 @@ class Preparation:
             "overwrite": False,
         }
         return change_options(config, pinned)
+
+    def keeping_tables(self, folder: RunFolder) -> "Preparation":
+        """Return it with tables in memory as files of the run's folder, which copies them."""
+        options = {name: option.value_in(self.config) for name, option in OPTIONS.items()}
+        waiting = {name: Path(path) for name, path in options.items() if is_waiting(path)}
+        if not waiting:
+            return self
+        folder.tables = sorted({*waiting.values()})
+        kept = {str(path): str(folder.path.resolve() / path.name) for path in folder.tables}
+        config = change_options(self.config, {name: kept[options[name]] for name in waiting})
+        sources = [replace(one, name=kept.get(one.name, one.name)) for one in self.data.sources]
+        return replace(self, config=config, data=replace(self.data, sources=sources))
 
     def _pinned_steps(self) -> dict[str, Any]:
         """Return the options of training by steps; a head that is solved has none."""

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from finetune.config.load import SECTIONS, check_name, check_type, check_value
 from finetune.config.schema import OPTIONS, Config
 from finetune.config.yaml_files import read_yaml
+from finetune.data.in_memory import is_waiting
 from finetune.errors import ConfigurationInvalid
 from finetune.evaluation.statistics import Interval, bootstrap, percentile_interval
 from finetune.runs.folder import SweepFolder
@@ -190,8 +191,9 @@ class SweepResults(Shown):
 def describe_request(config: Config, chosen: Sequence[Options]) -> list[dict[str, Any]]:
     """Return all that a second call may not change: the options of each trial, and the others."""
     shared = {
-        name: option.value_in(config)
+        name: Path(value).name if is_waiting(value) else value
         for name, option in OPTIONS.items()
+        for value in [option.value_in(config)]
         if option.section in ("data", "model", "training") and not option.resumable
     }
     return [shared, *map(dict, chosen)]

@@ -14,6 +14,9 @@ MAX_ROWS, MAX_CHARACTERS = 4, 158
 class Shown(ABC):
     """A result with a repr of at most five lines; a dataclass must leave the repr to this."""
 
+    # What was odd, of what a function of the Python API has returned.
+    warnings: Sequence[str] = ()
+
     @abstractmethod
     def records(self) -> Sequence[Mapping[str, Any]]:
         """Return the rows of the table, the most important first, each with its values by name."""
@@ -43,11 +46,21 @@ class ShownRun(Shown, os.PathLike[str]):
 
     output_dir: str
 
+    def __post_init__(self) -> None:
+        # Another folder may be the current one later.
+        object.__setattr__(self, "_path", os.path.abspath(self.output_dir))
+
     def __fspath__(self) -> str:
-        return self.output_dir
+        return str(vars(self)["_path"])
 
     def predict(self, texts: Any, **options: Any) -> Any:
         """Classify texts with the best model, as ``finetune.predict`` does."""
         import finetune
 
         return finetune.predict(self, texts, **options)
+
+    def evaluate(self, **options: Any) -> Any:
+        """Score the best model, as ``finetune.evaluate`` does."""
+        import finetune
+
+        return finetune.evaluate(self, **options)

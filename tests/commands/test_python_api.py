@@ -8,38 +8,51 @@ from option_types import STUB, make_stub
 
 import finetune
 from finetune.commands import progress
-from finetune.commands.progress import shown_live
+from finetune.commands.python_api import as_python
 from finetune.config.schema import OPTIONS, ModelConfig
 from finetune.errors import UsageError
-from finetune.events import Emit, Event, Info, ignore
+from finetune.events import Emit, Event, Info, WarningMessage, ignore
+from finetune.tasks.base import Predictions
 
 
-@shown_live
-def work(subject: str, *, emit: Emit = ignore) -> str:
+@as_python
+def work(subject: str, *, emit: Emit = ignore) -> Predictions:
     """Do some work."""
     emit(Info(f"working on {subject}"))
-    return subject
+    emit(WarningMessage(f"{subject} is odd", remedy="give --progress"))
+    return Predictions()
 
 
-def test_where_nobody_watches_nothing_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert work("it") == "it"
-    assert capsys.readouterr() == ("", "")
-
-
-def test_where_someone_watches_events_are_shown_unless_the_caller_takes_them(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("options", "is_watched", "shown"),
+    [
+        ({}, False, ""),
+        ({}, True, "working on it\n"),
+        ({"progress": True}, False, "working on it\n"),
+        ({"progress": False}, True, ""),
+        ({"emit": ignore}, True, ""),
+    ],
+)
+def test_events_are_shown_to_those_who_watch_and_warnings_reach_all(
+    options: dict[str, Any],
+    is_watched: bool,
+    shown: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(progress, "is_watched", lambda: True)
-    work("it")
-    assert capsys.readouterr() == ("", "working on it\n")
+    monkeypatch.setattr(progress, "is_watched", lambda: is_watched)
+    with pytest.warns(UserWarning, match=r"^it is odd \(give progress\)$") as warned:
+        results = work("it", **options)
+    assert warned[0].filename == __file__
+    assert results.warnings == ("it is odd (give progress)",)
+    assert capsys.readouterr() == ("", shown)
+
+
+def test_an_emit_receives_all_events() -> None:
     emitted: list[Event] = []
-    work("it", emit=emitted.append)
-    work("it", progress=False)
-    assert emitted == [Info("working on it")]
-    assert capsys.readouterr() == ("", "")
-    monkeypatch.setattr(progress, "is_watched", lambda: False)
-    work("it", progress=True)
-    assert capsys.readouterr().err == "working on it\n"
+    with pytest.warns(UserWarning, match="is odd"):
+        work("it", emit=emitted.append)
+    assert [type(event) for event in emitted] == [Info, WarningMessage]
 
 
 def test_the_package_offers_its_functions_and_nothing_that_is_not_there() -> None:

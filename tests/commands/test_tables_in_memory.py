@@ -1,19 +1,21 @@
 """Tables in memory, results and loaded models: what notebooks give and see."""
 
-import os
+from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas
+import pyarrow as pa
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from tiny_runs import QUICK, TEXTS
 
 import finetune
 from finetune.config.schema import DataConfig
-from finetune.data.in_memory import write_table
+from finetune.data.in_memory import as_arrow, write_table
 from finetune.data.load import load_splits
-from finetune.errors import UsageError
+from finetune.errors import FinetuneError, NotARun
 from finetune.events import ignore
 from finetune.files import file_sha256
 from finetune.runs.results import RunResults
@@ -21,6 +23,86 @@ from finetune.runs.trained import TrainedModel
 from finetune.tasks.shown import Shown
 
 OPTIONS = {name: QUICK[name] for name in QUICK if name not in ("data", "max_train_samples")}
+Row = namedtuple("Row", "text label")
+SOME, CLASSES = ["who is it", "where is it", "who was it", "where was it"], ["HUM", "LOC"] * 2
+ROWS = [*zip(SOME, CLASSES, strict=True)]
+NUMBERED = Dataset.from_dict(
+    {"text": SOME, "label": [1, 0, 1, 0]},
+    features=Features(text=Value("string"), label=ClassLabel(names=["LOC", "HUM"])),
+)
+TABLE = {"text": SOME, "label": CLASSES}
+KINDS: dict[str, Any] = {
+    "columns": TABLE,
+    "frame": pandas.DataFrame(TABLE),
+    "categories": pandas.DataFrame(TABLE).astype({"label": "category"}),
+    "frame with numbers as names": pandas.DataFrame(ROWS),
+    "series": (pandas.Series(SOME), pandas.Series(CLASSES)),
+    "dicts": [dict(text=text, label=label) for text, label in ROWS],
+    "tuples": ROWS,
+    "label first": [(label, text) for text, label in ROWS],
+    "zip": zip(SOME, CLASSES, strict=True),
+    "named tuples": [Row(*row) for row in ROWS],
+    "texts and labels": (SOME, CLASSES),
+    "numpy": (np.array(SOME), np.array(CLASSES)),
+    "matrix": np.array(ROWS, dtype=object),
+    "records": np.array(ROWS, dtype=[("text", object), ("label", "U3")]),
+    "texts by label": {"HUM": SOME[::2], "LOC": SOME[1::2]},
+    "bunch": {"data": SOME, "target": np.array([1, 0, 1, 0]), "target_names": ["LOC", "HUM"]},
+    "arrow": pa.table(TABLE),
+    "reader": pa.table(TABLE).to_reader(),
+    "views": pa.table({name: pa.array(own, pa.string_view()) for name, own in TABLE.items()}),
+    "extension": pa.table(
+        {"text": pa.ExtensionArray.from_storage(pa.json_(), pa.array(SOME)), "label": CLASSES}
+    ),
+    "dataset": NUMBERED,
+    "iterable dataset": NUMBERED.to_iterable_dataset(),
+    "lazy columns": {"text": NUMBERED["text"], "label": CLASSES},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_table_is_read_as_the_same_rows(kind: str, tmp_path: Path) -> None:
+    path = write_table(KINDS[kind], tmp_path)
+    loaded = load_splits(DataConfig(str(path), test_fraction=0.5), emit=ignore)
+    names = loaded.task.class_names
+    rows = [row for split in loaded.splits.values() for row in split]
+    assert {(row["text"], names[row["label"]]) for row in rows} == {*ROWS}
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [["a"], None, [], ["b", "a"]],
+        [["a"], float("nan"), [], ["b", "a"]],
+        [{"a"}, None, set(), {"a", "b"}],
+        pa.array([["a"], None, [], ["b", "a"]], pa.list_view(pa.string())),
+    ],
+)
+def test_a_missing_label_is_not_an_empty_list(labels: Any) -> None:
+    read = as_arrow({"text": SOME, "label": labels})["label"].to_pylist()
+    assert [own and sorted(own) for own in read] == [["a"], None, [], ["a", "b"]]
+    matrix = np.array([[1, 0], [0, 0], [1, 1], [0, 1]])
+    assert as_arrow((SOME, matrix))["label"].to_pylist() == [["0"], [], ["0", "1"], ["1"]]
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"text": SOME, "label": ["x"]}, "(texts, labels)"),
+        (SOME, "without text and label"),
+        (iter(SOME), "without text and label"),
+        ([None], "(texts, labels)"),
+        ([], "no rows"),
+        (pandas.DataFrame(), "no rows"),
+        (pandas.DataFrame(ROWS, columns=["text", "text"]), "two columns of the table are called"),
+        ([("a\ud800", "x"), ("b", "y")], "can't be written as UTF-8"),
+        ({"test": pandas.DataFrame(TABLE)}, "no split of test is train"),
+    ],
+)
+def test_what_is_no_table_is_refused_with_what_is_taken(table: Any, words: str) -> None:
+    with pytest.raises(FinetuneError) as refused:
+        finetune.run(table)
+    assert words in f"{refused.value.message} {refused.value.remedy}"
 
 
 @pytest.fixture(scope="module")
@@ -37,74 +119,44 @@ def frame() -> pandas.DataFrame:
 def results(
     frame: pandas.DataFrame, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> RunResults:
-    """A run of a DataFrame."""
+    """A run of a DataFrame, made in another folder."""
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(tmp_path_factory.mktemp("notebook"))
-        return finetune.run(frame, model=tiny_folder, output_dir=Path("run").resolve(), **OPTIONS)
+        return finetune.run(frame, model=tiny_folder, **OPTIONS)
 
 
-def test_a_run_of_a_dataframe_can_be_evaluated_and_continued_from_anywhere(
-    results: RunResults, frame: pandas.DataFrame
+def test_a_run_keeps_its_table_so_that_it_can_be_repeated_from_anywhere(
+    results: RunResults, frame: pandas.DataFrame, tmp_path: Path
 ) -> None:
-    assert set(results.facts.class_names) == {"HUM", "LOC"}
-    again = finetune.evaluate(results, device="cpu")
-    assert again.scores.metrics == results.test.metrics
-    table = Path(results.output_dir).parent / "runs" / "tables"
-    [kept] = table.iterdir()
-    manifest = (Path(results.output_dir) / "manifest.json").read_text()
-    assert f'"{kept}": "{file_sha256(kept)}"' in manifest
-    done = finetune.run(resume_from_checkpoint=results)
-    assert done.test.metrics == results.test.metrics
+    folder = Path(results)
+    assert folder.is_absolute()
+    assert results.evaluate(device="cpu").scores.metrics == results.test.metrics
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    [kept] = folder.glob("table-*.parquet")
+    assert f'"{kept}": "{file_sha256(kept)}"' in (folder / "manifest.json").read_text()
+    assert finetune.run(resume_from_checkpoint=results).test.metrics == results.test.metrics
+    again = finetune.run(folder / "config.yaml", output_dir=tmp_path / "again")
+    assert again.test.metrics == results.test.metrics
     more = finetune.run(resume_from_checkpoint=results, num_train_epochs=3)
     assert more.output_dir != results.output_dir
+    other = finetune.evaluate(results, data=frame.head(9), device="cpu")
+    assert other.records()[0]["rows"] == "the table"
 
 
-@pytest.mark.parametrize("kind", ["frame", "rows", "columns", "arrow", "dataset"])
-def test_every_kind_of_table_is_read_as_the_same_rows(
-    kind: str, frame: pandas.DataFrame, tmp_path: Path
-) -> None:
-    rows = frame[["question", "label"]]
-    dataset = Dataset.from_pandas(rows, preserve_index=False)
-    features = Features(question=Value("string"), label=ClassLabel(names=["LOC", "HUM"]))
-    given = {
-        "frame": rows.astype({"label": "category"}),
-        "rows": rows.to_dict("records"),
-        "columns": {"question": rows["question"], "label": list(rows["label"])},
-        "arrow": dataset.with_format("arrow")[:],
-        "dataset": dataset.cast(features),
-    }
-    path = write_table(given[kind], tmp_path / "tables")
-    assert write_table(given[kind], tmp_path / "tables") == path
-    loaded = load_splits(DataConfig(str(path)), emit=ignore)
-    assert {*loaded.task.class_names} == {"HUM", "LOC"}
-    found = {text for split in loaded.splits.values() for text in split["text"]}
-    assert found == set(rows["question"])
-
-
-def test_the_splits_of_a_dataset_are_those_of_the_run(
+def test_a_private_run_of_splits_deletes_its_tables_and_names_other_splits(
     frame: pandas.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_folder: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     rows = Dataset.from_pandas(frame[["question", "label"]], preserve_index=False)
-    splits = DatasetDict(train=rows.select(range(40)), test=rows.select(range(40, 60)))
+    splits = DatasetDict(train=rows.select(range(40)), test=rows.select(range(40, 60)), rest=rows)
     options: dict[str, Any] = {**OPTIONS, "num_train_epochs": 1, "validation_fraction": 0}
-    assert finetune.run(splits, model=tiny_folder, **options).test.samples == 20
-    for table in ({"text": ["a", "b"], "label": ["x"]}, ["a text"]):
-        with pytest.raises(UsageError, match="can't be read as a table"):
-            finetune.run(table)  # type: ignore[arg-type]
-
-
-def test_predictions_of_a_table_have_its_rows_and_columns(
-    results: RunResults, frame: pandas.DataFrame
-) -> None:
-    rows = frame.head(5).copy()
-    rows.loc[rows.index[2], "question"] = None
-    found = results.predict(rows, device="cpu")
-    assert [one.columns["number"] for one in found] == rows["number"].to_list()
-    from_series = finetune.predict(results, frame["question"].head(5), device="cpu")
-    assert [one.label for one in from_series][:2] == [one.label for one in found][:2]
-    assert [*found.to_pandas()][:3] == ["label", "probability", "text"]
-    assert results.predict([], device="cpu") == []
+    with pytest.warns(UserWarning, match="splits that are not read: rest"):
+        private = finetune.run(splits, model=tiny_folder, private_data=True, **options)
+    assert private.test.samples == 20
+    assert "splits that are not read: rest" in private.warnings
+    assert not [*tmp_path.rglob("table-*.parquet")]
+    with pytest.raises(NotARun, match="has deleted its table"):
+        private.evaluate()
 
 
 def test_a_loaded_model_is_loaded_once(
@@ -116,28 +168,13 @@ def test_a_loaded_model_is_loaded_once(
     assert found == [one.label for one in model.predict(TEXTS, all_scores=True)]
 
 
-def test_results_show_themselves_in_five_lines_and_as_a_table(
-    results: RunResults, tiny_folder: Path, tmp_path: Path
-) -> None:
+def test_results_show_themselves_in_five_lines_and_as_a_table(results: RunResults) -> None:
     long = finetune.predict(results, ["Who? " * 300] * 30, device="cpu", all_scores=True)
-    other = finetune.run(
-        Path(results.output_dir).parent / "run" / "config.yaml",
-        output_dir=tmp_path / "other",
-        seed=7,
-    )
-    shown: list[Shown] = [
-        results,
-        results.test,
-        long,
-        long[0],
-        finetune.evaluate(results, device="cpu"),
-        finetune.compare([results, other]),
-    ]
+    evaluation = finetune.evaluate(results, device="cpu")
+    shown: list[Shown] = [results, results.test, long, long[0], evaluation]
     for one in shown:
         assert 2 <= len(repr(one).splitlines()) <= 5
         assert len(repr(one)) <= 800
         assert "<table" in one._repr_html_()
         assert len(one.to_pandas()) == len(one.records())
-    assert "split test" in repr(results)
     assert f"accuracy {results.test.accuracy:.4g}" in repr(results)
-    assert os.fspath(results) == results.output_dir

@@ -1,0 +1,158 @@
+"""The commands as functions of Python: tables in memory, progress, warnings and errors."""
+
+import re
+import sys
+import warnings
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import ExitStack
+from functools import wraps
+from inspect import Parameter, Signature, getdoc, signature
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from finetune import events
+from finetune.commands import progress as terminal
+from finetune.config.schema import OPTIONS
+from finetune.data import TEMPORARY
+from finetune.distributed.launch import read_launch
+from finetune.errors import ConfigurationInvalid, Failure, explain
+
+FLAG = re.compile(r"--([a-z][a-z-]*[a-z])")
+COMMAND = re.compile(r"(finetune [a-z].*)")
+WAITING = re.compile(rf"\S*{TEMPORARY}\w+/table-\w+\.parquet")
+SPLITS = {"train": "data", "validation": "validation_file", "test": "test_file"}
+_HELP = """
+
+It shows its progress in a notebook and on a terminal, as the command does; with ``progress=True``
+everywhere, with ``progress=False`` or an ``emit`` nowhere. Warnings are warnings of Python, and in
+the attribute ``warnings`` of the results."""
+
+
+def as_python(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of the Python API, with ``emit`` and ``progress``."""
+    shape = signature(function)
+
+    @wraps(function)
+    def call(
+        *arguments: Any,
+        emit: events.Emit | None = None,
+        progress: bool | None = None,
+        **options: Any,
+    ) -> Any:
+        names = {*vars(call)["__signature__"].parameters}
+        shown, messages = emit or events.ignore, list[str]()
+
+        def pass_on(event: events.Event) -> None:
+            if isinstance(event, events.WarningMessage):
+                remedy = f" ({event.remedy})" if event.remedy else ""
+                messages.append(_with_arguments(f"{event.message}{remedy}", names))
+                if read_launch().is_main:
+                    warnings.warn(messages[-1], stacklevel=_frames_of_ours())
+            elif isinstance(event, events.Info):
+                event = events.Info(WAITING.sub("the table", event.message))
+            if emit or not isinstance(event, events.WarningMessage):
+                shown(event)
+
+        try:
+            with ExitStack() as stack:
+                if not emit and (terminal.is_watched() if progress is None else progress):
+                    view = terminal.showing(quiet=False, no_progress=False)
+                    shown = stack.enter_context(view)
+                arguments, options = _with_files(shape, arguments, options, stack, emit=pass_on)
+                _check_arguments(shape, arguments, options)
+                result = function(*arguments, emit=pass_on, **options)
+        except Failure as error:
+            error.message = _with_arguments(error.message, names)
+            error.remedy = _with_arguments(error.remedy, names)
+            error.args, error.__notes__ = (error.message,), [f"try: {error.remedy}"]
+            raise
+        except (OSError, RuntimeError, ImportError) as error:
+            if known := explain(error):
+                raise known from error
+            raise
+        if hasattr(type(result), "warnings"):
+            object.__setattr__(result, "warnings", tuple(messages))  # most results are frozen
+        return result
+
+    call.__doc__ = f"{getdoc(function)}{_HELP}"
+    named = {"emit": None, "progress": None}
+    parameters = [one for name, one in shape.parameters.items() if name not in named]
+    if parameters[-1].kind is Parameter.VAR_KEYWORD:
+        parameters.pop()
+        named |= {option.name: option.default for option in OPTIONS.values()}
+    parameters += [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default) for name, default in named.items()
+    ]
+    # Read by help() and by what completes names in notebooks.
+    vars(call)["__signature__"] = shape.replace(parameters=parameters)
+    return call
+
+
+def _frames_of_ours() -> int:
+    """Return how many frames, from the caller's on, are of this package."""
+    frame, count = sys._getframe(1), 1
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "finetune":
+        frame, count = frame.f_back, count + 1
+    return count
+
+
+def _with_files(
+    shape: Signature,
+    arguments: tuple[Any, ...],
+    options: dict[str, Any],
+    stack: ExitStack,
+    *,
+    emit: events.Emit,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments in which files of their rows stand for tables; a run takes these over."""
+    from finetune.data.in_memory import is_table, write_table
+    from finetune.data.packed import SPLIT_OF_WORD
+
+    if "file" in shape.parameters and arguments and is_table(arguments[0]):
+        options, arguments = {"data": arguments[0], **options}, arguments[1:]
+    if isinstance(splits := options.get("data"), Mapping) and any(map(_is_frame, splits.values())):
+        known = (name for name in reversed([*splits]) if str(name).casefold() in SPLIT_OF_WORD)
+        read = {SPLIT_OF_WORD[str(name).casefold()]: name for name in known}
+        if "train" not in read:
+            names = ", ".join(map(str, splits))
+            raise ConfigurationInvalid(f"no split of {names} is train", remedy="name it train")
+        options |= {option: splits[read[name]] for name, option in SPLITS.items() if name in read}
+        if others := ", ".join(str(name) for name in splits if name not in read.values()):
+            emit(events.WarningMessage(f"splits that are not read: {others}"))
+    tables = ("data", "validation_file", "test_file")
+    if named := [name for name in tables if is_table(options.get(name))]:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix=TEMPORARY)))
+        options |= {name: write_table(options[name], folder) for name in named}
+    return arguments, options
+
+
+def _is_frame(value: object) -> bool:
+    return hasattr(value, "column_names") or hasattr(value, "columns")
+
+
+def _with_arguments(text: str, names: Container[str]) -> str:
+    """Return a text that names arguments of a function in place of flags of its command.
+
+    A table in memory is not named by its file.
+    """
+    text = WAITING.sub("the table", text)
+
+    def argument(flag: re.Match[str]) -> str:
+        name = flag[1].replace("-", "_")
+        return name if name in names else flag[0]
+
+    # What follows is to be typed as it is.
+    before, *after = COMMAND.split(text, maxsplit=1)
+    return FLAG.sub(argument, before) + "".join(after)
+
+
+def _check_arguments(shape: Signature, arguments: Sequence[Any], options: dict[str, Any]) -> None:
+    """Raise ``ConfigurationInvalid`` for an argument of a wrong type; options have own checks."""
+    from finetune.config.load import check_type
+
+    for name, value in shape.bind(*arguments, **options).arguments.items():
+        parameter = shape.parameters[name]
+        if parameter.kind is not Parameter.VAR_KEYWORD and name != "texts":
+            for one in value if parameter.kind is Parameter.VAR_POSITIONAL else [value]:
+                check_type(parameter.annotation, one, words=name)
