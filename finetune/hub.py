@@ -6,6 +6,7 @@ commit. If the Hub does not answer, or ``HF_HUB_OFFLINE`` is set, they come from
 
 import glob
 import re
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -198,6 +199,18 @@ def _without_password(text: str) -> str:
     return re.sub(r"(https?://)[^/\s@]*@", r"\1", text)
 
 
+def _is_of_library(error: BaseException) -> bool:
+    """Return whether the Hub's client has raised an error, or its download library hf_xet.
+
+    hf_xet reports every failure as a bare RuntimeError, and a page that is no JSON is a ValueError.
+    """
+    if isinstance(error, HTTPError | OSError):
+        return True
+    frames = traceback.walk_tb(error.__traceback__)
+    packages = {str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in frames}
+    return not packages.isdisjoint(("huggingface_hub", "hf_xet"))
+
+
 @contextmanager
 def _errors_explained(repo_type: RepoType, name: str, failure: str) -> Iterator[None]:
     """Raise our errors in place of the library's; ``failure`` is what could not be done."""
@@ -219,8 +232,9 @@ def _errors_explained(repo_type: RepoType, name: str, failure: str) -> Iterator[
     except hub_errors.RevisionNotFoundError as error:
         message = f"the {repo_type} {name!r} has no such revision"
         raise not_found(message, remedy=f"choose one of those at {page}/tree/main") from error
-    # hf_xet, the Hub's transfer protocol, reports every failure as a bare RuntimeError.
     except (HTTPError, OSError, RuntimeError, ValueError) as error:
+        if isinstance(error, RuntimeError | ValueError) and not _is_of_library(error):
+            raise
         status = getattr(getattr(error, "response", None), "status_code", None)
         reason = _without_password((str(error).strip() or type(error).__name__).splitlines()[0])
         is_refused = isinstance(error, hub_errors.LocalTokenNotFoundError)

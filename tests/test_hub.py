@@ -48,6 +48,29 @@ def hub(tmp_path: Path, model_folder: Path) -> Iterator[HubServer]:
         yield server
 
 
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), ValueError("a bug"), KeyError("a bug")])
+def test_an_error_of_our_own_code_is_not_the_hubs(
+    error: Exception, hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("finetune.hub.snapshot_download", fail)
+    with pytest.raises(type(error), match="a bug"):
+        fetch_model(MODEL, revision=None)
+
+
+@pytest.mark.parametrize("error", ["RuntimeError('lost')", "ValueError('no JSON')"])
+def test_an_error_of_the_hubs_client_says_that_the_download_broke_off(
+    error: str, hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = {"__name__": "huggingface_hub.file_download"}
+    exec(f"def fail(*_, **__): raise {error}", client)
+    monkeypatch.setattr("finetune.hub.snapshot_download", client["fail"])
+    with pytest.raises(HubNotReachable, match="broke off"):
+        fetch_model(MODEL, revision=None)
+
+
 def fetch_rows() -> Path:
     return resolve("dataset", DATASET, revision=None).fetch([ROWS])
 

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,11 @@ import click
 from finetune.commands import flags
 from finetune.commands.console import show_json, show_table
 from finetune.commands.init import guess_options
-from finetune.config.schema import OPTIONS
+from finetune.config.schema import HUB_PREFIX, OPTIONS
 from finetune.config.yaml_files import describe_recipes, make_json_schema, recipes_folder
 from finetune.errors import UsageError
 from finetune.escaping import escape_line
-from finetune.files import write_text_atomically
+from finetune.files import is_there, write_text_atomically
 from finetune.ownership import check_output_file
 
 EXAMPLES = """\b
@@ -42,7 +43,9 @@ def show(*, display: flags.Display, **options: Any) -> None:
     a file, an environment variable or a flag; a later one overrides.
     """
     with display.progress() as emit:
-        loaded = guess_options(flags.load(**options), emit=emit)
+        loaded = flags.load(**options)
+        _check_data(loaded.config.data.data)
+        loaded = guess_options(loaded, emit=emit)
     sources = dict.fromkeys(loaded.guesses, "guess") | loaded.sources
     rows = [
         (option.section, name, option.value_in(loaded.config), sources.get(name, "default"))
@@ -58,6 +61,18 @@ def show(*, display: flags.Display, **options: Any) -> None:
         cells.append((section if section != shown else "", name, text, source))
         shown = section
     show_table(("section", "option", "value", "source"), cells)
+
+
+def _check_data(data: str) -> None:
+    names = OPTIONS["data"].names
+    if data.startswith(HUB_PREFIX) or data in names or is_there(Path(data).expanduser()):
+        return
+    folder = Path(data).expanduser().parent
+    there = [str(path) for path in folder.glob("*")] if folder.is_dir() else []
+    near = get_close_matches(data, [*names, *describe_recipes(), *there], n=1)
+    all_names = f"name a file, one of {', '.join(names)}, or see finetune config ls"
+    remedy = f"did you mean {near[0]}?" if near else all_names
+    raise UsageError(f"there is no file, data set or recipe {data}", remedy=remedy)
 
 
 @command.command(epilog=EXAMPLES)

@@ -13,9 +13,9 @@ import click
 
 from finetune.commands.console import show_json
 from finetune.commands.progress import showing
-from finetune.config.schema import OPTIONS, Option, change_options
+from finetune.config.schema import OPTIONS, Option, change_options, flag_of
 from finetune.devices import DEVICE_NAMES
-from finetune.errors import UsageError
+from finetune.errors import ConfigurationInvalid, UsageError
 from finetune.events import Emit
 from finetune.runs.folder import RunFolder, find_latest, find_several, open_run_folder
 
@@ -235,6 +235,12 @@ def load(
         flags=given({**flags, "data": named["data"]}),
         assignments=assignments,
     )
+    for name in ("corrections", "label_map"):
+        if name in loaded.sources and "data" not in loaded.sources:
+            raise ConfigurationInvalid(
+                f"{loaded.sources[name]}: no data is named whose labels {flag_of(name)} changes",
+                remedy="name the data too; for TREC add --data trec",
+            )
     if run is None:
         return loaded
     # It is repeated in a folder of its own.

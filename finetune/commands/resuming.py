@@ -23,6 +23,7 @@ from finetune.runs.folder import (
     SweepFolder,
     find_latest,
     find_several,
+    list_runs,
     next_free_folder,
     open_run_folder,
 )
@@ -161,14 +162,29 @@ def find_begun(work: Work) -> RunFolder | None:
     """Return what this configuration has begun, in its folder or under its default name.
 
     By its default name it is the newest that has not finished or, of several, that has fewer.
+    Without data it is the only one that has not finished.
     """
     if folder := work.named_folder:
         return folder if folder.has_begun else None
+    if "data" not in work.sources:
+        return _find_only(work)
     numbered = re.compile(rf"{re.escape(work.default_name)}(-\d+)?")
     paths = (path for path in RUNS_FOLDER.glob("*") if numbered.fullmatch(path.name))
     begun = (folder for folder in map(work.folder, paths) if folder.has_begun)
     unfinished = (folder for folder in begun if not folder.has_finished)
     return max(unfinished, key=lambda folder: folder.first_files[0].stat().st_mtime, default=None)
+
+
+def _find_only(work: Work) -> RunFolder | None:
+    """Return the only run that has not finished, if it is of the kind of the work."""
+    runs = [run for run in list_runs(RUNS_FOLDER) if run.has_begun and not run.has_finished]
+    if runs and (len(runs) > 1 or type(runs[0]) is not type(work.folder(Path()))):
+        names = ", ".join(str(run.path) for run in runs)
+        raise UsageError(
+            f"no data is named, and these runs have not finished: {names}",
+            remedy=f"name one: {runs[0].resume_command}",
+        )
+    return runs[0] if runs else None
 
 
 def _open(work: Work, path: Path) -> RunFolder:

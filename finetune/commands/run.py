@@ -30,7 +30,6 @@ from finetune.runs.folder import FoldsFolder, RunFolder, SeedsFolder
 
 if TYPE_CHECKING:
     from finetune.config.load import LoadedConfig
-    from finetune.config.schema import Config
     from finetune.runs.folds import FoldResults
     from finetune.runs.results import RunResults, SeedResults
 
@@ -159,20 +158,22 @@ def read_options(
     return flags.load(file=file, config=config, **options)
 
 
-def dry_run(config: "Config", *, emit: Emit) -> dict[str, Any]:
+def dry_run(loaded: "LoadedConfig", *, emit: Emit) -> dict[str, Any]:
     """Prepare a run up to its first step, write nothing, and return what it would do as JSON.
 
     Whatever would keep the run from starting is raised here too.
     """
     from finetune.commands.resuming import Work
     from finetune.data.check import check_splits, describe_lengths, suggest_changes
+    from finetune.runs.batch_sizes import with_batch_sizes
     from finetune.runs.duration import estimate_seconds
     from finetune.runs.expectation import expect
     from finetune.runs.preparation import prepare
 
-    folder = Work(config).find_free_folder()
-    preparation = prepare(config, emit=emit)
-    seconds = estimate_seconds(preparation.with_precision(emit=emit), emit=emit)
+    folder = Work(loaded.config).find_free_folder()
+    preparation = prepare(loaded.config, option_sources=loaded.sources, emit=emit)
+    preparation = with_batch_sizes(preparation.with_precision(emit=emit), emit=emit)
+    seconds = estimate_seconds(preparation, emit=emit)
     plan, facts = preparation.plan, asdict(preparation.facts)
     # Nothing has been timed.
     del facts["class_names"], facts["precision_reason"]
@@ -197,7 +198,7 @@ def dry_run(config: "Config", *, emit: Emit) -> dict[str, Any]:
         "estimated_seconds": round(seconds, 1),
         "output_dir": str(folder),
         "batches_of_an_epoch_by_padded_length": dict(sorted(lengths.items())),
-        "expectation": expect(config, rows, preparation.data.task, emit=emit),
+        "expectation": expect(loaded.config, rows, preparation.data.task, emit=emit),
     }
 
 
@@ -258,7 +259,7 @@ def command(
             )
         with display.progress() as emit:
             loaded = guess_options(read_options(**options), emit=emit)
-            plan = dry_run(loaded.config, emit=emit)
+            plan = dry_run(loaded, emit=emit)
         _show_plan(plan, as_json=display.as_json)
         return
     if processes > 1 and read_launch().world_size == 1:

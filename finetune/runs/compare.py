@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune.config.schema import OPTIONS, Config
-from finetune.errors import DataDiffers, NotARun, UsageError
+from finetune.errors import NotARun, UsageError
 from finetune.evaluation.statistics import (
     CONFIDENCE,
     RESAMPLES,
@@ -219,12 +219,10 @@ def compare_runs(
     for folder in folders.values():
         run = _FinishedRun.read(folder)
         groups.setdefault((run.results[0].task.name, run.test_digest), []).append(run)
-    if all(len(group) == 1 for group in groups.values()):
-        names = (str(run.path) for [run] in groups.values())
-        raise DataDiffers(
-            "the runs were tested on different rows: " + " | ".join(names),
-            remedy="make runs with the same data, test split, --task and --split-seed",
-        )
+    if len(groups) > 1:
+        message = f"the runs were tested on {len(groups)} different sets of rows"
+        remedy = "each set has a table of its own, and runs are compared within it"
+        emit(WarningMessage(message, remedy=remedy))
     return Comparison(
         [_compare_group(runs, baseline=baseline, max_rows=max_rows) for runs in groups.values()]
     )

@@ -334,7 +334,7 @@ class _WithoutModel(SeveralFolder):
         file = self.best_file if self.best_file.exists() else self.runs[0].config_file
         raise NotARun(
             f"{self.path} holds {CONTENTS[self.kind]}, and no model of all rows",
-            remedy=f"train one with finetune run {file}",
+            remedy=f"train one with finetune run {file}, or name another run",
         )
 
 
@@ -378,7 +378,7 @@ def find_latest(path: Path) -> Path:
     if path != LATEST or is_there(path):
         return path
     for run in list_runs(RUNS_FOLDER):
-        if run.has_finished and not isinstance(run, _WithoutModel):
+        if run.has_finished:
             return run.path
     raise NotARun(
         f"no run in {RUNS_FOLDER.absolute()} has finished",

@@ -71,7 +71,6 @@ ENVIRONMENT = {
     "FINETUNE_SEEED": "1",
     "FINETUNE_LEARNING_RATE": "",
     "FINETUNE_MODEL__MODEL": "minilm",
-    "RANK": "abc",
 }
 
 ROWS = "".join(f"text number {number},{'ab'[number % 2]}\n" for number in range(40))

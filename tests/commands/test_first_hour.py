@@ -97,6 +97,32 @@ def test_the_latest_run_is_the_newest_that_has_finished(
     assert f"latest: {newer}" in command("export", "onnx", "latest", "--output-dir", older).errors
 
 
+def test_latest_does_not_pass_over_folds(command: Command, finished_run: Path) -> None:
+    copy_run(finished_run, Path("runs/older"))
+    copy_run(finished_run, Path("runs/folds/fold-1"))
+    Path("runs/folds/folds.json").write_text('{"folds": {"1": {}}, "best": null}')
+    command("predict", "latest", "text").assert_refused(2, "runs/folds holds", "no model of all")
+
+
+@pytest.mark.parametrize(
+    ("begun", "options", "words"),
+    [
+        (["a", "b"], [], ["runs/a", "runs/b", "have not finished"]),
+        (["a", "b", "c"], ["--model", "minilm"], ["runs/a", "runs/b", "runs/c"]),
+        (["a"], ["--seeds", "2"], ["runs/a"]),
+    ],
+)
+def test_auto_without_data_lists_what_has_not_finished(
+    begun: list[str], options: list[str], words: list[str], command: Command, finished_run: Path
+) -> None:
+    for name in begun:
+        folder = copy_run(finished_run, Path("runs") / name)
+        (folder / "checkpoints/step-1").mkdir(parents=True)
+        (folder / "checkpoints/step-1/manifest.json").touch()
+    outcome = command("run", "--resume-from-checkpoint", "auto", *options)
+    outcome.assert_refused(2, "no data is named", *words)
+
+
 def test_runs_are_listed_the_newest_first(command: Command, finished_run: Path) -> None:
     assert "no runs in" in command("runs").output
     for name in ("older", "newer"):

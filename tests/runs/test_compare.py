@@ -6,7 +6,7 @@ import pytest
 from tiny_runs import copy_run
 
 import finetune
-from finetune.errors import DataDiffers, NotARun, UsageError
+from finetune.errors import NotARun, UsageError
 from finetune.events import Event, WarningMessage
 from finetune.files import read_json, read_jsonl, write_json, write_jsonl
 
@@ -75,17 +75,16 @@ def test_the_baseline_may_be_the_best_on_validation(finished_run: Path, tmp_path
     assert "--validation-fraction" in caught.value.remedy
 
 
-def test_runs_with_other_test_rows_are_groups_and_refused_if_none_can_be_compared(
-    finished_run: Path, tmp_path: Path
-) -> None:
+def test_runs_with_other_test_rows_are_groups(finished_run: Path, tmp_path: Path) -> None:
     runs = [copy_run(finished_run, tmp_path / name) for name in "abc"]
     change_json(runs[1] / "manifest.json", splits={"test": "0" * 64})
     groups = finetune.compare(tmp_path).groups
     assert [[run.name for run in group.runs] for group in groups] == [["a", "c"], ["b"]]
     assert [bool(group.verdict) for group in groups] == [True, False]
-    with pytest.raises(DataDiffers, match="different rows") as caught:
-        finetune.compare(*runs[:2])
-    assert caught.value.exit_code == 3
+    events: list[Any] = []
+    alone = finetune.compare(*runs[:2], emit=events.append).groups
+    assert [[run.name for run in group.runs] for group in alone] == [["a"], ["b"]]
+    assert "2 different sets of rows" in events[-1].message
 
 
 def test_seeds_of_one_setting_are_one_row_with_mean_and_spread(

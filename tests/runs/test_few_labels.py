@@ -4,6 +4,8 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -60,14 +62,27 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 Train = Callable[..., Path]
 
 
+def run_until_killed(kill: tuple[Any, Any], **options: Any) -> None:
+    """Train in a new process, which kills itself at an event."""
+    child = get_context("spawn").Process(target=_run_and_die, args=(kill, options))
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+
+
+def _run_and_die(kill: tuple[Any, Any], options: dict[str, Any]) -> None:
+    contrastive.MIN_STEPS = contrastive.MAX_STEPS = STEPS
+    finetune.run(**options, emit=at(*kill, lambda: os.kill(os.getpid(), signal.SIGKILL)))
+
+
 @pytest.fixture(scope="module")
 def train(tables: dict[str, str], tiny_folder: Path) -> Train:
     """A function that trains on few labels, and returns the run's folder."""
 
-    def train_one(folder: Path, **options: Any) -> Path:
+    def train_one(folder: Path, call: Callable[..., Any] = finetune.run, **options: Any) -> Path:
         quick = {"model": str(tiny_folder), "device": "cpu", "precision": "fp32"}
         quick |= {"logging_steps": 1, "save_steps": 2, "output_dir": str(folder)}
-        finetune.run(**(tables | quick | options))
+        call(**(tables | quick | options))
         return folder
 
     return train_one
@@ -210,12 +225,7 @@ def test_a_run_that_is_killed_and_started_again_ends_the_same(
     if kill[0] is StageStarted:  # as a run that takes less time than there is between checkpoints
         options = options | {"save_strategy": "no"}
     run = tmp_path / "run"
-    child = os.fork()
-    if child == 0:
-        with suppress(BaseException):
-            train(run, emit=at(*kill, lambda: os.kill(os.getpid(), signal.SIGKILL)), **options)
-        os._exit(1)
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    train(run, call=partial(run_until_killed, kill), **options)
     train(run, resume_from_checkpoint="auto", **options)
     assert have_same_bits(weights_of(run), weights_of(whole))
     assert logged_metrics(run) == logged_metrics(whole)

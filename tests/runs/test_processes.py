@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-import platform
 import shutil
 import socket
 from pathlib import Path
@@ -17,8 +16,6 @@ import finetune
 from finetune.files import read_json, read_jsonl
 
 TOLERANCE = 1e-5
-# To import PyTorch takes longer than a run. Elsewhere it can't be used after a fork.
-METHOD = "fork" if platform.system() == "Linux" else "spawn"
 MODES: dict[str, dict[str, Any]] = {
     "full": {},
     "last-2": {"train_layers": 2},
@@ -95,9 +92,7 @@ def fail_at_step(number: int) -> Any:
     return emit
 
 
-def launch(
-    works: list[Work], used: Path, found: Path, *, method: str = METHOD
-) -> list[tuple[int | None, str]]:
+def launch(works: list[Work], used: Path, found: Path) -> list[tuple[int | None, str]]:
     """Make runs in two processes with torchrun's environment; return exit codes and output."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -105,7 +100,7 @@ def launch(
     group |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "2")
     outputs = [found.with_name(f"output-{rank}.txt") for rank in range(2)]
     processes = [
-        multiprocessing.get_context(method).Process(
+        multiprocessing.get_context("spawn").Process(
             target=work,
             args=(works, used, found),
             kwargs={
@@ -189,7 +184,7 @@ def test_two_gpus_have_the_losses_of_one(tmp_path: Path, model_without_dropout: 
         works.append(Work({**QUICK, **options, **place}))
 
     used, found = tmp_path / "alone" / "full", tmp_path / "found.json"
-    launched = launch(works, used, found, method="spawn")
+    launched = launch(works, used, found)
 
     assert launched == [(0, ""), (0, "")]
     for mode in ("full", "head"):
