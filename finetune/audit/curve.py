@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,7 +94,7 @@ def measure_curve(task: Task, rows: LabelledFeatures, groups: NDArray[np.int64])
     return Curve(metric, [*points], forecast)
 
 
-def _slope(sizes: NDArray[np.int64], errors: NDArray[np.float64]) -> float:
+def _slope(sizes: NDArray[Any], errors: NDArray[np.float64]) -> float:
     """Return the exponent of the power law through errors, at most 0. Larger sizes count more."""
     line = np.polyfit(np.log(sizes), np.log(np.maximum(errors, 1e-6)), 1, w=sizes**0.25)
     return min(float(line[0]), 0.0)

@@ -57,7 +57,7 @@ def predict_out_of_fold(
             training, test = rows.select(np.flatnonzero(fold != number)), fold == number
             head = solve(training, strength=strength, max_gradient=TRIED_GRADIENT)
             total[test] += head.logits(rows.features[test])
-    return total / seeds
+    return np.asarray(total / seeds, np.float32)
 
 
 def mix_logits(logits: Logits, run: OutOfFold, task: Task) -> NDArray[np.float32]:
