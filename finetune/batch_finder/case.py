@@ -1,4 +1,4 @@
-"""What a search is about: a step of which model, and where."""
+"""The step whose batch size is searched for: of which model, and where."""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from finetune.config.mode import Lora, Mode
 
 Part = Literal["whole", "features", "trainable"]
 
-# Where a model comes from and its former classes: neither changes the shape of its tensors.
+# The origin of a model and its former classes do not change the shapes of its tensors.
 _NOT_ARCHITECTURE = {
     "_name_or_path", "architectures", "dtype", "id2label", "label2id", "problem_type",
     "task_specific_params", "transformers_version",
@@ -18,9 +18,9 @@ _NOT_ARCHITECTURE = {
 
 @dataclass(frozen=True)
 class Case:
-    """Everything that the memory of a step depends on, but for the batch size.
+    """Everything that the memory of a step depends on, except the batch size.
 
-    ``part`` is ``whole`` for a step on texts. Where features of the frozen layers are stored, it is
+    ``part`` is ``whole`` for a step on texts. If features of the frozen layers are stored, it is
     ``features`` for their extraction and ``trainable`` for a step on them. The architecture counts
     the layer of ``model.mean_pooling``.
     """
@@ -37,9 +37,19 @@ class Case:
     has_mean_layer: bool = False
     lora: Lora | None = None
 
+    def identity(self) -> dict[str, Any]:
+        """Return the fields that a result has too."""
+        names = ("device", "mode", "padded_length", "precision")
+        return {name: getattr(self, name) for name in names}
+
+
+def parts_of(*, stores_features: bool) -> tuple[Part, ...]:
+    """Return the parts that have a batch size each. The part that trains is the last."""
+    return ("features", "trainable") if stores_features else ("whole",)
+
 
 def architecture_of(model_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a model's ``config.to_dict()`` decides its tensors, in JSON's types."""
+    """Return the part of ``config.to_dict()`` that decides the tensors, as JSON types."""
     kept = {name: value for name, value in model_config.items() if name not in _NOT_ARCHITECTURE}
     architecture: dict[str, Any] = json.loads(json.dumps(kept))
     return architecture

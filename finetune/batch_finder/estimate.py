@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.initialization import no_init_weights
 
-from finetune.batch_finder.case import Case
-from finetune.batch_finder.history import MemoryModel, fit_memory
-from finetune.batch_finder.results import EstimateResult, identity_of, parts_of
+from finetune.batch_finder.case import Case, parts_of
+from finetune.batch_finder.results import Result
+from finetune.batch_finder.search import MemoryLine, fit_memory
 from finetune.batch_finder.trial_model import build_trial_model
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.emulation import keeping_memory_as
@@ -31,56 +31,54 @@ from finetune.errors import ModelUnsupported
 
 # The first shows the floor. The others are on the line of large batches, whatever the model.
 _BATCH_SIZES = (1, 256, 1024)
-# What a process holds is the offset and so many times its live tensors, give or take the error.
+# A process holds the offset and this multiple of its live tensors, within the error.
 _SLOPE, _OFFSET_BYTES, _ERROR_SHARE = 1.42, 2**29, 0.4
 _BASIS = (
-    f"the live tensors of a step, times {_SLOPE:.2f}, plus 0.5 GiB: from no measurements of this "
-    "project's own; in an article of 2022 a base M1 with 8 GB trained all of BERT-base at 512 "
-    "tokens with 1 row but not with 2, and with its core frozen 64 rows; their live tensors, with "
-    f"the attention of then, are 2.4, 3.1 and 3.2 GiB, so that {_SLOPE:.2f} times 3.1 to 3.2 was "
-    "free if macOS and its programs held 3 GiB and Python 0.5"
+    f"{_SLOPE:.2f} times the live tensors of one step, plus 0.5 GiB. The factor is calibrated on "
+    "one published data point, a base M1 with 8 GB in 2022, and not on measurements of this "
+    "project. Details: docs/batch-sizes.md"
 )
 
 
-def estimate_parts(case: Case, mac: Mac, *, stores_features: bool, limit: int) -> EstimateResult:
+def estimate_parts(case: Case, mac: Mac, *, stores_features: bool, limit: int) -> Result:
     """Estimate the batch sizes, up to a limit, of all parts of a model on a Mac."""
-    found = {
+    results = {
         part: estimate(replace(case, part=part), mac, limit=limit)
         for part in parts_of(stores_features=stores_features)
     }
-    *_, trained = found.values()
+    *_, trained = results.values()
     return replace(
         trained,
         stores_features=stores_features,
-        features_batch=found["features"].batch if "features" in found else None,
-        peak_bytes=max(one.peak_bytes or 0 for one in found.values()),
+        features_batch_size=results["features"].largest if stores_features else None,
+        peak_bytes=max(result.peak_bytes or 0 for result in results.values()),
     )
 
 
-def estimate(case: Case, mac: Mac, *, limit: int) -> EstimateResult:
+def estimate(case: Case, mac: Mac, *, limit: int) -> Result:
     """Estimate the largest batch, up to a limit, of one part of a model on a Mac."""
     live, budget_bytes = model_live_memory(case), mac.budget_bytes
 
-    def largest_within(held_bytes: float) -> int:
-        largest = live.largest_batch((held_bytes - _OFFSET_BYTES) / _SLOPE)
+    def largest_within(process_bytes: float) -> int:
+        largest = live.largest_batch((process_bytes - _OFFSET_BYTES) / _SLOPE)
         return limit if largest is None else min(limit, largest)
 
-    batch = largest_within(budget_bytes)
-    return EstimateResult(
-        **identity_of(case),
+    batch_size = largest_within(budget_bytes)
+    return Result(
+        **case.identity(),
         machine=mac.name,
-        stores_features=False,
         budget_bytes=budget_bytes,
-        features_batch=None,
-        peak_bytes=round(_OFFSET_BYTES + _SLOPE * live.peak_bytes(max(1, batch))),
-        batch=batch,
-        lowest_batch=largest_within(budget_bytes / (1 + _ERROR_SHARE)),
-        highest_batch=largest_within(budget_bytes * (1 + _ERROR_SHARE)),
+        peak_bytes=round(_OFFSET_BYTES + _SLOPE * live.peak_bytes(max(1, batch_size))),
+        largest=batch_size,
+        first_failed=None,
+        fastest=None,
+        recommended=largest_within(budget_bytes / (1 + _ERROR_SHARE)),
+        highest=largest_within(budget_bytes * (1 + _ERROR_SHARE)),
         basis=_BASIS,
     )
 
 
-def model_live_memory(case: Case) -> MemoryModel:
+def model_live_memory(case: Case) -> MemoryLine:
     """Model the bytes of tensors that are alive at the peak of a step, by the batch size."""
     return fit_memory(dict(zip(_BATCH_SIZES, live_peaks(case, _BATCH_SIZES), strict=True)))
 

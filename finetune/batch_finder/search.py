@@ -1,218 +1,276 @@
-"""Which batch size to try next, and when to stop: numbers only, no device.
+"""Choose which batch size to try next, and when to stop. This module knows numbers, not devices.
 
-The search grows until the memory model has a slope, goes near the size that the model predicts, and
-brackets the largest that fits to 2%. If that leaves no room, one more trial is for one that does.
+The search tries 4 examples and grows until two trials give a line of memory. Then it jumps to 0.985
+of the predicted size, brackets the largest size that fits to 2%, and confirms it in a new process.
 
-A trial takes a few steps at one padded length, a run thousands at many lengths: on a CPU, 50 steps
-of mixed lengths took a fifth more memory per example. So a recommended size leaves a tenth of the
-budget, and a quarter of the batch size at which memory ends.
+A trial takes a few steps at one padded length, a run takes thousands at many lengths. On a CPU, 50
+steps of mixed lengths took a fifth more memory per example. So the recommended size is the fastest
+within 0.75 of the size at which memory ends.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
 
-from finetune.batch_finder.history import History, RunTrial
+from finetune.batch_finder.results import Result
 from finetune.errors import BatchDoesNotFit, FinetuneError
-from finetune.events import Trial
+from finetune.events import Trial, TrialStatus
 
-# Beyond the flat part of most memory curves, and small enough to fit nearly everywhere; where it
-# does not, a single example is next.
 FIRST_SIZE = 4
-# The search tries no new size after this many trials; what remains is to check the one it found.
+# After this many trials only the largest size is confirmed.
 MAX_TRIALS = 8
-# How closely the largest size is bracketed, as a share of it; one example is always enough.
-TOLERANCE_SHARE = 0.02
-# The first try goes to this share of the predicted size. Memory is divided into fragments, so that
-# a batch often fails where the model still sees one or two per cent of room.
-TARGET_SHARE = 0.985
-# Where a prediction failed, the search goes down by this share, then by twice that, and so on.
-STEP_DOWN_SHARE = 0.02
-# But if a proportional estimate is below this share of it, the prediction rests on too little.
-FAR_SHARE = 0.75
-# A size this close to the best speed, as a share of it, counts as fastest.
-FASTEST_SHARE = 0.97
-# What a recommended size uses at most, of the budget and of the size at which memory ends.
-SAFE_BUDGET_SHARE = 0.9
-SAFE_SIZE_SHARE = 0.75
-# A size that leaves room is tried if none that passed is at least so large, as a share of it.
-WORTHWHILE_SHARE = 0.75
+# How closely the largest size is bracketed, as a fraction of that size.
+TOLERANCE = 0.02
+# Memory is fragmented, so a batch often fails although the prediction has 1 or 2% of room.
+TARGET = 0.985
+# If the predicted size fails, the search goes down by this fraction, then by twice that.
+STEP_DOWN = 0.02
+# A prediction rests on too little if a proportional estimate is below this fraction of it.
+FAR = 0.75
+# Sizes within this fraction of the best speed count as fastest.
+FASTEST = 0.97
+# The largest fraction of the size at which memory ends that is recommended. A size with at least
+# this fraction of it need not be tried again.
+SAFE_SIZE, WORTHWHILE = 0.75, 0.75
+# A trial takes two or three steps and an evaluation, about the time of this many steps.
+STEPS_PER_TRIAL = 4
+# If a device swaps, a size with less than this fraction of the speed of a smaller size is too big.
+MIN_SPEED = 0.5
+# The ratio of two sizes that are far enough apart for a slope.
+MIN_SPAN = 1.25
 
 
-@dataclass(frozen=True, kw_only=True)
-class BatchSizes:
-    """The batch sizes that a search found; by default none that fits.
+class RunTrial(Protocol):
+    """Takes steps at a batch size, in a new process if needed."""
+
+    def __call__(self, batch_size: int, *, new_process: bool = False) -> Trial:
+        """Return the trial."""
+
+
+class MemoryLine(NamedTuple):
+    """Peak memory by batch size: ``max(floor, base + example * batch_size)``.
+
+    The floor is the step of the optimizer, the peak of small batches. BERT-base with 128 tokens in
+    bf16 on an H200 takes 2,160 MiB for 1 to 4 examples, and 49.5 MiB for each further example.
+    """
+
+    floor_bytes: float
+    base_bytes: float
+    example_bytes: float
+
+    def peak_bytes(self, batch_size: int) -> float:
+        """Predict the peak memory of a batch."""
+        return max(self.floor_bytes, self.base_bytes + self.example_bytes * batch_size)
+
+    def largest_batch(self, budget_bytes: float) -> int | None:
+        """Predict the largest batch within a budget, or return None if no growth was seen.
+
+        >>> MemoryLine(floor_bytes=50, base_bytes=20, example_bytes=10).largest_batch(99)
+        7
+        """
+        if self.floor_bytes > budget_bytes:
+            return 0
+        if self.example_bytes == 0:
+            return None
+        return max(0, math.floor((budget_bytes - self.base_bytes) / self.example_bytes))
+
+
+def fit_memory(peaks: Mapping[int, int]) -> MemoryLine:
+    """Fit peaks in bytes by batch size, through the two largest sizes that are far enough apart."""
+    smallest, largest = min(peaks), max(peaks)
+    size = max((size for size in peaks if size * MIN_SPAN <= largest), default=0)
+    growth_bytes = peaks[largest] - peaks[size] if size else 0
+    slope = max(0.0, growth_bytes / (largest - size))
+    return MemoryLine(peaks[smallest], peaks[largest] - slope * largest, slope)
+
+
+def search(
+    run: RunTrial,
+    *,
+    budget_bytes: int,
+    limit: int,
+    first: int | None = None,
+    time_limit: float = math.inf,
+    slows_down: bool = False,
+) -> Result:
+    """Find the largest batch size that fits, confirmed in a new process, and the fastest.
+
+    Trials of one size need not agree. A size that failed once is not returned.
 
     Args:
-        max_verified: Largest size that passed, in a fresh process too.
-        first_failed: Smallest size that failed for memory.
-        predicted_maximum: Largest size that should fit, where time ended the search before memory.
-        fastest: Smallest tried size whose speed is within 3% of the best.
-        recommended: Size to train with: the fastest that leaves room.
+        first: Size to start with, None for a small one.
+        time_limit: Seconds. A trial that would end later is left out, if there is a result.
+        slows_down: Whether the device swaps instead of rejecting an allocation.
     """
+    state = _Search(budget_bytes, limit, first, time_limit, slows_down)
+    while following := state.next_trial():
+        size, new_process = following
+        state.add(run(size, new_process=new_process), is_confirmed=new_process)
+    speeds, end = state.speeds, math.floor(state.safe_size())
+    safe = {size: speed for size, speed in speeds.items() if size <= end}
+    return Result(
+        largest=state.largest,
+        first_failed=min(state.sizes("too_big"), default=None),
+        predicted_largest=state.predicted_largest(),
+        fastest=fastest_size(speeds),
+        recommended=fastest_size(safe) if safe else min(speeds),
+        trials=tuple(state.trials),
+        budget_bytes=budget_bytes,
+        peak_bytes=state.passed[state.largest].peak_bytes,
+    )
 
-    max_verified: int = 0
-    first_failed: int | None = 1
-    predicted_maximum: int | None = None
-    recommended: int = 0
-    fastest: int = 0
 
-
-@dataclass(frozen=True, kw_only=True)
-class SearchResult(BatchSizes):
-    """The result of a search, with its trials in order and the memory that a trial might hold."""
-
-    trials: tuple[Trial, ...]
+@dataclass
+class _Search:
     budget_bytes: int
+    limit: int
+    first: int | None
+    time_limit: float
+    slows_down: bool
+    trials: list[Trial] = field(default_factory=list)
+    confirmed: set[int] = field(default_factory=set)
+
+    def add(self, trial: Trial, *, is_confirmed: bool) -> None:
+        self.trials.append(trial)
+        if self.slows_down:
+            self.trials = [self._judge_speed(earlier) for earlier in self.trials]
+        if is_confirmed:
+            self.confirmed.add(trial.batch_size)
+        last = self.trials[-1]
+        if last.status == "failed" or (last.status == "timed_out" and last.batch_size == 1):
+            raise FinetuneError(
+                f"training at batch size {last.batch_size} failed: {last.reason}",
+                remedy="memory is not the cause: see what finetune doctor reports, raise "
+                "--time-limit, or lower --max-length",
+            )
+        if not self.largest and last.batch_size == 1:
+            raise BatchDoesNotFit(
+                f"not even a batch of one example fits in memory: {last.reason}",
+                remedy="lower --max-length, use --gradient-checkpointing or --freeze-core, or "
+                "raise --memory",
+            )
+
+    def _judge_speed(self, trial: Trial) -> Trial:
+        """Return a trial that only fitted because the system swapped as too big."""
+        smaller = [other for other in self.trials if other.batch_size < trial.batch_size]
+        best = max((other.examples_per_second or 0.0 for other in smaller), default=0.0)
+        speed = trial.examples_per_second or 0.0
+        if trial.status != "fits" or speed >= MIN_SPEED * best:
+            return trial
+        reason = f"it has {speed / best:.0%} of the speed of a smaller batch"
+        return replace(trial, status="too_big", reason=reason)
+
+    def sizes(self, *statuses: TrialStatus) -> set[int]:
+        return {trial.batch_size for trial in self.trials if trial.status in statuses}
 
     @property
-    def peak_bytes(self) -> int | None:
-        """Peak memory at the largest verified size, None where unknown."""
-        peaks = {one.batch_size: one.peak_bytes for one in self.trials if one.status == "fits"}
-        return peaks.get(self.max_verified)
+    def passed(self) -> dict[int, Trial]:
+        """The last trial of each size that never failed, in ascending order."""
+        sizes = self.sizes("fits") - self.sizes("too_big", "timed_out")
+        trials = {trial.batch_size: trial for trial in self.trials}
+        return {size: trials[size] for size in sorted(sizes)}
 
     @property
-    def examples_per_second(self) -> float:
-        """Speed at the recommended size."""
-        speeds = {one.batch_size: one.examples_per_second for one in self.trials}
-        return speeds[self.recommended] or 0.0
+    def speeds(self) -> dict[int, float]:
+        return {size: trial.examples_per_second or 0.0 for size, trial in self.passed.items()}
 
     @property
-    def is_short_of_memory(self) -> bool:
-        """Whether a larger batch size would be recommended if there were more memory."""
-        return self.first_failed is not None or self.recommended < self.fastest
+    def largest(self) -> int:
+        return max(self.passed, default=0)
 
+    @property
+    def tolerance(self) -> int:
+        return max(1, int(TOLERANCE * self.largest))
 
-def search(run: RunTrial, *, run_afresh: RunTrial, history: History) -> SearchResult:
-    """Find the largest batch size that fits, which a fresh process has confirmed, and the fastest.
+    def predict(self) -> int | None:
+        """Predict the size at which memory ends, None while no slope is known."""
+        peaks = {size: trial.peak_bytes for size, trial in self.passed.items() if trial.peak_bytes}
+        return fit_memory(peaks).largest_batch(self.budget_bytes) if peaks else None
 
-    Memory need not be monotone and trials need not agree: a size that failed once is not returned.
-    """
-    while following := _next_size(history):
-        size, is_fresh = following
-        history.add((run_afresh if is_fresh else run)(size), is_fresh=is_fresh)
-        _raise_if_nothing_fits(history)
-    return SearchResult(
-        max_verified=history.largest,
-        first_failed=min(history.sizes("too_big"), default=None),
-        predicted_maximum=_predict_maximum(history),
-        fastest=fastest_size(history.speeds),
-        recommended=recommended_size(history),
-        trials=tuple(history.trials),
-        budget_bytes=history.budget_bytes,
-    )
+    def next_trial(self) -> tuple[int, bool] | None:
+        """Return the next size, and whether it is for a new process; None at the end."""
+        size, predicted, safe_size = self.next_size(), self.predict(), self.untried_safe_size()
+        if size is not None and not self.is_exhausted():
+            # While the search grows, half of the time is kept for the confirmation. Later every
+            # size may be the largest, so that its trial is the confirmation too.
+            affordable = self.affordable_size(0.5 if predicted is None else 1.0)
+            if affordable >= min(size, self.largest + self.tolerance):
+                size = min(size, affordable)
+                return size, predicted is not None or size in (affordable, self.limit)
+        if self.largest not in self.confirmed:
+            return max(1, self.largest), True
+        if safe_size is None or len(self.trials) >= MAX_TRIALS:
+            return None
+        return (safe_size, False) if safe_size <= self.affordable_size(1.0) else None
 
+    def is_exhausted(self) -> bool:
+        """Return whether at most the trial of a size to recommend is left."""
+        return len(self.trials) >= MAX_TRIALS - (self.untried_safe_size() is not None)
 
-def _next_size(history: History) -> tuple[int, bool] | None:
-    """Return what to try next, and whether in a fresh process; None if nothing is left to try."""
-    size = _bracketing_size(history)
-    if size is not None and not _is_exhausted(history):
-        # While the search grows, a process is used again and half the time is kept for the check.
-        # Near the prediction every size may be the largest, so that its trial is the check too.
-        is_growing = history.predict_largest() is None
-        affordable = history.affordable_size(history.seconds_left / (2 if is_growing else 1))
-        if affordable >= min(size, history.largest + _tolerance(history)):
-            size = min(size, affordable)
-            return size, not is_growing or size in (affordable, history.limit)
-    if history.largest not in history.checked_sizes:
-        return max(1, history.largest), True
-    size = _untried_size_with_room(history)
-    is_affordable = size and size <= history.affordable_size(history.seconds_left)
-    return (size, False) if size and is_affordable and len(history.trials) < MAX_TRIALS else None
+    def next_size(self) -> int | None:
+        """Return the next size on the way to the largest, None once that is bracketed."""
+        low = self.largest
+        if not low:
+            # If memory is swapped, only the speed of a smaller size shows that a larger one swaps.
+            is_small = self.trials or self.slows_down
+            return 1 if is_small else min(self.first or FIRST_SIZE, self.limit)
+        failed = [size for size in self.sizes("too_big", "timed_out") if size > low]
+        high = min(failed, default=self.limit + 1)
+        if low == self.limit or (failed and high - low <= self.tolerance):
+            return None
+        predicted, peak_bytes = self.predict(), self.passed[low].peak_bytes or self.budget_bytes
+        # This many fit even if all of the peak so far was due to the examples.
+        proportional = max(low, low * self.budget_bytes // peak_bytes)
+        if predicted is None:
+            # It fits if examples took at most half of the peak so far, or if twice as many fit.
+            size = max(2 * low, 2 * proportional - low)
+        else:
+            # If one tolerance more fails, the largest size is bracketed. Beyond a prediction that
+            # was too low, the distance grows.
+            target = math.ceil(TARGET * predicted)
+            step = self.tolerance if low <= predicted else low - target
+            size = target if target >= low + self.tolerance else low + step
+        if failed and size >= high:
+            # The line expected a size to fit that failed. If it rests on too little, bisect.
+            step_down = 1 - STEP_DOWN * 2 ** (len(failed) - 1)
+            size = max((low + high) // 2, int(step_down * high))
+            if predicted is None or proportional < FAR * high:
+                size = math.isqrt(proportional * high)
+        return min(max(size, low + 1), high - 1)
 
+    def affordable_size(self, fraction: float) -> int:
+        """Predict the largest size whose trial ends within a fraction of the time left."""
+        if not self.passed:
+            return self.limit
+        last = self.passed[self.largest]
+        seconds = fraction * (self.time_limit - sum(trial.seconds for trial in self.trials))
+        examples = (seconds - last.seconds) * self.speeds[self.largest] / STEPS_PER_TRIAL
+        return math.floor(min(self.largest + examples, 2 * self.limit))
 
-def _is_exhausted(history: History) -> bool:
-    """Return whether no trial is left but the one that finds a size to recommend."""
-    kept = 1 if history.passed and _untried_size_with_room(history) else 0
-    return len(history.trials) >= MAX_TRIALS - kept
+    def predicted_largest(self) -> int | None:
+        """Predict the largest size, if time ended the search before memory did."""
+        predicted, largest = self.predict(), self.largest
+        failed = [size for size in self.sizes("too_big") if size > largest]
+        is_bracketed = largest == self.limit or (failed and min(failed) - largest <= self.tolerance)
+        is_exhausted = self.is_exhausted() and not self.sizes("timed_out")
+        if predicted is None or is_bracketed or is_exhausted:
+            return None
+        return max(largest, min(predicted, min(failed, default=self.limit + 1) - 1))
 
+    def safe_size(self) -> float:
+        """Return the largest size, tried or not, that leaves room."""
+        end = min(self.sizes("too_big"), default=None) or self.predict()
+        return max(1, min(self.limit, math.inf if end is None else int(SAFE_SIZE * end)))
 
-def _raise_if_nothing_fits(history: History) -> None:
-    last = history.trials[-1]
-    if last.status == "failed" or (last.status == "timed_out" and last.batch_size == 1):
-        raise FinetuneError(
-            f"training at batch size {last.batch_size} failed: {last.reason}",
-            remedy="memory is not the cause: see what finetune doctor says, raise --time-limit, "
-            "or lower --max-length",
-        )
-    if history.largest or last.batch_size > 1:
-        return
-    raise BatchDoesNotFit(
-        f"not even a batch of one example fits in memory: {last.reason}",
-        remedy="lower --max-length, use --gradient-checkpointing or --freeze-core, or raise "
-        "--memory",
-    )
-
-
-def _bracketing_size(history: History) -> int | None:
-    """Return the next size on the way to the largest, None once that is bracketed."""
-    low, high = history.largest, history.bound
-    if not low:
-        # Where memory is swapped, only the speed of a size that fits shows that a larger one swaps.
-        is_small = history.trials or history.slows_down
-        return 1 if is_small else min(history.first or FIRST_SIZE, history.limit)
-    if low == history.limit or (high is not None and high - low <= _tolerance(history)):
-        return None
-    tolerance, predicted = _tolerance(history), history.predict_largest()
-    # The size that fits even if all of the peak so far was due to the examples.
-    peak_bytes = history.passed[low].peak_bytes or history.budget_bytes
-    proportional = max(low, low * history.budget_bytes // peak_bytes)
-    if predicted is None:
-        # It fits if examples took at most half of the peak so far, or is the double.
-        size = max(2 * low, 2 * proportional - low)
-        size = size if high is None else min(size, math.isqrt(low * high))
-    elif (target := math.ceil(TARGET_SHARE * predicted)) < low + tolerance:
-        # If one tolerance more fails, the largest size is bracketed. Beyond the prediction, which
-        # was too low then, the distance grows.
-        size = low + (low - target if low > predicted else tolerance)
-        size = size if high is None else min(size, (low + high) // 2)
-    elif high is None or target < high:
-        size = target
-    elif proportional < FAR_SHARE * high:
-        # The memory model expected one to fit that failed, and here rests on too little.
-        size = math.isqrt(proportional * high)
-    else:
-        share = STEP_DOWN_SHARE * 2 ** (len(history.sizes("too_big")) - 1)
-        size = max((low + high) // 2, int((1 - share) * high))
-    return min(max(size, low + 1), (high or history.limit + 1) - 1)
-
-
-def _tolerance(history: History) -> int:
-    """Return how far apart the largest size and one that does not fit may be."""
-    return max(1, int(TOLERANCE_SHARE * history.largest))
-
-
-def _predict_maximum(history: History) -> int | None:
-    """Predict the largest size, if it was time that kept the search from bracketing it."""
-    is_exhausted = _is_exhausted(history) and not history.sizes("timed_out")
-    predicted = history.predict_largest()
-    if _bracketing_size(history) is None or is_exhausted or predicted is None:
-        return None
-    end = history.bound or history.limit + 1
-    return max(history.largest, min(predicted, end - 1))
-
-
-def recommended_size(history: History) -> int:
-    """Return the fastest size that leaves room, or the smallest that passed if none does."""
-    largest = size_with_room(history)
-    roomy = {size: speed for size, speed in history.speeds.items() if size <= largest}
-    return fastest_size(roomy) if roomy else min(history.speeds)
-
-
-def _untried_size_with_room(history: History) -> int | None:
-    """Return a size to recommend, None if one that passed does nearly as well."""
-    size = size_with_room(history)
-    is_reached = any(WORTHWHILE_SHARE * size <= other <= size for other in history.passed)
-    is_tried = size in {trial.batch_size for trial in history.trials}
-    return None if is_reached or is_tried or fastest_size(history.speeds) <= size else size
-
-
-def size_with_room(history: History) -> int:
-    """Return the largest size, tried or not, that should leave room."""
-    end = min(history.sizes("too_big"), default=None) or history.predict_largest()
-    predicted = history.predict_largest(budget_share=SAFE_BUDGET_SHARE)
-    bounds = (history.limit, predicted, end and int(SAFE_SIZE_SHARE * end))
-    return max(1, min(bound for bound in bounds if bound is not None))
+    def untried_safe_size(self) -> int | None:
+        """Return a size to recommend, None if a size that passed does nearly as well."""
+        size = self.safe_size()
+        is_reached = any(WORTHWHILE * size <= other <= size for other in self.passed)
+        is_tried = size in {trial.batch_size for trial in self.trials}
+        if not self.passed or is_reached or is_tried or fastest_size(self.speeds) <= size:
+            return None
+        return int(size)
 
 
 def fastest_size(speeds: Mapping[int, float]) -> int:
@@ -222,4 +280,4 @@ def fastest_size(speeds: Mapping[int, float]) -> int:
     32
     """
     best = max(speeds.values())
-    return min(size for size, speed in speeds.items() if speed >= FASTEST_SHARE * best)
+    return min(size for size, speed in speeds.items() if speed >= FASTEST * best)

@@ -77,8 +77,13 @@ class TrialRunner:
                 ) from None
         return self._budget_bytes
 
-    def run(self, batch_size: int) -> Trial:
-        """Train at a batch size; note if it failed and other processes have taken memory."""
+    def run(self, batch_size: int, *, new_process: bool = False) -> Trial:
+        """Train at a batch size, in a child that has not trained before if that is wanted.
+
+        The result notes if the trial failed after other processes took memory.
+        """
+        if new_process and self._has_trained:
+            self._end_child()
         trial = self._try(batch_size)
         taken_bytes = self._free_bytes - free_bytes_of(self.device)
         if trial.status == "too_big" and taken_bytes > max(
@@ -114,12 +119,6 @@ class TrialRunner:
             peak_bytes=trial.peak_bytes or self._peak_bytes or None,
             seconds=time.perf_counter() - started,
         )
-
-    def run_afresh(self, batch_size: int) -> Trial:
-        """Train at a batch size in a child that has not trained before."""
-        if self._has_trained:
-            self._end_child()
-        return self.run(batch_size)
 
     def _start_child(self) -> Child:
         child = self._spares.pop(0) if self._spares else Child(self.module)

@@ -3,7 +3,7 @@
 Every device is searched, in a child process. For a Mac that is not here, sizes are estimated.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from finetune.ownership import OwnFolder
 
 if TYPE_CHECKING:
     from finetune.batch_finder.case import Case
-    from finetune.batch_finder.results import BatchResult, EstimateResult, FoundBatches
+    from finetune.batch_finder.results import FoundBatches, Result
     from finetune.devices.base import Device
 
 EXAMPLES = """\b
@@ -79,46 +79,57 @@ def find_batch(
     loaded = guess_options(loaded, emit=emit)
     has_max_length = "max_length" in loaded.sources
     mac = None if machine is None else find_mac(machine)
+    from finetune.batch_finder.results import FoundBatches
+
     own = None if output_dir is None else OwnFolder(Path(output_dir).expanduser(), "find-batch")
     if own:
         own.check()
     texts = _measure_texts(loaded.config, has_max_length, limit, emit=emit)
     if mac:
-        found = _estimate(loaded.config, mac, texts, emit=emit)
+        iterator = estimate_modes(loaded.config, mac, texts, emit=emit)
     else:
-        found = _search(loaded.config, texts, is_fresh=fresh, emit=emit)
-    if own:
-        own.write_all({"find-batch.json": found.to_json()})
-    return found
+        iterator = search_modes(loaded.config, texts, is_fresh=fresh, emit=emit)
+    results: list[Result] = []
+    for result in iterator:
+        results.append(result)
+        if own:
+            own.write_all({"find-batch.json": FoundBatches(tuple(results)).to_json()})
+    return FoundBatches(tuple(results))
 
 
-def _search(config: Config, texts: _Texts, *, is_fresh: bool, emit: Emit) -> "FoundBatches":
-    """Search on each device, in each mode."""
+def search_modes(
+    config: Config, texts: _Texts, *, is_fresh: bool, emit: Emit
+) -> "Iterator[Result]":
+    """Search on each device in each mode, and yield each result as soon as it is known."""
     from finetune.batch_finder.find import Search, explain, find_parts, memory_limit_bytes
-    from finetune.batch_finder.results import FoundBatches
     from finetune.devices.select import select_device, usable_devices
     from finetune.runs.cache import cache_folder
     from finetune.runs.features import stores_features
 
-    cache = cache_folder(config.cache, "batches")
-    name, results = config.training.device, []
+    cache, name = cache_folder(config.cache, "batches"), config.training.device
     devices = [*usable_devices(emit=emit)] if name == "auto" else [select_device(name, emit=emit)]
     cases = [
         (device, case)
         for device in devices
         for case in _cases(_with_precision(config, device), device, texts)
     ]
+    unfit: list[Result] | None = []
     for device, case in cases:
         search = Search(device, config.search, texts.rows, None, cache, emit, is_fresh)
         is_stored = stores_features(config.cache, case.mode)
-        results.append(find_parts(case, search, stores_features=is_stored))
-    if not any(result.max_verified for result in results):
+        result = find_parts(case, search, stores_features=is_stored)
+        # The first results are held back until one fits, since otherwise the search is an error.
+        if unfit is not None and not result.largest:
+            unfit.append(result)
+            continue
+        yield from (*(unfit or ()), result)
+        unfit = None
+    if unfit:
         error = BatchDoesNotFit(
             "not even a batch of one example fits in memory",
             remedy="lower --max-length, choose a smaller --model, or raise --memory",
         )
         raise explain(error, devices[-1], memory_limit_bytes(config.search))
-    return FoundBatches(results=tuple(results))
 
 
 def _with_precision(config: Config, device: "Device") -> Config:
@@ -135,32 +146,28 @@ def _with_precision(config: Config, device: "Device") -> Config:
     return change_options(config, {"precision": choice.precision})
 
 
-def _estimate(config: Config, mac: Mac, texts: _Texts, *, emit: Emit) -> "FoundBatches":
+def estimate_modes(config: Config, mac: Mac, texts: _Texts, *, emit: Emit) -> "Iterator[Result]":
     """Estimate the batch sizes of a Mac for the same cases as those of a search."""
     from finetune.batch_finder.estimate import estimate_parts
     from finetune.batch_finder.find import memory_limit_bytes
-    from finetune.batch_finder.results import FoundBatches
     from finetune.devices.mps.device import MpsDevice
     from finetune.runs.features import stores_features
 
     mac = replace(mac, limit_bytes=memory_limit_bytes(config.search))
     device = MpsDevice(chip=mac.chip)
-    estimates: list[EstimateResult] = []
     for case in _cases(config, device, texts):
         is_stored = stores_features(config.cache, case.mode)
-        # M1 and M2 compute wrongly on more than so many tokens at once.
-        sound = device.shapes.max_examples(padded_length=case.padded_length)
-        limit = min(texts.rows, sound or texts.rows)
+        # M1 and M2 compute larger batches incorrectly.
+        max_correct = device.shapes.max_examples(padded_length=case.padded_length)
+        limit = min(texts.rows, max_correct or texts.rows)
         emit(Info(f"estimating {case.mode} at {case.padded_length} tokens on {mac.name}"))
         try:
-            found = estimate_parts(case, mac, stores_features=is_stored, limit=limit)
+            yield estimate_parts(case, mac, stores_features=is_stored, limit=limit)
         except ModelUnsupported as error:
             if not is_stored:
                 raise
             emit(WarningMessage(f"{error.message}: the whole model runs at every step"))
-            found = estimate_parts(case, mac, stores_features=False, limit=limit)
-        estimates.append(found)
-    return FoundBatches(estimates=tuple(estimates))
+            yield estimate_parts(case, mac, stores_features=False, limit=limit)
 
 
 def _cases(config: Config, device: "Device", texts: _Texts) -> "list[Case]":
@@ -263,49 +270,48 @@ def command(*, display: flags.Display, **options: Any) -> None:
 
 
 def show_batches(found: "FoundBatches", *, folder: str | None) -> None:
-    """Print a line per device or machine, length and mode, and notes below."""
-    results = found.estimates or found.results
-    rows = [_cells(result) for result in results]
+    """Print a line for each device or machine, length and mode, and notes below."""
+    rows = [_cells(result) for result in found.results]
     titles = list(rows[0])
     show_table(titles, [list(row.values()) for row in rows], numbers=titles[3:])
     notes = []
-    for one in results:
-        place = f"{one.mode} at {one.padded_length} tokens"
-        if one.features_batch:
-            option = f"--eval-batch-size {one.features_batch:,}"
-            notes.append(f"{place}: features are extracted with {option}")
-        if maximum := getattr(one, "predicted_maximum", None):
+    for result in found.results:
+        place = f"{result.mode} at {result.padded_length} tokens"
+        if size := result.features_batch_size:
+            notes.append(f"{place}: features are extracted with --eval-batch-size {size:,}")
+        if maximum := result.predicted_largest:
             ended = "the time limit ended the search; memory is predicted to hold"
             notes.append(f"{place}: {ended} {maximum:,} examples")
-    if found.estimates:
-        notes += [
-            f"{_mode(one)}: {one.lowest_batch:,} to {one.highest_batch:,} examples fit"
-            for one in found.estimates
-            if one.lowest_batch < one.highest_batch
-        ]
-        title = "These are estimates: nothing was run on such a machine. They are based on"
-        bases = dict.fromkeys(one.basis for one in found.estimates)
-        notes = [title, *bases, *notes]
+        if result.highest and result.recommended < result.highest:
+            bounds = f"{result.recommended:,} to {result.highest:,} examples fit"
+            notes.append(f"{_mode(result)}: {bounds}")
+    if bases := dict.fromkeys(result.basis for result in found.results if result.basis):
+        show_lines("These are estimates: nothing was run on such a machine.", *bases)
     if folder:
         notes.append(f"results: {folder}")
     if notes:
         show_lines(*notes)
 
 
-def _cells(result: "BatchResult | EstimateResult") -> dict[str, str]:
-    from finetune.batch_finder.results import EstimateResult
-
-    values: dict[str, Any] = {"device": result.device, "mode": _mode(result)}
-    values |= {"precision": result.precision, "tokens": result.padded_length}
-    memory = {"GiB": _gibibytes(result.peak_bytes), "of": _gibibytes(result.budget_bytes)}
-    if isinstance(result, EstimateResult):
-        values |= {"device": result.machine, "largest": result.batch, "fails": None, **memory}
-        values |= {"fastest": None, "use": result.lowest_batch, "trials": None, "s": None}
-    else:
-        values |= {"largest": result.max_verified, "fails": result.first_failed, **memory}
-        values |= {"fastest": result.fastest, "use": result.recommended}
-        values |= {"trials": len(result.trials), "s": round(result.seconds)}
-    texts = {name: f"{one:,}" if isinstance(one, int) else one for name, one in values.items()}
+def _cells(result: "Result") -> dict[str, str]:
+    is_estimate = result.machine is not None
+    values: dict[str, Any] = {
+        "device": result.machine or result.device,
+        "mode": _mode(result),
+        "precision": result.precision,
+        "tokens": result.padded_length,
+        "largest": result.largest,
+        "fails": result.first_failed,
+        "GiB": _gibibytes(result.peak_bytes),
+        "of": _gibibytes(result.budget_bytes),
+        "fastest": result.fastest,
+        "use": result.recommended,
+        "trials": None if is_estimate else len(result.trials),
+        "s": None if is_estimate else round(result.seconds),
+    }
+    texts = {
+        name: f"{value:,}" if isinstance(value, int) else value for name, value in values.items()
+    }
     return {name: text or "-" for name, text in texts.items()}
 
 
@@ -313,6 +319,6 @@ def _gibibytes(size: int | None) -> str:
     return "-" if size is None else f"{size / 2**30:.2f}"
 
 
-def _mode(result: "BatchResult | EstimateResult") -> str:
+def _mode(result: "Result") -> str:
     is_unsplit = Mode(result.mode).trained_layers is not None and not result.stores_features
     return f"{result.mode}, no stored features" if is_unsplit else result.mode

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.find import Search, find
-from finetune.batch_finder.search import SearchResult
+from finetune.batch_finder.results import Result
 from finetune.config.schema import change_options
 from finetune.devices.batch_size import BatchSize
+from finetune.devices.host import gibibytes
 from finetune.errors import BatchDoesNotFit
 from finetune.events import Emit, Info, stage
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
@@ -52,13 +53,13 @@ def with_batch_sizes(preparation: Preparation, *, emit: Emit) -> Preparation:
     cache = cache_folder(config.cache, "batches")
     rows_per_step = math.ceil(preparation.plan.rows_per_step / processes.count)
 
-    def search(case: Case, largest: int = rows_per_step) -> SearchResult:
+    def search(case: Case, largest: int = rows_per_step) -> Result:
         result = find(case, Search(device, config.search, largest, largest, cache, emit))
         subject = "batch size without gradients" if case.part == "features" else "batch size"
         subject += ", with gradient checkpointing" * case.gradient_checkpointing
         trials = {str(trial.batch_size): trial.examples_per_second for trial in result.trials}
         speeds = {size: speed for size, speed in trials.items() if speed}
-        note = f"{result.first_failed} does not fit into {result.budget_bytes / 2**30:.1f} GiB"
+        note = f"{result.first_failed} does not fit into {gibibytes(result.budget_bytes or 0)}"
         note *= result.first_failed is not None
         size = str(result.recommended)
         choices.append(AutoTunedOption(subject, size, "examples/s", speeds, note))
@@ -107,7 +108,7 @@ def with_batch_sizes(preparation: Preparation, *, emit: Emit) -> Preparation:
 
 
 def _search_both_ways(
-    case: Case, search: Callable[[Case], SearchResult], rows_per_step: int, *, emit: Emit
+    case: Case, search: Callable[[Case], Result], rows_per_step: int, *, emit: Emit
 ) -> tuple[int, bool]:
     """Search for the batch size of a step, with gradient checkpointing if that is faster.
 

@@ -104,7 +104,13 @@ class SimulatedMachine:
         step = max(1, largest // 500)
         return max(self.examples_per_second(size) for size in range(1, largest + 1, step))
 
-    def run(self, batch_size: int) -> Trial:
+    def run(self, batch_size: int, *, new_process: bool = False) -> Trial:
+        if new_process:
+            self.fresh_sizes.append(batch_size)
+        trial = self._try(batch_size)
+        return replace(trial, seconds=trial.seconds + self.start_seconds * new_process)
+
+    def _try(self, batch_size: int) -> Trial:
         seconds = 3.5 * self.step_seconds(batch_size)
         if seconds > self.timeout_seconds:
             return did_not_fit(batch_size, "timed_out", seconds=self.timeout_seconds)
@@ -118,11 +124,6 @@ class SimulatedMachine:
             * self._noise(self.speed_noise),
             seconds=seconds,
         )
-
-    def run_afresh(self, batch_size: int) -> Trial:
-        self.fresh_sizes.append(batch_size)
-        trial = self.run(batch_size)
-        return replace(trial, seconds=trial.seconds + self.start_seconds)
 
     def _noise(self, deviation: float) -> float:
         return 1 + max(-2 * deviation, min(2 * deviation, self.noise.gauss(0, deviation)))
@@ -204,7 +205,7 @@ class SimulatedRunner:
     def budget_bytes(self) -> int:
         return self.machine.budget_bytes
 
-    def run(self, batch_size: int) -> Trial:
+    def run(self, batch_size: int, *, new_process: bool = False) -> Trial:
         case = self.cases[-1]
         if case.part != "whole" and not self.can_split:
             raise ModelUnsupported("the frozen layers of Model can't be split off", remedy="-")
@@ -212,9 +213,6 @@ class SimulatedRunner:
         trial = replace(machine.run(batch_size), part=case.part)
         self.emit(trial)
         return trial
-
-    def run_afresh(self, batch_size: int) -> Trial:
-        return self.run(batch_size)
 
 
 @pytest.fixture
@@ -301,7 +299,7 @@ class UnifiedMemoryMac:
     def empty_cache(self) -> None:
         self.buffer_bytes.clear()
 
-    def run(self, batch_size: int, *, padded_length: int = 128) -> Trial:
+    def run(self, batch_size: int, *, new_process: bool = False, padded_length: int = 128) -> Trial:
         """Take three steps in a process of its own."""
         mac = replace(self)
         try:

@@ -106,9 +106,9 @@ def test_the_largest_batch_is_the_last_whose_peak_fits() -> None:
     found = estimate(small_case(), mac_with(GIB), limit=NO_LIMIT)
     assert found.peak_bytes
     assert found.peak_bytes <= GIB
-    assert found.lowest_batch < found.batch < found.highest_batch
+    assert found.recommended < found.largest < found.highest
     one_byte_less = estimate(small_case(), mac_with(found.peak_bytes - 1), limit=NO_LIMIT)
-    assert one_byte_less.batch == found.batch - 1
+    assert one_byte_less.largest == found.largest - 1
 
 
 def test_a_model_whose_operations_depend_on_numbers_can_not_be_estimated() -> None:
@@ -120,8 +120,7 @@ def test_a_model_whose_operations_depend_on_numbers_can_not_be_estimated() -> No
 
 def test_an_estimate_for_macs_says_that_it_was_never_measured() -> None:
     found = estimate(small_case(device="mps"), mac_with(4 * GIB), limit=NO_LIMIT)
-    assert "no measurements of this project's own" in found.basis
-    assert "8 GB" in found.basis
+    assert "not on measurements of this project" in str(found.basis)
 
 
 def test_checkpointing_keeps_less_alive() -> None:

@@ -1,5 +1,6 @@
 import statistics
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from batch_finder.simulated_machines import (
@@ -18,8 +19,8 @@ from batch_finder.simulated_machines import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finetune.batch_finder.history import History, RunTrial
-from finetune.batch_finder.search import SearchResult, search
+from finetune.batch_finder.results import Result
+from finetune.batch_finder.search import RunTrial, search
 from finetune.errors import BatchDoesNotFit, FinetuneError
 from finetune.events import Trial
 
@@ -66,46 +67,25 @@ CPUS = {
 
 
 def find(
-    run: RunTrial,
-    *,
-    run_afresh: RunTrial | None = None,
-    budget_bytes: int = 8 * GIB,
-    limit: int = 100_000,
-    first: int | None = None,
-    time_limit_seconds: float = float("inf"),
-    slows_down: bool = False,
-) -> SearchResult:
-    history = History(budget_bytes, limit, first, time_limit_seconds, slows_down)
-    return search(run, run_afresh=run_afresh or run, history=history)
+    run: RunTrial, *, budget_bytes: int = 8 * GIB, limit: int = 100_000, **bounds: Any
+) -> Result:
+    return search(run, budget_bytes=budget_bytes, limit=limit, **bounds)
 
 
-def find_on(
-    machine: SimulatedMachine,
-    *,
-    limit: int = 100_000,
-    first: int | None = None,
-    time_limit_seconds: float = float("inf"),
-) -> SearchResult:
-    return find(
-        machine.run,
-        run_afresh=machine.run_afresh,
-        budget_bytes=machine.budget_bytes,
-        limit=limit,
-        first=first,
-        time_limit_seconds=time_limit_seconds,
-    )
+def find_on(machine: SimulatedMachine, **bounds: Any) -> Result:
+    return find(machine.run, budget_bytes=machine.budget_bytes, **bounds)
 
 
-def sizes(found: SearchResult) -> list[int]:
+def sizes(found: Result) -> list[int]:
     return [trial.batch_size for trial in found.trials]
 
 
-def failures(found: SearchResult) -> list[int]:
+def failures(found: Result) -> list[int]:
     return [trial.batch_size for trial in found.trials if trial.status == "too_big"]
 
 
 def fits_up_to(largest: int) -> RunTrial:
-    def run(batch_size: int) -> Trial:
+    def run(batch_size: int, *, new_process: bool = False) -> Trial:
         if batch_size > largest:
             return did_not_fit(batch_size, "too_big")
         return fits(batch_size, peak_bytes=(1000 + 7000 * batch_size // (largest + 1)) * MIB)
@@ -119,9 +99,7 @@ def test_few_trials_find_nearly_the_largest_size_also_if_fragments_take_some_of_
 ) -> None:
     machines = [replace(machine, capacity_share=capacity_share) for machine in GPUS.values()]
     found = [find_on(machine) for machine in machines]
-    shares = [
-        one.max_verified / m.largest_fitting() for one, m in zip(found, machines, strict=True)
-    ]
+    shares = [one.largest / m.largest_fitting() for one, m in zip(found, machines, strict=True)]
 
     assert 0.98 <= min(shares) <= max(shares) <= 1
     assert statistics.median(len(one.trials) for one in found) <= 6
@@ -135,7 +113,7 @@ def test_budget_that_is_off_costs_trials_and_little_else(capacity_share: float) 
         machine = replace(machine, capacity_share=capacity_share)
         found = find_on(machine)
 
-        assert 0.9 <= found.max_verified / machine.largest_fitting() <= 1
+        assert 0.9 <= found.largest / machine.largest_fitting() <= 1
         assert len(found.trials) <= 9
         assert len(failures(found)) <= 4
 
@@ -146,7 +124,7 @@ def test_noisy_memory_of_a_cpu_is_met_within_7_percent(seed: int) -> None:
         machine = replace(machine, peak_noise=0.02, speed_noise=0.02, seed=seed)
         found = find_on(machine)
 
-        assert 0.93 <= found.max_verified / machine.largest_fitting() <= 1
+        assert 0.93 <= found.largest / machine.largest_fitting() <= 1
         assert len(found.trials) <= 8
         assert len(failures(found)) <= 3
 
@@ -162,7 +140,7 @@ def test_fastest_size_is_within_3_percent_of_a_full_sweep() -> None:
 def test_nothing_fits_whatever_comes_first(first: int | None) -> None:
     tried: list[int] = []
 
-    def run(batch_size: int) -> Trial:
+    def run(batch_size: int, *, new_process: bool = False) -> Trial:
         tried.append(batch_size)
         return did_not_fit(batch_size, "too_big", reason="tried to allocate 8 GiB")
 
@@ -179,9 +157,9 @@ def test_nothing_fits_whatever_comes_first(first: int | None) -> None:
 def test_largest_size_need_be_no_power_of_two(largest: int) -> None:
     found = find(fits_up_to(largest), limit=2000)
 
-    assert 0.98 * largest <= found.max_verified <= largest
+    assert 0.98 * largest <= found.largest <= largest
     assert largest < 100 or found.first_failed is not None
-    assert found.max_verified == largest or largest > 50
+    assert found.largest == largest or largest > 50
     assert len(found.trials) <= 9
 
 
@@ -189,7 +167,7 @@ def test_largest_size_need_be_no_power_of_two(largest: int) -> None:
 def test_trial_that_fails_for_another_reason_is_an_error(at_size: int) -> None:
     machine = SimulatedMachine()
 
-    def run(batch_size: int) -> Trial:
+    def run(batch_size: int, *, new_process: bool = False) -> Trial:
         if batch_size >= at_size:
             return did_not_fit(batch_size, "failed", reason="killed by signal 11 (SIGSEGV)")
         return machine.run(batch_size)
@@ -211,23 +189,23 @@ def slow_machine() -> SimulatedMachine:
 @pytest.mark.parametrize("time_limit_seconds", [60, 120, 300])
 def test_time_limit_ends_the_search_before_memory_does(time_limit_seconds: float) -> None:
     machine = slow_machine()
-    found = find_on(machine, time_limit_seconds=time_limit_seconds)
+    found = find_on(machine, time_limit=time_limit_seconds)
 
-    assert found.max_verified < 0.9 * machine.largest_fitting()
-    assert found.max_verified in machine.fresh_sizes
-    assert found.predicted_maximum == pytest.approx(machine.largest_fitting(), rel=0.1)
+    assert found.largest < 0.9 * machine.largest_fitting()
+    assert found.largest in machine.fresh_sizes
+    assert found.predicted_largest == pytest.approx(machine.largest_fitting(), rel=0.1)
     assert found.first_failed is None
     assert sum(trial.seconds for trial in found.trials) <= 1.1 * time_limit_seconds
 
 
 def test_trial_that_times_out_is_not_one_that_failed_for_memory() -> None:
     machine = replace(slow_machine(), timeout_seconds=60)
-    found = find_on(machine, time_limit_seconds=1000)
+    found = find_on(machine, time_limit=1000)
 
     assert "timed_out" in {trial.status for trial in found.trials}
     assert found.first_failed is None
-    assert found.predicted_maximum == pytest.approx(machine.largest_fitting(), rel=0.1)
-    assert 3.5 * machine.step_seconds(found.max_verified) <= 60
+    assert found.predicted_largest == pytest.approx(machine.largest_fitting(), rel=0.1)
+    assert 3.5 * machine.step_seconds(found.largest) <= 60
     assert len(found.trials) <= 9
 
 
@@ -240,7 +218,7 @@ def test_mac_that_never_raises_but_slows_down_is_not_driven_into_swap(
     budget_bytes = int(mac.high_watermark_ratio * mac.recommended_bytes)
     found = find(mac.run, budget_bytes=budget_bytes, limit=5000, slows_down=True)
 
-    assert 0.85 <= found.max_verified / mac.largest_without_swap() <= 1.05
+    assert 0.85 <= found.largest / mac.largest_without_swap() <= 1.05
     assert found.recommended <= mac.largest_without_swap()
     assert found.first_failed is not None
     assert len(found.trials) <= 9
@@ -249,10 +227,14 @@ def test_mac_that_never_raises_but_slows_down_is_not_driven_into_swap(
 def test_check_that_fails_leads_to_a_smaller_size_that_is_checked_too() -> None:
     machine = SimulatedMachine()
     stricter = replace(machine, capacity_share=0.9)
-    found = find(machine.run, run_afresh=stricter.run_afresh)
 
-    assert 0.93 * stricter.largest_fitting() <= found.max_verified <= stricter.largest_fitting()
-    assert found.max_verified in stricter.fresh_sizes
+    def run(batch_size: int, *, new_process: bool = False) -> Trial:
+        return (stricter if new_process else machine).run(batch_size, new_process=new_process)
+
+    found = find(run)
+
+    assert 0.93 * stricter.largest_fitting() <= found.largest <= stricter.largest_fitting()
+    assert found.largest in stricter.fresh_sizes
     assert len(found.trials) <= 9
 
 
@@ -264,17 +246,18 @@ STATUSES = st.sampled_from(["fits", "fits", "fits", "too_big", "too_big", "timed
     data=st.data(),
     limit=st.integers(1, 10**6),
     budget_bytes=st.integers(1, 2**40),
-    time_limit_seconds=st.floats(0, 1e6),
+    time_limit=st.floats(0, 1e6),
     slows_down=st.booleans(),
 )
 def test_any_trials_whatever_end_soon_with_a_size_that_passed_or_an_error(
-    data: st.DataObject, limit: int, budget_bytes: int, time_limit_seconds: float, slows_down: bool
+    data: st.DataObject, limit: int, budget_bytes: int, time_limit: float, slows_down: bool
 ) -> None:
     tried: list[Trial] = []
     checked: list[int] = []
 
-    def run(batch_size: int) -> Trial:
+    def run(batch_size: int, *, new_process: bool = False) -> Trial:
         assert 1 <= batch_size <= limit
+        checked.extend([batch_size] * new_process)
         status = data.draw(STATUSES)
         seconds = data.draw(st.floats(0, 1000))
         trial = (
@@ -291,18 +274,13 @@ def test_any_trials_whatever_end_soon_with_a_size_that_passed_or_an_error(
         assert len(tried) <= 12
         return trial
 
-    def run_afresh(batch_size: int) -> Trial:
-        checked.append(batch_size)
-        return run(batch_size)
-
     try:
         found = find(
             run,
-            run_afresh=run_afresh,
             budget_bytes=budget_bytes,
             limit=limit,
             first=data.draw(st.none() | st.integers(1, limit)),
-            time_limit_seconds=time_limit_seconds,
+            time_limit=time_limit,
             slows_down=slows_down,
         )
     except FinetuneError:
@@ -311,8 +289,8 @@ def test_any_trials_whatever_end_soon_with_a_size_that_passed_or_an_error(
     passed = {trial.batch_size for trial in tried if trial.status == "fits"}
     failed = {trial.batch_size for trial in tried if trial.status != "fits"}
     assert sizes(found) == [trial.batch_size for trial in tried]
-    for size in (found.max_verified, found.fastest, found.recommended):
+    for size in (found.largest, found.fastest, found.recommended):
         assert size in passed - failed
-        assert size <= found.max_verified
-    assert found.max_verified in checked
-    assert found.predicted_maximum is None or found.max_verified <= found.predicted_maximum <= limit
+        assert size <= found.largest
+    assert found.largest in checked
+    assert found.predicted_largest is None or found.largest <= found.predicted_largest <= limit

@@ -93,7 +93,7 @@ def test_a_child_is_used_again_until_it_fails_or_a_new_one_is_wanted(runner: Tri
     runner.run(odd_worker.SEGFAULT)
     third = runner.run(3)
     assert third.examples_per_second != first.examples_per_second
-    fourth = runner.run_afresh(3)
+    fourth = runner.run(3, new_process=True)
     assert fourth.examples_per_second != third.examples_per_second
     assert len(children()) == 1
 

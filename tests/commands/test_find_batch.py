@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from batch_finder.simulated_machines import GIB, SimulatedMachine, SimulatedRunner, runner
-from batch_finder.test_results import ESTIMATE, RESULT
 from tiny_models import save_tiny_model
 from tiny_runs import Command, Outcome
 
@@ -16,13 +15,13 @@ import finetune
 from finetune import events
 from finetune.batch_finder import estimate as estimate_module
 from finetune.batch_finder.case import Case
-from finetune.batch_finder.results import BatchResult, EstimateResult, FoundBatches
+from finetune.batch_finder.results import FoundBatches, Result
 from finetune.commands.find_batch import show_batches
 from finetune.devices import select
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.chips import Mac
 from finetune.errors import ConfigurationInvalid, HubNotReachable, ModelUnsupported
-from finetune.events import Event, Info
+from finetune.events import Event, Info, Trial
 from finetune.training import precision as precision_module
 from finetune.training.precision import PrecisionChoice
 
@@ -44,13 +43,12 @@ def table(tmp_path: Path) -> Path:
 def quick_estimates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Estimate by a rule of thumb: 8 KiB a token."""
 
-    def estimate(case: Case, mac: Mac, *, limit: int) -> EstimateResult:
+    def estimate(case: Case, mac: Mac, *, limit: int) -> Result:
         batch = min(limit, max(0, mac.budget_bytes - GIB) // (2**13 * case.padded_length))
-        return EstimateResult(
-            batch=batch, lowest_batch=batch, highest_batch=batch, basis="a rule of thumb",
-            peak_bytes=mac.budget_bytes, budget_bytes=mac.budget_bytes, machine=mac.name,
-            device=case.device, mode=case.mode, padded_length=case.padded_length,
-            precision=case.precision, stores_features=False, features_batch=None,
+        return Result(
+            **case.identity(), machine=mac.name, basis="a rule of thumb", largest=batch,
+            recommended=batch, highest=batch, peak_bytes=mac.budget_bytes,
+            budget_bytes=mac.budget_bytes, first_failed=None, fastest=None,
         )  # fmt: skip
 
     if "slow" not in request.keywords:
@@ -69,12 +67,12 @@ def offline_trec(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def estimates(
     machine: str | None = SMALL_MAC, *, emitted: list[Event] | None = None, **options: Any
-) -> tuple[EstimateResult, ...]:
+) -> tuple[Result, ...]:
     emit = (emitted if emitted is not None else []).append
-    return finetune.find_batch(machine=machine, emit=emit, **options).estimates
+    return finetune.find_batch(machine=machine, emit=emit, **options).results
 
 
-def search(emitted: list[Event] | None = None, **options: Any) -> tuple[BatchResult, ...]:
+def search(emitted: list[Event] | None = None, **options: Any) -> tuple[Result, ...]:
     emit = (emitted if emitted is not None else []).append
     return finetune.find_batch(
         emit=emit, **{"device": "cpu", "fresh": True, "max_length": 16} | options
@@ -99,7 +97,7 @@ def test_where_no_option_names_a_mode_all_and_the_head_are_looked_at(
     assert [one.stores_features for one in results] == [
         mode not in ("full", "lora") for mode in modes
     ]
-    assert [one.max_verified for one in results] == [3] * len(modes)
+    assert [one.largest for one in results] == [3] * len(modes)
 
 
 def test_the_trials_take_the_loss_of_the_task_type_that_the_data_has(
@@ -121,7 +119,7 @@ def test_the_search_ends_at_the_rows_of_the_data_and_takes_their_longest_text(
         model=tiny_folder, data=table, device="cpu", fresh=True, emit=emitted.append
     ).results
     # Of 60 rows, 6 are held out to test; a tenth is too few to validate.
-    assert (result.max_verified, result.padded_length) == (54, 15)
+    assert (result.largest, result.padded_length) == (54, 15)
     assert Info(f"the longest text of {table} has 15 tokens") in emitted
 
 
@@ -172,7 +170,7 @@ def test_a_model_that_can_not_be_split_is_estimated_as_a_whole(
 ) -> None:
     whole = estimate_module.estimate
 
-    def estimate(case: Case, mac: Mac, **options: Any) -> EstimateResult:
+    def estimate(case: Case, mac: Mac, **options: Any) -> Result:
         if case.part != "whole":
             raise ModelUnsupported("the frozen layers can't be split off", remedy="")
         return whole(case, mac, **options)
@@ -206,7 +204,7 @@ def test_without_a_network_the_longest_texts_and_all_rows_of_trec_are_taken(
     emitted: list[Event] = []
     options: dict[str, Any] = {"freeze_core": True, "feature_cache": False, "emitted": emitted}
     [own] = estimates("m3-8gb", model=tiny_folder, **options)
-    assert (own.padded_length, own.batch) == (64, 5452)
+    assert (own.padded_length, own.largest) == (64, 5452)
     [warning] = [one for one in emitted if isinstance(one, events.WarningMessage)]
     assert "TREC is not in the cache" in warning.message
     with pytest.raises(HubNotReachable):
@@ -219,11 +217,11 @@ def test_the_articles_mac_takes_one_row_of_512_tokens_and_63_where_the_encoder_i
     found = estimates(max_length=512)
     [unsplit] = estimates(max_length=512, freeze_core=True, feature_cache=False)
     full, *_ = found
-    assert full.lowest_batch <= 1 <= full.highest_batch
+    assert full.recommended <= 1 <= full.highest
     # The article took 64, which an M1 does not compute correctly.
-    assert unsplit.lowest_batch <= 63 <= unsplit.highest_batch
+    assert unsplit.recommended <= 63 <= unsplit.highest
     for one in found:
-        assert one.lowest_batch <= one.batch <= one.highest_batch
+        assert one.recommended <= one.largest <= one.highest
         assert (one.machine, one.padded_length) == (SMALL_MAC, 512)
         assert one.basis
 
@@ -233,7 +231,7 @@ def test_no_more_examples_are_estimated_than_m1_and_m2_compute_correctly(
     machine: str, batch: int, tiny_folder: Path
 ) -> None:
     found = estimates(machine, model=tiny_folder, max_length=16, limit=5000, freeze_core=True)
-    assert {one.batch for one in found} == {batch}
+    assert {one.largest for one in found} == {batch}
 
 
 def test_estimates_keep_to_the_memory_allowed_and_too_little_of_it_holds_nothing(
@@ -247,7 +245,7 @@ def test_estimates_keep_to_the_memory_allowed_and_too_little_of_it_holds_nothing
     [limited] = estimates("m1-16gb", memory="1GiB", **options)
     assert limited.budget_bytes == 2**30
     assert large.machine == "m1-16gb"
-    assert large.batch > small.batch == small.highest_batch == 0
+    assert large.largest > small.largest == small.highest == 0
 
 
 @pytest.fixture
@@ -292,11 +290,11 @@ def test_json_is_what_is_kept_in_the_folder(
     printed = json.loads(outcome.output)
     assert json.loads((tmp_path / "found" / "find-batch.json").read_text()) == printed
     full, _, head = printed["results"]
-    assert {probe["part"] for probe in full["probes"]} == {"whole"}
-    assert {probe["part"] for probe in head["probes"]} == {"prefix", "suffix"}
+    assert {trial["part"] for trial in full["trials"]} == {"whole"}
+    assert {trial["part"] for trial in head["trials"]} == {"features", "trainable"}
     again, *_ = json.loads(find_batch(*options).output)["results"]
     fresh, *_ = json.loads(find_batch(*options, "--fresh").output)["results"]
-    assert len(again["probes"]) == 1 < len(fresh["probes"]) == len(full["probes"])
+    assert len(again["trials"]) == 1 < len(fresh["trials"]) == len(full["trials"])
 
 
 def test_nothing_that_fits_is_exit_code_5(
@@ -343,19 +341,26 @@ def test_estimates_are_called_so_and_keep_no_files(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_table_of_a_search_says_what_is_not_known_and_what_follows(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    results = (
-        RESULT,
-        replace(RESULT, mode="full", stores_features=False, features_batch=None, first_failed=None,
-                predicted_maximum=2000, peak_bytes=None, max_verified=1234),
-    )  # fmt: skip
-    show_batches(FoundBatches(results=results), folder="runs/found")
-    _, head, full, *notes = [line for line in capsys.readouterr().out.splitlines() if line]
-    assert " ".join(head.split()) == "cpu head fp32 48 8 9 0.00 0.00 7 6 2 2"
-    assert " ".join(full.split()) == "cpu full fp32 48 1,234 - - 0.00 7 6 2 2"
-    assert notes == [
+RESULT = Result(
+    device="cpu", mode="head", padded_length=48, precision="fp32", stores_features=True,
+    budget_bytes=2**30, largest=8, first_failed=9, recommended=6, fastest=7,
+    features_batch_size=5, peak_bytes=2**29, trials=(Trial(5, "fits"), Trial(8, "fits")), seconds=2,
+)  # fmt: skip
+ESTIMATE = Result(
+    machine="m1-8gb", device="mps", mode="full", padded_length=512, precision="fp32", largest=3,
+    recommended=2, highest=4, first_failed=None, fastest=None, budget_bytes=2**30,
+    peak_bytes=2**29, basis="measurements",
+)  # fmt: skip
+
+
+def test_the_table_of_a_search_has_its_notes(capsys: pytest.CaptureFixture[str]) -> None:
+    full = replace(RESULT, mode="full", stores_features=False, features_batch_size=None,
+                   first_failed=None, predicted_largest=2000, largest=1234)  # fmt: skip
+    show_batches(FoundBatches((RESULT, full)), folder="runs/found")
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line]
+    assert lines[1:] == [
+        "cpu head fp32 48 8 9 0.50 1.00 7 6 2 2",
+        "cpu full fp32 48 1,234 - 0.50 1.00 7 6 2 2",
         "head at 48 tokens: features are extracted with --eval-batch-size 5",
         "full at 48 tokens: the time limit ended the search; memory is predicted to hold 2,000 "
         "examples",
@@ -363,24 +368,16 @@ def test_the_table_of_a_search_says_what_is_not_known_and_what_follows(
     ]
 
 
-def test_estimates_say_once_what_each_is_based_on(capsys: pytest.CaptureFixture[str]) -> None:
-    estimates = (
-        ESTIMATE,
-        replace(ESTIMATE, padded_length=128),
-        replace(ESTIMATE, mode="head", stores_features=True, features_batch=1500, basis="a guess"),
-        replace(ESTIMATE, mode="last-2", basis="a guess", features_batch=0),
-    )
-    show_batches(FoundBatches(estimates=estimates), folder="")
-    header, *lines = [line for line in capsys.readouterr().out.splitlines() if line]
-    columns = "device mode precision tokens largest fails GiB of fastest use trials s"
-    assert header.split() == columns.split()
-    assert " ".join(lines[0].split()) == "m1-8gb full fp32 512 3 - 0.00 0.00 - 2 - -"
+def test_the_table_of_estimates_has_their_basis_once(capsys: pytest.CaptureFixture[str]) -> None:
+    head = replace(ESTIMATE, mode="head", stores_features=True, features_batch_size=1500)
+    show_batches(FoundBatches((ESTIMATE, head, replace(ESTIMATE, mode="last-2"))), folder=None)
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line]
+    assert lines[1] == "m1-8gb full fp32 512 3 - 0.50 1.00 - 2 - -"
     assert lines[4:] == [
-        "These are estimates: nothing was run on such a machine. They are based on",
+        "These are estimates: nothing was run on such a machine.",
         "measurements",
-        "a guess",
+        "full: 2 to 4 examples fit",
         "head at 512 tokens: features are extracted with --eval-batch-size 1,500",
-        *["full: 2 to 4 examples fit"] * 2,
         "head: 2 to 4 examples fit",
         "last-2, no stored features: 2 to 4 examples fit",
     ]

@@ -108,7 +108,7 @@ def test_the_largest_batch_is_found_within_a_small_memory(
         model=tiny_folder, device=gpu.name, max_length=16, limit=100_000, fresh=True,
         memory="1GiB", feature_cache=False, **trained,
     ).results  # fmt: skip
-    assert 1 <= result.recommended <= result.max_verified <= 100_000
+    assert 1 <= result.recommended <= result.largest <= 100_000
     assert result.peak_bytes <= result.budget_bytes <= 2**30
     assert len(result.trials) <= 9
 
