@@ -1,9 +1,11 @@
 """Files that are written whole or not at all, JSON, and JSON lines."""
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -11,7 +13,11 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from finetune.errors import NotWritten, RunFolderInUse
+
 PARTIAL_SUFFIX = ".partial"
+# A pattern of what temporary_path() adds to a name, and of the folders of replacing().
+TEMPORARY = f".{'[0-9a-f]' * 32}{PARTIAL_SUFFIX}"
 # What marks a file of a cache as ours: only such files are deleted.
 WRITTEN_BY = {"written_by": "finetune"}
 STRICT_JSON: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}
@@ -65,6 +71,59 @@ def write_bytes_atomically(path: Path, content: bytes | memoryview) -> None:
     finally:
         with suppress(OSError):
             partial.unlink()
+
+
+@contextmanager
+def replacing(target: Path, *, last: str) -> Iterator[Path]:
+    """Yield an empty folder whose files replace those of the same names in the target at the end.
+
+    The file ``last`` is there only as long as all others are.
+    """
+    partial = target / f".{uuid4().hex}{PARTIAL_SUFFIX}"
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        names = sorted((path.name for path in partial.iterdir()), key=lambda name: name == last)
+        for name in names:
+            flush_to_disk(partial / name)
+        (target / last).unlink(missing_ok=True)
+        for name in names:
+            if name == last:
+                flush_to_disk(target)
+            os.replace(partial / name, target / name)
+        flush_to_disk(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        with suppress(OSError):
+            target.rmdir()
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Hold the lock of a file's folder, which the kernel frees if this process dies."""
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise NotWritten(
+            f"{file.parent} may not be written", remedy="copy the run folder, and name the copy"
+        ) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Whoever held it before may have deleted it.
+            if not os.path.samestat(os.fstat(descriptor), file.stat()):
+                raise BlockingIOError
+        except (BlockingIOError, FileNotFoundError):
+            raise RunFolderInUse(
+                f"another process is writing to {file.parent}",
+                remedy="wait until it has finished, or choose another folder with --output-dir",
+            ) from None
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -89,9 +89,7 @@ def _prepare(
 
     import_runtime()
     path = Path(output_dir).expanduser() if output_dir else folder.onnx_folder
-    # Part of the run where it may be: only then it goes with the run.
-    is_part = not output_dir and folder.own.is_ours
-    own = OwnFolder(path, "onnx", parent=folder.own if is_part else None)
+    own = OwnFolder(path, "onnx")
     own.check()
     trained = TrainedModel.load(folder, device="cpu", emit=emit)
     emit(Info(f"exporting {folder.path} to {path}"))

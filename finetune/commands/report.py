@@ -37,7 +37,6 @@ def write_pages(folder: RunFolder, results: "RunResults") -> Path:
     from finetune.report.card import write_cards
     from finetune.report.page import write_report
 
-    folder.claim(folder.report_file, folder.card_file)
     path = write_report(folder, results)
     write_cards(folder, results)
     return path

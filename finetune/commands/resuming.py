@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Container, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,6 @@ from finetune.config.schema import OPTIONS, Config, change_options
 from finetune.data.in_memory import is_waiting
 from finetune.errors import ConfigurationInvalid, NotARun, UsageError
 from finetune.events import Emit, Info
-from finetune.files import read_json
 from finetune.ownership import CONTENTS
 from finetune.runs.folder import (
     RUNS_FOLDER,
@@ -96,7 +95,7 @@ class Work:
 
     def _check_inputs(self, folder: RunFolder) -> None:
         """Raise ``UsageError`` if the run reads what lies in the folder that it replaces."""
-        if not folder.own.is_ours:
+        if not folder.is_ours:
             return
         options = [one for one in OPTIONS.values() if one.path and one.section in ("data", "model")]
         named = [str(one.value_in(self.config)) for one in options]
@@ -113,20 +112,20 @@ class Work:
 def choose_work(work: Work, resume_from: str | Path | None, *, emit: Emit) -> Work:
     """Return what to do with all the given options: begin a run, or resume one.
 
-    ``resume_from`` is ``auto``, a run folder or a checkpoint in it; None for a new run.
+    ``resume_from`` is ``auto`` or a run folder; None for a new run.
     """
     if resume_from is None:
         return work
     folder = find_begun(work) if resume_from == AUTO else _open(work, Path(resume_from))
     if folder is None:
         emit(Info("there is no run to resume: a new one begins"))
-        if (named := work.named_folder) and named.own.is_ours and _has_lost_all(named):
+        if (named := work.named_folder) and named.is_ours and _has_lost_all(named):
             return replace(work, config=change_options(work.config, {"overwrite": True}))
         return work
     saved, epochs = folder.read_config(), work.config.training.num_train_epochs
     runs = folder.runs if isinstance(folder, SeveralFolder) else [folder]
     for run in runs:
-        _check_unedited(run, emit=emit)
+        _check_unedited(run)
     if work.folds and len(runs) != work.folds:
         raise ConfigurationInvalid(
             f"{folder.path} has {len(runs)} folds, which can't become {work.folds}",
@@ -149,13 +148,8 @@ def choose_work(work: Work, resume_from: str | Path | None, *, emit: Emit) -> Wo
 
 def _has_lost_all(folder: RunFolder) -> bool:
     """Whether a run was killed before it wrote a checkpoint, maybe just after its model."""
-    if not folder.has_progress:
-        return True
     is_single = not isinstance(folder, SeveralFolder)
-    if not (is_single and folder.manifest_file.exists()) or folder.results_file.exists():
-        return False
-    # Those of its files are there once it has finished.
-    return "files" not in folder.read(folder.manifest_file, dict)
+    return not folder.has_progress or (is_single and not folder.has_begun)
 
 
 def find_begun(work: Work) -> RunFolder | None:
@@ -172,7 +166,7 @@ def find_begun(work: Work) -> RunFolder | None:
     paths = (path for path in RUNS_FOLDER.glob("*") if numbered.fullmatch(path.name))
     begun = (folder for folder in map(work.folder, paths) if folder.has_begun)
     unfinished = (folder for folder in begun if not folder.has_finished)
-    return max(unfinished, key=lambda folder: folder.first_files[0].stat().st_mtime, default=None)
+    return max(unfinished, key=lambda folder: folder.first_file.stat().st_mtime, default=None)
 
 
 def _find_only(work: Work) -> RunFolder | None:
@@ -188,7 +182,7 @@ def _find_only(work: Work) -> RunFolder | None:
 
 
 def _open(work: Work, path: Path) -> RunFolder:
-    """Return the run, or the folder of several, that is named; maybe by one of its checkpoints."""
+    """Return the run, or the folder of several, that is named."""
     folder = work.folder(find_latest(path).expanduser())
     if isinstance(folder, SeveralFolder):
         if not folder.has_begun:
@@ -203,42 +197,28 @@ def _open(work: Work, path: Path) -> RunFolder:
             f"{path} holds {CONTENTS[several.kind]}",
             remedy=f"go on with them: {several.resume_command}",
         )
-    path = folder.path.absolute()
-    # A run may itself lie in a folder that is called so.
-    is_run = path.parent.name != folder.checkpoints_folder.name or folder.config_file.exists()
-    run = open_run_folder(folder.path if is_run else path.parents[1], needs_model=False)
-    if not is_run:
-        if path not in run.checkpoints:
-            names = ", ".join(one.name for one in run.checkpoints) or "none"
-            raise NotARun(f"there is no checkpoint {path}", remedy=f"name one of those: {names}")
-        run.checkpoint = path
-    return run
+    return open_run_folder(folder.path, needs_model=False)
 
 
-def _check_unedited(folder: RunFolder, *, emit: Emit) -> None:
-    """Raise ``ConfigurationInvalid`` if a stopped run's options are not those of its checkpoint.
+def _check_unedited(folder: RunFolder) -> None:
+    """Raise ``ConfigurationInvalid`` if a run's ``config.yaml`` was edited since the run began."""
+    from finetune.runs.manifest import Manifest
 
-    Those that may change may be edited, too, and are named.
-    """
-    from pydantic import TypeAdapter
-
-    for checkpoint in [folder.checkpoint] if folder.checkpoint else folder.checkpoints:
-        # One that is damaged is not resumed from.
-        with suppress(OSError, ValueError, LookupError, TypeError):
-            content = read_json(checkpoint / "state.json")["options"]
-            before = TypeAdapter(Config).validate_python(content)
-            break
-    else:
+    options = Manifest.read(folder).options
+    if options is None or not folder.config_file.is_file():
         return
-    folder.read(folder.manifest_file, dict)
     edited = folder.read_config()
-    for name, option in OPTIONS.items():
-        now, old = option.value_in(edited), option.value_in(before)
-        message = f"{folder.config_file}: {name} is {now}, and was {old} in {checkpoint.name}"
-        if now != old and not option.resumable:
-            raise ConfigurationInvalid(message, remedy=f"set it to {old}, or start a new run")
-        if now != old:
-            emit(Info(message))
+    now, before = ({n: one.value_in(c) for n, one in OPTIONS.items()} for c in (edited, options))
+    changes = [
+        f"{name} is {now[name]}, and was {before[name]}"
+        for name, option in OPTIONS.items()
+        if now[name] != before[name] and not option.resumable
+    ]
+    if changes:
+        raise ConfigurationInvalid(
+            f"{folder.config_file} was edited after the run began: {'; '.join(changes)}",
+            remedy="set it back, or start a new run",
+        )
 
 
 def _continue(folder: RunFolder, saved: Config, given: Work, *, emit: Emit) -> Work:
@@ -281,7 +261,7 @@ def _with_changes(
 
     Others would make the rest of the run another run than its beginning, and are refused.
     """
-    changes: dict[str, Any] = {}
+    changes, refused = dict[str, Any](), list[str]()
     for name, source in given.sources.items():
         option = OPTIONS[name]
         now, before = option.value_in(given.config), option.value_in(saved)
@@ -290,10 +270,12 @@ def _with_changes(
         if option.resumable:
             changes[name] = now
         elif name not in ignored and not (now in (None, AUTO) or _is_same(now, before)):
-            raise ConfigurationInvalid(
-                f"{source} changes a run that has begun: {name} is {now}, and was {before}",
-                remedy="leave it out, or start a new run with it",
-            )
+            refused.append(f"{name} is {now} ({source}), and was {before}")
+    if refused:
+        raise ConfigurationInvalid(
+            f"the options of a run that has begun don't change: {'; '.join(refused)}",
+            remedy=f"leave {'it' if len(refused) == 1 else 'them'} out, or start a new run",
+        )
     return change_options(saved, changes)
 
 

@@ -207,7 +207,6 @@ def train_sweep(work: Work, chosen: Sequence[Options], *, emit: Emit) -> SweepRe
             remedy = "choose other values, and start over with --overwrite"
             raise ConfigurationInvalid(f"no trial could be trained: {failures}", remedy=remedy)
         best = folder.run(results.best).read_config()
-        folder.claim(folder.best_file)
         write_text_atomically(folder.best_file, dump_config(best))
         write_sweep_report(folder, results)
         _delete_private_tables(folder, work.config)

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from finetune.errors import ModelUnsupported, UsageError
-from finetune.files import naming
-from finetune.model.load import TextModel, saved_names
+from finetune.files import naming, replacing
+from finetune.model.load import TextModel
 from finetune.ownership import OwnFolder
 from finetune.runs.trained import TrainedModel
 from finetune.tokenization.examples import Examples, Inputs, prepare_mask
@@ -86,8 +86,7 @@ def write_onnx(text_model: TextModel, own: OwnFolder, *, quantizes: bool) -> Non
     The inputs are those of the tokenizer, int64 [batch, length]; ``logits`` are float32
     [batch, classes].
     """
-    names = [MODEL_FILE, *[QUANTIZED_FILE] * quantizes, *saved_names(text_model)]
-    with naming(own.path), own.make(), own.replacing("", *names, last=names[-1]) as partial:
+    with naming(own.path), own.make(), replacing(own.path, last="config.json") as partial:
         with _converting(text_model):
             program = torch.onnx.export(
                 _trace(text_model),
@@ -100,6 +99,7 @@ def write_onnx(text_model: TextModel, own: OwnFolder, *, quantizes: bool) -> Non
             _quantize(partial)
         text_model.model.config.save_pretrained(partial)
         text_model.tokenizer.save_pretrained(partial)
+        (own.path / QUANTIZED_FILE).unlink(missing_ok=True)  # of an earlier export
 
 
 def _trace(text_model: TextModel) -> torch.export.ExportedProgram:

@@ -1,10 +1,8 @@
 """A model with its tokenizer: loaded from a Hub id or a folder, and saved to a folder."""
 
-import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -190,13 +188,6 @@ def save_model(text_model: TextModel, folder: Path, *, with_weights: bool = True
     permissions = (folder / "config.json").stat().st_mode & 0o777
     for file in folder.iterdir():
         file.chmod(permissions)
-
-
-def saved_names(text_model: TextModel) -> list[str]:
-    """Return the names of the files beside a saved model's weights, ``config.json`` last."""
-    with TemporaryDirectory() as folder:
-        text_model.tokenizer.save_pretrained(folder)
-        return [*os.listdir(folder), "config.json"]
 
 
 def _build(

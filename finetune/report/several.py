@@ -18,7 +18,6 @@ def _write(folder: SeveralFolder, subtitle: str, tables: Sequence[Table]) -> Non
     page = TEMPLATES.get_template("tables.html.j2").render(
         title=folder.path.resolve().name, subtitle=subtitle, tables=tables
     )
-    folder.claim(folder.report_file)
     write_text_atomically(folder.report_file, page)
 
 

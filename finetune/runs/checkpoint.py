@@ -11,7 +11,7 @@ shows whether its files are what was written.
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent import futures
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +26,7 @@ from finetune.devices.host_memory import spare_bytes
 from finetune.distributed.processes import ALONE, Processes
 from finetune.errors import CheckpointDamaged, UsageError
 from finetune.events import Emit, WarningMessage
-from finetune.files import file_sha256, flush_to_disk, read_json, write_json
+from finetune.files import file_sha256, flush_to_disk, read_json, replacing, write_json
 from finetune.runs.folder import RunFolder
 from finetune.training.snapshot import (
     Progress,
@@ -72,15 +72,12 @@ class Checkpoints:
         folder: RunFolder,
         *,
         keep: int,
-        options: Mapping[str, Any] | None = None,
         device: Device,
         emit: Emit,
         processes: Processes = ALONE,
     ) -> None:
         self.folder, self.keep, self.emit, self.processes = folder, keep, emit, processes
         self._device = device
-        # Those of the run, which a checkpoint keeps.
-        self.options = options
         # Steps and parameters, until the next saving has written them.
         self._unwritten_best: tuple[int, Tensors] | None = None
         self._writer = futures.ThreadPoolExecutor(max_workers=1)
@@ -169,7 +166,6 @@ class Checkpoints:
         if is_over:
             # No step is left that needs it.
             tensors["optimizer"] = {}
-        state["options"] = self.options
         self.held = None
         if fits := _fits_in_memory(tensors):
             tensors = {group: self._device.snapshot(named) for group, named in tensors.items()}
@@ -227,9 +223,7 @@ class Checkpoints:
     ) -> None:
         """Write a checkpoint in place of one of the same name."""
         tensors = {group: self._device.to_host(named) for group, named in tensors.items()}
-        names = names_of_checkpoint(tensors)
-        under = path.relative_to(self.folder.path).as_posix()
-        with self.folder.own.replacing(under, *names, last=MANIFEST_NAME) as partial:
+        with replacing(path, last=MANIFEST_NAME) as partial:
             write_checkpoint(partial, tensors=tensors, state=state)
         flush_to_disk(path.parent)
 
@@ -246,31 +240,23 @@ class Checkpoints:
             with suppress(OSError, ValueError, LookupError, TypeError):
                 needed.add(self._best(read_json(folder / STATE_NAME)["progress"]["best_step"]))
         for path in set(parent.iterdir()) - needed - set(kept):
-            self.folder.own.delete(path.relative_to(self.folder.path).as_posix())
+            self.folder.delete(path.relative_to(self.folder.path).as_posix())
 
     def restore(self, training_state: TrainingState) -> Progress:
         """Restore model, optimizer and random state from the newest checkpoint that can be used.
 
-        Damaged ones are skipped with a warning: a power cut may have torn the newest. If one is
-        named there is no other, and those after it are deleted.
+        Damaged ones are skipped with a warning: a power cut may have torn the newest.
         """
-        named = self.folder.checkpoint
 
         def restore_main() -> tuple[tuple[dict[str, Tensors], dict[str, Any]], Progress]:
-            found = self.folder.checkpoints
-            for folder in [named] if named else found:
+            for folder in self.folder.checkpoints:
                 try:
                     checkpoint = read_checkpoint(folder)
                     progress = restore_state(training_state, *checkpoint)
                 except (CheckpointDamaged, StateUnusable) as error:
                     message = f"checkpoint {folder} is damaged: {error.__cause__ or error}"
-                    if named:
-                        remedy = f"name another one, or {self.folder.path} for the newest"
-                        raise CheckpointDamaged(message, remedy=remedy) from error
                     self.emit(WarningMessage(message, remedy="an older one is taken"))
                     continue
-                for newer in found[: found.index(folder)] if named else ():
-                    self.folder.own.delete(newer.relative_to(self.folder.path).as_posix())
                 return checkpoint, progress
             raise nothing_to_resume(self.folder)
 
@@ -293,11 +279,6 @@ def reason_of(error: Exception) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
-def names_of_checkpoint(groups: Iterable[str]) -> list[str]:
-    """Return the names of a checkpoint's files, its manifest last."""
-    return [*(f"{group}{TENSORS_SUFFIX}" for group in groups), STATE_NAME, MANIFEST_NAME]
-
-
 def write_checkpoint(
     folder: Path, *, tensors: Mapping[str, Mapping[str, torch.Tensor]], state: Mapping[str, Any]
 ) -> None:
@@ -310,8 +291,8 @@ def write_checkpoint(
         file = folder / f"{group}{TENSORS_SUFFIX}"
         save_file({name: tensor.contiguous() for name, tensor in named_tensors.items()}, file)
         file.chmod(permissions)
-    *names, manifest = names_of_checkpoint(tensors)
-    write_json(folder / manifest, {name: _fingerprint(folder / name) for name in names})
+    names = [*(f"{group}{TENSORS_SUFFIX}" for group in tensors), STATE_NAME]
+    write_json(folder / MANIFEST_NAME, {name: _fingerprint(folder / name) for name in names})
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:

@@ -27,7 +27,7 @@ def interruption_explained(folder: RunFolder) -> Iterator[None]:
         if can_resume:
             remedy = f"resume with: {folder.resume_command}"
         else:
-            overwrite = " with --overwrite" * folder.first_files[0].exists()
+            overwrite = " with --overwrite" * folder.first_file.exists()
             remedy = f"start again{overwrite}: nothing was saved yet"
         raise Interrupted(message, remedy=remedy, signal_number=signal_of(stop)) from None
 

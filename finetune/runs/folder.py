@@ -4,18 +4,17 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain, count
-from pathlib import Path
+from pathlib import Path, PurePath
 from shlex import quote
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from finetune.config.schema import Config, change_options
 from finetune.errors import NotARun, RunFolderNotEmpty
 from finetune.events import Emit, Info
 from finetune.files import is_there, read_json, read_jsonl, write_json
-from finetune.ownership import CONTENTS, OwnFolder, check_writable
+from finetune.ownership import CONTENTS, NAMES, OwnFolder, check_writable
 
 if TYPE_CHECKING:
     from finetune.tasks.base import Task
@@ -30,21 +29,17 @@ TABLE = re.compile(r"table-[0-9a-f]{8}\.parquet")
 T = TypeVar("T")
 
 
-@dataclass
-class RunFolder:
-    """The folder of one run, which need not exist."""
+class RunFolder(OwnFolder):
+    """The folder of one run, which need not exist; its manifest says what the run was made from."""
 
-    path: Path
-    # The one to resume from, where it is named.
-    checkpoint: Path | None = None
+    kind = "run"
     # Files of tables in memory, which a new run copies.
     tables: Sequence[Path] = ()
-    kind: ClassVar[str] = "run"
 
-    def __post_init__(self) -> None:
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, self.kind)
         self.config_file = self.path / "config.yaml"
-        # What the run was made from, and with which versions on which machine.
-        self.manifest_file = self.path / "manifest.json"
+        # Versions, and the machine.
         self.environment_file = self.path / "environment.json"
         # A row for each report of the training loop and each validation.
         self.metrics_file = self.path / "metrics.jsonl"
@@ -73,14 +68,13 @@ class RunFolder:
         self.adapter_card_file = self.adapter_folder / "README.md"
         # The model is whole as long as this one is there.
         self.model_config_file = self.model_folder / "config.json"
-        self.first_files = [
-            *(self.config_file, self.manifest_file, self.environment_file),
-            *(self.metrics_file, self.warnings_file),
-        ]
-        self._files = [path for path in vars(self).values() if isinstance(path, Path)]
-        self._files = [path for path in self._files if path != self.path and path.suffix]
-        # Which files are the run's.
-        self.own = OwnFolder(self.path, self.kind)
+        # It says when the run has begun.
+        self.first_file = self.config_file
+
+    @property
+    def parts(self) -> list[OwnFolder]:
+        """The export, which goes with the run."""
+        return [OwnFolder(self.onnx_folder, "onnx")]
 
     @property
     def has_finished(self) -> bool:
@@ -116,15 +110,15 @@ class RunFolder:
         return any(file.exists() for file in files) or bool(self.checkpoints)
 
     @contextmanager
-    def create(self, *, overwrite: bool) -> Iterator["RunFolder"]:
+    def create(self, *, overwrite: bool) -> Iterator[Self]:
         """Create and lock the folder of a new run; delete it again if it stays empty."""
-        with self.own.make():
+        with self.make():
             self.check_can_create(overwrite=overwrite)
             yield self
 
     @classmethod
     @contextmanager
-    def create_next(cls, parent: Path, name: str) -> Iterator["RunFolder"]:
+    def create_next(cls, parent: Path, name: str) -> Iterator[Self]:
         """Create and lock the first of ``parent/name``, ``parent/name-2``, ... that is free."""
         check_writable(parent)
         with ExitStack() as stack:
@@ -132,20 +126,13 @@ class RunFolder:
                 folder = cls(next_free_folder(parent, name))
                 # Another process may create it first.
                 with suppress(FileExistsError):
-                    stack.enter_context(folder.own.make(exist_ok=False))
+                    stack.enter_context(folder.make(exist_ok=False))
                     break
             yield folder
 
-    @contextmanager
-    def lock(self) -> Iterator["RunFolder"]:
-        """Lock the existing folder, so that no other process writes to it."""
-        with self.own.lock():
-            yield self
-
     def check_can_create(self, *, overwrite: bool) -> None:
         """Raise ``UsageError`` if a new run may not have the folder."""
-        has_files = self.own.check()
-        if has_files and not overwrite:
+        if self.check() and not overwrite:
             raise RunFolderNotEmpty(
                 f"{self.path} already holds {CONTENTS[self.kind]}",
                 remedy="continue with --resume-from-checkpoint, start over with --overwrite, "
@@ -154,52 +141,37 @@ class RunFolder:
         self.check_names()
 
     def check_names(self) -> None:
-        """Raise ``UsageError`` if somebody else's file has a name that the run needs."""
-        # A link in the place of the checkpoints' folder would lead elsewhere, too.
-        files = [*self._files, self.checkpoints_folder / "any"]
-        names = (file.relative_to(self.path).as_posix() for file in files)
-        if foreign := self.own.find_foreign(*names):
-            raise RunFolderNotEmpty(
-                f"{self.path / foreign[0]} is in the place of a file of the run",
-                remedy="move it away, or choose another folder with --output-dir",
-            )
-
-    def claim(self, *files: Path) -> None:
-        """List files that are about to be written; FileExistsError for one of somebody else."""
-        self.own.claim(*(file.relative_to(self.path).as_posix() for file in files))
+        """Raise ``UsageError`` if a link or a folder is where the run writes a file."""
+        for name in NAMES[self.kind]:
+            for part in (file := PurePath(name), *file.parents[:-1]):
+                path = self.path / part
+                if path.is_symlink() or (path.exists() and path.is_dir() == (part == file)):
+                    raise RunFolderNotEmpty(
+                        f"{path} is in the place of a file of the run",
+                        remedy="move it away, or choose another folder with --output-dir",
+                    )
 
     def start(self, *, emit: Emit) -> None:
-        """Delete the files of an earlier run, say what stays, and list the first files."""
-        if stays := self.own.empty():
+        """Delete the files of an earlier run, and say what stays."""
+        if stays := self.empty():
             names = ", ".join(stays[:MAX_NAMES_SHOWN]) + ", ..." * (len(stays) > MAX_NAMES_SHOWN)
             emit(Info(f"kept in {self.path}, as no run has written it: {names}"))
-        self.claim(*self.first_files)
         for table in self.tables:
-            self.claim(self.path / table.name)
             shutil.copyfile(table, self.path / table.name)
 
     def delete_tables(self) -> None:
         """Delete the run's copies of tables in memory."""
-        for name in filter(TABLE.fullmatch, self.own.names):
-            (self.path / name).unlink(missing_ok=True)
-
-    def finishing(self, names: Sequence[str]) -> AbstractContextManager[Path]:
-        """Yield an empty folder whose files become the model's, and list the last files.
-
-        ``names`` are those beside the weights, ``config.json`` last.
-        """
-        files = (self.predictions_file, self.validation_file, self.results_file)
-        self.claim(*files, self.inference_file, self.confidences_file)
-        names = [self.weights_file.name, *names]
-        return self.own.replacing(self.model_folder.name, *names, last=names[-1])
+        for path in self.files():
+            if TABLE.fullmatch(path.name):
+                path.unlink()
 
     def delete_checkpoints(self) -> None:
         """Delete all checkpoints, and what killed processes left: the run has finished."""
         # The newest last: a run that is killed meanwhile is resumed from that.
         for folder in reversed(self.checkpoints):
-            self.own.delete(folder.relative_to(self.path).as_posix())
-        self.own.delete(self.checkpoints_folder.name)
-        self.own.delete(only_temporary=True)
+            self.delete(folder.relative_to(self.path).as_posix())
+        self.delete(self.checkpoints_folder.name)
+        self.delete(only_temporary=True)
 
     def read(self, file: Path, parse: Callable[[Any], T]) -> T:
         """Parse the value of a JSON file or the rows of a .jsonl file, or raise ``NotARun``."""
@@ -234,10 +206,9 @@ class SeveralFolder(RunFolder):
         self.count = count
         # The numbers of the runs, the name of the best run's folder, and metrics.
         self.table_file = path / f"{self.kind}.json"
-        self.first_files = [self.table_file, self.manifest_file]
+        self.first_file = self.table_file
         # Of a sweep: the configuration of the best trial.
         self.best_file = path / "best.yaml"
-        self._files = [*self.first_files, self.predictions_file, self.report_file, self.best_file]
 
     @property
     def resume_command(self) -> str:
@@ -252,9 +223,7 @@ class SeveralFolder(RunFolder):
 
     def run(self, number: int) -> RunFolder:
         """Return the folder of one run, which is part of this one."""
-        run = RunFolder(self.path / self.run_name(number))
-        run.own = OwnFolder(run.path, run.kind, parent=self.own)
-        return run
+        return RunFolder(self.path / self.run_name(number))
 
     @property
     def numbers(self) -> list[int]:
@@ -292,6 +261,13 @@ class SeveralFolder(RunFolder):
     def runs(self) -> list[RunFolder]:
         """The folders of the runs, none before the first has begun."""
         return [*map(self.run, self.numbers)] if self.table_file.is_file() else []
+
+    @property
+    def parts(self) -> list[OwnFolder]:
+        """The runs, which go with the folder."""
+        with suppress(NotARun):
+            return [*self.runs]
+        return []
 
     @property
     def has_begun(self) -> bool:
@@ -391,7 +367,7 @@ def list_runs(parent: Path) -> list[RunFolder]:
 
     def written_at(folder: RunFolder) -> float:
         """Return when a run has finished or, before, begun; 0 if it is none."""
-        files = (folder.results_file, folder.first_files[0])
+        files = (folder.results_file, folder.first_file)
         return next((file.stat().st_mtime for file in files if file.is_file()), 0.0)
 
     runs = [find_several(path) or RunFolder(path) for path in parent.glob("*/")]

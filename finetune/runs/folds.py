@@ -125,6 +125,5 @@ def read_rows(folder: SeveralFolder, folds: Sequence[int]) -> Rows:
 def write_rows(folder: SeveralFolder, folds: Sequence[int]) -> Rows:
     """Write the predictions of all folds into one file, and return them."""
     rows = read_rows(folder, folds)
-    folder.claim(folder.predictions_file)
     write_jsonl(folder.predictions_file, rows)
     return rows

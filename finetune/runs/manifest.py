@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
+from finetune.config.schema import Config
 from finetune.errors import DataDiffers, NotARun
 from finetune.files import write_json
 from finetune.runs.folder import RunFolder
@@ -41,7 +42,8 @@ class Manifest:
     """What a run was made from.
 
     Sources are files by absolute path with their sha256, or Hub data sets with their commit; splits
-    have a digest of texts and labels. ``columns`` of a table have the options that name them.
+    have a digest of texts and labels. ``columns`` of a table have the options that name them;
+    ``options`` are all that the run began with.
     """
 
     sources: Mapping[str, str]
@@ -49,6 +51,7 @@ class Manifest:
     model: Mapping[str, str]
     reads_pairs: bool = False
     columns: Mapping[str, str] = field(default_factory=dict)
+    options: Config | None = None
 
     @classmethod
     def of(cls, preparation: "Preparation") -> "Manifest":
@@ -78,7 +81,8 @@ class Manifest:
 
     def write(self, folder: RunFolder) -> None:
         """Write ``manifest.json``."""
-        write_json(folder.manifest_file, {"schema_version": SCHEMA_VERSION, **asdict(self)})
+        ours = {"tool": "finetune", "kind": folder.kind, "schema_version": SCHEMA_VERSION}
+        write_json(folder.manifest_file, {**ours, **asdict(self)})
 
     def check(self, now: "Manifest", *, remedy: str) -> None:
         """Raise ``DataDiffers`` unless data and model are those that the run began with.

@@ -7,7 +7,7 @@ checkpoint, ``Run.train`` takes the steps, ``Run.finish`` saves and evaluates th
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache, partial
 
 import numpy as np
@@ -20,9 +20,9 @@ from finetune.distributed.processes import SECONDS_LATE
 from finetune.evaluation.predict import Predictor
 from finetune.evaluation.statistics import measure_calibration
 from finetune.events import Info, clock, ignore, stage
-from finetune.files import write_json, write_jsonl, write_text_atomically
-from finetune.model.load import TextModel, load_pretrained, save_model, saved_names
-from finetune.model.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Adapter
+from finetune.files import replacing, write_json, write_jsonl, write_text_atomically
+from finetune.model.load import TextModel, load_pretrained, save_model
+from finetune.model.lora import ADAPTER_CONFIG, Adapter
 from finetune.runs.batch_sizes import make_batch_sizes, with_batch_sizes
 from finetune.runs.checkpoint import Checkpoints, nothing_to_resume
 from finetune.runs.failures import failures_explained
@@ -96,8 +96,8 @@ class Run:
                     continue_journal(folder, steps=run.progress.steps)
                 else:
                     folder.start(emit=journal)
+                    replace(Manifest.of(run.preparation), options=run.config).write(folder)
                     write_text_atomically(folder.config_file, dump_config(run.config))
-                    Manifest.of(run.preparation).write(folder)
                     write_environment(folder, run.preparation)
                 journal.open(folder)
             with tracked(run.config, folder, emit=journal, is_main=processes.is_main) as tracking:
@@ -147,7 +147,6 @@ class Run:
         self.checkpoints = Checkpoints(
             folder,
             keep=self.config.output.save_total_limit,
-            options=asdict(self.config),
             device=device,
             emit=emit,
             processes=self.processes,
@@ -287,6 +286,7 @@ class Run:
         nobody will use: of its model the configuration alone is saved.
         """
         folder, emit, is_main = self.folder, self.emit, self.processes.is_main
+        config_name = folder.model_config_file.name
         peak_bytes = self.preparation.device.memory.peak_bytes()
         self.checkpoints.load_best(self.training_state, self.progress)
         saved, adapter = self.preparation.text_model, None
@@ -302,7 +302,7 @@ class Run:
                 if write_pages:
                     self._save(saved, adapter, validation)
                 else:
-                    with folder.finishing([folder.model_config_file.name]) as model_folder:
+                    with replacing(folder.model_folder, last=config_name) as model_folder:
                         task.configure(saved.model.config)
                         saved.model.config.save_pretrained(model_folder)
                     if validation:
@@ -350,7 +350,7 @@ class Run:
         folder = self.folder
         if adapter and not saved.structure.mean_layer:
             save_adapter(adapter, saved, folder)
-        with folder.finishing(saved_names(saved)) as model_folder:
+        with replacing(folder.model_folder, last=folder.model_config_file.name) as model_folder:
             save_model(saved, model_folder, with_weights=self.config.model.merge)
         write_inference(folder, self.config.model, max_tokens=saved.max_tokens)
         if validation:
@@ -401,9 +401,8 @@ def _check_resumable(preparation: Preparation, folder: RunFolder) -> None:
 
 def save_adapter(adapter: Adapter, merged: TextModel, folder: RunFolder) -> None:
     """Write the adapter of a merged model, whose output layer may have been scaled since."""
-    names = [ADAPTER_WEIGHTS, "README.md", *saved_names(merged), ADAPTER_CONFIG]
     base, revision = merged.source.published
-    with folder.own.replacing(folder.adapter_folder.name, *names, last=ADAPTER_CONFIG) as path:
+    with replacing(folder.adapter_folder, last=ADAPTER_CONFIG) as path:
         save_model(merged, path, with_weights=False)
         adapter.write(path, merged.model, merged.structure.head, base=base, revision=revision)
 

@@ -39,7 +39,6 @@ def tracked(
     if name != NONE and is_main:
         options = {**asdict(config.model), **asdict(config.training)}
         options = {option: value for option, value in options.items() if value is not None}
-        before = set(folder.tensorboard_folder.rglob("*"))
         try:
             tracker = _make_tracker(name, folder.path.resolve())
             tracker.start()
@@ -49,10 +48,6 @@ def tracked(
                 f"{name} can't be started: {_reason_of(error)}",
                 remedy=f"look up how to use {name} in its documentation, or leave out --report-to",
             ) from error
-        written = set(folder.tensorboard_folder.rglob("*")) - before
-        names = (path.relative_to(folder.path).as_posix() for path in written if path.is_file())
-        # Others use no such names, which have the time and the process.
-        folder.own.record(*names)
     tracking = Tracking(name, tracker, emit)
     try:
         yield tracking

@@ -16,6 +16,7 @@ from tiny_training import tiny_training_state
 
 from finetune.errors import CheckpointDamaged
 from finetune.events import Event, WarningMessage
+from finetune.files import write_json
 from finetune.runs import checkpoint
 from finetune.runs.checkpoint import Checkpoints, read_checkpoint
 from finetune.runs.folder import RunFolder
@@ -107,7 +108,7 @@ def saved_run(training_state: TrainingState, tmp_path: Path) -> Path:
     run = tmp_path / "saved"
     run.mkdir()
     (run / "metrics.jsonl").touch()
-    (run / ".finetune.jsonl").write_text('{"tool": "finetune", "kind": "run", "id": "a"}\n')
+    write_json(run / "manifest.json", {"tool": "finetune", "kind": "run"})
     for step in STEPS:
         assert save_step(run, step, training_state) == []
     return run

@@ -75,8 +75,8 @@ def test_resuming_and_finishing_keep_what_is_beside_the_checkpoints(
     run = tmp_path / "run"
     with pytest.raises(Interrupted):
         run_tiny(run, model=tiny_folder, emit=stop_at(3), save_strategy="steps", save_steps=2)
-    names = ("checkpoints/n.txt", "checkpoints/step-2/n.txt", "checkpoints/step-9/state.json")
-    planted = plant(run, *names, "checkpoints/step-4.partial/model.safetensors")
+    names = ("checkpoints/n.txt", "checkpoints/step-2/n.txt", "checkpoints/step-9/n.json")
+    planted = plant(run, *names, "checkpoints/checkpoint-4/model.safetensors")
     finetune.run(resume_from_checkpoint=run)
     assert_kept(planted)
     left = {path for path in (run / "checkpoints").rglob("*") if path.is_file()}

@@ -39,7 +39,7 @@ def test_a_folder_of_seeds_under_its_default_name_is_one_of_seeds(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with Work(Config(), seeds=2).lock() as folder:
-        assert (folder.kind, folder.own.is_ours) == ("seeds", True)
+        assert (folder.kind, folder.is_ours) == ("seeds", True)
 
 
 def test_runs_without_a_folder_are_numbered_and_reserve_theirs_before_anything_is_loaded(

@@ -25,7 +25,7 @@ def overfitted_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) 
 
 def test_a_run_leaves_all_that_it_should_and_nothing_else(finished_run: Path) -> None:
     files = "config.yaml manifest.json environment.json metrics.jsonl warnings.jsonl model"
-    files += " .finetune.jsonl predictions.jsonl all_results.json report.html"
+    files += " predictions.jsonl all_results.json report.html"
     assert {path.name for path in finished_run.iterdir()} == {*files.split()}
     files = "confidences.json config.json inference.json model.safetensors README.md"
     files += " tokenizer.json tokenizer_config.json"

@@ -19,7 +19,6 @@ from finetune.runs.folder import RunFolder, SeedsFolder, open_run_folder
 def make_run(path: Path, content: str = "training: {}\n") -> RunFolder:
     folder = RunFolder(path)
     with folder.create(overwrite=False):
-        folder.claim(folder.config_file, folder.model_config_file)
         folder.config_file.write_text(content)
         folder.model_folder.mkdir()
         folder.model_config_file.write_text("{}")
@@ -39,10 +38,10 @@ def test_new_folder_is_created_with_its_parents_and_kept_once_something_is_in_it
     tmp_path: Path,
 ) -> None:
     with RunFolder(tmp_path / "runs" / "first").create(overwrite=False) as folder:
-        assert content_of(folder.path) == [".finetune.jsonl"]
+        assert content_of(folder.path) == [".finetune.lock", "manifest.json"]
         folder.config_file.touch()
 
-    assert content_of(tmp_path / "runs/first") == [".finetune.jsonl", "config.yaml"]
+    assert content_of(tmp_path / "runs/first") == ["config.yaml", "manifest.json"]
 
 
 @pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
@@ -55,7 +54,7 @@ def test_new_folder_is_deleted_with_its_parents_when_nothing_came_of_it(
     assert content_of(tmp_path) == []
 
 
-@pytest.mark.parametrize("leftover", [".finetune.jsonl", ".DS_Store"])
+@pytest.mark.parametrize("leftover", [".finetune.lock", ".DS_Store"])
 def test_empty_folder_of_the_user_may_be_used_and_is_not_deleted(
     tmp_path: Path, leftover: str
 ) -> None:
@@ -79,7 +78,7 @@ def test_folder_of_a_run_is_refused_with_three_suggestions(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("may_overwrite", [True, False])
 @pytest.mark.parametrize(
-    "names", [["thesis.tex"], ["config.yaml", "main.py"], [".finetune.jsonl"], ["model"]]
+    "names", [["thesis.tex"], ["config.yaml", "main.py"], ["manifest.json"], ["model"]]
 )
 def test_folder_with_other_files_is_never_touched(
     tmp_path: Path, names: list[str], may_overwrite: bool
@@ -174,12 +173,11 @@ def test_a_refused_process_leaves_the_new_folder_to_the_one_that_has_it(tmp_path
             pass
         folder.start(emit=ignore)
         folder.config_file.touch()
-    assert folder.own.is_ours
+    assert folder.is_ours
 
 
 def test_checkpoints_that_were_moved_and_linked_are_not_deleted(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
-    folder.own.claim("checkpoints/step-2/manifest.json")
     (tmp_path / "moved" / "step-2").mkdir(parents=True)
     (tmp_path / "moved" / "step-2" / "manifest.json").touch()
     folder.checkpoints_folder.symlink_to(tmp_path / "moved")
@@ -213,12 +211,12 @@ def test_interrupted_run_opens_only_where_no_model_is_needed(tmp_path: Path) -> 
 
     with pytest.raises(NotARun, match="model"):
         open_run_folder(tmp_path)
-    assert open_run_folder(tmp_path, needs_model=False) == folder
+    assert open_run_folder(tmp_path, needs_model=False).path == tmp_path
 
     folder.model_folder.mkdir()
     folder.model_config_file.touch()
     folder.inference_file.touch()
-    assert open_run_folder(tmp_path) == folder
+    assert open_run_folder(tmp_path).path == tmp_path
 
 
 @pytest.mark.parametrize(

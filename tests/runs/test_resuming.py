@@ -217,7 +217,7 @@ def test_what_would_make_another_run_of_it_is_refused(
     changes: dict[str, Any], kept_stopped_run: Path
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in kept_stopped_run.rglob("*")}
-    with pytest.raises(ConfigurationInvalid, match="changes a run") as raised:
+    with pytest.raises(ConfigurationInvalid, match="a run that has begun") as raised:
         finetune.run(resume_from_checkpoint=kept_stopped_run, **changes)
     assert raised.value.exit_code == 2
     assert {path: path.stat().st_mtime_ns for path in kept_stopped_run.rglob("*")} == before
@@ -250,7 +250,7 @@ def test_a_finished_run_can_be_trained_further_in_a_new_folder_beside_it(
     run, emitted = shutil.copytree(whole_run, tmp_path / "run"), list[Event]()
     with pytest.raises(UsageError, match="has trained for 2 epochs"):
         finetune.run(resume_from_checkpoint=run, num_train_epochs=1)
-    with pytest.raises(ConfigurationInvalid, match="seed changes"):
+    with pytest.raises(ConfigurationInvalid, match=r"seed is 7 .*was 5"):
         finetune.run(resume_from_checkpoint=run, num_train_epochs=3, seed=7)
     monkeypatch.chdir(run)
     results = finetune.run(
@@ -290,7 +290,7 @@ def test_auto_starts_resumes_and_leaves_a_finished_run_alone(
     assert any(isinstance(event, Info) and "after step 3" in event.message for event in emitted)
     run_tiny(run, **options)
     assert_same_run(run, whole_run)
-    with pytest.raises(ConfigurationInvalid, match="seed changes a run"):
+    with pytest.raises(ConfigurationInvalid, match=r"seed is 7 .*was 5"):
         run_tiny(run, **(options | {"seed": 7}))
 
 
@@ -345,12 +345,9 @@ def test_files_of_a_killed_process_do_not_keep_a_run_from_resuming(
 ) -> None:
     """What SIGKILL leaves: half of files, torn lines, rows after the checkpoint."""
     temporary_path(stopped_run / "config.yaml").write_bytes(b"half")
-    RunFolder(stopped_run).own.claim("checkpoints/step-4/model.safetensors")
     half = stopped_run / "checkpoints" / "step-4" / f".{'0' * 32}.partial"
     half.mkdir(parents=True)
     (half / "model.safetensors").write_bytes(b"half")
-    with (stopped_run / ".finetune.jsonl").open("a") as file:
-        file.write('{"file": "mod')
     row = (stopped_run / "metrics.jsonl").read_text().splitlines()[-1]
     with (stopped_run / "metrics.jsonl").open("a") as file:
         file.write(row.replace('"step": 3', '"step": 4') + "\n" + row[:20])
@@ -360,15 +357,33 @@ def test_files_of_a_killed_process_do_not_keep_a_run_from_resuming(
     assert_same_run(stopped_run, whole_run)
 
 
-def test_a_checkpoint_stands_for_its_run_and_options_may_be_given_that_change_nothing(
+def test_options_may_be_given_that_change_nothing(
     stopped_run: Path, whole_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FINETUNE_DATA", "questions")  # as it was when the run began
     emitted: list[Event] = []
-    finetune.run(
-        resume_from_checkpoint=stopped_run / "checkpoints" / "step-3", seed=SHORT["seed"],
-        emit=emitted.append,
-    )  # fmt: skip
+    finetune.run(resume_from_checkpoint=stopped_run, seed=SHORT["seed"], emit=emitted.append)
     assert any(isinstance(event, Info) and "step 3" in event.message for event in emitted)
     assert [event.step for event in emitted if isinstance(event, Step)] == [4]
     assert_same_run(stopped_run, whole_run)
+
+
+def test_a_configuration_that_was_edited_is_refused_with_all_changes(stopped_run: Path) -> None:
+    config = stopped_run / "config.yaml"
+    text = config.read_text()
+    edited = text.replace("  seed: 5\n", "  seed: 6\n").replace(
+        "num_train_epochs: 2.0", "num_train_epochs: 9"
+    )
+    # This one may change.
+    config.write_text(edited.replace("  batch_size: 16", "  batch_size: 8"))
+    with pytest.raises(ConfigurationInvalid) as refused:
+        finetune.run(resume_from_checkpoint=stopped_run)
+    assert "num_train_epochs is 9.0, and was 2.0; " in refused.value.message
+    assert "seed is 6, and was 5" in refused.value.message
+    assert " batch_size" not in refused.value.message
+
+
+def test_a_stopped_run_without_its_manifest_is_refused(stopped_run: Path) -> None:
+    (stopped_run / "manifest.json").unlink()
+    with pytest.raises(NotARun, match=r"manifest\.json"):
+        finetune.run(resume_from_checkpoint=stopped_run)
