@@ -37,7 +37,7 @@ def assert_kept(files: dict[Path, str]) -> None:
 
 def all_names(kind: str) -> list[str]:
     return [
-        name.replace("**/", "").replace("[0-9]*", "4").replace("*", "1") for name in NAMES[kind]
+        name.replace("**/", "").replace("[0-9]*", "4").replace("[0-9a-f]", "a").replace("*", "1") for name in NAMES[kind]
     ]
 
 
