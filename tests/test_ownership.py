@@ -36,9 +36,10 @@ def assert_kept(files: dict[Path, str]) -> None:
 
 
 def all_names(kind: str) -> list[str]:
-    return [
-        name.replace("**/", "").replace("[0-9]*", "4").replace("[0-9a-f]", "a").replace("*", "1") for name in NAMES[kind]
-    ]
+    text = "\n".join(NAMES[kind])
+    for pattern, example in (("**/", ""), ("[0-9]*", "4"), ("[0-9a-f]", "a"), ("*", "1")):
+        text = text.replace(pattern, example)
+    return text.split("\n")
 
 
 def make_run(path: Path) -> RunFolder:
