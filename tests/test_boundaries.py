@@ -124,7 +124,6 @@ def test_light_modules_import_nothing_heavy() -> None:
     assert_not_loaded(
         dict.fromkeys(light, HEAVY)
         | {
-            "finetune.report.compare": TRAINING_ONLY | {"torch", "transformers", "datasets"},
             "finetune.runs.compare": {"torch", "transformers", "datasets", "pyarrow"},
             "finetune.report.card": TRAINING_ONLY | {"torch", "transformers", "datasets"},
             "finetune.report.page": TRAINING_ONLY | {"torch", "transformers", "datasets"},

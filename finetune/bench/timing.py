@@ -20,6 +20,7 @@ from finetune.bench.workloads import SEED, MakeSteps, Selection, Workload, list_
 from finetune.devices.base import Device
 from finetune.devices.select import select_device
 from finetune.events import Emit, Info, ignore
+from finetune.tasks.tables import duration
 
 MAX_REPEATS = 4
 """Of a workload. Where they differ by chance alone, the ranges of four repeats in each of two
@@ -53,7 +54,7 @@ def measure(
 
     Other work comes and goes, so the timings are spread out instead of taken back to back.
     """
-    pairs = list(product(range(len(workloads)), devices))
+    pairs, begun = list(product(range(len(workloads)), devices)), time.time()
     rows: dict[tuple[int, str], list[Row]] = {}
     seconds = dict.fromkeys(pairs, 0.0)
     try:
@@ -64,8 +65,13 @@ def measure(
             is_over = time.time() + seconds[pair] > until or not all(row.seconds for row in timed)
             if repeat and is_over:
                 continue
+            done, now = pairs.index(pair), time.time()
             place = "again, while time is left:" if repeat else f"{number + 1}/{len(workloads)}"
-            emit(Info(f"{place} {workload.group}: {workload.name}, {device}"))
+            left = ""
+            if done and not repeat:
+                estimate = max((now - begun) / done * (len(pairs) - done), until - now)
+                left = f", about {duration(estimate)} left"
+            emit(Info(f"{place} {workload.group}: {workload.name}, {device}{left}"))
             started = time.time()
             child.send((selection, number, device, timed))
             try:

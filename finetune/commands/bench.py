@@ -1,6 +1,5 @@
 """``finetune bench``: this machine's devices at published workloads, side by side."""
 
-import math
 import platform
 import time
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from finetune.commands import flags
 from finetune.commands.console import show_lines, show_table
 from finetune.devices import DEVICE_NAMES
 from finetune.errors import Interrupted
-from finetune.events import Emit, Info, ignore
+from finetune.events import Emit, ignore
 from finetune.ownership import OwnFolder
 from finetune.training.interruption import signal_of
 
@@ -32,7 +31,7 @@ Groups:
 \b
 Examples:
   finetune bench                         all groups, every device that works
-  finetune bench --quick                 few rows of each, in under a minute
+  finetune bench --quick                 few rows of each
   finetune bench inference --device cpu --device mps
   finetune bench --model my_models:make  a network of your own
 """
@@ -74,8 +73,6 @@ def run_bench(
         selection = Selection(groups=groups, model=model, lengths=lengths, is_quick=quick)
         workloads, names = list_workloads(selection), [device.name for device in found]
         seconds = timing.QUICK_SECONDS if quick else timing.FULL_SECONDS
-        minutes = math.ceil(seconds / 60)
-        emit(Info(f"this takes about {minutes} min, more where a step takes seconds"))
         results = BenchResults(
             machine=Machine(
                 cpu=cpu_name(),

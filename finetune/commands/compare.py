@@ -10,8 +10,6 @@ from finetune.commands import flags
 from finetune.commands.console import show_lines, show_result_table
 from finetune.config.schema import NotNegative
 from finetune.events import Emit, ignore
-from finetune.files import write_text_atomically
-from finetune.ownership import check_output_file
 
 if TYPE_CHECKING:
     from finetune.runs.compare import Comparison
@@ -20,7 +18,7 @@ MAX_ROWS = 10
 EXAMPLES = """\b
 Examples:
   finetune compare runs/trec-minilm-head runs/trec-minilm-full
-  finetune compare runs --baseline best --output compare.html
+  finetune compare runs --baseline best
 """
 
 
@@ -28,8 +26,6 @@ def compare(
     *runs: str | Path | list[Any],
     baseline: Literal["first", "best"] = "first",
     limit: NotNegative = MAX_ROWS,
-    output: str | Path | None = None,
-    overwrite: bool = False,
     emit: Emit = ignore,
 ) -> "Comparison":
     """Compare finished runs on their test rows, as ``finetune compare`` does.
@@ -39,23 +35,13 @@ def compare(
         baseline: The ``first`` run, or the ``best`` by its validation metric.
         limit: Maximum number of rows listed that one run predicts right and the other wrong, each
             way.
-        output: An HTML page to write.
-        overwrite: Whether ``output`` may replace a file.
         emit: Receives the events of ``finetune.events``.
     """
     from finetune.runs.compare import compare_runs
 
-    page = None if output is None else Path(output).expanduser()
-    if page is not None:
-        check_output_file(page, overwrite=overwrite)
     named = [one for run in runs for one in (run if isinstance(run, list) else [run])]
     paths = [Path(run).expanduser() for run in named]
-    comparison = compare_runs(paths, baseline=baseline, max_rows=limit, emit=emit)
-    if page is not None:
-        from finetune.report.compare import render_comparison
-
-        write_text_atomically(page, render_comparison(comparison))
-    return comparison
+    return compare_runs(paths, baseline=baseline, max_rows=limit, emit=emit)
 
 
 @click.command(epilog=EXAMPLES)
@@ -74,19 +60,17 @@ def compare(
     help="Show at most N rows that one run predicts right and the other wrong, each way.  "
     f"[default: {MAX_ROWS}]",
 )
-@flags.output_file_option("Also write this page, as HTML.")
 @flags.with_display
 def command(*, runs: tuple[Path, ...], display: flags.Display, **options: Any) -> None:
     """Compare finished runs on the same test rows: metrics, options, rows that differ.
 
     RUN is a run folder, or a folder that contains several.
     """
-    page = options["output"]
-    display.run(partial(compare, *runs), lambda found: _show(found, page=page), **options)
+    display.run(partial(compare, *runs), _show, **options)
 
 
-def _show(comparison: "Comparison", *, page: Path | None) -> None:
-    from finetune.report.compare import tabulate
+def _show(comparison: "Comparison") -> None:
+    from finetune.runs.compare import tabulate
 
     for group in comparison.groups:
         for table in tabulate(group):
@@ -96,5 +80,3 @@ def _show(comparison: "Comparison", *, page: Path | None) -> None:
                 show_lines(*click.wrap_text(table.note).splitlines())
         if group.verdict:
             show_lines(*click.wrap_text(group.verdict).splitlines())
-    if page is not None:
-        show_lines(f"page: {page}")

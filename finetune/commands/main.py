@@ -39,10 +39,9 @@ COMMANDS = {
     "models": "List encoders: size, languages, licence, memory, what each is good for.",
     "find-batch": "Find the largest batch size that fits, and the fastest.",
     "bench": "Time this machine's devices at published workloads, side by side.",
-    "cache": "List or delete stored features and token ids.",
+    "cache": "Show the size of stored features and token ids, or delete them.",
     "doctor": "Check whether this machine is ready.",
     "config": "Show, check and copy configurations.",
-    "completion": "Print the completion script of a shell.",
 }
 
 EXAMPLES = """\b

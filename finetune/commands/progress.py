@@ -149,18 +149,20 @@ class View:
                         best = f"  (best so far: epoch {self._best.epoch:.3g})"
                     self._print(f"epoch {event.epoch:.2f}: validation {metrics}{best}")
             case events.Trial():
+                from finetune.tasks.tables import format_rate
+
                 memory = event.peak_bytes and f"{event.peak_bytes / 2**30:.2f} GiB"
-                speed = event.examples_per_second and f"{event.examples_per_second:,.0f} examples/s"
+                speed = event.examples_per_second and format_rate(event.examples_per_second)
                 status = f"  batch {event.batch_size:,}: {event.status.replace('_', ' ')}"
                 parts = (status, memory, speed, f"{event.seconds:.0f} s", event.reason)
                 self._print(", ".join(str(part) for part in parts if part))
 
     def _show_step(self, event: events.Step) -> None:
-        self._step = event
-        loss, speed = f"loss {event.loss:.3f}", f"{event.examples_per_second:,.0f} examples/s"
-        memory = f"{event.memory_bytes / 2**30:.2f} GiB"
-        from finetune.tasks.tables import duration
+        from finetune.tasks.tables import duration, format_rate
 
+        self._step = event
+        loss, speed = f"loss {event.loss:.3f}", format_rate(event.examples_per_second)
+        memory = f"{event.memory_bytes / 2**30:.2f} GiB"
         self._move_bar(event.step, event.total_steps, f"  {loss}  {speed}  {memory}")
         if not self._has_bar and self._is_due(event.step - self._printed_step, STEP_LINES):
             self._printed_step = event.step

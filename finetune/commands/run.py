@@ -299,8 +299,10 @@ def _show_plan(plan: dict[str, Any], *, as_json: bool) -> None:
 
 def _show_run(results: "RunResults") -> None:
     from finetune.runs.summary import next_command, summarize
+    from finetune.tasks.tables import format_rate
 
     facts, training = results.facts, results.training
+    rate = format_rate(training.train_samples_per_second)
     show_scores(f"test split of {facts.data}, {results.test.samples:,} rows", results.test)
     seconds = results.stage_seconds
     stages = ", ".join(f"{name} {one:.1f}" for name, one in seconds.items() if one >= 0.05)
@@ -310,8 +312,7 @@ def _show_run(results: "RunResults") -> None:
         validated = [f"validation {first.metric.title} {first}, {results.validation_note}"]
     show_lines(
         *validated,
-        f"trained in {training.train_runtime:.1f} s on {facts.device}, "
-        f"{training.train_samples_per_second:.0f} examples/s",
+        f"trained in {training.train_runtime:.1f} s on {facts.device}, {rate}",
         f"took {sum(seconds.values()):.1f} s: {stages}",
         f"report: {RunFolder(Path(results.output_dir)).report_file}",
     )
@@ -347,7 +348,7 @@ def _show_seeds(results: "SeedResults") -> None:
 
 
 def _show_folds(results: "FoldResults") -> None:
-    from finetune.report.several import tabulate_folds
+    from finetune.report.page import tabulate_folds
 
     first, folder = results.runs[1], FoldsFolder(Path(results.output_dir))
     assert results.scores

@@ -16,6 +16,7 @@ from finetune.events import Emit, clock, ignore
 
 if TYPE_CHECKING:
     from finetune.runs.sweep import SweepResults
+    from finetune.tasks.tables import Table
 
 # Where nothing is held out otherwise, and nobody says how much: a choice needs rows.
 VALIDATION_FRACTION = 0.2
@@ -93,11 +94,35 @@ def command(*, space: Path, display: flags.Display, **options: Any) -> None:
 
 
 def _show(results: "SweepResults") -> None:
-    from finetune.report.several import tabulate_sweep
     from finetune.runs.folder import SweepFolder
 
-    table, folder = tabulate_sweep(results), SweepFolder(Path(results.output_dir))
+    table, folder = _tabulate(results), SweepFolder(Path(results.output_dir))
     show_lines(f"{results.samples:,} validation rows", "")
     show_result_table(table)
-    show_lines(*click.wrap_text(table.note).splitlines(), f"report: {folder.report_file}")
+    show_lines(*click.wrap_text(table.note).splitlines())
     show_lines(f"train the best, and test it: finetune run {folder.best_file}")
+
+
+def _tabulate(results: "SweepResults") -> "Table":
+    """Return the trials, the best first, with their differences to it."""
+    from finetune.runs.compare import show_difference
+    from finetune.tasks.metrics import METRICS
+    from finetune.tasks.scores import MetricValue
+    from finetune.tasks.tables import Table, format_value
+
+    metric, names = METRICS[results.metric], [*next(iter(results.trials.values())).options]
+    rows = [
+        (f"trial-{number}", *(format_value(one.options[name]) for name in names),
+         "–" if one.value is None else str(MetricValue(metric, one.value)),
+         show_difference(one.difference, metric) if one.difference else "",
+         one.verdict or "the best")
+        for number, one in results.ranked
+    ]  # fmt: skip
+    note = (
+        f"Differences are paired: both trials on the same resamples of {results.samples:,} "
+        "validation rows. In brackets is the 95% interval; where it contains 0, the difference may "
+        "be noise. The best of many looks better here than it is: test it on other rows."
+    )
+    options = (name.replace("_", " ") for name in names)
+    columns = ("trial", *options, metric.title, "difference to the best", "verdict")
+    return Table("Trials", columns, rows, text_columns=len(columns), note=note)

@@ -16,7 +16,7 @@ from finetune.distributed.processes import join_processes
 from finetune.errors import BatchDoesNotFit, ConfigurationInvalid, DataError, LossNotFinite
 from finetune.events import Emit, Info
 from finetune.files import write_text_atomically
-from finetune.report.several import write_folds_report, write_sweep_report
+from finetune.report.page import write_folds_report
 from finetune.runs.failures import interruption_explained
 from finetune.runs.folder import RunFolder, SeveralFolder, SweepFolder
 from finetune.runs.folds import FoldResults, write_rows
@@ -208,7 +208,6 @@ def train_sweep(work: Work, chosen: Sequence[Options], *, emit: Emit) -> SweepRe
             raise ConfigurationInvalid(f"no trial could be trained: {failures}", remedy=remedy)
         best = folder.run(results.best).read_config()
         write_text_atomically(folder.best_file, dump_config(best))
-        write_sweep_report(folder, results)
         _delete_private_tables(folder, work.config)
         folder.write_table(results.to_json())
         return results

@@ -1,4 +1,4 @@
-"""The report: a run's results as one page, ``report.html``, that needs no other file.
+"""The reports of a run and of its folds: each one page that needs no other file.
 
 Its text is in ``report.html.j2``; here are its charts and tables.
 """
@@ -18,11 +18,14 @@ from finetune.evaluation.statistics import Calibration, measure_reliability
 from finetune.files import write_text_atomically
 from finetune.report.chart import ANY, Axis, Chart, Points, Series, chart_of, in_percent
 from finetune.report.templates import TEMPLATES, remove_folders, without_folder
-from finetune.runs.folder import RunFolder
+from finetune.runs.folder import RunFolder, SeveralFolder
+from finetune.runs.folds import FoldResults
+from finetune.runs.folds import Rows as FoldRows
 from finetune.runs.journal import read_warnings
 from finetune.runs.results import RunResults
 from finetune.runs.summary import confused_with, summarize
 from finetune.tasks.metrics import METRICS
+from finetune.tasks.scores import MetricValue
 from finetune.tasks.tables import (
     MAX_MISTAKES,
     Table,
@@ -36,6 +39,8 @@ Rows = Sequence[Mapping[str, Any]]
 SHOWN_PROBABILITIES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
 # The style sheet has colours for three.
 MAX_CURVES = 3
+# The page of folds lists all mistakes if there are at most so many.
+MAX_FOLD_MISTAKES = 200
 
 
 def write_report(folder: RunFolder, results: RunResults) -> Path:
@@ -206,3 +211,49 @@ def tabulate_environment(environment: Mapping[str, Any]) -> Table:
     others = ("origins", "choices")
     facts = [(name, format_value(environment[name])) for name in environment if name not in others]
     return Table("Environment", ("name", "value"), facts, text_columns=2)
+
+
+def write_folds_report(folder: SeveralFolder, results: FoldResults, rows: FoldRows) -> None:
+    """Write the page of a finished cross-validation, which needs no other file."""
+    scores, first = results.scores, next(iter(results.runs.values()))
+    assert scores
+    mistakes = first.task.mistakes(rows)
+    worst, note = mistakes.rows, mistakes.note.replace("test rows", "rows")
+    if len(worst) > MAX_FOLD_MISTAKES:
+        worst = worst[:MAX_MISTAKES]
+    else:
+        note = note.replace(f"; these are the {MAX_MISTAKES} worst", "")
+    tables = [
+        tabulate_folds(results),
+        *([replace(scores.table, title="Classes")] if scores.table else []),
+        replace(mistakes, rows=worst, note=note, groups=()),
+    ]
+    names = (without_folder(one, getattr(first.facts, one)) for one in ("model", "data"))
+    subtitle = [*names, first.facts.mode, f"{scores.samples:,} rows out of fold"]
+    page = TEMPLATES.get_template("tables.html.j2").render(
+        title=folder.path.resolve().name, subtitle=" · ".join(subtitle), tables=tables
+    )
+    write_text_atomically(folder.report_file, page)
+
+
+def tabulate_folds(results: FoldResults) -> Table:
+    """Return the metrics of each fold and of all rows, with interval and spread."""
+    runs, scores, spread = results.runs, results.scores, results.spread
+    rows = [
+        [str(fold), *map(str, run.test.values), f"{run.test.samples:,}"]
+        for fold, run in runs.items()
+    ]
+    values = next(iter(runs.values())).test.values
+    if scores:
+        found = [(one.metric, results.intervals.get(one.metric.name)) for one in scores.values]
+        intervals = [
+            f"{MetricValue(metric, one.low)} to {MetricValue(metric, one.high)}" if one else "–"
+            for metric, one in found
+        ]
+        rows.append(["all rows", *map(str, scores.values), f"{scores.samples:,}"])
+        rows.append([f"95% over {scores.samples:,} rows", *intervals, ""])
+    if spread:
+        deviations = (MetricValue(one.metric, spread[one.metric.name]) for one in values)
+        rows.append(["spread over folds (SD)", *map(str, deviations), ""])
+    columns = ("fold", *(value.metric.title for value in values), "rows")
+    return Table("Folds", columns, rows)

@@ -9,7 +9,7 @@ from markupsafe import Markup, escape
 
 from finetune.config.schema import HUB_PREFIX, OPTIONS, Config
 from finetune.escaping import escape_controls
-from finetune.tasks.tables import capitalize, duration
+from finetune.tasks.tables import capitalize, duration, format_rate
 
 FOLDERS = re.compile(r"(?<![\w:/.])(?:~|\.\.?)?/(?:[^/\s]+/)+")
 
@@ -66,4 +66,9 @@ TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-TEMPLATES.filters |= {"capitalize": capitalize, "duration": duration, "code": mark_code}
+TEMPLATES.filters |= {
+    "capitalize": capitalize,
+    "duration": duration,
+    "rate": format_rate,
+    "code": mark_code,
+}

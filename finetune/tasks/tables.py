@@ -54,6 +54,12 @@ def format_value(value: Any) -> str:
     return str(value)
 
 
+def format_rate(examples_per_second: float) -> str:
+    """Return a speed with at least two digits, also if it is slow."""
+    digits = 0 if examples_per_second >= 10 else 1 if examples_per_second >= 1 else 2
+    return f"{examples_per_second:,.{digits}f} examples/s"
+
+
 def duration(seconds: float) -> str:
     """Return a time such as ``9.5 s``, ``42 s``, ``24 min 13 s`` or ``2 h 14 min``."""
     if seconds < 59.5:

@@ -12,7 +12,6 @@ from types import FrameType
 # Ctrl-C, what a job scheduler sends before it kills, and what a closing terminal sends.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-AGAIN_SECONDS = 0.05
 # Of the signals that are waited for now, the innermost last.
 _requests: list["StopRequest"] = []
 
@@ -69,17 +68,14 @@ def stop_on_signal(*, at_once: bool = False, apart_seconds: float = 0.0) -> Iter
     """
     # Where an exception is ignored, such as in a destructor, the work goes on to here.
     request = StopRequest(_requests[-1].number if _requests else None)
-    first_at, again = 0.0, threading.Timer(0, int)
+    first_at = 0.0
 
     def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal first_at, again
+        nonlocal first_at
         if at_once and _is_importing_torch():
-            # There an exception may pass through C++, which aborts the process: once it is over.
-            if not again.is_alive():
-                again = threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), number))
-                again.daemon = True
-                again.start()
-            return
+            # There an exception may pass through C++, which aborts the process with a message.
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
         is_first = not request()
         if is_first:
             request.number, first_at = number, time.monotonic()

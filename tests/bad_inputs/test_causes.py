@@ -76,8 +76,6 @@ ARGUMENTS: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("compare", ("RUN", "COPY"), {"limit": -1}, "limit is -1"),
     ("compare", ("RUN", "COPY"), {"limit": "3"}, "limit is '3'"),
     ("compare", ("RUN", "COPY"), {"limit": True}, "limit is True"),
-    ("compare", ("RUN", "COPY"), {"output": ""}, "output is empty"),
-    ("compare", ("RUN", "COPY"), {"overwrite": "no"}, "overwrite is 'no'"),
     ("find_batch", (), {"limit": "9"}, "limit is '9'"),
     ("find_batch", (), {"machine": 1}, "machine is 1"),
     ("find_batch", (), {"memory": 16}, "memory is 16"),

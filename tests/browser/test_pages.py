@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from bench.example_results import example_results as example_bench
-from report.example_comparison import example_comparison
 from report.example_run import (
     CALIBRATION,
     DETAILS,
@@ -17,7 +16,6 @@ from report.example_run import (
 
 from finetune.files import write_jsonl
 from finetune.report.bench import render_bench
-from finetune.report.compare import render_comparison
 from finetune.report.page import write_report
 from finetune.runs.folder import RunFolder
 
@@ -55,16 +53,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return page
 
 
-@pytest.fixture(scope="module")
-def compare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    page = tmp_path_factory.mktemp("compare") / "compare.html"
-    long = f"{HOSTILE} {'x' * 300}"
-    comparison = example_comparison(text=long, name=f"{HOSTILE} {'x' * 80}", value=long)
-    page.write_text(render_comparison(comparison), encoding="utf-8")
-    return page
-
-
-@pytest.mark.parametrize("name", ["report", "bench", "compare"])
+@pytest.mark.parametrize("name", ["report", "bench"])
 def test_a_page_can_be_read_by_all_and_needs_nothing_else(
     name: str, browser: "Browser", request: pytest.FixtureRequest
 ) -> None:
@@ -80,7 +69,7 @@ def test_a_page_can_be_read_by_all_and_needs_nothing_else(
             visit.page.close()
 
 
-@pytest.mark.parametrize("name", ["report", "bench", "compare"])
+@pytest.mark.parametrize("name", ["report", "bench"])
 def test_a_page_is_printed_dark_on_white_and_whole(
     name: str, browser: "Browser", request: pytest.FixtureRequest
 ) -> None:
@@ -101,22 +90,6 @@ def test_hostile_texts_are_shown_as_text(report: Path, browser: "Browser") -> No
         assert SHOWN in " ".join(visit.page.locator(place).all_inner_texts()), place
     assert visit.page.locator("img, script").count() == 0
     assert visit.messages == []
-    visit.page.close()
-
-
-def test_a_comparison_fits_a_phone_and_shows_names_as_they_are(
-    tmp_path: Path, browser: "Browser"
-) -> None:
-    page = tmp_path / "compare.html"
-    comparison = example_comparison(text=HOSTILE, name="trec-minilm-last-2", value="HUM")
-    page.write_text(render_comparison(comparison), encoding="utf-8")
-    visit = browser.visit(page, width=390)
-    # The leaderboard has seven columns, and is moved sideways.
-    for table in visit.page.locator(".wide").all()[1:]:
-        assert table.evaluate("one => one.scrollWidth - one.clientWidth") <= 0
-    headings = visit.page.locator("table").last.locator("thead th").all_inner_texts()
-    assert headings == ["text", "true", "trec-minilm-full", "trec-minilm-last-2"]
-    assert SHOWN in visit.page.locator("tbody td").all_inner_texts()
     visit.page.close()
 
 

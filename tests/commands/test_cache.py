@@ -28,55 +28,36 @@ def lines_of(output: str) -> list[str]:
     return [" ".join(line.split()) for line in output.splitlines() if line]
 
 
-def test_ls_shows_what_is_kept_and_how_much_it_is(command: Command, tmp_path: Path) -> None:
-    keep(tmp_path, rows=40_000)
-    outcome = command("cache", "ls", "--cache-dir", tmp_path)
-    assert outcome.code == 0, outcome.errors
-    header, line, total = lines_of(outcome.output)
-    assert header == "last used size rows data split model mode"
-    assert line.endswith("4.9 MiB 40,000 questions train [red]tiny[/] head")
-    assert total == f"4.9 MiB in {tmp_path / 'features'}, 0 batch sizes and timings beside it"
-
-
-def test_ls_prints_one_json_object(command: Command, tmp_path: Path) -> None:
-    size_bytes = keep(tmp_path)
-    outcome = command("cache", "ls", "--cache-dir", tmp_path, "--json")
-    emitted = json.loads(outcome.output)
-    assert (emitted["schema_version"], emitted["folder"]) == (1, str(tmp_path / "features"))
-    [entry] = emitted["entries"]
-    assert (entry["key"], entry["size_bytes"]) == ("a" * 64, size_bytes)
-    assert entry["used_at"] > 1e9
-    assert entry | NOTES | {"rows": 1234, "shape": [1234, 32], "dtype": "float32"} == entry
-
-
-def test_clear_says_how_much_it_deleted(command: Command, tmp_path: Path) -> None:
-    keep(tmp_path, rows=40_000)
-    outcome = command("cache", "clear", "--cache-dir", tmp_path)
-    deleted = f"deleted 4.9 MiB in {tmp_path / 'features'}, and 0 files beside it"
-    assert lines_of(outcome.output) == [deleted]
-    assert list((tmp_path / "features").iterdir()) == []
+def test_the_size_is_shown_and_all_is_deleted(command: Command, tmp_path: Path) -> None:
     size_bytes = keep(tmp_path, rows=40_000)
-    emitted = json.loads(command("cache", "clear", "--cache-dir", tmp_path, "--json").output)
-    assert emitted["freed_bytes"] == size_bytes
-
-
-def test_batch_sizes_and_timings_are_listed_and_deleted_too(
-    command: Command, tmp_path: Path
-) -> None:
     files = [tmp_path / "batches" / "a.json", tmp_path / "precision" / "b.json"]
     for file in files:
         keep_json(file, WRITTEN_BY)
-    listed = command("cache", "ls", "--cache-dir", tmp_path)
-    assert "2 batch sizes and timings" in listed.output
-    command("cache", "clear", "--cache-dir", tmp_path)
+    place = ("--cache-dir", tmp_path)
+    lines = lines_of(command("cache", *place).output)
+    folder = tmp_path / "features"
+    assert lines == [
+        f"4.9 MiB in {folder}: features or token ids of 1 splits",
+        "2 files of batch sizes and timings next to it",
+    ]
+    found = json.loads(command("cache", *place, "--json").output)
+    counts = {"entries": 1, "measured_files": 2}
+    assert found == {
+        "schema_version": 1, "folder": str(folder), "size_bytes": size_bytes, **counts,
+    }  # fmt: skip
+    assert lines_of(command("cache", "clear", *place).output) == [f"deleted {one}" for one in lines]
+    assert list(folder.iterdir()) == []
     assert not any(file.exists() for file in files)
+    keep(tmp_path, rows=40_000)
+    cleared = json.loads(command("cache", *place, "clear", "--json").output)
+    assert cleared["freed_bytes"] == size_bytes
 
 
 def test_the_folder_comes_from_flag_environment_or_the_hubs_cache(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def folder_of(*arguments: str) -> str:
-        folder = json.loads(command("cache", "ls", "--json", *arguments).output)["folder"]
+        folder = json.loads(command("cache", "--json", *arguments).output)["folder"]
         assert isinstance(folder, str)
         return folder
 

@@ -4,9 +4,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import Command, copy_run
 
-from finetune.files import read_json, read_jsonl, write_json, write_jsonl
-
-TEXT = "Who is <script>alert('x')</script> \x1b[2J & Co ?"
+from finetune.files import read_json, read_jsonl, write_json
 
 
 @pytest.fixture
@@ -46,35 +44,6 @@ def test_json_is_one_object_with_a_version(
     difference = second["versus_baseline"]["differences"]["accuracy"]
     assert difference["value"] == second["metrics"]["accuracy"] - first["metrics"]["accuracy"] > 0
     assert difference["low"] < difference["value"] < difference["high"]
-
-
-def test_the_page_shows_texts_as_text_and_files_without_their_folders(
-    command: Command, finished_run: Path, other: Path, tmp_path: Path
-) -> None:
-    for run in (finished_run, other):
-        copy_run(run, tmp_path / "odd" / run.name, data=f"/home/ada/{run.name}.csv")
-        file = tmp_path / "odd" / run.name / "predictions.jsonl"
-        write_jsonl(file, [row | {"text": TEXT} for row in read_jsonl(file)])
-    page = tmp_path / "compare.html"
-    outcome = command("compare", tmp_path / "odd", "--output", page)
-    assert outcome.code == 0, outcome.errors
-    assert "\x1b" not in outcome.output
-    html = page.read_text(encoding="utf-8")
-    assert "<script>" not in html
-    assert "&lt;script&gt;" in html
-    assert "\x1b" not in html
-    assert "McNemar" in html
-    assert "/home/ada" not in html
-    assert "finished.csv" in html
-
-
-def test_a_page_that_can_not_be_written_is_one_error(
-    command: Command, finished_run: Path, other: Path, tmp_path: Path
-) -> None:
-    page = tmp_path / "missing" / "compare.html"
-    command("compare", finished_run, other, "--output", page).assert_refused(
-        2, f"there is no {page.parent}"
-    )
 
 
 def test_runs_of_different_data_have_a_table_for_each_test_set(

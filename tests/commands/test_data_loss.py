@@ -158,21 +158,6 @@ def test_predictions_go_to_a_new_file_unless_told(
         assert path.read_bytes() == before
 
 
-def test_a_comparison_goes_to_a_new_file_unless_told(
-    command: Command, finished_run: Path, tmp_path: Path
-) -> None:
-    page = tmp_path / "page.html"
-    planted = plant(tmp_path, "page.html", "page.html.partial")
-    compare = ("compare", finished_run, finished_run, "--output")
-    results = (finished_run / "all_results.json").read_bytes()
-    command(*compare, page).assert_refused(2, "already exists", "--overwrite")
-    for more in ([], ["--overwrite"]):
-        output = finished_run / "all_results.json"
-        command(*compare, output, *more).assert_refused(2, "is a file of")
-    assert_kept(planted)
-    assert (finished_run / "all_results.json").read_bytes() == results
-
-
 @pytest.mark.parametrize("name", ["bench.json", "find-batch.json", "notes.txt"])
 def test_a_bench_and_a_search_write_into_no_folder_of_others(
     name: str, command: Command, tiny_folder: Path, tmp_path: Path

@@ -20,6 +20,7 @@ from finetune.events import (
     Validation,
     WarningMessage,
 )
+from finetune.tasks.tables import format_rate
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7][0-9;]*m")
 EVENTS: list[Event] = [
@@ -179,3 +180,10 @@ def test_a_pipe_gets_few_lines_whatever_the_number_of_epochs(
     assert progress[-1].startswith(f"epoch {epochs}.00: validation accuracy 0.5000")
     assert progress[-1].endswith("(best so far: epoch 2)")
     assert last == f"train: 1 min 12 s, {total:,}/{total:,} steps, best accuracy 0.5000 at epoch 2"
+
+
+@pytest.mark.parametrize(
+    ("rate", "shown"), [(1234.5, "1,234"), (10.4, "10"), (9.44, "9.4"), (0.044, "0.04")]
+)
+def test_a_slow_speed_is_not_zero(rate: float, shown: str) -> None:
+    assert format_rate(rate) == f"{shown} examples/s"

@@ -63,7 +63,6 @@ def test_worse_trials_stop_early_and_those_left_are_compared_with_the_best(folde
     run = folder / content["best"]
     assert len(read_jsonl(run / "validation.jsonl")) == content["samples"]
     assert (folder / "best.yaml").read_text() == (run / "config.yaml").read_text()
-    assert "may be noise" in (folder / "report.html").read_text() or other["verdict"] == "worse"
 
 
 def test_a_finished_sweep_is_read_and_another_one_is_refused_in_its_folder(

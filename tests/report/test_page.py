@@ -68,7 +68,7 @@ def test_report_shows_metrics_curves_mistakes_configuration_and_environment(
         *("trec-minilm-full", "bert-base-uncased · trec · head"),
         "75% right on 4 test rows (95%: 30–95%), which may be no better than always answering",
         *("75.0%", "73.3%", "87.5%"),
-        *("1 min 23 s", "176.9 examples/s", "a slow CPU, fp32", "770", "of 109,483,778"),
+        *("1 min 23 s", "177 examples/s", "a slow CPU, fp32", "770", "of 109,483,778"),
         *("Loss", "training", "accuracy", "macro F1", "epoch"),
         *("epoch 1 is kept", "stopped after epoch 2"),
         *("66.7%", "1 of 4 test rows are misclassified"),

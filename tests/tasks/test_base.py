@@ -18,7 +18,7 @@ from transformers import pipeline
 import finetune
 from finetune.errors import UsageError
 from finetune.files import read_json, read_jsonl
-from finetune.report.compare import tabulate
+from finetune.runs.compare import tabulate
 from finetune.tasks.base import TASK_TYPES, Outputs
 from finetune.tasks.single import Single
 
