@@ -1,4 +1,4 @@
-"""Tables whose lines hold values between commas, semicolons, tabs or bars."""
+"""Tables of text between commas, semicolons, tabs or bars; where a table begins, and its names."""
 
 import csv
 import io
@@ -7,24 +7,19 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain, islice, takewhile
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow
-import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
 from finetune.config.schema import DataConfig
 from finetune.data.columns import LABEL_NAMES, OPTIONS, TEXT_NAMES, plain_name
-from finetune.data.encoding import TextFile, find_text
-from finetune.data.mapped import collect
-from finetune.data.packed import Content
-from finetune.data.reader import Columns, Reader, Row, columns_of
+from finetune.data.encoding import TextFile
 from finetune.errors import DataUnreadable
-from finetune.events import Emit, Info, ignore
-from finetune.tasks.labels import MISSING, NUMBER, is_number
-from finetune.tasks.multi import Multi
+from finetune.events import Emit, Info
+from finetune.tasks.labels import is_number
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 SAMPLE_ROWS, SAMPLE_CHARACTERS = 100, 2**20
@@ -34,12 +29,17 @@ BLOCK_BYTES = 2**24
 MAX_NAME = 60
 # Of lines of prose, fewer have as many commas as the first one.
 MIN_SCORE = 0.5
-ADD_LABELS = (
-    "add a column of labels, or name a file of labels, one a line, with --labels-file; texts"
-    " without labels are for finetune predict"
-)
+# A delimiter that explains all lines but those above the table is so much worse.
+TITLE_PENALTY = 0.1
+MAX_TITLE_ROWS, MIN_ROWS_BELOW = 10, 10
+ADD_LABELS = "add a column of labels; texts without labels are for finetune predict"
 ESCAPED_QUOTE = r"(?<!\\)((?:\\\\)*)\\%s"
-MIN_ROWS_BELOW = 10
+# A comma of a decimal number, or between words.
+PROSE_COMMA = re.compile(r"(?<=\d),(?=\d)|, ")
+TOTAL = re.compile(
+    r"(?i)\W*((grand |sub)?totals?|totale|summe|gesamt(summe)?|insgesamt|somme|suma|razem|totaal"
+    r"|итого|всего|合計|总计|總計|합계|sum)\b.*"
+)
 # The module's own limit is 131,072 characters, fewer than a long document has.
 csv.field_size_limit(2**31 - 1)
 # A row, and the number of its first line.
@@ -54,39 +54,51 @@ class Delimited:
     delimiter: str
     quote: str
     skips_spaces: bool = False
+    lines_above: int = 0
+    escapes_quotes: bool = False
+    has_header: bool = True
 
-    def reader(self, lines: Iterable[str]) -> Any:
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of the table."""
+        with self.text.open() as file:
+            lines = islice(file, self.lines_above, None)
+            if self.escapes_quotes:
+                pattern, doubled = re.compile(ESCAPED_QUOTE % self.quote), rf"\1{self.quote * 2}"
+                yield from (pattern.sub(doubled, line) for line in lines)
+            else:
+                yield from lines
+
+    def reader(self) -> Any:
         """Return Python's reader of the lines."""
         quoting: Any = csv.QUOTE_MINIMAL if self.quote else csv.QUOTE_NONE
         return csv.reader(
-            lines, delimiter=self.delimiter, quotechar=self.quote or None, quoting=quoting,
+            self.lines(), delimiter=self.delimiter, quotechar=self.quote or None, quoting=quoting,
             skipinitialspace=self.skips_spaces, strict=True,
         )  # fmt: skip
 
     def values(self) -> Iterator[NumberedValues]:
         """Yield each row that is not blank, the first of which says how many values a row has."""
-        with self.text.open() as lines:
-            reader = self.reader(lines)
-            count, line_before = 0, 0
-            try:
-                for row in reader:
-                    if len(row) > 1 or "".join(row).strip():
-                        count = count or len(row)
-                        if len(row) > count and not "".join(row[count:]).strip():
-                            row = row[:count]  # spreadsheets end rows with blank values
-                        if len(row) != count:
-                            found = f"{len(row)} values instead of {count}, as the first row"
-                            raise csv.Error(found)
-                        yield line_before + 1, row
-                    line_before = reader.line_num
-            except csv.Error as error:
-                with self.text.open() as again:
-                    line = next(islice(again, line_before, None)).strip()
-                remedy = 'put values with a delimiter, quotes or a line end in quotes: "a ""b"", c"'
-                raise DataUnreadable(
-                    f"line {line_before + 1} of {self.text.path} has {error}: {line[:60]!r}",
-                    remedy=f"{remedy}; {ADD_LABELS}" if count == 1 else remedy,
-                ) from error
+        reader = self.reader()
+        count, line_before = 0, 0
+        try:
+            for row in reader:
+                if len(row) > 1 or "".join(row).strip():
+                    count = count or len(row)
+                    if len(row) > count and not "".join(row[count:]).strip():
+                        row = row[:count]  # spreadsheets end rows with blank values
+                    if len(row) != count:
+                        values = f"{len(row)} values instead of {count}, as the first row"
+                        raise csv.Error(values)
+                    yield self.lines_above + line_before + 1, row
+                line_before = reader.line_num
+        except csv.Error as error:
+            line = next(islice(self.lines(), line_before, None)).strip()
+            remedy = 'put values with a delimiter, quotes or a line end in quotes: "a ""b"", c"'
+            number = self.lines_above + line_before + 1
+            raise DataUnreadable(
+                f"line {number} of {self.text.path} has {error}: {line[:60]!r}",
+                remedy=f"{remedy}; {ADD_LABELS}" if count == 1 else remedy,
+            ) from error
         if not count:
             remedy = "write a header row, such as text,label, and rows"
             raise DataUnreadable(f"{self.text.path} is empty", remedy=remedy)
@@ -101,133 +113,132 @@ class Delimited:
             return True
         return False
 
-
-def rows(content: Content, options: DataConfig, emit: Emit) -> Iterator[Row]:
-    """Yield the rows; whether the first one names the columns is guessed unless options say it."""
-    table = _open(content, options, emit)
-    return name_values(table.values(), options, path=content.path, emit=emit)
-
-
-def _open(content: Content, options: DataConfig, emit: Emit) -> Delimited:
-    """Find the encoding, the delimiter and the quotes of a file."""
-    text = find_text(content, encoding=options.encoding, emit=emit)
-    with text.open() as file:
-        sample = file.read(SAMPLE_CHARACTERS)
-    delimiter, lines_above = _find_delimiter(sample, text)
-    quote = _find_quote(sample, delimiter)
-    between = rf"(?<!{quote}){quote}{re.escape(delimiter)} +{quote}(?!{quote})"
-    skips_spaces = re.search(between, sample) is not None
-    emit(Info(f"reading {text.path}: encoding {text.encoding}, delimiter {DELIMITERS[delimiter]}"))
-    if lines_above:
-        emit(Info(f"{lines_above} lines above the table in {text.path} are left out"))
-        below = "".join(text.pieces()).split("\n", lines_above)[-1]
-        blanked = ("\n" * lines_above + below).encode()
-        text = TextFile(replace(content, unpacked=blanked), "utf-8")
-    table = Delimited(text, delimiter, quote, skips_spaces)
-    if quote == "'":
-        emit(Info(f"values of {text.path} are in single quotes"))
-    if text.has_bytes(f"\\{quote}".encode()) and not table.is_right():
-        doubled = re.sub(ESCAPED_QUOTE % quote, rf"\1{quote * 2}", "".join(text.pieces())).encode()
-        unescaped = replace(table, text=TextFile(replace(content, unpacked=doubled), "utf-8"))
-        if unescaped.is_right():
-            emit(Info(f"\\{quote} in {text.path} is read as a quote"))
-            return unescaped
-    if delimiter == "\t" and text.has_bytes(quote.encode()) and not table.is_right():
-        emit(Info(f"quotes in {text.path} are read as part of the texts"))
-        return replace(table, quote="")
-    return table
+    def place(self, row: int) -> str:
+        """Say in which line a row is, counted from 0 without the header."""
+        number, _ = next(islice(self.values(), row + int(self.has_header), None))
+        return f"line {number} of {self.text.path}"
 
 
-def columns(content: Content, options: DataConfig, emit: Emit) -> Columns:
-    """Read the columns; those of numbers have decimal points, and an empty text if missing."""
-    file = _open(content, options, emit)
-    try:
-        table = _read_columns(file, options, emit)
-    except (csv.Error, pyarrow.ArrowInvalid):
-        # To say which row is wrong, or for what Arrow refuses, such as lines of spaces.
-        named = name_values(file.values(), options, path=content.path, emit=ignore)
-        table = columns_of(named, path=content.path, emit=emit)
-    # Excel delimits by semicolons where a comma is decimal.
-    has_commas = file.delimiter == ";" and options.task != Multi.name
-    number = rf"({NUMBER}|[+-]?[0-9]+,[0-9]+)" if has_commas else f"({NUMBER})"
-    missing = rf"(?i)^\s*({'|'.join(MISSING)})\s*$"
-    for position, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
-        if not all(_holds_numbers(part, number) for part in (column[:SAMPLE_ROWS], column)):
-            continue
-        plain = pc.replace_substring(pc.replace_substring_regex(column, missing, ""), ",", ".")
-        if others := column.filter(pc.not_equal(column, plain)).unique().to_pylist():
-            table = table.set_column(position, name, plain)
-            found = f"numbers of {name!r} in {content.path}, such as {others[0]!r}"
-            emit(Info(f"{found}: a comma is decimal, a word says that one is missing"))
-    return table, {}
+def read_table(
+    text: TextFile, options: DataConfig, *, emit: Emit
+) -> tuple[pyarrow.Table, Delimited]:
+    """Read the columns; whether the first row names them is guessed unless options say it."""
+    file = _find_dialect(text, options, emit)
+    numbered = list(islice(file.values(), HEADER_ROWS))
+    names, has_header = find_names(
+        [row for _, row in numbered], options, path=text.path, emit=emit
+    )
+    file = replace(file, has_header=has_header)
+    if len(numbered) > int(has_header):
+        with suppress(csv.Error, pyarrow.ArrowInvalid):
+            return _read_by_arrow(file, names, first=numbered[int(has_header)][0]), file
+    # To say which row is wrong, or for what Arrow refuses, such as lines of spaces.
+    rows = (row for _, row in islice(file.values(), int(has_header), None))
+    pieces = []
+    while piece := list(islice(rows, HEADER_ROWS)):
+        columns = [pyarrow.array(column, "string") for column in zip(*piece, strict=True)]
+        pieces.append(pyarrow.table(columns, names))
+    return pyarrow.concat_tables(pieces), file
 
 
-def _read_columns(table: Delimited, options: DataConfig, emit: Emit) -> pyarrow.Table:
-    """Read the columns by Arrow."""
-    first = [row for _, row in islice(table.values(), HEADER_ROWS)]
-    names, has_header = _find_names(first, options, path=table.text.path, emit=emit)
-    if table.skips_spaces:
-        raise csv.Error("Arrow skips no spaces before quotes")
-    has_quotes = bool(table.quote) and table.text.has_bytes(table.quote.encode())
+def _read_by_arrow(file: Delimited, names: Sequence[str], *, first: int) -> pyarrow.Table:
+    """Read the columns by Arrow, from a line on."""
+    if file.skips_spaces or file.escapes_quotes:
+        raise csv.Error("Arrow knows neither spaces before quotes nor both kinds of escapes")
+    has_quotes = bool(file.quote) and file.text.has_bytes(file.quote.encode())
     if has_quotes:  # Arrow accepts characters behind a closing quote
-        with table.text.open() as lines:
-            deque(table.reader(lines), maxlen=0)
-    batches = arrow_csv.open_csv(
-        table.text.open_for_arrow(),
-        read_options=arrow_csv.ReadOptions(block_size=BLOCK_BYTES, column_names=names),
+        deque(file.reader(), maxlen=0)
+    return arrow_csv.read_csv(
+        file.text.open_for_arrow(),
+        read_options=arrow_csv.ReadOptions(
+            block_size=BLOCK_BYTES, column_names=names, skip_rows=first - 1
+        ),
         parse_options=arrow_csv.ParseOptions(
-            delimiter=table.delimiter,
-            quote_char=table.quote if has_quotes else False,
+            delimiter=file.delimiter,
+            quote_char=file.quote if has_quotes else False,
             newlines_in_values=has_quotes,
         ),
         convert_options=arrow_csv.ConvertOptions(
             column_types=dict.fromkeys(names, pyarrow.string()), strings_can_be_null=False
         ),
     )
-    columns = collect(pyarrow.Table.from_batches([batch]) for batch in batches)
-    return columns.slice(int(has_header))
 
 
-def _holds_numbers(column: pyarrow.ChunkedArray, number: str) -> bool:
-    """Return whether a column holds numbers, and beside them only what says that one is missing."""
-    is_number = pc.match_substring_regex(column, rf"^\s*{number}\s*$")
-    either = rf"(?i)^\s*({number}|{'|'.join(MISSING)})?\s*$"
-    is_either = pc.match_substring_regex(column, either)
-    return bool(pc.any(is_number).as_py() and pc.all(is_either).as_py())
+def _find_dialect(text: TextFile, options: DataConfig, emit: Emit) -> Delimited:
+    """Find the delimiter and the quotes of a file, and the lines above its table."""
+    with text.open() as lines:
+        sample = lines.read(SAMPLE_CHARACTERS)
+    delimiter, lines_above = _find_delimiter(sample, text, options)
+    quote = _find_quote(sample, delimiter)
+    between = rf"(?<!{quote}){quote}{re.escape(delimiter)} +{quote}(?!{quote})"
+    skips_spaces = re.search(between, sample) is not None
+    emit(Info(f"reading {text.path}: encoding {text.encoding}, delimiter {DELIMITERS[delimiter]}"))
+    if lines_above:
+        emit(Info(f"{lines_above} lines above the table in {text.path} are left out"))
+    file = Delimited(text, delimiter, quote, skips_spaces, lines_above)
+    if quote == "'":
+        emit(Info(f"values of {text.path} are in single quotes"))
+    if text.has_bytes(f"\\{quote}".encode()) and not file.is_right():
+        unescaped = replace(file, escapes_quotes=True)
+        if unescaped.is_right():
+            emit(Info(f"\\{quote} in {text.path} is read as a quote"))
+            return unescaped
+    if delimiter == "\t" and text.has_bytes(quote.encode()) and not file.is_right():
+        emit(Info(f"quotes in {text.path} are read as part of the texts"))
+        return replace(file, quote="")
+    return file
 
 
-def _find_delimiter(sample: str, text: TextFile) -> tuple[str, int]:
-    """Return the delimiter by which most rows have as many values as the first, and lines above it.
+def _find_delimiter(sample: str, text: TextFile, options: DataConfig) -> tuple[str, int]:
+    """Return the delimiter that explains the lines best, and the lines above the table.
 
-    Above a table may be a few lines without delimiters, such as a title, if all rows then have as
-    many values. Of several delimiters, commas go first in a ``.csv`` and tabs elsewhere, since
-    texts have commas.
+    The names of a run's columns decide; then, how many rows have as many values as the first one.
+    Lines above a table, such as a title, are accepted where no delimiter explains all lines. A
+    comma inside numbers or before spaces is worse than another delimiter that fits as well, and a
+    tab outside of ``.csv`` is better.
     """
-    if found := re.match(r"sep=([,;|\t])\r?\n", sample):  # of Excel
-        return found[1], 1
+    if mark := re.match(r"sep=([,;|\t])\r?\n", sample):  # of Excel
+        return mark[1], 1
+    likely = "," if text.content.suffix == ".csv" else "\t"
 
-    def score(delimiter: str) -> tuple[float, int]:
+    def score(delimiter: str) -> tuple[float, ...]:
         lines = io.StringIO(sample, newline="")
         reader = csv.reader(lines, delimiter=delimiter, quotechar=_find_quote(sample, delimiter))
-        rows = [(row, reader.line_num) for row in islice(reader, SAMPLE_ROWS) if row]
-        title = list(takewhile(lambda numbered: len(numbered[0]) == 1, rows))
-        lengths = [len(row) for row, _ in rows[len(title) :]]
-        is_uniform = len(set(lengths)) == 1 and len(lengths) >= MIN_ROWS_BELOW
-        is_header = any(plain_name(row[0]) in TEXT_NAMES for row, _ in title)
-        if not lengths or (title and (is_header or not is_uniform)):
-            return 0.0, 0
-        return lengths.count(lengths[0]) / len(lengths), title[-1][1] if title else 0
+        numbered, before = [], 0
+        for row in islice(reader, SAMPLE_ROWS):
+            if "".join(row).strip():
+                numbered.append((row, before))
+            before = reader.line_num
+        rows = [row for row, _ in numbered]
+        if not rows:
+            return (0.0, 0.0, 0.0, 0.0, 0.0)
+        start = find_start(rows, options)
+        below = rows[start:]
+        width = len(below[0])
+        fitting = [len(row) == width or not "".join(row[width:]).strip() for row in below]
+        share = sum(fitting) / len(below) if width > 1 else 0.0
+        has_comment = rows[0][0].startswith("#")
+        if start and len(_known(below[0], options)) < 2 and not has_comment:
+            is_title = share == 1 and len(below) >= MIN_ROWS_BELOW
+            share = share - TITLE_PENALTY if is_title else 0.0
+        is_of_run = bool(_named(options) & {plain_name(name) for name in below[0]})
+        count = max(sample.count(delimiter), 1)
+        is_prose = delimiter == "," and len(PROSE_COMMA.findall(sample)) == count
+        known = len(_known(below[0], options)) - 2 * is_prose
+        return (is_of_run and width > 1, share, known, delimiter == likely, numbered[start][1])
 
-    suffix = text.content.suffix
-    likely = "," if suffix == ".csv" else "\t"
-    scores = {one: score(one) for one in sorted(DELIMITERS, key=lambda one: one != likely)}
-    best = max(scores, key=lambda delimiter: scores[delimiter][0])
-    is_prose = scores[best][0] < MIN_SCORE and len(sample.splitlines()) > 1
-    if suffix not in READER.suffixes and is_prose:
-        complaint = f"{text.path} has one text a line, and no labels behind"
+    scores = {delimiter: score(delimiter) for delimiter in DELIMITERS}
+    best = max(scores, key=lambda delimiter: scores[delimiter][:4])
+    is_prose = scores[best][1] < MIN_SCORE and len(sample.splitlines()) > 1
+    if text.content.suffix not in (".csv", ".tsv") and is_prose:
         listed = ", ".join(DELIMITERS.values())
-        raise DataUnreadable(f"{complaint} a {listed}", remedy=ADD_LABELS)
-    return best, scores[best][1]
+        raise DataUnreadable(
+            f"{text.path} has one text per line, and no labels behind a {listed}",
+            remedy=ADD_LABELS,
+        )
+    if not scores[best][1]:  # one column
+        return likely, 0
+    return best, int(scores[best][4])
 
 
 def _find_quote(sample: str, delimiter: str) -> str:
@@ -238,30 +249,54 @@ def _find_quote(sample: str, delimiter: str) -> str:
     return "'" if is_single else '"'
 
 
-def name_values(
-    numbered: Iterator[NumberedValues], options: DataConfig, *, path: Path, emit: Emit
-) -> Iterator[Row]:
-    """Yield rows by the names of their columns: the first row, if it is a header, or positions."""
-    first = list(islice(numbered, HEADER_ROWS))
-    names, has_header = _find_names([row for _, row in first], options, path=path, emit=emit)
-    for number, row in chain(first[int(has_header) :], numbered):
-        yield number, dict(zip(names, row, strict=True))
+def find_start(
+    rows: Sequence[Sequence[str]], options: DataConfig, *, is_grid: bool = False
+) -> int:
+    """Return the number of rows above a table, such as a title or comments.
+
+    A row with two known names of columns is the header. Else the rows above have one value, and
+    all rows below several.
+
+    Args:
+        is_grid: Whether each row has all columns, as in a spreadsheet.
+    """
+    counts = [sum(map(bool, map(str.strip, row))) for row in rows]
+    for number, row in enumerate(rows[:MAX_TITLE_ROWS]):
+        if len(_known(row, options)) >= 2:
+            return number
+        if number and row == rows[0]:
+            break
+    start = next((number for number, count in enumerate(counts) if count > 1), 0)
+    is_comment = rows[0][0].startswith("#") and counts[0] == 1
+    is_name = any(_known(row, options) for row in rows[:start]) and not is_grid
+    return start if start and (is_grid or is_comment or not is_name) else 0
 
 
-def _find_names(
+def _named(options: DataConfig) -> set[str]:
+    """Return the names that options, or the run, give to columns."""
+    named = [getattr(options, option) or "" for option in OPTIONS]
+    named += getattr(options, "earlier_columns", {}).values()
+    return {plain_name(part) for name in named for part in name.split(",") if part}
+
+
+def _known(names: Iterable[str], options: DataConfig) -> set[str]:
+    plain = {plain_name(name) for name in names if len(name) <= MAX_NAME}
+    return plain & {*TEXT_NAMES, *LABEL_NAMES, *_named(options)}
+
+
+def are_known_names(names: Iterable[object]) -> bool:
+    """Return whether names of columns of texts or labels are among some."""
+    return bool(_known(map(str, names), DataConfig()))
+
+
+def find_names(
     rows: Sequence[Sequence[str]], options: DataConfig, *, path: Path, emit: Emit
 ) -> tuple[list[str], bool]:
     """Return the names of the columns, and whether the first row is a header that has them."""
     has_header = options.header
     if has_header is None:
         has_header = _has_header(rows, options)
-    header = rows[0] if has_header else [""] * len(rows[0])
-    names = [name.strip() or f"column{position}" for position, name in enumerate(header, start=1)]
-    if len(set(names)) < len(names):
-        raise DataUnreadable(
-            f"two columns of {path} have the same name: {names}",
-            remedy="rename one, or give --no-header if these are values",
-        )
+    names = complete_names(rows[0] if has_header else [""] * len(rows[0]), path=path)
     if not has_header:
         emit(Info(f"{path} has no header row: its columns are {', '.join(names)}"))
     if has_header and len(rows) == 1:
@@ -269,6 +304,17 @@ def _find_names(
             f"{path} has a header row, {names}, but no rows", remedy="add one row per text"
         )
     return names, has_header
+
+
+def complete_names(header: Sequence[str], *, path: Path) -> list[str]:
+    """Return the names of columns, those without one by their position."""
+    names = [name.strip() or f"column{position}" for position, name in enumerate(header, start=1)]
+    if len(set(names)) < len(names):
+        raise DataUnreadable(
+            f"two columns of {path} have the same name: {names}",
+            remedy="rename one, or give --no-header if these are values",
+        )
+    return names
 
 
 def _has_header(rows: Sequence[Sequence[str]], options: DataConfig) -> bool:
@@ -282,16 +328,26 @@ def _has_header(rows: Sequence[Sequence[str]], options: DataConfig) -> bool:
         for position, name in enumerate(first)
         if any(row[position] == rows[0][position] for row in others)
     }
-    named = [getattr(options, option) or "" for option in OPTIONS]
-    named += getattr(options, "earlier_columns", {}).values()
-    named = [part for name in named for part in name.split(",") if part]
-    known = {*TEXT_NAMES, *LABEL_NAMES, *map(plain_name, named)}
     names = [name for name in first if name]
-    return bool(known & {plain_name(name) for name in names if name not in recurring}) or (
+    return bool(_known((name for name in names if name not in recurring), options)) or (
         recurring.isdisjoint(names)
         and len(set(names)) == len(names)
         and not any(is_number(name) or len(name) > MAX_NAME for name in names)
     )
 
 
-READER = Reader((".csv", ".tsv"), rows, columns)
+def ends_with_total(table: pyarrow.Table) -> bool:
+    """Return whether the last row is a total of the rows above it, and no row by itself."""
+    if len(table) < 3:
+        return False
+    before, last = (
+        [value.strip() for value in row.values()] for row in table.slice(len(table) - 2).to_pylist()
+    )
+    others = [
+        (value, above)
+        for value, above in zip(last, before, strict=True)
+        if not TOTAL.fullmatch(value) or len(value) > MAX_NAME
+    ]
+    is_odd = any(not value or (is_number(value) and not is_number(above)) for value, above in others)
+    are_sums = all(not value or is_number(value.replace(",", ".")) for value, _ in others)
+    return len(others) < len(last) and are_sums and is_odd

@@ -1,21 +1,31 @@
 """The files in folders and archives, and the bytes of a file, unpacked within a limit."""
 
+import bz2
+import gzip
+import lzma
 import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from gzip import GzipFile
 from io import BytesIO
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from zipfile import BadZipFile, ZipFile
 
 from finetune.errors import DataNotFound, DataUnreadable, SeveralTables, explain
 from finetune.files import is_there, naming
 
-GZIP, ZIP, EMPTY_ZIP = b"\x1f\x8b", b"PK\x03\x04", b"PK\x05\x06"
+ZIP, EMPTY_ZIP = b"PK\x03\x04", b"PK\x05\x06"
+UNPACKERS: dict[bytes, Any] = {
+    rb"\x1f\x8b": gzip.open,
+    rb"BZh\d1AY&SY": bz2.open,
+    rb"\xfd7zXZ\0": lzma.open,
+}
+PACKED_SUFFIXES = (".gz", ".bz2", ".xz")
+# Files of office programs, which are ZIP archives too.
+OFFICE = re.compile(r"\[Content_Types\]\.xml|mimetype|(.*/)?(Index\.zip|index\.apxl|Index/.*\.iwa)")
 # Tables become five or ten times as large. What becomes larger by far may fill the memory.
 MAX_TIMES = 100
 SMALL_BYTES = 2**28
@@ -50,7 +60,9 @@ def _unpacking_explained(path: Path) -> Iterator[None]:
         yield
     # Passwords are a RuntimeError, unknown compressions a NotImplementedError, damaged places and
     # names a ValueError.
-    except (BadZipFile, OSError, EOFError, zlib.error, RuntimeError, ValueError) as error:
+    except (
+        *(BadZipFile, OSError, EOFError, zlib.error, lzma.LZMAError, RuntimeError, ValueError),
+    ) as error:
         raise DataUnreadable(
             f"{path} can't be unpacked: {error}",
             remedy="it may be cut: copy or download it again, or unpack it and name a table in it",
@@ -67,8 +79,9 @@ class Content:
     @property
     def suffix(self) -> str:
         """The suffix, in lower case, of the file or of what is packed in it."""
-        name = self.path.name.lower()
-        return Path(name if self.unpacked is None else name.removesuffix(".gz")).suffix
+        path = Path(self.path.name.lower())
+        is_packed = self.unpacked is not None and path.suffix in PACKED_SUFFIXES
+        return Path(path.stem).suffix if is_packed else path.suffix
 
     def open(self) -> BinaryIO:
         """Open it from its start."""
@@ -84,17 +97,17 @@ class Content:
 
 
 def holds_files(path: Path) -> bool:
-    """Return whether a path is a folder, or an archive that is no workbook."""
+    """Return whether a path is a folder, or an archive that is no document of an office program."""
     if os.path.isdir(path):  # no error where a name is too long
         return True
     if not os.path.isfile(path) or not Content(path).start(len(ZIP)).startswith((ZIP, EMPTY_ZIP)):
         return False
     with _unpacking_explained(path), ZipFile(path) as archive:
-        is_workbook = "xl/workbook.xml" in archive.namelist()
-        if is_workbook:
+        is_document = any(map(OFFICE.fullmatch, archive.namelist()))
+        if is_document:
             size_bytes = sum(member.file_size for member in archive.infolist())
             _check_size(size_bytes, path.stat().st_size, path)
-        return not is_workbook
+        return not is_document
 
 
 @reading_explained()
@@ -122,12 +135,12 @@ def _walk(path: Path) -> Iterator[str]:
 def read_members(path: Path, names: Sequence[str]) -> list[Content]:
     """Return files of a folder, or of an archive, which are unpacked into memory."""
     if path.is_dir():
-        return [_unpack_gzip(Content(path / name)) for name in names]
+        return [_unpack_file(Content(path / name)) for name in names]
     with _unpacking_explained(path), ZipFile(path) as archive:
         # Of a member, no more is read than the size that the archive names.
         size_bytes = sum(archive.getinfo(name).file_size for name in names)
         _check_size(size_bytes, path.stat().st_size, path)
-        return [_unpack_gzip(Content(path / name, archive.read(name))) for name in names]
+        return [_unpack_file(Content(path / name, archive.read(name))) for name in names]
 
 
 def unpack(path: Path, suffixes: Sequence[str] = (), member: str | None = None) -> Content:
@@ -139,16 +152,18 @@ def unpack(path: Path, suffixes: Sequence[str] = (), member: str | None = None) 
     if not os.path.isfile(path):
         what = f"{path} is not a file" if is_there(path) else f"there is no file {path}"
         raise DataNotFound(what, remedy="check the name")
-    return _unpack_gzip(Content(path))
+    return _unpack_file(Content(path))
 
 
-def _unpack_gzip(content: Content) -> Content:
-    if not content.start(len(GZIP)).startswith(GZIP):
+def _unpack_file(content: Content) -> Content:
+    start = content.start(10)
+    unpackers = (own for beginning, own in UNPACKERS.items() if re.match(beginning, start))
+    if not (unpacker := next(unpackers, None)):
         return content
     with content.open() as packed:
         size_bytes = packed.seek(0, os.SEEK_END)
         packed.seek(0)
-        with _unpacking_explained(content.path), GzipFile(fileobj=packed) as file:
+        with _unpacking_explained(content.path), unpacker(packed) as file:
             unpacked = file.read(_max_bytes(size_bytes) + 1)
     _check_size(len(unpacked), size_bytes, content.path)
     return Content(content.path, unpacked)
