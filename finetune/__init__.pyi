@@ -32,8 +32,6 @@ Table = HasColumns | HasColumnNames | Mapping[str, Any] | Sequence[Mapping[str, 
 class Options(TypedDict, total=False):
     data: AnyPath | Table
     member: str | None
-    texts_file: AnyPath | None
-    labels_file: AnyPath | None
     validation_file: AnyPath | Table | None
     test_file: AnyPath | Table | None
     text_column: str | None

@@ -137,9 +137,9 @@ def guess_options(loaded: "LoadedConfig", *, emit: Emit) -> "LoadedConfig":
 
     Each guess is reported. A configuration file has no gaps to fill.
     """
-    data, named = loaded.config.data, (flag_of("data"), flag_of("texts_file"))
+    data = loaded.config.data
     is_table = data.data not in OPTIONS["data"].names and is_there(Path(data.data).expanduser())
-    if not is_table or loaded.sources.get("data") not in named:
+    if not is_table or loaded.sources.get("data") != flag_of("data"):
         return loaded
     emit(Info(f"looking at {data.data}"))
     model = loaded.config.model.model if "model" in loaded.sources else None
@@ -213,7 +213,7 @@ def _suggest_model(texts: "pyarrow.ChunkedArray") -> str:
 def make_config(facts: TableFacts) -> str:
     """Return a YAML configuration for a table, with comments, that runs as it is."""
     defaults, options = Config(), facts.options
-    reading = ("member", "labels_file", "encoding", "header", "split_column", "label_names")
+    reading = ("member", "encoding", "header", "split_column", "label_names")
     values = {
         **flags.given({name: getattr(options, name) for name in reading}),
         **facts.guesses,
@@ -254,7 +254,7 @@ def make_config(facts: TableFacts) -> str:
 @flags.output_file_option("Configuration to write.  [default: FILE's name with .yaml]")
 @flags.chosen_options(
     *("text_column", "text_pair_column", "label_column", "task", "encoding", "header"),
-    *("split_column", "label_names", "model", "member", "labels_file"),
+    *("split_column", "label_names", "model", "member"),
 )
 @flags.with_display
 def command(

@@ -83,14 +83,6 @@ def load_config(
         Config(),
         {option: check_value(option, value, sources[option]) for option, value in values.items()},
     )
-    if texts := config.data.texts_file:
-        if config.data.labels_file is None or values.get("data", texts) != texts:
-            raise ConfigurationInvalid(
-                "--texts-file goes with --labels-file, and not with --data",
-                remedy="name a file of texts and one of labels; texts alone are for"
-                " finetune predict",
-            )
-        config = change_options(config, {"data": texts})
     check_contradictions(config)
     if config.search.memory is not None:
         parse_size(config.search.memory, source=sources["memory"])

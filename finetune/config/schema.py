@@ -67,8 +67,6 @@ class DataConfig:
         None, "Table to read of several in --data: file of a .zip or folder, sheet, key of JSON.",
         goes_with=("a file",),
     )  # fmt: skip
-    texts_file: str | None = _of_files(None, "In place of --data: texts alone, one a line.")
-    labels_file: str | None = _of_files(None, "The label of each text, one a line.")
     validation_file: str | None = _of_files(None, "Validation split. Default: held out.")
     test_file: str | None = _of_files(None, "Test split. Default: held out.")
     text_column: str | None = _of_tables(

@@ -13,7 +13,6 @@ import pyarrow
 import pyarrow.compute as pc
 
 from finetune.config.schema import DataConfig, flag_of
-from finetune.data.mapped import map_pieces, pieces_of
 from finetune.errors import DataError, DataNotFound, UsageError
 from finetune.tasks.labels import NUMBER
 
@@ -71,7 +70,7 @@ MIN_CHARACTERS, MAX_CLASS_CHARACTERS = 3, 30
 # Texts beside others are left out in silence only if they are shorter, with a name of texts or not.
 MAX_CHARACTERS_LEFT_OUT, MAX_CHARACTERS_LEFT_OUT_UNNAMED = 15, 40
 SAMPLE_ROWS = 10_000
-MAX_BYTES = 2**26
+PIECE_ROWS, MAX_BYTES = 2**14, 2**26
 # Columns of 0 and 1, one for each class; two may well be something else.
 MIN_INDICATORS, MANY_INDICATORS = 3, 6
 YES = pyarrow.array(["1", "true", "True", "TRUE", "1.0"])
@@ -225,8 +224,9 @@ def choose_columns(
     if not missing:
         return chosen
     # How many values a column has is counted in memory: in some pieces of a large table.
-    pieces = list(pieces_of(columns))[:: columns.nbytes // MAX_BYTES + 1]
-    facts = [Facts.of(pyarrow.concat_tables(pieces)[name], name) for name in names]
+    pieces = columns.to_batches(max_chunksize=PIECE_ROWS)[:: columns.nbytes // MAX_BYTES + 1]
+    sample = pyarrow.Table.from_batches(pieces, columns.schema)
+    facts = [Facts.of(sample[name], name) for name in names]
     tags = [column.name for column in facts if "tag" in column.looks and column.distinct > 1]
     if tags and len(missing) > 1:
         raise DataError(
@@ -309,12 +309,8 @@ def read_texts(columns: pyarrow.Table, names: Sequence[str]) -> pyarrow.ChunkedA
     """Return the texts of a column, or of several, each in a line of its own."""
     if len(names) == 1:
         return columns[names[0]]
-
-    def join(piece: pyarrow.Table) -> pyarrow.Table:
-        joined = pc.binary_join_element_wise(*(piece[name] for name in names), "\n")
-        return pyarrow.table({"text": pc.utf8_trim(joined, "\n")})
-
-    return map_pieces(columns.select(names), join)["text"]
+    joined = pc.binary_join_element_wise(*(columns[name] for name in names), "\n")
+    return pc.utf8_trim(joined, "\n")
 
 
 def join_texts(texts: Sequence[str]) -> str:

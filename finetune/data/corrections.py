@@ -18,8 +18,8 @@ from finetune.data.dataset import (
     rows_where,
     texts_of,
 )
-from finetune.data.formats import read_file
 from finetune.data.packed import reading_explained
+from finetune.data.read import read_file
 from finetune.errors import DataDiffers, DataError
 from finetune.events import Emit, Info, ignore
 from finetune.files import file_sha256

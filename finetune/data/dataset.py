@@ -15,9 +15,11 @@ from datasets.table import InMemoryTable
 from numpy.typing import NDArray
 
 from finetune.data.columns import Columns
-from finetune.data.mapped import filter_rows, pieces_of
 from finetune.devices import host
 from finetune.tasks.base import Task
+
+# So many that what is made of a piece takes little memory.
+PIECE_ROWS = 2**14
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def _dataset_of(rows: pyarrow.Table, info: DatasetInfo) -> Dataset:
 def rows_where(table: Dataset, mask: NDArray[np.bool_]) -> Dataset:
     """Return the rows for which a mask of shape [rows] is true."""
     # select() would keep all rows and look each one up by its number, whenever it is read.
-    return _dataset_of(filter_rows(table.with_format("arrow")[:], mask), table.info)
+    return _dataset_of(table.with_format("arrow")[:].filter(pyarrow.array(mask)), table.info)
 
 
 def with_numbers(table: Dataset, **numbers: NDArray[np.int64]) -> Dataset:
@@ -162,8 +164,8 @@ def number_splits(
 
 
 def _number(texts: pyarrow.ChunkedArray) -> NDArray[np.int64]:
-    table = pyarrow.table({"texts": texts})
-    digests = b"".join(_digest(piece["texts"]) for piece in pieces_of(table))
+    pieces = pyarrow.table({"texts": texts}).to_batches(max_chunksize=PIECE_ROWS)
+    digests = b"".join(_digest(pyarrow.chunked_array([piece["texts"]])) for piece in pieces)
     return _number_values(pyarrow.array(np.frombuffer(digests, np.int64)))
 
 

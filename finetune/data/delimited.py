@@ -125,9 +125,7 @@ def read_table(
     """Read the columns; whether the first row names them is guessed unless options say it."""
     file = _find_dialect(text, options, emit)
     numbered = list(islice(file.values(), HEADER_ROWS))
-    names, has_header = find_names(
-        [row for _, row in numbered], options, path=text.path, emit=emit
-    )
+    names, has_header = find_names([row for _, row in numbered], options, path=text.path, emit=emit)
     file = replace(file, has_header=has_header)
     if len(numbered) > int(has_header):
         with suppress(csv.Error, pyarrow.ArrowInvalid):
@@ -170,7 +168,8 @@ def _find_dialect(text: TextFile, options: DataConfig, emit: Emit) -> Delimited:
         sample = lines.read(SAMPLE_CHARACTERS)
     delimiter, lines_above = _find_delimiter(sample, text, options)
     quote = _find_quote(sample, delimiter)
-    between = rf"(?<!{quote}){quote}{re.escape(delimiter)} +{quote}(?!{quote})"
+    end = rf"(?<=[^\r\n{re.escape(quote + delimiter)}]){quote}"
+    between = rf"{end}{re.escape(delimiter)} +{quote}(?!{quote})"
     skips_spaces = re.search(between, sample) is not None
     emit(Info(f"reading {text.path}: encoding {text.encoding}, delimiter {DELIMITERS[delimiter]}"))
     if lines_above:
@@ -215,7 +214,7 @@ def _find_delimiter(sample: str, text: TextFile, options: DataConfig) -> tuple[s
         start = find_start(rows, options)
         below = rows[start:]
         width = len(below[0])
-        fitting = [len(row) == width or not "".join(row[width:]).strip() for row in below]
+        fitting = [len(row) >= width and not "".join(row[width:]).strip() for row in below]
         share = sum(fitting) / len(below) if width > 1 else 0.0
         has_comment = rows[0][0].startswith("#")
         if start and len(_known(below[0], options)) < 2 and not has_comment:
@@ -233,8 +232,7 @@ def _find_delimiter(sample: str, text: TextFile, options: DataConfig) -> tuple[s
     if text.content.suffix not in (".csv", ".tsv") and is_prose:
         listed = ", ".join(DELIMITERS.values())
         raise DataUnreadable(
-            f"{text.path} has one text per line, and no labels behind a {listed}",
-            remedy=ADD_LABELS,
+            f"{text.path} has one text per line, and no labels behind a {listed}", remedy=ADD_LABELS
         )
     if not scores[best][1]:  # one column
         return likely, 0
@@ -249,9 +247,7 @@ def _find_quote(sample: str, delimiter: str) -> str:
     return "'" if is_single else '"'
 
 
-def find_start(
-    rows: Sequence[Sequence[str]], options: DataConfig, *, is_grid: bool = False
-) -> int:
+def find_start(rows: Sequence[Sequence[str]], options: DataConfig, *, is_grid: bool = False) -> int:
     """Return the number of rows above a table, such as a title or comments.
 
     A row with two known names of columns is the header. Else the rows above have one value, and
@@ -348,6 +344,8 @@ def ends_with_total(table: pyarrow.Table) -> bool:
         for value, above in zip(last, before, strict=True)
         if not TOTAL.fullmatch(value) or len(value) > MAX_NAME
     ]
-    is_odd = any(not value or (is_number(value) and not is_number(above)) for value, above in others)
+    is_odd = any(
+        not value or (is_number(value) and not is_number(above)) for value, above in others
+    )
     are_sums = all(not value or is_number(value.replace(",", ".")) for value, _ in others)
     return len(others) < len(last) and are_sums and is_odd

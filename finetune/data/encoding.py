@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TextIO
 
 import pyarrow
-from charset_normalizer import from_bytes
 
+from finetune.data.languages import detect_encoding
 from finetune.data.packed import Content
 from finetune.errors import DataUnreadable, UsageError
 from finetune.events import Emit, WarningMessage, ignore
@@ -22,11 +22,6 @@ BYTE_ORDER_MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-# Those in use; where several fit equally well, the first is taken.
-ENCODINGS = (
-    *("cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp874"),
-    *("koi8_r", "gb18030", "big5", "cp932", "euc_jp", "cp949", "latin_1"),
-)
 CHUNK_BYTES = 2**20
 SAMPLE_LINES = 1_000
 
@@ -64,6 +59,12 @@ class TextFile:
         """Return whether it holds some bytes, without decoding it."""
         with self.content.open() as file:
             return any(wanted in chunk for chunk in iter(partial(file.read, CHUNK_BYTES), b""))
+
+    def line_end(self) -> str:
+        """Return how its first line ends."""
+        with self.open() as file:
+            first = file.readline(CHUNK_BYTES)
+        return "\r\n" if first.endswith("\r\n") else "\n"
 
     def open_for_arrow(self) -> pyarrow.NativeFile:
         """Open it from its start as UTF-8, in memory of Arrow's own.
@@ -158,12 +159,4 @@ def _detect(content: Content) -> str | None:
     with content.open() as file:
         lines = (line for line in file if not line.isascii())
         sample = b"".join(islice(lines, SAMPLE_LINES))
-    matches = list(from_bytes(sample, cp_isolation=list(ENCODINGS)))
-    best = [(one.chaos, one.coherence) for one in matches[:1]]
-    names = {
-        name
-        for match in matches
-        if (match.chaos, match.coherence) in best
-        for name in match.could_be_from_charset
-    }
-    return min(names.intersection(ENCODINGS), key=ENCODINGS.index, default=None)
+    return detect_encoding(sample)

@@ -10,8 +10,8 @@ from pathlib import Path
 from finetune import hub
 from finetune.config.schema import HUB_PREFIX, DataConfig
 from finetune.data.dataset import DataSource, LoadedData
-from finetune.data.formats import SUFFIXES
 from finetune.data.packed import SPLIT_OF_WORD
+from finetune.data.read import SUFFIXES
 from finetune.data.tables import read_tables
 from finetune.errors import DataError, DataNotFound, HubNotReachable
 from finetune.events import Emit, Info

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-import pandas  # type: ignore[import-untyped]
+import pandas
 
 from finetune.errors import DataError
 

@@ -26,8 +26,8 @@ from finetune.data.dataset import (
     texts_of,
 )
 from finetune.data.folders import digest_folder
-from finetune.data.formats import SUFFIXES, TABLE_SUFFIXES
 from finetune.data.hub_tables import load_from_hub
+from finetune.data.read import SUFFIXES, TABLE_SUFFIXES
 from finetune.data.split import pool_rows, split_table
 from finetune.data.tables import read_tables
 from finetune.data.trec import load_questions, load_trec
@@ -62,10 +62,9 @@ def load_files(options: DataConfig, *, emit: Emit) -> LoadedData:
             remedy="leave out --validation-file or --test-file: rows of --data are held out then",
         )
     loaded = read_tables({split: [file] for split, file in files.items()}, options, emit=emit)
-    labels = [Path(options.labels_file).expanduser()] if options.labels_file else []
     sources = [
         DataSource(str(path), digest_folder(path) if path.is_dir() else file_sha256(path))
-        for path in (*files.values(), *labels)
+        for path in files.values()
     ]
     return replace(loaded, sources=sources)
 

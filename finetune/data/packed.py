@@ -25,7 +25,9 @@ UNPACKERS: dict[bytes, Any] = {
 }
 PACKED_SUFFIXES = (".gz", ".bz2", ".xz")
 # Files of office programs, which are ZIP archives too.
-OFFICE = re.compile(r"\[Content_Types\]\.xml|mimetype|(.*/)?(Index\.zip|index\.apxl|Index/.*\.iwa)")
+OFFICE = re.compile(
+    r"\[Content_Types\]\.xml|xl/workbook\.(xml|bin)|mimetype|(.*/)?(Index\.zip|index\.apxl|Index/.*\.iwa)"
+)
 # Tables become five or ten times as large. What becomes larger by far may fill the memory.
 MAX_TIMES = 100
 SMALL_BYTES = 2**28

@@ -389,6 +389,8 @@ def _find_tables(value: Any, name: str = "") -> Iterator[tuple[str, list[Any]]]:
         elif value and all(isinstance(text, str) for text in value):
             yield name, [{"text": text} for text in value]
     elif isinstance(value, dict) and value:
+        if {"schema", "data"} <= value.keys():  # pandas' orient "table"
+            value = {"data": value["data"]}
         if rows := _rows_of_object(value):
             yield name, rows
             return
@@ -464,7 +466,7 @@ def _read_parquet(content: Content, *, readable_only: bool, emit: Emit) -> Sourc
     if not file.metadata.num_rows:
         raise DataUnreadable(f"{path} has no rows", remedy="export it again")
     names = delimited.complete_names(table.column_names, path=path)
-    columns = dict(zip(names, map(_plain, table.columns), strict=True))
+    columns = dict(zip(names, map(_stored, table.columns), strict=True))
     file_format = FileFormat("parquet", metadata=schema.metadata)
     return SourceTable(
         path, _frame_of(pyarrow.table(columns)), file_format,
@@ -599,11 +601,16 @@ def texts_of_column(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
     return pc.fill_null(column, "") if column.null_count else column
 
 
+def _stored(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
+    """Return a column without an extension of Arrow's types, which pandas may not know."""
+    is_extended = isinstance(column.type, pyarrow.BaseExtensionType)
+    return column.cast(column.type.storage_type) if is_extended else column
+
+
 def _plain(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
     """Return a column without Arrow's newer types, most of whose functions are missing."""
+    column = _stored(column)
     kind = column.type
-    if isinstance(kind, pyarrow.BaseExtensionType):
-        return _plain(column.cast(kind.storage_type))
     if types.is_string_view(kind) or types.is_large_string(kind):
         return column.cast("string" if column.nbytes < 2**31 else "large_string")
     if _is_other_list(kind):  # Arrow's own cast of list views is wrong
@@ -656,6 +663,12 @@ def as_text(value: Any) -> str | None:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value)
+
+
+def columns_of_records(records: Sequence[Mapping[str, Any]]) -> pyarrow.Table:
+    """Return the columns of rows as text, without those that hold other values."""
+    texts = {name: _as_texts(values) for name, values in _frame_of_records(records).items()}
+    return pyarrow.table({name: own for name, own in texts.items() if own is not None})
 
 
 def _report_left_out(names: Iterable[str], *, path: Path, emit: Emit) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from finetune.errors import DataNotFound
-from finetune.events import Emit, Info, WarningMessage, ignore
+from finetune.events import Emit, Info, WarningMessage
 from finetune.files import is_there
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ def read_rows(
 ) -> Iterator[list[Row]]:
     """Return the texts of a table's text column, or the lines of another file, as they are read."""
     from finetune.data.encoding import find_text
-    from finetune.data.formats import TABLE_SUFFIXES, stream_file
     from finetune.data.packed import Content, unpack
+    from finetune.data.read import TABLE_SUFFIXES, stream_file
 
     if os.path.isdir(path):  # no error where a name is too long
         remedy = "name a table, or a file with one text per line"
@@ -81,10 +81,10 @@ def read_records(
 ) -> Iterator[list[Row]]:
     """Return the texts of a table's text column from its rows; without those that are empty."""
     from finetune.data.columns import PAIR, TEXT, choose_columns, join_texts
-    from finetune.data.reader import as_text, columns_of
+    from finetune.data.read import as_text, columns_of_records
 
     sample = next(pieces, [])
-    columns = columns_of(enumerate(sample), path=Path(name), emit=ignore)
+    columns = columns_of_records(sample)
     wanted = (TEXT, PAIR) if reads_pairs else (TEXT,)
     chosen = choose_columns(columns, options, table=name, wanted=wanted)
     texts, pairs = (chosen[one].names if one in chosen else () for one in (TEXT, PAIR))

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
-from itertools import islice
 from pathlib import Path
 
 import pyarrow
@@ -32,9 +31,8 @@ from finetune.data.dataset import LoadedData, make_dataset, return_freed_memory
 from finetune.data.delimited import ADD_LABELS
 from finetune.data.encoding import find_text
 from finetune.data.folders import read_splits
-from finetune.data.mapped import filter_rows, pieces_of
 from finetune.data.packed import SPLIT_OF_WORD, unpack
-from finetune.data.reader import RawTable
+from finetune.data.read import RawTable
 from finetune.errors import DataError, DataNotFound, UsageError
 from finetune.events import Emit, Info, WarningMessage
 from finetune.tasks.choose import choose_task_type
@@ -80,7 +78,7 @@ def read_tables(
     """Read each split from its files; one file may hold several splits, and so may a folder."""
     tables = read_splits(files["train"], options, emit=emit)
     has_published_splits = len(tables) > 1 or options.data.startswith(HUB_PREFIX)
-    rest = replace(options, member=None, labels_file=None)
+    rest = replace(options, member=None)
     for split, paths in files.items():
         if split != "train":
             read = read_splits(paths, rest, emit=emit)
@@ -134,7 +132,7 @@ def read_tables(
         if unknown.null_count < len(unknown):
             numbered = own.append_column("unknown", unknown)
             _report_unknown(split, tables[split], numbered, options, emit=emit)
-        known = filter_rows(own, unknown.is_null().to_numpy())
+        known = own.filter(unknown.is_null())
         pairs = known["text_pair"] if PAIR in columns else None
         splits[split] = make_dataset(known["text"], known["label"], task=task, pairs=pairs)
         row_numbers[split] = known["row"].to_numpy()
@@ -143,9 +141,8 @@ def read_tables(
 
 
 def _report_garbled(texts: pyarrow.ChunkedArray, *, path: Path, emit: Emit) -> None:
-    pieces = (piece["texts"] for piece in pieces_of(pyarrow.table({"texts": texts})))
-    others = (piece.filter(pc.invert(pc.string_is_ascii(piece))) for piece in pieces)
-    sample = islice((text for piece in others for text in piece.to_pylist()), SAMPLE_ROWS)
+    others = texts.filter(pc.invert(pc.string_is_ascii(texts)))
+    sample = others.slice(0, SAMPLE_ROWS).to_pylist()
     if garbled := list(filter(is_garbled, sample)):
         found = f"{len(garbled):,} texts of {path} look like UTF-8 that was decoded as another"
         remedy = "export the file again as UTF-8, or name its encoding with --encoding"
@@ -278,7 +275,7 @@ def _labelled_rows(
         is_kept = pc.and_not(is_kept, is_blank)
         empty[own.name] = pc.sum(is_blank).as_py()
     numbered = {**texts, "label": labels, "row": pyarrow.array(table.numbers)}
-    rows = filter_rows(pyarrow.table(numbered), is_kept.to_numpy())
+    rows = pyarrow.table(numbered).filter(is_kept)
     if not len(rows):
         named = " and in ".join(repr(one.name) for one in chosen)
         raise DataError(

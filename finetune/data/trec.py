@@ -18,8 +18,8 @@ from datasets import DatasetDict
 from finetune import hub
 from finetune.config.schema import HUB_PREFIX, DataConfig
 from finetune.data.dataset import DataSource, LoadedData, make_dataset
-from finetune.data.formats import read_file
 from finetune.data.packed import reading_explained
+from finetune.data.read import read_file
 from finetune.errors import DataNotFound, DataUnreadable, HubNotReachable
 from finetune.events import Emit, Info
 from finetune.files import file_sha256

@@ -32,7 +32,7 @@ class Shown(ABC):
 
     def to_pandas(self) -> Any:
         """Return the table as a DataFrame of pandas."""
-        import pandas  # type: ignore[import-untyped]
+        import pandas
 
         return pandas.DataFrame(list(self.records()))
 

@@ -246,7 +246,6 @@ def test_an_assignment_of_another_form_is_answered_with_an_example(assignment: s
 PARTICULAR = {
     "memory": st.sampled_from([None, "4GiB", "0.5 gb", "1000000"]),
     "train_layers": st.none(),
-    "texts_file": st.none(),
     "gradient_checkpointing": st.sampled_from([None, False]),
     "contrastive": st.sampled_from(["auto", "off"]),
     "loss": st.just("cross_entropy"),

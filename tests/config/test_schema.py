@@ -41,7 +41,7 @@ def test_only_what_leaves_the_result_as_it_is_may_change_on_resuming() -> None:
 def test_paths_are_options_that_name_files_alone() -> None:
     assert {one.name for one in OPTIONS.values() if one.is_path} == {
         *("data_dir", "validation_file", "test_file", "label_names", "output_dir", "cache_dir"),
-        *("texts_file", "labels_file", "corrections", "label_map"),
+        *("corrections", "label_map"),
     }
 
 

@@ -5,7 +5,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pandas  # type: ignore[import-untyped]
 import pyarrow
 import pytest
 from datasets import ClassLabel, Dataset, Features, Sequence, Value
@@ -14,8 +13,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from finetune.config.schema import DataConfig
-from finetune.data.formats import SUFFIXES, read_file
-from finetune.data.reader import RawTable, as_text
+from finetune.data.read import RawTable, as_text, read_file
 from finetune.errors import DataUnreadable
 from finetune.events import Event
 
@@ -102,22 +100,6 @@ def test_lists_of_numbered_classes_are_lists_of_their_names(tmp_path: Path) -> N
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "complaint"),
-    [
-        ("rows.csv", b"\xd0\xcf\x11\xe0", "an Excel workbook"),
-        ("rows.pkl", b"\x80\x04\x95", "a pickle, which can run code"),
-    ],
-)
-def test_a_file_of_another_format_is_named_as_such(
-    tmp_path: Path, name: str, content: bytes, complaint: str
-) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataUnreadable, match=f"{name} is {complaint}") as raised:
-        read(tmp_path / name)
-    assert all(suffix in raised.value.remedy for suffix in SUFFIXES)
-
-
 @pytest.mark.parametrize("content", [b"text,label\na,x\n", b'{"text": "a", "label": "x"}\n'])
 def test_without_a_known_suffix_the_content_decides(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "rows.txt").write_bytes(content)
@@ -136,10 +118,7 @@ def test_columns_that_are_left_out_are_named(tmp_path: Path) -> None:
     assert "'more'" in reports[0]
 
 
-def test_a_column_that_begins_far_behind_is_empty_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("finetune.data.reader.STREAM_ROWS", 2)
+def test_a_column_that_begins_far_behind_is_empty_before(tmp_path: Path) -> None:
     table = read_lines(tmp_path, *[{"text": "a"}] * 3, {"text": "b", "more": 1}, {"more": {}})
     assert columns_of(table) == {"text": ["a", "a", "a", "b", ""]}
     table = read_lines(tmp_path, *[{"text": "a"}] * 3, {"text": "b", "more": 1})
@@ -180,18 +159,3 @@ def test_values_read_by_column_are_as_read_by_row(
     with suppress(pyarrow.ArrowException, OverflowError):  # of several kinds
         parquet.write_table(pyarrow.table(columns), path.with_suffix(".parquet"))
         assert columns_of(read(path.with_suffix(".parquet"))) == expected
-
-
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_columns_of_one_kind_are_read_by_column(
-    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("finetune.data.reader.islice", None)
-    path = tmp_path / f"rows.{suffix}"
-    rows = [{"text": "2024-05-01", "n": 1, "tags": ["a"]}, {"text": "b", "n": 2.5, "tags": None}]
-    if suffix == "jsonl":
-        path.write_text("\n".join(map(json.dumps, rows)))
-    else:
-        parquet.write_table(pyarrow.Table.from_pandas(pandas.DataFrame(rows)), path)
-    expected = {"text": ["2024-05-01", "b"], "n": ["1", "2.5"], "tags": ['["a"]', ""]}
-    assert columns_of(read(path)) == expected

@@ -4,7 +4,7 @@ import io
 import json
 from typing import Any
 
-import pandas  # type: ignore[import-untyped]
+import pandas
 import pytest
 
 from finetune.data.labeling_tools import convert

@@ -9,13 +9,12 @@ from zipfile import ZipFile
 import openpyxl
 import pytest
 
-from finetune.config.load import load_config
 from finetune.config.schema import DataConfig
 from finetune.data.columns import OtherData
 from finetune.data.dataset import LoadedData
 from finetune.data.folders import digest_folder
 from finetune.data.load import load_data, load_rows
-from finetune.errors import DataError, SeveralTables, UsageError
+from finetune.errors import DataError, SeveralTables
 from finetune.events import Event, Info, WarningMessage, ignore
 
 TRAIN = [("the film", "good"), ("no end", "bad"), ("so long", "bad")]
@@ -131,17 +130,9 @@ def test_a_test_table_without_labels_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "files",
     [
-        {"in/text.txt": "the film\n\nno end\n", "in/labels.txt": "good\n\nbad\n"},
-        {"train.txt": "the film\nno end", "train.labels": "good\nbad", "README.md": "about"},
-        {"good.txt": "the film\n", "bad.txt": "no end\n", "README.txt": "about"},
-        {"a/rt.good": "the film\n", "a/rt.bad": "no end\n"},
         {"x/train/good/1.txt": "the film", "x/train/bad/1": "no end", "x/train/urls.txt": "about"},
-        {"train/good.txt": "the film", "train/bad.txt": "no end"},
-        {"seq.in": "the film\nno end\n", "label": "good\nbad\n", "seq.out": "O O\nO O\n"},
-        {"X_train.txt": "the film\nno end\n", "y_train.txt": "good\nbad\n"},
         {"good/train/1.txt": "the film", "bad/train/2.txt": "no end"},
         {"part-00.csv": csv(TRAIN[:1]), "part-01.csv": csv(TRAIN[1:2])},
-        {"good_train.txt": "the film", "bad_train.txt": "no end"},
     ],
 )
 def test_files_of_texts_are_read_from_folders_and_archives(
@@ -158,14 +149,6 @@ def test_files_of_texts_are_read_from_folders_and_archives(
         }
 
 
-def test_a_changed_line_changes_the_digest(tmp_path: Path) -> None:
-    path = write_folder(tmp_path, {"good.txt": "the film\n", "bad.txt": "no end\n\nso long"})
-    assert rows_of(load(path)) == {"train": [*TRAIN[1:], TRAIN[0]]}
-    before = digest_folder(path)
-    (path / "bad.txt").write_text("no end\n\nso short")
-    assert digest_folder(path) != before
-
-
 def test_a_folder_with_one_table_is_this_table(tmp_path: Path) -> None:
     files = {"a.csv": csv(TRAIN), ".git/config": "x", "docs/notes.txt": "x", "LICENSE": "x"}
     path = write_folder(tmp_path, files)
@@ -180,8 +163,9 @@ def test_tables_below_a_folder_and_tables_of_tabs_are_no_classes(tmp_path: Path)
     assert rows_of(load(write_folder(tmp_path / "a", files))) == {"train": TRAIN, "test": TEST}
     tabs = csv(TRAIN).replace(",", "\t")
     path = write_folder(tmp_path / "b", {"amazon.txt": tabs, "yelp.txt": tabs})
-    with pytest.raises(SeveralTables):
+    with pytest.raises(DataError, match="no tables") as raised:
         load(path)
+    assert "--member" in raised.value.remedy
     assert rows_of(load(path, member="yelp.txt")) == {"train": TRAIN}
 
 
@@ -189,26 +173,6 @@ def test_fasttext_files_named_as_splits_are_splits(tmp_path: Path) -> None:
     lines = "__label__good the film\n__label__bad no end\n"
     path = write_folder(tmp_path, {"train.txt": lines, "test.txt": lines})
     assert rows_of(load(path)) == {"train": TRAIN[:2], "test": TRAIN[:2]}
-
-
-def test_texts_and_labels_are_read_from_files_of_their_own(tmp_path: Path) -> None:
-    files = {"train_text.txt": "the film\r\n\nno, end\n", "train_labels.txt": "1\n0\n0\n"}
-    path = write_folder(tmp_path / "a", {**files, "mapping.txt": "bad\ngood\n"})
-    flags = {"texts_file": str(path / "train_text.txt")}
-    with pytest.raises(UsageError, match="--labels-file"):
-        load_config(flags=flags)
-    flags["labels_file"] = str(path / "train_labels.txt")
-    with pytest.raises(UsageError, match="--data"):
-        load_config(flags={**flags, "data": "a.csv"})
-    flags["label_names"] = str(path / "mapping.txt")
-    options = load_config(flags=flags).config.data
-    assert options.data == flags["texts_file"]
-    loaded = load_data(options, emit=ignore)
-    assert rows_of(loaded) == {"train": [("the film", "good"), ("no, end", "bad")]}
-    assert len(loaded.sources) == 2
-    (path / "train_labels.txt").write_text("1\n0\n")
-    with pytest.raises(DataError, match=r"has 3 lines, and .* 2"):
-        load_data(options, emit=ignore)
 
 
 @pytest.mark.parametrize(

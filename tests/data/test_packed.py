@@ -4,7 +4,6 @@ import bz2
 import gzip
 import io
 import lzma
-import sys
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile
 
@@ -15,8 +14,7 @@ from pyarrow import parquet
 
 from finetune.config.schema import DataConfig
 from finetune.data import packed
-from finetune.data.formats import read_file
-from finetune.data.reader import RawTable
+from finetune.data.read import RawTable, read_file
 from finetune.data.stream import read_rows
 from finetune.errors import DataUnreadable
 from finetune.events import ignore
@@ -56,11 +54,12 @@ def write_workbook(path: Path, **sheets: list[list[object]]) -> Path:
 def test_a_packed_table_is_read_as_it_was(tmp_path: Path) -> None:
     lines = b'{"text": "the film", "label": "good"}\n{"text": "the end", "label": "bad"}\n'
     for name, content in {"a.csv": CSV, "a.jsonl": lines, "a.parquet": parquet_bytes()}.items():
-        path = tmp_path / f"{name}.gz"
-        path.write_bytes(gzip.compress(content))
-        table = read(path)
-        assert table.columns.to_pydict() == COLUMNS
-        assert table.place(1).endswith(f" of {path}")
+        for suffix, module in {"gz": gzip, "bz2": bz2, "xz": lzma}.items():
+            path = tmp_path / f"{name}.{suffix}"
+            path.write_bytes(module.compress(content))
+            table = read(path)
+            assert table.columns.to_pydict() == COLUMNS
+            assert table.place(1).endswith(f" of {path}")
     archive = pack(
         tmp_path / "a.zip", {"data/rows.csv": CSV, "a.md": b"#", "__MACOSX/rows.csv": b""}
     )
@@ -92,10 +91,6 @@ def test_what_can_not_be_unpacked_is_refused(tmp_path: Path) -> None:
         cut.write_bytes(start)
         with pytest.raises(DataUnreadable, match="can't be unpacked"):
             read(cut)
-    for name, content in {"xz": lzma.compress(CSV), "bzip2": bz2.compress(CSV)}.items():
-        cut.write_bytes(content)
-        with pytest.raises(DataUnreadable, match=f"compressed with {name}"):
-            read(cut)
 
 
 def test_what_becomes_far_larger_is_not_unpacked(
@@ -111,9 +106,7 @@ def test_what_becomes_far_larger_is_not_unpacked(
             read(path)
 
 
-def test_the_one_sheet_of_a_workbook_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_one_sheet_of_a_workbook_is_read(tmp_path: Path) -> None:
     rows: list[list[object]] = [["text", "stars"], ["the film", 5], [None, None]]
     rows.append(["the_x000D_\nend", 1.5])
     path = write_workbook(tmp_path / "a.xlsx", reviews=rows, empty=[])
@@ -123,9 +116,5 @@ def test_the_one_sheet_of_a_workbook_is_read(
     }
     with pytest.raises(DataUnreadable, match="2 tables: a, b"):
         read(write_workbook(tmp_path / "b.xlsx", a=rows, b=rows))
-    with pytest.raises(DataUnreadable, match="can't be read as an Excel workbook"):
+    with pytest.raises(DataUnreadable, match="can't be read as a spreadsheet"):
         read(pack(tmp_path / "c.xlsx", {"xl/workbook.xml": b"<"}))
-    monkeypatch.setitem(sys.modules, "openpyxl", None)
-    with pytest.raises(DataUnreadable, match="openpyxl") as raised:
-        read(path)
-    assert "finetune-mps[excel]" in raised.value.remedy

@@ -8,7 +8,7 @@ import pytest
 
 from finetune.config.schema import DataConfig
 from finetune.data.columns import choose_columns, read_labels
-from finetune.data.formats import read_file
+from finetune.data.read import read_file
 from finetune.errors import DataError, UsageError
 from finetune.events import ignore
 from finetune.tasks.choose import AUTO, choose_task_type

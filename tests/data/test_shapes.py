@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile, ZipInfo
 
-import pandas  # type: ignore[import-untyped]
+import pandas
 import pytest
 
 from finetune.config.schema import DataConfig
-from finetune.data.formats import read_file
 from finetune.data.load import load_data
-from finetune.data.reader import RawTable
+from finetune.data.read import RawTable, read_file
 from finetune.errors import DataError
 from finetune.events import ignore
 
@@ -21,39 +20,6 @@ ROWS = [("the film", "good"), ("no end", "bad"), ("it said \"no\", and 'yes'", "
 OBJECTS = [{"text": text, "label": label} for text, label in ROWS]
 FRAME = pandas.DataFrame(OBJECTS)
 BY_LABEL = {"good": ["the film", "it said \"no\", and 'yes'"], "bad": ["no end"]}
-INTENTS = [
-    {"tag": "good", "patterns": BY_LABEL["good"], "responses": ["Oh", "Well"]},
-    {"tag": "bad", "patterns": BY_LABEL["bad"], "responses": []},
-]
-WATSON = [
-    {"intent": label, "examples": [{"text": text} for text in texts]}
-    for label, texts in BY_LABEL.items()
-]
-RASA = """
-version: "3.1"
-nlu:
-- intent: good
-  examples: |
-    - the [film](work)
-    - it said "no", and ['yes']{"entity": "word"}
-- synonym: film
-  examples: |
-    - movie
-- intent: bad
-  examples: |
-    - no end
-"""
-ARFF = r"""% About films
-@RELATION films
-
-@attribute 'text' string
-@attribute label {good, bad}
-@DATA
-'the film', good
-% between
-"no end",bad
-'it said "no", and \'yes\'', good
-"""
 FASTTEXT = "".join(f"__label__{label} {text}\n" for text, label in ROWS)
 
 
@@ -75,32 +41,25 @@ def rows_of(table: RawTable) -> list[tuple[str, ...]]:
         ("pretty.jsonl", "\n".join(json.dumps(one, indent=2) for one in OBJECTS)),
         ("one line.json", " ".join(map(json.dumps, OBJECTS))),
         ("one line.jsonl", "".join(map(json.dumps, OBJECTS))),
+        ("commas.jsonl", ",\n".join(map(json.dumps, OBJECTS))),
+        ("mark.jsonl", "\ufeff" + "\n".join(map(json.dumps, OBJECTS))),
+        ("lines of arrays.jsonl", "\n".join(map(json.dumps, [["text", "label"], *ROWS]))),
+        ("values.json", FRAME.to_json(orient="values")),
+        ("records.json", FRAME.to_json(orient="records")),
         ("commas.json", ",\n".join(map(json.dumps, OBJECTS))),
         ("arrays.json", json.dumps([["text", "label"], *ROWS])),
         ("under a key.json", json.dumps({"version": 1, "title": "x", "data": OBJECTS})),
         ("arrays under a key.json", json.dumps({"rows": [["text", "label"], *ROWS], "n": [1]})),
-        ("nested.json", json.dumps({"nlu_data": {"common_examples": OBJECTS, "synonyms": []}})),
-        ("beside.json", json.dumps({"info": [{"name": "x"}], "common_examples": OBJECTS})),
         ("columns.json", FRAME.to_json(orient="columns")),
         ("index.json", FRAME.to_json(orient="index")),
         ("split.json", FRAME.to_json(orient="split")),
         ("table.json", FRAME.to_json(orient="table", index=False)),
         ("lists.json", json.dumps(FRAME.to_dict(orient="list"))),
         ("labels.json", json.dumps(BY_LABEL)),
-        ("labels.yml", "good:\n- the film\n- 'it said \"no\", and ''yes'''\nbad: [no end]"),
-        ("intents.json", json.dumps({"intents": INTENTS})),
-        ("nlu.yml", RASA),
-        ("watson.json", json.dumps({"intents": WATSON, "entities": []})),
-        ("watson.yaml", json.dumps(WATSON)),
-        ("films.arff", ARFF),
-        ("films.txt", ARFF.partition("\n")[2].lower()),
         ("train.txt", FASTTEXT),
         ("behind.txt", "".join(f"{text} __LABEL__{label}\n" for text, label in ROWS)),
         ("lines.csv", "\n".join(map(json.dumps, OBJECTS))),
         ("array.csv", json.dumps(OBJECTS)),
-        ("weka.csv", ARFF.partition("\n")[2]),
-        ("documents.yml", "\n---\n".join(map(json.dumps, OBJECTS))),
-        ("examples.json", json.dumps({key: {"examples": own} for key, own in BY_LABEL.items()})),
         ("behind.ft", "".join(f"{text} __label__{label}\n" for text, label in ROWS)),
     ],
 )
@@ -116,13 +75,6 @@ def test_every_shape_gives_the_rows(name: str, content: str, tmp_path: Path) -> 
 def test_several_labels_of_a_line_are_a_list(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("__label__a, __label__b one __label__\n\n__label__a two\n")
     assert rows_of(read(tmp_path / "a.txt")) == [("one __label__", '["a", "b"]'), ("two", '["a"]')]
-
-
-def test_words_of_yaml_stay_words_and_missing_values_are_empty(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("- {text: never, label: no}\n- {text: always, label: yes}\n")
-    assert rows_of(read(tmp_path / "a.yaml")) == [("never", "no"), ("always", "yes")]
-    (tmp_path / "a.arff").write_text("@relation a\n@attribute x string\n@data\n?\n'?'\n")
-    assert rows_of(read(tmp_path / "a.arff")) == [("",), ("?",)]
 
 
 def packed(**members: str) -> bytes:
@@ -146,21 +98,21 @@ def packed(**members: str) -> bytes:
         ("a.csv", b'{"error": "Repository not found"}', "server's error message", "download"),
         ("a.json", b'{"message": "No", "status": 404}', "server's error message", "download"),
         ("a.csv", b"version https://git-lfs.github.com/spec/v1\noid", "Git LFS", "git lfs pull"),
-        ("a.csv", b"| text | label |\n|:---|---:|\n| a | b |\n", "as in Markdown", "save it as"),
-        ("a.md", b"# Data\n\ntext | label\n--- | ---\na | b\n", "as in Markdown", "save it as"),
-        ("a.csv", b"+---+---+\n| a | b |\n+---+---+\n", "bars and dashes", "save it as"),
-        ("a.txt", b"A film, dull\nWell\nNo, and no, and no\n" * 9, "one text a line", "labels"),
-        ("a.txt", b"A film\nWell\nNo end\n" * 9, "one text a line", "finetune predict"),
-        ("a.csv", b"text\nA film\nWell\nNo end\n", "has one column, 'text'", "--labels-file"),
+        ("a.csv", b"| text | label |\n|:---|---:|\n| a | b |\n", "in Markdown", "save the table"),
+        ("a.md", b"# Data\n\ntext | label\n--- | ---\na | b\n", "in Markdown", "save the table"),
+        ("a.csv", b"+---+---+\n| a | b |\n+---+---+\n", "bars and", "save the table"),
+        ("a.txt", b"A film, dull\nWell\nNo, and no, and no\n" * 9, "one text per line", "labels"),
+        ("a.txt", b"A film\nWell\nNo end\n" * 9, "one text per line", "finetune predict"),
+        ("a.csv", b"text\nA film\nWell\nNo end\n", "has one column, 'text'", "finetune predict"),
         ("a.jsonl", b'{"text": "A film", "x": {}}\n' * 9, "has one column, 'text'", "objects"),
         ("a.jsonl", b'{"x": {"y": 1}}\n' * 9, "has no columns of text", "objects"),
-        ("a.json", b'["A film", "Well", "No end"]', "has one column, 'text'", "--labels-file"),
+        ("a.json", b'["A film", "Well", "No end"]', "has one column, 'text'", "finetune predict"),
         ("a.csv", b"a,b\nA film,good\nNo end,bad\n", "has 2 rows, too few", "add rows"),
         ("a.csv", b"Access Denied\n", "server's error message", "download"),
-        ("a.db", b"SQLite format 3\0", "a table of another kind", "save it as"),
-        ("a.png", b"\x89PNG\r\n", "a picture", "save it as"),
+        ("a.db", b"SQLite format 3\0", "an SQLite database", "sqlite3"),
+        ("a.png", b"\x89PNG\r\n", "a picture", "save the table"),
         ("a.csv", b"a.csv".ljust(257, b"\0") + b"ustar\0", "tar archive", "unpack it"),
-        ("a.pdf", b"%PDF-1.4", "a PDF", "save it as"),
+        ("a.pdf", b"%PDF-1.4", "a PDF", "save the table"),
         ("a.csv", b"", "is empty", "download"),
         ("a.zip", b"", "is empty", "download"),
         ("a.parquet", b"", "is empty", "download"),
@@ -173,12 +125,6 @@ def packed(**members: str) -> bytes:
         ("a.json", b'[{"text": "a"},\n{"text": }]', "Expecting value: line 2 column 10", "correct"),
         ("a.json", b'[["a", "b"], ["c"]]', "several lengths", "list of objects"),
         ("a.json", b"[" * 100_000, "can't be read", "correct"),
-        ("a.yml", b"a: &x [b]\nc: *x", "aliases", "correct"),
-        ("a.yml", b"data: {data: reviews.csv}\nmodel: {model: m}", "holds no rows", "--config"),
-        ("a.yml", b"a: [b", "can't be read", "correct"),
-        ("a.arff", b"@relation a\n@attribute x string\n@data\n{0 y}\n", "not 1 values", "in Weka"),
-        ("a.arff", b"@relation a\n@attribute x string\n@data\na,b\n", "not 1 values", "quotes"),
-        ("a.arff", b"@relation a\n@attribute x string\n", "no rows", ""),
     ],
 )  # fmt: skip
 def test_what_is_no_table_is_named_for_what_it_is(

@@ -4,16 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas  # type: ignore[import-untyped]
+import pandas
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
 from finetune.config.schema import DataConfig
 from finetune.data.columns import OtherData
 from finetune.data.dataset import LoadedData
-from finetune.data.formats import read_file
 from finetune.data.load import load_data, load_rows
-from finetune.data.reader import join_tables
+from finetune.data.read import join_tables, read_file
 from finetune.data.tables import read_tables
 from finetune.errors import DataError, DataNotFound, UsageError
 from finetune.events import Event, Info, WarningMessage, ignore
