@@ -13,7 +13,7 @@ from pyarrow import parquet, types
 
 from finetune.data import TEMPORARY
 from finetune.data.columns import LABEL_NAMES, TEXT_NAMES, plain_name
-from finetune.data.reader import as_text
+from finetune.data.read import as_text
 from finetune.errors import ConfigurationInvalid, DataUnreadable
 from finetune.files import write_bytes_atomically
 
