@@ -20,12 +20,12 @@ from pathlib import Path
 
 import numpy as np
 
+from finetune import distributed
 from finetune.bench.workloads import CLASSES, SEED, bert_base, read_lengths, texts_of
 from finetune.config.mode import Mode
 from finetune.devices.base import Device, place
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.select import select_device
-from finetune.distributed.processes import Processes, join_processes
 from finetune.events import ignore
 from finetune.model.feature_extractor import split_frozen
 from finetune.model.features import FrozenLayers, with_features
@@ -53,11 +53,9 @@ def make_examples(rows: int, data_dir: Path | None) -> Examples:
     return Examples(inputs.inputs_of, inputs.lengths, labels, weights)
 
 
-def time_steps(
-    device: Device, processes: Processes, *, rows: int, steps: int, data_dir: Path | None
-) -> float:
+def time_steps(device: Device, *, rows: int, steps: int, data_dir: Path | None) -> float:
     """Return the examples a second of steps of so many rows a process, once all are captured."""
-    effective = rows * processes.count
+    effective = rows * distributed.world_size()
     examples = make_examples(steps * effective, data_dir)
     padded_lengths = choose_padded_lengths(examples.lengths, device.shapes)
     device.choose_attention(longest_tokens=padded_lengths[-1])
@@ -74,7 +72,6 @@ def time_steps(
             weight_decay=0.01,
             max_grad_norm=1.0,
         ),
-        processes=processes,
     )
     set_training(state.model)
     batches = plan_epoch(
@@ -84,9 +81,9 @@ def time_steps(
     # The first pass captures each shape.
     seconds = 0.0
     for _ in range(2):
-        processes.barrier()
+        distributed.barrier()
         started = time.perf_counter()
-        moved = move_batches(examples, batches, device=device, processes=processes)
+        moved = move_batches(examples, batches, device=device)
         size = BatchSize(rows, "batch size", device, ignore)
         for number, (_, cut) in enumerate(moved):
             state.step(number, cut, size)
@@ -97,9 +94,7 @@ def time_steps(
     return len(examples.labels) / seconds
 
 
-def time_features(
-    device: Device, processes: Processes, *, rows: int, data_dir: Path | None
-) -> float:
+def time_features(device: Device, *, rows: int, data_dir: Path | None) -> float:
     """Return the seconds of the frozen layers' features of so many rows in all."""
     model = bert_base()
     structure = find_structure(model)
@@ -108,14 +103,14 @@ def time_features(
     assert extractor is not None
     place(model, device.torch_device)
     layers = FrozenLayers(extractor, "", device, "bf16", structure.takes_4d_mask)
-    folder = processes.broadcast(lambda: tempfile.mkdtemp(prefix="weak-scaling-"))
+    folder = distributed.broadcast(lambda: tempfile.mkdtemp(prefix="weak-scaling-"))
     seconds = 0.0
     # The first, of few rows, warms up.
     for count in (min(rows, 64 * FEATURES_BATCH_SIZE), rows):
         examples = make_examples(count, data_dir)
         padded_lengths = choose_padded_lengths(examples.lengths, device.shapes)
         device.choose_attention(longest_tokens=padded_lengths[-1])
-        processes.barrier()
+        distributed.barrier()
         started = time.perf_counter()
         with_features(
             examples,
@@ -125,7 +120,6 @@ def time_features(
             batch_size=FEATURES_BATCH_SIZE,
             notes={"split": "train"},
             emit=ignore,
-            processes=processes,
         )
         seconds = time.perf_counter() - started
     return seconds
@@ -134,18 +128,19 @@ def time_features(
 def work(arguments: argparse.Namespace) -> None:
     """Measure in one process of a group; the main one prints a line of JSON."""
     device = select_device(arguments.device, emit=ignore)
-    processes = join_processes().on(device)
+    distributed.join()
+    distributed.use_device(device)
     found = {
         f"steps of {rows} rows": time_steps(
-            device, processes, rows=rows, steps=arguments.steps, data_dir=arguments.data_dir
+            device, rows=rows, steps=arguments.steps, data_dir=arguments.data_dir
         )
         for rows in arguments.rows
     }
     if arguments.feature_rows:
         found["features"] = time_features(
-            device, processes, rows=arguments.feature_rows, data_dir=arguments.data_dir
+            device, rows=arguments.feature_rows, data_dir=arguments.data_dir
         )
-    if processes.is_main:
+    if distributed.is_main():
         print(json.dumps(found), flush=True)
 
 

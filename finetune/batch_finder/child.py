@@ -21,12 +21,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from finetune.devices.host import keep_freed_memory, reduce_gc_frequency
-from finetune.distributed.launch import (
-    environment_outside_group,
-    import_environment,
-    module_command,
-)
+from finetune.distributed import RANK_VARIABLES, read_launch
 
+# torchrun's variables, next to those of ranks.
+_GROUP_PREFIXES = ("TORCHELASTIC_", "ROLE_", "GROUP_", "MASTER_")
 _MAX_ERROR_BYTES = 10_000
 # A process that holds a GPU's memory takes a while to end.
 _END_SECONDS = 30
@@ -47,13 +45,13 @@ class Child:
         self._connection, childs_end = Pipe()
         with childs_end:
             self._process = subprocess.Popen(
-                [*module_command(module), str(childs_end.fileno())],
+                [sys.executable, "-P", "-m", module, str(childs_end.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._errors,
                 stderr=self._errors,
                 pass_fds=[childs_end.fileno()],
                 start_new_session=True,
-                env=environment_outside_group() | import_environment(),
+                env=_environment(),
             )
         self.module = module
         self.process_id = self._process.pid
@@ -108,6 +106,25 @@ class Child:
         """Return why the child has ended, and the last line that it has printed."""
         *_, last_line = ["it wrote no error", *self.error_lines()]
         return f"the process {self.exit_status()}: {last_line}"
+
+
+def _environment() -> dict[str, str]:
+    """Return variables for a child that imports what this process does and has the same GPU.
+
+    With a variable of torchrun left, the child would wait for the other ranks.
+    """
+    launch = read_launch()
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    if launch.world_size == 1:
+        return variables
+    outside = {
+        name: value
+        for name, value in variables.items()
+        if name not in RANK_VARIABLES and not name.startswith(_GROUP_PREFIXES)
+    }
+    visible = outside.get("CUDA_VISIBLE_DEVICES", "")
+    gpus = visible.split(",") if visible else list(map(str, range(launch.local_world_size)))
+    return outside | {"CUDA_VISIBLE_DEVICES": gpus[launch.local_rank % len(gpus)]}
 
 
 def connect_to_parent() -> tuple[Callable[[], Any], Callable[[object], None]]:

@@ -21,7 +21,7 @@ from finetune.config.schema import SearchConfig
 from finetune.devices.base import Device
 from finetune.devices.host import gibibytes
 from finetune.devices.host_memory import spare_bytes
-from finetune.distributed.launch import read_launch
+from finetune.distributed import read_launch
 from finetune.errors import BatchDoesNotFit, ModelUnsupported
 from finetune.events import Emit, Info, WarningMessage
 from finetune.files import WRITTEN_BY, keep_json
@@ -49,11 +49,11 @@ class Search:
     is_fresh: bool = False
 
     def limit_bytes(self) -> int | None:
-        """Return the most that a trial may hold. Processes of one host divide its memory."""
-        limit, processes = memory_limit_bytes(self.options), read_launch().local_world_size
-        if processes == 1 or not self.device.memory.is_shared:
+        """Return the most that a trial may hold. Ranks of one host divide its memory."""
+        limit, ranks = memory_limit_bytes(self.options), read_launch().local_world_size
+        if ranks == 1 or not self.device.memory.is_shared:
             return limit
-        share = spare_bytes() // processes
+        share = spare_bytes() // ranks
         return share if limit is None else min(limit, share)
 
 

@@ -44,7 +44,7 @@ class TrialRunner:
     timeout_seconds: float
     emit: Emit = ignore
     module: str = "finetune.batch_finder.trials"
-    # Whether a size failed while other processes held memory that was free when the search began.
+    # Whether a size failed while other programs held memory that was free when the search began.
     is_crowded: bool = field(init=False, default=False)
     _free_bytes: int = field(init=False, default=0)
     _budget_bytes: int | None = field(init=False, default=None)
@@ -80,7 +80,7 @@ class TrialRunner:
     def run(self, batch_size: int, *, new_process: bool = False) -> Trial:
         """Train at a batch size, in a child that has not trained before if that is wanted.
 
-        The result notes if the trial failed after other processes took memory.
+        The result notes if the trial failed after other programs took memory.
         """
         if new_process and self._has_trained:
             self._end_child()
@@ -182,7 +182,7 @@ class TrialRunner:
 
 
 def free_bytes_of(device: Device) -> int:
-    """Return the memory of a device that other processes leave free."""
+    """Return the memory of a device that other programs leave free."""
     return spare_bytes() if device.memory.is_shared else device.memory.budget_bytes(None)
 
 

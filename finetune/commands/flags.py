@@ -28,7 +28,7 @@ FIRST_OPTIONS = {
     *("max_length", "device", "batch_size", "learning_rate", "num_train_epochs", "output_dir"),
     "overwrite",
 }
-RARE_OPTIONS = {"config", "processes", "keep_models", "no_progress", "debug"}
+RARE_OPTIONS = {"config", "keep_models", "no_progress", "debug"}
 HELP_ALL = "finetune.help_all"
 T = TypeVar("T")
 Command = Callable[..., Any]

@@ -19,7 +19,7 @@ import click
 
 import finetune
 from finetune.devices.host import keep_freed_memory, reduce_gc_frequency
-from finetune.distributed.launch import describe_ignored_variables, read_launch
+from finetune.distributed import describe_ignored_variables, read_launch
 from finetune.errors import Failure, FinetuneError, Interrupted, ProcessLost, UsageError, explain
 from finetune.escaping import escape_controls, escape_line
 from finetune.training.interruption import StopRequest, signal_of, stop_on_signal
@@ -72,7 +72,6 @@ MEANT_COMMANDS = {
 MEANT_OPTIONS = {
     **dict.fromkeys(("resume", "checkpoint", "continue"), "resume_from_checkpoint"),
     **dict.fromkeys(("cv", "k_fold", "kfold", "cross_validation"), "folds"),
-    **dict.fromkeys(("num_gpus", "gpus", "nproc_per_node"), "num_processes"),
     **dict.fromkeys(("format", "as_json"), "json"),
     **{"file": "data", "f": "data", "rows": "limit", "mode": "head"},
 }
@@ -187,7 +186,7 @@ def main(arguments: list[str] | None = None) -> None:
     except UsageError as error:
         _show(error, arguments)
         sys.exit(error.exit_code)
-    if not launch.is_main:
+    if launch.rank:
         _discard_output()
     try:
         with stop_on_signal(at_once=True) as request:
@@ -275,7 +274,7 @@ def _leave(error: Failure, arguments: list[str]) -> NoReturn:
         _show(error, arguments)
         sys.exit(error.exit_code)
     is_rank_lost = isinstance(error, ProcessLost)
-    if launch.is_main:
+    if launch.rank == 0:
         _show(error, arguments)
     elif launch.local_rank == 0 if is_rank_lost else not isinstance(error, Interrupted):
         if not is_rank_lost:

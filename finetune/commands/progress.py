@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from finetune import events
 from finetune.commands.console import LITERAL
-from finetune.distributed.launch import read_launch
+from finetune.distributed import read_launch
 from finetune.escaping import escape_line
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ MAX_SILENCE_SECONDS = 600.0
 def showing(*, quiet: bool, no_progress: bool) -> Iterator[events.Emit]:
     """Yield an ``Emit`` that shows events; if quiet, warnings alone.
 
-    Of several processes only the main one shows any.
+    Only the main rank shows any.
     """
-    if not read_launch().is_main:
+    if read_launch().rank:
         yield events.ignore
         return
     from rich.console import Console

@@ -15,7 +15,7 @@ from finetune import events
 from finetune.commands import progress as terminal
 from finetune.config.schema import OPTIONS
 from finetune.data import TEMPORARY
-from finetune.distributed.launch import read_launch
+from finetune.distributed import read_launch
 from finetune.errors import ConfigurationInvalid, Failure, explain
 
 FLAG = re.compile(r"--([a-z][a-z-]*[a-z])")
@@ -47,7 +47,7 @@ def as_python(function: Callable[..., Any]) -> Callable[..., Any]:
             if isinstance(event, events.WarningMessage):
                 remedy = f" ({event.remedy})" if event.remedy else ""
                 messages.append(_with_arguments(f"{event.message}{remedy}", names))
-                if read_launch().is_main:
+                if read_launch().rank == 0:
                     warnings.warn(messages[-1], stacklevel=_frames_of_ours())
             elif isinstance(event, events.Info):
                 event = events.Info(WAITING.sub("the table", event.message))

@@ -4,7 +4,6 @@ The libraries that training needs take seconds to import, so they are imported o
 known to be right.
 """
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from finetune import distributed
 from finetune.commands import flags
 from finetune.commands.console import (
     show_facts,
@@ -23,7 +23,6 @@ from finetune.commands.console import (
     show_table,
 )
 from finetune.commands.init import guess_options
-from finetune.distributed.launch import read_launch
 from finetune.errors import ConfigurationInvalid, UsageError
 from finetune.events import Emit, WarningMessage, clock, ignore
 from finetune.runs.folder import FoldsFolder, RunFolder, SeedsFolder
@@ -80,21 +79,20 @@ def run(
     """
     if click.get_current_context(silent=True) is None:
         clock.start()  # that of a command runs since its process began
-    launch = read_launch()
     loaded = read_options(
         file,
         config=config,
         seeds=seeds,
         folds=folds,
         keep_models=keep_models,
-        processes=launch.world_size,
         resume_from_checkpoint=resume_from_checkpoint,
         assignments=assignments,
         **options,
     )
     from finetune.commands.resuming import AUTO, Work, choose_work
 
-    emit = emit if launch.is_main else ignore
+    launch = distributed.read_launch()
+    emit = emit if launch.rank == 0 else ignore
     given = Work(loaded.config, loaded.sources, seeds, folds, keep_models or not folds)
 
     def choose() -> Work:
@@ -106,13 +104,9 @@ def run(
             asked = replace(asked, config=guess_options(loaded, emit=emit).config)
         return choose_work(asked, resume_from_checkpoint, emit=emit)
 
-    if launch.world_size == 1:
-        work = choose()
-    else:
-        from finetune.distributed.processes import join_processes
-
-        # It depends on folders, which the main process is about to change.
-        work = join_processes().broadcast(choose)
+    distributed.join()
+    # The choice depends on folders, which the main process is about to change.
+    work = distributed.broadcast(choose)
     if work.results:
         return work.results
     # These take seconds to import PyTorch.
@@ -131,7 +125,6 @@ def read_options(
     seeds: int | None = None,
     folds: int | None = None,
     keep_models: bool = False,
-    processes: int = 1,
     resume_from_checkpoint: str | Path | None = None,
     **options: Any,
 ) -> "LoadedConfig":
@@ -146,10 +139,10 @@ def read_options(
     for name, count in several.items():
         if count < 2:
             raise UsageError(f"{count} {name} are not several", remedy=f"give --{name} 2 or more")
-        if processes > 1:
+        if (processes := distributed.read_launch().world_size) > 1:
             raise UsageError(
                 f"several {name} are trained by one process, not by {processes}",
-                remedy=f"leave out --{name} or --num-processes, or start without a launcher",
+                remedy=f"leave out --{name}, or start without a launcher",
             )
     if (file or config) is not None and resume_from_checkpoint not in (None, "auto"):
         raise ConfigurationInvalid(
@@ -233,18 +226,9 @@ def dry_run(loaded: "LoadedConfig", *, emit: Emit) -> dict[str, Any]:
     is_flag=True,
     help="Print what the run would do and, from a few steps, how long it takes.",
 )
-@click.option(
-    "--num-processes",
-    "processes",
-    type=click.IntRange(min=1),
-    default=1,
-    help="Train in N processes of this host, such as one for each GPU.  [default: 1]",
-)
 @flags.config_options
 @flags.with_display
-def command(
-    *, display: flags.Display, is_dry_run: bool, seeds: int | None, processes: int, **options: Any
-) -> None:
+def command(*, display: flags.Display, is_dry_run: bool, seeds: int | None, **options: Any) -> None:
     """Fine-tune a classifier and write a run folder.
 
     FILE is a table of texts, of which columns, model and length are guessed; a configuration or
@@ -262,12 +246,6 @@ def command(
             plan = dry_run(loaded, emit=emit)
         _show_plan(plan, as_json=display.as_json)
         return
-    if processes > 1 and read_launch().world_size == 1:
-        # A wrong option is reported once, and at once.
-        read_options(seeds=seeds, processes=processes, **options)
-        from finetune.commands.launch import run_in_processes
-
-        sys.exit(run_in_processes(processes, click.get_current_context().obj))
     with display.progress() as emit:
         results: Any = run(seeds=seeds, emit=emit, **options)
     if display.as_json:

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from finetune import distributed
 from finetune.commands.report import write_pages
 from finetune.commands.resuming import Work
 from finetune.config.schema import Config
 from finetune.config.yaml_files import dump_config
 from finetune.devices.mps.awake import kept_awake
-from finetune.distributed.processes import join_processes
 from finetune.errors import BatchDoesNotFit, ConfigurationInvalid, DataError, LossNotFinite
 from finetune.events import Emit, Info
 from finetune.files import write_text_atomically
@@ -45,16 +45,16 @@ def train(work: Work, *, emit: Emit) -> RunResults:
     """Train a new run, or one that was interrupted, to its end.
 
     The folder of a new run is created first, and deleted if nothing came of it. Each of several
-    processes calls this; a run may be resumed with more of them.
+    ranks calls this; a run may be resumed with more of them.
     """
-    journal, processes = Journal(emit), join_processes()
-    lock = work.lock() if processes.is_main else nullcontext(RunFolder(Path()))
+    journal = Journal(emit)
+    distributed.join()
+    lock = work.lock() if distributed.is_main() else nullcontext(RunFolder(Path()))
     with kept_awake(), lock as locked, interruption_explained(locked):
         # The main process tells the others which it is.
-        folder = processes.broadcast(lambda: locked)
-        preparation = prepare(
-            work.config, option_sources=work.sources, emit=journal, processes=processes
-        ).keeping_tables(folder)
+        folder = distributed.broadcast(lambda: locked)
+        preparation = prepare(work.config, option_sources=work.sources, emit=journal)
+        preparation = preparation.keeping_tables(folder)
         resumes, continues = bool(work.resumed), work.continued
         with Run.begin(
             preparation, folder, resumes=resumes, continues=continues, journal=journal

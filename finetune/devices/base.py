@@ -116,7 +116,7 @@ class Device:
 class DeviceMemory(ABC):
     """The memory of a device, as far as this process sees it; by default a GPU's."""
 
-    # Whether tensors are in the machine's own memory, where too many harm all processes.
+    # Whether tensors are in the machine's own memory, where too many harm all programs.
     is_shared = False
     # Whether memory beyond what is free is swapped to disk, slowly, instead of refused.
     swaps = False

@@ -13,7 +13,7 @@ from finetune.devices import host, host_memory
 from finetune.devices.base import BatchShapes, Device, DeviceMemory
 from finetune.devices.host import gibibytes
 
-# What processes that do the same hold differs by a per cent or two; a size that was seen to fit has
+# What two equal runs hold differs by a per cent or two; a size that was seen to fit has
 # to fit the next time.
 _STEADY_SHARE = 0.98
 _PROCESS = Path("/proc/self")

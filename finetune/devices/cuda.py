@@ -104,10 +104,7 @@ class CudaDevice(Device):
         gpus = [own] * distributed.get_world_size()
         distributed.all_gather_object(gpus, own)
         if len(set(gpus)) < len(gpus):
-            raise UsageError(
-                "several processes have one GPU",
-                remedy="start one process for each GPU; see --num-processes",
-            )
+            raise UsageError("several ranks have one GPU", remedy="start one process for each GPU")
         # All ranks would register the buffers of a captured all-reduce together, during a capture
         # in which one of them may run out of memory.
         os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")

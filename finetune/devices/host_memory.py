@@ -55,7 +55,7 @@ def group_limits(
 
 
 def spare_bytes() -> int:
-    """Return the memory that is free for processes, less a reserve of a twentieth."""
+    """Return the memory that is free for programs, less a reserve of a twentieth."""
     memory = psutil.virtual_memory()
     spare = [memory.available - memory.total * _RESERVE_SHARE]
     spare += [

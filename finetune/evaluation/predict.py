@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from finetune import distributed
 from finetune.devices.base import Device
 from finetune.devices.batch_size import BatchSize
-from finetune.distributed.processes import ALONE, Processes
 from finetune.errors import LossNotFinite
 from finetune.tokenization.buckets import plan_evaluation
 from finetune.tokenization.examples import ModelInputs, fill_batch
@@ -18,25 +18,25 @@ from finetune.tokenization.examples import ModelInputs, fill_batch
 
 @dataclass(frozen=True)
 class Predictor:
-    """A model, the same in all processes, that predicts in batches that fit the memory."""
+    """A model, the same on all ranks, that predicts in batches that fit the memory."""
 
     model: nn.Module
     device: Device
     precision: str
     batch_size: BatchSize
-    processes: Processes = ALONE
 
     def logits(
         self, examples: ModelInputs, *, padded_lengths: Sequence[int]
     ) -> NDArray[np.float32]:
         """Return the logits of examples: float32 of shape [examples, classes], in their order.
 
-        Those of windows are aggregated. Several processes share the work, and each gets all logits.
+        Those of windows are aggregated. Several ranks share the work, and each gets all logits.
         """
         order = np.argsort(-examples.lengths, kind="stable")
         # Each process gets as many examples of a length, so that all take about as long.
-        parts = [order[first :: self.processes.count] for first in range(self.processes.count)]
-        indices = parts[self.processes.index]
+        count = distributed.world_size()
+        parts = [order[first::count] for first in range(count)]
+        indices = parts[distributed.rank()]
 
         def predict(batch_size: int) -> NDArray[np.float32]:
             with self.device.autocast(self.precision):
@@ -50,7 +50,7 @@ class Predictor:
 
         # Longest batches first: little is lost when one does not fit.
         own_logits = self.batch_size.retry_on_out_of_memory(predict) if len(indices) else None
-        gathered = [part for part in self.processes.gather(own_logits) if part is not None]
+        gathered = [part for part in distributed.gather(own_logits) if part is not None]
         logits = np.empty((len(order), gathered[0].shape[1]), np.float32)
         for part, part_logits in zip(parts, gathered, strict=False):
             logits[part] = part_logits

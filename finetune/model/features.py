@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from finetune import distributed
 from finetune.devices.base import Device
-from finetune.distributed.processes import ALONE, MAX_SECONDS, Processes
 from finetune.events import Advance, Emit, Info
 from finetune.model.feature_extractor import FeatureExtractor, pooled_inputs
 from finetune.model.tensor_store import TensorStore, key_of
@@ -77,11 +77,10 @@ def with_features(
     batch_size: int,
     notes: Mapping[str, str | int],
     emit: Emit,
-    processes: Processes = ALONE,
 ) -> Examples:
     """Return a split with features for inputs; ``notes`` describe them in the store.
 
-    They are computed in contiguous parts, each an entry of the store. Each of several processes
+    They are computed in contiguous parts, each an entry of the store. Each of several ranks
     computes its share of the parts and reads those of the others; what another could not write to a
     store that both see is computed here as well. FeaturesNotStored if it can't be written to.
     """
@@ -93,7 +92,8 @@ def with_features(
     )
     counts = examples.lengths if is_per_token else np.ones_like(examples.lengths)
     bytes_of_vector = layers.extractor.hidden_size * torch.float32.itemsize
-    part_count = max(processes.count, math.ceil(counts.sum() * bytes_of_vector / PART_BYTES))
+    fewest_parts = math.ceil(counts.sum() * bytes_of_vector / PART_BYTES)
+    part_count = max(distributed.world_size(), fewest_parts)
     tokens = np.cumsum([len(batch.indices) * batch.padded_length for batch in batches])
     ends = np.searchsorted(tokens, tokens[-1] * np.arange(1, part_count) / part_count).tolist()
     parts = [batches[start:end] for start, end in pairwise([0, *ends, len(batches)])]
@@ -138,7 +138,7 @@ def with_features(
                 before, done = done, done + len(batch.indices)
                 if PROGRESS_EVENTS * done // total > PROGRESS_EVENTS * before // total:
                     emit(Advance(done, total))
-            # Of few rows, one of several processes may have no batch.
+            # Of few rows, one of several ranks may have no batch.
             none = torch.empty(0, layers.extractor.hidden_size)
             features = torch.cat(computed) if computed else none
             of_part = {**notes, "shape": list(features.shape)}
@@ -146,19 +146,19 @@ def with_features(
             found[number] = store.write(keys[number], tensors, is_kept=is_kept, notes=of_part)
         return {number: tensors["features"] for number, tensors in found.items() if tensors}
 
-    own = range(part_count)[processes.slice(part_count)]
-    of_processes = processes.gather([key_of(ingredients(parts[number])) for number in own])
-    keys = [key for of_process in of_processes for key in of_process]
+    own = range(part_count)[distributed.share(part_count)]
+    of_ranks = distributed.gather([key_of(ingredients(parts[number])) for number in own])
+    keys = [key for of_rank in of_ranks for key in of_rank]
     found: dict[int, torch.Tensor] = {}
     for numbers in (own, [number for number in range(part_count) if number not in own]):
         failure = ""
-        with processes.oom_on_all_ranks(layers.device.memory, seconds=MAX_SECONDS):
+        with distributed.oom_on_all_ranks(layers.device.memory, seconds=distributed.MAX_SECONDS):
             try:
                 found |= read_or_compute(numbers) if numbers else {}
             except OSError as error:
                 failure = error.strerror or str(error)
-        if processes.any(bool(failure)):
-            raise FeaturesNotStored(failure or "another process can't write to it")
+        if distributed.any_rank(bool(failure)):
+            raise FeaturesNotStored(failure or "another rank can't write to it")
     order = np.concatenate([batch.indices for batch in batches])
     vectors_of = _vectors_of([found[number] for number in range(part_count)], counts, order)
 

@@ -82,7 +82,7 @@ class TensorStore:
         What is larger is not kept beyond this process. OSError if the disk is full.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        # Those that killed processes have left.
+        # Those that killed runs left.
         for partial in self._files(_PARTIAL_NAME):
             with suppress(FileNotFoundError):
                 if time.time() - partial.stat().st_mtime > LEFTOVER_SECONDS:
@@ -130,7 +130,7 @@ class TensorStore:
         return sorted(found, key=lambda entry: -entry.used_at)
 
     def clear(self) -> int:
-        """Delete all entries, those that killed processes left too; return how many bytes."""
+        """Delete all entries, those of killed runs too; return how many bytes."""
         return sum(map(_delete, [*self._files(_NAME), *self._files(_PARTIAL_NAME)]))
 
     def _file(self, key: str) -> Path:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
+from finetune import distributed
 from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.find import Search, find
 from finetune.batch_finder.results import Result
@@ -27,10 +28,10 @@ def make_batch_sizes(preparation: Preparation, *, emit: Emit) -> tuple[BatchSize
     """Return the batch sizes of training and evaluation, one where both count as shapes."""
     options, device, plan = preparation.config.training, preparation.device, preparation.plan
     assert isinstance(options.batch_size, int), "auto has been replaced"
-    examples, processes = options.batch_size, preparation.processes.count
-    if processes > 1:
+    examples, ranks = options.batch_size, distributed.world_size()
+    if ranks > 1:
         # Where batches are filled up, a larger size would fill them with repeated examples.
-        examples = min(examples, math.ceil(plan.rows_per_step / processes))
+        examples = min(examples, math.ceil(plan.rows_per_step / ranks))
     batch_size = eval_batch_size = BatchSize(examples, "batch size", device, emit)
     if not device.shapes.counts_evaluation:
         eval_batch_size = BatchSize(options.eval_batch_size, "evaluation batch size", device, emit)
@@ -43,18 +44,19 @@ def with_batch_sizes(preparation: Preparation, *, emit: Emit) -> Preparation:
     """Return a preparation with batch sizes that were searched for, in place of ``auto``.
 
     Each search begins with the largest size worth trying, so that mostly one trial is enough.
-    Several processes each try their own device, and take the smallest sizes that were found.
+    Several ranks each try their own device, and take the smallest sizes that were found.
     """
-    config, device, processes = preparation.config, preparation.device, preparation.processes
+    config, device = preparation.config, preparation.device
     options, text_model = config.training, preparation.text_model
     if options.batch_size != "auto":
         return preparation
     choices: list[AutoTunedOption] = []
     cache = cache_folder(config.cache, "batches")
-    rows_per_step = math.ceil(preparation.plan.rows_per_step / processes.count)
+    rows_per_step = math.ceil(preparation.plan.rows_per_step / distributed.world_size())
 
     def search(case: Case, largest: int = rows_per_step) -> Result:
-        result = find(case, Search(device, config.search, largest, largest, cache, emit))
+        with distributed.alone():
+            result = find(case, Search(device, config.search, largest, largest, cache, emit))
         subject = "batch size without gradients" if case.part == "features" else "batch size"
         subject += ", with gradient checkpointing" * case.gradient_checkpointing
         trials = {str(trial.batch_size): trial.examples_per_second for trial in result.trials}
@@ -89,7 +91,7 @@ def with_batch_sizes(preparation: Preparation, *, emit: Emit) -> Preparation:
             training, checkpointing = _search_both_ways(case, search, rows_per_step, emit=emit)
         else:
             training, checkpointing = search(case).recommended, case.gradient_checkpointing
-        all_sizes = processes.gather((training, evaluation or training, checkpointing))
+        all_sizes = distributed.gather((training, evaluation or training, checkpointing))
         training, evaluation = (min(sizes[i] for sizes in all_sizes) for i in (0, 1))
         if is_one_size:
             training = evaluation = min(training, evaluation)

@@ -21,9 +21,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from finetune import distributed
 from finetune.devices.base import Device
 from finetune.devices.host_memory import spare_bytes
-from finetune.distributed.processes import ALONE, Processes
 from finetune.errors import CheckpointDamaged, UsageError
 from finetune.events import Emit, WarningMessage
 from finetune.files import file_sha256, flush_to_disk, read_json, replacing, write_json
@@ -67,16 +67,8 @@ class Checkpoints:
     Only the main process reads and writes; all call each method.
     """
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        *,
-        keep: int,
-        device: Device,
-        emit: Emit,
-        processes: Processes = ALONE,
-    ) -> None:
-        self.folder, self.keep, self.emit, self.processes = folder, keep, emit, processes
+    def __init__(self, folder: RunFolder, *, keep: int, device: Device, emit: Emit) -> None:
+        self.folder, self.keep, self.emit = folder, keep, emit
         self._device = device
         # Steps and parameters, until the next saving has written them.
         self._unwritten_best: tuple[int, Tensors] | None = None
@@ -92,7 +84,7 @@ class Checkpoints:
         if self._is_writing():
             return False
         needed = max(MIN_SECONDS_BETWEEN, self._seconds / MAX_TIME_SHARE)
-        return self.processes.is_main and time.monotonic() - self._saved_at >= needed
+        return distributed.is_main() and time.monotonic() - self._saved_at >= needed
 
     def _is_writing(self) -> bool:
         return self._writing is not None and not self._writing.done()
@@ -110,7 +102,7 @@ class Checkpoints:
 
     def save_best(self, training_state: TrainingState, progress: Progress) -> None:
         """Keep the trained parameters as those of the best model; the next saving writes them."""
-        if not self.processes.is_main:
+        if not distributed.is_main():
             return
         tensors = trained_tensors(training_state)
         if not _fits_in_memory({"model": tensors}):
@@ -131,13 +123,13 @@ class Checkpoints:
         def read() -> Tensors:
             if self._unwritten_best is not None:
                 _, best = self._unwritten_best
-                return best if self.processes.count == 1 else self._device.to_host(best)
+                return best if distributed.world_size() == 1 else self._device.to_host(best)
             with suppress(CheckpointDamaged, KeyError):
                 return read_checkpoint(self._best(progress.best_step))[0]["model"]
             return {}
 
         try:
-            load_trained_tensors(training_state, self.processes.broadcast(read))
+            load_trained_tensors(training_state, distributed.broadcast(read))
         except StateUnusable:
             folder = self.folder.checkpoints_folder
             message = f"the best model, of step {progress.best_step:,}, can't be read from {folder}"
@@ -161,7 +153,7 @@ class Checkpoints:
             self.wait()
         started = time.monotonic()
         tensors, state = capture_state(training_state, progress)
-        if not self.processes.is_main:
+        if not distributed.is_main():
             return
         if is_over:
             # No step is left that needs it.
@@ -260,8 +252,8 @@ class Checkpoints:
                 return checkpoint, progress
             raise nothing_to_resume(self.folder)
 
-        checkpoint, progress = self.processes.broadcast(restore_main)
-        if not self.processes.is_main:
+        checkpoint, progress = distributed.broadcast(restore_main)
+        if not distributed.is_main():
             restore_state(training_state, *checkpoint)
         return progress
 

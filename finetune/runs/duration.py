@@ -81,9 +81,7 @@ def _time_steps(
     """Return the seconds of steps over batches, but the first."""
     set_training(state.model)
     seconds = []
-    moved = move_batches(
-        preparation.plan.examples, batches, device=state.device, processes=preparation.processes
-    )
+    moved = move_batches(preparation.plan.examples, batches, device=state.device)
     for number, (_, cut) in enumerate(moved):
         step = partial(state.step, number, cut, batch_size)
         if state.captured:

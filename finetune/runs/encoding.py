@@ -1,4 +1,4 @@
-"""The token ids of a split; those of many texts are stored, and processes share the work."""
+"""The token ids of a split; those of many texts are stored, and ranks share the work."""
 
 import hashlib
 from importlib.metadata import version
@@ -9,10 +9,10 @@ import pyarrow.compute as pc
 import torch
 from datasets import Dataset
 
+from finetune import distributed
 from finetune.config.schema import Config
 from finetune.data.check import suggest_model
 from finetune.data.dataset import TextColumns, column_of, texts_of, update_with_texts
-from finetune.distributed.processes import ALONE, Processes
 from finetune.events import Advance, Emit, Info, WarningMessage, ignore
 from finetune.model.load import TextModel
 from finetune.model.tensor_store import key_of
@@ -27,23 +27,17 @@ PART_BYTES = 2**24
 
 
 def encode_rows(
-    rows: Dataset,
-    split: str,
-    text_model: TextModel,
-    *,
-    config: Config,
-    emit: Emit,
-    processes: Processes = ALONE,
+    rows: Dataset, split: str, text_model: TextModel, *, config: Config, emit: Emit
 ) -> Examples:
     """Encode the texts of a split, with a warning if some are truncated.
 
-    Each of several processes calls this with the same rows.
+    Each of several ranks calls this with the same rows.
     """
     texts, task = texts_of(rows), text_model.task
     if len(rows) < MANY_TEXTS or not config.cache.feature_cache:
         encoded = [_encode(texts, text_model, config, emit=emit)]
     else:
-        encoded = _read_or_encode(texts, split, text_model, config, emit=emit, processes=processes)
+        encoded = _read_or_encode(texts, split, text_model, config, emit=emit)
     labels = task.labels(column_of(rows, "label"))
     inputs = join_inputs([text_model.inputs(part) for part in encoded])
     examples = Examples(
@@ -77,13 +71,7 @@ def _encode(
 
 
 def _read_or_encode(
-    texts: TextColumns,
-    split: str,
-    text_model: TextModel,
-    config: Config,
-    *,
-    emit: Emit,
-    processes: Processes,
+    texts: TextColumns, split: str, text_model: TextModel, config: Config, *, emit: Emit
 ) -> list[EncodedTexts]:
     """Return token ids in parts, each an entry of the store.
 
@@ -115,12 +103,12 @@ def _read_or_encode(
         return empty.with_arrays({name: tensor.numpy() for name, tensor in stored.items()})
 
     emit(Info(f"encoding {len(texts.texts):,} {split} texts, except those already stored"))
-    own = range(len(parts))[processes.slice(len(parts))]
+    own = range(len(parts))[distributed.share(len(parts))]
     encoded, ends = {}, np.cumsum([len(parts[number].texts) for number in own]).tolist()
     for number, end in zip(own, ends, strict=True):
         encoded[number] = read_or_encode(parts[number])
         emit(Advance(end, ends[-1]))
-    processes.barrier()
+    distributed.barrier()
     return [encoded.get(number) or read_or_encode(part) for number, part in enumerate(parts)]
 
 

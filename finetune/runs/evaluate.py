@@ -8,10 +8,10 @@ import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 
+from finetune import distributed
 from finetune.data.columns import OtherData
 from finetune.data.dataset import number_splits, texts_of
 from finetune.data.load import load_rows, load_splits
-from finetune.distributed.processes import join_processes
 from finetune.errors import DataError, FinetuneError, NotARun
 from finetune.events import Emit, Info, ignore
 from finetune.runs.encoding import encode_rows
@@ -82,13 +82,11 @@ def evaluate_rows(
 ) -> tuple[Scores, int, Scores | None]:
     """Score a run's model on rows, and without those of other data that were in training."""
     others = [load_evaluate_metric(metric)] if metric else []
-    model = TrainedModel.load(folder, device=device, emit=emit, processes=join_processes())
+    distributed.join()
+    model = TrainedModel.load(folder, device=device, emit=emit)
     place = f"{model.device.name} ({model.device.description})"
     emit(Info(f"evaluating {len(rows):,} rows of {name} on {place}"))
-    examples = encode_rows(
-        rows, name, model.text_model, config=model.config, emit=emit,
-        processes=model.predictor.processes,
-    )  # fmt: skip
+    examples = encode_rows(rows, name, model.text_model, config=model.config, emit=emit)
     logits = model.logits(examples)
     score = partial(model.text_model.task.score, others=others)
     scores, unseen, trained_rows = score(logits, examples.labels), None, 0

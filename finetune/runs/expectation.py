@@ -98,7 +98,7 @@ def expect(config: Config, rows: Dataset, task: Task, *, emit: Emit) -> Expectat
 def _cross_validate(config: Config, rows: Dataset, task: Task) -> Expectation:
     is_balanced, count = config.training.class_weights == "balanced", len(rows)
     task = task.with_loss(_labels(rows, task), is_balanced=is_balanced)
-    recipe = choose_recipe(config, task, rows=count, processes=1)
+    recipe = choose_recipe(config, task, rows=count)
     features = read_frozen_features(prepare_head(config, rows, task))
     seed = config.training.seed
     strength, logits = choose_strength(features, seed=seed)
@@ -139,7 +139,7 @@ def prepare_head(
     training = TrainingConfig(check_device=False, **options)
     config = replace(config, model=model, training=training)
     device = select_device(training.device, emit=emit)
-    recipe = choose_recipe(config, task, rows=len(rows), processes=1)
+    recipe = choose_recipe(config, task, rows=len(rows))
     text_model, recipe = load_for_training(config, recipe, task=task, device=device, emit=ignore)
     if not recipe.solves_head:
         raise ModelUnsupported("its head has new layers beneath the output layer", remedy="")

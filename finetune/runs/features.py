@@ -75,7 +75,6 @@ def stored_features(
                 batch_size=size,
                 notes=notes | {"split": split, "rows": len(examples.labels)},
                 emit=emit,
-                processes=preparation.processes,
             )
         )
 

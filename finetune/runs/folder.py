@@ -166,7 +166,7 @@ class RunFolder(OwnFolder):
                 path.unlink()
 
     def delete_checkpoints(self) -> None:
-        """Delete all checkpoints, and what killed processes left: the run has finished."""
+        """Delete all checkpoints, and what killed runs left: the run has finished."""
         # The newest last: a run that is killed meanwhile is resumed from that.
         for folder in reversed(self.checkpoints):
             self.delete(folder.relative_to(self.path).as_posix())

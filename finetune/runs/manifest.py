@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
+from finetune import distributed
 from finetune.config.schema import Config
 from finetune.errors import DataDiffers, NotARun
 from finetune.files import write_json
@@ -118,7 +119,7 @@ def write_environment(folder: RunFolder, preparation: "Preparation") -> None:
     """Write versions, machine, where options come from, and what was chosen by measurements."""
     import torch
 
-    processes = preparation.processes
+    count = distributed.world_size()
     environment = {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -127,7 +128,7 @@ def write_environment(folder: RunFolder, preparation: "Preparation") -> None:
         "threads": torch.get_num_threads(),
         "origins": dict(preparation.option_sources),
         "choices": [asdict(choice) for choice in preparation.choices],
-        **({"processes": processes.count} if processes.count > 1 else {}),
+        **({"processes": count} if count > 1 else {}),
     }
     write_json(folder.environment_file, environment)
 

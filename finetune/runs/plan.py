@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from finetune import distributed
 from finetune.config.schema import Config, ModeDefaults, default_learning_rate, mode_defaults
 from finetune.devices.base import BatchShapes
 from finetune.errors import ConfigurationInvalid
@@ -40,13 +41,13 @@ class Recipe:
         return self.is_contrastive or not self.solves_head
 
 
-def choose_recipe(config: Config, task: Task, *, rows: int, processes: int) -> Recipe:
+def choose_recipe(config: Config, task: Task, *, rows: int) -> Recipe:
     """Return what ``contrastive`` and ``solve_head`` make of a configuration and its rows.
 
     Raises:
         ConfigurationInvalid: If one of them is on where it can't be.
     """
-    training, obstacle = config.training, _find_obstacle(config, processes=processes)
+    training, obstacle = config.training, _find_obstacle(config)
     if config.model.mode.trains_encoder:
         option, choice = "contrastive", training.contrastive
         if training.solve_head == "on" and choice == "off":
@@ -76,10 +77,10 @@ def choose_recipe(config: Config, task: Task, *, rows: int, processes: int) -> R
     return Recipe(True, is_contrastive=option == "contrastive", reason=reason)
 
 
-def _find_obstacle(config: Config, *, processes: int) -> str | None:
+def _find_obstacle(config: Config) -> str | None:
     """Return why no head can be solved."""
-    if processes > 1:
-        return f"there are {processes} processes"
+    if distributed.world_size() > 1:
+        return f"there are {distributed.world_size()} processes"
     if config.training.loss == "focal":
         return "the loss is focal, which has no single optimum"
     return None

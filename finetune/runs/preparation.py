@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from finetune import distributed
 from finetune.config.mode import Mode
 from finetune.config.schema import OPTIONS, Config, Pooling, change_options
 from finetune.data.dataset import LoadedData, column_of
@@ -17,7 +18,6 @@ from finetune.data.load import KNOWN_BY_NAME, load_splits
 from finetune.data.split import split_fold
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
-from finetune.distributed.processes import ALONE, Processes
 from finetune.events import Emit, Info, stage
 from finetune.model.freeze import count_parameters, train_only, trained_names
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
@@ -58,7 +58,6 @@ class Preparation:
     recipe: Recipe
     option_sources: Mapping[str, str] = field(default_factory=dict)
     choices: Sequence[AutoTunedOption] = ()
-    processes: Processes = ALONE
     pool: Examples | None = None
     rows: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
 
@@ -165,7 +164,7 @@ class Preparation:
         """Whether this process compares its device with the CPU during the run."""
         asked, device = self.config.training.check_device, self.device
         is_checked = device.has_silent_faults if asked is None else asked
-        return is_checked and not device.is_reference and self.processes.is_main
+        return is_checked and not device.is_reference and distributed.is_main()
 
     def with_choices(self, *choices: AutoTunedOption) -> "Preparation":
         """Return the same with more that was chosen by measurements."""
@@ -178,7 +177,7 @@ class Preparation:
             return self
         hidden_size = self.text_model.model.config.hidden_size
         cache = cache_folder(self.config.cache, "precision")
-        choice = self.processes.broadcast(
+        choice = distributed.broadcast(
             lambda: choose_precision(self.device, hidden_size=hidden_size, cache=cache)
         )
         emit(Info(f"precision: {choice.precision}, as {choice.reason}; --precision sets another"))
@@ -205,7 +204,7 @@ class Preparation:
         examples = {} if changes.keys() & _READING else self.examples
         return _prepare_model(
             change_options(self.config, changes), self.device, self.data, examples,
-            self.option_sources, emit=emit, processes=self.processes,
+            self.option_sources, emit=emit,
         )  # fmt: skip
 
     def with_fold(self, fold: int, *, emit: Emit) -> "Preparation":
@@ -228,7 +227,6 @@ def prepare(
     *,
     option_sources: Mapping[str, str] | None = None,
     emit: Emit,
-    processes: Processes = ALONE,
     folds: int | None = None,
 ) -> Preparation:
     """Select the device, load the data and the model, and encode the texts."""
@@ -237,13 +235,14 @@ def prepare(
         require_peft()
     device, precision = select_device(config.training.device, emit=emit), config.training.precision
     check_precision(device, precision)
-    processes = processes.on(device)
-    several = f", {processes.count} processes" if processes.count > 1 else ""
+    distributed.use_device(device)
+    count = distributed.world_size()
+    several = f", {count} processes" if count > 1 else ""
     emit(Info(f"device: {device.name} ({device.description}){several}, precision {precision}"))
     with stage("data", emit):
         data = load_splits(config.data, folds=folds, emit=emit)
     sources = option_sources or {}
-    return _prepare_model(config, device, data, {}, sources, emit=emit, processes=processes)
+    return _prepare_model(config, device, data, {}, sources, emit=emit)
 
 
 def _prepare_model(
@@ -254,7 +253,6 @@ def _prepare_model(
     option_sources: Mapping[str, str],
     *,
     emit: Emit,
-    processes: Processes,
 ) -> Preparation:
     """Load the model, and encode the texts unless they are encoded already."""
     training, labels = config.training, data.task.labels(column_of(data.splits["train"], "label"))
@@ -265,7 +263,7 @@ def _prepare_model(
         label_smoothing=training.label_smoothing,
     )
     choose_metric(training.metric_for_best_model, task.problem_type)
-    recipe = choose_recipe(config, task, rows=len(labels), processes=processes.count)
+    recipe = choose_recipe(config, task, rows=len(labels))
     with stage("model", emit):
         text_model, recipe = load_for_training(config, recipe, task=task, device=device, emit=emit)
     # The manifest needs it: half a second of BERT-base.
@@ -274,16 +272,14 @@ def _prepare_model(
         # A text is contrasted with those of its micro-batch.
         config = change_options(config, {"batch_size": TEXTS_A_STEP})
     with stage("tokenize", emit):
-        encode = partial(encode_rows, config=config, emit=emit, processes=processes)
+        encode = partial(encode_rows, config=config, emit=emit)
         examples = {
             name: replace(examples[name], weights=task.example_weights(examples[name].labels))
             if name in examples
             else encode(rows, name, text_model)
             for name, rows in data.splits.items()
         }
-    return Preparation(
-        config, device, data, examples, text_model, recipe, option_sources, processes=processes
-    )
+    return Preparation(config, device, data, examples, text_model, recipe, option_sources)
 
 
 def load_for_training(

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from finetune import distributed
 from finetune.config.yaml_files import dump_config
 from finetune.devices.base import place
-from finetune.distributed.processes import SECONDS_LATE
 from finetune.evaluation.predict import Predictor
 from finetune.evaluation.statistics import measure_calibration
 from finetune.events import Info, clock, ignore, stage
@@ -48,7 +48,7 @@ Predicted = tuple[NDArray[np.float32], Labels]
 WritePages = Callable[[RunFolder, RunResults], object]
 
 DEFAULT_SAVE_STEPS = 500
-# A scheduler sends a signal to all processes, and their launcher sends it to each once more.
+# A scheduler sends a signal to all ranks, and their launcher sends it to each once more.
 _COPIES_SECONDS = 1.0
 
 
@@ -76,22 +76,21 @@ class Run:
 
         The data must be that of a finished run that it continues.
         """
-        processes = preparation.processes
         with failures_explained(folder, preparation):
             if continues:
                 saved, now = Manifest.read(continues), Manifest.of_data(preparation.data)
                 remedy = "restore it, or train the model on it as a new run, with --model"
                 saved.check(now, remedy=f"{remedy} {continues.model_folder}")
             if resumes:
-                processes.broadcast(lambda: _check_resumable(preparation, folder))
-                threads, choices = processes.broadcast(lambda: read_environment(folder))
+                distributed.broadcast(lambda: _check_resumable(preparation, folder))
+                threads, choices = distributed.broadcast(lambda: read_environment(folder))
                 restore_threads(threads)
                 preparation = replace(preparation, choices=choices)
             run = cls(preparation, folder, journal)
             if resumes:
                 run.progress = run.checkpoints.restore(run.training_state)
                 journal(Info(f"resuming after step {run.progress.steps:,}"))
-            if processes.is_main:
+            if distributed.is_main():
                 if resumes:
                     continue_journal(folder, steps=run.progress.steps)
                 else:
@@ -100,7 +99,7 @@ class Run:
                     write_text_atomically(folder.config_file, dump_config(run.config))
                     write_environment(folder, run.preparation)
                 journal.open(folder)
-            with tracked(run.config, folder, emit=journal, is_main=processes.is_main) as tracking:
+            with tracked(run.config, folder, emit=journal) as tracking:
                 run.tracking = tracking
                 try:
                     yield run
@@ -109,7 +108,7 @@ class Run:
                     raise
 
     def __init__(self, preparation: Preparation, folder: RunFolder, journal: Journal) -> None:
-        self.folder, self.emit, self.processes = folder, journal, preparation.processes
+        self.folder, self.emit = folder, journal
         device, emit = preparation.device, journal
         with stage("precision", emit):
             preparation = preparation.with_precision(emit=emit)
@@ -129,15 +128,12 @@ class Run:
             precision=precision,
             losses=contrastive_losses if self.recipe.is_contrastive else preparation.task.losses,
             hyperparameters=self.plan.hyperparameters,
-            processes=self.processes,
             frozen_in_bf16=preparation.mode.is_lora,
         )
-        if not self.processes.is_main:
+        if not distributed.is_main():
             # With the same dropout on every rank the gradient would be noisier.
-            torch.manual_seed(self.plan.seed + self.processes.index)
-        self.predictor = Predictor(
-            self.training_state.model, device, precision, eval_batch_size, self.processes
-        )
+            torch.manual_seed(self.plan.seed + distributed.rank())
+        self.predictor = Predictor(self.training_state.model, device, precision, eval_batch_size)
         self.head: HeadSolver | None = None
         if self.recipe.solves_head:
             with stage("cross-validate", emit):
@@ -145,11 +141,7 @@ class Run:
                     preparation, self.training_state, self.predictor, self.examples["train"]
                 )
         self.checkpoints = Checkpoints(
-            folder,
-            keep=self.config.output.save_total_limit,
-            device=device,
-            emit=emit,
-            processes=self.processes,
+            folder, keep=self.config.output.save_total_limit, device=device, emit=emit
         )
 
     def train(self, *, max_epochs: int | None = None) -> bool:
@@ -162,7 +154,9 @@ class Run:
         last_step = plan.steps_per_epoch * max_epochs if max_epochs else total_steps
         with (
             stage("train", self.emit, counts_as="steps"),
-            stop_on_signal(apart_seconds=_COPIES_SECONDS * (self.processes.count > 1)) as request,
+            stop_on_signal(
+                apart_seconds=_COPIES_SECONDS * (distributed.world_size() > 1)
+            ) as request,
         ):
             if self.recipe.takes_steps:
                 message = f"training: {total_steps:,} steps of {plan.effective_batch_size} examples"
@@ -172,7 +166,7 @@ class Run:
                     message += f"; {patience} validations without improvement end it"
                 self.emit(Info(message))
             self._since = time.perf_counter()
-            all_reduce = partial(self.processes.all_reduce_max, seconds=SECONDS_LATE)
+            all_reduce = partial(distributed.all_reduce_max, seconds=distributed.SECONDS_LATE)
             stop = DistributedStopFlag(request, all_reduce)
             settings = LoopSettings(
                 batch_size=self.batch_size,
@@ -207,7 +201,7 @@ class Run:
                 self._count_seconds()
             # If a rank exited now, the launcher would kill the main one before the last checkpoint
             # is on disk.
-            self.processes.barrier()
+            distributed.barrier()
             if stop.number and not self._is_over():
                 done = self.progress.steps
                 raise Stopped(stop.number, f"stopped after step {done:,} of {total_steps:,}")
@@ -225,7 +219,7 @@ class Run:
     def _check_device(self) -> None:
         if not self.preparation.checks_device:
             return
-        with clock("device check"):
+        with clock("device check"), distributed.alone():
             check_device(
                 self.training_state,
                 self.examples["train"],
@@ -245,7 +239,7 @@ class Run:
     def _save_checkpoint(self, progress: Progress, writes: bool) -> None:
         self._count_seconds()
         # A checkpoint ahead of the journal would leave a gap in it after resuming.
-        if self.processes.broadcast(self.emit.write):
+        if distributed.broadcast(self.emit.write):
             is_over, state = self._is_over(), self.training_state
             self.checkpoints.save(state, progress, is_over=is_over, writes=writes)
 
@@ -285,7 +279,7 @@ class Run:
         The run counts as finished only once the pages are written. Without pages it is one that
         nobody will use: of its model the configuration alone is saved.
         """
-        folder, emit, is_main = self.folder, self.emit, self.processes.is_main
+        folder, emit, is_main = self.folder, self.emit, distributed.is_main()
         config_name = folder.model_config_file.name
         peak_bytes = self.preparation.device.memory.peak_bytes()
         self.checkpoints.load_best(self.training_state, self.progress)

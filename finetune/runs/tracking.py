@@ -8,6 +8,7 @@ from typing import Any
 
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 
+from finetune import distributed
 from finetune.config.schema import Config
 from finetune.errors import FinetuneError, UsageError
 from finetune.events import Emit, Event, Step, Validation, WarningMessage
@@ -28,15 +29,13 @@ def check_report_to(config: Config) -> None:
 
 
 @contextmanager
-def tracked(
-    config: Config, folder: RunFolder, *, emit: Emit, is_main: bool = True
-) -> Iterator["Tracking"]:
+def tracked(config: Config, folder: RunFolder, *, emit: Emit) -> Iterator["Tracking"]:
     """Yield what reports to the configuration's tracker, if it names one.
 
     The tracker gets the options of model and training, and nothing of the data.
     """
     name, tracker = config.output.report_to, None
-    if name != NONE and is_main:
+    if name != NONE and distributed.is_main():
         options = {**asdict(config.model), **asdict(config.training)}
         options = {option: value for option, value in options.items() if value is not None}
         try:

@@ -1,16 +1,16 @@
 """The model of a finished run, free of the libraries that read data."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from finetune import distributed
 from finetune.config.schema import Config
 from finetune.devices.base import Device, place
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.select import select_device
-from finetune.distributed.processes import ALONE, Processes
 from finetune.errors import ModelUnsupported
 from finetune.evaluation.predict import Predictor
 from finetune.events import Emit, WarningMessage
@@ -34,10 +34,8 @@ class TrainedModel:
     reads_pairs: bool
 
     @classmethod
-    def load(
-        cls, folder: RunFolder, *, device: str, emit: Emit, processes: Processes = ALONE
-    ) -> "TrainedModel":
-        """Load the model that a run has saved; each of several processes calls all methods."""
+    def load(cls, folder: RunFolder, *, device: str, emit: Emit) -> "TrainedModel":
+        """Load the model that a run has saved; each of several ranks calls all methods."""
         config = read_trained_config(folder)
         load = _load_saved if config.model.merge else _load_with_adapter
         text_model = load(folder, config, emit=emit)
@@ -49,43 +47,35 @@ class TrainedModel:
             emit(WarningMessage(message + "place, and probabilities may differ slightly"))
             precision = "fp32"
         batch_size = BatchSize(options.eval_batch_size, "evaluation batch size", chosen, emit)
-        predictor = Predictor(text_model.model, chosen, precision, batch_size, processes.on(chosen))
+        distributed.use_device(chosen)
+        predictor = Predictor(text_model.model, chosen, precision, batch_size)
         return cls(config, text_model, chosen, predictor, Manifest.read(folder).reads_pairs)
 
     def predict(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, all_scores: bool = False
     ) -> Sequence[Prediction]:
         """Return the prediction for each text, of which there is at least one, or pair."""
-        processes, options = self.predictor.processes, self.config.model
-        # Each process encodes its own texts too.
-        share, logits = processes.slice(len(texts)), None
-        if texts[share]:
-            encoded = self.text_model.encode(
-                texts[share],
-                pairs and pairs[share],
-                max_length=options.max_length,
-                stride=options.window_stride,
-            )
-            lengths = encoded.lengths
-            if self.device.shapes.counts_evaluation:
-                # More texts may follow: lengths of powers of two give them the same shapes.
-                lengths = 2 ** np.ceil(np.log2(lengths)).astype(np.int64)
-            alone = replace(self.predictor, processes=ALONE)
-            logits = self._logits(self.text_model.inputs(encoded), lengths, alone)
-        all_logits = [part for part in processes.gather(logits) if part is not None]
+        options = self.config.model
+        encoded = self.text_model.encode(
+            texts, pairs, max_length=options.max_length, stride=options.window_stride
+        )
+        lengths = encoded.lengths
+        if self.device.shapes.counts_evaluation:
+            # More texts may follow: lengths of powers of two give them the same shapes.
+            lengths = 2 ** np.ceil(np.log2(lengths)).astype(np.int64)
+        with distributed.alone():
+            logits = self._logits(self.text_model.inputs(encoded), lengths)
         task = self.text_model.task
-        return task.predict(texts, np.concatenate(all_logits), all_scores=all_scores)
+        return task.predict(texts, logits, all_scores=all_scores)
 
     def logits(self, examples: ModelInputs) -> NDArray[np.float32]:
         """Return the logits of examples: float32 of shape [examples, classes], in their order."""
-        return self._logits(examples, examples.lengths, self.predictor)
+        return self._logits(examples, examples.lengths)
 
-    def _logits(
-        self, examples: ModelInputs, lengths: NDArray[np.int64], predictor: Predictor
-    ) -> NDArray[np.float32]:
+    def _logits(self, examples: ModelInputs, lengths: NDArray[np.int64]) -> NDArray[np.float32]:
         self.device.choose_attention(longest_tokens=int(examples.lengths.max()))
         padded_lengths = self.text_model.padded_lengths(lengths, self.device.shapes)
-        return predictor.logits(examples, padded_lengths=padded_lengths)
+        return self.predictor.logits(examples, padded_lengths=padded_lengths)
 
 
 def _load_saved(folder: RunFolder, config: Config, *, emit: Emit) -> TextModel:

@@ -41,7 +41,7 @@ class StopRequest:
 
 
 class DistributedStopFlag:
-    """A request to all processes at once, which all call it at the same points of their work."""
+    """A request to all ranks at once, which all call it at the same points of their work."""
 
     number = 0
 
@@ -85,7 +85,7 @@ def stop_on_signal(*, at_once: bool = False, apart_seconds: float = 0.0) -> Iter
     # Python handles signals in the main thread alone.
     is_main = threading.current_thread() is threading.main_thread()
     previous = {number: signal.getsignal(number) for number in STOP_SIGNALS if is_main}
-    # nohup and shells start processes with signals that are to be ignored.
+    # nohup and shells start programs with signals that are to be ignored.
     handled = [number for number, before in previous.items() if before != signal.SIG_IGN]
     for number in handled:
         signal.signal(number, handle)

@@ -21,7 +21,7 @@ FOLDS = 5
 # Multiplications of one pass over the rows, above which strengths are compared on fewer rows; and
 # above which, with as few rows as folds need, they are not compared.
 MAX_WORK, MAX_WORK_OF_FOLDS = 2e7, 2e8
-# Less work is quicker in one thread, much quicker where other processes use the cores.
+# Less work is quicker in one thread, much quicker where other programs use the cores.
 MIN_WORK_OF_THREADS = 1e7
 # Of the penalized mean loss, for features of unit norm; a trial need not be exact.
 SOLVED_GRADIENT, TRIED_GRADIENT = 1e-5, 5e-4

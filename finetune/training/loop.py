@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from finetune import events
+from finetune import distributed, events
 from finetune.config.schema import SaveStrategy
 from finetune.devices.batch_size import BatchSize
 from finetune.errors import LossNotFinite
@@ -64,7 +64,6 @@ def train(
 
     State and progress are changed in place.
     """
-    processes = state.processes
     log = _StepLog(state, progress, settings, has_windows=examples.windows is not None)
 
     def is_training_over() -> bool:
@@ -80,21 +79,25 @@ def train(
             return progress.steps % settings.save_steps == 0
         # At a report, so that the rows of the journal do not depend on the time.
         is_reported = is_epoch_over() or progress.steps % settings.logging_steps == 0
-        return settings.saves == "time" and is_reported and processes.any(settings.is_save_due())
+        return (
+            settings.saves == "time"
+            and is_reported
+            and distributed.any_rank(settings.is_save_due())
+        )
 
     def save(*, writes: bool = True) -> None:
         _check_parameters_finite(state, progress)
         settings.save_progress(progress, writes)
-        processes.barrier()
+        distributed.barrier()
 
     if not is_training_over():
         settings.check_device()
-        processes.barrier()  # the main process alone compares
+        distributed.barrier()  # the main process alone compares
     while not is_training_over():
         set_training(state.model)
         log.start_clock()
         batches = _batches_left(state, progress, settings)
-        for batch, cut in move_batches(examples, batches, device=state.device, processes=processes):
+        for batch, cut in move_batches(examples, batches, device=state.device):
             loss = state.step(progress.steps, cut, settings.batch_size)
             progress.steps += 1
             log.add(batch, loss)
@@ -112,7 +115,7 @@ def train(
             state.optimizer.zero_grad(set_to_none=True)
             _check_parameters_finite(state, progress)
             _validate(state, progress, settings)
-        processes.barrier()  # the main process may take its time to keep the best model
+        distributed.barrier()  # the main process may take its time to keep the best model
         stops = settings.should_stop()
         if is_training_over() and not stops:
             save(writes=False)  # the finished run takes its place

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from finetune import distributed
 from finetune.devices.base import Device
-from finetune.distributed.processes import ALONE, Processes
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.examples import Examples, Inputs, fill_batch
 
@@ -97,7 +97,7 @@ AnyMicroBatch = MicroBatch | WindowBatch
 
 
 def move_batches(
-    examples: Examples, batches: Sequence[Batch], *, device: Device, processes: Processes = ALONE
+    examples: Examples, batches: Sequence[Batch], *, device: Device
 ) -> Iterator[tuple[Batch, Callable[[int], Iterator[AnyMicroBatch]]]]:
     """Yield each effective batch with a function that cuts this process's share of it.
 
@@ -105,12 +105,12 @@ def move_batches(
     """
     if examples.windows:
         for batch in batches:
-            yield batch, partial(_cut_windows, examples, batch, device, processes)
+            yield batch, partial(_cut_windows, examples, batch, device)
         return
     tokens = [len(batch.indices) * batch.padded_length for batch in batches]
     for group in _group(tokens, limit=device.prefetch_tokens):
         together = [batches[number] for number in group]
-        move = partial(_move_together, examples, together, device, processes)
+        move = partial(_move_together, examples, together, device)
         # The batch size changes only where memory has run out.
         moved = lru_cache(maxsize=1)(move)
         for position, batch in enumerate(together):
@@ -149,11 +149,7 @@ def _group(sizes: Sequence[int], *, limit: int) -> Iterator[list[int]]:
 
 
 def _move_together(
-    examples: Examples,
-    batches: Sequence[Batch],
-    device: Device,
-    processes: Processes,
-    batch_size: int,
+    examples: Examples, batches: Sequence[Batch], device: Device, batch_size: int
 ) -> list[MicroBatch]:
     """Copy batches, those of one padded length together: each copy is a launch."""
     moved: dict[int, MicroBatch] = {}
@@ -161,7 +157,7 @@ def _move_together(
         positions = [
             number for number, one in enumerate(batches) if one.padded_length == padded_length
         ]
-        weighted = [_weigh(examples, batches[one].indices, processes) for one in positions]
+        weighted = [_weigh(examples, batches[one].indices) for one in positions]
         if device.shapes.pads_batches:
             weighted = [_fill(*one, batch_size) for one in weighted]
         indices, loss_weights = map(np.concatenate, zip(*weighted, strict=True))
@@ -185,14 +181,14 @@ def _fill(
     return fill_batch(indices, batch_size=full), loss_weights
 
 
-def _weigh(examples: Examples, indices: NDArray[np.int64], processes: Processes) -> _Weighted:
+def _weigh(examples: Examples, indices: NDArray[np.int64]) -> _Weighted:
     """Return which examples of an effective batch are this process's, and their loss weights.
 
     Where it has none, as at a ragged end, it takes one of weight zero: it has to have gradients.
     """
     weights = examples.weights[indices]
     loss_weights = (weights / weights.sum(dtype=np.float64)).astype(np.float32)
-    own = processes.slice(len(indices))
+    own = distributed.share(len(indices))
     if len(indices[own]) == 0:
         return indices[:1], np.zeros(1, np.float32)
     return indices[own], loss_weights[own]
@@ -206,12 +202,12 @@ def _move_inputs(
 
 
 def _cut_windows(
-    examples: Examples, batch: Batch, device: Device, processes: Processes, batch_size: int
+    examples: Examples, batch: Batch, device: Device, batch_size: int
 ) -> Iterator[WindowBatch]:
     """Yield micro-batches of whole examples, whose forwards take at most ``batch_size`` windows."""
     assert examples.windows is not None
     batch_size = max(batch_size, device.shapes.min_examples)
-    all_indices, all_weights = _weigh(examples, batch.indices, processes)
+    all_indices, all_weights = _weigh(examples, batch.indices)
     # The longest first: those that follow are cut where one ends.
     order = np.argsort(-examples.windows.counts[all_indices], kind="stable")
     counts = examples.windows.counts[all_indices[order]].tolist()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter
 
+from finetune import distributed
 from finetune.training.step import TrainingState
 
 Tensors = dict[str, torch.Tensor]
@@ -67,16 +68,16 @@ def load_trained_tensors(state: TrainingState, tensors: Mapping[str, torch.Tenso
 def capture_state(
     state: TrainingState, progress: Progress
 ) -> tuple[dict[str, Tensors], dict[str, Any]]:
-    """Return all that the next step depends on, in all processes: tensors and JSON values."""
+    """Return all that the next step depends on, on all ranks: tensors and JSON values."""
     optimizer = {
         f"{index}.{name}": torch.as_tensor(value)
         for index, values in state.optimizer.state_dict()["state"].items()
         for name, value in values.items()
     }
-    main, *others = state.processes.gather(state.device.random_state())
+    main, *others = distributed.gather(state.device.random_state())
     random = dict(main)
-    for index, of_process in enumerate(others, start=1):
-        random |= {f"{index}.{name}": one for name, one in of_process.items()}
+    for index, of_rank in enumerate(others, start=1):
+        random |= {f"{index}.{name}": one for name, one in of_rank.items()}
     tensors = {"model": trained_tensors(state), "optimizer": optimizer, "random": random}
     values = {"progress": asdict(progress), "gradient_scaler": state.scaler.state_dict()}
     return tensors, values
@@ -90,9 +91,9 @@ def restore_state(
         load_trained_tensors(state, tensors["model"])
         _restore_optimizer(state.optimizer, tensors["optimizer"])
         state.scaler.load_state_dict(values["gradient_scaler"])
-        random, index = tensors["random"], state.processes.index
+        random, index = tensors["random"], distributed.rank()
         prefix = f"{index}." if index else ""
-        if f"{prefix}cpu" in random:  # unless the run had fewer processes
+        if f"{prefix}cpu" in random:  # unless the run had fewer ranks
             own = {name.removeprefix(prefix): one for name, one in random.items()}
             state.device.set_random_state(own)
         progress = TypeAdapter(Progress).validate_python(values["progress"])

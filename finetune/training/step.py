@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from finetune import distributed
 from finetune.devices.base import Device, place
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.captured import CapturedFunction, Tensors
-from finetune.distributed.processes import ALONE, Processes
 from finetune.errors import UsageError
 from finetune.model.gradient_checkpointing import has_gradient_checkpointing
 from finetune.tokenization.examples import Inputs
@@ -56,7 +56,6 @@ class TrainingState:
     scaler: torch.amp.GradScaler
     losses: Losses
     hyperparameters: Hyperparameters
-    processes: Processes = ALONE
     captured: CapturedFunction | None = None
 
     def step(
@@ -65,7 +64,7 @@ class TrainingState:
         """Take a step of a number, from 0; return its loss, a scalar on the device.
 
         ``cut`` gives the micro-batches of at most so many examples. The batch size is halved while
-        memory runs out, in all processes together.
+        memory runs out, on all ranks together.
 
         Raises:
             BatchDoesNotFit: If not even one example fits.
@@ -73,7 +72,7 @@ class TrainingState:
         random_state = self.device.random_state()
         while True:
             try:
-                with self.processes.oom_on_all_ranks(self.device.memory):
+                with distributed.oom_on_all_ranks(self.device.memory):
                     finish = self.compute_gradients(cut(batch_size.examples))
                 break
             except (RuntimeError, MemoryError) as error:
@@ -96,7 +95,7 @@ class TrainingState:
     ) -> Callable[[], torch.Tensor]:
         """Do all of a step that needs memory; return a function that does the rest.
 
-        It changes nothing but gradients, and waits neither for the device nor for other processes.
+        It changes nothing but gradients, and waits neither for the device nor for other ranks.
         """
         make_state(self.optimizer)
         if any(one.grad is not None for one in trained_by(self.optimizer)):
@@ -118,7 +117,7 @@ class TrainingState:
             losses.append(loss.detach())
         loss = torch.stack(losses).sum()
         flat_gradients = None
-        if self.processes.count > 1:
+        if distributed.world_size() > 1:
             flat_gradients = self._copy_gradients()
         else:
             self._clip_gradients()
@@ -132,8 +131,8 @@ class TrainingState:
 
     def _finish_step(self, loss: torch.Tensor, flat_gradients: torch.Tensor | None) -> torch.Tensor:
         if flat_gradients is not None:
-            self.processes.all_reduce_sum(loss)
-            self.processes.all_reduce_sum(flat_gradients)
+            distributed.all_reduce_sum(loss)
+            distributed.all_reduce_sum(flat_gradients)
             gradients = self._gradients()
             torch._foreach_copy_(gradients, _views(flat_gradients, gradients))
             self._clip_gradients()
@@ -224,7 +223,6 @@ def prepare_training(
     precision: str,
     losses: Losses,
     hyperparameters: Hyperparameters,
-    processes: Processes = ALONE,
     frozen_in_bf16: bool = False,
 ) -> TrainingState:
     """Move a model to a device, in place, and give it an optimizer.
@@ -246,9 +244,7 @@ def prepare_training(
                 parameter.data = parameter.data.to(torch.bfloat16)
     place(model, device.torch_device)
     scaler = torch.amp.GradScaler(device.torch_device.type, enabled=precision == "fp16")
-    state = TrainingState(
-        model, optimizer, device, precision, scaler, losses, hyperparameters, processes
-    )
+    state = TrainingState(model, optimizer, device, precision, scaler, losses, hyperparameters)
     if state.cuda_graph_error:
         return state
     return replace(state, captured=device.capture(partial(_captured_step, state)))

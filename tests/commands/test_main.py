@@ -68,8 +68,6 @@ def test_the_version_is_told(command: Command) -> None:
         (["evaluate", "missing", "--bf16"], ["finetune evaluate --help"]),
         (["run", "--set", "training.lr=1"], ["did you mean learning_rate?"]),
         (["run", "--batch-size", "0"], ["--batch-size", "0"]),
-        (["run", "--batch-size", "0", "--num-processes", "2"], ["--batch-size", "0"]),
-        (["run", "--seeds", "2", "--num-processes", "2"], ["--seeds or --num-processes"]),
         (["run", "--config", "missing.yaml"], ["missing.yaml", "trec_head"]),
         (["run", "--freeze-core", "--train-layers", "2"], ["--freeze-core", "--train-layers"]),
         (["run", "--resume-from-checkpoint", "missing"], ["missing"]),

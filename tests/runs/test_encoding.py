@@ -1,11 +1,9 @@
 """Token ids of many texts: in parts, stored, and the same as without a store."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,7 @@ import torch
 from datasets import Dataset
 from prepared_runs import prepare_tiny, quick_config, was_emitted
 
-from finetune.distributed.processes import Processes
+from finetune import distributed
 from finetune.events import Event, WarningMessage, ignore
 from finetune.model.load import TextModel
 from finetune.runs import encoding
@@ -104,25 +102,24 @@ def test_what_token_ids_depend_on_is_in_their_key(
     assert {one.notes["mode"] for one in store.entries()} == {"token ids"}
 
 
-def test_each_of_two_processes_encodes_its_share(
-    plain: Preparation, encode: Encode, encoded_texts: list[int]
+def test_each_of_two_ranks_encodes_its_share(
+    plain: Preparation, encode: Encode, encoded_texts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    barrier, gathered = Barrier(2), {}
+    def be_rank(rank: int, barrier: Callable[[], object]) -> None:
+        monkeypatch.setattr(distributed, "_joined", distributed.Launch(rank, 2))
+        monkeypatch.setattr(distributed, "barrier", barrier)
 
-    class Threads(Processes):
-        def gather(self, value: Any) -> list[Any]:
-            gathered[self.index] = value
-            self.barrier()
-            return [gathered[0], gathered[1]]
+    def let_the_other_encode() -> None:
+        be_rank(1, lambda: None)
+        examples.append(encode())
 
-        def barrier(self, *, seconds: float = 60) -> None:
-            barrier.wait(timeout=seconds)
-
-    with ThreadPoolExecutor() as pool:
-        found = [*pool.map(lambda index: encode(processes=Threads(index, 2)), range(2))]
+    examples: list[Examples] = []
+    be_rank(0, let_the_other_encode)
+    examples.append(encode())
+    # The second rank reads the share of the first, and the first that of the second.
     assert sum(encoded_texts) == len(plain.data.splits["train"])
-    for examples in found:
-        assert_same(examples, encode(feature_cache=False))
+    for encoded in examples:
+        assert_same(encoded, encode(feature_cache=False))
 
 
 def test_token_ids_stay_in_memory_where_they_can_not_be_stored(

@@ -13,14 +13,7 @@ import numpy as np
 import pytest
 import torch
 from prepared_runs import was_emitted
-from tiny_runs import (
-    Command,
-    finetune_in_a_child,
-    have_same_bits,
-    logged_metrics,
-    unfinished_files,
-    weights_of,
-)
+from tiny_runs import Command, have_same_bits, logged_metrics, unfinished_files, weights_of
 from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
@@ -331,22 +324,6 @@ def test_heads_of_numbers_and_of_several_labels_are_solved_over_a_frozen_encoder
     assert was_emitted(events, Info, "recipe: the output layer is solved")
     results = read_json(run / "all_results.json")
     assert np.isfinite([results["eval_loss"], results["test_loss"]]).all()
-
-
-@pytest.mark.slow
-def test_several_processes_take_plain_steps_and_refuse_contrastive_ones(
-    tables: dict[str, str], tiny_folder: Path, tmp_path: Path
-) -> None:
-    arguments = ["run", "--model", str(tiny_folder), "--device", "cpu", "--num-processes", "2"]
-    arguments += ["--data", tables["data"], "--test-file", tables["test_file"]]
-    run = tmp_path / "run"
-    arguments += ["--output-dir", str(run), "--max-steps", "2"]
-    refused = finetune_in_a_child(*arguments, "--contrastive", "on")
-    assert refused.returncode == 2
-    assert "--contrastive on can't be used: there are 2 processes" in refused.stderr
-    plain = finetune_in_a_child(*arguments, "--overwrite")
-    assert plain.returncode == 0, plain.stderr
-    assert RunFolder(run).read_config().training.contrastive == "off"
 
 
 def test_each_part_can_be_switched_off(train: Train, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from finetune import distributed
 from finetune.config.schema import Config, ModelConfig, TrainingConfig
 from finetune.errors import ConfigurationInvalid
 from finetune.runs.plan import MAX_ROWS_A_CLASS, Recipe, choose_recipe
@@ -14,13 +15,13 @@ from finetune.tasks.single import Single
 TASK = Single(class_names=["no", "yes"])
 
 
-def choose(*, rows: int = 20, processes: int = 1, **options: Any) -> Recipe:
+def choose(*, rows: int = 20, **options: Any) -> Recipe:
     """Return the recipe of a configuration for two classes."""
     model = {name: options.pop(name) for name in [*options] if hasattr(ModelConfig, name)}
     config = replace(
         Config(), model=replace(ModelConfig(), **model), training=TrainingConfig(**options)
     )
-    return choose_recipe(config, TASK, rows=rows, processes=processes)
+    return choose_recipe(config, TASK, rows=rows)
 
 
 def test_few_rows_a_class_take_contrastive_steps_and_a_solved_head() -> None:
@@ -52,7 +53,6 @@ def test_a_head_over_a_frozen_encoder_is_solved_whatever_the_rows() -> None:
         {"max_steps": 10},
         {"solve_head": "off"},
         {"loss": "focal"},
-        {"processes": 2},
     ],
 )
 @pytest.mark.parametrize("mode", [{}, {"freeze_core": True}])
@@ -63,16 +63,22 @@ def test_who_asks_for_steps_or_for_what_no_solved_head_can_do_gets_steps(
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"contrastive": "on", "processes": 2}, "2 processes"),
-        ({"solve_head": "on", "freeze_core": True, "processes": 2}, "2 processes"),
-        ({"solve_head": "on", "contrastive": "off"}, "frozen encoder"),
-    ],
+    ("options", "reason"), [({"solve_head": "on", "contrastive": "off"}, "frozen encoder")]
 )
 def test_what_is_on_and_can_not_be_is_refused(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigurationInvalid, match=reason):
         choose(**options)
+
+
+@pytest.mark.parametrize("mode", [{}, {"freeze_core": True}])
+def test_several_ranks_take_plain_steps(
+    mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distributed, "_joined", distributed.Launch(0, 2))
+    assert choose(**mode) == Recipe()
+    for option in ("contrastive", "solve_head"):
+        with pytest.raises(ConfigurationInvalid, match="2 processes"):
+            choose(freeze_core=option == "solve_head", **{option: "on"})
 
 
 def test_smoothed_labels_take_plain_steps_where_the_encoder_trains() -> None:
@@ -82,9 +88,9 @@ def test_smoothed_labels_take_plain_steps_where_the_encoder_trains() -> None:
 
 def test_numbers_take_plain_steps_and_their_head_is_solved() -> None:
     config = Config()
-    assert choose_recipe(config, Regression(), rows=20, processes=1) == Recipe()
+    assert choose_recipe(config, Regression(), rows=20) == Recipe()
     frozen = replace(config, model=replace(config.model, freeze_core=True))
-    assert choose_recipe(frozen, Regression(), rows=20, processes=1).solves_head
+    assert choose_recipe(frozen, Regression(), rows=20).solves_head
 
 
 def test_a_configuration_that_a_run_has_written_gives_the_same_recipe_again() -> None:

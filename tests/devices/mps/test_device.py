@@ -8,10 +8,10 @@ from batch_finder.simulated_machines import UnifiedMemoryMac
 from machines import INTEL_MAC, ROSETTA, VIRTUAL_MAC_TEXTS, pretend
 from tiny_training import simulate_memory
 
+from finetune import distributed
 from finetune.devices import host_memory
 from finetune.devices.base import Unusable
 from finetune.devices.mps.device import MpsDevice, MpsMemory
-from finetune.distributed.processes import Processes
 from finetune.errors import UsageError
 
 GIB = 2**30
@@ -23,10 +23,11 @@ def device(pretend_mac: Callable[..., None]) -> MpsDevice:
     return MpsDevice()
 
 
-def test_it_takes_one_process(device: MpsDevice) -> None:
-    assert Processes().on(device).count == 1
+def test_it_takes_one_process(device: MpsDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    distributed.use_device(device)
+    monkeypatch.setattr(distributed, "_joined", distributed.Launch(0, 2))
     with pytest.raises(UsageError, match="a Mac's GPU is one device"):
-        Processes(0, 2).on(device)
+        distributed.use_device(device)
 
 
 @pytest.mark.parametrize(
