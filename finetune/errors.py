@@ -5,6 +5,7 @@ Each has one line that says what is wrong and one, the remedy, that says what to
 
 import errno
 import signal
+import traceback
 from collections.abc import Sequence
 
 MAX_NAMES = 8
@@ -135,6 +136,12 @@ class Interrupted(Failure, KeyboardInterrupt):
         super().__init__(message, remedy=remedy)
         # As a shell reports a process that the signal has killed.
         self.exit_code = 128 + signal_number
+
+
+def packages_of(error: BaseException) -> list[str]:
+    """Return the package of each function that an error has passed through, the innermost last."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return [str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in frames]
 
 
 # What the system says of a file, and what to do.

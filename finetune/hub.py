@@ -6,7 +6,6 @@ commit. If the Hub does not answer, or ``HF_HUB_OFFLINE`` is set, they come from
 
 import glob
 import re
-import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -206,9 +205,7 @@ def _is_of_library(error: BaseException) -> bool:
     """
     if isinstance(error, HTTPError | OSError):
         return True
-    frames = traceback.walk_tb(error.__traceback__)
-    packages = {str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in frames}
-    return not packages.isdisjoint(("huggingface_hub", "hf_xet"))
+    return not {"huggingface_hub", "hf_xet"}.isdisjoint(errors.packages_of(error))
 
 
 @contextmanager

@@ -87,10 +87,10 @@ def _prepare(
     from finetune.export.onnx import import_runtime
     from finetune.runs.trained import TrainedModel
 
-    import_runtime()
     path = Path(output_dir).expanduser() if output_dir else folder.onnx_folder
     own = OwnFolder(path, "onnx")
     own.check()
+    import_runtime()
     trained = TrainedModel.load(folder, device="cpu", emit=emit)
     emit(Info(f"exporting {folder.path} to {path}"))
     return folder, own, trained

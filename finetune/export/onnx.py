@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from finetune.errors import ModelUnsupported, UsageError
+from finetune.errors import ModelUnsupported, UsageError, packages_of
 from finetune.files import naming, replacing
 from finetune.model.load import TextModel
 from finetune.ownership import OwnFolder
@@ -25,6 +25,7 @@ from finetune.tokenization.examples import Examples, Inputs, prepare_mask
 # The file names of Hugging Face's optimum, so that its classes find the files.
 MODEL_FILE = "model.onnx"
 QUANTIZED_FILE = "model_quantized.onnx"
+_PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 # The exporter treats dimensions of size 1, and dimensions of equal size, as constants.
 EXAMPLE_SHAPE = (2, 7)
 
@@ -72,8 +73,10 @@ def import_runtime() -> Any:
     """Import the packages of the extra ``onnx`` and return onnxruntime."""
     try:
         with _silence():
-            runtime, *_ = map(import_module, ("onnxruntime", "onnx", "onnxscript"))
-    except ImportError as error:
+            runtime, *_ = map(import_module, _PACKAGES)
+    except ModuleNotFoundError as error:
+        if error.name not in _PACKAGES:
+            raise
         raise UsageError(
             f"this export needs the package {error.name}", remedy="pip install 'finetune-mps[onnx]'"
         ) from error
@@ -126,11 +129,13 @@ def _quantize(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _converting(text_model: TextModel) -> Iterator[None]:
-    """Hide what the converter prints; whatever it raises becomes a ModelUnsupported."""
+    """Hide what the converter prints; an error of its own becomes a ModelUnsupported."""
     try:
         with _silence():
             yield
     except Exception as error:
+        if isinstance(error, OSError) or packages_of(error)[-1] == "finetune":
+            raise
         reason = str(error.__cause__ or error) or type(error).__name__
         name = type(text_model.model).__name__
         raise ModelUnsupported(
