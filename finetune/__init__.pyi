@@ -43,6 +43,7 @@ class Options(TypedDict, total=False):
     split_column: str | None
     label_names: AnyPath | None
     skip_unknown_labels: bool
+    empty_labels: Literal["unlabeled", "none"] | None
     corrections: AnyPath | None
     label_map: AnyPath | None
     data_dir: AnyPath | None

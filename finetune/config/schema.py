@@ -84,6 +84,9 @@ class DataConfig:
     split_column: str | None = _of_tables(None, "Column of splits, or none. Default: by its name.")
     label_names: str | None = _of_tables(None, "File of class names, one a line.", path="file")
     skip_unknown_labels: bool = _of_tables(False, "Skip rows whose label no training row has.")
+    empty_labels: Literal["unlabeled", "none"] | None = _of_tables(
+        None, "Multi-label: an empty label is unlabeled (left out), or none of the classes."
+    )
     corrections: str | None = _option(
         None, "File of decisions on labels, suspects.csv of finetune data audit.", path="file"
     )

@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import reduce
-from itertools import combinations, repeat
+from functools import partial, reduce
+from itertools import combinations
 from math import log2
 
 import pyarrow
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from finetune.config.schema import DataConfig, flag_of
 from finetune.errors import DataError, DataNotFound, UsageError
-from finetune.tasks.labels import NUMBER
+from finetune.tasks.labels import NUMBER, distinct_values, map_values
 
 # In place of the name of a column of splits.
 NO_COLUMN = "none"
@@ -69,13 +69,28 @@ LOOKS = {
 MIN_CHARACTERS, MAX_CLASS_CHARACTERS = 3, 30
 # Texts beside others are left out in silence only if they are shorter, with a name of texts or not.
 MAX_CHARACTERS_LEFT_OUT, MAX_CHARACTERS_LEFT_OUT_UNNAMED = 15, 40
-SAMPLE_ROWS = 10_000
-PIECE_ROWS, MAX_BYTES = 2**14, 2**26
-# Columns of 0 and 1, one for each class; two may well be something else.
+SAMPLE_ROWS, PIECE_ROWS = 10_000, 2**14
+MAX_BYTES = 2**26
+# Columns with a mark for each class; two may well be something else.
 MIN_INDICATORS, MANY_INDICATORS = 3, 6
-YES = pyarrow.array(["1", "true", "True", "TRUE", "1.0"])
-WORDS = frozenset({"false", "true"})
-FLAGS = WORDS | {"", "0", "0.0", "1", "1.0"}
+# What people write where a row has a class, and where it has not, in lower case.
+YES = frozenset(
+    re.findall(
+        r"\S+",
+        "1 true yes y ja j oui o si sí s sim tak t да evet on x ✓ ✔ ☑ wahr vrai vero verdadero"
+        " はい 是 예",
+    )
+)
+NO = frozenset(
+    re.findall(
+        r"\S+",
+        "0 false no n nein non não nao nie ne nee nej nei нет off falsch faux falso - – ✗ ✘ ☐"
+        " いいえ 否 不是 아니오 아니요",
+    )
+)
+# More different values are no marks; classes in several columns have at most so many.
+MAX_MARKS, MAX_CODES = 4, 20
+BLANK = frozenset({"", "nan", "<na>", "none", "null"})
 # The best column must be so many times as good as the next one, if its name is known or it is not.
 CLEAR_LEAD, CLEAR_LEAD_UNNAMED = 2.0, 3.0
 MAX_CANDIDATES = 5
@@ -233,8 +248,10 @@ def choose_columns(
             f"the rows of {table} are single tokens, with tags in {tags[0]!r}, and not texts",
             remedy="write a whole text and its class in each row",
         )
-    if LABEL in missing and (indicators := find_indicators(columns, facts)):
-        chosen[LABEL] = ChosenColumn(indicators, "columns of 0 and 1")
+    if LABEL in missing and (several := find_indicators(columns, facts)):
+        chosen[LABEL] = ChosenColumn(several, "a column for each class")
+    elif LABEL in missing and (several := _find_code_columns(columns, facts)):
+        chosen[LABEL] = ChosenColumn(several, "columns with a class in each")
     if len(names) == 1 and missing == [TEXT] and "number" not in facts[0].looks:
         return {TEXT: ChosenColumn((names[0],), "there is no other")}
     for option in missing:
@@ -243,8 +260,17 @@ def choose_columns(
             is_number = option == LABEL and options.task == "regression"
             free = [column for column in facts if column.name not in taken]
             numbers = [column for column in free if column.is_quantity and is_number]
+            names_of = _find_names(sample, free) if option == LABEL and not is_number else {}
+            # Of a number and its name, the one that looks more like a label stands for both.
+            left_out = {min(pair, key=_score_label).name for pair in names_of.items()}
+            free = [column for column in free if column.name not in left_out]
             may_be_pair = option == TEXT and PAIR in wanted and PAIR not in chosen
-            chosen[option] = _guess(option, numbers or free, may_be_pair=may_be_pair, table=table)
+            guess = _guess(option, numbers or free, may_be_pair=may_be_pair, table=table)
+            for number, name in names_of.items():
+                if guess.name in (number.name, name.name):
+                    reason = f"the names of the numbers in {number.name!r}"
+                    guess = ChosenColumn((name.name,), reason)
+            chosen[option] = guess
     return chosen
 
 
@@ -270,7 +296,7 @@ def _named_columns(
         own = columns_named(earlier.get(option, "") if name is None else name, names)
         unknown = [column for column in own if column not in names]
         if name is None:
-            if not unknown and earlier[option] not in given.values():
+            if option in earlier and not unknown and earlier[option] not in given.values():
                 found[option] = ChosenColumn(own, "as in the run")
             continue
         if unknown:
@@ -319,56 +345,140 @@ def join_texts(texts: Sequence[str]) -> str:
 
 
 def read_labels(columns: pyarrow.Table, names: Sequence[str]) -> pyarrow.ChunkedArray:
-    """Return the labels of a column or, of several columns of 0 and 1, lists of their names."""
+    """Return the labels of a column or, of several columns, lists as JSON; nothing if unlabeled.
+
+    The columns have a mark for each class, such as 0 and 1, or a class each. Where some cells say
+    no, a row with a blank one is unlabeled; where none does, a row with blank ones only.
+    """
     if len(names) == 1:
         return columns[names[0]]
-    for one in names:
-        if not _flags_in(columns[one]):
-            raise DataError(
-                f"column {one!r} has values other than 0 and 1",
-                remedy="name one --label-column, or several columns of 0 and 1, one for each class",
-            )
-    is_marked = (pc.is_in(columns[one], value_set=YES) for one in names)
-    quoted = (f", {json.dumps(one, ensure_ascii=False)}" for one in names)
-    listed = map(pc.if_else, is_marked, quoted, repeat(""))
-    joined = pc.utf8_slice_codeunits(pc.binary_join_element_wise(*listed, ""), 2)
-    return pc.binary_join_element_wise("[", joined, "]", "")
+    marks = {name: _marks_in(columns[name]) for name in names}
+    is_blank, items = [], []
+    for name in names:
+        values = distinct_values([columns[name]])
+        blank = [value for value in values if _plain(value) in BLANK]
+        is_blank.append(pc.is_in(columns[name], value_set=pyarrow.array(blank, "string")))
+        convert = partial(_item_of, name=name if _are_indicators(marks) else None)
+        items.append(map_values(columns[name], convert))
+    most = max(len(own) for own in marks.values())
+    if not _are_indicators(marks) and most > max(MAX_CODES, len(columns) // 3):
+        raise DataError(
+            f"the columns {_listed(names)} have neither a mark, such as 1 or x, nor a class in each"
+            " row",
+            remedy="name one --label-column, or a column for each class",
+        )
+    says_no = any(
+        _plain(value) in NO for name in names for value in distinct_values([columns[name]])
+    )
+    is_unlabeled = reduce(pc.or_ if says_no and _are_indicators(marks) else pc.and_, is_blank)
+    listed = pc.utf8_slice_codeunits(pc.binary_join_element_wise(*items, ""), 2)
+    return pc.if_else(is_unlabeled, "", pc.binary_join_element_wise("[", listed, "]", ""))
+
+
+def _item_of(value: str, *, name: str | None) -> str:
+    """Return a cell as an item of a list: the name of its column, or of the class in it."""
+    plain = _plain(value)
+    if plain in BLANK or (plain in NO and (name is not None or plain in "-–")):
+        return ""
+    return f", {json.dumps(value.strip() if name is None else name, ensure_ascii=False)}"
+
+
+def _plain(value: str) -> str:
+    return value.strip().casefold().removesuffix(".0")
+
+
+def _marks_in(column: pyarrow.ChunkedArray) -> set[str]:
+    """Return the different values of a column that do not say no."""
+    return {_plain(value) for value in distinct_values([column])} - NO - BLANK
+
+
+def _are_indicators(marks: Mapping[str, set[str]]) -> bool:
+    """Return whether columns have at most one mark each: a yes, their name, or all the same."""
+    different = set().union(*marks.values())
+    return all(len(own) <= 1 for own in marks.values()) and (
+        len(different) == 1 or all(own <= YES | {name.casefold()} for name, own in marks.items())
+    )
 
 
 def find_indicators(columns: pyarrow.Table, facts: Sequence[Facts]) -> tuple[str, ...]:
-    """Return the columns of 0 and 1, or of true and false, that are labels; none if too few are.
+    """Return the columns with a mark for each class that are labels; none if too few are.
 
     They stand side by side, and some rows have none or several of them. Few are not taken for
     labels where another column may be the label.
     """
     if any(plain_name(name) in LABEL_NAMES for name in columns.column_names):
         return ()
-    flags = {name: own for name in columns.column_names if (own := _flags_in(columns[name]))}
-    words = [name for name, own in flags.items() if own & WORDS]
-    numbers = [name for name in flags if name not in words]
-    found = max(numbers, words, key=len)
-    start = columns.column_names.index(found[0]) if found else 0
-    is_block = columns.column_names[start : start + len(found)] == found
+    groups: dict[str, list[str]] = {}
+    sample = columns.slice(0, SAMPLE_ROWS)
+    for one in facts:
+        marks = _marks_in(sample[one.name]) if one.distinct <= MAX_MARKS else set()
+        if len(marks) == 1 and marks <= YES | {one.name.casefold()}:
+            groups.setdefault("name" if marks - YES else next(iter(marks)), []).append(one.name)
+    marked = max(groups.values(), key=len, default=[])
+    flags = {name for names in groups.values() for name in names}
+    start = columns.column_names.index(marked[0]) if marked else 0
+    is_block = columns.column_names[start : start + len(marked)] == marked
     others = [
         one
         for one in facts
         if _score_label(one) and "number" not in one.looks and one.name not in flags
         if not _words_of(one.name) & OTHER_WORDS
     ]
-    is_clear = not others or len(found) >= MANY_INDICATORS
-    words_of_names = set().union(*map(_words_of, found))
-    if len(found) < MIN_INDICATORS or not (is_block and is_clear) or words_of_names & FLAG_WORDS:
+    is_clear = not others or len(marked) >= MANY_INDICATORS
+    words_of_names = set().union(*map(_words_of, marked))
+    if len(marked) < MIN_INDICATORS or not (is_block and is_clear) or words_of_names & FLAG_WORDS:
         return ()
-    marks = (pc.is_in(columns[one].slice(0, SAMPLE_ROWS), value_set=YES) for one in found)
-    classes = reduce(pc.add, (own.cast("int32") for own in marks))
+    lists = read_labels(sample, marked)
     # Where each row has just one, it is not known whether a row may have several.
-    return tuple(found) if pc.any(pc.not_equal(classes, 1)).as_py() else ()
+    has_one = pc.match_substring_regex(lists, r'^\["([^"\\]|\\.)*"\]$')
+    return tuple(marked) if pc.any(pc.invert(has_one)).as_py() else ()
 
 
-def _flags_in(column: pyarrow.ChunkedArray) -> set[str]:
-    """Return the different values of a column of flags, or nothing if it has others."""
-    values = {one.casefold() for one in pc.unique(column.slice(0, SAMPLE_ROWS)).to_pylist()}
-    return values - {""} if values <= FLAGS else set()
+def _find_code_columns(columns: pyarrow.Table, facts: Sequence[Facts]) -> tuple[str, ...]:
+    """Return columns such as code1, code2 and code3 with a class in each, the later ones not full.
+
+    No row has a class twice, and most classes of the later columns are in the first one too.
+    """
+    stems: dict[str, list[Facts]] = {}
+    for column in facts:
+        if numbered := re.fullmatch(r"(.*[^\W\d])[\s_.-]*\d+", column.name):
+            stems.setdefault(numbered[1].casefold(), []).append(column)
+    for stem, group in stems.items():
+        first, *others = group
+        if not others or _words_of(stem) & FLAG_WORDS or not first.recurs or first.is_long:
+            continue
+        names = [column.name for column in group]
+        sample = columns.slice(0, SAMPLE_ROWS).select(names)
+        classes = [{*distinct_values([sample[name]])} - BLANK for name in names]
+        repeats = any(
+            pc.any(
+                pc.and_(pc.equal(sample[one], sample[other]), pc.not_equal(sample[one], ""))
+            ).as_py()
+            for one, other in combinations(names, 2)
+        )
+        shared = len(set().union(*classes[1:]) & classes[0])
+        if (
+            not repeats
+            and all(column.filled < first.filled for column in others)
+            and 2 * shared >= len(set().union(*classes[1:]))
+        ):
+            return tuple(names)
+    return ()
+
+
+def _find_names(columns: pyarrow.Table, facts: Sequence[Facts]) -> dict[Facts, Facts]:
+    """Return columns of class numbers, each with the column of their names: one name per number."""
+    numbers = [one for one in facts if "integer" in one.looks and one.recurs]
+    found = {}
+    for number in numbers:
+        for name in facts:
+            if name.distinct != number.distinct or name.looks & {"number", "date"} or name.is_long:
+                continue
+            pairs = columns.select([number.name, name.name]).group_by([number.name, name.name])
+            if pairs.aggregate([]).num_rows == number.distinct:
+                found[number] = name
+                break
+    return found
 
 
 def _words_of(name: str) -> set[str]:
@@ -411,6 +521,8 @@ def _guess(option: str, facts: Sequence[Facts], *, may_be_pair: bool, table: str
         remedy = f"choose one with {flag}"
         if option == TEXT:
             remedy += f", or several to be joined: {flag} {','.join(close)}"
+        else:
+            remedy += f", or several with a class or a mark in each: {flag} {','.join(close)}"
         if may_be_pair:
             pair = f"{flag} {close[0]} {flag_of(PAIR)} {close[1]}"
             remedy += f", or, if the rows are pairs of texts: {pair}"

@@ -1,7 +1,7 @@
 """A data set as every source gives it: a ``Dataset`` with the columns text, text_pair and label."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -35,7 +35,8 @@ class DataSource:
 class LoadedData:
     """Splits, ``train`` among them; of a table, the columns that were read, and all.
 
-    ``row_numbers`` are those of each split's rows in their table, which may have others too.
+    ``row_numbers`` are those of each split's rows in their table, which may have others too, and
+    ``places`` say where such a row is: ``line 7 of reviews.csv (id 5)``.
     """
 
     splits: DatasetDict
@@ -44,10 +45,16 @@ class LoadedData:
     chosen: Columns = field(default_factory=dict)
     column_names: Sequence[str] = ()
     row_numbers: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    places: Mapping[str, Callable[[int], str]] = field(default_factory=dict)
 
     def numbers_of(self, split: str) -> NDArray[np.int64]:
         """Return the number of each row of a split in its table, from 0: [rows]."""
         return self.row_numbers.get(split, np.arange(len(self.splits[split])))
+
+    def place_of(self, split: str, row: int) -> str:
+        """Say where a row of a split is in its file."""
+        number = int(self.numbers_of(split)[row])
+        return self.places[split](number) if split in self.places else f"row {number + 1}"
 
     @property
     def columns(self) -> dict[str, str]:

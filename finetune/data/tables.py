@@ -8,20 +8,25 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 
+import numpy as np
 import pyarrow
 import pyarrow.compute as pc
 from datasets import DatasetDict
+from numpy.typing import NDArray
 
 from finetune.config.schema import HUB_PREFIX, DataConfig
 from finetune.data.columns import (
     LABEL,
+    NO,
     NO_COLUMN,
     PAIR,
     TEXT,
+    YES,
     Columns,
+    OtherData,
     choose_columns,
     plain_name,
     read_labels,
@@ -35,17 +40,50 @@ from finetune.data.packed import SPLIT_OF_WORD, unpack
 from finetune.data.read import RawTable
 from finetune.errors import DataError, DataNotFound, UsageError
 from finetune.events import Emit, Info, WarningMessage
-from finetune.tasks.choose import choose_task_type
+from finetune.tasks.choose import AUTO, choose_task_type
 from finetune.tasks.labels import (
     MAX_LABEL_LENGTH,
+    MISSING,
+    are_lists,
     distinct_values,
     find_missing_names,
+    find_odd_names,
+    flat_values,
+    is_list,
     listed_counts,
     map_values,
+    name_classes,
+    split_labels,
 )
+from finetune.tasks.metrics import MULTI
+from finetune.tasks.multi import Multi
+from finetune.tasks.regression import Regression
 
 FEW_ROWS = 10
+# Of rows that may have several labels, so many without one are asked about.
+MANY_EMPTY = 0.05
+# In one row per text and label, so many rows repeat a text, and hardly any a text with its label.
+LONG_FORMAT_ROWS, LONG_FORMAT_REPEATS = 0.2, 0.05
 SPLIT_NAMES = ("split", "set", "partition", "subset", "fold")
+# Beside the names of files, the first words of values.
+OTHER_SPLITS = {
+    "train": "trn entrenamiento treino entraînement trainings addestramento 训练 训练集 学習",
+    "validation": "development validación validação validierung validazione 验证 验证集 検証",
+    "test": "eval evaluation holdout held heldout tst prueba teste prüfung 测试 测试集 テスト",
+}
+SPLIT_OF_VALUE = SPLIT_OF_WORD | {
+    word: split for split, words in OTHER_SPLITS.items() for word in words.split()
+}
+MAX_SPLITS, MAX_SPLIT_LENGTH, MAX_UNUSED = 20, 30, 12
+ID_NAMES = ("id", "_id", "uid", "uuid", "doc_id", "row_id", "text_id", "item_id", "case_id")
+TOTAL = re.compile(
+    r"(grand |sub-?)?totals?( general)?|totale|sum|summe|summa|suma|soma|somme|(ins)?gesamt\w*"
+    r"|razem|celkem|toplam|итого|всего|合計|总计|合计|합계"
+)
+FILL_DOWN = (
+    "write each label into all rows of its group: in Excel choose Go To Special, Blanks, type = and"
+    " the cell above, and press Ctrl+Enter; in pandas, frame[column].ffill()"
+)
 INTEGERS = r"\W*\d+(\W+\d+)*\W*"
 # As which UTF-8 is read by mistake, and characters that such texts then are of. A few words read so
 # by chance, in Russian of cp866 many.
@@ -85,6 +123,7 @@ def read_tables(
             tables[split] = read.get(split, read["train"])
     return_freed_memory()
     tables = {split: _without_repeated_headers(table, emit=emit) for split, table in tables.items()}
+    whole = tables["train"].columns.column_names
     tables = _divide_by_column(tables, options, emit=emit)
     train = tables["train"]
     if len(names := train.columns.column_names) < 2:
@@ -104,6 +143,8 @@ def read_tables(
     second = f", second texts from {columns[PAIR].name!r}" if PAIR in columns else ""
     if any(getattr(options, option) is None for option in columns):
         emit(Info(f"texts from column {columns[TEXT]}{second}, labels from {columns[LABEL]}"))
+    _report_unused(whole, train, columns, options, emit=emit)
+    tables["train"] = train = _without_total(train, columns, emit=emit)
     for split, table in list(tables.items()):
         if has_published_splits and split != "train" and not _has_labels(table, label):
             remedy = "rows of the training split are held out instead"
@@ -112,20 +153,33 @@ def read_tables(
         else:
             _check_split(split, table, columns, train=train)
     labels = [read_labels(table.columns, label) for table in tables.values()]
+    if len(label) == 1:
+        _check_filled_down(train, label[0], emit=emit)
     names = train.class_names.get(columns[LABEL].name)
     if options.label_names is not None:
         labels, names = _name_labels(labels, options, emit=emit)
+    names = names and [*name_classes(names).values()]
     training = labels[list(tables).index("train")]
-    kind, reason = choose_task_type(options.task, distinct_values([training]), names=names)
-    emit(Info(f"task: {kind.name}, {reason}"))
+    labelled = len(training) - (pc.sum(pc.equal(training, "")).as_py() or 0)
+    distinct = distinct_values([training])
+    kind, reason = choose_task_type(options.task, distinct, names=names, rows=labelled)
+    emit(Info(f"task: {kind.name}{f', {reason}' if reason else ''}"))
+    if kind.problem_type == MULTI:
+        labels = _read_empty(labels, label, options, path=train.path)
     rows = {
         split: _labelled_rows(table, columns, own, emit=emit)
         for (split, table), own in zip(tables.items(), kind.parse(labels), strict=True)
     }
+    may_join = options.task in (AUTO, Multi.name) and kind is not Regression
+    if may_join and _is_long_format(rows["train"]):
+        rows = _join_long_format(rows, options, path=train.path, emit=emit)
     task = kind.of_labels(rows["train"]["label"], names=names)
-    for finding, remedy in find_missing_names(task.class_names):
+    for finding, remedy in (
+        *find_missing_names(task.class_names),
+        *find_odd_names(task.class_names),
+    ):
         emit(WarningMessage(finding, remedy=remedy))
-    _report_garbled(rows["train"]["text"], path=train.path, emit=emit)
+    _report_texts(rows["train"]["text"], path=train.path, emit=emit)
     splits, row_numbers = DatasetDict(), {}
     for split, own in rows.items():
         unknown = task.find_unknown(own["label"], training=rows["train"]["label"])
@@ -136,11 +190,147 @@ def read_tables(
         pairs = known["text_pair"] if PAIR in columns else None
         splits[split] = make_dataset(known["text"], known["label"], task=task, pairs=pairs)
         row_numbers[split] = known["row"].to_numpy()
-    names = train.columns.column_names
-    return LoadedData(splits, task, chosen=columns, column_names=names, row_numbers=row_numbers)
+    places = {split: partial(place_of, table) for split, table in tables.items()}
+    return LoadedData(
+        splits, task, chosen=columns, column_names=whole, row_numbers=row_numbers, places=places
+    )
 
 
-def _report_garbled(texts: pyarrow.ChunkedArray, *, path: Path, emit: Emit) -> None:
+def place_of(table: RawTable, row: int) -> str:
+    """Say where a row of a file, counted from 0, is, and what it is called there."""
+    place, names = table.place(row), table.columns.column_names
+    if name := next((name for name in names if plain_name(name) in ID_NAMES), None):
+        value = table.columns[name][int(np.searchsorted(table.numbers, row))].as_py()
+        place += f" ({name} {value})" if value else ""
+    return place
+
+
+def _first_place(table: RawTable, is_wanted: pyarrow.ChunkedArray) -> str:
+    return place_of(table, int(table.numbers[pc.index(is_wanted, True).as_py()]))
+
+
+def _report_unused(
+    names: Sequence[str], train: RawTable, columns: Columns, options: DataConfig, *, emit: Emit
+) -> None:
+    chosen = {name for column in columns.values() for name in column.names}
+    unused = [name for name in names if name not in chosen and name in train.columns.column_names]
+    if unused and not isinstance(options, OtherData):
+        others = f" and {len(unused) - MAX_UNUSED:,} others" if len(unused) > MAX_UNUSED else ""
+        emit(Info(f"columns not used: {', '.join(map(repr, unused[:MAX_UNUSED]))}{others}"))
+
+
+def _without_total(table: RawTable, columns: Columns, *, emit: Emit) -> RawTable:
+    """Leave out a last row that is a total, as spreadsheets have it."""
+    last = table.columns.slice(max(len(table.columns) - 1, 0))
+    cells = {name: "".join(last[name].to_pylist()) for name in last.column_names}
+    total = next(
+        (cell for cell in cells.values() if TOTAL.fullmatch(cell.strip(" :").casefold())), ""
+    )
+    label = columns[LABEL].names[0]
+    is_class = total == cells[label] and pc.sum(pc.equal(table.columns[label], total)).as_py() > 1
+    if not total or is_class or len(table.columns) < FEW_ROWS:
+        return table
+    is_last = pyarrow.chunked_array([np.arange(len(table.columns)) == len(table.columns) - 1])
+    where = _first_place(table, is_last)
+    remedy = "remove the total from the table"
+    emit(WarningMessage(f"{where} is left out: a total, {total!r}", remedy=remedy))
+    return table.where(pc.invert(is_last))
+
+
+def _check_filled_down(table: RawTable, label: str, *, emit: Emit) -> None:
+    """Report labels that stand only in the first row of each group, as merged cells do."""
+    column = table.columns[label]
+    filled = column.filter(pc.not_equal(column, "")).combine_chunks()
+    if not (2 <= len(filled) <= len(column) // 2 and column[0].as_py()):
+        return
+    if pc.any(pc.equal(filled[1:], filled[:-1])).as_py():
+        return
+    counts = f"has a label in {len(filled):,} of {len(column):,} rows"
+    found = f"column {label!r} of {table.path} {counts}, it seems only in the first of each group"
+    if len(filled.unique()) == len(filled):
+        raise DataError(found, remedy=FILL_DOWN)
+    emit(WarningMessage(found, remedy=FILL_DOWN))
+
+
+def _read_empty(
+    labels: list[pyarrow.ChunkedArray], names: Sequence[str], options: DataConfig, *, path: Path
+) -> list[pyarrow.ChunkedArray]:
+    """Return labels in which an empty one is unlabeled, or a list of no class if options say so."""
+    is_empty = [pc.utf8_trim_whitespace(own) for own in labels]
+    is_empty = [pc.equal(own, "") for own in is_empty]
+    if options.empty_labels == "none":
+        return [pc.if_else(empty, "[]", own) for empty, own in zip(is_empty, labels, strict=True)]
+    distinct = {*distinct_values(labels)} - {""}
+    count, rows = sum(pc.sum(own).as_py() or 0 for own in is_empty), sum(map(len, labels))
+    says_none = any(is_list(label) and not split_labels(label, None) for label in distinct)
+    has_nulls = are_lists(distinct) and len(names) == 1  # a list without classes would be []
+    is_other = isinstance(options, OtherData) or options.empty_labels is not None
+    if count > max(1, MANY_EMPTY * rows) and not (says_none or has_nulls or is_other):
+        raise UsageError(
+            f"{count:,} of {rows:,} rows of {path} have no label: they may not be labeled yet, or"
+            " have none of the classes",
+            remedy="choose --empty-labels unlabeled, which leaves them out, or --empty-labels none,"
+            " which trains on them",
+        )
+    return labels
+
+
+def _is_long_format(rows: pyarrow.Table) -> bool:
+    """Return whether many texts stand in several rows, each time with another label."""
+    labels = rows["label"]
+    if pyarrow.types.is_list(labels.type):
+        if pc.max(pc.list_value_length(labels)).as_py() != 1:
+            return False
+        labels = flat_values(labels)
+    if len(labels) < len(rows):
+        return False
+    texts = [rows[name] for name in ("text", "text_pair") if name in rows.column_names]
+    codes = [_codes_of(column) for column in (*texts, labels)]
+    text = codes[0] if len(texts) == 1 else codes[0] * len(rows) + codes[1]
+    _, numbers, counts = np.unique(text, return_inverse=True, return_counts=True)
+    repeated = counts[numbers] > 1
+    if repeated.sum() < LONG_FORMAT_ROWS * len(rows):
+        return False
+    pairs = np.unique((numbers * len(rows) + codes[-1])[repeated])
+    return len(pairs) >= (1 - LONG_FORMAT_REPEATS) * int(repeated.sum())
+
+
+def _codes_of(column: pyarrow.ChunkedArray) -> NDArray[np.int64]:
+    return np.asarray(column.combine_chunks().dictionary_encode().indices, np.int64)
+
+
+def _join_long_format(
+    rows: dict[str, pyarrow.Table], options: DataConfig, *, path: Path, emit: Emit
+) -> dict[str, pyarrow.Table]:
+    """Return one row per text with all its labels."""
+    keys = [name for name in ("text", "text_pair") if name in rows["train"].column_names]
+    texts = rows["train"].group_by(keys).aggregate([]).num_rows
+    found = (
+        f"{len(rows['train']):,} rows of {path} have {texts:,} texts: many stand in several rows"
+    )
+    if options.task == AUTO:
+        raise UsageError(
+            f"{found}, each time with another label",
+            remedy="choose --task multi, which joins the labels of a text, or --task single, for"
+            " which all but one of them are wrong",
+        )
+    emit(Info(f"{found}, whose labels are joined"))
+    joined = {}
+    for split, own in rows.items():
+        flat = own.set_column(own.column_names.index("label"), "label", flat_values(own["label"]))
+        groups = flat.group_by(keys, use_threads=False)
+        grouped = groups.aggregate([("label", "distinct"), ("row", "min")])
+        joined[split] = grouped.rename_columns([*keys, "label", "row"])
+    return joined
+
+
+def _report_texts(texts: pyarrow.ChunkedArray, *, path: Path, emit: Emit) -> None:
+    """Warn of texts that were decoded wrongly, and of words for a missing text."""
+    is_word = pc.is_in(pc.utf8_lower(texts), value_set=pyarrow.array(MISSING))
+    if count := pc.sum(is_word).as_py():
+        word = texts[pc.index(is_word, True).as_py()].as_py()
+        found = f"{count:,} texts of {path} are a word for a missing text, such as {word!r}"
+        emit(WarningMessage(found, remedy="leave the cell empty where there is no text"))
     others = texts.filter(pc.invert(pc.string_is_ascii(texts)))
     sample = others.slice(0, SAMPLE_ROWS).to_pylist()
     if garbled := list(filter(is_garbled, sample)):
@@ -182,7 +372,7 @@ def _without_repeated_headers(table: RawTable, *, emit: Emit) -> RawTable:
     count = pc.sum(is_header).as_py()
     if count in (0, len(columns)):
         return table
-    first = table.first(is_header)
+    first = _first_place(table, is_header)
     emit(Info(f"{count:,} rows left out that repeat the header, the first in {first}"))
     return table.where(pc.invert(is_header))
 
@@ -200,23 +390,44 @@ def _divide_by_column(
     if name not in (None, *names):
         listed = ", ".join(map(repr, names))
         raise DataNotFound(f"{table.path} has no column {name!r}", remedy=f"there are: {listed}")
-    for one in [name] if name else [own for own in names if plain_name(own) in SPLIT_NAMES]:
+    for one in [name] if name else names:
         column = table.columns[one]
-        words = distinct_values([column])
-        splits = [SPLIT_OF_WORD.get(word.strip().casefold(), "") for word in words]
-        if all(splits) and "train" in splits and len(splits) > 1:
+        words = [] if name is None and _has_many(column) else distinct_values([column])
+        splits = [_split_of(word, column=one) for word in words]
+        if all(splits) and "train" in splits and len({*splits}) > 1:
             emit(Info(f"splits from column {one!r}; --split-column none ignores it"))
             rest = replace(table, columns=table.columns.drop_columns([one]))
             own = map_values(column, dict(zip(words, splits, strict=True)).__getitem__)
             return {split: rest.where(pc.equal(own, split)) for split in dict.fromkeys(splits)}
         listed = ", ".join(map(repr, sorted(words)[:5]))
         complaint = f"column {one!r} of {table.path} does not name the split of each row: {listed}"
-        remedy = "write train, validation or test, or name another --split-column, or none"
-        if name:
-            raise DataError(complaint, remedy=remedy)
-        if any(splits):
-            emit(WarningMessage(f"{complaint}; it is ignored", remedy=remedy))
+        is_known = plain_name(one) in SPLIT_NAMES
+        is_numbered = len(words) > 1 and all(word.strip().isdecimal() for word in words)
+        if name or (is_known and (any(splits) or is_numbered)):
+            raise (DataError if name else UsageError)(
+                complaint,
+                remedy="write train, validation or test in each row, or name another"
+                " --split-column, or none",
+            )
     return tables
+
+
+def _has_many(column: pyarrow.ChunkedArray) -> bool:
+    """Return whether a column has more different values, or longer ones, than names of splits."""
+    values = distinct_values([column.slice(0, 1_000)])
+    is_short = len(values) <= MAX_SPLITS and max(map(len, values), default=0) <= MAX_SPLIT_LENGTH
+    return not is_short or pc.count_distinct(column).as_py() > MAX_SPLITS
+
+
+def _split_of(value: str, *, column: str) -> str:
+    """Return the split that a value names, or says yes or no to, as is_valid does; "" if none."""
+    word = next(iter(re.findall(r"[^\W\d_]+", value.casefold())), "")
+    marks = re.findall(r"[^\W\d_]+", column.casefold())
+    split = next((SPLIT_OF_VALUE[mark] for mark in marks[1:] if mark in SPLIT_OF_VALUE), "")
+    if split and marks[0] == "is" and value.casefold() in YES | NO:
+        other = "test" if split == "train" else "train"
+        return split if value.casefold() in YES else other
+    return SPLIT_OF_VALUE.get(word, "")
 
 
 def _has_labels(table: RawTable, label: Sequence[str]) -> bool:
@@ -283,7 +494,7 @@ def _labelled_rows(
             remedy="name the right columns with --text-column and --label-column",
         )
     if len(rows) < len(labels):
-        first = table.first(pc.invert(is_kept))
+        first = _first_place(table, pc.invert(is_kept))
         name = max(empty, key=empty.__getitem__)
         is_most = 2 * empty[name] > len(labels)
         named = f" (column {name!r} is empty in {empty[name]:,})" if is_most else ""
@@ -309,7 +520,7 @@ def _report_unknown(
         return
     raise DataError(
         f"no training row has these labels of the {split} split: {counts}; the first is"
-        f" {unknown[0]!r} in {table.place(others['row'][0].as_py())}",
+        f" {unknown[0]!r} in {place_of(table, others['row'][0].as_py())}",
         remedy="correct them, also in upper and lower case, add training rows of these classes, or"
         " skip the rows with --skip-unknown-labels",
     )

@@ -7,7 +7,14 @@ from typing import Any
 
 from finetune.errors import DataError, UsageError
 from finetune.tasks.base import PIPELINE, TASK_TYPES, Task
-from finetune.tasks.labels import are_lists, find_separator, is_number
+from finetune.tasks.labels import (
+    MISSING,
+    are_lists,
+    find_separator,
+    has_decimal_commas,
+    is_number,
+    split_labels,
+)
 from finetune.tasks.multi import Multi
 from finetune.tasks.regression import Regression
 from finetune.tasks.single import Single
@@ -15,10 +22,14 @@ from finetune.tasks.single import Single
 AUTO = "auto"
 # Ratings in half steps from 0 to 10 have fewer.
 MAX_RATINGS = 21
+# Whole numbers with so many rows each are classes.
+MIN_ROWS_PER_NUMBER = 3
 # Of the distinct values of a column of numbers, this fraction may be typing errors.
 MAX_MISTAKES = 0.1
 # 1,234.50, $ 1.20 and 3%: numbers as people write them, which are no decimal numbers.
-WRITTEN_NUMBER = r"[+-]?\d{1,3}([,.'\s]\d{3})+([.,]\d+)?|[$€£¥]\s?-?[\d.,]+|-?[\d.,]+\s?[%$€£¥]"
+WRITTEN_NUMBER = (
+    r"[+-]?\d{1,3}([,.'\s]\d{3})+([.,]\d+)?|[$€£¥]\s?-?[\d.,]+|-?[\d.,]+\s?[%$€£¥]|[+-]?\d+,\d+"
+)
 
 
 def read_task(config: Mapping[str, Any]) -> Task:
@@ -33,27 +44,33 @@ def task_of_shape(name: str, *, outputs: int) -> Task:
 
 
 def choose_task_type(
-    name: str, labels: Iterable[str], *, names: Sequence[str] | None
+    name: str, labels: Iterable[str], *, names: Sequence[str] | None, rows: int = 0
 ) -> tuple[type[Task], str]:
-    """Return the task type of a column of labels, and the reason."""
+    """Return the task type of the different labels of some rows, and the reason if it is found."""
     if name in TASK_TYPES:
-        return TASK_TYPES[name], "as --task says"
+        return TASK_TYPES[name], ""
     if name != AUTO:
         remedy = f"choose one of {', '.join((AUTO, *TASK_TYPES))}"
         raise UsageError(f"there is no --task {name!r}", remedy=remedy)
     distinct = {label.strip() for label in labels} - {""}
     if are_lists(distinct):
+        if all(len(split_labels(label, None)) == 1 for label in distinct):
+            return Single, "each list has one label; --task multi allows several"
         return Multi, "the labels are lists"
     if names:
         return Single, f"the file names {len(names)} classes"
-    if distinct and all(map(is_number, distinct)):
-        return _task_of_numbers(distinct)
+    numbers = {label for label in distinct if label.casefold() not in MISSING}
+    are_decimal = has_decimal_commas(numbers)
+    if are_decimal:
+        numbers = {label.replace(",", ".") for label in numbers}
+    if numbers and all(map(is_number, numbers)):
+        kind, reason = _task_of_numbers(numbers, rows)
+        return kind, f"{reason} (the commas are decimal)" if are_decimal else reason
     _refuse_mistaken_numbers(distinct)
     if separator := find_separator(distinct):
-        reason = f"some rows have several labels, with {separator!r} between them"
-        if separator == "," and any(map(is_number, distinct)):
-            reason += "; if that is a decimal comma, write points"
-        return Multi, reason
+        shown = separator.strip(" ") or separator
+        reason = f"some rows have several labels, with {shown!r} between them"
+        return Multi, f"{reason}; --task single takes each for a class"
     return Single, f"there are {len(distinct)} different labels"
 
 
@@ -64,7 +81,7 @@ def _refuse_mistaken_numbers(distinct: set[str]) -> None:
     is_mostly_numbers = len(wrong) - len(written) <= MAX_MISTAKES * len(distinct)
     if len(numbers) + len(written) <= MAX_RATINGS or not is_mostly_numbers:
         return
-    if written or _task_of_numbers(numbers)[0] is Regression:
+    if written or _task_of_numbers(numbers, len(numbers))[0] is Regression:
         listed = ", ".join(map(repr, wrong[:3]))
         raise DataError(
             f"the labels seem to be numbers, but not all are written as such: {listed}",
@@ -73,11 +90,15 @@ def _refuse_mistaken_numbers(distinct: set[str]) -> None:
         )
 
 
-def _task_of_numbers(distinct: Iterable[str]) -> tuple[type[Task], str]:
+def _task_of_numbers(distinct: Iterable[str], rows: int) -> tuple[type[Task], str]:
+    """Return classes for few numbers, for those from one to another, and for whole that recur."""
     values = sorted(set(map(float, distinct)))
     reason = f"the labels are {len(values)} numbers, {values[0]:g} to {values[-1]:g}"
+    if not isfinite(values[-1] - values[0]):
+        return Single, reason
     has_steps = values[-1] - values[0] == len(values) - 1
-    if len(values) > MAX_RATINGS and not has_steps and isfinite(values[-1] - values[0]):
+    recur = rows >= MIN_ROWS_PER_NUMBER * len(values) and all(map(float.is_integer, values))
+    if len(values) > MAX_RATINGS and not has_steps and not recur:
         return Regression, f"{reason}; --task single takes each for a class"
     if len(values) > 2:
         reason += ", each taken for a class; --task regression takes them for a number"

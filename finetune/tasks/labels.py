@@ -4,10 +4,14 @@ import ast
 import json
 import math
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
+
+from finetune.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow
@@ -18,13 +22,30 @@ BAR = "|"
 MISSING = ("nan", "na", "n/a", "#n/a", "<na>", "null", "none")
 # And what people write for a label that is missing.
 MISSING_CLASSES = {*MISSING, "-", "--", "?", "unknown", "missing", "n.a.", "nil", "undefined"}
+# The fractions of ratings in half steps.
+HALVES = {"0", "5", "00", "25", "50", "75"}
 # What a message lists.
 MAX_LISTED, MAX_LABEL_LENGTH = 20, 60
 # Spaces, and the zero-width characters that web pages and spreadsheets leave beside words.
 EDGES = r"^[\s\u200b\u2060\ufeff]+|[\s\u200b\u2060\ufeff]+$"
-LIST_SEPARATORS = f"{BAR};,"
+# Between several labels of a row; the parts of the first ones need not all be labels of other rows.
+FREE_SEPARATORS = (BAR, ";", ",", "\n", "#")
+SEPARATORS = (
+    *FREE_SEPARATORS,
+    *("/", "+", "&", "\u3001", "\uff0c", "\uff1b", "·", "•", "\t", " - ", " "),
+    *(f" {word} " for word in ("and", "und", "et", "y", "e", "en", "och", "og", "i", "и")),
+)
 # Python can't convert a longer exponent.
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,9})?"
+# How Python, numpy, pandas and JSON write several values in one cell.
+WRAPPED = (
+    r"(?:(?:np|numpy|pd|pandas)\.)?(?:array|tensor|Index|frozenset|set|list|tuple|deque|Ordered"
+    r"Dict|Counter|dict_keys|dict_values)\((.*?)(?:,\s*(?:dtype|name|maxlen|device)=.*)?\)"
+)
+ARRAY = r"<\w*Array>\s*(\[.*\])\s*Length:.*"
+QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+BRACKETED = r"\[.*\]|\{.*\}|\(\s*\)|\(\s*['\"].*\)|\(\d+\s*,[\d\s,]*\)"
+UNREADABLE = r"<[\w. ]+ object (?:.* )?at 0x[0-9a-f]+>|.*\ndtype: \w+"
 
 
 def is_number(value: str) -> bool:
@@ -37,15 +58,16 @@ def is_number(value: str) -> bool:
 
 
 def name_classes(labels: Iterable[str]) -> dict[str, str]:
-    """Return the class of each label: without spaces around it, a whole number without ``.0``.
+    """Return the class of each label: in NFC, without spaces around it, a whole number without .0.
 
     A column of whole numbers with gaps comes out of pandas as 3.0 and the like.
 
     >>> name_classes([" a", "3.0", "0.2", "007"])
     {' a': 'a', '3.0': '3', '0.2': '0.2', '007': '007'}
     """
-    stripped = {label: re.sub(EDGES, "", label) for label in labels}
-    return {label: re.sub(r"^([+-]?\d+)\.0+$", r"\1", name) for label, name in stripped.items()}
+    composed = {label: unicodedata.normalize("NFC", label) for label in labels}
+    stripped = {label: re.sub(EDGES, "", name) for label, name in composed.items()}
+    return {label: re.sub(r"^([+-]?\d+)\.0*$", r"\1", name) for label, name in stripped.items()}
 
 
 def distinct_values(columns: "Iterable[Column]") -> list[str]:
@@ -78,14 +100,30 @@ def map_values(
 def find_odd_names(names: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield names that may mean the same class, with a suggestion.
 
-    >>> [found for found, _ in find_odd_names(["Good", "good", "bad"])]
-    ["classes that differ in case alone: 'Good', 'good'"]
+    >>> [finding for finding, _ in find_odd_names(["Good", "good", "to-do", "to do", "C", "C+"])]
+    ["classes that differ only in case, spaces or dashes: 'Good', 'good', 'to-do', 'to do'"]
     """
-    names = list(names)
-    counts = Counter(name.casefold() for name in names)
-    if alike := [name for name in names if counts[name.casefold()] > 1]:
-        found = f"classes that differ in case alone: {', '.join(map(repr, alike))}"
-        yield found, "write them in one way if they are one class"
+    plain = {name: re.sub(r"[\s_-]+", " ", name).casefold() for name in names}
+    counts = Counter(plain.values())
+    if alike := [repr(name) for name in plain if counts[plain[name]] > 1]:
+        listed = ", ".join(alike[:MAX_LISTED])
+        finding = f"classes that differ only in case, spaces or dashes: {listed}"
+        yield finding, "write them in one way if they are one class, or merge them with --label-map"
+
+
+def find_misspelt_names(counts: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """Yield rare names that are nearly those of classes with ten times the rows.
+
+    >>> [finding for finding, _ in find_misspelt_names({"positive": 90, "postive": 1, "other": 9})]
+    ["the class 'postive' (1) may be 'positive' (90)"]
+    """
+    for name, count in counts.items():
+        larger = [other for other, rows in counts.items() if rows >= 10 * max(count, 1)]
+        near = get_close_matches(name, larger, n=1, cutoff=0.8) if len(name) > 3 else []
+        # Class 1 and class 2 are two classes.
+        if near and re.sub(r"\W|\d", "", name) != re.sub(r"\W|\d", "", near[0]):
+            finding = f"the class {name!r} ({count:,}) may be {near[0]!r} ({counts[near[0]]:,})"
+            yield finding, "correct it, or merge the classes with --label-map"
 
 
 def find_missing_names(names: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -114,27 +152,41 @@ def sort_classes(labels: Iterable[str]) -> list[str]:
 def find_separator(labels: Iterable[str]) -> str | None:
     """Return the separator of several labels in a row, or None if each row has one label.
 
-    A comma in names, as in "Congo, Republic", separates nothing: its parts do not recur.
+    The parts between it are labels of other rows. A comma in names, as in "Congo, Republic",
+    separates nothing.
+
+    >>> find_separator(["price", "team", "price / team"]), find_separator(["C/C++", "Java", "C"])
+    ('/', None)
     """
-    distinct = {label for label in labels if not _is_list(label)}
-    for separator in LIST_SEPARATORS:
-        lists = [label for label in distinct if separator in label]
-        parts = Counter(part.strip() for label in lists for part in label.split(separator))
-        known = [part for part, count in parts.items() if part in distinct or count > 1]
-        recurs = len(lists) > 1 and 2 * len(known) >= len(parts)
-        if recurs or (separator == BAR and lists and distinct.issuperset(parts)):
+    distinct = [label for label in labels if not is_list(label)]
+    for separator in SEPARATORS:
+        if not any(separator in label for label in distinct):
+            continue
+        parts = [names for label in distinct if (names := split_labels(label, separator))]
+        single = {names[0] for names in parts if len(names) == 1}
+        several = [names for names in parts if len(names) > 1]
+        known = sum(single.issuperset(names) for names in several)
+        if several and known == len(several) and (len(several) > 1 or separator != " "):
+            return separator
+        if separator in FREE_SEPARATORS and len(several) > 1:
+            counts = Counter(name for names in several for name in names)
+            recurring = sum(name in single or count > 1 for name, count in counts.items())
+            if 2 * recurring >= len(counts):
+                return separator
+        elif len(several) > 2 and 3 * known >= 2 * len(several):
             return separator
     return None
 
 
-def _is_list(label: str) -> bool:
-    return label.startswith("[") and label.endswith("]")
+def is_list(label: str) -> bool:
+    """Return whether a cell may hold several values as a program writes them."""
+    return re.fullmatch(f"{BRACKETED}|{WRAPPED}|{ARRAY}", label.strip(), re.DOTALL) is not None
 
 
 def are_lists(labels: Iterable[str]) -> bool:
     """Return whether labels are lists: all of them, or some, with quotes."""
     labels = list(labels)
-    lists = list(filter(_is_list, labels))
+    lists = list(filter(is_list, labels))
     has_quotes = any(quote in text for text in lists for quote in "'\"")
     return bool(lists) and (has_quotes or len(lists) == len(labels))
 
@@ -142,15 +194,73 @@ def are_lists(labels: Iterable[str]) -> bool:
 def split_labels(label: str, separator: str | None) -> list[str]:
     """Return the labels of a row, without spaces around them; none of an empty text."""
     text = label.strip()
-    parts: Iterable[object] = text.split(separator) if separator else [text]
-    if _is_list(text):
-        parts = (part.strip(" '\"") for part in text[1:-1].split(","))
-        for read in (ast.literal_eval, json.loads):
-            # A list may be nested deeper than either follows.
-            with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-                parts = read(text)
-    names = (str(part).strip() for part in parts if part is not None)
+    parts: Iterable[object] = [text]
+    if is_list(text):
+        parts = _read_list(text)
+    elif re.fullmatch(UNREADABLE, text, re.DOTALL):
+        raise DataError(
+            f"the label {text[:MAX_LABEL_LENGTH]!r} is an object of Python, not its values",
+            remedy="write the labels of a row as a list, such as " + '["a", "b"]',
+        )
+    elif separator:
+        parts = text.split(separator)
+    is_missing = (part is None or part != part for part in parts)
+    names = (str(part).strip() for part, skip in zip(parts, is_missing, strict=True) if not skip)
     return [name for name in names if name]
+
+
+def _read_list(text: str) -> list[object]:
+    """Return the values of a list, set, array or mapping that is written out."""
+    text = re.sub(r"\b(?:np|numpy)\.\w+_?\((.*?)\)", r"\1", text)
+    while match := re.fullmatch(f"{WRAPPED}|{ARRAY}", text, re.DOTALL):
+        text = (match[1] or match[2] or "").strip()
+    body = text[1:-1].strip()
+    if re.fullmatch(rf"(?:(?:{QUOTED})[\s,]*)*", body, re.DOTALL):
+        # Between the values of an array numpy writes no commas.
+        return [ast.literal_eval(value.replace("\n", "\\n")) for value in re.findall(QUOTED, body)]
+    for read in (ast.literal_eval, json.loads):
+        # A list may be nested deeper than either follows.
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            return _values_of(read(text), text)
+    if "," not in body and re.fullmatch(r"[\d\s.+-]+", body):
+        return [*body.split()]
+    return [part.strip(" '\"") for part in body.split(",")]
+
+
+def _values_of(content: Any, text: str) -> list[object]:
+    if isinstance(content, list | tuple | set):
+        values = [*content]
+        if not any(isinstance(value, list | tuple | set | dict) for value in values):
+            return values
+        if all(isinstance(value, tuple | list) and len(value) == 2 for value in values):
+            content = dict(values)
+    if isinstance(content, dict):
+        if all(flag in (0, 1, None) for flag in content.values()):
+            return [name for name, flag in content.items() if flag]
+        if len(content) == 1 and isinstance(value := next(iter(content.values())), list):
+            return _values_of(value, text)
+    raise DataError(
+        f"the label {text[:MAX_LABEL_LENGTH]!r} is neither a list of classes nor 0 or 1 for each",
+        remedy='write the labels of a row as a list, such as ["a", "b"]',
+    )
+
+
+def has_decimal_commas(labels: Iterable[str]) -> bool:
+    """Return whether the commas of labels are decimal; in 0,15 next to 0 and 15 they are not.
+
+    >>> has_decimal_commas(["12,5", "7", "98,10"]), has_decimal_commas(["0,15", "0", "15"])
+    (True, False)
+    """
+    distinct = set(labels)
+    pairs = [label.split(",") for label in distinct if re.fullmatch(r"[+-]?\d+,\d+", label)]
+    whole = {label for label in distinct if re.fullmatch(r"[+-]?\d+", label)}
+    if not pairs or len(pairs) + len(whole) < len(distinct):
+        return False
+    heads, fractions = map(set, zip(*pairs, strict=True))
+    if all(len(fraction) == 3 for fraction in fractions):  # thousands
+        return False
+    parts = heads | fractions
+    return fractions <= HALVES or 2 * len(parts & whole) < len(parts)
 
 
 def map_lists(lists: "Column", convert: "Callable[[pyarrow.Array], pyarrow.Array]") -> "Column":

@@ -81,7 +81,9 @@ class Multi(Task):
                 remedy="write lists of the names of a row's classes, or a column for each class",
             )
 
-        def name(label: str) -> list[str]:
+        def name(label: str) -> list[str] | None:
+            if not label.strip():
+                return None  # unlabeled, unlike []
             return [*dict.fromkeys(filter(None, map(classes.get, lists[label])))]
 
         arrow_type = pyarrow.list_(pyarrow.string())

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from finetune.errors import ConfigurationInvalid, DataError
 from finetune.tasks.base import Logits, Outputs, Task, scale_parameters
-from finetune.tasks.labels import NUMBER
+from finetune.tasks.labels import MISSING, NUMBER, distinct_values, has_decimal_commas
 from finetune.tasks.metrics import NUMBERS
 
 if TYPE_CHECKING:
@@ -46,7 +46,10 @@ class Regression(Task):
 
     @classmethod
     def parse(cls, columns: Sequence["Column"]) -> "list[Column]":
-        return [_parse_numbers(column) for column in columns]
+        distinct = {label.strip() for label in distinct_values(columns)}
+        numbers = {label for label in distinct if label.casefold() not in {"", *MISSING}}
+        decimal_comma = has_decimal_commas(numbers)
+        return [_parse_numbers(column, numbers, decimal_comma=decimal_comma) for column in columns]
 
     @classmethod
     def of_labels(cls, labels: "Column", *, names: Sequence[str] | None = None) -> Self:
@@ -118,11 +121,15 @@ class Regression(Task):
         return "a number each"
 
 
-def _parse_numbers(column: "Column") -> "Column":
+def _parse_numbers(column: "Column", numbers: set[str], *, decimal_comma: bool) -> "Column":
+    import pyarrow
     import pyarrow.compute as pc
 
     trimmed = pc.utf8_trim_whitespace(column)
-    filled = pc.if_else(pc.equal(trimmed, ""), None, trimmed)
+    is_filled = pc.is_in(trimmed, value_set=pyarrow.array(numbers, "string"))
+    filled = pc.if_else(is_filled, trimmed, None)
+    if decimal_comma:
+        filled = pc.replace_substring(filled, ",", ".")
     is_number = pc.match_substring_regex(filled, f"^({NUMBER})$")
     numbers = pc.cast(pc.if_else(is_number, filled, "inf"), "float64")
     others = filled.filter(pc.greater(pc.abs(numbers), np.finfo(np.float32).max.item()))

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from finetune.errors import DataError
 from finetune.tasks.base import Logits, Outputs, Task
-from finetune.tasks.labels import distinct_values, map_values, name_classes
+from finetune.tasks.labels import are_lists, distinct_values, map_values, name_classes, split_labels
 from finetune.tasks.metrics import SINGLE
 from finetune.tasks.tables import percent
 
@@ -33,7 +34,18 @@ class Single(Task):
 
     @classmethod
     def parse(cls, columns: Sequence["Column"]) -> "list[Column]":
-        classes = name_classes(distinct_values(columns))
+        distinct = distinct_values(columns)
+        if are_lists(set(distinct) - {""}):
+            lists = {label: split_labels(label, None) for label in distinct}
+            if several := next((label for label in distinct if len(lists[label]) > 1), None):
+                raise DataError(
+                    f"a row has several labels, {several[:60]}, and --task {cls.name} takes one",
+                    remedy="leave out --task, or choose --task multi",
+                )
+            named = {label: "".join(names) for label, names in lists.items()}
+            columns = [map_values(column, named.__getitem__) for column in columns]
+            distinct = [*named.values()]
+        classes = name_classes(distinct)
         return [map_values(column, lambda label: classes[label] or None) for column in columns]
 
     def labels(self, column: "Column") -> ClassNumbers:

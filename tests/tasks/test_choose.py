@@ -24,11 +24,31 @@ SCORES = [str(number / 10) for number in range(23)]
         (SCORES[:21], "single", "21 numbers"),
         ([str(number) for number in range(101)], "single", "101 numbers"),
         ([*SCORES, *map("class {}".format, range(5))], "single", "28 different"),
-        ([*map(str, range(30)), "none"], "single", "31 different"),
+        ([*map(str, range(30)), "none"], "single", "30 numbers"),
         ([*map("{}%".format, range(20))], "single", "20 different"),
         ([f"1e{number}99999999" for number in range(30)], "single", ""),
         (["Food, drinks", "Arts, crafts", "Travel"], "single", ""),
-        (["a,b", "a", "b"], "single", ""),
+        (["C/C++", "Java", "C", "I/O", "TCP/IP", "UDP/IP"], "single", ""),
+        (["New York", "New Delhi", "New"], "single", ""),
+        (["price", "team", "price / team"], "multi", "'/' between them; --task single takes"),
+        (["price", "team", "food", "price + team", "team + food"], "multi", "'+'"),
+        (["#price #team", "#price", "#team"], "multi", "'#'"),
+        (["#1", "#2", "#3"], "single", ""),
+        (["{price,team}", "{price}", "{team}", "{}"], "multi", "lists"),
+        (["price\nteam", "price", "team"], "multi", ""),
+        (["price und team", "price", "team", "food", "food und team"], "multi", "'und'"),
+        (["price \uff0c team", "team \uff0c food", "price", "team", "food"], "multi", "\uff0c"),
+        (["food#sport", "food", "sport"], "multi", "'#'"),
+        (["food sport", "food", "sport", "sport art", "art"], "multi", "' '"),
+        (["['food']", "['sport']"], "single", "each list has one label"),
+        (["['food' 'sport']", "['food']"], "multi", "lists"),
+        (["12,5", "98,10", "7", "15,25"], "single", "the commas are decimal"),
+        ([score.replace(".", ",") for score in SCORES], "regression", "the commas are decimal"),
+        (
+            [*(score.replace(".", ",") for score in SCORES), "NA"],
+            "regression",
+            "the commas are decimal",
+        ),
         (["yes; no", "no"], "single", ""),
     ],
 )
@@ -48,6 +68,7 @@ def test_the_task_type_of_a_column_is_found_with_the_reason(
         ([f"{number:,}" for number in range(900, 9000, 90)], "'1,080'"),
         ([f"{number:,}".replace(",", "\u202f") + ",50" for number in range(1000, 9000, 90)], "50'"),
         ([f"${number}.20" for number in range(30)], "'$0.20'"),
+        ([f"{number},{number}" for number in range(10, 40)] + ["7.5"], "'10,10'"),
         ([f"{number}.5 %" for number in range(30)], "'0.5 %'"),
     ],
 )
@@ -56,6 +77,21 @@ def test_numbers_that_are_not_written_as_such_are_no_classes(labels: list[str], 
         choose_task_type("auto", labels, names=None)
     assert "--task single" in raised.value.remedy
     assert choose_task_type("single", labels, names=None)[0].name == "single"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "rows", "task"),
+    [
+        ([*range(17), *range(18, 27)], 260, "single"),
+        ([*range(1990, 2010), 2015, 2024], 100, "single"),
+        ([*range(100, 4000, 100)], 400, "single"),
+        ([*range(100, 4000, 100)], 50, "regression"),
+        ([*(number / 2 for number in range(60))], 600, "regression"),
+    ],
+)
+def test_whole_numbers_that_recur_are_classes(numbers: list[float], rows: int, task: str) -> None:
+    found, _ = choose_task_type("auto", map(str, numbers), names=None, rows=rows)
+    assert found.name == task
 
 
 def test_a_named_task_type_is_used_and_an_unknown_one_refused() -> None:
