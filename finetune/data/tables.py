@@ -76,10 +76,6 @@ SPLIT_OF_VALUE = SPLIT_OF_WORD | {
 }
 MAX_SPLITS, MAX_SPLIT_LENGTH, MAX_UNUSED = 20, 30, 12
 ID_NAMES = ("id", "_id", "uid", "uuid", "doc_id", "row_id", "text_id", "item_id", "case_id")
-TOTAL = re.compile(
-    r"(grand |sub-?)?totals?( general)?|totale|sum|summe|summa|suma|soma|somme|(ins)?gesamt\w*"
-    r"|razem|celkem|toplam|итого|всего|合計|总计|合计|합계"
-)
 FILL_DOWN = (
     "write each label into all rows of its group: in Excel choose Go To Special, Blanks, type = and"
     " the cell above, and press Ctrl+Enter; in pandas, frame[column].ffill()"
@@ -144,7 +140,6 @@ def read_tables(
     if any(getattr(options, option) is None for option in columns):
         emit(Info(f"texts from column {columns[TEXT]}{second}, labels from {columns[LABEL]}"))
     _report_unused(whole, train, columns, options, emit=emit)
-    tables["train"] = train = _without_total(train, columns, emit=emit)
     for split, table in list(tables.items()):
         if has_published_splits and split != "train" and not _has_labels(table, label):
             remedy = "rows of the training split are held out instead"
@@ -217,24 +212,6 @@ def _report_unused(
     if unused and not isinstance(options, OtherData):
         others = f" and {len(unused) - MAX_UNUSED:,} others" if len(unused) > MAX_UNUSED else ""
         emit(Info(f"columns not used: {', '.join(map(repr, unused[:MAX_UNUSED]))}{others}"))
-
-
-def _without_total(table: RawTable, columns: Columns, *, emit: Emit) -> RawTable:
-    """Leave out a last row that is a total, as spreadsheets have it."""
-    last = table.columns.slice(max(len(table.columns) - 1, 0))
-    cells = {name: "".join(last[name].to_pylist()) for name in last.column_names}
-    total = next(
-        (cell for cell in cells.values() if TOTAL.fullmatch(cell.strip(" :").casefold())), ""
-    )
-    label = columns[LABEL].names[0]
-    is_class = total == cells[label] and pc.sum(pc.equal(table.columns[label], total)).as_py() > 1
-    if not total or is_class or len(table.columns) < FEW_ROWS:
-        return table
-    is_last = pyarrow.chunked_array([np.arange(len(table.columns)) == len(table.columns) - 1])
-    where = _first_place(table, is_last)
-    remedy = "remove the total from the table"
-    emit(WarningMessage(f"{where} is left out: a total, {total!r}", remedy=remedy))
-    return table.where(pc.invert(is_last))
 
 
 def _check_filled_down(table: RawTable, label: str, *, emit: Emit) -> None:

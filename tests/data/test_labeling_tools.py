@@ -2,13 +2,18 @@
 
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import pandas
 import pytest
 
+from finetune.config.schema import DataConfig
 from finetune.data.labeling_tools import convert
+from finetune.data.read import read_file
 from finetune.errors import DataError
+from finetune.events import ignore
+from finetune.tasks.labels import split_labels
 
 STUDIO = {"annotator": 1, "annotation_id": 7, "created_at": "2024-05-01", "lead_time": 3.5}
 OPTIONS = [{"id": 1, "text": "food"}, {"id": 2, "text": "sport"}]
@@ -91,6 +96,24 @@ def test_an_export_is_texts_and_labels(name: str) -> None:
     assert [*converted["text"]] == ["a"] * len(labels)
     others = {*converted.columns} - {"text", column, "id", "answer" if name == "questions" else ""}
     assert not others
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl"])
+@pytest.mark.parametrize("name", EXPORTS)
+def test_an_export_is_loaded_from_its_file(name: str, suffix: str, tmp_path: Path) -> None:
+    content, labels = EXPORTS[name]
+    if isinstance(content, str):
+        path = tmp_path / "export.csv"
+        path.write_text(content)
+    else:
+        path = tmp_path / f"export{suffix}"
+        lines = [json.dumps(record) for record in content]
+        path.write_text(f"[{', '.join(lines)}]" if suffix == ".json" else "\n".join(lines))
+    table = read_file(path, DataConfig(), emit=ignore).columns
+    column = "topic" if "topic" in table.column_names else "label"
+    found = [split_labels(cell, None) for cell in table[column].to_pylist()]
+    plain = [own if isinstance(own, list) else [str(own)] * bool(own) for own in labels]
+    assert found == plain
 
 
 def test_each_annotation_of_a_task_is_a_row_with_its_index() -> None:
