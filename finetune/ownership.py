@@ -77,9 +77,10 @@ class OwnFolder:
     def files(self, under: str = "") -> list[Path]:
         """Return our files below a folder, with what a killed process has left."""
         root, paths = self.path.resolve(), dict[Path, None]()
-        for name in NAMES[self.kind]:
+        for name in (MANIFEST, *NAMES[self.kind]):
             for pattern in (name, name + TEMPORARY, f"{PurePath(name).parent}/{TEMPORARY}/*"):
                 paths |= dict.fromkeys(self.path.glob(pattern))
+        paths.pop(self.manifest_file, None)
         return [
             path
             for path in paths

@@ -46,7 +46,8 @@ def make_run(path: Path) -> RunFolder:
     """Write a file of each name that a run has, and what a killed process leaves."""
     with RunFolder(path).create(overwrite=False) as run:
         write(path, *all_names("run"))
-        temporary_path(run.results_file).touch()
+        for file in (run.results_file, run.manifest_file, run.card_file):
+            temporary_path(file).touch()
         write(run.model_folder, f".{'0' * 32}.partial/config.json")
     return run
 

@@ -58,15 +58,8 @@ class Device:
         return tensor.to(self.torch_device)
 
     def snapshot(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copy tensors of the device to where the copy takes least time and there is room for it.
-
-        Another thread may read the copies by ``to_host``.
-        """
+        """Copy tensors of the device to where the copy takes least time and fits."""
         return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
-
-    def to_host(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return a snapshot's tensors in the machine's memory, in any thread."""
-        return dict(tensors)
 
     def capture(self, function: Function) -> CapturedFunction | None:
         """Return a function whose kernels are launched together, where the device can do that."""

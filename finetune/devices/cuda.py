@@ -81,13 +81,6 @@ class CudaDevice(Device):
             return super().snapshot(tensors)
         return {name: tensor.clone() for name, tensor in tensors.items()}
 
-    def to_host(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copy beside the work that other threads queue."""
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.default_stream())
-        with torch.cuda.stream(stream):
-            return {name: tensor.cpu() for name, tensor in tensors.items()}
-
     def choose_attention(self, *, longest_tokens: int | None) -> None:
         """Use cuDNN's attention for long texts only.
 

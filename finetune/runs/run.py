@@ -104,7 +104,9 @@ class Run:
                 try:
                     yield run
                 except BaseException:
-                    run.checkpoints.write_held()
+                    # Of several processes the others may be waiting elsewhere.
+                    if run.has_trained and distributed.world_size() == 1:
+                        run.checkpoints.save(run.training_state, run.progress, is_over=True)
                     raise
 
     def __init__(self, preparation: Preparation, folder: RunFolder, journal: Journal) -> None:
@@ -119,7 +121,7 @@ class Run:
         device.choose_attention(longest_tokens=self.plan.padded_lengths[-1])
         with stage("features", emit):
             model, self.examples = stored_features(preparation, eval_batch_size, emit=emit)
-        self.progress = Progress()
+        self.progress, self.has_trained = Progress(), False
         precision = preparation.config.training.precision
         self.training_state = prepare_training(
             model,
@@ -195,9 +197,6 @@ class Run:
                         self.training_state, self.progress, settings, solve=self.head.finish
                     )
             finally:
-                if not self._is_over():
-                    with clock("saving"):
-                        checkpoints.wait()
                 self._count_seconds()
             # If a rank exited now, the launcher would kill the main one before the last checkpoint
             # is on disk.
@@ -205,7 +204,8 @@ class Run:
             if stop.number and not self._is_over():
                 done = self.progress.steps
                 raise Stopped(stop.number, f"stopped after step {done:,} of {total_steps:,}")
-        return self._is_over()
+        self.has_trained = self._is_over()
+        return self.has_trained
 
     @property
     def _validates(self) -> bool:
@@ -238,10 +238,12 @@ class Run:
     @clock("saving")
     def _save_checkpoint(self, progress: Progress, writes: bool) -> None:
         self._count_seconds()
+        if not writes:
+            return
         # A checkpoint ahead of the journal would leave a gap in it after resuming.
         if distributed.broadcast(self.emit.write):
             is_over, state = self._is_over(), self.training_state
-            self.checkpoints.save(state, progress, is_over=is_over, writes=writes)
+            self.checkpoints.save(state, progress, is_over=is_over)
 
     def _is_over(self) -> bool:
         return is_over(
@@ -331,7 +333,7 @@ class Run:
             # Last, as without checkpoints it is what makes the run finished.
             results = replace(results, stage_seconds=clock.take())
             write_json(folder.results_file, results.to_json())
-            self.checkpoints.close()
+            self.has_trained = False  # resuming has nothing left to do
             folder.delete_checkpoints()
         self.tracking.report(
             "test", results.test.metrics, step=self.progress.steps, epoch=results.training.epoch

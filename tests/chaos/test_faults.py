@@ -93,7 +93,6 @@ def save_step(run: Path, step: int, training_state: TrainingState) -> list[Event
     if best_step == step:
         checkpoints.save_best(training_state, progress)
     checkpoints.save(training_state, progress)
-    checkpoints.wait()
     return emitted
 
 

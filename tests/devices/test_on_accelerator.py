@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -130,15 +129,11 @@ def test_random_numbers_go_on_where_their_state_was_taken(gpu: Device) -> None:
     assert all(map(torch.equal, draw(), expected))
 
 
-def test_a_snapshot_keeps_what_later_work_changes_and_is_read_in_another_thread(
-    gpu: Device,
-) -> None:
+def test_a_snapshot_keeps_what_later_work_changes(gpu: Device) -> None:
     weights = {"a": torch.full((2048, 2048), 0.5, device=gpu.torch_device), "b": torch.ones(3)}
     snapshot = gpu.snapshot(weights)
-    with ThreadPoolExecutor() as thread:
-        for _ in range(50):
-            weights["a"] @= weights["a"]
-        weights["b"].zero_()
-        read = thread.submit(gpu.to_host, snapshot).result()
-    assert torch.equal(read["a"], torch.full((2048, 2048), 0.5))
-    assert torch.equal(read["b"], torch.ones(3))
+    for _ in range(50):
+        weights["a"] @= weights["a"]
+    weights["b"].zero_()
+    assert torch.equal(snapshot["a"].cpu(), torch.full((2048, 2048), 0.5))
+    assert torch.equal(snapshot["b"].cpu(), torch.ones(3))

@@ -3,7 +3,6 @@
 import errno
 import os
 import shutil
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ from transformers import PreTrainedModel
 import finetune
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import NotWritten, UsageError
-from finetune.events import Emit, Event, StageStarted, Step, WarningMessage
+from finetune.events import Emit, Event, Step, WarningMessage
 from finetune.runs import checkpoint, journal
-from finetune.runs.checkpoint import Checkpoints, read_checkpoint
+from finetune.runs.checkpoint import Checkpoints
 from finetune.runs.folder import RunFolder
 from finetune.training.snapshot import Progress
 
@@ -62,35 +61,6 @@ def test_a_checkpoint_within_an_epoch_resumes_bit_for_bit(
     finetune.run(resume_from_checkpoint=run)
     assert have_same_bits(weights_of(run), weights_of(whole_run))
     assert logged_metrics(run) == logged_metrics(whole_run)
-
-
-@pytest.mark.parametrize("spare_bytes", [2**40, 0])
-def test_steps_go_on_while_a_checkpoint_is_written_unless_memory_is_short(
-    spare_bytes: int,
-    whole_run: Path,
-    tiny_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run, save_file, goes_on = tmp_path / "run", checkpoint.save_file, threading.Event()
-    went_on: list[bool] = []
-
-    def save_late(*arguments: Any) -> None:
-        if not went_on:
-            went_on.append(goes_on.wait(timeout=60 if spare_bytes else 0))
-        save_file(*arguments)
-
-    def look(event: Event) -> None:
-        if isinstance(event, Step) and event.step == 6:
-            goes_on.set()
-        if event == StageStarted("test") and not spare_bytes:
-            assert read_checkpoint(run / "checkpoints" / "step-8")[0]["optimizer"] == {}
-
-    monkeypatch.setattr(checkpoint, "save_file", save_late)
-    monkeypatch.setattr(checkpoint, "spare_bytes", lambda: spare_bytes)
-    run_tiny(run, model=tiny_folder, emit=look)
-    assert went_on == [spare_bytes > 0]
-    assert have_same_bits(weights_of(run), weights_of(whole_run))
 
 
 def test_no_checkpoint_is_ahead_of_the_journal(
@@ -145,8 +115,6 @@ def test_a_full_disk_costs_warnings_and_no_run(
         save_file(*arguments)
 
     monkeypatch.setattr(checkpoint, "save_file", save_unless_refused)
-    # So that each saving reports the one before.
-    monkeypatch.setattr(Checkpoints, "_is_writing", lambda checkpoints: False)
     run_tiny(run, model=tiny_folder, emit=emitted.append, **EVERY_THIRD)
     assert have_same_bits(weights_of(run), weights_of(whole_run))
     warnings = [event.message for event in emitted if isinstance(event, WarningMessage)]
@@ -207,24 +175,3 @@ def test_checkpoints_take_a_small_share_of_the_time(
         assert not checkpoints.is_due()
         now[0] = seconds + 1
         assert checkpoints.is_due()
-
-
-def test_a_run_does_not_wait_for_a_slow_disk_and_writes_the_newest_checkpoint_when_it_stops(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, is_stopping, save_file = tmp_path / "run", threading.Event(), checkpoint.save_file
-
-    def save_late(*arguments: Any) -> None:
-        assert is_stopping.wait(timeout=30)
-        save_file(*arguments)
-
-    def stop(event: Event) -> None:
-        if isinstance(event, Step) and event.step == 7:
-            is_stopping.set()
-            raise PowerCut
-
-    monkeypatch.setattr(checkpoint, "save_file", save_late)
-    options = {"save_strategy": "steps", "save_steps": 2, "logging_steps": 1}
-    with pytest.raises(PowerCut):
-        run_tiny(run, model=tiny_folder, emit=stop, **options)
-    assert steps_in(run) == [2, 6]
