@@ -1,6 +1,6 @@
 """Audit a table in one pass over its texts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -39,11 +39,13 @@ from finetune.training.linear_head import LabelledFeatures, choose_strength, sol
 MAX_ROWS = 100_000
 # The fraction of rows that is listed as suspects.
 LISTED_FRACTION = 0.1
+# A place is found by reading the file again: of as many rows as keep this quick, at least so many.
+MIN_PLACES, MAX_SEARCHED_LINES = 20, 5_000_000
 # The order in which a cross-validation numbers the rows.
 SPLITS = ("train", "validation", "test")
 
 Record = Mapping[str, Any]
-"""A row of the table: its ``split``, its number there (from 0), its text, and more columns."""
+"""A row of the table: its ``split``, its number there (from 1), its place, its text, and more."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class _Table:
     splits: NDArray[np.str_]
     numbers: NDArray[np.int64]
     total: int
+    places: Mapping[str, Callable[[int], str]]
     has_labels: bool = True
 
     @cached_property
@@ -86,9 +89,13 @@ class _Table:
 
     def records(self, rows: NDArray[np.int64], **columns: Any) -> list[Record]:
         """Return some rows as records, with more columns."""
-        place = {"split": self.splits[rows], "row": self.numbers[rows]}
+        where: dict[str, Any] = {"split": self.splits[rows], "row": self.numbers[rows] + 1}
+        if self.places:
+            located = rows[: max(MIN_PLACES, MAX_SEARCHED_LINES // self.total)].tolist()
+            found = [self.places[self.splits[row]](int(self.numbers[row])) for row in located]
+            where["place"] = found + [""] * (len(rows) - len(found))
         texts = self.texts.take(pyarrow.array(rows))
-        records: list[Record] = pyarrow.table({**place, **columns, "text": texts}).to_pylist()
+        records: list[Record] = pyarrow.table({**where, **columns, "text": texts}).to_pylist()
         return records
 
 
@@ -175,7 +182,8 @@ def _load_table(config: Config, *, emit: Emit) -> _Table:
         kept = sample_rows(loaded.task.strata(labels), rows=MAX_ROWS, seed=0)
         rows, splits, numbers = rows_where(rows, kept), splits[kept], numbers[kept]
         labels = labels[kept]
-    return _Table(rows, loaded.task.with_loss(labels), splits, numbers, total, has_labels)
+    task = loaded.task.with_loss(labels)
+    return _Table(rows, task, splits, numbers, total, loaded.places, has_labels)
 
 
 def _read_texts(path: Path, options: DataConfig, *, emit: Emit) -> list[str]:
@@ -204,7 +212,7 @@ def _describe_pairs(table: _Table, pairs: Pairs) -> list[Record]:
     records = table.records(
         pairs.second,
         of_split=table.splits[pairs.first],
-        of_row=table.numbers[pairs.first],
+        of_row=table.numbers[pairs.first] + 1,
         of_text=table.texts.take(pyarrow.array(pairs.first)),
         similarity=pairs.similarity,
         labels=[pair if differs else () for pair, differs in zip(both, differ, strict=True)],

@@ -325,7 +325,8 @@ def _show_audit(result: "Audit") -> None:
     show_table(table.columns, table.rows, numbers=("rows",))
     if result.suspects:
         show_lines("labels that are most likely wrong", "")
-        names = ("row", "text", "label", "suggested", "loss")
+        where = "place" if "place" in result.suspects[0] else "row"
+        names = (where, "text", "label", "suggested", "loss")
         rows = [[shorten(cell_of(row[name])) for name in names] for row in result.suspects]
-        show_table(names, rows[:WORST], numbers=("row", "loss"))
+        show_table(names, rows[:WORST], numbers=("loss",))
     show_lines(f"written: {result.folder}")

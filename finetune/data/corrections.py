@@ -123,7 +123,7 @@ def _find_rows(
     loaded: LoadedData, split: str, decided: pyarrow.Table, path: Path
 ) -> NDArray[np.int64]:
     """Return the places of decided rows in a split; DataDiffers if one has another text now."""
-    known = pyarrow.array(map(str, loaded.numbers_of(split).tolist()), "string")
+    known = pyarrow.array(map(str, (loaded.numbers_of(split) + 1).tolist()), "string")
     places = pc.index_in(decided["row"], value_set=known)
     texts = texts_of(loaded.splits[split]).joined.take(places)
     rows = zip(

@@ -16,7 +16,7 @@ from finetune.data.dataset import (
 from finetune.errors import DataError
 from finetune.events import Emit, Info, WarningMessage, ignore
 from finetune.tasks.base import Task
-from finetune.tasks.metrics import MULTI
+from finetune.tasks.metrics import MULTI, SINGLE
 
 DEFAULT_FRACTION = 0.1
 # A tenth of fewer chooses a model by chance, and training misses it.
@@ -152,6 +152,8 @@ def _with_missing_splits(
     ]
     splits, train = dict(table), table["train"]
     texts = number_texts(*texts_of(train)) if missing else np.empty(0, np.int64)
+    if missing and task.problem_type == SINGLE:
+        _warn_of_contradictions(texts, _strata_of(train, task), emit=emit)
     for name in missing:
         rows = fractions[name] * given_rows
         mask = np.zeros(len(train), bool)
@@ -194,6 +196,16 @@ def sample_rows(strata: NDArray[np.int64], *, rows: int, seed: int) -> NDArray[n
     is_taken = np.zeros(len(strata), bool)
     is_taken[by_stratum[np.argsort(ranks / counts, kind="stable")[:rows]]] = True
     return is_taken
+
+
+def _warn_of_contradictions(
+    texts: NDArray[np.int64], labels: NDArray[np.int64], *, emit: Emit
+) -> None:
+    classes = int(labels.max(initial=0)) + 1
+    counts = np.bincount(np.unique(texts * classes + labels) // classes)
+    if several := int(np.count_nonzero(counts > 1)):
+        found = f"{several:,} texts have contradictory labels in several rows"
+        emit(WarningMessage(found, remedy="decide on one each; finetune data check shows examples"))
 
 
 def _warn_of_shared_texts(splits: dict[str, Dataset], *, emit: Emit) -> None:

@@ -255,6 +255,8 @@ def _read_empty(
 def _is_long_format(rows: pyarrow.Table) -> bool:
     """Return whether many texts stand in several rows, each time with another label."""
     labels = rows["label"]
+    if len(rows) < FEW_ROWS:
+        return False
     if pyarrow.types.is_list(labels.type):
         if pc.max(pc.list_value_length(labels)).as_py() != 1:
             return False

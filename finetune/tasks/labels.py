@@ -8,7 +8,6 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from finetune.errors import DataError
@@ -109,21 +108,6 @@ def find_odd_names(names: Iterable[str]) -> Iterator[tuple[str, str]]:
         listed = ", ".join(alike[:MAX_LISTED])
         finding = f"classes that differ only in case, spaces or dashes: {listed}"
         yield finding, "write them in one way if they are one class, or merge them with --label-map"
-
-
-def find_misspelt_names(counts: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    """Yield rare names that are nearly those of classes with ten times the rows.
-
-    >>> [finding for finding, _ in find_misspelt_names({"positive": 90, "postive": 1, "other": 9})]
-    ["the class 'postive' (1) may be 'positive' (90)"]
-    """
-    for name, count in counts.items():
-        larger = [other for other, rows in counts.items() if rows >= 10 * max(count, 1)]
-        near = get_close_matches(name, larger, n=1, cutoff=0.8) if len(name) > 3 else []
-        # Class 1 and class 2 are two classes.
-        if near and re.sub(r"\W|\d", "", name) != re.sub(r"\W|\d", "", near[0]):
-            finding = f"the class {name!r} ({count:,}) may be {near[0]!r} ({counts[near[0]]:,})"
-            yield finding, "correct it, or merge the classes with --label-map"
 
 
 def find_missing_names(names: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -35,9 +35,11 @@ def test_an_audit_writes_its_files_and_corrections_come_back(
     assert {"schema_version", "suspects", "near_duplicates", "leaks", "curve"} <= {*found}
     assert len(found["suspects"]) == 9
     assert found["suspects"][0].keys() >= {"row", "label", "suggested", "loss"}
-    assert {10, 80} & {one["row"] for one in found["suspects"]}
+    places = {one["row"]: one["place"] for one in found["suspects"]}
+    assert {11, 81} & {*places}
+    assert all(place == f"line {row + 1} of {table}" for row, place in places.items())
     [double] = [one for one in found["near_duplicates"] if one["labels"]]
-    assert (double["row"], double["of_row"]) == (80, 3)
+    assert (double["row"], double["of_row"]) == (81, 4)
     folder = Path(found["folder"])
     assert "<script" in (folder / "audit.html").read_text()
     suspects = folder / "suspects.csv"

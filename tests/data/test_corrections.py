@@ -39,7 +39,7 @@ def rows_of(loaded: LoadedData) -> list[tuple[str, str]]:
 
 def test_decisions_change_and_drop_rows_by_their_number_in_the_table(table: Path) -> None:
     emitted: list[Event] = []
-    decisions = "decision,row,text\na,2,second\ndrop,3,third\nkeep,0,first\n,4,fourth\n"
+    decisions = "decision,row,text\na,3,second\ndrop,4,third\nkeep,1,first\n,5,fourth\n"
     loaded = load(table, emitted, corrections=decisions)
     assert rows_of(loaded) == [("first", "a"), ("second", "a"), ("fourth", "a")]
     assert loaded.numbers_of("train").tolist() == [0, 2, 4]
@@ -49,13 +49,13 @@ def test_decisions_change_and_drop_rows_by_their_number_in_the_table(table: Path
 
 
 def test_a_row_whose_text_has_changed_is_refused_and_named(table: Path) -> None:
-    with pytest.raises(DataDiffers, match=r"row 2 of train \('another'\).*'second'"):
-        load(table, corrections="decision,row,text\na,2,another\n")
+    with pytest.raises(DataDiffers, match=r"row 3 of train \('another'\).*'second'"):
+        load(table, corrections="decision,row,text\na,3,another\n")
 
 
 def test_a_decision_that_is_no_class_is_refused(table: Path) -> None:
     with pytest.raises(DataError, match="'bb' is no class"):
-        load(table, corrections="decision,row,text\nbb,2,second\n")
+        load(table, corrections="decision,row,text\nbb,3,second\n")
 
 
 def test_a_map_renames_and_merges_classes(table: Path) -> None:

@@ -108,6 +108,15 @@ def test_splits_that_the_data_brings_are_not_touched_and_texts_they_share_are_co
     assert warning.message.startswith("2 of the 3 test rows have a text that is in train too")
 
 
+def test_texts_with_several_labels_are_counted() -> None:
+    texts = [*map(str, range(30)), "a", "A ", "b", "b"]
+    table = table_of(texts, [*["many", "some"] * 15, "many", "some", "few", "few"])
+    emitted: list[Event] = []
+    split_table(DatasetDict(train=table), splitting(0.1, 0.2), task=TASK, emit=emitted.append)
+    [warning] = [event for event in emitted if isinstance(event, WarningMessage)]
+    assert warning.message == "1 texts have contradictory labels in several rows"
+
+
 def test_a_missing_test_split_is_held_out_first_and_reported_with_its_counts() -> None:
     emitted: list[Event] = []
     table = numbered_table(many=60, some=30, few=10)
