@@ -1,12 +1,15 @@
 """A model with its tokenizer: loaded from a Hub id or a folder, and saved to a folder."""
 
+import re
 import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
-from numpy import int64
 from numpy.typing import NDArray
 from torch import nn
 from transformers import (
@@ -28,7 +31,7 @@ from finetune.model.mean_pooling import (
 )
 from finetune.model.shape import count_positions
 from finetune.model.source import ModelSource, find_model, silence_transformers
-from finetune.model.structure import Structure, find_structure
+from finetune.model.structure import Structure, find_structure, record_calls
 from finetune.tasks.base import PIPELINE, Task
 from finetune.tokenization.buckets import choose_padded_lengths
 from finetune.tokenization.encode import EncodedTexts, encode_texts
@@ -37,8 +40,9 @@ from finetune.tokenization.examples import ModelInputs, inputs_of_texts
 if TYPE_CHECKING:
     from finetune.tokenization.encode import Texts
 
-# Fraction of the encoder that may be missing; a forgotten pooler or norm is far below it.
-MAX_MISSING = 0.5
+# How far padding may move what the output layer reads, relatively. Rounding moves it by 1e-6, FNet,
+# which has no attention mask, by 0.3.
+PADDING_WARNING, MAX_PADDING_ERROR = 1e-3, 0.02
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,13 @@ class TextModel:
         """What the head reads: ``mean`` of the tokens, or ``cls``."""
         is_mean = getattr(self.model.config, "classifier_pooling", None) == "mean"
         return "mean" if is_mean or self.structure.mean_layer else "cls"
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Token ids that the model has embeddings for."""
+        with self.source.failures_explained():
+            embeddings: torch.Tensor = self.model.get_input_embeddings().weight  # type: ignore[assignment]
+            return len(embeddings)
 
     @property
     def max_tokens(self) -> int:
@@ -88,9 +99,11 @@ class TextModel:
 
         ModelUnsupported if they have token ids or types that the model lacks.
         """
-        vocabulary: int = self.model.get_input_embeddings().num_embeddings  # type: ignore[assignment]
         types = getattr(self.model.config, "type_vocab_size", 0)  # 0: a model that ignores them
-        limits = {"input_ids": ("id", vocabulary), "token_type_ids": ("type", types or sys.maxsize)}
+        limits = {
+            "input_ids": ("id", self.vocabulary_size),
+            "token_type_ids": ("type", types or sys.maxsize),
+        }
         for name, ids in encoded.columns.items():
             kind, limit = limits[name]
             highest = max(ids.max(initial=0), encoded.padding[name])
@@ -102,10 +115,13 @@ class TextModel:
                 )
         return inputs_of_texts(encoded, takes_4d_mask=self.structure.takes_4d_mask)
 
-    def padded_lengths(self, lengths: NDArray[int64], shapes: BatchShapes) -> list[int]:
+    def padded_lengths(self, lengths: NDArray[np.int64], shapes: BatchShapes) -> list[int]:
         """Return those of ``choose_padded_lengths``, within the model's positions."""
         chosen = choose_padded_lengths(lengths, shapes)
         return sorted({min(padded_length, self.max_tokens) for padded_length in chosen})
+
+
+SAME_MODEL = "check that config.json and the weights are of one model"
 
 
 def load_model(
@@ -143,21 +159,33 @@ def load_model(
         structure = find_structure(model, has_mean_layer=has_mean_layer(model))
         if structure.mean_layer:
             compute_mean_alone(model)
-    not_loaded = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
+    shapes = {
+        name: f" has shape {list(saved_shape)}, and not {list(shape)}"
+        for name, saved_shape, shape in info["mismatched_keys"]
+    }
+    not_loaded = {*info["missing_keys"], *shapes}
     # A buffer that is missing has the value that the model gives it.
     not_loaded -= {name for name, _ in model.named_buffers()}
     if strict and (wrong := not_loaded.union(info["unexpected_keys"])):
         raise ModelUnsupported(
             f"the weights of {name} are not those of its config.json: {len(wrong)} are missing, of"
             f" another size, or left over, such as {min(wrong)}",
-            remedy="check that config.json and the weights are of one model",
+            remedy=SAME_MODEL,
         )
     if structure.output_layer.isdisjoint(not_loaded) and not has_own_outputs:
         _reinitialize_output_layer(model, structure)
-    _check_weights(model, source)
-    _report_missing(model, source, not_loaded - structure.head, from_scratch, emit=emit)
+    _check_numbers(model, source)
+    missing = not_loaded - structure.head
+    if not from_scratch:
+        _check_fit(model, structure, source, missing, shapes, info["unexpected_keys"])
+    if missing:
+        names = f"{len(missing)} parameters of the encoder, such as {min(missing)},"
+        message = f"{names} are not in the weights of {name}, or of another shape"
+        emit(WarningMessage(f"{message}, and start at random", remedy=SAME_MODEL))
     structure = replace(structure, new=frozenset(not_loaded & structure.head))
     text_model = TextModel(model, tokenizer, structure, task, source)
+    if not strict:
+        _check_padding(text_model, emit=emit)
     if has_own_outputs and not structure.new & structure.output_layer:
         task.unscale_output_layer(text_model.output_parameters, saved=saved)
     return text_model
@@ -219,30 +247,76 @@ def _reinitialize_output_layer(model: PreTrainedModel, structure: Structure) -> 
             nn.init.normal_(parameter, std=getattr(model.config, "initializer_range", 0.02))
 
 
-def _check_weights(model: PreTrainedModel, source: ModelSource) -> None:
+def _check_numbers(model: PreTrainedModel, source: ModelSource) -> None:
     for name, parameter in model.named_parameters():
         # NaN is the lowest and the highest of what it is in; isfinite() takes ten times as long.
         if parameter.numel() and not torch.stack(parameter.aminmax()).isfinite().all():
             raise ModelUnsupported(
                 f"the weights of {source.name} hold numbers that are NaN or infinite, in {name}",
-                remedy="save the model anew, or choose another",
+                remedy="save the model again, or choose another",
             )
 
 
-def _report_missing(
-    model: PreTrainedModel, source: ModelSource, names: set[str], from_scratch: bool, *, emit: Emit
+def _check_fit(
+    model: PreTrainedModel,
+    structure: Structure,
+    source: ModelSource,
+    missing: Set[str],
+    shapes: Mapping[str, str],
+    left_over: Iterable[str],
 ) -> None:
-    """Warn of parameters of the encoder that start at random; refuse if they are most of it."""
-    if not names:
+    """Refuse weights that lack a layer, or a parameter in all layers, or have more layers."""
+
+    def kind_of(name: str) -> str:
+        return re.sub(r"\.\d+\.", ".N.", name).removeprefix(f"{model.base_model_prefix}.")
+
+    kinds = defaultdict[str, set[str]](set)
+    for name, _ in model.named_parameters():
+        if name not in structure.mean_layer:
+            kinds[kind_of(name)].add(name)
+    lost = [one for one in (*structure.layers, *kinds.values()) if one <= missing]
+    more = sorted(name for name in left_over if kind_of(name) in kinds)
+    if lost:
+        name = min(set[str]().union(*lost))
+        fault = f"{name}{shapes.get(name, ' is missing')}"
+    elif more:
+        fault = f"config.json has no place for {more[0]}"
+    else:
         return
-    missing = sum(model.get_parameter(name).numel() for name in names)
-    fraction = missing / sum(one.numel() for one in model.base_model.parameters())
-    message = (
-        f"{len(names)} parameters of the encoder ({fraction:.0%} of its numbers) are not in the "
-        f"weights of {source.name}, or of another size, and start at random: "
-        f"{', '.join(sorted(names)[:3])}"
+    raise ModelUnsupported(
+        f"the weights of {source.name} are not those of its config.json: {fault}",
+        remedy=f"{SAME_MODEL}, or add --from-scratch",
     )
-    remedy = "check that config.json and the weights are of one model"
-    if fraction > MAX_MISSING and not from_scratch:
-        raise ModelUnsupported(message, remedy=f"{remedy}, or add --from-scratch")
-    emit(WarningMessage(message, remedy=remedy))
+
+
+def _check_padding(text_model: TextModel, *, emit: Emit) -> None:
+    """Refuse a model that reads a text alone and in a padded batch differently."""
+    model, tokenizer = text_model.model, text_model.tokenizer
+    output_layer = next(iter(text_model.structure.output_layer)).rpartition(".")[0]
+    words = np.setdiff1d(np.arange(text_model.vocabulary_size), tokenizer.all_special_ids)
+    lengths, padding = (9, 3), {"input_ids": tokenizer.pad_token_id}
+    tokens = np.resize(words[:7].astype(np.int32), sum(lengths))
+    offsets, pads_left = np.cumsum([0, *lengths]), tokenizer.padding_side == "left"
+    encoded = EncodedTexts({"input_ids": tokens}, offsets, padding, pads_left, 0)
+    inputs_of = text_model.inputs(encoded).inputs_of
+
+    def read(rows: list[int], padded_length: int) -> torch.Tensor:
+        with text_model.source.failures_explained():
+            calls = record_calls(model, inputs_of(np.array(rows), padded_length))
+        features = calls[output_layer].features
+        # A head may give logits of all tokens, and choose those of the last.
+        logits: torch.Tensor = calls[""].output.logits
+        return logits if features is None or features.ndim > 2 else features
+
+    padded = read([0, 1], max(lengths) + 3)
+    alone = torch.cat([read([row], length) for row, length in enumerate(lengths)])
+    error = ((padded - alone).norm() / alone.norm()).item()
+    message = (
+        f"{type(model).__name__} reads the same text differently when padding follows on the "
+        f"{tokenizer.padding_side}: its features are off by {error:.1%}"
+    )
+    remedy = "choose an encoder with an attention mask, such as bert-base-uncased"
+    if error > MAX_PADDING_ERROR:
+        raise ModelUnsupported(message, remedy=remedy)
+    if error > PADDING_WARNING:
+        emit(WarningMessage(message, remedy=remedy))

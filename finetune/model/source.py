@@ -1,15 +1,16 @@
 """A model's files: found in a folder or on the Hub, checked, and read without running any code."""
 
-import importlib.util
 import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from importlib.util import find_spec
 from logging import ERROR, WARNING
 from pathlib import Path
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
@@ -37,6 +38,9 @@ MINILM_COMMIT = "1110a243"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
+_SENTENCEPIECE_FILE = re.compile(r"(spm|spiece|sentencepiece\.bpe|tokenizer)\.model")
+# What reads a model's files.
+_LIBRARIES = ("transformers", "tokenizers", "torch", "safetensors", "huggingface_hub")
 # In which transformers takes the name of any file of the machine for one of the tokenizer's.
 _NAMES_OF_FILES = ("fast_tokenizer_files", "gguf_file", "vocab", "merges", "init_inputs")
 _TOKENIZER_FILE = re.compile(
@@ -67,20 +71,35 @@ class ModelSource:
         """Return the tokenizer; ModelUnsupported if it is no fast one with a padding token."""
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-        with self.failures_explained():
+        names = sorted(path.name for path in self.folder.iterdir())
+        unread = [name for name in names if _SENTENCEPIECE_FILE.fullmatch(name)]
+        if unread and "tokenizer.json" not in names and not find_spec("sentencepiece"):
+            raise ModelUnsupported(
+                f"the package sentencepiece is missing, which reads {unread[0]} of {self.name}",
+                remedy="pip install sentencepiece protobuf",
+            )
+        with self.failures_explained(), silence_transformers():
             _check_tokenizer_config(self.folder / TOKENIZER_CONFIG)
             tokenizer = AutoTokenizer.from_pretrained(
                 self.folder, trust_remote_code=False, local_files_only=True
             )
-            # Where a folder has no tokenizer, transformers makes one up that knows no word.
-            knows_words = not set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens)
-            has_padding = tokenizer.pad_token_id is not None
             if tokenizer.model_max_length <= tokenizer.num_special_tokens_to_add():
                 raise ValueError("the model_max_length of its tokenizer leaves no room for a text")
-        if not (isinstance(tokenizer, PreTrainedTokenizerFast) and knows_words and has_padding):
+        if not isinstance(tokenizer, PreTrainedTokenizerFast):
             raise ModelUnsupported(
-                f"the tokenizer of {self.name} is not a fast one with a padding token",
+                f"{self.name} has no fast tokenizer, but a {type(tokenizer).__name__}",
                 remedy="choose a model with a tokenizer.json, such as bert-base-uncased",
+            )
+        # Where a folder has no tokenizer, transformers makes one up that knows no word.
+        if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+            raise ModelUnsupported(
+                f"{self.name} has no files of a tokenizer",
+                remedy="save the tokenizer of the model there too, with its save_pretrained()",
+            )
+        if tokenizer.pad_token_id is None:
+            raise ModelUnsupported(
+                f"{self.name} has a tokenizer without a padding token",
+                remedy=f"name one of its tokens as pad_token in {TOKENIZER_CONFIG}",
             )
         return tokenizer
 
@@ -115,10 +134,13 @@ class ModelSource:
         """Digest of the weights: of a single file that of its bytes."""
         return self.weights_digest.result()
 
-    @cached_property
+    @property
     def weights_digest(self) -> Future[str]:
-        """The digest of the weights, which a thread computes from the first use on."""
-        return hash_in_thread(self._weight_files())
+        """The digest of the weights, which a thread computes at the first use in this process."""
+        statuses = [(file, file.stat()) for file in self._weight_files()]
+        return _hash_once(
+            *((file, one.st_ino, one.st_size, one.st_mtime_ns) for file, one in statuses)
+        )
 
     @cached_property
     def tokenizer_sha256(self) -> str:
@@ -133,10 +155,14 @@ class ModelSource:
             yield
         except FinetuneError:
             raise
-        # Files from anywhere make transformers raise errors of any kind.
+        # Files from anywhere make libraries raise errors of any kind.
         except Exception as error:
             if isinstance(error, OSError) and (known := explain(error)):
                 raise known from error
+            frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+            packages = {frame.f_globals["__name__"].partition(".")[0] for frame in frames}
+            if not isinstance(error, OSError | ValueError) and packages.isdisjoint(_LIBRARIES):
+                raise  # a fault of ours
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             if isinstance(error, LookupError):  # of which the words are the key alone
                 reason = f"{type(error).__name__}: {reason}"
@@ -151,6 +177,12 @@ class ModelSource:
         if not (self.folder / SHARDS_INDEX).is_file():
             return []
         return [self.folder / name for name in _read_shard_names(self.folder)]
+
+
+@cache
+def _hash_once(*files: tuple[Path, int, int, int]) -> Future[str]:
+    """Hash files in a thread, unless files of the same size and time have been hashed."""
+    return hash_in_thread([file for file, *_ in files])
 
 
 def find_model(name: str, *, revision: str | None, with_weights: bool = True) -> ModelSource:
@@ -208,7 +240,7 @@ def silence_transformers() -> Iterator[None]:
 
 def _packaged_minilm() -> ModelSource | None:
     """Return the package's model, or nothing if it is not there or has been altered."""
-    package = importlib.util.find_spec(MINILM_PACKAGE)
+    package = find_spec(MINILM_PACKAGE)
     if package is None or package.origin is None:
         return None
     source = ModelSource(MINILM, Path(package.origin).parent / "model", commit=None)

@@ -193,8 +193,7 @@ class _FinishedRun:
             # That of the bootstrap has no width where all rows are right.
             interval = Interval(value, *map(float, wilson_interval(value * rows, rows)))
         values = [one.test.metrics[metric.name] for one in self.results]
-        seconds = [one.training.train_runtime + one.stage_seconds.get("features", 0)
-                   for one in self.results]  # fmt: skip
+        seconds = [one.training.train_runtime for one in self.results]
         return ComparedRun(
             self.name,
             str(self.path),

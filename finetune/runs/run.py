@@ -119,6 +119,8 @@ class Run:
         self.recipe = preparation.recipe
         self.batch_size, eval_batch_size = make_batch_sizes(preparation, emit=emit)
         device.choose_attention(longest_tokens=self.plan.padded_lengths[-1])
+        # The pass through the frozen layers is a part of the training.
+        started = time.perf_counter()
         with stage("features", emit):
             model, self.examples = stored_features(preparation, eval_batch_size, emit=emit)
         self.progress, self.has_trained = Progress(), False
@@ -142,6 +144,7 @@ class Run:
                 self.head = HeadSolver(
                     preparation, self.training_state, self.predictor, self.examples["train"]
                 )
+        self._seconds_before_steps = time.perf_counter() - started
         self.checkpoints = Checkpoints(
             folder, keep=self.config.output.save_total_limit, device=device, emit=emit
         )
@@ -167,7 +170,8 @@ class Run:
                 if (patience := plan.values.early_stopping_patience) and self._validates:
                     message += f"; {patience} validations without improvement end it"
                 self.emit(Info(message))
-            self._since = time.perf_counter()
+            self._since = time.perf_counter() - self._seconds_before_steps
+            self._seconds_before_steps = 0.0
             all_reduce = partial(distributed.all_reduce_max, seconds=distributed.SECONDS_LATE)
             stop = DistributedStopFlag(request, all_reduce)
             settings = LoopSettings(

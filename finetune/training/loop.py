@@ -137,6 +137,7 @@ def solve_at_once(
     """Take the only step of a run whose output layer is solved; ``solve`` returns its loss."""
     progress.loss_sum += solve()
     progress.steps += 1
+    settings.check_device()
     _validate(state, progress, settings)
     # An output layer is written in no time, and nothing else says where a killed run goes on.
     settings.save_progress(progress, settings.saves != "no")
@@ -196,7 +197,8 @@ class _StepLog:
         self._has_windows = has_windows
         self._batches: list[Batch] = []
         self._losses: list[torch.Tensor] = []
-        self._guard: ParameterGuard | None = ParameterGuard(state.model)
+        # Gradients of a resumed run may have become too small to change what they train.
+        self._guard = ParameterGuard(state.model) if progress.steps == 0 else None
         self._budget_bytes = state.device.memory.budget_bytes(None)
         self._since = 0.0
         self._has_warned = False

@@ -137,7 +137,6 @@ def train_steps(
         precision=precision,
         losses=Single().losses,
         hyperparameters=Hyperparameters(
-            optimizer="adamw",
             schedule=Schedule(peak=1e-3, warmup_steps=1, total_steps=4),
             head_lr_multiplier=1.0,
             weight_decay=0.01,

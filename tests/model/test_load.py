@@ -1,7 +1,7 @@
 import json
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from logging import WARNING
 from pathlib import Path
@@ -19,11 +19,15 @@ from tiny_models import (
     tiny_model,
     tiny_tokenizer,
 )
-from transformers import AutoModel, PreTrainedModel, Qwen2Config
+from torch import nn
+from transformers import AutoModel, ConvBertConfig, FNetConfig, PreTrainedModel, Qwen2Config
+from transformers.models.bert.modeling_bert import BertSelfAttention
 from transformers.utils import logging
 
 from finetune import events
 from finetune.errors import ModelUnsupported
+from finetune.model import load as load_module
+from finetune.model import source as source_module
 from finetune.model.load import TextModel, load_model, save_model
 from finetune.tasks.single import Single
 
@@ -36,6 +40,7 @@ def load(
     seed: int = 0,
     class_names: Sequence[str] = NAMES,
     from_scratch: bool = False,
+    pooling: Any = "auto",
     emitted: list[events.Event] | None = None,
 ) -> TextModel:
     torch.manual_seed(seed)
@@ -44,6 +49,7 @@ def load(
         revision=None,
         task=Single(class_names),
         from_scratch=from_scratch,
+        pooling=pooling,
         emit=([] if emitted is None else emitted).append,
     )
 
@@ -213,36 +219,170 @@ def test_weights_that_are_no_numbers_are_refused(folder: Path) -> None:
         load(folder)
 
 
-def test_folder_without_a_tokenizer_is_refused(folder: Path) -> None:
+def remove_tokenizer(folder: Path, **config: str) -> None:
     for path in folder.glob("tokenizer*"):
         path.unlink()
-
-    # For most architectures transformers makes one up that knows no word.
-    with pytest.raises(ModelUnsupported, match="tokenizer"):
-        load(folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def test_tokenizer_without_padding_is_refused(folder: Path) -> None:
+def remove_padding(folder: Path) -> None:
     path = folder / "tokenizer_config.json"
-    config = json.loads(path.read_text())
-    path.write_text(json.dumps(config | {"pad_token": None}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pad_token": None}))
 
-    with pytest.raises(ModelUnsupported, match="padding token"):
+
+def leave_sentencepiece(folder: Path, name: str) -> None:
+    remove_tokenizer(folder)
+    (folder / name).write_bytes(b"pieces")
+
+
+UNREADABLE: dict[str, tuple[Callable[[Path], None], str, str]] = {
+    "no files": (remove_tokenizer, "no files of a tokenizer", "save_pretrained"),
+    "no padding": (remove_padding, "without a padding token", "pad_token in tokenizer_config"),
+    "slow": (
+        lambda folder: remove_tokenizer(folder, tokenizer_class="CanineTokenizer"),
+        "no fast tokenizer, but a CanineTokenizer",
+        "tokenizer.json",
+    ),
+    "DeBERTa-v3": (
+        lambda folder: leave_sentencepiece(folder, "spm.model"),
+        "sentencepiece is missing, which reads spm.model",
+        "pip install sentencepiece",
+    ),
+    "XLM-R": (
+        lambda folder: leave_sentencepiece(folder, "sentencepiece.bpe.model"),
+        "sentencepiece is missing",
+        "pip install sentencepiece",
+    ),
+}
+
+
+@pytest.mark.parametrize(("spoil", "words", "remedy"), UNREADABLE.values(), ids=UNREADABLE)
+def test_a_tokenizer_that_can_not_be_used_is_refused_with_the_true_cause(
+    spoil: Callable[[Path], None], words: str, remedy: str, folder: Path,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    spoil(folder)
+    monkeypatch.setattr(source_module, "find_spec", lambda name: None)
+    capfd.readouterr()
+    with pytest.raises(ModelUnsupported, match=words) as refused:
+        load(folder)
+    assert remedy in refused.value.remedy
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, TypeError, AttributeError, KeyError])
+def test_a_fault_of_our_own_is_not_taken_for_one_of_the_model(
+    error: type[Exception], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error("ours")
+
+    monkeypatch.setattr(load_module, "find_structure", fail)
+    with pytest.raises(error, match="ours"):
         load(folder)
 
 
-def test_missing_parameters_of_the_encoder_are_reported_by_name(folder: Path) -> None:
+Weights = dict[str, torch.Tensor]
+
+
+def without(*parts: str) -> Callable[[Weights], Weights]:
+    return lambda weights: {
+        name: one for name, one in weights.items() if not any(part in name for part in parts)
+    }
+
+
+def widened(name: str) -> Callable[[Weights], Weights]:
+    return lambda weights: weights | {name: torch.cat([weights[name]] * 2)}
+
+
+UNFIT: dict[str, tuple[Callable[[Weights], Weights], dict[str, Any], str]] = {
+    "more words": (widened("embeddings.word_embeddings.weight"), {}, "has shape .600, 32., and"),
+    "fewer words": (lambda weights: weights, {"vocab_size": 310}, "has shape .300, 32., and"),
+    "more positions": (lambda weights: weights, {"max_position_embeddings": 99}, "position_embe"),
+    "no norm": (without("embeddings.LayerNorm"), {}, "embeddings.LayerNorm.bias is missing"),
+    "a parameter of each layer": (without("query.bias"), {}, "query.bias is missing"),
+    "a layer": (without("layer.1."), {}, "layer.1.* is missing"),
+    "fewer layers": (lambda weights: weights, {"num_hidden_layers": 4}, "layer.3.* is missing"),
+    "more layers": (lambda weights: weights, {"num_hidden_layers": 2}, "no place for .*layer.2"),
+    "no layers": (
+        lambda weights: {name.replace("layer", "block"): one for name, one in weights.items()},
+        {},
+        "is missing",
+    ),
+    "another width": (lambda weights: weights, {"intermediate_size": 64}, "has shape"),
+}
+
+
+@pytest.mark.parametrize(("change", "config", "words"), UNFIT.values(), ids=UNFIT)
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_weights_that_do_not_fit_the_config_are_refused(
+    change: Callable[[Weights], Weights], config: dict[str, Any], words: str, pooling: Any,
+    folder: Path,
+) -> None:  # fmt: skip
+    weights = change(load_file(folder / "model.safetensors"))
+    weights = {name: one.contiguous() for name, one in weights.items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    change_config(folder, **config)
+    with pytest.raises(ModelUnsupported, match=words) as refused:
+        load(folder, pooling=pooling)
+    assert "one model" in refused.value.remedy
+    load(folder, from_scratch=True)
+
+
+def test_a_missing_parameter_of_one_layer_is_reported_by_name(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
-    kept = {name: one for name, one in weights.items() if not name.startswith("encoder.layer.1.")}
-    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    del weights["encoder.layer.1.output.dense.bias"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     emitted: list[events.Event] = []
-
     load(folder, emitted=emitted)
-
     [warning] = emitted
     assert isinstance(warning, events.WarningMessage)
-    assert warning.message.startswith(f"{len(weights) - len(kept)} parameters of the encoder")
-    assert "bert.encoder.layer.1." in warning.message
+    assert "such as bert.encoder.layer.1.output.dense.bias, are not in" in warning.message
+
+
+@pytest.mark.parametrize("old", [("LayerNorm.weight", "LayerNorm.gamma"), ("", "bert.")])
+def test_older_names_of_weights_are_known(old: tuple[str, str], folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights = {name.replace(*old, 1): one for name, one in weights.items()}
+    weights["cls.predictions.bias"] = torch.zeros(300)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    emitted: list[events.Event] = []
+    load(folder, emitted=emitted)
+    assert emitted == []
+
+
+class MixesAllTokens(nn.Module):
+    """Attention without a mask."""
+
+    def forward(self, features: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
+        return features + features.mean(1, keepdim=True), None
+
+
+@pytest.mark.parametrize("kind", ["fnet", "convbert", "pads left", "no mask"])
+def test_a_model_to_which_padding_matters_is_refused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_tiny_model(tmp_path)
+    if kind == "fnet":
+        AutoModel.from_config(FNetConfig(**SIZES)).save_pretrained(folder)
+    elif kind == "convbert":
+        sizes = SIZES | {"hidden_size": 256, "num_hidden_layers": 8}
+        AutoModel.from_config(ConvBertConfig(**sizes, embedding_size=256)).save_pretrained(folder)
+    elif kind == "pads left":
+        path = folder / "tokenizer_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"padding_side": "left"}))
+    else:
+        monkeypatch.setattr(BertSelfAttention, "forward", MixesAllTokens.forward)
+    with pytest.raises(ModelUnsupported, match="when padding follows"):
+        load(folder)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("pooling", ["cls", "mean", "auto"])
+def test_padding_does_not_matter_to_common_models(
+    architecture: str, pooling: Any, tmp_path: Path
+) -> None:
+    load(save_tiny_model(tmp_path, architecture), pooling=pooling)
 
 
 @pytest.mark.parametrize("architecture", ["modernbert", "distilbert"])
@@ -252,7 +392,7 @@ def test_weights_of_another_model_are_refused_unless_training_is_from_scratch(
     config = tiny_config(architecture)
     (folder / "config.json").write_text(config.to_json_string(use_diff=False))
 
-    with pytest.raises(ModelUnsupported, match="are not in the weights") as refused:
+    with pytest.raises(ModelUnsupported, match="not those of its config") as refused:
         load(folder)
 
     assert "--from-scratch" in refused.value.remedy

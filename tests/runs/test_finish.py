@@ -1,13 +1,18 @@
 """What a finished run leaves in its folder."""
 
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import transformers
+from prepared_runs import train_tiny
 from tiny_runs import TEXTS, logged_metrics, run_tiny, unfinished_files
 
 import finetune
 from finetune.files import read_json, read_jsonl
+from finetune.model.features import FrozenLayers
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import read_results
 
@@ -46,6 +51,22 @@ def test_the_results_have_the_names_that_trainer_gives_them(finished_run: Path) 
     assert 0 < stages["steps"] + stages["validation"] < seconds + stages["validation"]
     assert results["train_samples_per_second"] == pytest.approx(2 * 64 / seconds)
     assert results["train_steps_per_second"] == pytest.approx(8 / seconds)
+
+
+def test_the_time_of_the_training_includes_the_pass_through_the_frozen_layers(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = FrozenLayers.features
+
+    def compute_slowly(*arguments: Any) -> torch.Tensor:
+        time.sleep(0.2)
+        return compute(*arguments)
+
+    monkeypatch.setattr(FrozenLayers, "features", compute_slowly)
+    for options in ({"train_layers": 1}, {"freeze_core": True, "num_train_epochs": None}):
+        options |= {"cache_dir": str(tmp_path / str(len(options))), "learning_rate": None}
+        run = train_tiny(tmp_path / f"run-{len(options)}", model=tiny_folder, **options)
+        assert run.progress.seconds > 0.6  # three splits
 
 
 def test_lengths_training_rows_and_origins_of_options_are_kept(finished_run: Path) -> None:

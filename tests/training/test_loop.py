@@ -318,6 +318,14 @@ def test_model_that_does_not_train_is_noticed_at_the_first_report() -> None:
         run(Diary(), replace(training_state, optimizer=optimizer))
 
 
+def test_a_resumed_run_that_has_learned_all_its_rows_goes_on() -> None:
+    training_state = tiny_training_state()
+    diary = Diary(progress=Progress(steps=9))
+    training_state.optimizer.step = lambda: None  # type: ignore[method-assign, misc]
+    run(diary, training_state)
+    assert diary.progress.steps == 12
+
+
 @pytest.mark.parametrize("logging_steps", [1, 100])
 def test_steps_too_small_for_the_numbers_they_change_are_no_fault(logging_steps: int) -> None:
     # Norms begin at 1.0, where the next number is 6e-8 away. A warm-up of 1,000 steps to 2e-5
