@@ -26,7 +26,8 @@ class HasColumnNames(Protocol):  # a Dataset, a table of Arrow
     @property
     def column_names(self) -> Any: ...
 
-Table = HasColumns | HasColumnNames | Mapping[str, Any] | Sequence[Mapping[str, Any]]
+Rows = Iterable[Mapping[str, Any]] | Iterable[tuple[Any, ...]]
+Table = HasColumns | HasColumnNames | Mapping[str, Any] | Rows | tuple[Any, Any]
 
 # Written by `make types` from the schema.
 class Options(TypedDict, total=False):
@@ -164,7 +165,7 @@ def evaluate(
 ) -> Evaluation: ...
 def predict(
     run: AnyPath,
-    texts: Iterable[str | tuple[str, str]] | Table,
+    texts: Iterable[str | tuple[str, str] | None] | Table,
     *,
     device: DeviceName = "auto",
     all_scores: bool = False,
@@ -184,8 +185,6 @@ def compare(
     *runs: AnyPath | list[Any],
     baseline: Baseline = "first",
     limit: int = 10,
-    output: str | Path | None = None,
-    overwrite: bool = False,
     emit: Emit | None = None,
     progress: bool | None = None,
 ) -> Comparison: ...

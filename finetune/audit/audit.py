@@ -24,7 +24,7 @@ from finetune.config.schema import Config, DataConfig
 from finetune.data.dataset import LoadedData, column_of, make_dataset, rows_where, texts_of
 from finetune.data.load import load_data
 from finetune.data.split import sample_rows
-from finetune.data.stream import read_rows
+from finetune.data.stream import read_texts
 from finetune.errors import DataError
 from finetune.evaluation.statistics import Interval
 from finetune.events import Emit, WarningMessage, stage
@@ -187,8 +187,8 @@ def _load_table(config: Config, *, emit: Emit) -> _Table:
 
 
 def _read_texts(path: Path, options: DataConfig, *, emit: Emit) -> list[str]:
-    pieces = read_rows(path.expanduser(), options, as_lines=False, emit=emit)
-    return [row.text for piece in pieces for row in piece]
+    pieces = read_texts(path.expanduser(), options, as_lines=False, emit=emit)
+    return [text for piece in pieces for text in piece[:].texts if text and text.strip()]
 
 
 def _without_labels(texts: Sequence[str]) -> tuple[Dataset, Task]:

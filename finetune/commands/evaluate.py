@@ -87,7 +87,7 @@ def evaluate(
         flag = flag_of(next(iter(columns)))
         raise UsageError(f"{flag} is of other data", remedy="add --data, or leave it out")
     folder = open_run_folder(Path(run))
-    from finetune.data.in_memory import is_waiting
+    from finetune.data import is_waiting
     from finetune.runs.evaluate import evaluate_rows, load_other_data, load_split
 
     if data is None:

@@ -1,25 +1,27 @@
 """``finetune predict``: texts classified with a run's model, as they are read."""
 
 import os
+import re
 import reprlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain, zip_longest
+from itertools import accumulate, chain, compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
 from finetune.commands import flags
 from finetune.commands.console import show_table
+from finetune.commands.python_api import as_python
 from finetune.config.schema import Share
-from finetune.data.stream import Row, read_lines, read_records
+from finetune.data.stream import Texts, not_unicode, read_lines
 from finetune.devices import DeviceName
-from finetune.errors import DataUnreadable, UsageError
+from finetune.errors import UsageError
 from finetune.escaping import escape_controls, escape_line
-from finetune.events import Emit, Info, ignore
+from finetune.events import Emit, Info, WarningMessage, ignore
 from finetune.runs.folder import RunFolder, open_run_folder
 
 if TYPE_CHECKING:
@@ -32,6 +34,11 @@ FIRST_CHUNK_TEXTS = 16
 MAX_CHUNK_TEXTS = 1_024
 MAX_CHUNK_CHARACTERS = 2**21
 WITHOUT_LINE_ENDS = str.maketrans("\t\r\n", "   ")
+# What the name of a table or of a file of texts ends with.
+FILE_SUFFIXES = (
+    *(".csv", ".tsv", ".tab", ".txt", ".text", ".log", ".md", ".jsonl", ".ndjson", ".json"),
+    *(".parquet", ".xlsx", ".xls", ".xlsb", ".ods", ".gz", ".zip"),
+)
 EXAMPLES = """\b
 Examples:
   finetune predict runs/demo "Who wrote Faust?"
@@ -54,15 +61,16 @@ def predict(
 
     Args:
         run: The run folder, or the results of a run.
-        texts: A list or Series of texts, or of pairs for a model of pairs; or a table with the
-            run's column of texts. The predictions have their order and number.
+        texts: A text, a list or Series of texts, or of pairs for a model of pairs; or a table with
+            the run's column of texts. The predictions have their order and number; the label of a
+            missing text is None.
         all_scores: Give the probability of each class, not only that of the best.
         min_confidence: Give no label whose probability is lower, in 0..1, but None.
         target_precision: Abstain below the probability from which on, on the run's validation
             rows, predictions of the class have at least this precision, in 0..1.
         emit: Receives the events of ``finetune.events``.
     """
-    return load(run, device=device, emit=emit).predict(
+    return load(run, device=device, emit=emit).classify(
         texts, all_scores=all_scores, min_confidence=min_confidence,
         target_precision=target_precision, emit=emit,
     )  # fmt: skip
@@ -86,107 +94,136 @@ def load(run: str | Path, *, device: DeviceName = "auto", emit: Emit = ignore) -
 class LoadedModel:
     """A run's model in memory."""
 
+    warnings: ClassVar[Sequence[str]] = ()  # of its loading
     folder: RunFolder
     model: "TrainedModel" = field(repr=False)
 
-    def predict(self, texts: Any, *, emit: Emit = ignore, **options: Any) -> "Predictions":
+    def predict(self, texts: Any, *, emit: Emit | None = None, **options: Any) -> "Predictions":
         """Classify texts, as ``finetune.predict`` does, with its options."""
-        from finetune.data.in_memory import as_arrow, is_table
+        predictions: Predictions = as_python(self.classify)(
+            texts, emit=emit, progress=False, **options
+        )
+        return predictions
+
+    def classify(
+        self,
+        texts: Any,
+        *,
+        all_scores: bool = False,
+        min_confidence: Share | None = None,
+        target_precision: Share | None = None,
+        emit: Emit = ignore,
+    ) -> "Predictions":
+        """Classify texts, which may be of any kind that ``finetune.predict`` takes."""
+        from finetune.data.in_memory import read_texts
         from finetune.runs.evaluate import other_data
         from finetune.tasks.base import Predictions
 
-        rows: Iterable[Sequence[Row]]
-        is_list = isinstance(texts, list) and not any(isinstance(one, dict) for one in texts[:1])
-        if is_table(texts) and not is_list:
-            rows = read_records(
-                iter([as_arrow(texts).to_pylist()]), other_data(self.folder, "", {}),
-                name="the table", reads_pairs=self.model.reads_pairs, keeps_empty=True, emit=emit,
-            )  # fmt: skip
-        elif isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
-            kind = type(texts).__name__
-            raise UsageError(f"a {kind} is no list of texts", remedy="write [text]")
-        else:
-            rows = [[_as_row(text) for text in texts]]
-        return Predictions(chain.from_iterable(self.stream(rows, **options, emit=emit)))
+        options, reads_pairs = other_data(self.folder, "", {}), self.model.reads_pairs
+        rows = read_texts(texts, options, reads_pairs=reads_pairs, emit=emit)
+        chunks = self.stream(
+            [rows], all_scores=all_scores, min_confidence=min_confidence,
+            target_precision=target_precision, emit=emit,
+        )  # fmt: skip
+        return Predictions(chain.from_iterable(chunks))
 
     def stream(
-        self, rows: Iterable[Sequence[Row]], *, all_scores: bool = False, emit: Emit, **limits: Any
+        self,
+        pieces: Iterable[Texts],
+        *,
+        all_scores: bool = False,
+        with_rows: bool = True,
+        emit: Emit,
+        **limits: Any,
     ) -> "Iterator[Sequence[Prediction]]":
-        """Yield predictions in chunks, while ``rows`` yields as many as there are at a time."""
+        """Yield predictions in chunks, while ``pieces`` yields as many as there are at a time.
+
+        Missing texts have predictions without values. The others may have the rows of their table.
+        """
         from finetune.runs.inference import find_lowest_probabilities
         from finetune.tasks.base import abstain
 
         lowest = find_lowest_probabilities(self.folder, **limits, emit=emit)
-        model, texts, abstained = self.model, 0, 0
-        for chunk in _chunks(rows):
-            for row in chunk:
-                if (row.pair is not None) != model.reads_pairs:
-                    kind = "pairs of texts" if model.reads_pairs else "single texts"
-                    raise UsageError(
-                        f"the model reads {kind}, and {row.text[:60]!r} is not one of them",
-                        remedy="give --text-pair for each text of a pair, and of no other",
-                    )
-            pairs = [row.pair or "" for row in chunk] if model.reads_pairs else None
-            predictions = model.predict([row.text for row in chunk], pairs, all_scores=all_scores)
-            predictions = [
-                replace(prediction, text_pair=row.pair, columns=row.columns)
-                for prediction, row in zip(predictions, chunk, strict=True)
-            ]
+        model, count, missing, abstained = self.model, 0, 0, 0
+        for chunk in _chunks(pieces):
+            texts, pairs, is_filled = chunk.texts, chunk.pairs, chunk.is_filled
+            if (pairs is not None) != model.reads_pairs:
+                kind = "pairs of texts" if model.reads_pairs else "single texts"
+                raise UsageError(
+                    f"the model reads {kind}, and {reprlib.repr(texts[0])} is not one of them",
+                    remedy="give --text-pair for each text of a pair, and of no other",
+                )
+            found: Sequence[Prediction] = []
+            if any(is_filled):
+                second = pairs and [*compress(pairs, is_filled)]
+                found = model.predict([*compress(texts, is_filled)], second, all_scores=all_scores)
             if lowest is not None:
-                predictions = abstain(predictions, lowest)
-                abstained += sum(None in one.values.values() for one in predictions)
-            texts += len(predictions)
-            yield predictions
+                found = abstain(found, lowest)
+                abstained += sum(None in own.values.values() for own in found)
+            if pairs is not None or chunk.source or not all(is_filled):
+                empty, following = model.no_prediction(all_scores=all_scores), iter(found)
+                rows = chunk.records() if with_rows else [{}] * len(texts)
+                found = [
+                    replace(
+                        next(following) if has_text else empty,
+                        text=text or "", text_pair=pair, columns=row,
+                    )
+                    for has_text, text, pair, row in zip(
+                        is_filled, texts, pairs or [None] * len(texts), rows, strict=True
+                    )
+                ]  # fmt: skip
+            count, missing = count + len(texts), missing + is_filled.count(False)
+            yield found
+        if missing:
+            message = f"{missing:,} of {count:,} texts are missing: their labels are empty"
+            emit(WarningMessage(message))
         if lowest is not None:
-            emit(Info(f"{abstained:,} of {texts:,} texts have no prediction"))
+            emit(Info(f"{abstained:,} of {count:,} texts have no prediction"))
 
 
-def _chunks(rows: Iterable[Sequence[Row]]) -> Iterator[Sequence[Row]]:
+def _chunks(pieces: Iterable[Texts]) -> Iterator[Texts]:
     max_texts = FIRST_CHUNK_TEXTS
-    for available in rows:
-        while available:
-            ends = accumulate(len(row.text) for row in available[:max_texts])
+    for available in pieces:
+        start = 0
+        while start < len(available):
+            chunk = available[start : start + max_texts]
+            ends = accumulate(len(text or "") for text in chunk.texts)
             count = max(1, sum(end <= MAX_CHUNK_CHARACTERS for end in ends))
-            yield available[:count]
-            available = available[count:]
+            yield chunk if count == len(chunk) else chunk[:count]
+            start += count
             max_texts = min(2 * max_texts, MAX_CHUNK_TEXTS)
 
 
-def _as_row(text: object) -> Row:
-    match text:
-        case str(first):
-            row = Row(first)
-        case (str(first), None | str() as second):
-            row = Row(first, pair=second)
-        case _:
-            remedy = "give texts, or pairs of texts as tuples"
-            raise UsageError(f"{reprlib.repr(text)} is not a text", remedy=remedy)
-    try:
-        f"{row.text}{row.pair}".encode()
-    except UnicodeEncodeError as error:
-        raise DataUnreadable(
-            f"{reprlib.repr(text)} can't be written as UTF-8: {error.reason}",
-            remedy="read texts with their encoding and without errors='surrogateescape'; set the "
-            "terminal's encoding to UTF-8",
-        ) from error
-    return row
-
-
-def read_texts(
+def read_file(
     run: Path, file: Path, *, as_lines: bool = False, emit: Emit = ignore, **options: str | None
-) -> Iterator[list[Row]]:
+) -> Iterator[Texts]:
     """Return the rows of a table, or the lines of a file, as they are read.
 
     If a table has the run's columns of texts, they are read unless others are named.
     """
     folder = open_run_folder(run)
-    from finetune.data.stream import read_rows
+    from finetune.data.stream import read_texts
     from finetune.runs.evaluate import other_data
     from finetune.runs.manifest import Manifest
 
     data = other_data(folder, str(file), flags.given(options))
     reads_pairs = Manifest.read(folder).reads_pairs
-    return read_rows(file, data, as_lines=as_lines, reads_pairs=reads_pairs, emit=emit)
+    return read_texts(file, data, as_lines=as_lines, reads_pairs=reads_pairs, emit=emit)
+
+
+def _is_file_name(text: str) -> bool:
+    """Return whether an argument is a file, or names one like a table or a file of texts."""
+    looks_like_file = text.lower().endswith(FILE_SUFFIXES) or "/" in text or os.sep in text
+    is_word = not re.search(r"\s|://", text)
+    return text == "-" or os.path.isfile(text) or (is_word and looks_like_file)
+
+
+def _as_texts(texts: Sequence[str], pairs: Sequence[str]) -> Texts:
+    try:
+        "".join([*texts, *pairs]).encode()
+    except UnicodeEncodeError as error:
+        raise not_unicode(error.object, error) from error
+    return Texts([*texts], [*pairs] or None)
 
 
 @click.command(epilog=EXAMPLES)
@@ -196,12 +233,14 @@ def read_texts(
     "--data",
     "file",
     type=flags.PATH,
-    help="Table (csv, tsv, jsonl, parquet) or file with one text per line; - for standard input.",
+    help="Table, or file with one text per line; - for standard input.",
 )
 @click.option("--text-pair", "pairs", multiple=True, help="Second text of a pair, for each TEXT.")
 @flags.table_options
 @click.option("--lines", "as_lines", is_flag=True, help="Read the lines of a table as texts.")
-@flags.output_file_option("Write to this csv, jsonl or parquet file.")
+@flags.output_file_option(
+    "Write the table with predictions to this csv, tsv, jsonl, json, parquet or xlsx file."
+)
 @click.option("--all-scores", is_flag=True, help="Give the probability of each class.")
 @click.option(
     "--min-confidence",
@@ -229,13 +268,16 @@ def command(
 ) -> None:
     """Classify texts with the model in the run folder RUN.
 
-    The texts are arguments, rows of a table, or lines of a file or of standard input, where blank
-    ones are skipped. A single argument that is the name of a file stands for that. They are
-    classified as they are read, in any number. The output has their order: lines, or with --json
-    one object per line, with the other columns of the table. The label of a text that has no
-    prediction is empty, in JSON null.
+    The texts are arguments, the rows of a table, or the lines of a file or of standard input (-).
+    One argument without spaces that ends like a table or a text file is a file. Each row and line
+    gets one line of output, in the same order; with --json an object with all columns of the table.
+    The label is empty (null in JSON) where the text is missing or the model abstains. --output
+    writes the table with the predictions added.
     """
-    if file is None and len(texts) == 1 and not pairs and os.path.isfile(texts[0]):
+    if file is None and not pairs and texts and all(map(_is_file_name, texts)):
+        if len(texts) > 1:
+            remedy = "name one file; words that look like files are read from standard input"
+            raise UsageError(f"{', '.join(texts[:3])} are several files", remedy=remedy)
         file, texts = Path(texts[0]), ()
     if texts and file is not None:
         raise UsageError("both texts and --data were given", remedy="give one of them")
@@ -250,40 +292,41 @@ def command(
         display = replace(display, no_progress=True)
     if reads_stdin and sys.stdin is None:
         raise UsageError("standard input is closed", remedy="give texts, or a file with --data")
-    written = 0
-    with ExitStack() as stack, ExitStack() as progress:
+    with ExitStack() as progress:
         emit = progress.enter_context(display.progress())
         if reads_stdin and sys.stdin.isatty():
             emit(Info("classifies each line that is typed; Ctrl-D ends"))
-        from finetune.evaluation.prediction_file import check_output, json_line, prediction_file
+        from finetune.evaluation.prediction_file import PredictionFile, json_line
 
+        written = None
         if output is not None:
-            check_output(output, source=file, overwrite=overwrite)
-        rows: Iterable[Sequence[Row]]
+            written = PredictionFile(output, source=file, overwrite=overwrite)
+        pieces: Iterable[Texts]
         if texts:
-            rows = [[_as_row(both) for both in zip_longest(texts, pairs)]]
+            pieces = [_as_texts(texts, pairs)]
         elif file is None or reads_stdin:
             encoding = reading["encoding"]
-            rows = read_lines(sys.stdin.buffer, name="standard input", encoding=encoding)
+            pieces = read_lines(sys.stdin.buffer, name="standard input", encoding=encoding)
         else:
-            rows = read_texts(run, file, **reading, emit=emit)
+            pieces = read_file(run, file, **reading, emit=emit)
         model = load(run, device=options.pop("device"), emit=emit)
-        chunks = model.stream(rows, **options, emit=emit)
+        if written is not None:
+            pieces = written.reading(pieces)
+        chunks = model.stream(pieces, **options, with_rows=written is None, emit=emit)
         first = next(chunks)
         progress.close()  # a live line would stand between the predictions
-        write = None
-        if output is not None:
-            write = stack.enter_context(prediction_file(output, overwrite=overwrite))
         for predictions in chain([first], chunks):
-            if write is not None:
-                write(predictions)
-                written += len(predictions)
+            if written is not None:
+                written.add(predictions)
             elif display.as_json:
                 click.echo(escape_controls("\n".join(map(json_line, predictions))))
             else:
                 _show_lines(predictions, is_first=predictions is first)
-    if written and not display.quiet:
-        click.echo(f"{written:,} rows → {escape_line(str(output))}", err=display.as_json)
+    if written is not None:
+        written.write()
+        if not display.quiet:
+            rows = f"{written.rows:,} rows → {escape_line(str(output))}"
+            click.echo(rows, err=display.as_json)
 
 
 def _show_lines(predictions: "Sequence[Prediction]", *, is_first: bool) -> None:
@@ -303,14 +346,14 @@ def _cells(prediction: "Prediction") -> list[tuple[str, str]]:
     from finetune.evaluation.prediction_file import joined
 
     words: list[tuple[str, str]] = []
-    numbers: dict[str, float] = {}
+    numbers: dict[str, float | None] = {}
     for name, value in prediction.result.items():
         if isinstance(value, Mapping):
             numbers = dict(value)
-        elif isinstance(value, float):
+        elif isinstance(value, float) or (value is None and not name.startswith("label")):
             numbers[name] = value
         else:
             words.append((name, value if isinstance(value, str) else joined(value or ())))
-    cells = [(name, f"{number:.3f}") for name, number in numbers.items()]
+    cells = [(name, "" if own is None else f"{own:.3f}") for name, own in numbers.items()]
     texts = prediction.texts.items()
     return words + cells + [(name, text.translate(WITHOUT_LINE_ENDS)) for name, text in texts]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune.config.schema import OPTIONS, Config, change_options
-from finetune.data.in_memory import is_waiting
+from finetune.data import is_waiting
 from finetune.errors import ConfigurationInvalid, NotARun, UsageError
 from finetune.events import Emit, Info
 from finetune.ownership import CONTENTS

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
+import pyarrow.compute as pc
 from pyarrow import parquet, types
 
-from finetune.data import TEMPORARY
+from finetune.config.schema import DataConfig
 from finetune.data.columns import LABEL_NAMES, TEXT_NAMES, plain_name
-from finetune.data.read import as_text
-from finetune.errors import ConfigurationInvalid, DataUnreadable
+from finetune.data.read import FileFormat, SourceTable, as_text, frame_of, plain
+from finetune.data.stream import Texts, not_unicode, texts_of
+from finetune.errors import ConfigurationInvalid, DataUnreadable, UsageError
+from finetune.events import Emit
 from finetune.files import write_bytes_atomically
 
 TAKEN = (
@@ -28,11 +31,6 @@ def is_table(value: object) -> bool:
     return value is not None and not isinstance(value, str | bytes | os.PathLike | int | float)
 
 
-def is_waiting(name: object) -> bool:
-    """Return whether a name is that of a table in memory, of which a run keeps a copy."""
-    return isinstance(name, str) and Path(name).parent.name.startswith(TEMPORARY)
-
-
 def as_arrow(table: Any) -> pyarrow.Table:
     """Return a table of any library, or rows or columns of plain Python, as Arrow."""
     try:
@@ -42,13 +40,12 @@ def as_arrow(table: Any) -> pyarrow.Table:
     except (pyarrow.ArrowException, TypeError, AttributeError, ValueError, KeyError) as error:
         message = f"data of the type {type(table).__name__} can't be read as a table: {error}"
         raise ConfigurationInvalid(message, remedy=TAKEN) from error
-    if not arrow.num_rows:
-        raise DataUnreadable("the table has no rows", remedy="add one row per text")
     twice = [name for name, count in Counter(arrow.column_names).items() if count > 1]
     if twice:
         message = f"two columns of the table are called {twice[0]!r}"
         raise DataUnreadable(message, remedy="rename one of them, or leave it out")
-    return arrow
+    columns = dict(zip(arrow.column_names, map(plain, arrow.columns), strict=True))
+    return pyarrow.table(columns).replace_schema_metadata(arrow.schema.metadata)
 
 
 def _as_columns(table: Any) -> pyarrow.Table:
@@ -62,11 +59,11 @@ def _as_columns(table: Any) -> pyarrow.Table:
         if table.features:  # names of classes
             arrow = arrow.cast(table.features.arrow_schema) if is_lazy else arrow
             arrow = arrow.replace_schema_metadata(table.features.arrow_schema.metadata)
-        return plain_table(arrow)
+        return arrow
     if hasattr(table, "collect") and hasattr(table, "lazy"):  # of polars
         table = table.collect()
     if hasattr(table, "__arrow_c_stream__") or hasattr(table, "__arrow_c_array__"):
-        return plain_table(pyarrow.table(table))
+        return pyarrow.table(table)
     if isinstance(table, Mapping):
         return _from_mapping(table)
     if getattr(getattr(table, "dtype", None), "names", None):  # of numpy
@@ -124,7 +121,7 @@ def _from_rows(rows: Sequence[Any]) -> pyarrow.Table:
 
 
 def _table(names: Sequence[str], columns: Iterable[Any]) -> pyarrow.Table:
-    return plain_table(pyarrow.Table.from_arrays([*map(_array, columns)], names=[*names]))
+    return pyarrow.Table.from_arrays([*map(_array, columns)], names=[*names])
 
 
 def _listed(values: Any) -> Any:
@@ -140,7 +137,7 @@ def _listed(values: Any) -> Any:
     return values if is_array and len(shape) < 2 else list(values)
 
 
-def _array(values: Any) -> Any:
+def _array(values: Any, *, mixes: bool = True) -> Any:
     """Return values as Arrow; those that are not of one type as text."""
     values = _listed(values)
     try:
@@ -148,46 +145,55 @@ def _array(values: Any) -> Any:
             return pyarrow.chunked_array(values)
         return pyarrow.array(values, from_pandas=True)
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError):
+        if not mixes:
+            raise
         values = [sorted(one) if isinstance(one, set | frozenset) else one for one in values]
         return pyarrow.array(map(as_text, values), "string")
 
 
-def plain_table(table: pyarrow.Table) -> pyarrow.Table:
-    """Return a table in the types that all of Arrow's functions know: no views, no extensions."""
-    for number, (field, column) in enumerate(zip(table.schema, table.columns, strict=True)):
-        if (kind := _plain_type(field.type)) != field.type:
-            # A cast of views of lists with nulls gives invalid lists.
-            is_view = types.is_list_view(field.type) or types.is_large_list_view(field.type)
-            column = pyarrow.array(column.to_pylist(), kind) if is_view else column.cast(kind)
-            table = table.set_column(number, field.with_type(kind), column)
-    return table
-
-
-def _plain_type(kind: pyarrow.DataType) -> pyarrow.DataType:
-    if isinstance(kind, pyarrow.BaseExtensionType):
-        return _plain_type(kind.storage_type)
-    if types.is_string_view(kind) or types.is_large_string(kind):
-        return pyarrow.string()
-    if types.is_dictionary(kind):
-        return _plain_type(kind.value_type)
-    is_list = (types.is_list, types.is_large_list, types.is_list_view, types.is_large_list_view)
-    return pyarrow.list_(_plain_type(kind.value_type)) if any(f(kind) for f in is_list) else kind
-
-
-def not_unicode(text: str, error: UnicodeEncodeError) -> DataUnreadable:
-    """Return the error for a text with half of a surrogate pair."""
-    return DataUnreadable(
-        f"{reprlib.repr(text)} can't be written as UTF-8: {error.reason}",
-        remedy="read texts with their encoding and without errors='surrogateescape'; set the "
-        "terminal's encoding to UTF-8",
-    )
-
-
 def write_table(table: Any, folder: Path) -> Path:
     """Write a table as a Parquet file, which the digest of its content names, in a folder."""
-    content = pyarrow.BufferOutputStream()
-    parquet.write_table(as_arrow(table), content)
+    content, arrow = pyarrow.BufferOutputStream(), as_arrow(table)
+    if not arrow.num_rows:
+        raise DataUnreadable("the table has no rows", remedy="add one row per text")
+    parquet.write_table(arrow, content)
     written = content.getvalue().to_pybytes()
     path = folder / f"table-{hashlib.sha256(written).hexdigest()[:8]}.parquet"
     write_bytes_atomically(path, written)
     return path
+
+
+def read_texts(texts: Any, options: DataConfig, *, reads_pairs: bool, emit: Emit) -> Texts:
+    """Return a text, or all of a list, a column or a table."""
+    if isinstance(texts, str) or (isinstance(texts, tuple) and len(texts) == 2 and reads_pairs):
+        return texts_of_list([texts])
+    is_rows = isinstance(texts, list) and isinstance(next(iter(texts), None), Mapping)
+    names = ("columns", "column_names", "read_all")
+    is_frame = isinstance(texts, Mapping) or any(hasattr(texts, name) for name in names)
+    has_fields = getattr(getattr(texts, "dtype", None), "names", None)
+    if not (is_rows or is_frame or has_fields):
+        return texts_of_list(texts)
+    table = as_arrow(texts)
+    if not table.num_rows:
+        return Texts([], [] if reads_pairs else None)
+    source = SourceTable(Path("the table"), frame_of(table), FileFormat("parquet"), str)
+    return texts_of(source, options, reads_pairs=reads_pairs, emit=emit)
+
+
+def texts_of_list(texts: Any) -> Texts:
+    """Return a list, Series or other column of texts, or of pairs as tuples."""
+    try:
+        values = plain(pyarrow.chunked_array([_array(texts, mixes=False)]))
+        kind, texts = values.type, values
+        if types.is_null(kind) or types.is_string(kind):
+            return Texts(values.cast("string"))
+        is_pair = types.is_list(kind) and types.is_string(kind.value_type)
+        if is_pair and pc.all(pc.equal(pc.list_value_length(values), 2)).as_py():
+            return Texts(*(pc.list_element(values, number) for number in (0, 1)))
+    except UnicodeEncodeError as error:
+        raise not_unicode(error.object, error) from error
+    except (pyarrow.ArrowException, TypeError):
+        pass
+    kind = f"{reprlib.repr(texts)}, of the type {type(texts).__name__}"
+    remedy = "give a text, a list of texts or of pairs as tuples, or a table"
+    raise UsageError(f"{kind}, is no list of texts", remedy=remedy)

@@ -89,7 +89,7 @@ class SourceTable:
         """Yield the rows in pieces, with missing values as ``None``."""
         for start in range(0, len(self.frame), STREAM_ROWS):
             piece = self.frame.iloc[start : start + STREAM_ROWS]
-            columns = (_arrow_of(own) for _, own in piece.items())
+            columns = (arrow_of(own) for _, own in piece.items())
             values = [
                 own if isinstance(own, list) else own.to_pylist()
                 for own in columns
@@ -151,7 +151,7 @@ def read_file(path: Path, options: DataConfig, *, emit: Emit) -> RawTable:
         frame = labeling_tools.convert(frame)
     columns, left_out = {}, []
     for name, values in frame.items():
-        if (texts := _as_texts(values)) is None:
+        if (texts := as_texts(values)) is None:
             left_out.append(name)
         else:
             columns[name] = texts
@@ -164,11 +164,6 @@ def read_file(path: Path, options: DataConfig, *, emit: Emit) -> RawTable:
         emit(Info(f"the last row of {source.path} is a total and is left out"))
         table, numbers = table.slice(0, len(table) - 1), numbers[:-1]
     return RawTable(source.path, table, source.place, numbers, source.class_names)
-
-
-def stream_file(path: Path, options: DataConfig, *, emit: Emit) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows of a file, which may be packed, in pieces, with their values as they are."""
-    yield from read_source(path, options, emit=emit).records()
 
 
 def read_source(
@@ -196,7 +191,7 @@ def read_source(
             "csv", dialect.delimiter, dialect.quote, text.encoding, dialect.has_header,
             text.line_end(),
         )  # fmt: skip
-        return SourceTable(content.path, _frame_of(table), file_format, dialect.place)
+        return SourceTable(content.path, frame_of(table), file_format, dialect.place)
     emit(Info(f"reading {text.path}: encoding {text.encoding}"))
     read = {"json": _read_json, "jsonl": _read_json_lines, "fasttext": _read_fasttext}[kind]
     frame, place = read(text, options, emit)
@@ -238,12 +233,12 @@ def _is_json_lines(content: Content) -> bool:
         return False
 
 
-def _frame_of(table: pyarrow.Table) -> pandas.DataFrame:
+def frame_of(table: pyarrow.Table) -> pandas.DataFrame:
     """Return a frame of Arrow's types, which holds the values of a table and copies none."""
     return table.to_pandas(types_mapper=pandas.ArrowDtype)
 
 
-def _arrow_of(values: pandas.Series) -> Any:
+def arrow_of(values: pandas.Series) -> Any:
     """Return a column of Arrow's type as Arrow, and one of objects as a list."""
     if isinstance(values.dtype, pandas.ArrowDtype):
         return pyarrow.chunked_array(values.array.__arrow_array__())
@@ -262,7 +257,7 @@ def _read_json_lines(
 
     table = _read_by_arrow(text)
     if table is not None:
-        return _frame_of(table), place
+        return frame_of(table), place
     objects = [
         _parse_object(line, place=f"line {number} of {text.path}") for number, line in text.lines()
     ]
@@ -469,7 +464,7 @@ def _read_parquet(content: Content, *, readable_only: bool, emit: Emit) -> Sourc
     columns = dict(zip(names, map(_stored, table.columns), strict=True))
     file_format = FileFormat("parquet", metadata=schema.metadata)
     return SourceTable(
-        path, _frame_of(pyarrow.table(columns)), file_format,
+        path, frame_of(pyarrow.table(columns)), file_format,
         lambda row: f"row {row + 1} of {path}", class_names=_class_names(schema),
     )  # fmt: skip
 
@@ -576,9 +571,9 @@ def _has_unsaved_formulas(content: Content) -> bool:
 # Values as text.
 
 
-def _as_texts(values: pandas.Series) -> pyarrow.ChunkedArray | None:
+def as_texts(values: pandas.Series) -> pyarrow.ChunkedArray | None:
     """Return a column as text, or ``None`` if it holds other values than texts and numbers."""
-    column = _arrow_of(values)
+    column = arrow_of(values)
     if isinstance(column, list):
         texts = pyarrow.array(map(as_text, column), "string")
         return None if texts.null_count else pyarrow.chunked_array([texts])
@@ -587,7 +582,7 @@ def _as_texts(values: pandas.Series) -> pyarrow.ChunkedArray | None:
 
 def texts_of_column(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
     """Return a readable column as text, each value as by ``as_text``, missing ones too."""
-    column = _plain(column)
+    column = plain(column)
     if types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if types.is_list(column.type) or types.is_large_list(column.type):
@@ -607,7 +602,7 @@ def _stored(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
     return column.cast(column.type.storage_type) if is_extended else column
 
 
-def _plain(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
+def plain(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
     """Return a column without Arrow's newer types, most of whose functions are missing."""
     column = _stored(column)
     kind = column.type
@@ -663,12 +658,6 @@ def as_text(value: Any) -> str | None:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value)
-
-
-def columns_of_records(records: Sequence[Mapping[str, Any]]) -> pyarrow.Table:
-    """Return the columns of rows as text, without those that hold other values."""
-    texts = {name: _as_texts(values) for name, values in _frame_of_records(records).items()}
-    return pyarrow.table({name: own for name, own in texts.items() if own is not None})
 
 
 def _report_left_out(names: Iterable[str], *, path: Path, emit: Emit) -> None:

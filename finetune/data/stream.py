@@ -1,68 +1,111 @@
-"""Texts to classify, piece by piece: memory does not grow with their number.
+"""Texts to classify: lines as they come, and the rows of a table, which stay with them.
 
 Lines of a pipe are read without what reads tables, which is imported where a table is.
 """
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import reprlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from finetune.errors import DataNotFound
-from finetune.events import Emit, Info, WarningMessage
+from finetune.errors import DataNotFound, DataUnreadable
+from finetune.events import Emit, Info
 from finetune.files import is_there
 
 if TYPE_CHECKING:
     from finetune.config.schema import DataConfig
+    from finetune.data.read import SourceTable
 # As much as a pipe holds.
 CHUNK_BYTES = 2**16
+# Columns are chosen by so many rows.
+SAMPLE_ROWS = 10_000
+GRIDS = ("csv", "excel")
 
 
 @dataclass(frozen=True)
-class Row:
-    """A text, or a pair of texts, and the other columns of its row by name."""
+class Texts:
+    """Texts, or pairs of texts, some of which are missing or blank, and the table of their rows."""
 
-    text: str
-    columns: Mapping[str, Any] = field(default_factory=dict)
-    pair: str | None = None
+    texts: Any  # a list, or a column of Arrow
+    pairs: Any = None
+    source: "SourceTable | None" = None
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, rows: slice) -> "Texts":
+        """Return some of the texts, as lists."""
+        texts, pairs = (
+            own[rows].to_pylist() if hasattr(own, "to_pylist") else own and own[rows]
+            for own in (self.texts, self.pairs)
+        )
+        frame = self.source and self.source.frame.iloc[rows]
+        return Texts(texts, pairs, self.source and replace(self.source, frame=frame))
+
+    @property
+    def is_filled(self) -> list[bool]:
+        """Whether each text, or both of a pair, are more than spaces."""
+        columns = [own for own in (self.texts, self.pairs) if own is not None]
+        return [
+            all(text and not text.isspace() for text in row) for row in zip(*columns, strict=True)
+        ]
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the rows of the table; empty ones if there is none."""
+        return [*chain(*self.source.records())] if self.source else [{}] * len(self)
 
 
-def read_lines(stream: BinaryIO, *, name: str, encoding: str | None) -> Iterator[list[Row]]:
-    """Yield the lines of a stream that are not blank, as many as there are at a time."""
+def not_unicode(text: str, error: UnicodeEncodeError) -> DataUnreadable:
+    """Return the error for a text with half of a surrogate pair."""
+    return DataUnreadable(
+        f"{reprlib.repr(text)} can't be written as UTF-8: {error.reason}",
+        remedy="read texts with their encoding and without errors='surrogateescape'; set the "
+        "terminal's encoding to UTF-8",
+    )
+
+
+def read_lines(stream: BinaryIO, *, name: str, encoding: str | None) -> Iterator[Texts]:
+    """Yield the lines of a stream, as many as there are at a time."""
     from finetune.data.encoding import decode
 
     chunks = iter(partial(stream.read1, CHUNK_BYTES), b"")  # type: ignore[attr-defined]
     line, is_empty = "", True
-    for text in chain(decode(chunks, encoding or "utf-8-sig", name=name), ["\n"]):
+    for text in decode(chunks, encoding or "utf-8-sig", name=name):
         # Not splitlines, which also splits at marks that stand inside texts, such as U+2028.
         *lines, line = (line + text).split("\n")
-        if rows := [Row(line.removesuffix("\r")) for line in lines if line.strip()]:
+        if lines:
             is_empty = False
-            yield rows
-    if is_empty:
+            yield Texts([line.removesuffix("\r") for line in lines])
+    if line:
+        yield Texts([line.removesuffix("\r")])
+    elif is_empty:
         raise DataNotFound(f"{name} has no texts", remedy="write one text per line")
 
 
-def read_rows(
+def read_texts(
     path: Path, options: "DataConfig", *, as_lines: bool, reads_pairs: bool = False, emit: Emit
-) -> Iterator[list[Row]]:
+) -> Iterator[Texts]:
     """Return the texts of a table's text column, or the lines of another file, as they are read."""
     from finetune.data.encoding import find_text
     from finetune.data.packed import Content, unpack
-    from finetune.data.read import TABLE_SUFFIXES, stream_file
+    from finetune.data.read import TABLE_SUFFIXES, read_source
 
     if os.path.isdir(path):  # no error where a name is too long
         remedy = "name a table, or a file with one text per line"
         raise DataNotFound(f"{path} is a folder", remedy=remedy)
     if not is_there(path):
-        raise DataNotFound(f"there is no file {path}", remedy="check the name after --data")
+        raise DataNotFound(f"there is no file {path}", remedy="check the name and the folder")
     is_table = path.suffix.lower() in TABLE_SUFFIXES and path.suffixes[-2:-1] != [".txt"]
     if is_table and not as_lines:
-        pieces = stream_file(path, options, emit=emit)
-        return read_records(pieces, options, name=str(path), reads_pairs=reads_pairs, emit=emit)
+        source = read_source(path, options, emit=emit)
+        if options.header is None and _begins_with_data(source, options):
+            emit(Info(f"the first row of {path} is read as data; --header reads it as names"))
+            source = read_source(path, replace(options, header=False), emit=emit)
+        return iter([texts_of(source, options, reads_pairs=reads_pairs, emit=emit)])
     content, encoding = Content(path), options.encoding
     if path.is_file():
         content = unpack(path)
@@ -70,50 +113,46 @@ def read_rows(
     return read_lines(content.open(), name=str(path), encoding=encoding)
 
 
-def read_records(
-    pieces: Iterator[list[dict[str, Any]]],
-    options: "DataConfig",
-    *,
-    name: str,
-    reads_pairs: bool,
-    keeps_empty: bool = False,
-    emit: Emit,
-) -> Iterator[list[Row]]:
-    """Return the texts of a table's text column from its rows; without those that are empty."""
-    from finetune.data.columns import PAIR, TEXT, choose_columns, join_texts
-    from finetune.data.read import as_text, columns_of_records
+def _begins_with_data(source: "SourceTable", options: "DataConfig") -> bool:
+    """Return whether the names of columns are a text, as those beneath, and not the run's names."""
+    from finetune.data.columns import LABEL_NAMES, TEXT_NAMES, columns_named, plain_name
 
-    sample = next(pieces, [])
-    columns = columns_of_records(sample)
+    names = [*source.frame.columns]
+    wanted = [*getattr(options, "earlier_columns", {}).values(), options.text_column]
+    is_known = any(set(columns_named(name, names)) <= {*names} for name in wanted if name)
+    is_named = any(plain_name(name) in TEXT_NAMES + LABEL_NAMES for name in names)
+    if is_known or is_named or not (source.format.has_header and source.format.kind in GRIDS):
+        return False
+    sample = source.frame.head(100)
+    lengths = {name: sample[name].astype(str).str.len().mean() for name in names}
+    name = max(lengths, key=lengths.__getitem__)
+    is_sentence = " " in name and (name.endswith((".", "!", "?")) or 2 * len(name) > lengths[name])
+    return is_sentence or name in sample[name].values
+
+
+def texts_of(
+    source: "SourceTable", options: "DataConfig", *, reads_pairs: bool, emit: Emit
+) -> Texts:
+    """Return the texts of a table, in the columns that are named or as those of the run."""
+    import pyarrow
+
+    from finetune.data.columns import PAIR, TEXT, choose_columns
+    from finetune.data.columns import read_texts as join_columns
+    from finetune.data.read import as_texts
+
+    def texts_in(frame: Any) -> pyarrow.Table:
+        columns = {name: as_texts(values) for name, values in frame.items()}
+        return pyarrow.table({name: own for name, own in columns.items() if own is not None})
+
     wanted = (TEXT, PAIR) if reads_pairs else (TEXT,)
-    chosen = choose_columns(columns, options, table=name, wanted=wanted)
-    texts, pairs = (chosen[one].names if one in chosen else () for one in (TEXT, PAIR))
+    sample = texts_in(source.frame.head(SAMPLE_ROWS))
+    chosen = choose_columns(sample, options, table=str(source.path), wanted=wanted)
     named = " and ".join(repr(column.name) for column in chosen.values())
-    emit(Info(f"texts from column {named} of {name}"))
-
-    def row_of(record: dict[str, Any]) -> Row:
-        values = ([as_text(record.pop(key, "")) or "" for key in own] for own in (texts, pairs))
-        first, second = map(join_texts, values)
-        return Row(first, record, second if pairs else None)
-
-    def has_text(row: Row) -> bool:
-        return all(text is None or text.strip() for text in (row.text, row.pair))
-
-    def rows() -> Iterator[list[Row]]:
-        skipped, is_empty = 0, True
-        for records in chain([sample], pieces):
-            found = map(row_of, records)
-            with_text = list(found if keeps_empty else filter(has_text, found))
-            skipped += len(records) - len(with_text)
-            if with_text:
-                is_empty = False
-                yield with_text
-        if is_empty:
-            raise DataNotFound(
-                f"{name} has no texts in {','.join(texts)!r}",
-                remedy="name another with --text-column",
-            )
-        if skipped:
-            emit(WarningMessage(f"{skipped:,} rows of {name} skipped: empty text"))
-
-    return rows()
+    emit(Info(f"texts from column {named} of {source.path}"))
+    texts, pairs = (
+        join_columns(texts_in(source.frame[[*chosen[own].names]]), chosen[own].names)
+        if own in chosen
+        else None
+        for own in (TEXT, PAIR)
+    )
+    return Texts(texts, pairs, source)

@@ -1,92 +1,211 @@
-"""Writes predictions to a file, batch by batch: CSV, JSON lines or Parquet."""
+"""The table of an input with predictions added to it, written in the format of a file's name."""
 
+import csv
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import date, time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pyarrow
-from pyarrow import csv, parquet
+from pyarrow import parquet
 
-from finetune.errors import UsageError
+from finetune.data.stream import Texts
+from finetune.errors import DataError, UsageError
 from finetune.files import naming, temporary_path
 from finetune.ownership import check_output_file
-from finetune.tasks.base import Prediction
+from finetune.tasks.base import Prediction, rename_taken
 
-Write = Callable[[Sequence[Prediction]], None]
+if TYPE_CHECKING:
+    from finetune.data.read import FileFormat, SourceTable
+DELIMITERS = {".csv": ",", ".tsv": "\t", ".txt": "\t"}
+EXCEL_ROWS = 1_048_576
+PLAIN = {str, int, float, bool, type(None)}
 
 
-def check_output(path: Path, *, source: Path | None, overwrite: bool = False) -> None:
-    """Raise a UsageError unless predictions can be written to a file other than the source."""
-    if path.suffix.lower() not in WRITERS:
-        raise UsageError(
-            f"unsupported extension of {path}", remedy=f"use one of {', '.join(WRITERS)}"
+class PredictionFile:
+    """Collects what a model predicts, and writes it next to the columns of the input."""
+
+    def __init__(self, path: Path, *, source: Path | None, overwrite: bool = False) -> None:
+        """Raise a UsageError unless the file can be written, and is not the source."""
+        if path.suffix.lower() not in WRITERS:
+            raise UsageError(
+                f"unsupported extension of {path}", remedy=f"use one of {', '.join(WRITERS)}"
+            )
+        folder = path.absolute().parent
+        if os.path.isdir(path) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+            raise UsageError(
+                f"{path} can't be written: it is a folder, or its folder is missing or read-only",
+                remedy="name a file in a folder that exists and that you may write to",
+            )
+        if source is not None and path.exists() and source.exists() and path.samefile(source):
+            raise UsageError(f"{path} is the file that is read", remedy="name another --output")
+        check_output_file(path, overwrite=overwrite)
+        self.path, self.overwrite, self.rows = path, overwrite, 0
+        self._source: SourceTable | None = None
+        # By column: the texts, where they are not from a table, and what is predicted.
+        self._texts = defaultdict[str, list[Any]](list)
+        self._results = defaultdict[str, list[Any]](list)
+
+    def reading(self, pieces: Iterable[Texts]) -> Iterator[Texts]:
+        """Yield texts, of which the table is kept."""
+        for piece in pieces:
+            self._source = piece.source
+            yield piece
+
+    def add(self, predictions: Sequence[Prediction]) -> None:
+        """Add the predictions of the next rows."""
+        self.rows += len(predictions)
+        is_json = WRITERS[self.path.suffix.lower()] in IN_JSON
+        for prediction in predictions:
+            result = prediction.result if is_json else _flatten(prediction.result)
+            for name, value in result.items():
+                self._results[name].append(value)
+            if self._source is None:
+                for name, text in prediction.texts.items():
+                    self._texts[name].append(text)
+
+    def write(self) -> None:
+        """Write all rows; the file gets its name when it is whole."""
+        from finetune.data.read import FileFormat, arrow_of
+
+        suffix, source, columns = (
+            self.path.suffix.lower(),
+            self._source,
+            dict[str, Any](self._texts),
         )
-    folder = path.absolute().parent
-    if os.path.isdir(path) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise UsageError(
-            f"{path} can't be written: it is a folder, or its folder is missing or read-only",
-            remedy="name a file in a folder that exists and that you may write to",
-        )
-    if source is not None and path.exists() and source.exists() and path.samefile(source):
-        raise UsageError(f"{path} is the file that is read", remedy="name another --output")
-    check_output_file(path, overwrite=overwrite)
+        written = FileFormat("txt", has_header=suffix != ".txt")
+        if source is not None:
+            columns = {name: arrow_of(own) for name, own in source.frame.items()}
+            written = source.format
+            if WRITERS[suffix] is not WRITERS.get(source.path.suffix.lower()):
+                written = FileFormat(written.kind, has_header=written.has_header)
+        if suffix in DELIMITERS and (source is None or suffix != source.path.suffix.lower()):
+            written = replace(written, delimiter=DELIMITERS[suffix], quote='"')
+        columns |= rename_taken(self._results, columns)
+        unfinished = temporary_path(self.path)
+        unfinished.touch(exist_ok=False)
+        try:
+            with naming(self.path):
+                WRITERS[suffix](unfinished, columns, written)
+            check_output_file(self.path, overwrite=self.overwrite)
+            os.replace(unfinished, self.path)
+        finally:
+            unfinished.unlink(missing_ok=True)
 
 
-@contextmanager
-def prediction_file(path: Path, *, overwrite: bool = False) -> Iterator[Write]:
-    """Yield a function that adds predictions; the file gets its name when all are written.
-
-    Until then, and after an error, they are in the same folder, under a name of their own.
-    """
-    unfinished = temporary_path(path)
-    unfinished.touch(exist_ok=False)
-    with naming(path), WRITERS[path.suffix.lower()](unfinished) as write:
-        yield write
-    check_output_file(path, overwrite=overwrite)
-    os.replace(unfinished, path)
+Columns = Mapping[str, Any]
+"""Lists, or columns of Arrow, by name."""
 
 
-@contextmanager
-def _json_lines(path: Path) -> Iterator[Write]:
-    with path.open("w", encoding="utf-8") as file:
-        yield lambda predictions: file.writelines(f"{json_line(row)}\n" for row in predictions)
+def _as_cells(values: Any) -> list[Any]:
+    """Return values as a cell of a file can hold them: lists and the like as JSON."""
+    cells = values if isinstance(values, list) else values.to_pylist()
+    if {*map(type, cells)} <= PLAIN:
+        return cells
+    return [own if type(own) in PLAIN else _as_text(own) for own in cells]
 
 
-@contextmanager
-def _table(writer_type: Any, path: Path) -> Iterator[Write]:
-    schema: Any = None
-    writer: Any = None
-    with ExitStack() as stack:
-
-        def write(predictions: Sequence[Prediction]) -> None:
-            nonlocal schema, writer
-            rows = [*map(_flatten, predictions)]
-            names = dict.fromkeys(name for row in rows for name in row)
-            if schema is None:
-                are_floats = [isinstance(rows[0].get(name), float) for name in names]
-                types = ("float64" if is_float else "string" for is_float in are_floats)
-                schema = pyarrow.schema([*zip(names, types, strict=True)])
-                writer = stack.enter_context(writer_type(path, schema))
-            if new := names.keys() - {*schema.names}:
-                raise UsageError(
-                    f"columns that the first rows lack: {', '.join(sorted(new))}; the predictions"
-                    f" before them are in {path}",
-                    remedy="write --output FILE.jsonl, where each row has its own columns",
-                )
-            writer.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
-
-        yield write
+def _as_text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str).strip('"')
 
 
-WRITERS: dict[str, Callable[[Path], AbstractContextManager[Write]]] = {
-    ".csv": partial(_table, csv.CSVWriter),
-    ".jsonl": _json_lines,
-    ".parquet": partial(_table, parquet.ParquetWriter),
+def _write_delimited(path: Path, columns: Columns, written: "FileFormat") -> None:
+    cells = [*map(_as_cells, columns.values())]
+
+    def write(encoding: str) -> None:
+        with path.open("w", encoding=encoding, newline="") as file:
+            # Python puts quotes around a line end in a cell if it ends rows, as \r and \n do here.
+            rows = SimpleNamespace(write=lambda row: file.write(row[:-2] + written.line_end))
+            writer = csv.writer(rows, delimiter=written.delimiter, quotechar=written.quote or '"')
+            if written.has_header:
+                writer.writerow(columns)
+            writer.writerows(zip(*cells, strict=True))
+
+    try:
+        write(written.encoding)
+    except UnicodeEncodeError:  # a class has other characters than the input
+        write("utf-8-sig")
+
+
+def _json_rows(columns: Columns) -> Iterator[str]:
+    values = (own if isinstance(own, list) else own.to_pylist() for own in columns.values())
+    rows = (dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True))
+    return (json.dumps(row, ensure_ascii=False, default=str) for row in rows)
+
+
+def _write_json_lines(path: Path, columns: Columns, written: "FileFormat") -> None:
+    with path.open("w", encoding=written.encoding, newline="") as file:
+        file.writelines(f"{row}{written.line_end}" for row in _json_rows(columns))
+
+
+def _write_json(path: Path, columns: Columns, written: "FileFormat") -> None:
+    with path.open("w", encoding=written.encoding) as file:
+        file.write("[\n" + ",\n".join(_json_rows(columns)) + "\n]\n")
+
+
+def _write_parquet(path: Path, columns: Columns, written: "FileFormat") -> None:
+    table = pyarrow.table({name: _as_arrow(own) for name, own in columns.items()})
+    parquet.write_table(table.replace_schema_metadata(written.metadata), path)
+
+
+def _as_arrow(values: Any) -> Any:
+    if not isinstance(values, list):
+        return values
+    if all(own is None for own in values):
+        return pyarrow.array(values, "string")
+    try:
+        return pyarrow.array(values)
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError):
+        return pyarrow.array([own and _as_text(own) for own in values], "string")
+
+
+def _write_excel(path: Path, columns: Columns, written: "FileFormat") -> None:
+    try:
+        from openpyxl import Workbook
+        from openpyxl.cell import WriteOnlyCell
+        from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
+    except ImportError as error:
+        remedy = "pip install openpyxl, or name a .csv file"
+        raise UsageError("writing .xlsx needs the package openpyxl", remedy=remedy) from error
+    book = Workbook(write_only=True)
+    sheet = book.create_sheet("predictions")
+
+    def cell(value: Any) -> Any:
+        if isinstance(value, str):
+            written = WriteOnlyCell(sheet, ILLEGAL_CHARACTERS_RE.sub("", value))
+            written.data_type = "s"  # no formula, even if it begins with =
+            return written
+        is_plain = type(value) in PLAIN or (isinstance(value, date | time) and not _has_zone(value))
+        return value if is_plain else _as_text(value)
+
+    values = [own if isinstance(own, list) else own.to_pylist() for own in columns.values()]
+    if len(values[0]) >= EXCEL_ROWS:
+        rows = f"{len(values[0]):,} rows and their names are more than an Excel sheet holds"
+        raise DataError(rows, remedy="name a .csv or .parquet file")
+    if written.has_header:
+        sheet.append([*map(cell, columns)])
+    for row in zip(*values, strict=True):
+        sheet.append([*map(cell, row)])
+    book.save(path)
+
+
+def _has_zone(value: Any) -> bool:
+    return getattr(value, "tzinfo", None) is not None
+
+
+WRITERS: dict[str, Callable[[Path, Columns, "FileFormat"], None]] = {
+    **dict.fromkeys(DELIMITERS, _write_delimited),
+    **dict.fromkeys((".jsonl", ".ndjson"), _write_json_lines),
+    ".json": _write_json,
+    ".parquet": _write_parquet,
+    ".xlsx": _write_excel,
 }
+IN_JSON = (_write_json, _write_json_lines)
 
 
 def json_line(prediction: Prediction) -> str:
@@ -94,24 +213,17 @@ def json_line(prediction: Prediction) -> str:
     return json.dumps(prediction.to_json(), ensure_ascii=False, default=str)
 
 
-def _flatten(prediction: Prediction) -> dict[str, Any]:
+def _flatten(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return numbers and texts by column."""
-    row: dict[str, Any] = dict(prediction.texts)
-    for name, value in prediction.result.items():
+    row: dict[str, Any] = {}
+    for name, value in result.items():
         if isinstance(value, Mapping):
-            row |= {f"probability_{label}": one for label, one in value.items()}
+            row |= {f"probability_{label}": own for label, own in value.items()}
         else:
             row[name] = joined(value) if isinstance(value, list) else value
-    others = prediction.columns_beside(row)
-    return row | {name: _as_text(value) for name, value in others.items()}
+    return row
 
 
 def joined(values: Sequence[str | float]) -> str:
     """Return labels, or their probabilities, with a bar between them."""
-    return "|".join(one if isinstance(one, str) else f"{one:.3f}" for one in values)
-
-
-def _as_text(value: Any) -> str:
-    if value is None or isinstance(value, str):
-        return value or ""
-    return json.dumps(value, ensure_ascii=False, default=str).strip('"')
+    return "|".join(own if isinstance(own, str) else f"{own:.3f}" for own in values)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from finetune import distributed
 from finetune.config.mode import Mode
 from finetune.config.schema import OPTIONS, Config, Pooling, change_options
+from finetune.data import is_waiting
 from finetune.data.dataset import LoadedData, column_of
-from finetune.data.in_memory import is_waiting
 from finetune.data.load import KNOWN_BY_NAME, load_splits
 from finetune.data.split import split_fold
 from finetune.devices.base import Device

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from finetune.config.load import SECTIONS, check_name, check_type, check_value
 from finetune.config.schema import OPTIONS, Config
 from finetune.config.yaml_files import read_yaml
-from finetune.data.in_memory import is_waiting
+from finetune.data import is_waiting
 from finetune.errors import ConfigurationInvalid
 from finetune.evaluation.statistics import Interval, bootstrap, percentile_interval
 from finetune.runs.folder import SweepFolder

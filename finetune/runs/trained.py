@@ -1,7 +1,7 @@
 """The model of a finished run, free of the libraries that read data."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +67,15 @@ class TrainedModel:
             logits = self._logits(self.text_model.inputs(encoded), lengths)
         task = self.text_model.task
         return task.predict(texts, logits, all_scores=all_scores)
+
+    def no_prediction(self, *, all_scores: bool = False) -> Prediction:
+        """Return the prediction for a missing text, in which each value is None."""
+        task = self.text_model.task
+        logits = np.zeros((1, len(task.output_names)), np.float32)
+        [prediction] = task.predict([""], logits, all_scores=all_scores)
+        scores = prediction.probabilities
+        values, probabilities = dict.fromkeys(prediction.values), scores and dict.fromkeys(scores)
+        return replace(prediction, values=values, probabilities=probabilities)
 
     def logits(self, examples: ModelInputs) -> NDArray[np.float32]:
         """Return the logits of examples: float32 of shape [examples, classes], in their order."""

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pyarrow import ChunkedArray as Column
     from transformers import PreTrainedConfig
 
+T = TypeVar("T")
 Labels = NDArray[Any]
 Logits = NDArray[np.float32]
 Predict = Callable[[], tuple[Logits, Labels]]
@@ -52,12 +53,13 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
 class Prediction(Shown):
     """What a model predicts for a text; each value, such as ``label``, is an attribute too.
 
-    The label is None where the model abstains; ``columns`` are others of the text's row.
+    The label is None where the model abstains or the text is missing; ``columns`` are those of
+    the text's row, if it is one of a table.
     """
 
     text: str
     values: Mapping[str, Any]
-    probabilities: Mapping[str, float] | None = None
+    probabilities: Mapping[str, float | None] | None = None
     columns: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     text_pair: str | None = field(default=None, kw_only=True)
 
@@ -80,21 +82,23 @@ class Prediction(Shown):
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``finetune predict --json`` prints."""
-        values = {**self.texts, **self.result}
-        return values | self.columns_beside(values)
+        row = self.columns or self.texts
+        return {**row, **rename_taken(self.result, row)}
 
     def records(self) -> list[dict[str, Any]]:
-        """Return its values, then the text and other columns."""
-        return [{**self.result, **self.to_json()}]
+        """Return its values, then the text or the columns of its row."""
+        row = self.columns or self.texts
+        return [{**rename_taken(self.result, row), **row}]
 
-    def columns_beside(self, taken: Collection[str]) -> dict[str, Any]:
-        """Return the row's other columns; a name that is taken gets the prefix ``input_``."""
-        columns: dict[str, Any] = {}
-        for name, value in self.columns.items():
-            while name in taken or name in columns:
-                name = f"input_{name}"
-            columns[name] = value
-        return columns
+
+def rename_taken(values: Mapping[str, T], taken: Collection[str]) -> dict[str, T]:
+    """Return predicted values by name; those whose name a column has are ``predicted_...``."""
+    renamed = {}
+    for name, value in values.items():
+        while name in taken:
+            name = f"predicted_{name}"
+        renamed[name] = value
+    return renamed
 
 
 class Predictions(Shown, list[Prediction]):

@@ -24,9 +24,9 @@ from pyarrow import parquet
 from finetune.config.load import load_config
 from finetune.config.schema import DataConfig
 from finetune.data.load import load_data
-from finetune.data.stream import read_rows
+from finetune.data.stream import read_texts
 from finetune.errors import FinetuneError
-from finetune.evaluation.prediction_file import prediction_file
+from finetune.evaluation.prediction_file import PredictionFile
 from finetune.events import ignore
 from finetune.runs.checkpoint import read_checkpoint, write_checkpoint
 from finetune.tasks.base import Prediction
@@ -82,7 +82,7 @@ def read_table(path: Path) -> None:
 
 def stream_table(path: Path) -> None:
     options = DataConfig(str(path))
-    for _ in read_rows(path, options, as_lines=False, emit=ignore):
+    for _ in read_texts(path, options, as_lines=False, emit=ignore):
         pass
 
 
@@ -145,8 +145,11 @@ def test_answers_read_back_as_they_were_written(
 ) -> None:
     folder = tmp_path_factory.mktemp("answers")
     for suffix in ("csv", "jsonl", "parquet"):
-        with prediction_file(folder / f"answers.{suffix}") as write:
-            write([Prediction(text, {"label": label, "probability": 0.5}) for text, label in rows])
+        answers = PredictionFile(folder / f"answers.{suffix}", source=None)
+        answers.add(
+            [Prediction(text, {"label": label, "probability": 0.5}) for text, label in rows]
+        )
+        answers.write()
     with (folder / "answers.csv").open(encoding="utf-8", newline="") as file:
         assert [(one["text"], one["label"]) for one in csv.DictReader(file)] == rows
     lines = (folder / "answers.jsonl").read_bytes().decode().split("\n")[:-1]

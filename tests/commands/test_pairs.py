@@ -93,8 +93,9 @@ def test_pairs_are_predicted_from_a_table_and_from_arguments(
     output = tmp_path / "answers.jsonl"
     command("predict", run, "--data", table, "--output", output)
     answers = [json.loads(line) for line in output.read_text().splitlines()]
-    assert [(one["text"], one["text_pair"], one["input_label"]) for one in answers] == PAIRS
-    assert all(one["no"] == "7" and "sentence2" not in one for one in answers)
+    read = [(one["sentence1"], one["sentence2"], one["label"]) for one in answers]
+    assert read == PAIRS
+    assert all(one["no"] == "7" and one["predicted_label"] for one in answers)
 
     first, second = PAIRS[0][:2]
     shown = command("predict", run, first, "--text-pair", second).output.splitlines()

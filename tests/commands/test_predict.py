@@ -1,6 +1,7 @@
 """``finetune predict``, as a function and as a command."""
 
 import csv
+import datetime
 import io
 import json
 import shutil
@@ -9,14 +10,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow
+import numpy as np
+import pandas
+import pyarrow as pa
 import pytest
+from datasets import Dataset
+from openpyxl import Workbook, load_workbook
 from pyarrow import parquet
 from tiny_runs import TEXTS, Command, Outcome
 
 import finetune
 from finetune.commands.predict import load
-from finetune.data.stream import Row
+from finetune.data.stream import Texts
 from finetune.errors import DataError, NotARun, UsageError
 from finetune.events import Event, Info, WarningMessage, ignore
 from finetune.files import read_json, read_jsonl, write_json
@@ -32,21 +37,52 @@ def test_predict_labels_the_test_split_as_the_run_did(finished_run: Path) -> Non
         assert prediction.probability == pytest.approx(row["probability"], abs=1e-6)
 
 
+MISSING = [None, "Who wrote Faust ?", "  "]
+
+
 @pytest.mark.parametrize(
     "texts",
-    ["Who wrote Faust?", b"Who?", None, {"Who?": 1}, [None], [7.0]],
+    [
+        MISSING,
+        (text for text in MISSING),
+        [float("nan"), *MISSING[1:]],
+        pandas.Series(MISSING, index=[3, 1, 2]),
+        pandas.DataFrame({"text": MISSING, "id": [1, 2, 3]}),
+        np.array(MISSING, dtype=object),
+        pa.array(MISSING, "string_view"),
+        pa.table({"text": MISSING}),
+        [{"text": text} for text in MISSING],
+        {"text": MISSING},
+        Dataset.from_dict({"text": MISSING}),
+        Dataset.from_dict({"text": MISSING})["text"],
+    ],
     ids=lambda texts: type(texts).__name__,
 )
-def test_what_is_not_a_list_of_texts_is_refused_and_not_taken_apart(
+def test_a_missing_text_keeps_its_row_without_a_label(texts: Any, finished_run: Path) -> None:
+    with pytest.warns(UserWarning, match="2 of 3 texts are missing: their labels are empty"):
+        found = finetune.predict(finished_run, texts, device="cpu", all_scores=True)
+    [prediction] = finetune.predict(finished_run, "Who wrote Faust ?", device="cpu")
+    assert [one.label for one in found] == [None, prediction.label, None]
+    assert found[0].probability is None
+    assert {*found[2].probabilities.values()} == {None}
+    assert len(found.to_pandas()) == 3
+
+
+@pytest.mark.parametrize(
+    "texts", [b"Who?", None, {"Who?": 1}, [7.0], ["a", 1], [["a", "b", "c"]], [("who", "what")]]
+)
+def test_what_is_no_list_of_texts_is_refused_with_what_is_taken(
     texts: Any, finished_run: Path
 ) -> None:
-    with pytest.raises(UsageError, match="text"):
+    with pytest.raises((UsageError, DataError), match="text"):
         finetune.predict(finished_run, texts, device="cpu")
 
 
-def test_a_text_with_half_a_surrogate_pair_is_refused(finished_run: Path) -> None:
-    with pytest.raises(DataError, match="UTF-8: surrogates not allowed"):
-        finetune.predict(finished_run, ["a\ud800"], device="cpu")
+def test_a_text_with_half_a_surrogate_pair_is_refused(finished_run: Path, command: Command) -> None:
+    for texts in (["a\ud800"], pandas.DataFrame({"text": pandas.Series(["\ud800"], dtype=object)})):
+        with pytest.raises(DataError, match="UTF-8: surrogates not allowed"):
+            finetune.predict(finished_run, texts, device="cpu")
+    command("predict", finished_run, "a\ud800").assert_refused(3, "UTF-8")
 
 
 def test_a_run_keeps_its_model_when_its_data_has_gone(finished_run: Path, tmp_path: Path) -> None:
@@ -195,69 +231,209 @@ def test_texts_come_from_arguments_a_file_or_standard_input_alike(
     assert command(*arguments).output == from_arguments.output
 
 
-def test_an_input_without_texts_is_refused(
-    command: Command, finished_run: Path, tmp_path: Path, type_in: TypeIn
+@pytest.mark.parametrize(
+    ("argument", "code", "words"),
+    [
+        ("missing.csv", 3, "there is no file missing.csv"),
+        ("new.xlsx", 3, "there is no file new.xlsx"),
+        ("NEW.TXT", 3, "there is no file NEW.TXT"),
+        ("data/new", 3, "there is no file data/new"),
+        (".", 3, "is a folder"),
+        ("empty.txt", 3, "no texts"),
+        ("what", 0, "what"),
+        ("either/or is fine", 0, "either/or"),
+        ("e.g.", 0, "e.g."),
+        ("-", 0, "Who is it?"),
+    ],
+)
+def test_an_argument_that_looks_like_a_file_is_one(
+    argument: str,
+    code: int,
+    words: str,
+    command: Command,
+    finished_run: Path,
+    type_in: TypeIn,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    file = tmp_path / "texts.txt"
-    file.write_text(" \n\n")
-    command("predict", finished_run, "--data", file).assert_refused(3, str(file), "no text")
-    command("predict", finished_run, "--data", tmp_path).assert_refused(3, str(tmp_path))
-    command("predict", finished_run, "--data", tmp_path / "missing").assert_refused(3, "missing")
+    monkeypatch.chdir(tmp_path)
+    Path("empty.txt").touch()
+    type_in(b"Who is it?\n")
+    arguments = ("--data", argument) if argument == "." else (argument,)
+    outcome = command("predict", finished_run, *arguments, "--device=cpu")
+    assert outcome.code == code
+    assert words in outcome.output + outcome.errors
+    command("predict", finished_run, "a.csv", "b.csv").assert_refused(2, "several files")
     type_in(b"")
     command("predict", finished_run).assert_refused(3, "standard input", "no text")
 
 
-ROWS = [
-    {"id": 1, "question": "Who wrote Faust ?", "label": "HUM"},
-    {"id": 2, "question": 'Where is, "exactly",\nthe Nile ?', "label": "LOC"},
-    {"id": 3, "question": "   ", "label": "NUM"},
-    {"id": 4, "question": "What does NASA stand for ?", "label": "ABBR"},
+def test_a_blank_line_or_argument_keeps_its_row(
+    command: Command, finished_run: Path, type_in: TypeIn
+) -> None:
+    type_in(b"Who is it?\n\n  \r\nWho?")
+    outcome = command("predict", finished_run, "--json")
+    assert predicted_texts(outcome) == ["Who is it?", "", "  ", "Who?"]
+    assert "2 of 4 texts are missing" in outcome.errors
+    shown = command("predict", finished_run, "", "--all-scores")
+    assert shown.output.splitlines()[1].replace("\t", "") == ""
+    assert "1 of 1 texts are missing" in shown.errors
+
+
+NAMES = ["id", "question", "label", "price"]
+ROWS: list[list[Any]] = [
+    ["007", "Who wrote Faust ?", "HUM", "98,10"],
+    ["=8", 'Where is; "exactly",\nthe Nile ä ?', "LOC", "3"],
+    ["9", "   ", "NUM", ""],
+    ["10", None, "NUM", "4"],
+    ["11", "What does NASA stand for ?", "ABBR", "5"],
 ]
+TYPED = {
+    "question": [row[1] for row in ROWS],
+    "number": [1, None, 3, 4, 5],
+    "label": [row[2] for row in ROWS],
+    "labels": [["a"], [], None, ["b"], []],
+    "when": [datetime.date(2020, 1, day) for day in range(1, 6)],
+}
 
 
-def write_table(path: Path) -> Path:
-    if path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    elif path.suffix == ".parquet":
-        parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
-    else:
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(
-                file, ROWS[0], dialect="excel-tab" if path.suffix == ".tsv" else "excel"
-            )
-            writer.writeheader()
-            writer.writerows(ROWS)
+def write_table(path: Path, *, delimiter: str = ",", encoding: str = "utf-8") -> Path:
+    match path.suffix:
+        case ".jsonl":
+            rows = (dict(zip(NAMES, row, strict=True)) for row in ROWS)
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        case ".json":
+            path.write_text(json.dumps([dict(zip(NAMES, row, strict=True)) for row in ROWS]))
+        case ".parquet":
+            parquet.write_table(pa.table(TYPED), path)
+        case ".xlsx":
+            book = Workbook()
+            for row in [list(TYPED), *zip(*TYPED.values(), strict=True)]:
+                cells = [None if isinstance(cell, list) or cell == "   " else cell for cell in row]
+                book.active.append(cells)  # type: ignore[union-attr]
+            book.save(path)
+        case ".txt":
+            path.write_text("".join(f"{(row[1] or '').partition(chr(10))[0]}\n" for row in ROWS))
+        case _:
+            with path.open("w", newline="", encoding=encoding) as file:
+                writer = csv.writer(file, delimiter=delimiter)
+                writer.writerows([NAMES, *ROWS])
     return path
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
-def test_a_table_is_read_as_a_table_and_its_other_columns_are_carried_along(
+def read_rows(path: Path, *, delimiter: str = ",", encoding: str = "utf-8") -> list[list[Any]]:
+    """Return the names and the rows of a file."""
+    match path.suffix:
+        case ".jsonl" | ".json":
+            text = path.read_text()
+            rows = (
+                json.loads(text) if path.suffix == ".json" else map(json.loads, text.splitlines())
+            )
+            rows = list(rows)
+            return [list(rows[0]), *(list(row.values()) for row in rows)]
+        case ".parquet":
+            table = parquet.read_table(path)
+            return [
+                [f"{field.name} {field.type}" for field in table.schema],
+                *map(list, zip(*table.to_pydict().values(), strict=True)),
+            ]
+        case ".xlsx":
+            return [list(row) for row in load_workbook(path).active.values]  # type: ignore[union-attr]
+        case ".txt":
+            return [["text"], *([line] for line in path.read_text().split("\n")[:-1])]
+        case _:
+            with path.open(newline="", encoding=encoding) as file:
+                return list(csv.reader(file, delimiter=delimiter))
+
+
+@pytest.mark.parametrize(
+    ("name", "delimiter", "encoding"),
+    [
+        ("rows.csv", ",", "utf-8"),
+        ("rows.csv", ",", "utf-8-sig"),
+        ("rows.csv", ";", "utf-8"),
+        ("rows.csv", ";", "utf-8-sig"),
+        ("rows.csv", ";", "cp1252"),
+        ("rows.csv", "|", "utf-8"),
+        ("rows.tsv", "\t", "utf-8"),
+        ("rows.tsv", "\t", "utf-16"),
+        ("rows.jsonl", "", ""),
+        ("rows.json", "", ""),
+        ("rows.parquet", "", ""),
+        ("rows.xlsx", "", ""),
+        ("rows.txt", "", ""),
+    ],
+)
+def test_an_output_is_the_input_with_columns_added(
+    name: str, delimiter: str, encoding: str, command: Command, finished_run: Path, tmp_path: Path
+) -> None:
+    options = {"delimiter": delimiter, "encoding": encoding} if delimiter else {}
+    table, output = write_table(tmp_path / name, **options), tmp_path / f"predicted-{name}"
+    outcome = command("predict", finished_run, table, "--output", output, "--device=cpu")
+    assert outcome.code == 0, outcome.errors
+    assert outcome.output == f"5 rows → {output}\n"
+    assert "2 of 5 texts are missing" in outcome.errors
+    before = read_rows(table, **options)
+    if name == "rows.txt":
+        lines = [line.split("\t") for line in output.read_text().split("\n")[:-1]]
+        assert [line[0].strip('"').replace('""', '"') for line in lines] == [
+            r[0] for r in before[1:]
+        ]
+        assert [bool(line[1]) for line in lines] == [True, True, False, False, True]
+        return
+    names, *rows = read_rows(output, **options)
+    count = len(before[0])
+    assert [names[:count], *(row[:count] for row in rows)] == before
+    assert [own.split()[0] for own in names[count:]] == ["predicted_label", "probability"]
+    empty = "" if delimiter else None
+    assert [row[count] == empty for row in rows] == [False, False, True, True, False]
+    if encoding in ("utf-8-sig", "utf-8"):
+        has_mark = output.read_bytes().startswith(b"\xef\xbb\xbf")
+        assert has_mark == (encoding == "utf-8-sig")
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".json", ".parquet", ".xlsx"])
+def test_an_output_has_the_format_of_its_name(
     suffix: str, command: Command, finished_run: Path, tmp_path: Path
 ) -> None:
-    outcome = command(
-        "predict", finished_run, "--json", "--data", write_table(tmp_path / f"t{suffix}")
-    )
+    output = tmp_path / f"predicted{suffix}"
+    table = write_table(tmp_path / "t.xlsx")
+    outcome = command("predict", finished_run, table, "--output", output)
     assert outcome.code == 0, outcome.errors
-    predictions = [json.loads(line) for line in outcome.output.splitlines()]
-    assert [one["text"] for one in predictions] == [
-        ROWS[0]["question"],
-        ROWS[1]["question"],
-        ROWS[3]["question"],
-    ]
-    assert [int(one["id"]) for one in predictions] == [1, 2, 4]
-    assert [one["input_label"] for one in predictions] == ["HUM", "LOC", "ABBR"]
-    assert "1 rows" in outcome.errors
-    assert "empty text" in outcome.errors
+    names, *rows = read_rows(output, delimiter="\t" if suffix == ".tsv" else ",")
+    assert [name.split()[0] for name in names][-2:] == ["predicted_label", "probability"]
+    assert len(rows) == 5
+
+
+@pytest.mark.parametrize(
+    ("content", "count"),
+    [
+        ("Who wrote this book ?\nWhere is the Nile ?\nWhat is it ?\n", 3),
+        ("Who wrote this book ?,1\nWhere is the Nile ?,2\nWhat is it ?,3\n", 3),
+        ("answer\nWhere is the Nile ?\nWhat is it ?\n", 2),
+        ("text\nWhere is the Nile ?\nWhat is it ?\n", 2),
+        ("Antwort offen\nWhere is the long river Nile ?\nWhat is that over there ?\n", 2),
+    ],
+)
+def test_the_first_row_is_data_if_it_is_like_the_others(
+    content: str, count: int, command: Command, finished_run: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "t.csv").write_text(content)
+    outcome = command("predict", finished_run, tmp_path / "t.csv", "--json")
+    assert outcome.output.count("\n") == count, outcome.errors
 
 
 def test_the_text_column_can_be_named_and_lines_can_be_asked_for(
     command: Command, finished_run: Path, tmp_path: Path
 ) -> None:
     table = write_table(tmp_path / "t.csv")
-    outcome = command("predict", finished_run, "--json", "--data", table, "--text-column", "label")
-    assert predicted_texts(outcome) == ["HUM", "LOC", "NUM", "ABBR"]
+    outcome = command("predict", finished_run, "--json", table, "--text-column", "label")
+    rows = [json.loads(line) for line in outcome.output.splitlines()]
+    assert [row["label"] for row in rows] == [row[2] for row in ROWS]
+    assert all(row["predicted_label"] for row in rows)
     lines = predicted_texts(command("predict", finished_run, "--json", "--data", table, "--lines"))
-    assert lines == [line for line in table.read_text().splitlines() if line.strip()]
+    assert lines == table.read_text().splitlines()
     outcome = command("predict", finished_run, "--data", table, "--text-column", "qestion")
     outcome.assert_refused(3, "qestion", "question")
 
@@ -277,30 +453,9 @@ def test_all_scores_are_the_probabilities_of_all_classes(
     assert len(rows) == len(TEXTS)
 
 
-def read_output(path: Path) -> list[dict[str, Any]]:
-    if path.suffix == ".parquet":
-        return parquet.read_table(path).to_pylist()
-    if path.suffix == ".jsonl":
-        return [json.loads(line) for line in path.read_text().splitlines()]
-    with path.open(newline="") as file:
-        return [row | {"probability": float(row["probability"])} for row in csv.DictReader(file)]
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
-def test_predictions_are_written_to_a_file(
-    suffix: str, command: Command, finished_run: Path, tmp_path: Path
-) -> None:
-    table, output = write_table(tmp_path / "t.csv"), tmp_path / f"predictions{suffix}"
-    outcome = command("predict", finished_run, "--data", table, "--output", output)
-    assert (outcome.code, outcome.output) == (0, f"3 rows → {output}\n"), outcome.errors
-    printed = command("predict", finished_run, "--data", table, "--json").output.splitlines()
-    assert read_output(output) == list(map(json.loads, printed))
-    assert sorted(one.name for one in tmp_path.iterdir()) == sorted([output.name, "t.csv"])
-
-
 @pytest.mark.parametrize(
     ("output", "word"),
-    [("predictions.xlsx", ".jsonl"), ("t.csv", "--output"), ("no/a.csv", "folder")],
+    [("predictions.doc", ".jsonl"), ("t.csv", "--output"), ("no/a.csv", "folder")],
 )
 def test_an_output_that_can_not_be_written_is_refused_at_once(
     output: str, word: str, command: Command, finished_run: Path, tmp_path: Path
@@ -311,8 +466,8 @@ def test_an_output_that_can_not_be_written_is_refused_at_once(
 
 
 def test_predictions_appear_while_more_lines_may_come(finished_run: Path) -> None:
-    def lines() -> Iterator[list[Row]]:
-        yield [Row("one ?"), Row("two ?")]
+    def lines() -> Iterator[Texts]:
+        yield Texts(["one ?", "two ?"])
         pytest.fail("waited for more")
 
     first = next(load(finished_run, device="cpu").stream(lines(), emit=ignore))
@@ -320,10 +475,11 @@ def test_predictions_appear_while_more_lines_may_come(finished_run: Path) -> Non
 
 
 def test_the_first_pieces_are_small(finished_run: Path) -> None:
-    rows = [Row(f"what is {number} ?") for number in range(100)]
-    pieces = list(load(finished_run, device="cpu").stream([rows[:60], rows[60:]], emit=ignore))
+    texts = [f"what is {number} ?" for number in range(100)]
+    given = [Texts(texts[:60]), Texts(texts[60:])]
+    pieces = list(load(finished_run, device="cpu").stream(given, emit=ignore))
     assert [len(piece) for piece in pieces] == [16, 32, 12, 40]
-    assert [one.text for piece in pieces for one in piece] == [row.text for row in rows]
+    assert [one.text for piece in pieces for one in piece] == texts
 
 
 def test_texts_without_a_prediction_have_no_label(
@@ -335,10 +491,10 @@ def test_texts_without_a_prediction_have_no_label(
     header, *lines = shown.output.splitlines()
     assert header.split("\t") == ["label", "probability", "text"]
     assert [line.split("\t")[0] for line in lines] == [""] * 3
-    for suffix, label in ((".csv", ""), (".jsonl", None), (".parquet", None)):
+    for suffix, label in ((".csv", ""), (".jsonl", None)):
         output = tmp_path / f"predictions{suffix}"
         assert command(*arguments, "--output", output).code == 0
-        assert [row["label"] for row in read_output(output)] == [label] * 3
+        assert [row[1] for row in read_rows(output)[1:]] == [label] * 3
     refused = command(*arguments, "--target-precision=0.9", "--output", tmp_path / "none.csv")
     refused.assert_refused(2, "--min-confidence")
     assert not list(tmp_path.glob("none*"))

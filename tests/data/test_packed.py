@@ -15,7 +15,7 @@ from pyarrow import parquet
 from finetune.config.schema import DataConfig
 from finetune.data import packed
 from finetune.data.read import RawTable, read_file
-from finetune.data.stream import read_rows
+from finetune.data.stream import read_texts
 from finetune.errors import DataUnreadable
 from finetune.events import ignore
 
@@ -75,11 +75,9 @@ def test_packed_texts_are_predicted_too(tmp_path: Path) -> None:
         pack(tmp_path / "a.zip", {"rows.csv": CSV}),
         write_workbook(tmp_path / "a.xlsx", reviews=rows),
     ):
-        [read] = read_rows(path, DataConfig(str(path)), as_lines=False, emit=ignore)
-        assert [(row.text, row.columns) for row in read] == [
-            ("the film", {"label": "good"}),
-            ("the end", {"label": "bad"}),
-        ]
+        [read] = read_texts(path, DataConfig(str(path)), as_lines=False, emit=ignore)
+        assert read[:].texts == ["the film", "the end"]
+        assert [row["label"] for row in read.records()] == ["good", "bad"]
 
 
 def test_what_can_not_be_unpacked_is_refused(tmp_path: Path) -> None:
