@@ -118,7 +118,7 @@ def time_features(device: Device, *, rows: int, data_dir: Path | None) -> float:
             TensorStore(Path(folder) / str(count), limit_bytes=STORE_BYTES),
             padded_lengths=padded_lengths,
             batch_size=FEATURES_BATCH_SIZE,
-            notes={"split": "train"},
+            split="train",
             emit=ignore,
         )
         seconds = time.perf_counter() - started

@@ -277,7 +277,7 @@ def _build_run(mode: Mode, lengths: np.ndarray, device: Device) -> MakeSteps:
                 with tempfile.TemporaryDirectory() as folder:
                     examples = with_features(
                         examples, trial.frozen_layers, TensorStore(Path(folder), limit_bytes=2**30),
-                        padded_lengths=padded_lengths, batch_size=64, notes={"split": "train"},
+                        padded_lengths=padded_lengths, batch_size=64, split="train",
                         emit=ignore,
                     )  # fmt: skip
             batches = plan_epoch(

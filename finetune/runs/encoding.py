@@ -1,11 +1,9 @@
-"""The token ids of a split; those of many texts are stored, and ranks share the work."""
+"""Encode the texts of a split. The token ids of many texts are stored."""
 
 import hashlib
 from importlib.metadata import version
-from itertools import pairwise
 
 import numpy as np
-import pyarrow.compute as pc
 import torch
 from datasets import Dataset
 
@@ -13,17 +11,15 @@ from finetune import distributed
 from finetune.config.schema import Config
 from finetune.data.check import suggest_model
 from finetune.data.dataset import TextColumns, column_of, texts_of, update_with_texts
-from finetune.events import Advance, Emit, Info, WarningMessage, ignore
+from finetune.events import Emit, Info, WarningMessage, ignore
 from finetune.model.load import TextModel
 from finetune.model.tensor_store import key_of
 from finetune.runs.cache import open_tensor_store
 from finetune.tokenization.encode import EncodedTexts
-from finetune.tokenization.examples import Examples, join_inputs
+from finetune.tokenization.examples import Examples
 
 # Encoding fewer takes a second or two.
 MANY_TEXTS = 50_000
-# Texts of one entry of the store. What is not written yet is held in memory.
-PART_BYTES = 2**24
 
 
 def encode_rows(
@@ -35,18 +31,18 @@ def encode_rows(
     """
     texts, task = texts_of(rows), text_model.task
     if len(rows) < MANY_TEXTS or not config.cache.feature_cache:
-        encoded = [_encode(texts, text_model, config, emit=emit)]
+        encoded = _encode(texts, text_model, config, emit=emit)
     else:
         encoded = _read_or_encode(texts, split, text_model, config, emit=emit)
     labels = task.labels(column_of(rows, "label"))
-    inputs = join_inputs([text_model.inputs(part) for part in encoded])
+    inputs = text_model.inputs(encoded)
     examples = Examples(
         inputs.inputs_of,
         inputs.lengths,
         labels,
         task.example_weights(labels),
         windows=inputs.windows,
-        truncated_texts=sum(part.truncated_texts for part in encoded),
+        truncated_texts=encoded.truncated_texts,
     )
     hint = "read all of it with --long-texts windows" if texts.pairs is None else "shorten them"
     if config.model.max_length < text_model.max_tokens:
@@ -54,7 +50,7 @@ def encode_rows(
     _report_long_texts(examples, split, hint, emit=emit)
     if split == "train":
         tokenizer, tokens = text_model.tokenizer, int(examples.lengths.sum())
-        unknown = sum(part.count(tokenizer.unk_token_id) for part in encoded)
+        unknown = encoded.count(tokenizer.unk_token_id)
         advice = suggest_model(tokenizer, texts.joined, unknown_tokens=unknown, tokens=tokens)
         if advice:
             emit(WarningMessage(advice.finding, remedy=advice.remedy))
@@ -72,44 +68,26 @@ def _encode(
 
 def _read_or_encode(
     texts: TextColumns, split: str, text_model: TextModel, config: Config, *, emit: Emit
-) -> list[EncodedTexts]:
-    """Return token ids in parts, each an entry of the store.
-
-    Each process encodes a contiguous share, then reads the others' or encodes what is missing.
-    """
-    store = open_tensor_store(config.cache)
-    sizes = sum(pc.binary_length(column).to_numpy().astype(np.int64) for column in texts.columns)
-    starts = np.flatnonzero(np.diff(np.cumsum(sizes) // PART_BYTES)) + 1
-    parts = [texts.slice(*ends) for ends in pairwise([0, *starts.tolist(), len(texts.texts)])]
-    empty = _encode(texts.slice(0, 0), text_model, config)
-    notes = {"model": config.model.model, "mode": "token ids", "data": config.data.data}
-
-    def read_or_encode(part: TextColumns) -> EncodedTexts:
-        key = _key(part, text_model, config)
-        stored = store.read(key, emit=emit)
-        if stored is None:
-            encoded = _encode(part, text_model, config)
-            tensors = {name: torch.from_numpy(array) for name, array in encoded.to_arrays().items()}
-            size_bytes = sum(tensor.nbytes for tensor in tensors.values())
-            of_part = notes | {"split": split, "rows": len(part.texts)}
-            try:
-                is_kept = store.make_room(size_bytes)
-                stored = store.write(key, tensors, is_kept=is_kept, notes=of_part)
-            except OSError as error:
-                reason = f"can't be written to {store.folder} ({error.strerror})"
-                remedy = "make room with finetune cache clear, or name a folder with --cache-dir"
-                emit(WarningMessage(f"token ids {reason}: they stay in memory", remedy=remedy))
-                return encoded
-        return empty.with_arrays({name: tensor.numpy() for name, tensor in stored.items()})
-
-    emit(Info(f"encoding {len(texts.texts):,} {split} texts, except those already stored"))
-    own = range(len(parts))[distributed.share(len(parts))]
-    encoded, ends = {}, np.cumsum([len(parts[number].texts) for number in own]).tolist()
-    for number, end in zip(own, ends, strict=True):
-        encoded[number] = read_or_encode(parts[number])
-        emit(Advance(end, ends[-1]))
+) -> EncodedTexts:
+    """Return token ids from the store. If they are missing, the main rank writes them."""
+    store, key = open_tensor_store(config.cache), _key(texts, text_model, config)
+    encoded, stored = None, store.read(key, emit=emit)
+    if stored is None and distributed.is_main():
+        emit(Info(f"encoding {len(texts.texts):,} {split} texts"))
+        encoded = _encode(texts, text_model, config, emit=emit)
+        arrays = encoded.to_arrays().items()
+        try:
+            stored = store.write(key, {name: torch.from_numpy(array) for name, array in arrays})
+        except OSError as error:
+            reason = f"can't be written to {store.folder} ({error.strerror})"
+            remedy = "make room with finetune cache clear, or choose a folder with --cache-dir"
+            emit(WarningMessage(f"token ids {reason}: they stay in memory", remedy=remedy))
     distributed.barrier()
-    return [encoded.get(number) or read_or_encode(part) for number, part in enumerate(parts)]
+    stored = stored or store.read(key, emit=emit)
+    if stored is None:
+        return encoded or _encode(texts, text_model, config)
+    empty = _encode(texts.slice(0, 0), text_model, config)
+    return empty.with_arrays({name: tensor.numpy() for name, tensor in stored.items()})
 
 
 def _key(part: TextColumns, text_model: TextModel, config: Config) -> str:

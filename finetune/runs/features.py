@@ -63,7 +63,6 @@ def stored_features(
     place(text_model.model, device.torch_device)
     layers = FrozenLayers(extractor, key, device, precision, text_model.structure.takes_4d_mask)
     store = open_tensor_store(config.cache)
-    notes = {"model": config.model.model, "mode": preparation.mode, "data": config.data.data}
 
     def compute(split: str, examples: Examples) -> Examples:
         return batch_size.retry_on_out_of_memory(
@@ -73,7 +72,7 @@ def stored_features(
                 store,
                 padded_lengths=preparation.plan.padded_lengths,
                 batch_size=size,
-                notes=notes | {"split": split, "rows": len(examples.labels)},
+                split=split,
                 emit=emit,
             )
         )

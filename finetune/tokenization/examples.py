@@ -1,6 +1,6 @@
 """What a model reads of each example, padded to tensors when asked for, and what training needs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -128,24 +128,3 @@ def fill_batch(indices: NDArray[np.int64], *, batch_size: int) -> NDArray[np.int
     (pytorch#156707).
     """
     return np.concatenate([indices, np.repeat(indices[-1:], batch_size - len(indices))])
-
-
-def join_inputs(parts: Sequence[ModelInputs]) -> ModelInputs:
-    """Return the examples of several parts as one."""
-    if len(parts) == 1:
-        return parts[0]
-    starts = np.cumsum([0, *(len(part.lengths) for part in parts)])
-
-    def inputs_of(indices: NDArray[np.int64], padded_length: int) -> Inputs:
-        owners = np.searchsorted(starts, indices, side="right") - 1
-        collated = [
-            parts[owner].inputs_of(indices[owners == owner] - starts[owner], padded_length)
-            for owner in np.unique(owners)
-        ]
-        order = torch.from_numpy(np.argsort(np.argsort(owners, kind="stable")))
-        return {name: torch.cat([one[name] for one in collated])[order] for name in collated[0]}
-
-    lengths = np.concatenate([part.lengths for part in parts])
-    found = [part.windows for part in parts if part.windows]
-    windows = replace(found[0], counts=np.concatenate([w.counts for w in found])) if found else None
-    return ModelInputs(inputs_of, lengths, windows=windows)

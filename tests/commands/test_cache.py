@@ -11,16 +11,11 @@ from finetune import hub
 from finetune.files import WRITTEN_BY, keep_json
 from finetune.model.tensor_store import TensorStore
 
-NOTES = {"model": "[red]tiny[/]", "mode": "head", "data": "questions", "split": "train"}
-
 
 def keep(cache: Path, key: str = "a" * 64, *, rows: int = 1234) -> int:
     """Keep some features as a run does; return the size of their entry."""
     store = TensorStore(cache / "features", limit_bytes=2**30)
-    features = torch.ones(rows, 32)
-    store.make_room(features.nbytes)
-    notes = NOTES | {"rows": rows, "shape": [rows, 32]}
-    store.write(key, {"features": features}, is_kept=True, notes=notes)
+    store.write(key, {"features": torch.ones(rows, 32)})
     return (cache / "features" / f"{key}.safetensors").stat().st_size
 
 

@@ -3,6 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_models import tiny_model
 from tiny_training import FewShapesDevice, random_examples
 
@@ -10,7 +11,6 @@ from finetune.config.mode import Mode
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 from finetune.events import ignore
-from finetune.model import features
 from finetune.model.feature_extractor import split_frozen
 from finetune.model.features import FrozenLayers, with_features
 from finetune.model.freeze import freeze_parameters
@@ -33,7 +33,7 @@ def extract(
 ) -> Examples:
     return with_features(
         random_examples(rows), layers, store, padded_lengths=[12], batch_size=batch_size,
-        notes={"split": "train"}, emit=ignore,
+        split="train", emit=ignore,
     )  # fmt: skip
 
 
@@ -47,20 +47,13 @@ def test_no_text_is_alone_where_the_device_would_drop_its_bias(tmp_path: Path) -
     extract(layers, store, rows=3, batch_size=1)
     assert sizes == [2, 2, 2]
     [entry] = store.entries()
-    assert entry.notes["shape"] == [3, 32]
+    assert load_file(entry.file)["features"].shape == (3, 32)
 
 
 @pytest.mark.parametrize("mode", ["last-1", "classifier"])
-def test_features_in_several_files_are_read_as_those_in_one(
-    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layers = frozen_layers(mode, CpuDevice())
+def test_features_are_read_from_one_file(mode: str, tmp_path: Path) -> None:
+    layers, store = frozen_layers(mode, CpuDevice()), TensorStore(tmp_path, 2**20)
     order = np.random.default_rng(0).permutation(23)
-    whole = extract(layers, TensorStore(tmp_path / "whole", 2**20)).inputs_of(order, 12)
-
-    monkeypatch.setattr(features, "PART_BYTES", 1000)
-    extract(layers, TensorStore(tmp_path / "parts", 2**20))
-    again = extract(layers, TensorStore(tmp_path / "parts", 2**20)).inputs_of(order, 12)
-
-    assert len(list((tmp_path / "parts").rglob("*.safetensors"))) > 2
-    assert all(torch.equal(again[name], tensor) for name, tensor in whole.items())
+    computed, again = (extract(layers, store).inputs_of(order, 12) for _ in range(2))
+    assert len(store.entries()) == 1
+    assert all(torch.equal(again[name], tensor) for name, tensor in computed.items())
