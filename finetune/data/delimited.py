@@ -218,7 +218,8 @@ def _find_delimiter(sample: str, text: TextFile, options: DataConfig) -> tuple[s
         share = sum(fitting) / len(below) if width > 1 else 0.0
         has_comment = rows[0][0].startswith("#")
         if start and len(_known(below[0], options)) < 2 and not has_comment:
-            is_title = share == 1 and len(below) >= MIN_ROWS_BELOW
+            is_header = len(below) > 2 and _has_header(below, options)
+            is_title = share == 1 and (is_header or len(below) >= MIN_ROWS_BELOW)
             share = share - TITLE_PENALTY if is_title else 0.0
         is_of_run = bool(_named(options) & {plain_name(name) for name in below[0]})
         count = max(sample.count(delimiter), 1)
@@ -250,19 +251,22 @@ def _find_quote(sample: str, delimiter: str) -> str:
 def find_start(rows: Sequence[Sequence[str]], options: DataConfig, *, is_grid: bool = False) -> int:
     """Return the number of rows above a table, such as a title or comments.
 
-    A row with two known names of columns is the header. Else the rows above have one value, and
-    all rows below several.
+    A row with two known names of columns, or one of a run's, is the header. Otherwise the rows above
+    have one value, or another number of values than all rows below.
 
     Args:
         is_grid: Whether each row has all columns, as in a spreadsheet.
     """
     counts = [sum(map(bool, map(str.strip, row))) for row in rows]
+    named = {name for name in _named(options) if not name.isdigit()}
     for number, row in enumerate(rows[:MAX_TITLE_ROWS]):
-        if len(_known(row, options)) >= 2:
+        if len(_known(row, options)) >= 2 or named & set(map(plain_name, row)):
             return number
-        if number and row == rows[0]:
-            break
     start = next((number for number, count in enumerate(counts) if count > 1), 0)
+    widths = list(map(len, rows))
+    below = max(i for i, width in enumerate([0, *widths[:-1]]) if width != widths[-1])
+    if widths[-1] > 1 and below <= MAX_TITLE_ROWS and _has_header(rows[below:], options):
+        start = max(start, below)
     is_comment = rows[0][0].startswith("#") and counts[0] == 1
     is_name = any(_known(row, options) for row in rows[:start]) and not is_grid
     return start if start and (is_grid or is_comment or not is_name) else 0
@@ -322,7 +326,7 @@ def _has_header(rows: Sequence[Sequence[str]], options: DataConfig) -> bool:
     recurring = {
         name
         for position, name in enumerate(first)
-        if any(row[position] == rows[0][position] for row in others)
+        if any(row[position : position + 1] == [rows[0][position]] for row in others)
     }
     names = [name for name in first if name]
     return bool(_known((name for name in names if name not in recurring), options)) or (

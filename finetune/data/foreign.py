@@ -10,7 +10,7 @@ START_BYTES = 4096
 SAVE = "save the table as .csv, .xlsx, .jsonl or .parquet"
 DOWNLOAD = "download the file itself, not the page that shows it"
 UNPACK = "unpack it and name the table in it"
-PANDAS = "in Python: pandas.read_{}(FILE).to_parquet('table.parquet')"
+PANDAS = "in Python: pandas.read_{}('FILE').to_parquet('table.parquet')"
 NUMBERS = "open it in Numbers and choose File > Export To > CSV"
 PAGES = "open it in Pages and choose File > Export To > Plain Text, or copy the table to Numbers"
 WORD = "copy the table to Excel or Numbers and save it as .csv"
@@ -21,6 +21,7 @@ R = 'in R: write.csv(readRDS("FILE"), "table.csv", row.names = FALSE)'
 SAS = "in SAS: proc export, or " + PANDAS.format("sas")
 SQLITE = "export it: sqlite3 -header -csv FILE 'select * from TABLE' > table.csv"
 SHEETS = "open it in Google Sheets and choose File > Download > Comma-separated values"
+YAML = "write its rows as JSON Lines; a configuration is named by --config"
 EXCEL = "open it in Excel or Numbers and save it as .xlsx or .csv"
 # By how a file begins.
 BEGINNINGS = {
@@ -44,7 +45,8 @@ BEGINNINGS = {
         "an XML spreadsheet of Excel 2003",
         EXCEL,
     ),
-    rb"bplist00": ("a property list of macOS", "name the file that it points to"),
+    rb"bplist00": ("a web archive or property list of macOS", "name the file that it points to"),
+    rb"(?i)(\s|%.*\n)*@relation\s": ("an ARFF file of Weka", "in Weka, save it as .csv"),
     rb'\s*\{[^{}]*"(doc_id|url)"\s*:[^{}]*(docs\.google|resource_key|"email")': (
         "a link to a Google sheet, and not the sheet",
         SHEETS,
@@ -55,7 +57,7 @@ BEGINNINGS = {
         "an HTML page, and not a table",
         DOWNLOAD,
     ),
-    rb"(\xef\xbb\xbf)?\s*<(\?xml|Error)": ("XML, maybe a server's error message", DOWNLOAD),
+    rb"(\xef\xbb\xbf)?\s*<(\?xml|Error|\w+ xmlns)": ("XML, maybe a server's error message", DOWNLOAD),
     rb"[45]\d\d: [A-Z]|(?i:access denied|(entry |file )?not found|forbidden)\W*$": (
         "a server's error message",
         DOWNLOAD,
@@ -90,6 +92,8 @@ DOCUMENTS = {
     ".sas7bdat": ("a SAS file", SAS),
     ".rds": ("a file of R", R),
     ".rdata": ("a file of R", R),
+    ".yml": ("YAML", YAML),
+    ".yaml": ("YAML", YAML),
     ".gsheet": ("a link to a Google sheet, and not the sheet", SHEETS),
     ".webloc": ("a link to a web page", DOWNLOAD),
 }
@@ -125,7 +129,8 @@ def is_workbook(content: Content) -> bool:
 def reject_foreign(content: Content) -> None:
     """Raise an error that says what a file is, if it is known and can't be read."""
     start = content.start(START_BYTES)
-    known = DOCUMENTS.get(content.suffix) if not _is_text(start) else None
+    is_named = not _is_text(start) or content.suffix in (".yml", ".yaml")
+    known = DOCUMENTS.get(content.suffix) if is_named else None
     if start.startswith(ZIP):
         with content.open() as file, ZipFile(file) as archive:
             names = archive.namelist()

@@ -110,6 +110,8 @@ def packed(**members: str) -> bytes:
         ("a.csv", b"a,b\nA film,good\nNo end,bad\n", "has 2 rows, too few", "add rows"),
         ("a.csv", b"Access Denied\n", "server's error message", "download"),
         ("a.db", b"SQLite format 3\0", "an SQLite database", "sqlite3"),
+        ("a.yml", b"a: [b]", "is YAML", "JSON Lines"),
+        ("a.arff", b"% x\n@RELATION a\n", "ARFF file of Weka", "as .csv"),
         ("a.png", b"\x89PNG\r\n", "a picture", "save the table"),
         ("a.csv", b"a.csv".ljust(257, b"\0") + b"ustar\0", "tar archive", "unpack it"),
         ("a.pdf", b"%PDF-1.4", "a PDF", "save the table"),
