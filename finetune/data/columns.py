@@ -56,7 +56,7 @@ PAIRS = (
 # What all values of a column may look like. Words are without spaces and in ASCII, since the texts
 # of some scripts have no spaces; keys are ids, hashes, addresses and paths; tags those of tokens.
 LOOKS = {
-    "number": NUMBER,
+    "number": rf"{NUMBER}|[+-]?[0-9]+,[0-9]+",
     "integer": r"[+-]?\d+(\.0*)?",
     "date": r"\d{4}-\d\d?-\d\d?([T ].*)?|\d\d?[/.]\d\d?[/.]\d{2,4}( .*)?",
     "list": r"\[.*\]",

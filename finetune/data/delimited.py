@@ -312,7 +312,7 @@ def complete_names(header: Sequence[str], *, path: Path) -> list[str]:
     if len(set(names)) < len(names):
         raise DataUnreadable(
             f"two columns of {path} have the same name: {names}",
-            remedy="rename one, or give --no-header if these are values",
+            remedy="rename one of them; --no-header reads the first row of a .csv as values",
         )
     return names
 
@@ -331,7 +331,6 @@ def _has_header(rows: Sequence[Sequence[str]], options: DataConfig) -> bool:
     names = [name for name in first if name]
     return bool(_known((name for name in names if name not in recurring), options)) or (
         recurring.isdisjoint(names)
-        and len(set(names)) == len(names)
         and not any(is_number(name) or len(name) > MAX_NAME for name in names)
     )
 

@@ -57,7 +57,10 @@ BEGINNINGS = {
         "an HTML page, and not a table",
         DOWNLOAD,
     ),
-    rb"(\xef\xbb\xbf)?\s*<(\?xml|Error|\w+ xmlns)": ("XML, maybe a server's error message", DOWNLOAD),
+    rb"(\xef\xbb\xbf)?\s*<(\?xml|Error|\w+ xmlns)": (
+        "XML, maybe a server's error message",
+        DOWNLOAD,
+    ),
     rb"[45]\d\d: [A-Z]|(?i:access denied|(entry |file )?not found|forbidden)\W*$": (
         "a server's error message",
         DOWNLOAD,

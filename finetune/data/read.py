@@ -636,6 +636,7 @@ def _is_readable(kind: pyarrow.DataType) -> bool:
         types.is_nested(kind)
         or any(is_kind(kind) for is_kind in (types.is_binary, types.is_large_binary))
         or types.is_binary_view(kind)
+        or types.is_fixed_size_binary(kind)
     )
 
 

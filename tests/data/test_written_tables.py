@@ -1,0 +1,278 @@
+"""Small tables as spreadsheets and people write them: text and label are found, or asked for."""
+
+import csv
+import io
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import openpyxl
+import pytest
+
+from finetune.config.schema import DataConfig
+from finetune.data.columns import OtherData
+from finetune.data.load import load_data
+from finetune.data.read import FileFormat, read_file, read_source
+from finetune.errors import DataError, FinetuneError, SeveralTables
+from finetune.events import ignore
+
+ROWS = 40
+TEXT = [f"Das Essen Nummer {n} war {'gut' if n % 2 else 'schlecht'}" for n in range(ROWS)]
+PROSE = [f"Also, {text}" if n % 3 else f"{text}; nie wieder" for n, text in enumerate(TEXT)]
+LABEL = ["gut" if n % 2 else "schlecht" for n in range(ROWS)]
+PRICE = [f"{n + 90},{n % 10}0" for n in range(ROWS)]
+DATE = [f"{n % 28 + 1:02}.05.2024 1{n % 10}:30" for n in range(ROWS)]
+NUMBER = [n * 1.5 for n in range(ROWS)]
+EMPTY = [None] * ROWS
+
+
+def write(path: Path, rows: Iterable[Any], delimiter: str = ",", **options: Any) -> None:
+    """Write rows between delimiters; those that are a text already stay as they are."""
+    encoding, end = options.get("encoding", "utf-8"), options.get("end", "\r\n")
+    quoting = csv.QUOTE_ALL if options.get("quotes") else csv.QUOTE_MINIMAL
+    lines = io.StringIO(newline="")
+    writer = csv.writer(lines, delimiter=delimiter, lineterminator=end, quoting=quoting)
+    for row in rows:
+        lines.write(row) if isinstance(row, str) else writer.writerow(row)
+    path.write_bytes(lines.getvalue().encode(encoding))
+
+
+def table(*columns: Any, names: str, above: Iterable[Any] = (), below: Any = ()) -> list[Any]:
+    header = [names.split()] if names else []
+    return [*above, *header, *zip(*columns, strict=True), *below]
+
+
+GERMAN = table(TEXT, PRICE, LABEL, names="Antwort Preis Urteil")
+PLAIN = table(PROSE, LABEL, names="Antwort Urteil")
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "options"),
+    [
+        ("a.csv", GERMAN, {"delimiter": ";"}),
+        ("a.csv", GERMAN, {"delimiter": "\t"}),
+        ("a.csv", GERMAN, {"delimiter": "|"}),
+        ("a.csv", GERMAN, {"delimiter": ";", "quotes": True}),
+        ("a.csv", GERMAN, {"delimiter": ";", "end": "\n"}),
+        ("a.csv", GERMAN, {"delimiter": ";", "encoding": "utf-8-sig"}),
+        ("a.csv", ["Umfrage 2024\n", *GERMAN], {"delimiter": ";"}),
+        ("a.csv", ["Umfrage; Mai 2024\n", *GERMAN], {"delimiter": ";"}),
+        ("a.csv", ["Umfrage 2024;;\n;;\n", *GERMAN], {"delimiter": ";"}),
+        ("a.csv", ["sep=;\r\n", *GERMAN], {"delimiter": ";"}),
+        ("a.csv", [*GERMAN, ("Summe", "4380,00", "")], {"delimiter": ";"}),
+        ("a.csv", [*GERMAN, ("", "", "")], {"delimiter": ";"}),
+        ("a.csv", [(*row, "") for row in GERMAN], {"delimiter": ";"}),
+        ("a.csv", table(TEXT, PRICE, PRICE, LABEL, names="Antwort Netto Brutto Urteil"),
+         {"delimiter": ";"}),
+        ("a.csv", table(TEXT, DATE, LABEL, names="Antwort Datum Urteil"), {"delimiter": ";"}),
+        ("a.csv", table(PROSE, PRICE, LABEL, names="Antwort Preis Urteil"), {"delimiter": ";"}),
+        ("a.csv", GERMAN, {}),
+        ("a.csv", PLAIN, {}),
+        ("a.csv", PLAIN, {"delimiter": ";"}),
+        ("a.tsv", PLAIN, {"delimiter": "\t"}),
+        ("a.txt", PLAIN, {"delimiter": "\t", "encoding": "utf-16"}),
+        ("a.csv", ["Umfrage\n\n", *PLAIN], {}),
+        ("a.csv", ["Umfrage\n", *PLAIN[:8]], {}),
+        ("a.csv", ["# exported, 2024-05-01\n", *table(PROSE, LABEL, names="text label")], {}),
+        ("a.csv", ["Survey, May 2024\n", *table(PROSE, LABEL, names="text label")[:7]], {}),
+        ("a.csv", table(range(ROWS), PROSE, LABEL, names="#id text label"), {}),
+        ("a.csv", table(TEXT, PRICE, LABEL, names=""), {"delimiter": ";"}),
+        ("text.xlsx", PLAIN, {}),
+        ("text.xls", PLAIN, {"delimiter": "\t"}),
+        ("text.parquet", PLAIN, {}),
+    ],
+)  # fmt: skip
+def test_text_and_label_are_found_between_any_delimiters(
+    name: str, rows: list[Any], options: dict[str, Any], tmp_path: Path
+) -> None:
+    write(tmp_path / name, rows, **options)
+    loaded = load_data(DataConfig(str(tmp_path / name)), emit=ignore)
+    assert list(loaded.task.class_names) == ["gut", "schlecht"]
+    texts = loaded.splits["train"]["text"][:]
+    assert texts in (TEXT, PROSE, PROSE[:7], PROSE[:6])
+
+
+# ruff: noqa: RUF001
+SENTENCES = {
+    "Der Fisch war über Stunden kalt, größer und schön": ("cp1252", "mac_roman", "cp850"),
+    "Für uns war es nichts": ("cp1252", "mac_roman"),
+    "Le café était très bon à côté de la gare": ("cp1252", "mac_roman"),
+    "El niño comió mañana, ¿qué más?": ("cp1252", "mac_roman"),
+    "Byłem zadowolony, świetne jedzenie, wrócę": ("cp1250", "iso8859_2", "mac_latin2"),
+    "Příliš žluťoučký kůň úpěl": ("cp1250",),
+    "Nagyon jó volt, köszönjük szépen, őszintén": ("cp1250",),
+    "Этот фильм мне очень понравился": ("cp1251", "koi8_r", "cp866", "mac_cyrillic"),
+    "Η ταινία ήταν πολύ καλή": ("cp1253",),
+    "Çok güzel bir film, teşekkürler, ışık": ("cp1254",),
+    "この映画はとても面白かったです": ("cp932", "euc_jp"),
+    "料理は美味しい": ("cp932", "euc_jp"),
+    "服务态度差": ("gb18030",),
+    "這家餐廳的服務非常好": ("big5",),
+    "서비스가 최악이었어요": ("cp949",),
+    "הסרט היה טוב מאוד": ("cp1255",),
+    "كان الفيلم جيدا جدا": ("cp1256",),
+    "หนังดีมาก อาหารอร่อย": ("cp874",),
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [(text, encoding) for text, encodings in SENTENCES.items() for encoding in encodings],
+)
+def test_the_letters_say_which_encoding_a_file_has(
+    text: str, encoding: str, tmp_path: Path
+) -> None:
+    texts = [f"{text} {n}" for n in range(20)]
+    write(tmp_path / "a.csv", table(texts, LABEL[:20], names="text label"), encoding=encoding)
+    read = read_file(tmp_path / "a.csv", DataConfig(), emit=ignore)
+    assert read.columns["text"].to_pylist() == texts
+
+
+def sheet(name: str, rows: Iterable[Any], **options: Any) -> Callable[[Path], Path]:
+    def write_sheets(folder: Path) -> Path:
+        book = openpyxl.Workbook()
+        for row in rows:
+            book.active.append(row)
+        for cells in options.get("merged", ()):
+            book.active.merge_cells(cells)
+        if hidden := options.get("hidden"):
+            other = book.create_sheet("Codes")
+            other.append(["Code", "Name"])
+            other.append([1, "gut"])
+            other.sheet_state = hidden
+        book.save(folder / name)
+        return folder / name
+
+    return write_sheets
+
+
+NAMES = ["Antwort", "Urteil", "Preis"]
+CELLS = [list(row) for row in zip(PROSE, LABEL, NUMBER, strict=True)]
+ONCE = [label if n in (0, 20) else None for n, label in enumerate(["schlecht"] * 20 + ["gut"] * 20)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "first"),
+    [
+        ([NAMES, *CELLS], {}, 2),
+        ([["Umfrage 2024"], NAMES, *CELLS], {}, 3),
+        ([["Umfrage 2024"], [], ["Stand: Mai"], NAMES, *CELLS], {"merged": ["A1:C1"]}, 5),
+        ([[], [None, "Antwort", None, "Urteil"], *zip(EMPTY, PROSE, EMPTY, LABEL, strict=True)],
+         {}, 3),
+        ([NAMES, *(row for cells in CELLS for row in (cells, []))], {}, 2),
+        ([NAMES, *CELLS, ["Summe", None, 1234.5]], {}, 2),
+        ([NAMES, *CELLS, [], [None, "Gesamt:", 1234.5]], {}, 2),
+        ([NAMES, *CELLS], {"hidden": "hidden"}, 2),
+        ([NAMES, *CELLS], {"hidden": "veryHidden"}, 2),
+        ([["Urteil", "Antwort"], *zip(ONCE, PROSE, strict=True)],
+         {"merged": ["A2:A21", "A22:A41"]}, 2),
+    ],
+)  # fmt: skip
+def test_the_table_of_a_spreadsheet_is_found(
+    rows: list[Any], options: dict[str, Any], first: int, tmp_path: Path
+) -> None:
+    path = sheet("a.xlsx", rows, **options)(tmp_path)
+    loaded = load_data(DataConfig(str(path)), emit=ignore)
+    assert loaded.columns == {"label_column": "Urteil", "text_column": "Antwort"}
+    assert list(loaded.task.class_names) == ["gut", "schlecht"]
+    assert loaded.splits["train"]["text"][:] == PROSE
+    assert read_file(path, DataConfig(), emit=ignore).place(0) == f"row {first} of {path}"
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "complaint", "remedy"),
+    [
+        ([NAMES, *CELLS], {"hidden": "visible"}, "holds 2 tables: Sheet, Codes", "--member"),
+        ([["Antwort", "Urteil"], *(['="a"&1', label] for label in LABEL)], {}, "formulas whose",
+         "save it again"),
+        ([["Urteil", "Antwort"], *zip(ONCE, PROSE, strict=True)], {}, "2 of 40 rows", "Blanks"),
+        ([], {}, "no sheet of .* has rows", "save it again"),
+        ([["Antwort", "Antwort"], *zip(TEXT, LABEL, strict=True)], {}, "same name", "rename one"),
+    ],
+)  # fmt: skip
+def test_what_a_spreadsheet_lacks_is_said(
+    rows: list[Any], options: dict[str, Any], complaint: str, remedy: str, tmp_path: Path
+) -> None:
+    path = sheet("a.xlsx", rows, **options)(tmp_path)
+    with pytest.raises((DataError, SeveralTables), match=complaint) as raised:
+        load_data(DataConfig(str(path)), emit=ignore)
+    assert remedy in raised.value.remedy
+
+
+def packed(*names: str, **contents: str) -> bytes:
+    file = io.BytesIO()
+    with ZipFile(file, "w") as archive:
+        for name in names:
+            archive.writestr(name, contents.get(name, "x"))
+    return file.getvalue()
+
+
+OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what", "remedy"),
+    [
+        ("a.numbers", packed("Index/Document.iwa"), "a spreadsheet of Numbers", "Export To"),
+        ("b.numbers", packed("Index.zip", "preview.jpg"), "a spreadsheet of Numbers", "CSV"),
+        ("a.pages", packed("Index/Document.iwa"), "a document of Pages", "Plain Text"),
+        ("a.docx", packed("[Content_Types].xml", "word/document.xml"), "of Word", ".csv"),
+        ("a.odt", packed("mimetype", "content.xml"), "LibreOffice Writer", ".csv"),
+        ("a.rtf", b"{\\rtf1\\ansi a,b\\par}", "rich-text document", "Make Plain Text"),
+        ("a.csv", b"{\\rtf1\\ansi a,b\\par}", "rich-text document", "Make Plain Text"),
+        ("a.xls", b"<html><body><table><tr><td>a</td>", "a web page with a table", "Excel"),
+        ("a.xls", b'<?xml version="1.0"?>\n<Workbook xmlns="x">', "XML spreadsheet", ".xlsx"),
+        ("a.xls", OLE, "can't be read as a spreadsheet", "save it again"),
+        ("a.doc", OLE, "a document of Word", ".csv"),
+        ("a.sav", b"$FL2@(#) IBM SPSS" + bytes(9), "an SPSS file", "Save As > CSV"),
+        ("a.dta", b"<stata_dta><header>", "a Stata file", "export delimited"),
+        ("b.dta", b"\x72\x02\x01\x00" + bytes(9), "a Stata file", "read_stata('b.dta')"),
+        ("a.rds", b"X\n\x00\x00\x00\x03", "a file of R", "write.csv"),
+        ("a.sas7bdat", bytes(12) + b"\xc2\xea\x81\x60", "a SAS file", "read_sas"),
+        ("a.db", b"SQLite format 3\0", "an SQLite database", "sqlite3 -header -csv a.db"),
+        ("a.gsheet", b'{"url": "https://docs.google.com/open"}', "Google sheet", "Download"),
+        ("a.feather", b"ARROW1\0\0", "an Arrow or Feather file", "read_feather"),
+    ],
+)  # fmt: skip
+def test_files_of_other_programs_are_named_with_their_way_to_csv(
+    name: str, content: bytes, what: str, remedy: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(FinetuneError, match=what) as raised:
+        load_data(DataConfig(str(tmp_path / name)), emit=ignore)
+    assert remedy in raised.value.remedy
+
+
+def test_the_columns_of_a_run_decide_where_its_table_begins(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", ["Bericht 7\n", "Antwort;Preis\n", "Na ja;98,10\n", "Gut;7,5\n"])
+    options = OtherData(earlier_columns={"text_column": "Antwort", "label_column": "Urteil"})
+    source = read_source(tmp_path / "a.csv", options)
+    assert source.frame.to_dict("list") == {"Antwort": ["Na ja", "Gut"], "Preis": ["98,10", "7,5"]}
+    assert source.place(1) == f"line 4 of {tmp_path / 'a.csv'}"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"delimiter": ";", "encoding": "utf-8-sig"},
+         FileFormat("csv", ";", encoding="utf-8-sig", line_end="\r\n")),
+        ({"delimiter": "\t", "end": "\n"}, FileFormat("csv", "\t")),
+        ({"encoding": "cp1252"}, FileFormat("csv", encoding="cp1252", line_end="\r\n")),
+    ],
+)  # fmt: skip
+def test_a_source_says_how_its_file_is_written(
+    options: dict[str, Any], expected: FileFormat, tmp_path: Path
+) -> None:
+    rows = table(["Schön", "", "größer"], ["1,5", "x", ""], names="Antwort Preis")
+    write(tmp_path / "a.csv", rows, **options)
+    source = read_source(tmp_path / "a.csv", DataConfig())
+    assert source.format == expected
+    assert [tuple(row.values()) for piece in source.records() for row in piece] == rows[1:]
+
+
+def test_cells_of_a_spreadsheet_keep_their_types(tmp_path: Path) -> None:
+    path = sheet("a.xlsx", [["text", "n", "x"], ["a", 3, True], [None, 2.5, "y"]])(tmp_path)
+    source = read_source(path, DataConfig())
+    assert source.frame.to_dict("list") == {"text": ["a", None], "n": [3, 2.5], "x": [True, "y"]}
+    assert source.format.kind == "excel"
