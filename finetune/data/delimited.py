@@ -251,8 +251,8 @@ def _find_quote(sample: str, delimiter: str) -> str:
 def find_start(rows: Sequence[Sequence[str]], options: DataConfig, *, is_grid: bool = False) -> int:
     """Return the number of rows above a table, such as a title or comments.
 
-    A row with two known names of columns, or one of a run's, is the header. Otherwise the rows above
-    have one value, or another number of values than all rows below.
+    A row with two known names of columns, or one of a run's, is the header. Otherwise the rows
+    above have one value, or another number of values than all rows below.
 
     Args:
         is_grid: Whether each row has all columns, as in a spreadsheet.
