@@ -70,7 +70,7 @@ MIN_CHARACTERS, MAX_CLASS_CHARACTERS = 3, 30
 # Texts beside others are left out in silence only if they are shorter, with a name of texts or not.
 MAX_CHARACTERS_LEFT_OUT, MAX_CHARACTERS_LEFT_OUT_UNNAMED = 15, 40
 SAMPLE_ROWS, PIECE_ROWS = 10_000, 2**14
-MAX_BYTES = 2**26
+MAX_BYTES = 2**24
 # Columns with a mark for each class; two may well be something else.
 MIN_INDICATORS, MANY_INDICATORS = 3, 6
 # What people write where a row has a class, and where it has not, in lower case.
@@ -449,7 +449,7 @@ def _find_code_columns(columns: pyarrow.Table, facts: Sequence[Facts]) -> tuple[
             continue
         names = [column.name for column in group]
         sample = columns.slice(0, SAMPLE_ROWS).select(names)
-        classes = [{*distinct_values([sample[name]])} - BLANK for name in names]
+        classes = [{*map(_plain, distinct_values([sample[name]]))} - BLANK for name in names]
         repeats = any(
             pc.any(
                 pc.and_(pc.equal(sample[one], sample[other]), pc.not_equal(sample[one], ""))

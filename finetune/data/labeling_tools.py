@@ -31,8 +31,9 @@ def convert(frame: pandas.DataFrame) -> pandas.DataFrame:
         return cells.apply(_convert_results)
     if _has(frame, "answer", str) and ANSWERS.issuperset(frame["answer"].dropna().unique()):
         return _convert_prodigy(frame)
-    if _has(frame, "cats", dict):  # of spaCy
-        return _replace_column(frame, "cats", frame["cats"].map(_names_in))
+    for name in ("cats", "labels", "label"):  # of spaCy, and others
+        if _has(frame, name, dict):
+            return _replace_column(frame, name, frame[name].map(_names_in))
     if _has(frame, "Comments", list) or "annotation_approver" in frame.columns:
         return _convert_doccano(frame)
     return frame
@@ -62,6 +63,11 @@ def _unwrap(lists: pandas.Series) -> pandas.Series:
 def _names_in(scores: Any) -> list[str] | None:
     if not isinstance(scores, Mapping):
         return None
+    if not all(isinstance(score, int | float) for score in scores.values()):
+        raise DataError(
+            f"the label {str(scores)[:60]!r} has no number for each class",
+            remedy="write labels as lists of names, or as objects of 0 and 1",
+        )
     return [name for name, score in scores.items() if float(score) >= MIN_PROBABILITY]
 
 

@@ -44,6 +44,7 @@ from finetune.tasks.choose import AUTO, choose_task_type
 from finetune.tasks.labels import (
     MAX_LABEL_LENGTH,
     MISSING,
+    MISSING_CLASSES,
     are_lists,
     distinct_values,
     find_missing_names,
@@ -63,8 +64,9 @@ FEW_ROWS = 10
 # Of rows that may have several labels, so many without one are asked about.
 MANY_EMPTY = 0.05
 # In one row per text and label, so many rows repeat a text, and hardly any a text with its label.
-LONG_FORMAT_ROWS, LONG_FORMAT_REPEATS = 0.2, 0.05
-SPLIT_NAMES = ("split", "set", "partition", "subset", "fold")
+LONG_FORMAT_ROWS, LONG_FORMAT_REPEATS, LONG_FORMAT_SAMPLE = 0.2, 0.05, 50_000
+# The ends of names of columns.
+SPLIT_NAMES = ("split", "set", "partition", "fold", "folds")
 # Beside the names of files, the first words of values.
 OTHER_SPLITS = {
     "train": "trn entrenamiento treino entraînement trainings addestramento 训练 训练集 学習",
@@ -239,7 +241,10 @@ def _read_empty(
         return [pc.if_else(empty, "[]", own) for empty, own in zip(is_empty, labels, strict=True)]
     distinct = {*distinct_values(labels)} - {""}
     count, rows = sum(pc.sum(own).as_py() or 0 for own in is_empty), sum(map(len, labels))
-    says_none = any(is_list(label) and not split_labels(label, None) for label in distinct)
+    says_none = any(
+        not split_labels(label, None) if is_list(label) else label.casefold() in MISSING_CLASSES
+        for label in distinct
+    )
     has_nulls = are_lists(distinct) and len(names) == 1  # a list without classes would be []
     is_other = isinstance(options, OtherData) or options.empty_labels is not None
     if count > max(1, MANY_EMPTY * rows) and not (says_none or has_nulls or is_other):
@@ -254,9 +259,12 @@ def _read_empty(
 
 def _is_long_format(rows: pyarrow.Table) -> bool:
     """Return whether many texts stand in several rows, each time with another label."""
-    labels = rows["label"]
     if len(rows) < FEW_ROWS:
         return False
+    if (every := len(rows) // LONG_FORMAT_SAMPLE) > 1:  # all rows of the texts of some lengths
+        lengths = pc.binary_length(rows["text"]).to_numpy() % every
+        rows = rows.filter(pyarrow.array(lengths == lengths[0]))
+    labels = rows["label"]
     if pyarrow.types.is_list(labels.type):
         if pc.max(pc.list_value_length(labels)).as_py() != 1:
             return False
@@ -380,7 +388,7 @@ def _divide_by_column(
             return {split: rest.where(pc.equal(own, split)) for split in dict.fromkeys(splits)}
         listed = ", ".join(map(repr, sorted(words)[:5]))
         complaint = f"column {one!r} of {table.path} does not name the split of each row: {listed}"
-        is_known = plain_name(one) in SPLIT_NAMES
+        is_known = plain_name(one).endswith(SPLIT_NAMES)
         is_numbered = len(words) > 1 and all(word.strip().isdecimal() for word in words)
         if name or (is_known and (any(splits) or is_numbered)):
             raise (DataError if name else UsageError)(

@@ -188,6 +188,8 @@ def split_labels(label: str, separator: str | None) -> list[str]:
         )
     elif separator:
         parts = text.split(separator)
+        if separator == "\n":
+            parts = [part.strip(" \t-•*") for part in parts]
     is_missing = (part is None or part != part for part in parts)
     names = (str(part).strip() for part, skip in zip(parts, is_missing, strict=True) if not skip)
     return [name for name in names if name]

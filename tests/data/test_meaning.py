@@ -60,6 +60,8 @@ def load(
             for separator in (" / ", " + ", "/", "|", "; ", ", ", "\n", " & ", " und ", " \u3001 ")
         ),
         (cycle("#price", "#team", "#food", "#price #team"), sorted(TOPICS), ["price", "team"]),
+        (cycle("- price", "- team", "- food", "- price\n- team"), sorted(TOPICS),
+         ["price", "team"]),
         (cycle("{price}", "{team}", "{food}", "{price,team}"), sorted(TOPICS), ["price", "team"]),
         (cycle("['price']", "['team']", "['food']", "['price' 'team']"), sorted(TOPICS),
          ["price", "team"]),
@@ -109,6 +111,8 @@ NO = {"": "x", "nein": "ja", "No": "Yes", "0": "1", "false": "true", "non": "oui
                   "code3": cycle("food", "", "")}, {}, "with a class in each"),
         (".csv", {"Topic 1": cycle("price", "team", "food"), "Topic 2": cycle("team", "", "")},
          {}, "with a class in each"),
+        (".jsonl", {"labels": cycle(*({"price": own, "team": True} for own in (True, False)))},
+         {}, "lists"),
         (".csv", {"a": cycle("price", "team"), "b": cycle("team", "food")},
          {"label_column": "a,b"}, "lists"),
     ],
@@ -135,6 +139,7 @@ MISSING = [["price"], None, [], ["team", "price"], None]
         (".csv", {one: cycle(1, 0, value) for one, value in
                   zip(TOPICS, (1.0, None, 0), strict=True)}, 27, 13),
         (".csv", {"label": cycle(*["price;team"] * 39, "")}, 39, 0),
+        (".csv", {"label": cycle("price;team", "price", "team", "none", "")}, 32, 0),
     ],
 )  # fmt: skip
 def test_a_missing_label_is_no_empty_one(
@@ -206,6 +211,8 @@ def test_numbers_of_classes_have_their_names_beside_them(
         ("fold", (0, 1, 2), None),
         ("split", ("train", "extra", "test"), None),
         ("set", (1, 1, 2), None),
+        ("kfold", (0, 1, 2, 3, 4), None),
+        ("data_split", ("a", "train", "b"), None),
     ],
 )
 def test_a_column_of_splits_is_used_or_asked_about(
