@@ -9,9 +9,8 @@ from finetune.commands.predict import LoadedModel
 from finetune.devices import DeviceName
 from finetune.events import Emit
 from finetune.runs.compare import Baseline, Comparison
-from finetune.runs.folds import FoldResults
-from finetune.runs.results import RunResults, SeedResults
-from finetune.runs.sweep import SweepResults
+from finetune.runs.results import RunResults
+from finetune.runs.several import SeveralResults
 from finetune.tasks.base import Predictions
 
 __version__: str
@@ -133,7 +132,7 @@ def run(
     emit: Emit | None = None,
     progress: bool | None = None,
     **options: Unpack[Options],
-) -> SeedResults: ...
+) -> SeveralResults: ...
 @overload
 def run(
     file: AnyPath | Table | None = None,
@@ -147,7 +146,7 @@ def run(
     emit: Emit | None = None,
     progress: bool | None = None,
     **options: Unpack[Options],
-) -> FoldResults: ...
+) -> SeveralResults: ...
 def evaluate(
     run: AnyPath,
     *,
@@ -209,4 +208,4 @@ def sweep(
     emit: Emit | None = None,
     progress: bool | None = None,
     **options: Unpack[Options],
-) -> SweepResults: ...
+) -> SeveralResults: ...

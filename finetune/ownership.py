@@ -43,7 +43,7 @@ NAMES: Mapping[str, list[str]] = {
         *(f"adapter/{name}" for name in ("adapter_model.safetensors", *_MODEL)),
         *("adapter/adapter_config.json", "model/model.safetensors"),
         *(f"model/{name}" for name in ("inference.json", "confidences.json", *_MODEL)),
-        *("predictions.jsonl", "validation.jsonl", "report.html", "all_results.json"),
+        *("predictions.jsonl", "report.html", "all_results.json"),
     ],
     "seeds": ["seeds.json", *_SEVERAL],
     "folds": ["folds.json", *_SEVERAL],

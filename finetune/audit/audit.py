@@ -29,7 +29,7 @@ from finetune.errors import DataError
 from finetune.evaluation.statistics import Interval
 from finetune.events import Emit, WarningMessage, stage
 from finetune.runs.expectation import prepare_head, read_frozen_features
-from finetune.runs.folds import read_out_of_fold
+from finetune.runs.several import read_out_of_fold
 from finetune.tasks.base import Logits, Task
 from finetune.tasks.metrics import SINGLE
 from finetune.tasks.regression import Regression

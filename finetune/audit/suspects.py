@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from finetune.data.split import find_folds
 from finetune.evaluation.statistics import Interval
-from finetune.runs.folds import OutOfFold
+from finetune.runs.several import OutOfFold
 from finetune.tasks.base import Labels, Logits, Task
 from finetune.tasks.metrics import MULTI
 from finetune.tasks.tables import ERRORS_OF_95

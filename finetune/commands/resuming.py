@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -44,7 +44,8 @@ class Work:
     seeds: int | None = None
     folds: int | None = None
     keeps_models: bool = True
-    trials: int | None = None
+    # Of a sweep, the options of each trial.
+    trials: Sequence[Mapping[str, Any]] = ()
     # The folder of the run, or of the several, that is resumed.
     resumed: RunFolder | None = None
     # The finished run whose model a new run trains further.
@@ -63,7 +64,7 @@ class Work:
         if self.folds:
             return FoldsFolder(path, self.folds)
         if self.trials:
-            return SweepFolder(path, self.trials)
+            return SweepFolder(path, len(self.trials))
         return SeedsFolder(path, self.seeds) if self.seeds else RunFolder(path)
 
     @property

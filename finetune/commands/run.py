@@ -29,8 +29,8 @@ from finetune.runs.folder import FoldsFolder, RunFolder, SeedsFolder
 
 if TYPE_CHECKING:
     from finetune.config.load import LoadedConfig
-    from finetune.runs.folds import FoldResults
-    from finetune.runs.results import RunResults, SeedResults
+    from finetune.runs.results import RunResults
+    from finetune.runs.several import SeveralResults
 
 EXAMPLES = """\b
 Examples:
@@ -55,7 +55,7 @@ def run(
     assignments: Sequence[str] = (),
     emit: Emit = ignore,
     **options: Any,
-) -> "RunResults | SeedResults | FoldResults":
+) -> "RunResults | SeveralResults":
     """Fine-tune a classifier and write its run folder, as ``finetune run`` does.
 
     Args:
@@ -110,12 +110,10 @@ def run(
     if work.results:
         return work.results
     # These take seconds to import PyTorch.
-    from finetune.commands.training import train, train_folds, train_seeds
+    from finetune.commands.training import train, train_several
 
     with clock("other"):
-        if work.folds:
-            return train_folds(work, emit=emit)
-        return train_seeds(work, emit=emit) if work.seeds else train(work, emit=emit)
+        return (train_several if work.seeds or work.folds else train)(work, emit=emit)
 
 
 def read_options(
@@ -297,7 +295,7 @@ def _show_run(results: "RunResults") -> None:
     show_lines(*click.wrap_text(summarize(results)).splitlines(), f"Next: {next_command(results)}")
 
 
-def _show_seeds(results: "SeedResults") -> None:
+def _show_seeds(results: "SeveralResults") -> None:
     from finetune.tasks.scores import MetricValue
     from finetune.tasks.tables import format_interval
 
@@ -320,12 +318,12 @@ def _show_seeds(results: "SeedResults") -> None:
     show_lines(f"test split of {first.facts.data}, {samples:,} rows", "")
     show_table(columns, rows, numbers=columns[1:])
     best = "not known without held-out rows; --validation-fraction 0.1 holds some out"
-    if results.best_seed is not None:
-        best = str(folder.run(results.best_seed).path)
+    if results.best is not None:
+        best = str(folder.run(results.best).path)
     show_lines(f"best on validation: {best}", f"run folders: {results.output_dir}")
 
 
-def _show_folds(results: "FoldResults") -> None:
+def _show_folds(results: "SeveralResults") -> None:
     from finetune.report.page import tabulate_folds
 
     first, folder = results.runs[1], FoldsFolder(Path(results.output_dir))

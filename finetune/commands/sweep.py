@@ -1,4 +1,4 @@
-"""``finetune sweep``: trials of other options on the same rows, of which worse ones stop early."""
+"""``finetune sweep``: trials of other options on the same rows."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,8 +15,7 @@ from finetune.config.schema import Count, change_options
 from finetune.events import Emit, clock, ignore
 
 if TYPE_CHECKING:
-    from finetune.runs.sweep import SweepResults
-    from finetune.tasks.tables import Table
+    from finetune.runs.several import SeveralResults
 
 # Where nothing is held out otherwise, and nobody says how much: a choice needs rows.
 VALIDATION_FRACTION = 0.2
@@ -38,7 +37,7 @@ def sweep(
     assignments: Sequence[str] = (),
     emit: Emit = ignore,
     **options: Any,
-) -> "SweepResults":
+) -> "SeveralResults":
     """Train a trial for each choice of some options, as ``finetune sweep`` does.
 
     Args:
@@ -59,16 +58,16 @@ def sweep(
         loaded = replace(loaded, config=change_options(loaded.config, held_out))
     space_of_trials = read_space(Path(space).expanduser())
     chosen = choose_trials(space_of_trials, trials=trials, seed=loaded.config.training.seed)
-    for own in chosen:
-        check_contradictions(change_options(loaded.config, own))
-    work = Work(loaded.config, loaded.sources, trials=len(chosen))
+    for options_of_trial in chosen:
+        check_contradictions(change_options(loaded.config, options_of_trial))
+    work = Work(loaded.config, loaded.sources, trials=chosen)
     if not loaded.config.output.overwrite and (begun := find_begun(work)):
         work = replace(work, resumed=begun)
     # This takes seconds to import PyTorch.
-    from finetune.commands.training import train_sweep
+    from finetune.commands.training import train_several
 
     with clock("other"):
-        return train_sweep(work, chosen, emit=emit)
+        return train_several(work, emit=emit)
 
 
 @click.command(cls=flags.GroupedCommand, epilog=EXAMPLES)
@@ -86,43 +85,36 @@ def sweep(
 def command(*, space: Path, display: flags.Display, **options: Any) -> None:
     """Train a trial for each choice of the options in SPACE, a YAML file, and name the best.
 
-    Trials share data, token ids and features, and are compared on the validation rows. Two thirds
-    stop after a ninth of their epochs, two thirds of the others after a third. The same command
-    goes on with a sweep that was stopped.
+    Trials share data, token ids and features, and are compared on the validation rows. The same
+    command continues a sweep that was stopped.
     """
     display.run(partial(sweep, space), _show, **flags.given(options))
 
 
-def _show(results: "SweepResults") -> None:
+def _show(results: "SeveralResults") -> None:
     from finetune.runs.folder import SweepFolder
-
-    table, folder = _tabulate(results), SweepFolder(Path(results.output_dir))
-    show_lines(f"{results.samples:,} validation rows", "")
-    show_result_table(table)
-    show_lines(*click.wrap_text(table.note).splitlines())
-    show_lines(f"train the best, and test it: finetune run {folder.best_file}")
-
-
-def _tabulate(results: "SweepResults") -> "Table":
-    """Return the trials, the best first, with their differences to it."""
-    from finetune.runs.compare import show_difference
     from finetune.tasks.metrics import METRICS
     from finetune.tasks.scores import MetricValue
     from finetune.tasks.tables import Table, format_value
 
-    metric, names = METRICS[results.metric], [*next(iter(results.trials.values())).options]
+    metric, names = METRICS[str(results.metric)], [*results.options[results.numbers[0]]]
     rows = [
-        (f"trial-{number}", *(format_value(one.options[name]) for name in names),
-         "–" if one.value is None else str(MetricValue(metric, one.value)),
-         show_difference(one.difference, metric) if one.difference else "",
-         one.verdict or "the best")
-        for number, one in results.ranked
-    ]  # fmt: skip
-    note = (
-        f"Differences are paired: both trials on the same resamples of {results.samples:,} "
-        "validation rows. In brackets is the 95% interval; where it contains 0, the difference may "
-        "be noise. The best of many looks better here than it is: test it on other rows."
-    )
-    options = (name.replace("_", " ") for name in names)
-    columns = ("trial", *options, metric.title, "difference to the best", "verdict")
-    return Table("Trials", columns, rows, text_columns=len(columns), note=note)
+        (
+            f"trial-{number}",
+            *(format_value(results.options[number][name]) for name in names),
+            str(MetricValue(metric, value))
+            if (value := results.value(number)) is not None
+            else f"failed: {results.failures[number]}",
+        )
+        for number in results.ranked
+    ]
+    assert results.best
+    validation = results.runs[results.best].validation
+    assert validation
+    columns = ("trial", *(name.replace("_", " ") for name in names), metric.title)
+    show_lines(f"{validation.samples:,} validation rows", "")
+    show_result_table(Table("Trials", columns, rows, text_columns=len(columns)))
+    note = "The best of many trials looks better here than it is: test it on other rows."
+    show_lines(*click.wrap_text(note).splitlines())
+    file = SweepFolder(Path(results.output_dir)).best_file
+    show_lines(f"train the best, and test it: finetune run {file}")

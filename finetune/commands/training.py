@@ -1,11 +1,9 @@
 """The work of ``finetune run``: one training, several seeds, a cross-validation; and of a sweep."""
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from collections.abc import Mapping
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from finetune import distributed
 from finetune.commands.report import write_pages
@@ -13,32 +11,21 @@ from finetune.commands.resuming import Work
 from finetune.config.schema import Config
 from finetune.config.yaml_files import dump_config
 from finetune.devices.mps.awake import kept_awake
-from finetune.errors import BatchDoesNotFit, ConfigurationInvalid, DataError, LossNotFinite
+from finetune.errors import ConfigurationInvalid, DataError
 from finetune.events import Emit, Info
 from finetune.files import write_text_atomically
 from finetune.report.page import write_folds_report
 from finetune.runs.failures import interruption_explained
 from finetune.runs.folder import RunFolder, SeveralFolder, SweepFolder
-from finetune.runs.folds import FoldResults, write_rows
 from finetune.runs.journal import Journal
 from finetune.runs.manifest import Manifest
 from finetune.runs.preparation import Preparation, prepare
-from finetune.runs.results import RunResults, SeedResults
+from finetune.runs.results import RunResults
 from finetune.runs.run import Run
-from finetune.runs.sweep import (
-    RUNGS,
-    Options,
-    SweepResults,
-    Trial,
-    compare_trials,
-    describe_request,
-    read_trials,
-    survivors,
-)
-from finetune.tasks.metrics import Metric, choose_metric
+from finetune.runs.several import SeveralResults, Variant, run_variants, write_rows
+from finetune.runs.sweep import describe_request, read_failures
+from finetune.tasks.metrics import choose_metric
 from finetune.tasks.tables import format_value
-
-R = TypeVar("R", SeedResults, FoldResults)
 
 
 def train(work: Work, *, emit: Emit) -> RunResults:
@@ -65,72 +52,91 @@ def train(work: Work, *, emit: Emit) -> RunResults:
         return results
 
 
-def train_seeds(work: Work, *, emit: Emit) -> SeedResults:
-    """Train several seeds, from that of the configuration on; those that have finished stay."""
-    training = work.config.training
-    seeds = range(training.seed, training.seed + (work.seeds or 1))
+def train_several(work: Work, *, emit: Emit) -> SeveralResults:
+    """Train several seeds, the folds of a cross-validation, or the trials of a sweep.
 
-    def read_results(folder: SeveralFolder) -> SeedResults:
-        return SeedResults.read(folder, seeds, metric=training.metric_for_best_model)
-
-    return _train_several(work, seeds, Preparation.with_seed, read_results, emit=emit)
-
-
-def train_folds(work: Work, *, emit: Emit) -> FoldResults:
-    """Train a model for each fold, without its rows; those that have finished stay."""
-    folds = range(1, (work.folds or 1) + 1)
-
-    def read_results(folder: SeveralFolder) -> FoldResults:
-        results = FoldResults.read(folder, folds)
-        if results.scores and not folder.report_file.exists():
-            write_folds_report(folder, results, write_rows(folder, folds))
-        return results
-
-    return _train_several(work, folds, Preparation.with_fold, read_results, emit=emit)
-
-
-def _train_several(
-    work: Work,
-    numbers: range,
-    vary: Callable[..., Preparation],
-    read_results: Callable[[SeveralFolder], R],
-    *,
-    emit: Emit,
-) -> R:
-    """Train those of several runs that have not finished.
-
-    All use the same device and token ids, which are prepared once. ``vary`` returns from that what
-    the run of a number needs.
+    Those that have finished stay.
     """
-    journal = Journal(emit)
+    journal, variants, request = Journal(emit), _variants(work), None
+    metric = work.config.training.metric_for_best_model
+    if work.trials:
+        request = describe_request(work.config, work.trials)
     with kept_awake(), work.lock() as locked:
         folder = work.folder(locked.path)
         assert isinstance(folder, SeveralFolder)
-        missing = [one for one in numbers if not work.resumed or not folder.run(one).has_finished]
-        if not missing:
+        failures: Mapping[int, str] = {}
+        if work.resumed and isinstance(folder, SweepFolder) and request:
+            failures = read_failures(folder, request)
+        options = dict(enumerate(work.trials, start=1))
+        read = partial(SeveralResults.read, folder, [*variants], options=options)
+        finished = {number for number in variants if folder.run(number).has_finished}
+        if work.resumed and not work.trials and finished == variants.keys():
             emit(Info(f"the runs in {folder.path} have finished: nothing is left to do"))
-            return read_results(folder)
+            return _complete(folder, read(metric=metric))
         with interruption_explained(folder):
             shared = prepare(
                 work.config, option_sources=work.sources, folds=work.folds, emit=journal
             ).keeping_tables(folder)
+            if work.trials:
+                metric = choose_metric(metric, shared.task.problem_type).name
+                if "validation" not in shared.examples:
+                    raise DataError(
+                        "a sweep compares trials on validation rows, and there are none",
+                        remedy="add rows, or name some with --validation-file",
+                    )
             _start(folder, shared, resumes=bool(work.resumed), emit=emit)
-            folder.write_table(read_results(folder).to_json())
-            for number in missing:
-                done = f"{numbers.index(number) + 1} of {len(numbers)}"
-                emit(Info(f"{folder.run_kind} {number}, {done}"))
-                run_journal = journal.copy()
-                preparation = vary(shared, number, emit=run_journal)
-                with _begin(folder.run(number), preparation, run_journal) as run:
-                    run.train()
-                    run.finish(write_pages=write_pages if work.keeps_models else None)
-                    # With what was chosen by measurements.
-                    chosen = run.preparation
-                shared = replace(shared, config=chosen.config, choices=chosen.choices)
-                results = read_results(folder)
-                folder.write_table(results.to_json())
+
+            def write_table(failures: Mapping[int, str]) -> SeveralResults:
+                results = read(metric=metric, failures=failures)
+                content = results.to_json()
+                folder.write_table({**content, "request": request} if request else content)
+                return results
+
+            write_table(failures)
+            failures = run_variants(
+                folder, variants, shared, journal=journal, write_table=write_table,
+                write_pages=write_pages if work.keeps_models and not work.trials else None,
+                failures=failures,
+            )  # fmt: skip
         _delete_private_tables(folder, work.config)
-        return results
+        return _complete(folder, write_table(failures))
+
+
+def _variants(work: Work) -> dict[int, Variant]:
+    if work.trials:
+        trials = enumerate(work.trials, start=1)
+        return {
+            number: Variant(
+                f"trial {number} ({format_value(options)})",
+                partial(Preparation.with_options, changes=options),
+            )
+            for number, options in trials
+        }
+    if work.folds:
+        folds = range(1, work.folds + 1)
+        return {
+            fold: Variant(f"fold {fold}", partial(Preparation.with_fold, fold=fold))
+            for fold in folds
+        }
+    first = work.config.training.seed
+    seeds = range(first, first + (work.seeds or 1))
+    return {
+        seed: Variant(f"seed {seed}", partial(Preparation.with_seed, seed=seed)) for seed in seeds
+    }
+
+
+def _complete(folder: SeveralFolder, results: SeveralResults) -> SeveralResults:
+    """Write what is known once all runs have finished: pages, and the best configuration."""
+    if results.scores and not folder.report_file.exists():
+        write_folds_report(folder, results, write_rows(folder, results.numbers))
+    if results.options:
+        if results.best is None:
+            failures = "; ".join({*results.failures.values()})
+            remedy = "choose other values, and start over with --overwrite"
+            raise ConfigurationInvalid(f"no trial could be trained: {failures}", remedy=remedy)
+        best = folder.run(results.best).read_config()
+        write_text_atomically(folder.best_file, dump_config(best))
+    return results
 
 
 def _delete_private_tables(folder: RunFolder, config: Config) -> None:
@@ -147,93 +153,3 @@ def _start(folder: SeveralFolder, shared: Preparation, *, resumes: bool, emit: E
     else:
         folder.start(emit=emit)
         manifest.write(folder)
-
-
-@contextmanager
-def _begin(own: RunFolder, preparation: Preparation, journal: Journal) -> Iterator[Run]:
-    """Begin one of several runs, or resume it."""
-    resumes = own.can_resume
-    with (
-        own.lock() if resumes else own.create(overwrite=True),
-        Run.begin(preparation, own, resumes=resumes, journal=journal) as run,
-    ):
-        yield run
-
-
-def train_sweep(work: Work, chosen: Sequence[Options], *, emit: Emit) -> SweepResults:
-    """Train trials of these options rung by rung: the best third of each goes on.
-
-    A trial that can't be trained with its options has failed, and the others go on.
-    """
-    journal, trials = Journal(emit), dict(enumerate(map(Trial, chosen), start=1))
-    asked = describe_request(work.config, chosen)
-    with kept_awake(), work.lock() as locked:
-        folder = SweepFolder(locked.path, len(chosen))
-        with interruption_explained(folder):
-            if work.resumed:
-                trials = read_trials(folder, asked)
-            shared = prepare(work.config, option_sources=work.sources, emit=journal)
-            shared = shared.keeping_tables(folder)
-            if "validation" not in shared.examples:
-                raise DataError(
-                    "a sweep compares trials on validation rows, and there are none",
-                    remedy="add rows, or name some with --validation-file",
-                )
-            _start(folder, shared, resumes=bool(work.resumed), emit=emit)
-            metric = choose_metric(
-                work.config.training.metric_for_best_model, shared.task.problem_type
-            )
-            results = SweepResults(trials, metric.name, str(folder.path), asked=asked)
-            folder.write_table(results.to_json())
-            alive = [*trials]
-            for share in RUNGS:
-                for number in alive:
-                    trial = trials[number]
-                    if trial.share < share and not trial.failure:
-                        options = format_value(trial.options)
-                        emit(Info(f"trial {number} of {len(trials)}: {options}"))
-                        trials[number] = _train_trial(
-                            folder.run(number), trial, shared, share, metric, journal.copy()
-                        )
-                        folder.write_table(results.to_json())
-                stopped, alive = alive, survivors(trials, alive)
-                for number in {*stopped} - {*alive}:
-                    # Of its weights nothing is needed any more.
-                    if folder.run(number).checkpoints:
-                        folder.run(number).delete_checkpoints()
-        results = compare_trials(folder, results, task=shared.task)
-        if not results.best:
-            failures = "; ".join({trial.failure for trial in trials.values()})
-            remedy = "choose other values, and start over with --overwrite"
-            raise ConfigurationInvalid(f"no trial could be trained: {failures}", remedy=remedy)
-        best = folder.run(results.best).read_config()
-        write_text_atomically(folder.best_file, dump_config(best))
-        _delete_private_tables(folder, work.config)
-        folder.write_table(results.to_json())
-        return results
-
-
-def _train_trial(
-    own: RunFolder,
-    trial: Trial,
-    shared: Preparation,
-    share: float,
-    metric: Metric,
-    journal: Journal,
-) -> Trial:
-    """Train a trial for a share of its epochs, and return how good it is by then."""
-    try:
-        preparation = shared.with_options(trial.options, emit=journal)
-        with _begin(own, preparation, journal) as run:
-            epochs = run.plan.values.num_train_epochs
-            is_over = run.train(max_epochs=math.ceil(share * epochs) if share < 1 else None)
-            score = run.progress.best_score
-            scores = run.finish(write_pages=None).validation if is_over else None
-            # A model that misses a class has a score that is no metric.
-            value = metric.sign * score if score is not None else None
-            value = None if metric.is_fraction and (value or 0.0) < 0 else value
-            value = scores.metrics[metric.name] if scores else value
-            return replace(trial, share=1.0 if is_over else share, score=score, value=value)
-    except (LossNotFinite, BatchDoesNotFit, ConfigurationInvalid) as error:
-        journal(Info(f"the trial failed: {error.message}"))
-        return replace(trial, failure=error.message)

@@ -19,10 +19,10 @@ from finetune.files import write_text_atomically
 from finetune.report.chart import ANY, Axis, Chart, Points, Series, chart_of, in_percent
 from finetune.report.templates import TEMPLATES, remove_folders, without_folder
 from finetune.runs.folder import RunFolder, SeveralFolder
-from finetune.runs.folds import FoldResults
-from finetune.runs.folds import Rows as FoldRows
 from finetune.runs.journal import read_warnings
 from finetune.runs.results import RunResults
+from finetune.runs.several import Rows as FoldRows
+from finetune.runs.several import SeveralResults
 from finetune.runs.summary import confused_with, summarize
 from finetune.tasks.metrics import METRICS
 from finetune.tasks.scores import MetricValue
@@ -213,7 +213,7 @@ def tabulate_environment(environment: Mapping[str, Any]) -> Table:
     return Table("Environment", ("name", "value"), facts, text_columns=2)
 
 
-def write_folds_report(folder: SeveralFolder, results: FoldResults, rows: FoldRows) -> None:
+def write_folds_report(folder: SeveralFolder, results: SeveralResults, rows: FoldRows) -> None:
     """Write the page of a finished cross-validation, which needs no other file."""
     scores, first = results.scores, next(iter(results.runs.values()))
     assert scores
@@ -236,7 +236,7 @@ def write_folds_report(folder: SeveralFolder, results: FoldResults, rows: FoldRo
     write_text_atomically(folder.report_file, page)
 
 
-def tabulate_folds(results: FoldResults) -> Table:
+def tabulate_folds(results: SeveralResults) -> Table:
     """Return the metrics of each fold and of all rows, with interval and spread."""
     runs, scores, spread = results.runs, results.scores, results.spread
     rows = [

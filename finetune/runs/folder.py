@@ -46,8 +46,6 @@ class RunFolder(OwnFolder):
         self.warnings_file = self.path / "warnings.jsonl"
         # A row for each text of the test split.
         self.predictions_file = self.path / "predictions.jsonl"
-        # The same of the validation split, where no model is kept.
-        self.validation_file = self.path / "validation.jsonl"
         # Metrics at the end and on the way, under the names that Trainer gives them.
         self.results_file = self.path / "all_results.json"
         self.report_file = self.path / "report.html"
@@ -337,10 +335,12 @@ class SweepFolder(_WithoutModel):
         return self.has_begun and self._read_table()[1] is not None
 
 
+SEVERAL: list[type[SeveralFolder]] = [SeedsFolder, FoldsFolder, SweepFolder]
+
+
 def find_several(path: Path) -> SeveralFolder | None:
     """Return a path as the folder of several runs, if it is one."""
-    kinds: list[type[SeveralFolder]] = [SeedsFolder, FoldsFolder, SweepFolder]
-    return next((one for kind in kinds if (one := kind(path)).table_file.is_file()), None)
+    return next((one for kind in SEVERAL if (one := kind(path)).table_file.is_file()), None)
 
 
 def next_free_folder(parent: Path, name: str) -> Path:

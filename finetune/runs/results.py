@@ -1,4 +1,4 @@
-"""The results of a run, or of several seeds, and their JSON in their folder."""
+"""The results of a run, and their JSON in its folder."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -7,8 +7,8 @@ from typing import Any, Literal, TypeVar
 from pydantic import TypeAdapter
 
 from finetune.config.mode import Mode
-from finetune.evaluation.statistics import Calibration, Interval, mean_interval
-from finetune.runs.folder import RunFolder, SeedsFolder, SeveralFolder
+from finetune.evaluation.statistics import Calibration
+from finetune.runs.folder import RunFolder
 from finetune.tasks.base import Task
 from finetune.tasks.scores import Scores, selection_score
 from finetune.tasks.shown import ShownRun
@@ -187,61 +187,3 @@ def best_of(runs: Mapping[Name, RunResults], metric: str | None) -> Name | None:
         if run.validation and run.validation_kind == "held out"
     }
     return max(scores, key=scores.__getitem__) if scores and len(scores) == len(runs) else None
-
-
-def read_finished(folder: SeveralFolder, numbers: Sequence[int]) -> dict[int, RunResults]:
-    """Return what those of several runs that have finished have found, by number."""
-    finished = [number for number in numbers if folder.run(number).has_finished]
-    return {number: read_results(folder.run(number)) for number in finished}
-
-
-def tabulate_runs(kind: type[SeveralFolder], runs: Mapping[int, RunResults]) -> dict[str, Any]:
-    """Return the metrics of several runs, as ``seeds.json`` and ``folds.json`` have them."""
-    return {
-        kind.run_name(number): {
-            "eval": run.validation and run.validation.metrics,
-            "test": run.test.metrics,
-        }
-        for number, run in runs.items()
-    }
-
-
-@dataclass(frozen=True, repr=False)
-class SeedResults(ShownRun):
-    """What the finished runs of several seeds have found; the best by validation, if known."""
-
-    runs: Mapping[int, RunResults]
-    seeds: Sequence[int]
-    best_seed: int | None
-    output_dir: str
-
-    @property
-    def test(self) -> dict[str, Interval]:
-        """Mean of each test metric, with its 95% interval; empty for fewer than two runs."""
-        metrics = [run.test.metrics for run in self.runs.values()]
-        if len(metrics) < 2:
-            return {}
-        return {name: mean_interval([of_run[name] for of_run in metrics]) for name in metrics[0]}
-
-    def records(self) -> list[dict[str, Any]]:
-        """Return the test metrics of each seed."""
-        return [{"seed": seed, **run.test.metrics} for seed, run in self.runs.items()]
-
-    @classmethod
-    def read(
-        cls, folder: SeveralFolder, seeds: Sequence[int], *, metric: str | None
-    ) -> "SeedResults":
-        """Read what the finished runs have found; the best is that by a metric."""
-        runs = read_finished(folder, seeds)
-        return cls(runs, seeds, best_of(runs, metric), str(folder.path))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the content of ``seeds.json``."""
-        best = self.best_seed
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "seeds": list(self.seeds),
-            "best": None if best is None else SeedsFolder.run_name(best),
-            "test": {name: asdict(interval) for name, interval in self.test.items()},
-            "runs": tabulate_runs(SeedsFolder, self.runs),
-        }

@@ -149,14 +149,10 @@ class Run:
             folder, keep=self.config.output.save_total_limit, device=device, emit=emit
         )
 
-    def train(self, *, max_epochs: int | None = None) -> bool:
-        """Take the steps that are left, of so many epochs in all; return whether that was all.
-
-        A signal stops them: ``Stopped``.
-        """
+    def train(self) -> None:
+        """Take the steps that are left. A signal stops them: ``Stopped``."""
         plan, output, checkpoints = self.plan, self.config.output, self.checkpoints
         total_steps = plan.schedule.total_steps
-        last_step = plan.steps_per_epoch * max_epochs if max_epochs else total_steps
         with (
             stage("train", self.emit, counts_as="steps"),
             stop_on_signal(
@@ -188,7 +184,7 @@ class Run:
                 save_steps=output.save_steps or DEFAULT_SAVE_STEPS,
                 is_save_due=checkpoints.is_due,
                 check_device=self._check_device,
-                should_stop=lambda: stop() or last_step <= self.progress.steps < total_steps,
+                should_stop=stop,
                 emit=self.tracking,
             )
             try:
@@ -209,7 +205,6 @@ class Run:
                 done = self.progress.steps
                 raise Stopped(stop.number, f"stopped after step {done:,} of {total_steps:,}")
         self.has_trained = self._is_over()
-        return self.has_trained
 
     @property
     def _validates(self) -> bool:
@@ -305,9 +300,6 @@ class Run:
                     with replacing(folder.model_folder, last=config_name) as model_folder:
                         task.configure(saved.model.config)
                         saved.model.config.save_pretrained(model_folder)
-                    if validation:
-                        rows = _prediction_rows(preparation, "validation", validation)
-                        write_jsonl(folder.validation_file, rows)
         scores: Scores | None = None
         kind: ValidationKind | None = None
         if validation:

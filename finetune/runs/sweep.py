@@ -1,32 +1,20 @@
-"""A sweep: the options of its trials, and what these have found on the validation rows."""
+"""The space of a sweep, and the options of its trials: the whole grid, or random values."""
 
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter
 
 from finetune.config.load import SECTIONS, check_name, check_type, check_value
 from finetune.config.schema import OPTIONS, Config
 from finetune.config.yaml_files import read_yaml
 from finetune.data import is_waiting
 from finetune.errors import ConfigurationInvalid
-from finetune.evaluation.statistics import Interval, bootstrap, percentile_interval
 from finetune.runs.folder import SweepFolder
-from finetune.runs.results import SCHEMA_VERSION
-from finetune.tasks.base import Task
-from finetune.tasks.metrics import METRICS
-from finetune.tasks.shown import Shown
-
-RESAMPLES = 500
-# Successive halving: so many trials go on where each has had a third of the epochs of the next
-# rung. Jamieson and Talwalkar, AISTATS 2016 (arXiv 1502.07943).
-KEPT, RUNGS = 1 / 3, (1 / 9, 1 / 3, 1.0)
-Options = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -115,80 +103,7 @@ def _draw(values: Values, generator: np.random.Generator) -> Any:
     return round(drawn) if isinstance(values.low, int) else float(f"{drawn:.3g}")
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A trial: its options, and how far it has come.
-
-    ``share`` is the part of its epochs after which it has the ``score``, higher if better; 1 if it
-    has finished. The ``value`` is that of the sweep's metric, ``difference`` that to the best
-    trial's, on the same rows, with its 95% interval; ``failure`` is why it could not be trained.
-    """
-
-    options: Options
-    share: float = 0.0
-    score: float | None = None
-    value: float | None = None
-    difference: Interval | None = None
-    failure: str = ""
-
-    @property
-    def verdict(self) -> str:
-        """How it compares with the best trial, in a few words."""
-        if self.failure:
-            return f"failed: {self.failure}"
-        if self.share < 1:
-            return f"stopped after {self.share:.0%} of its epochs" if self.share else "not begun"
-        if self.difference is None:
-            return ""
-        is_noise = self.difference.low <= 0 <= self.difference.high
-        return "may be noise" if is_noise else "worse"
-
-
-@dataclass(frozen=True, repr=False)
-class SweepResults(Shown):
-    """The trials of a sweep by number, and the best of those that have finished, if any."""
-
-    trials: Mapping[int, Trial]
-    metric: str
-    output_dir: str
-    samples: int = 0
-    best: int | None = None
-    asked: Sequence[Options] = ()
-
-    def records(self) -> list[dict[str, Any]]:
-        """Return a row for each trial, the best first."""
-        return [
-            {"trial": number, **one.options, self.metric: one.value, "verdict": one.verdict}
-            for number, one in self.ranked
-        ]
-
-    @property
-    def ranked(self) -> list[tuple[int, Trial]]:
-        """The trials, the best first: those that have finished, then those that came far."""
-
-        def rank(item: tuple[int, Trial]) -> tuple[bool, float, float]:
-            number, one = item
-            return number != self.best, -one.share, -math.inf if one.score is None else -one.score
-
-        return sorted(self.trials.items(), key=rank)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the content of ``sweep.json``."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "sweep": [*self.trials],
-            "best": None if self.best is None else SweepFolder.run_name(self.best),
-            "metric": self.metric,
-            "samples": self.samples,
-            "asked": self.asked,
-            "trials": {
-                SweepFolder.run_name(number): {**asdict(one), "verdict": one.verdict}
-                for number, one in self.trials.items()
-            },
-        }
-
-
-def describe_request(config: Config, chosen: Sequence[Options]) -> list[dict[str, Any]]:
+def describe_request(config: Config, chosen: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return all that a second call may not change: the options of each trial, and the others."""
     shared = {
         name: Path(value).name if is_waiting(value) else value
@@ -199,50 +114,18 @@ def describe_request(config: Config, chosen: Sequence[Options]) -> list[dict[str
     return [shared, *map(dict, chosen)]
 
 
-def read_trials(folder: SweepFolder, asked: Sequence[Options]) -> dict[int, Trial]:
-    """Return the trials of a sweep that has begun; raise if others are asked for."""
+def read_failures(folder: SweepFolder, request: list[dict[str, Any]]) -> dict[int, str]:
+    """Return which trials of a sweep that has begun have failed; raise if others are wanted."""
 
-    def parse(content: dict[str, Any]) -> dict[int, Trial] | None:
-        rows = [content["trials"][folder.run_name(number)] for number in content["sweep"]]
-        read = TypeAdapter(Trial).validate_python
-        is_same = content["asked"] == asked
-        return dict(enumerate(map(read, rows), start=1)) if is_same else None
+    def parse(content: dict[str, Any]) -> dict[int, str] | None:
+        trials = enumerate(content["trials"].values(), start=1)
+        failures = {number: trial["failure"] for number, trial in trials if trial["failure"]}
+        return failures if content["request"] == request else None
 
-    trials = folder.read(folder.table_file, parse)
-    if trials is None:
+    failures = folder.read(folder.table_file, parse)
+    if failures is None:
         raise ConfigurationInvalid(
             f"the sweep in {folder.path} has begun with another space or other options",
             remedy="start over with --overwrite, or choose another folder with --output-dir",
         )
-    return trials
-
-
-def survivors(trials: Mapping[int, Trial], numbers: Sequence[int]) -> list[int]:
-    """Return the best third of some trials, two at least, in their order."""
-    scored = [number for number in numbers if trials[number].score is not None]
-    count = max(math.ceil(len(scored) * KEPT), 2)
-    best = sorted(scored, key=lambda number: -(trials[number].score or 0.0))[:count]
-    return sorted(best)
-
-
-def compare_trials(folder: SweepFolder, results: SweepResults, *, task: Task) -> SweepResults:
-    """Return the results with the best trial, and differences to it on the validation rows."""
-    finished = {number: one for number, one in results.trials.items() if one.share == 1}
-    if not finished:
-        return results
-    best = max(finished, key=lambda number: finished[number].score or 0.0)
-    metric, rows, drawn = METRICS[results.metric], 0, {}
-    for number in finished:
-        run = folder.run(number)
-        predictions = run.read(run.validation_file, list)
-        rows = len(predictions)
-        # Without probabilities, which the average precision needs.
-        compute = task.weighted_metrics(predictions)
-        drawn[number] = bootstrap(compute, rows=rows, resamples=RESAMPLES).get(metric.name)
-    trials = dict(results.trials)
-    for number, one in finished.items():
-        own, base = drawn[number], drawn[best]
-        if number != best and own is not None and base is not None:
-            difference = (one.value or 0.0) - (finished[best].value or 0.0)
-            trials[number] = replace(one, difference=percentile_interval(difference, own - base))
-    return replace(results, trials=trials, best=best, samples=rows)
+    return failures

@@ -9,14 +9,15 @@ from tiny_runs import QUICK, Command, flags
 import finetune
 from finetune.errors import ConfigurationInvalid, Interrupted, NotARun
 from finetune.events import Event, Info
-from finetune.files import read_json, read_jsonl
-from finetune.runs.sweep import Range, SweepResults, choose_trials, read_space
+from finetune.files import read_json
+from finetune.runs.several import SeveralResults
+from finetune.runs.sweep import Range, choose_trials, read_space
 
 OPTIONS: dict[str, Any] = QUICK | {"max_train_samples": 48, "num_train_epochs": 4}
 SPACE = "training:\n  learning_rate: [1e-3, 1e5, 1e-5, 1e-4]\nmax_length: [16]\n"
 
 
-def sweep(folder: Path, *, model: Path, space: str = SPACE, **options: Any) -> SweepResults:
+def sweep(folder: Path, *, model: Path, space: str = SPACE, **options: Any) -> SeveralResults:
     file = folder.parent / f"{folder.name}.yaml"
     file.write_text(space)
     options = OPTIONS | {"learning_rate": None} | options
@@ -30,38 +31,32 @@ def folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     begun: list[str] = []
 
     def note(event: Event) -> None:
-        if (
-            isinstance(event, Info)
-            and event.message.startswith("trial ")
-            and " of 4" in event.message
-        ):
-            begun.append(event.message.partition(":")[0])
-            if begun == ["trial 1 of 4", "trial 2 of 4", "trial 3 of 4"]:
+        if isinstance(event, Info) and event.message.startswith("trial "):
+            begun.append(event.message[:7])
+            if begun == ["trial 1", "trial 2", "trial 3"]:
                 raise KeyboardInterrupt
 
     with pytest.raises(Interrupted) as caught:
         sweep(folder, model=tiny_folder, emit=note)
     assert "the same finetune sweep" in caught.value.remedy
     sweep(folder, model=tiny_folder, emit=note)
-    assert begun[3:5] == ["trial 3 of 4", "trial 4 of 4"]
+    # The second one failed, and is not tried again.
+    assert begun[3:] == ["trial 3", "trial 4"]
     return folder
 
 
-def test_worse_trials_stop_early_and_those_left_are_compared_with_the_best(folder: Path) -> None:
+def test_the_best_trial_by_validation_is_named_and_one_that_fails_stops_no_other(
+    folder: Path,
+) -> None:
     content = read_json(folder / "sweep.json")
     trials = content["trials"]
     assert [one["options"]["learning_rate"] for one in trials.values()] == [1e-3, 1e5, 1e-5, 1e-4]
     assert {one["options"]["max_length"] for one in trials.values()} == {16}
-    states = sorted((one["share"] == 1, bool(one["failure"])) for one in trials.values())
-    assert states.count((True, False)) == 2
-    best = trials[content["best"]]
-    assert best["difference"] is None
-    assert best["score"] == max(one["score"] for one in trials.values() if one["share"] == 1)
-    [other] = [one for one in trials.values() if one["difference"]]
-    assert other["difference"]["low"] <= other["difference"]["value"] <= other["difference"]["high"]
-    assert not list(folder.glob("*/checkpoints/*"))
+    assert [bool(one["failure"]) for one in trials.values()] == [False, True, False, False]
+    values = [one["value"] for one in trials.values() if one["value"] is not None]
+    assert trials[content["best"]]["value"] == max(values)
+    assert len(values) == 3
     run = folder / content["best"]
-    assert len(read_jsonl(run / "validation.jsonl")) == content["samples"]
     assert (folder / "best.yaml").read_text() == (run / "config.yaml").read_text()
 
 
@@ -143,5 +138,5 @@ def test_the_command_shows_the_trials_the_best_first(
         "sweep", space, "--model", tiny_folder, "--freeze-core", "--output-dir", folder, *options
     )
     assert outcome.code == 0, outcome.errors
-    assert "the best" in outcome.output
+    assert "trial-1" in outcome.output
     assert f"finetune run {folder}/best.yaml" in outcome.output

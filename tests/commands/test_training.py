@@ -22,10 +22,12 @@ from finetune.events import Event, Info
 from finetune.files import read_json
 from finetune.runs.folder import RunFolder, SeedsFolder
 from finetune.runs.journal import read_warnings
-from finetune.runs.results import SeedResults
+from finetune.runs.several import SeveralResults
 
 
-def run_seeds(folder: Path | None, *, model: Path, seeds: int = 2, **options: Any) -> SeedResults:
+def run_seeds(
+    folder: Path | None, *, model: Path, seeds: int = 2, **options: Any
+) -> SeveralResults:
     options = QUICK | {"output_dir": folder and str(folder), "model": str(model)} | options
     return finetune.run(seeds=seeds, **options)
 
@@ -71,7 +73,7 @@ def test_finished_seeds_are_read_with_their_mean_and_not_trained_again(
     interval = results.test["accuracy"]
     assert interval.high - interval.low == pytest.approx(width, rel=1e-4, abs=1e-12)
     best = max((42, 43), key=lambda n: found[n - 42]["eval_accuracy"])
-    assert results.best_seed == best
+    assert results.best == best
     assert results.to_json().items() <= read_json(parent / "seeds.json").items()
 
 

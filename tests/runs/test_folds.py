@@ -12,13 +12,13 @@ from finetune.errors import ConfigurationInvalid, DataError, Interrupted, NotARu
 from finetune.events import Event, Info
 from finetune.files import read_json, read_jsonl
 from finetune.runs.folder import FoldsFolder
-from finetune.runs.folds import FoldResults, read_out_of_fold
+from finetune.runs.several import SeveralResults, read_out_of_fold
 
 ROWS = [f"{text} {number},{'even' if number % 2 else 'odd'}"
         for number, text in enumerate(["where is it", "who is it", "what is it"] * 4)]  # fmt: skip
 
 
-def run_folds(folder: Path, *, model: Path, folds: int = 3, **options: Any) -> FoldResults:
+def run_folds(folder: Path, *, model: Path, folds: int = 3, **options: Any) -> SeveralResults:
     quick = QUICK | {"max_train_samples": None, "num_train_epochs": 1, "validation_fraction": None}
     return finetune.run(**(quick | options), folds=folds, model=str(model), output_dir=str(folder))
 

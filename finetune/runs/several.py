@@ -1,0 +1,271 @@
+"""Several runs of one call: seeds, the folds of a cross-validation, the trials of a sweep."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finetune.errors import BatchDoesNotFit, ConfigurationInvalid, LossNotFinite
+from finetune.evaluation.statistics import Interval, bootstrap, mean_interval, percentile_interval
+from finetune.events import Info
+from finetune.files import write_jsonl
+from finetune.runs.folder import SEVERAL, FoldsFolder, SeveralFolder, SweepFolder
+from finetune.runs.results import SCHEMA_VERSION, RunResults, best_of, read_results
+from finetune.tasks.base import Labels, Outputs, Task
+from finetune.tasks.metrics import METRICS
+from finetune.tasks.scores import Scores
+from finetune.tasks.shown import ShownRun
+
+if TYPE_CHECKING:
+    from finetune.runs.journal import Journal
+    from finetune.runs.preparation import Preparation
+    from finetune.runs.run import WritePages
+
+Rows = Sequence[Mapping[str, Any]]
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True, repr=False)
+class SeveralResults(ShownRun):
+    """What the finished runs of several have found, by number; the best by validation, if known.
+
+    Of folds, ``scores`` are those of all rows, each predicted by the model that has not seen it,
+    with 95% ``intervals`` over these rows; they are known once all folds have finished. Of a sweep,
+    ``options`` are those of each trial, and ``failures`` say why a trial could not be trained.
+    """
+
+    kind: str
+    numbers: Sequence[int]
+    runs: Mapping[int, RunResults]
+    output_dir: str
+    metric: str | None = None
+    best: int | None = None
+    scores: Scores | None = None
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+    options: Mapping[int, Options] = field(default_factory=dict)
+    failures: Mapping[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(
+        cls,
+        folder: SeveralFolder,
+        numbers: Sequence[int],
+        *,
+        metric: str | None = None,
+        options: Mapping[int, Options] | None = None,
+        failures: Mapping[int, str] | None = None,
+    ) -> "SeveralResults":
+        """Read what the finished runs have found; the best is that by a metric."""
+        finished = [number for number in numbers if folder.run(number).has_finished]
+        runs = {number: read_results(folder.run(number)) for number in finished}
+        results = cls(
+            folder.kind, numbers, runs, str(folder.path), metric,
+            options=options or {}, failures=failures or {},
+        )  # fmt: skip
+        is_whole = len(runs) + len(results.failures) == len(numbers)
+        if folder.kind == FoldsFolder.kind:
+            return results._with_all_rows(read_rows(folder, numbers)) if is_whole else results
+        # The best seed is known at any time, the best trial at the end.
+        is_known = is_whole or folder.kind != SweepFolder.kind
+        return replace(results, best=best_of(runs, metric) if is_known else None)
+
+    def _with_all_rows(self, rows: Rows) -> "SeveralResults":
+        """Return the results with scores of the predictions of all folds."""
+        task = next(iter(self.runs.values())).task
+        found = OutOfFold.of_rows(task, rows)
+        scores = task.score_outputs(found.outputs, found.losses, found.labels)
+        drawn = bootstrap(task.weighted_metrics(rows), rows=len(rows))
+        intervals = {
+            name: percentile_interval(scores.metrics[name], values)
+            for name, values in drawn.items()
+        }
+        return replace(self, scores=scores, intervals=intervals)
+
+    @property
+    def test(self) -> dict[str, Interval]:
+        """Mean of each test metric, with its 95% interval; empty for fewer than two runs."""
+        metrics = [run.test.metrics for run in self.runs.values()]
+        if len(metrics) < 2:
+            return {}
+        return {name: mean_interval([of_run[name] for of_run in metrics]) for name in metrics[0]}
+
+    @property
+    def spread(self) -> dict[str, float]:
+        """The standard deviation of each test metric over the runs; empty for fewer than two."""
+        metrics = [run.test.metrics for run in self.runs.values()]
+        names = metrics[0] if len(metrics) > 1 else ()
+        return {name: float(np.std([one[name] for one in metrics], ddof=1)) for name in names}
+
+    def value(self, number: int) -> float | None:
+        """Return a run's validation metric, by which the best is chosen; None if not known."""
+        run = self.runs.get(number)
+        return (
+            run.validation.metrics[self.metric] if run and run.validation and self.metric else None
+        )
+
+    @property
+    def ranked(self) -> list[int]:
+        """The numbers of the trials of a sweep, the best first, then those that failed."""
+
+        def rank(number: int) -> tuple[bool, float]:
+            value = self.value(number)
+            sign = METRICS[self.metric].sign if self.metric else 1
+            return number != self.best, float("inf") if value is None else -sign * value
+
+        return sorted(self.numbers, key=rank)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the metrics of each seed, of all rows of the folds, or of each trial."""
+        if self.kind == FoldsFolder.kind:
+            return self.scores.records() if self.scores else []
+        if self.kind != SweepFolder.kind:
+            return [{"seed": seed, **run.test.metrics} for seed, run in self.runs.items()]
+        return [
+            {"trial": number, **self.options[number], str(self.metric): self.value(number)}
+            for number in self.ranked
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of ``seeds.json``, ``folds.json`` or ``sweep.json``."""
+
+        def name_of(number: int) -> str:
+            return next(one for one in SEVERAL if one.kind == self.kind).run_name(number)
+
+        content = {
+            "schema_version": SCHEMA_VERSION,
+            self.kind: list(self.numbers),
+            "best": None if self.best is None else name_of(self.best),
+        }
+        runs = {
+            name_of(number): {
+                "eval": run.validation and run.validation.metrics,
+                "test": run.test.metrics,
+            }
+            for number, run in self.runs.items()
+        }
+        if self.kind == FoldsFolder.kind:
+            intervals = {name: asdict(interval) for name, interval in self.intervals.items()}
+            test = self.scores and self.scores.to_json()
+            content |= {"test": test, "intervals": intervals, "spread": self.spread}
+        elif self.kind == SweepFolder.kind:
+            trials = {
+                name_of(number): {
+                    "options": dict(self.options[number]),
+                    "value": self.value(number),
+                    "failure": self.failures.get(number),
+                }
+                for number in self.numbers
+            }
+            return {**content, "metric": self.metric, "trials": trials}
+        else:
+            content["test"] = {name: asdict(interval) for name, interval in self.test.items()}
+        return {**content, "runs": runs}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One of several runs: its title, and what turns the shared preparation into its own."""
+
+    title: str
+    vary: "Callable[..., Preparation]"
+
+
+def run_variants(
+    folder: SeveralFolder,
+    variants: Mapping[int, Variant],
+    shared: "Preparation",
+    *,
+    journal: "Journal",
+    write_pages: "WritePages | None",
+    write_table: Callable[[Mapping[int, str]], object],
+    failures: Mapping[int, str],
+) -> dict[int, str]:
+    """Train those variants that have not finished; return why some trials of a sweep failed.
+
+    All use the same device and token ids, which are prepared once. What is measured for one seed
+    or fold is not measured again for the next.
+    """
+    from finetune.runs.run import Run
+
+    failed, is_sweep = dict(failures), folder.kind == SweepFolder.kind
+    expected = (LossNotFinite, BatchDoesNotFit, ConfigurationInvalid) if is_sweep else ()
+    for place, (number, variant) in enumerate(variants.items(), start=1):
+        run_folder = folder.run(number)
+        if run_folder.has_finished or number in failed:
+            continue
+        journal(Info(f"{variant.title}, {place} of {len(variants)}"))
+        run_journal, resumes = journal.copy(), run_folder.can_resume
+        try:
+            preparation = variant.vary(shared, emit=run_journal)
+            with (
+                run_folder.lock() if resumes else run_folder.create(overwrite=True),
+                Run.begin(preparation, run_folder, resumes=resumes, journal=run_journal) as run,
+            ):
+                run.train()
+                run.finish(write_pages=write_pages)
+                measured = run.preparation
+            if not is_sweep:
+                shared = replace(shared, config=measured.config, choices=measured.choices)
+        except expected as error:
+            journal(Info(f"the trial failed: {error.message}"))
+            failed[number] = error.message
+        write_table(failed)
+    return failed
+
+
+@dataclass(frozen=True)
+class OutOfFold:
+    """Predictions of all rows, each by a model that has not seen it, in the order of the table.
+
+    ``rows`` are numbers of rows, from 0: those of the table, then those of a validation file;
+    ``losses`` float64 [rows]. Labels and outputs are as the task has them.
+    """
+
+    task: Task
+    rows: NDArray[np.int64]
+    labels: Labels
+    outputs: Outputs
+    losses: NDArray[np.float64]
+
+    @classmethod
+    def of_rows(cls, task: Task, rows: Rows) -> "OutOfFold":
+        """Return what rows of ``predictions.jsonl`` say."""
+        probabilities: NDArray[np.float32] | None = None
+        if task.class_names:
+            probabilities = np.zeros((len(rows), len(task.class_names)), np.float32)
+            for number, row in enumerate(rows):
+                columns = [task.class_numbers[name] for name in row["probabilities"]]
+                probabilities[number, columns] = [*row["probabilities"].values()]
+        names = ("label", "predicted")
+        labels, predicted = (task.from_json([row[name] for row in rows]) for name in names)
+        return cls(
+            task,
+            np.array([row["row"] for row in rows]),
+            labels,
+            Outputs(predicted, probabilities),
+            np.array([row["loss"] for row in rows]),
+        )
+
+
+def read_out_of_fold(path: Path) -> OutOfFold:
+    """Return what a finished cross-validation predicts; raise ``NotARun`` if it can't be read."""
+    folder = FoldsFolder(path)
+    task = folder.run(folder.numbers[0]).read_task()
+    return folder.read(folder.predictions_file, lambda rows: OutOfFold.of_rows(task, rows))
+
+
+def read_rows(folder: SeveralFolder, folds: Sequence[int]) -> Rows:
+    """Return the predictions of all folds, in the order of the table."""
+    runs = map(folder.run, folds)
+    found = [row for run in runs for row in run.read(run.predictions_file, list)]
+    return sorted(found, key=lambda row: row["row"])
+
+
+def write_rows(folder: SeveralFolder, folds: Sequence[int]) -> Rows:
+    """Write the predictions of all folds into one file, and return them."""
+    rows = read_rows(folder, folds)
+    write_jsonl(folder.predictions_file, rows)
+    return rows
