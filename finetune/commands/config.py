@@ -10,13 +10,13 @@ import click
 
 from finetune.commands import flags
 from finetune.commands.console import show_json, show_table
-from finetune.commands.init import guess_options
 from finetune.config.schema import HUB_PREFIX, OPTIONS
 from finetune.config.yaml_files import describe_recipes, make_json_schema, recipes_folder
 from finetune.errors import UsageError
 from finetune.escaping import escape_line
 from finetune.files import is_there, write_text_atomically
 from finetune.ownership import check_output_file
+from finetune.runs.guess import guess_options
 
 EXAMPLES = """\b
 Examples:

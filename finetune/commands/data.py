@@ -11,20 +11,18 @@ import click
 
 from finetune.commands import flags
 from finetune.commands.console import shorten, show_lines, show_table
-from finetune.config.schema import Config, ModelConfig
-from finetune.errors import DataError, FinetuneError, RunFolderNotEmpty
-from finetune.events import Emit, Event, Info, WarningMessage
+from finetune.config.schema import Config
+from finetune.errors import DataError, RunFolderNotEmpty
+from finetune.events import Emit, Event, WarningMessage
 from finetune.ownership import OwnFolder
 from finetune.runs.folder import FoldsFolder, find_several
+from finetune.runs.guess import guess_options, measure_tokens
 
 if TYPE_CHECKING:
-    from datasets import Dataset
-
     from finetune.audit.audit import Audit
     from finetune.data.check import Findings, Lengths, Suggestion
     from finetune.runs.expectation import Expectation
 
-UNLIMITED = 2**31 - 1
 EXAMPLES = """\b
 Examples:
   finetune data check                               TREC
@@ -96,47 +94,6 @@ def check_data(config: Config, *, emit: Emit) -> DataReport:
     )
 
 
-def measure_tokens(
-    splits: "Mapping[str, Dataset]", options: ModelConfig, *, emit: Emit
-) -> "Lengths | None":
-    """Describe the lengths of texts in tokens; None, with a warning, without a tokenizer."""
-    from finetune.data.check import Lengths, describe_lengths, suggest_max_length, suggest_model
-    from finetune.data.dataset import texts_of
-    from finetune.model.source import find_model
-    from finetune.tokenization.encode import encode_texts
-
-    emit(Info(f"counting tokens as {options.model} does"))
-    try:
-        source = find_model(options.model, revision=options.revision, with_weights=False)
-        tokenizer = source.read_tokenizer()
-    except FinetuneError as error:
-        warning = f"the lengths of the texts are missing: {error.message}"
-        emit(WarningMessage(warning, remedy=error.remedy))
-        return None
-    encoded = {
-        split: encode_texts(tokenizer, *texts_of(rows), max_length=UNLIMITED, emit=emit)
-        for split, rows in splits.items()
-    }
-    lengths, max_tokens = encoded["train"].lengths, tokenizer.model_max_length
-    unknown, tokens = encoded["train"].count(tokenizer.unk_token_id), int(lengths.sum())
-    texts = texts_of(splits["train"]).joined
-    if suggestion := suggest_model(tokenizer, texts, unknown_tokens=unknown, tokens=tokens):
-        emit(WarningMessage(suggestion.finding, remedy=suggestion.remedy))
-    suggested = suggest_max_length(lengths, max_tokens=max_tokens)
-    return Lengths(
-        model=options.model,
-        max_length=options.max_length,
-        suggested_max_length=suggested,
-        beyond_suggested=int((lengths > suggested).sum()),
-        beyond_model=int((lengths > max_tokens).sum()),
-        unknown_share=unknown / tokens,
-        splits={
-            split: describe_lengths(texts.lengths, max_length=options.max_length)
-            for split, texts in encoded.items()
-        },
-    )
-
-
 def audit_data(
     *,
     file: str | None,
@@ -150,7 +107,6 @@ def audit_data(
 ) -> "Audit":
     """Audit data, with the out-of-fold predictions of a cross-validation if the file is one."""
     from finetune.audit.audit import audit
-    from finetune.commands.init import guess_options
     from finetune.data.load import source_name
     from finetune.report.audit import SUSPECTS, files_of
 
@@ -207,7 +163,6 @@ def check(*, display: flags.Display, **options: Any) -> None:
     training split too, and lengths in tokens. If the model is on this machine, also how good a
     linear head on its frozen encoder is: about what to expect at least.
     """
-    from finetune.commands.init import guess_options
 
     def check_file(*, emit: Emit) -> DataReport:
         return check_data(guess_options(flags.load(**options), emit=emit).config, emit=emit)

@@ -12,7 +12,6 @@ import click
 
 from finetune.commands import flags
 from finetune.commands.console import show_lines, show_table
-from finetune.commands.init import guess_options
 from finetune.config.mode import Mode
 from finetune.config.schema import DEFAULT_LORA, Config, change_options
 from finetune.devices.mps.chips import Mac, find_mac
@@ -25,6 +24,7 @@ from finetune.errors import (
 )
 from finetune.events import Emit, Info, WarningMessage, ignore
 from finetune.ownership import OwnFolder
+from finetune.runs.guess import guess_options
 
 if TYPE_CHECKING:
     from finetune.batch_finder.case import Case

@@ -2,10 +2,8 @@
 
 import math
 import shlex
-import unicodedata
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,48 +11,26 @@ import click
 
 from finetune.commands import flags
 from finetune.commands.console import shorten, show_facts, show_json, show_lines, show_table
-from finetune.commands.data import measure_tokens
 from finetune.config.mode import Mode
 from finetune.config.schema import (
     DEFAULT_BATCH_SIZE,
     MAX_ESTIMATED_ROWS,
-    OPTIONS,
     Config,
     DataConfig,
     ModelConfig,
-    change_options,
-    flag_of,
     mode_defaults,
 )
 from finetune.config.yaml_files import make_starter
-from finetune.events import Emit, Info, ignore
-from finetune.files import is_there, write_text_atomically
+from finetune.events import Emit
+from finetune.files import write_text_atomically
 from finetune.ownership import check_output_file
+from finetune.runs.guess import guess
 
 if TYPE_CHECKING:
-    import pyarrow
-
-    from finetune.config.load import LoadedConfig
     from finetune.data.columns import Columns
-    from finetune.data.dataset import LoadedData
     from finetune.runs.expectation import Expectation
 
-# Estimates lengths without a tokenizer: BERT's has 3.8 bytes a token in TREC's questions and 3, one
-# character, in Chinese. A length that is too high costs nothing.
-BYTES_A_TOKEN = 3
-SPECIAL_TOKENS = 2
-# Positions of BERT and of most models like it.
-MAX_TOKENS = 512
-# Large tables: only a random sample of texts and the longest ones are tokenized.
-SAMPLE_TEXTS = 20_000
-LONGEST_TEXTS = 20
 MAX_CLASSES_SHOWN = 20
-SCRIPT_CHARACTERS = 100_000
-# English has hardly a letter with a mark, and in 100 words about ten of these.
-ENGLISH_WORDS = frozenset(("the", "and", "of", "you", "that", "this", "with", "for", "my", "what"))
-MIN_ENGLISH, MAX_MARKED = 0.03, 0.003
-# Of Amharic, Khmer, Lao, Odia and Sinhala, which multilingual BERT was not trained on.
-SCRIPTS_OF_XLM = frozenset(("ETHIOPIC", "KHMER", "LAO", "ORIYA", "SINHALA"))
 EXAMPLES = """\b
 Examples:
   finetune init reviews.csv                     writes reviews.yaml
@@ -85,74 +61,6 @@ class TableFacts:
     suggested_max_length: int
     longer_fraction: float
     expectation: "Expectation | None"
-
-
-@dataclass(frozen=True)
-class Guesses:
-    """Options that a table stands for; ``longer_fraction`` of its texts do not fit the model."""
-
-    table: "LoadedData"
-    values: Mapping[str, Any]
-    suggested_max_length: int
-    longer_fraction: float
-
-
-def guess(options: DataConfig, *, model: str | None, emit: Emit) -> Guesses:
-    """Read a table as a run would; without a tokenizer, lengths in tokens are estimated."""
-    import numpy as np
-    import pyarrow.compute as pc
-
-    from finetune.data.check import suggest_max_length
-    from finetune.data.dataset import rows_where, texts_of
-    from finetune.data.tables import read_tables
-
-    table = read_tables({"train": [Path(options.data).expanduser()]}, options, emit=emit)
-    rows, task = table.splits["train"], table.task.name
-    texts = texts_of(rows).joined
-    model = model or _suggest_model(texts)
-    size_bytes = pc.binary_length(texts).to_numpy()
-    if (count := len(rows)) > SAMPLE_TEXTS:
-        emit(Info(f"counting tokens of the longest and {SAMPLE_TEXTS:,} random of {count:,} texts"))
-        is_chosen = np.zeros(count, dtype=bool)
-        is_chosen[np.random.default_rng(0).choice(count, SAMPLE_TEXTS, replace=False)] = True
-        is_chosen[np.argsort(size_bytes)[-LONGEST_TEXTS:]] = True
-        rows = rows_where(rows, is_chosen)
-    if lengths := measure_tokens({"train": rows}, ModelConfig(model=model), emit=emit):
-        suggested, longer = lengths.suggested_max_length, lengths.beyond_model / len(rows)
-    else:
-        tokens = size_bytes // BYTES_A_TOKEN + SPECIAL_TOKENS
-        longer = float((tokens > MAX_TOKENS).mean())
-        suggested = suggest_max_length(tokens, max_tokens=MAX_TOKENS)
-    values = {
-        **{option: column.name for option, column in table.chosen.items()},
-        **({} if task == "single" else {"task": task}),
-        "model": model,
-        "max_length": max(suggested, ModelConfig.max_length),
-    }
-    return Guesses(table, values, suggested, longer)
-
-
-def guess_options(loaded: "LoadedConfig", *, emit: Emit) -> "LoadedConfig":
-    """Return options with what ``init`` would guess of a table that the call names.
-
-    Each guess is reported. A configuration file has no gaps to fill.
-    """
-    data = loaded.config.data
-    is_table = data.data not in OPTIONS["data"].names and is_there(Path(data.data).expanduser())
-    if not is_table or loaded.sources.get("data") != flag_of("data"):
-        return loaded
-    emit(Info(f"looking at {data.data}"))
-    model = loaded.config.model.model if "model" in loaded.sources else None
-    guesses = guess(data, model=model, emit=ignore)
-    changed = {
-        name: guesses.values[name]
-        for name, option in OPTIONS.items()
-        if name not in loaded.sources
-        if guesses.values.get(name, option.default) != option.default
-    }
-    for name, value in changed.items():
-        emit(Info(f"guessed: {flag_of(name)} {guesses.table.chosen.get(name, value)}"))
-    return replace(loaded, config=change_options(loaded.config, changed), guesses=tuple(changed))
 
 
 def look_at_table(options: DataConfig, *, model: str | None, emit: Emit) -> TableFacts:
@@ -191,23 +99,6 @@ def look_at_table(options: DataConfig, *, model: str | None, emit: Emit) -> Tabl
         longer_fraction=guesses.longer_fraction,
         expectation=expectation,
     )
-
-
-def _suggest_model(texts: "pyarrow.ChunkedArray") -> str:
-    """Return the default model for English, else one that knows the letters and the language."""
-    from finetune.data.check import MULTILINGUAL_MODEL, SCRIPT_TEXTS
-
-    first = " ".join(texts[:SCRIPT_TEXTS].to_pylist())[:SCRIPT_CHARACTERS]
-    letters, words = list(filter(str.isalpha, first)), first.lower().split()
-    scripts = Counter(unicodedata.name(letter, "").split(" ")[0] for letter in letters)
-    script = max(scripts, key=scripts.__getitem__, default="LATIN")
-    if script == "LATIN":
-        has_marks = sum(map(str.isascii, letters)) < (1 - MAX_MARKED) * len(letters)
-        is_english = sum(map(ENGLISH_WORDS.__contains__, words)) >= MIN_ENGLISH * len(words)
-        return MULTILINGUAL_MODEL if has_marks and not is_english else Config().model.model
-    if script == "CJK" and not scripts.keys() & {"HIRAGANA", "KATAKANA", "HANGUL"}:
-        return "bert-base-chinese"
-    return "xlm-roberta-base" if script in SCRIPTS_OF_XLM else MULTILINGUAL_MODEL
 
 
 def make_config(facts: TableFacts) -> str:

@@ -22,10 +22,10 @@ from finetune.commands.console import (
     show_scores,
     show_table,
 )
-from finetune.commands.init import guess_options
 from finetune.errors import ConfigurationInvalid, UsageError
 from finetune.events import Emit, WarningMessage, clock, ignore
 from finetune.runs.folder import FoldsFolder, RunFolder, SeedsFolder
+from finetune.runs.guess import guess_options
 
 if TYPE_CHECKING:
     from finetune.config.load import LoadedConfig

@@ -10,9 +10,9 @@ import click
 
 from finetune.commands import flags
 from finetune.commands.console import show_lines, show_result_table
-from finetune.commands.init import guess_options
 from finetune.config.schema import Count, change_options
 from finetune.events import Emit, clock, ignore
+from finetune.runs.guess import guess_options
 
 if TYPE_CHECKING:
     from finetune.runs.several import SeveralResults

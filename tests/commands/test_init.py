@@ -9,11 +9,11 @@ import pytest
 import yaml
 from tiny_runs import Command
 
-from finetune.commands import init
 from finetune.commands.data import check_data
 from finetune.commands.init import TableFacts, look_at_table, make_config
 from finetune.config.load import load_config
 from finetune.config.schema import Config, DataConfig
+from finetune.runs import guess
 
 Row = dict[str, Any]
 
@@ -112,8 +112,8 @@ def test_of_a_large_table_a_sample_and_the_longest_texts_are_counted(
     long = [{"no": 0, "text": "the " * words, "label": "praise"} for words in (*[30] * 10, 60)]
     table = [*rows(praise=100), *long]
     expected = look(tmp_path, table, model=str(tiny_folder)).suggested_max_length
-    monkeypatch.setattr(init, "SAMPLE_TEXTS", 20)
-    monkeypatch.setattr(init, "LONGEST_TEXTS", 1)
+    monkeypatch.setattr(guess, "SAMPLE_TEXTS", 20)
+    monkeypatch.setattr(guess, "LONGEST_TEXTS", 1)
     assert look(tmp_path, table, model=str(tiny_folder)).suggested_max_length == expected == 64
 
 

@@ -9,12 +9,12 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.estimate import live_peaks
-from finetune.commands.init import _suggest_model
 from finetune.commands.models import read_encoders
 from finetune.config.mode import Mode
 from finetune.config.schema import Config
 from finetune.data.check import MULTILINGUAL_MODEL
 from finetune.model.source import MINILM
+from finetune.runs.guess import suggest_encoder
 
 ENCODERS = {one["name"]: one for one in read_encoders()}
 
@@ -72,4 +72,4 @@ def test_encoders_are_listed_with_what_they_take(command: Command) -> None:
     ],
 )
 def test_the_letters_and_the_language_of_the_texts_propose_a_model(text: str, model: str) -> None:
-    assert _suggest_model(pyarrow.chunked_array([[text] * 20])) == model
+    assert suggest_encoder(pyarrow.chunked_array([[text] * 20])) == model
