@@ -4,6 +4,8 @@ Each has one line that says what is wrong and one, the remedy, that says what to
 """
 
 import errno
+import os
+import re
 import signal
 import traceback
 from collections.abc import Sequence
@@ -168,15 +170,24 @@ _OF_SYSTEM: dict[int | None, tuple[type[FinetuneError], str, str]] = {
 }
 
 
+def system_error(error: BaseException) -> OSError | None:
+    """Return an error of the system, or the one that a library reports by an error of its own."""
+    if isinstance(error, OSError):
+        return error
+    # The libraries in Rust, safetensors and tokenizers, give the number in the text alone.
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None
+
+
 def explain(error: BaseException) -> FinetuneError | None:
     """Return an error of the system in words, by its errno; None for one that no user can cause.
 
     What reads or writes a file names it; so without a name it is standard output.
     """
-    if isinstance(error, OSError) and error.errno in _OF_SYSTEM:
-        kind, message, remedy = _OF_SYSTEM[error.errno]
-        words = message.format(error.filename or "standard output", reason=error.strerror)
-        return kind(words, remedy=remedy)
+    if (cause := system_error(error)) and cause.errno in _OF_SYSTEM:
+        kind, message, remedy = _OF_SYSTEM[cause.errno]
+        place = cause.filename or ("standard output" if cause is error else "a file")
+        return kind(message.format(place, reason=cause.strerror), remedy=remedy)
     if isinstance(error, ImportError):
         remedy = "install finetune-mps and its packages again"
         return FinetuneError(f"a package can't be imported: {error}", remedy=remedy)

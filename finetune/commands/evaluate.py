@@ -96,7 +96,8 @@ def evaluate(
     else:
         name = str(data)
         rows = load_other_data(folder, name, columns, emit=emit)
-        name = "the table" if is_waiting(name) else name
+        # A folder may be called like a split, and is none.
+        name = f"./{name}" if name in SPLITS else "the table" if is_waiting(name) else name
     found = evaluate_rows(folder, rows, name, device=device, metric=evaluate_metric, emit=emit)
     return Evaluation(name, *found)
 

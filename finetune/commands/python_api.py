@@ -56,6 +56,10 @@ def as_python(function: Callable[..., Any]) -> Callable[..., Any]:
 
         try:
             with ExitStack() as stack:
+                if "torch" in sys.modules:
+                    from finetune.devices.base import random_state_kept
+
+                    stack.enter_context(random_state_kept())
                 if not emit and (terminal.is_watched() if progress is None else progress):
                     view = terminal.showing(quiet=False, no_progress=False)
                     shown = stack.enter_context(view)
@@ -67,7 +71,7 @@ def as_python(function: Callable[..., Any]) -> Callable[..., Any]:
             error.remedy = _with_arguments(error.remedy, names)
             error.args, error.__notes__ = (error.message,), [f"try: {error.remedy}"]
             raise
-        except (OSError, RuntimeError, ImportError) as error:
+        except Exception as error:
             if known := explain(error):
                 raise known from error
             raise

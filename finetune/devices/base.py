@@ -230,6 +230,21 @@ def why_operation_fails(torch_device: torch.device) -> str | None:
 
 
 @contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Leave the global random generators of PyTorch as they were."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    module = torch.get_device_module(accelerator) if accelerator else torch
+    # A GPU that this process has not used yet has no state to keep.
+    used = [torch, module] if getattr(module, "is_initialized", bool)() else [torch]
+    states = [one.get_rng_state() for one in used]
+    try:
+        yield
+    finally:
+        for one, state in zip(used, states, strict=True):
+            one.set_rng_state(state)
+
+
+@contextmanager
 def without_tf32() -> Iterator[None]:
     """Compute fp32 products without TF32, which keeps 10 of 23 bits of their factors."""
     of_matrices = torch.get_float32_matmul_precision()

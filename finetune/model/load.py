@@ -40,6 +40,8 @@ from finetune.tokenization.examples import ModelInputs, inputs_of_texts
 if TYPE_CHECKING:
     from finetune.tokenization.encode import Texts
 
+# In tokenizer_config.json, the model_max_length of the tokenizer before the run.
+LONGEST = "pretrained_max_length"
 # How far padding may move what the output layer reads, relatively. Rounding moves it by 1e-6, FNet,
 # which has no attention mask, by 0.3.
 PADDING_WARNING, MAX_PADDING_ERROR = 1e-3, 0.02
@@ -76,7 +78,9 @@ class TextModel:
     @property
     def max_tokens(self) -> int:
         """Tokens of the longest text that the model has positions for."""
-        limits = [self.tokenizer.model_max_length, count_positions(self.model)]
+        tokenizer = self.tokenizer
+        longest = tokenizer.init_kwargs.get(LONGEST, tokenizer.model_max_length)
+        limits = [longest, count_positions(self.model)]
         return int(min(limit for limit in limits if limit is not None))
 
     def encode(
@@ -206,12 +210,24 @@ def load_pretrained(
     )
 
 
-def save_model(text_model: TextModel, folder: Path, *, with_weights: bool = True) -> None:
-    """Save a model in an empty folder, as ``save_pretrained`` does."""
+def save_model(
+    text_model: TextModel, folder: Path, *, max_length: int, with_weights: bool = True
+) -> None:
+    """Save a model in an empty folder, as ``save_pretrained`` does.
+
+    A pipeline with ``truncation=True`` reads as many tokens of a text as the run.
+    """
     text_model.task.configure(text_model.model.config)
     with silence_transformers():
         (text_model.model if with_weights else text_model.model.config).save_pretrained(folder)
-    text_model.tokenizer.save_pretrained(folder)
+    tokenizer = text_model.tokenizer
+    longest = tokenizer.model_max_length
+    tokenizer.model_max_length = min(max_length, text_model.max_tokens)
+    tokenizer.init_kwargs[LONGEST] = tokenizer.init_kwargs.get(LONGEST, longest)
+    try:
+        tokenizer.save_pretrained(folder)
+    finally:
+        tokenizer.model_max_length = longest
     # safetensors keeps its files from all other users; Python's are as the user's umask says.
     permissions = (folder / "config.json").stat().st_mode & 0o777
     for file in folder.iterdir():

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from finetune import distributed
 from finetune.devices.base import Device
-from finetune.errors import CheckpointDamaged, UsageError
+from finetune.errors import CheckpointDamaged, UsageError, system_error
 from finetune.events import Emit, WarningMessage
 from finetune.files import file_sha256, flush_to_disk, read_json, replacing, write_json
 from finetune.runs.folder import RunFolder
@@ -36,8 +36,6 @@ from finetune.training.step import TrainingState
 MANIFEST_NAME = "manifest.json"
 STATE_NAME = "state.json"
 TENSORS_SUFFIX = ".safetensors"
-# A full disk, or a folder that is gone or may not be written.
-WRITE_ERRORS = (OSError, SafetensorError)
 # Share of the time that checkpoints may take, and the least time between two.
 MAX_TIME_SHARE = 0.03
 MIN_SECONDS_BETWEEN = 30.0
@@ -117,8 +115,10 @@ class Checkpoints:
                 self._best = None
             self._write(self.folder.checkpoints_folder / f"step-{progress.steps}", tensors, state)
             self._delete_old(progress)
-        except WRITE_ERRORS as error:
-            message = f"a checkpoint can't be written: {reason_of(error)}"
+        except Exception as error:
+            if not (cause := system_error(error)):
+                raise
+            message = f"a checkpoint can't be written: {cause.strerror}"
             remedy = "the run continues and tries again later"
             self.emit(WarningMessage(message, remedy=remedy))
         self._saved_at = time.monotonic()
@@ -180,11 +180,6 @@ def nothing_to_resume(folder: RunFolder) -> UsageError:
         f"the run in {folder.path} has no checkpoint to resume from",
         remedy="start again with --overwrite",
     )
-
-
-def reason_of(error: Exception) -> str:
-    """Return in words why a file could not be written."""
-    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 def write_checkpoint(

@@ -4,8 +4,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from finetune.errors import BatchDoesNotFit, Interrupted, LossNotFinite, NotWritten, explain
-from finetune.runs.checkpoint import WRITE_ERRORS, reason_of
+from finetune.errors import (
+    BatchDoesNotFit,
+    Interrupted,
+    LossNotFinite,
+    NotWritten,
+    explain,
+    system_error,
+)
 from finetune.runs.folder import RunFolder, SeveralFolder
 from finetune.runs.preparation import Preparation
 from finetune.training.interruption import signal_of
@@ -47,18 +53,9 @@ def failures_explained(folder: RunFolder, preparation: Preparation) -> Iterator[
         raise LossNotFinite(error.message + where, remedy=error.remedy) from error
     except BrokenPipeError:  # of the terminal
         raise
-    except WRITE_ERRORS as error:
-        name = isinstance(error, OSError) and error.filename
-        if name and folder.path.resolve() not in Path(name).resolve().parents:
-            raise explain(error) or error from error
-        has_model = folder.model_config_file.exists()
-        where = f"the model is in {folder.model_folder}; " if has_model else ""
-        then = f", then resume with: {folder.resume_command}" if folder.can_resume else ""
-        raise NotWritten(
-            f"{folder.path} can't be written: {reason_of(error)}",
-            remedy=f"{where}make room or the folder writable{then}",
-        ) from error
-    except (RuntimeError, MemoryError) as error:
+    except Exception as error:
+        if cause := system_error(error):
+            raise _explain_unwritten(folder, cause) from error
         if not device.memory.is_out_of_memory(error):
             raise
         batch_size = preparation.config.training.batch_size
@@ -68,3 +65,16 @@ def failures_explained(folder: RunFolder, preparation: Preparation) -> Iterator[
             remedy = f"resume with: {folder.resume_command} {smaller}"
         message = "ran out of memory in work that can't be repeated in smaller micro-batches"
         raise BatchDoesNotFit(f"{device.name} {message}", remedy=remedy) from error
+
+
+def _explain_unwritten(folder: RunFolder, error: OSError) -> Exception:
+    name = error.filename
+    if name and folder.path.resolve() not in Path(name).resolve().parents:
+        return explain(error) or error
+    has_model = folder.model_config_file.exists()
+    where = f"the model is in {folder.model_folder}; " if has_model else ""
+    then = f", then resume with: {folder.resume_command}" if folder.can_resume else ""
+    return NotWritten(
+        f"{folder.path} can't be written: {error.strerror or error}",
+        remedy=f"{where}make room or the folder writable{then}",
+    )

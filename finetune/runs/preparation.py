@@ -35,7 +35,7 @@ from finetune.tasks.base import Task
 from finetune.tasks.metrics import choose_metric
 from finetune.tokenization.examples import Examples
 from finetune.training.contrastive import TEXTS_A_STEP
-from finetune.training.precision import choose_precision
+from finetune.training.precision import check_speed, choose_precision
 
 # Options that token ids depend on.
 _READING = {"model", "revision", "max_length", "long_texts", "stride"}
@@ -235,6 +235,8 @@ def prepare(
         require_peft()
     device, precision = select_device(config.training.device, emit=emit), config.training.precision
     check_precision(device, precision)
+    if config.training.check_device is not False:
+        check_speed(device, precision)
     distributed.use_device(device)
     count = distributed.world_size()
     several = f", {count} processes" if count > 1 else ""

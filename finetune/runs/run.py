@@ -341,9 +341,12 @@ class Run:
     ) -> None:
         folder = self.folder
         if adapter and not saved.structure.mean_layer:
-            save_adapter(adapter, saved, folder)
+            save_adapter(adapter, saved, folder, max_length=self.config.model.max_length)
         with replacing(folder.model_folder, last=folder.model_config_file.name) as model_folder:
-            save_model(saved, model_folder, with_weights=self.config.model.merge)
+            options = self.config.model
+            save_model(
+                saved, model_folder, max_length=options.max_length, with_weights=options.merge
+            )
         write_inference(folder, self.config.model, max_tokens=saved.max_tokens)
         if validation:
             write_confidences(folder, saved.task, *validation)
@@ -391,11 +394,13 @@ def _check_resumable(preparation: Preparation, folder: RunFolder) -> None:
     Manifest.read(folder).check(Manifest.of(preparation), remedy="restore it, or start a new run")
 
 
-def save_adapter(adapter: Adapter, merged: TextModel, folder: RunFolder) -> None:
+def save_adapter(
+    adapter: Adapter, merged: TextModel, folder: RunFolder, *, max_length: int
+) -> None:
     """Write the adapter of a merged model, whose output layer may have been scaled since."""
     base, revision = merged.source.published
     with replacing(folder.adapter_folder, last=ADAPTER_CONFIG) as path:
-        save_model(merged, path, with_weights=False)
+        save_model(merged, path, max_length=max_length, with_weights=False)
         adapter.write(path, merged.model, merged.structure.head, base=base, revision=revision)
 
 

@@ -21,6 +21,7 @@ from finetune.runs.inference import read_trained_config
 from finetune.runs.manifest import Manifest
 from finetune.tasks.base import Prediction
 from finetune.tokenization.examples import ModelInputs
+from finetune.training.precision import why_not
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,9 @@ class TrainedModel:
         chosen, options = select_device(device, emit=emit), config.training
         place(text_model.model, chosen.torch_device)
         precision = options.precision
-        if precision not in chosen.precisions:
-            message = f"{chosen.name} can't compute in {precision}, as the run did: fp32 takes its "
-            emit(WarningMessage(message + "place, and probabilities may differ slightly"))
+        if reason := why_not(chosen, precision):
+            message = f"{reason}: fp32 takes the place of {precision}, in which the run computed"
+            emit(WarningMessage(f"{message}, and probabilities may differ slightly"))
             precision = "fp32"
         batch_size = BatchSize(options.eval_batch_size, "evaluation batch size", chosen, emit)
         distributed.use_device(chosen)

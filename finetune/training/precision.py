@@ -16,6 +16,7 @@ from torch import nn
 from finetune import hub
 from finetune.devices import host
 from finetune.devices.base import Device
+from finetune.errors import ConfigurationInvalid
 from finetune.files import WRITTEN_BY, keep_json, read_json
 from finetune.model.tensor_store import key_of
 
@@ -23,6 +24,8 @@ from finetune.model.tensor_store import key_of
 _GAIN = 1.03
 _EXAMPLES, _TOKENS, _HEAD_SIZE = 8, 32, 64
 _MAX_SECONDS = 0.6
+# Without bf16 instructions a product took about a hundred times as long as in fp32, with them less.
+_PRODUCT_SIZE, _SLOW = 256, 5.0
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,45 @@ def choose_precision(device: Device, *, hidden_size: int, cache: Path) -> Precis
         choice = _time_layer(device, hidden_size)
         keep_json(file, asdict(choice) | WRITTEN_BY)
         return choice
+
+
+def why_not(device: Device, precision: str) -> str | None:
+    """Return why a trained model should not be used in a precision on this device."""
+    if precision == "fp32":
+        return None
+    if precision not in device.precisions:
+        return f"{device.name} can't compute in {precision}"
+    if device.has_silent_faults and not has_parity(device, precision=precision):
+        parity = f"finetune doctor --parity --device {device.name} --precision {precision}"
+        return f"{parity} has not passed on this machine"
+    return why_slow(device, precision)
+
+
+def why_slow(device: Device, precision: str) -> str | None:
+    """Return why 16 bits are slow here, by the time of one small product; None if they are not."""
+    if not device.times_bf16 or precision in ("auto", "fp32"):
+        return None
+    matrix = torch.ones(_PRODUCT_SIZE, _PRODUCT_SIZE)
+
+    def multiply(precision: str) -> None:
+        with device.autocast(precision):
+            matrix @ matrix
+
+    seconds = {}
+    for name in ("fp32", precision):
+        multiply(name)
+        seconds[name] = min(device.time_calls(partial(multiply, name), calls=1) for _ in range(3))
+    ratio = seconds[precision] / seconds["fp32"]
+    return f"a product takes {ratio:.0f} times as long as in fp32" if ratio > _SLOW else None
+
+
+def check_speed(device: Device, precision: str) -> None:
+    """Refuse 16 bits on a CPU that has no instructions for them."""
+    if reason := why_slow(device, precision):
+        raise ConfigurationInvalid(
+            f"--precision {precision} is slow on this {device.name}: {reason}",
+            remedy="leave out --precision, or add --no-check-device to use it all the same",
+        )
 
 
 def _time_layer(device: Device, hidden_size: int) -> PrecisionChoice:

@@ -37,6 +37,20 @@ def test_a_split_that_is_not_there_is_answered_with_those_that_are(finished_run:
         finetune.evaluate(finished_run, split="train", data="questions", device="cpu")
 
 
+@pytest.mark.parametrize("name", ["test", "train"])
+def test_a_file_called_like_a_split_is_other_data(
+    name: str, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    texts = load_split(open_run_folder(finished_run), "train", emit=ignore).select(range(3))
+    lines = [json.dumps({"text": row["text"], "label": "ABBR"}) for row in texts]
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "rows.jsonl").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    outcome = command("evaluate", finished_run, name, "--device", "cpu")
+    assert "3 of these rows were in training" in outcome.output
+    assert f"./{name}, 3 rows" in outcome.output
+
+
 def test_what_is_no_name_of_data_or_no_option_is_refused() -> None:
     with pytest.raises(UsageError, match="data is 3, and should be a valid string"):
         finetune.run(data=3)  # type: ignore[call-overload]

@@ -460,7 +460,7 @@ def text_model(tmp_path: Path) -> TextModel:
 
 
 def test_a_saved_model_comes_back_bit_for_bit(text_model: TextModel, tmp_path: Path) -> None:
-    save_model(text_model, tmp_path / "model")
+    save_model(text_model, tmp_path / "model", max_length=64)
 
     again = load(tmp_path / "model")
 
@@ -479,7 +479,7 @@ def test_saving_and_loading_show_no_bar_and_no_report_and_leave_those_of_others(
     for set_progress_bars in (logging.enable_progress_bar, logging.disable_progress_bar):
         set_progress_bars()
         enabled = logging.is_progress_bar_enabled()
-        save_model(text_model, tmp_path / "model")
+        save_model(text_model, tmp_path / "model", max_length=64)
         load(tiny_folder)
         assert logging.is_progress_bar_enabled() == enabled
         assert logging.get_verbosity() == WARNING
@@ -494,7 +494,7 @@ def test_files_have_the_permissions_that_the_user_gives_to_files(
 ) -> None:
     before = os.umask(0o007)
     try:
-        save_model(text_model, tmp_path / "model")
+        save_model(text_model, tmp_path / "model", max_length=64)
     finally:
         os.umask(before)
 

@@ -89,6 +89,28 @@ def test_the_predictions_are_those_of_the_test_split_and_give_its_accuracy(
     assert {row["label"] for row in rows} == set(results["class_names"])
 
 
+def test_a_pipeline_that_truncates_reads_as_much_of_a_long_text(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"max_length": 12, "long_texts": "truncate"}
+    run_tiny(tmp_path / "run", model=tiny_folder, **options)
+    texts = ["who wrote the book of animals " + "where is the river " * 98, *TEXTS]
+    classify = transformers.pipeline(
+        "text-classification", str(tmp_path / "run" / "model"), truncation=True
+    )
+    for theirs, ours in zip(
+        classify(texts), finetune.predict(tmp_path / "run", texts), strict=True
+    ):
+        assert theirs["label"] == ours.label
+        assert theirs["score"] == pytest.approx(ours.probability, abs=1e-5)
+    # The model itself can read more.
+    options["max_length"] = 40
+    again = run_tiny(tmp_path / "again", model=tmp_path / "run" / "model", **options)
+    assert again["details"]["lengths"]["train"]["longest"] > 12
+    run_tiny(tmp_path / "third", model=tmp_path / "again" / "model", max_length=99, max_steps=1)
+    assert read_json(tmp_path / "third" / "model" / "inference.json")["max_length"] == 64
+
+
 def test_the_model_loads_in_transformers_and_predicts_as_the_tool_does(finished_run: Path) -> None:
     classify = transformers.pipeline("text-classification", str(finished_run / "model"))
     theirs = classify(TEXTS)

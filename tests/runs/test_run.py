@@ -31,6 +31,20 @@ def test_the_same_seed_gives_the_same_bits_in_a_thread_too(
     assert predictions == (finished_run / "predictions.jsonl").read_bytes()
 
 
+def test_global_random_numbers_of_torch_stay_as_they_were(
+    finished_run: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    expected = torch.manual_seed(5) and torch.rand(2)
+    for use in (
+        lambda: run_tiny(tmp_path / "run", model=tiny_folder, max_steps=1),
+        lambda: finetune.predict(finished_run, ["a text"], device="cpu"),
+        lambda: finetune.evaluate(finished_run, device="cpu"),
+    ):
+        torch.manual_seed(5)
+        use()
+        assert torch.equal(torch.rand(2), expected)
+
+
 def test_the_configuration_alone_makes_the_same_run_again_from_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,13 +2,14 @@
 
 import errno
 import os
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors import SafetensorError
-from tiny_runs import have_same_bits, logged_metrics, run_tiny, weights_of
+from tiny_runs import Command, flags, have_same_bits, logged_metrics, run_tiny, weights_of
 from tiny_training import tiny_training_state
 from transformers import PreTrainedModel
 
@@ -94,9 +95,12 @@ def test_files_have_the_permissions_of_the_users_umask(tiny_folder: Path, tmp_pa
     assert {path.stat().st_mode & 0o777 for path in files} == {0o640}
 
 
+FULL = os.strerror(errno.ENOSPC)
+
+
 @pytest.mark.parametrize(
     ("refused", "error"),
-    [({0}, OSError(errno.ENOSPC, "disk full")), ({0, 1}, SafetensorError("disk full"))],
+    [({0}, OSError(errno.ENOSPC, FULL)), ({0, 1}, SafetensorError("I/O error (os error 28)"))],
 )
 def test_a_full_disk_costs_warnings_and_no_run(
     refused: set[int],
@@ -118,7 +122,23 @@ def test_a_full_disk_costs_warnings_and_no_run(
     run_tiny(run, model=tiny_folder, emit=emitted.append, **EVERY_THIRD)
     assert have_same_bits(weights_of(run), weights_of(whole_run))
     warnings = [event.message for event in emitted if isinstance(event, WarningMessage)]
-    assert sum("can't be written: disk full" in warning for warning in warnings) == len(refused)
+    assert sum(f"can't be written: {FULL}" in warning for warning in warnings) == len(refused)
+
+
+@pytest.mark.parametrize("limit_bytes", [400, 3_000, 9_000, 60_000])
+@pytest.mark.parametrize("options", [(), ("--save-strategy", "no")], ids=["", "no checkpoints"])
+def test_a_file_that_can_not_be_written_is_an_error_of_the_system(
+    limit_bytes: int, options: tuple[str, ...], tiny_folder: Path, tmp_path: Path,
+    command: Command,
+) -> None:  # fmt: skip
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    arguments = [*flags(model=tiny_folder, output_dir=tmp_path / "run"), *options]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
+    try:
+        outcome = command("run", "--no-feature-cache", *arguments)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    outcome.assert_refused(1, "can't be written: File too large")
 
 
 def test_a_best_model_that_is_lost_is_replaced_by_the_last_with_a_warning(tmp_path: Path) -> None:

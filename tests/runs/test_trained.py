@@ -4,11 +4,18 @@ import shutil
 from pathlib import Path
 
 import pytest
+from prepared_runs import prepare_tiny
+from tiny_training import OtherDevice
 
 import finetune
-from finetune.errors import ModelUnsupported
-from finetune.events import Event, WarningMessage
+from finetune.devices.cpu import CpuDevice
+from finetune.errors import ConfigurationInvalid, ModelUnsupported
+from finetune.events import Event, WarningMessage, ignore
 from finetune.files import read_json, write_json
+from finetune.runs import trained
+from finetune.runs.folder import RunFolder
+from finetune.runs.trained import TrainedModel
+from finetune.training import precision as precision_module
 
 
 def copy_with_precision(run: Path, folder: Path, precision: str) -> Path:
@@ -30,6 +37,31 @@ def test_metrics_have_the_precision_of_the_run_where_the_device_has_it(
     assert scores.loss == pytest.approx(expected.loss, rel=0.02)
     warnings = [event for event in emitted if isinstance(event, WarningMessage)]
     assert any("can't compute in fp16" in one.message for one in warnings) == is_the_same
+
+
+@pytest.mark.parametrize("passed", [False, True])
+def test_a_device_with_silent_faults_computes_in_16_bits_only_after_its_parity_check(
+    passed: bool, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision_module, "has_parity", lambda *_, **__: passed)
+    monkeypatch.setattr(trained, "select_device", lambda *_, **__: OtherDevice())
+    run = RunFolder(copy_with_precision(finished_run, tmp_path / "run", "bf16"))
+    model = TrainedModel.load(run, device="auto", emit=ignore)
+    assert model.predictor.precision == ("bf16" if passed else "fp32")
+
+
+def test_bf16_on_a_cpu_without_instructions_is_refused(
+    finished_run: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter([1.0, 1.0, 1.0, 99.0, 99.0, 99.0] * 2)
+    monkeypatch.setattr(CpuDevice, "time_calls", lambda *_, **__: next(seconds))
+    with pytest.raises(ConfigurationInvalid, match="takes 99 times as long as in fp32"):
+        prepare_tiny(tiny_folder, precision="bf16")
+    prepare_tiny(tiny_folder, precision="bf16", check_device=False)
+    run = RunFolder(copy_with_precision(finished_run, tmp_path / "run", "bf16"))
+    emitted: list[Event] = []
+    TrainedModel.load(run, device="cpu", emit=emitted.append)
+    assert any("99 times" in one.message for one in emitted if isinstance(one, WarningMessage))
 
 
 @pytest.mark.parametrize("layers", [2, 4])
