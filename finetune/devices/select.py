@@ -6,12 +6,15 @@ import psutil
 import torch
 
 from finetune import events
+from finetune.devices import host
 from finetune.devices.base import Device
 from finetune.devices.check import ROOM_FOR_BERT_BASE_BYTES, Check
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.cuda import CudaDevice
 from finetune.devices.host import gibibytes
+from finetune.devices.mps.chips import generation
 from finetune.devices.mps.device import MpsDevice
+from finetune.devices.mps.faults import known_faults
 from finetune.errors import ConfigurationInvalid, DeviceNotAvailable, UsageError
 from finetune.events import Emit, ignore
 
@@ -75,13 +78,17 @@ def check_device(asked: str) -> Check:
 
 
 def describe_mps() -> Iterator[Check]:
-    """Yield a Mac's GPU, and its memory."""
+    """Yield a Mac's GPU, its memory, and the known faults of its chip and versions."""
     yield Check("mps", "ok", f"built, available and usable: {MpsDevice().description}")
     total_bytes = psutil.virtual_memory().total
     recommended_bytes = torch.mps.recommended_max_memory()
     finding = f"recommended working set {gibibytes(recommended_bytes)} of {gibibytes(total_bytes)}"
     remedy = "use --freeze-core, or small batches: --batch-size 8 --effective-batch-size 32"
     yield Check.warn_unless(total_bytes > _TOO_SMALL_BYTES, "mps_memory", finding, remedy)
+    version = torch.__version__.partition("+")[0]
+    chip = generation(host.cpu_name())
+    for fault in known_faults(torch_version=version, macos=host.macos_version(), chip=chip):
+        yield fault.check()
 
 
 def describe_cuda() -> Iterator[Check]:

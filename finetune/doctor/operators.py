@@ -1,21 +1,19 @@
-"""Records what a step and an evaluation dispatch, and looks up how MPS would run each operator.
+"""Records the operators of a step and an evaluation, and looks up which of them MPS has.
 
-The parameters are fake tensors, which have shapes and no values. The batch is real, so that a
+The parameters are fake tensors, which have shapes and no values. The batch is real, because a
 forward may depend on its values.
 """
 
-import bisect
 import copy
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import nn
-from torch._C._autograd import _get_sequence_nr
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 from transformers import PreTrainedModel
@@ -25,31 +23,30 @@ from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.trial_model import prepare_trial_model
 from finetune.config.mode import Mode
 from finetune.config.schema import ModelConfig
-from finetune.devices import host
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
-from finetune.devices.emulation import dispatching_as_mps, name_on_mps, run_composite, run_on_cpu
-from finetune.devices.mps.chips import generation
-from finetune.devices.mps.known_faults import KnownFault, known_faults, named_arguments
 from finetune.devices.mps.operators import Status, status_of
 from finetune.model.factory import loss_of
 from finetune.model.shape import count_positions, random_classifier
 from finetune.model.structure import find_structure
 
-# The release, whose faults are looked up.
-_TORCH_VERSION = torch.__version__.partition("+")[0]
-_NOT_HELD = (torch.float64, torch.complex128)
-# Those of PyTorch's tracer and its profiler.
-_NOT_FOR_DEVICES = ("prim", "profiler")
 CLASSES = 6
+# Operators of PyTorch's tracer and its profiler.
+_NOT_FOR_DEVICES = ("prim", "profiler")
+# What the CPU runs where a GPU runs an operator of its own.
+_NAMES_ON_MPS = {
+    "aten::mkldnn_convolution": "aten::_mps_convolution",
+    "aten::_slow_conv2d_forward": "aten::_mps_convolution",
+    "aten::_slow_conv2d_backward.output_mask": "aten::mps_convolution_backward",
+}
 
 
 @dataclass(frozen=True)
 class Operator:
     """An operator, such as ``aten::addmm``, and how MPS runs it.
 
-    The calls are those of one step, the modules what calls it, forward or backward: names with
-    ``*`` for numbers, or ``loss``, ``clipping``, ``optimizer``, ``evaluation``.
+    The calls are those of one step. ``modules`` says what calls it: names of modules with ``*`` for
+    numbers, nodes of the backward pass, ``loss``, ``clipping``, ``optimizer`` or ``evaluation``.
     """
 
     name: str
@@ -60,7 +57,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class OperatorReport:
-    """A model's operators, and what MPS can't run, can't hold or is known to compute wrongly."""
+    """A model's operators, and warnings of what MPS can't run or can't hold."""
 
     operators: tuple[Operator, ...]
     warnings: tuple[events.WarningMessage, ...]
@@ -68,7 +65,7 @@ class OperatorReport:
     @property
     def missing(self) -> tuple[Operator, ...]:
         """The operators that MPS does not have."""
-        return tuple(one for one in self.operators if one.status == "missing")
+        return tuple(operator for operator in self.operators if operator.status == "missing")
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON."""
@@ -87,23 +84,30 @@ def audit_model(source: str, *, mode: Mode, precision: str, batch_size: int) -> 
 def audit_classifier(
     model: PreTrainedModel, *, mode: Mode, precision: str, batch_size: int, padded_length: int
 ) -> OperatorReport:
-    """Audit a step of a model on the CPU, and one evaluation batch; it stays as it was.
+    """Audit a step and one evaluation batch of a model, which stays as it was.
 
-    fp16 is recorded as bf16, which dispatches the same, with the scaling of the gradients around.
+    fp16 is recorded as bf16, which dispatches the same, with the scaling of the gradients added.
     """
-    fake, device = _fake_copy(model), CpuDevice()
-    dispatched = "bf16" if precision == "fp16" else precision
+    with FakeCopyMode(FakeTensorMode(allow_non_fake_inputs=True)):
+        fake = copy.deepcopy(model)
+    device, is_fp16 = CpuDevice(), precision == "fp16"
     case = case_of(
-        model, device=device, mode=mode, precision=dispatched, padded_length=padded_length
+        model,
+        device=device,
+        mode=mode,
+        precision="bf16" if is_fp16 else precision,
+        padded_length=padded_length,
     )
     trial = prepare_trial_model(case, fake, find_structure(model), device=device)
     recorder = _Recorder(fake)
-    recorder.places.name_steps_of(trial.training_state.optimizer)
-    if precision == "fp16":
+    optimizer = trial.training_state.optimizer
+    optimizer.register_step_pre_hook(lambda *_: setattr(recorder, "outside", "optimizer"))
+    optimizer.register_step_post_hook(lambda *_: setattr(recorder, "outside", "loss"))
+    if is_fp16:
         scaler = torch.amp.GradScaler("cpu")
         trial = replace(trial, training_state=replace(trial.training_state, scaler=scaler))
     trial.begin()
-    with dispatching_as_mps(), recorder:
+    with sdpa_kernel(SDPBackend.MATH), recorder:
         trial.take_step(batch_size=batch_size)
         recorder.begin_evaluation(fake)
         trial.evaluate(batch_size=batch_size)
@@ -120,65 +124,13 @@ def case_of(
 
 
 def audit_module(module: nn.Module, batch: Mapping[str, object]) -> OperatorReport:
-    """Compute and audit the forward and backward of any module, given the forward's arguments."""
+    """Audit the forward and backward of any module. ``batch`` has the arguments of the forward."""
     recorder = _Recorder(module)
-    with dispatching_as_mps(), recorder:
+    with sdpa_kernel(SDPBackend.MATH), recorder:
         loss = loss_of(module(**batch))
         if loss.requires_grad:
             loss.backward()  # type: ignore[no-untyped-call]
     return recorder.report()
-
-
-def _fake_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """Copy a model with fake parameters, whose gradients are clipped one by one, as on MPS."""
-    with FakeCopyMode(FakeTensorMode(allow_non_fake_inputs=True)):
-        return copy.deepcopy(model)
-
-
-class _Places:
-    """Knows which module is running, also in the backward: by the numbers of autograd's nodes."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.outside = "loss"
-        self._running: list[str] = []
-        # From which of the graph's nodes on the forward of which module continues.
-        self._first_nodes: list[int] = []
-        self._places: list[str] = []
-        self._owners: dict[int, str] = {}
-        for name, module in model.named_modules():
-            # All layers share a name.
-            starred = ".".join("*" if part.isdigit() else part for part in name.split("."))
-            place = starred or type(model).__name__
-            self._owners |= {id(one): place for one in module.parameters(recurse=False)}
-            module.register_forward_pre_hook(partial(self._enter, place))
-            module.register_forward_hook(self._leave, always_call=True)
-
-    def now(self) -> str:
-        node = torch._C._current_autograd_node()
-        if node is None:
-            return self._running[-1] if self._running else self.outside
-        self.outside = "clipping"
-        # The node that adds up the gradients of a parameter.
-        if hasattr(node, "variable"):
-            return self._owners.get(id(node.variable), "loss")
-        index = bisect.bisect_right(self._first_nodes, node._sequence_nr()) - 1
-        return self._places[index]
-
-    def name_steps_of(self, optimizer: torch.optim.Optimizer) -> None:
-        optimizer.register_step_pre_hook(lambda *_: setattr(self, "outside", "optimizer"))
-        optimizer.register_step_post_hook(lambda *_: setattr(self, "outside", "loss"))
-
-    def _enter(self, place: str, *_: Any) -> None:
-        self._running.append(place)
-        self._note()
-
-    def _leave(self, *_: Any) -> None:
-        self._running.pop()
-        self._note()
-
-    def _note(self) -> None:
-        self._first_nodes.append(_get_sequence_nr())
-        self._places.append(self._running[-1] if self._running else "loss")
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -186,27 +138,33 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.places = _Places(model)
+        self.outside = "loss"
+        self._running: list[str] = []
         self._is_recording = False
         self._is_step = True
         self._calls: Counter[str] = Counter()
         self._modules: defaultdict[str, set[str]] = defaultdict(set)
-        self._parts: dict[str, Counter[str]] = {}
-        # What is given to MPS that it can't hold, or computes wrongly, and where.
-        self._not_held: defaultdict[str, set[str]] = defaultdict(set)
-        self._faults: defaultdict[tuple[str, KnownFault], set[str]] = defaultdict(set)
-        self._known_faults = known_faults(
-            torch_version=_TORCH_VERSION,
-            macos=host.macos_version(),
-            chip=generation(host.cpu_name()),
-        )
-        start = partial(setattr, self, "_is_recording", True)
-        model.register_forward_pre_hook(lambda *_: start(), prepend=True)
+        # The first operator of each place that MPS can't hold the tensors of.
+        self._not_held: dict[str, str] = {}
+        # The composites that are being decomposed: some call themselves.
+        self._inside: list[str] = []
+        for name, module in model.named_modules():
+            # All layers share a name.
+            starred = ".".join("*" if part.isdigit() else part for part in name.split("."))
+            self._watch(module, starred or type(model).__name__)
+
+    def _watch(self, module: nn.Module, place: str) -> None:
+        def enter(*_: object) -> None:
+            self._is_recording = True
+            self._running.append(place)
+
+        module.register_forward_pre_hook(enter)
+        module.register_forward_hook(lambda *_: self._running.pop() and None, always_call=True)
 
     def begin_evaluation(self, model: nn.Module) -> None:
         """Count no more calls, and let the model return zeros, which can be read."""
         self._is_recording = self._is_step = False
-        self.places.outside = "evaluation"
+        self.outside = "evaluation"
 
         def replace_logits(_: nn.Module, __: Any, output: Any) -> None:
             self._is_recording = False
@@ -226,31 +184,40 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: torch._ops.OpOverload, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not self._is_recording or func.namespace in _NOT_FOR_DEVICES:
-            return run_on_cpu(func, *args, **kwargs)
-        name = name_on_mps(func)
-        # Before it reaches a device; in training, before a mode sees it.
-        if status_of(name) == "composite" and func._can_decompose():
+        name: str = func.name()  # type: ignore[no-untyped-call]
+        name = _NAMES_ON_MPS.get(name, name)
+        if not self._is_recording or func.namespace in _NOT_FOR_DEVICES or name in self._inside:
+            return func(*args, **kwargs)
+        is_composite = status_of(name) == "composite"
+        # In training, such a composite is decomposed before a mode sees it.
+        if is_composite and func._can_decompose():
             with self:
                 return func.decompose(*args, **kwargs)
-        result = run_on_cpu(func, *args, **kwargs)
-        place = self.places.now()
-        if name not in self._parts:
-            self._parts[name] = Counter({name: 1}) + _Parts().of(func, args, kwargs)
-        for part, calls in self._parts[name].items():
-            self._calls[part] += calls if self._is_step else 0
-            self._modules[part].add(place)
-        arguments = named_arguments(func, args, kwargs)
-        # Before clipping GradScaler inverts its scale, in float64 everywhere but on MPS.
-        if place != "clipping" and any(
-            isinstance(one, torch.Tensor) and one.dtype in _NOT_HELD
-            for one in tree_iter((list(arguments.values()), result))
-        ):
-            self._not_held[name].add(place)
-        for fault in self._known_faults:
-            if fault.hits(name, arguments):
-                self._faults[name, fault].add(place)
+        place = self._place()
+        self._calls[name] += self._is_step
+        self._modules[name].add(place)
+        result = func(*args, **kwargs)
+        # Before clipping, GradScaler inverts its scale, in float64 everywhere but on MPS.
+        is_forward = place != "clipping" and torch._C._current_autograd_node() is None
+        if is_forward and any(map(_is_not_held, tree_iter((args, kwargs, result)))):
+            self._not_held.setdefault(place, name)
+        if is_composite:
+            self._note_parts(func, name, args, kwargs)
         return result
+
+    def _note_parts(self, func: torch._ops.OpOverload, name: str, args: Any, kwargs: Any) -> None:
+        """Note the operators that a composite dispatches, by running its MPS kernel on zeros."""
+        args, kwargs = tree_map_only(torch.Tensor, _zeros_like, (args, kwargs))
+        self._inside.append(name)
+        with self:
+            func.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.MPS), *args, **kwargs)
+        self._inside.pop()
+
+    def _place(self) -> str:
+        if node := torch._C._current_autograd_node():
+            self.outside = "clipping"
+            return node.name()
+        return self._running[-1] if self._running else self.outside
 
     def _warnings(self, operators: tuple[Operator, ...]) -> Iterator[events.WarningMessage]:
         for operator in operators:
@@ -260,45 +227,15 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     remedy="replace what calls it, or set PYTORCH_ENABLE_MPS_FALLBACK=1, which "
                     "runs it on the CPU, slowly",
                 )
-        for name, places in self._not_held.items():
+        for place, name in self._not_held.items():
             yield events.WarningMessage(
-                f"{', '.join(sorted(places))} gives float64 to {name}, and MPS can't hold float64",
+                f"{place} gives float64 to {name}, and MPS can't hold float64",
                 remedy="convert it to float32",
             )
-        for (name, fault), places in self._faults.items():
-            yield events.WarningMessage(
-                f"in PyTorch {_TORCH_VERSION}, {name} on MPS {fault.effect}: "
-                f"{', '.join(sorted(places))} ({fault.source})",
-                remedy=fault.remedy,
-            )
 
 
-class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operators that a composite dispatches, down to those that are no composites."""
-
-    def __init__(self, inside: frozenset[str] = frozenset()) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: Counter[str] = Counter()
-        # The composites that are being decomposed: some call themselves.
-        self._inside = inside
-
-    def of(self, operator: torch._ops.OpOverload, args: Any, kwargs: Any) -> Counter[str]:
-        """Return the parts of a composite, found by running it on zeros."""
-        name = name_on_mps(operator)
-        if status_of(name) != "composite" or name in self._inside:
-            return Counter()
-        args, kwargs = tree_map_only(torch.Tensor, _zeros_like, (args, kwargs))
-        parts = _Parts(self._inside | {name})
-        with parts:
-            run_composite(operator, *args, **kwargs)
-        return parts.calls
-
-    def __torch_dispatch__(
-        self, func: torch._ops.OpOverload, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        self.calls += Counter({name_on_mps(func): 1}) + self.of(func, args, kwargs)
-        return run_on_cpu(func, *args, **kwargs)
+def _is_not_held(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in (torch.float64, torch.complex128)
 
 
 def _zeros_like(tensor: torch.Tensor) -> torch.Tensor:

@@ -59,10 +59,11 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_gpu_is_described_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(a_mac(chip="Apple M4 Max", memory_gib=128.0), monkeypatch)
-    gpu, memory = describe_mps()
+    gpu, memory, *faults = describe_mps()
     assert gpu.finding.startswith("built, available and usable: Apple M4 Max GPU")
     assert memory.status == "ok"
     assert memory.finding == "recommended working set 96.0 GiB of 128.0 GiB"
+    assert {fault.name for fault in faults} == {"known_fault"}
 
 
 @pytest.mark.parametrize("name", MACHINES)
