@@ -322,7 +322,7 @@ def _frame_of_values(columns: Mapping[str, list[Any]]) -> pandas.DataFrame:
         is_plain = len(kinds) <= 1 and kinds <= {str, bool, int, float}
         try:
             arrow = pyarrow.array(values) if is_plain else None
-        except pyarrow.ArrowException:  # numbers of more than 64 bits
+        except (pyarrow.ArrowException, OverflowError):  # numbers of more than 64 bits
             arrow = None
         if arrow is None:
             series[name] = pandas.Series(values, dtype=object)
@@ -410,8 +410,9 @@ def _rows_of_object(value: dict[str, Any]) -> list[Any]:
         return inner if is_index else []
     if kinds == {list}:
         is_plain = not any(isinstance(cell, dict | list) for own in inner for cell in own[:1])
-        lengths = set(map(len, inner))
-        if is_plain and len(value) > 1 and delimited.are_known_names(value) and len(lengths) == 1:
+        recurs = any(2 * len(set(map(str, own))) <= len(own) for own in inner)
+        are_columns = len(value) > 1 and len(set(map(len, inner))) == 1
+        if is_plain and are_columns and (recurs or delimited.are_known_names(value)):
             return [dict(zip(value, row, strict=True)) for row in zip(*inner, strict=True)]
         if all(isinstance(text, str) for own in inner for text in own):
             return [{"text": text, "label": label} for label, own in value.items() for text in own]
