@@ -9,8 +9,8 @@ import pyarrow
 import pytest
 from datasets import DatasetDict
 from tokenizers import Tokenizer
-from tokenizers.models import BPE, WordPiece
-from tokenizers.pre_tokenizers import BertPreTokenizer, ByteLevel
+from tokenizers.models import WordPiece
+from tokenizers.pre_tokenizers import BertPreTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from finetune.data.check import (
@@ -120,25 +120,10 @@ def even_rows(count: int = 10) -> list[tuple[str, str]]:
     return [(f"text {number}", "ab"[number % 2]) for number in range(2 * count)]
 
 
-def test_strong_imbalance_suggests_class_weights() -> None:
-    few = [(f"more {number}", "c") for number in range(10)]
-    assert remedies(splits_of(train=even_rows(90) + few)) == []
-    assert remedies(splits_of(train=even_rows(100) + few)) == ["--class-weights balanced"]
-
-
 def test_cut_texts_suggest_a_length() -> None:
     splits = splits_of(train=even_rows())
     assert remedies(splits, max_length=16, longest=20) == ["--max-length 24"]
     assert remedies(splits, max_length=24, longest=20) == []
-
-
-def test_texts_longer_than_the_model_reads_suggest_windows_unless_they_are_pairs() -> None:
-    splits = splits_of(train=even_rows())
-    assert remedies(splits, max_length=512, longest=600) == [
-        "--long-texts windows, which reads all of them"
-    ]
-    [remedy] = remedies(splits, max_length=512, longest=600, reads_pairs=True)
-    assert remedy.startswith("shorten")
 
 
 @pytest.mark.parametrize(
@@ -195,17 +180,6 @@ def test_a_vocabulary_with_letters_but_without_words_suggests_another_model(
 def test_words_in_latin_letters_and_without_spaces_may_be_spelt(text: str) -> None:
     texts = pyarrow.chunked_array([[text] * 3])
     assert suggest_model(letters_of(text), texts, unknown_tokens=0, tokens=100) is None
-
-
-def test_a_vocabulary_of_bytes_suggests_another_model_for_any_script() -> None:
-    alphabet = {one: number for number, one in enumerate(ByteLevel.alphabet())}
-    tokenizer = Tokenizer(BPE(vocab=alphabet, merges=[]))
-    tokenizer.pre_tokenizer = ByteLevel()
-    texts = pyarrow.chunked_array([["今天天气很好"]])
-    of_bytes = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
-    found = suggest_model(of_bytes, texts, unknown_tokens=0, tokens=100)
-    assert found is not None
-    assert "in CJK letters" in found.finding
 
 
 def test_a_vocabulary_that_lacks_many_words_suggests_another_model() -> None:

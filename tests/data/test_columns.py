@@ -32,14 +32,6 @@ def names_in(chosen: Columns) -> tuple[str, ...]:
     return tuple(chosen[one].name for one in options if one in chosen)
 
 
-def test_keys_are_no_texts() -> None:
-    keys = [f"9f8e7d6c-{number:04}-{number:012}-with-many-characters" for number in range(4)]
-    assert choose("key", "said", "mood", columns=[keys, TEXTS, MOODS]) == ("said", "mood")
-    assert choose("language", "mood", columns=[["Welsh", "Thai", "Zulu", "Igbo"], MOODS]) == (
-        "language", "mood",
-    )  # fmt: skip
-
-
 def test_the_only_column_of_a_file_to_predict_has_the_texts() -> None:
     for texts in (["yes", "no", "yes", "no"] * 3, ["https://a.example/1", "https://a.example/2"]):
         table, options = pyarrow.table({"said": texts}), DataConfig("films.csv")
@@ -72,21 +64,6 @@ def test_columns_that_are_named_are_taken_and_the_other_one_is_guessed() -> None
     assert choose(*names, columns=columns, text="headline", label="mood") == ("headline", "mood")
     assert choose(*names, columns=columns, text="headline") == ("headline", "label")
     assert choose(*names, columns=columns, label="mood") == ("text", "mood")
-
-
-@pytest.mark.parametrize(
-    ("names", "columns", "option"),
-    [
-        (("title", "review", "label"), [TEXTS, TEXTS, MOODS], "--text-column"),
-        (("text", "mood", "seen"), [TEXTS, MOODS, MOODS], "--label-column"),
-    ],
-)
-def test_several_columns_that_may_be_meant_ask_for_the_option(
-    names: tuple[str, ...], columns: list[list[str]], option: str
-) -> None:
-    with pytest.raises(UsageError, match=names[1]) as raised:
-        choose(*names, columns=columns)
-    assert option in raised.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -126,35 +103,6 @@ REVIEWS = {
 def test_the_choice_is_shown_with_its_reason() -> None:
     chosen = choice(*REVIEWS, columns=list(REVIEWS.values()))
     assert str(chosen["text_column"]) == "'Review Text' (its name says so)"
-
-
-def test_dates_and_fractions_are_no_labels() -> None:
-    dates = ["2024-05-01", "2024-05-02", "2024-05-01", "2024-05-02"]
-    assert choose("said", "when", "mood", columns=[TEXTS, dates, MOODS]) == ("said", "mood")
-    with pytest.raises(DataNotFound, match="labels"):
-        choose("said", "when", columns=[TEXTS, dates])
-    shares = ["0.5", "0.25", "0.5", "0.25"]
-    assert choose("said", "share", "mood", columns=[TEXTS, shares, MOODS]) == ("said", "mood")
-
-
-@pytest.mark.parametrize(
-    "pair",
-    [
-        *(("premise", "hypothesis"), ("Question1", "question2"), ("text_a", "text_b")),
-        *(("sentence_A", "sentence_B"), ("#1 String", "#2 String"), ("Sentence 1", "sentence-2")),
-    ],
-)
-def test_pairs_of_texts_are_found_by_their_names_unless_one_is_chosen(
-    pair: tuple[str, str],
-) -> None:
-    short = [text[:4] for text in TEXTS]
-    names, columns = ("no", *reversed(pair), "label"), [IDS, short, TEXTS, MOODS]
-    found = choice(*names, columns=columns)
-    assert names_in(found) == (*pair, "label")
-    assert "--text-column" in found["text_column"].reason
-    one = choice(*names, columns=columns, text=pair[1])
-    assert one["text_column"].name == pair[1]
-    assert "text_pair_column" not in one
 
 
 def test_a_second_text_is_named_and_the_first_guessed_or_named() -> None:

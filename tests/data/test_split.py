@@ -70,12 +70,6 @@ def ignore(event: Event) -> None:
     raise AssertionError(event)
 
 
-def test_the_seed_decides_the_parts() -> None:
-    table = numbered_table(many=60, some=30, few=10)
-    first, again, other = (hold_out(table, fraction=0.2, seed=seed)[1] for seed in (0, 0, 1))
-    assert texts_of(first) == texts_of(again) != texts_of(other)
-
-
 @settings(max_examples=30)
 @given(
     rows=st.lists(st.tuples(st.sampled_from("aAbBcdefgh"), st.sampled_from(CLASSES)), min_size=1),
@@ -190,11 +184,6 @@ def test_a_limit_of_rows_keeps_every_class_its_share_of_a_sorted_table() -> None
     positions = [int(text) for text in texts_of(limited(table, 20))]
     assert positions == sorted(positions)
     assert positions != [int(text) for text in texts_of(limited(table, 20, seed=1))]
-
-
-def test_a_limit_takes_the_first_rows_where_their_order_is_published() -> None:
-    table = numbered_table(many=6, some=3, few=1)
-    assert texts_of(limited(table, 4, data="trec")) == texts_of(table)[:4]
 
 
 def test_training_rows_of_one_class_are_an_error() -> None:

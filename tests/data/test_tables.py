@@ -83,18 +83,6 @@ def test_labels_that_training_lacks_are_named_or_skipped(tmp_path: Path, split: 
     )
 
 
-def test_scores_are_numbers_and_those_of_other_files_too(tmp_path: Path) -> None:
-    rows = "".join(f"text {n},{n / 10}\n" for n in range(30))
-    train = write(tmp_path / "rows.csv", "text,score\n" + rows)
-    table = read(train, label="score", test=write(tmp_path / "test.csv", "text,score\na,-7\nb,\n"))
-    assert table["train"]["label"][:3] == [0.0, 0.1, 0.2]
-    assert table["test"]["label"][:] == [-7.0]
-    for score in ("much", "1e39"):
-        other = write(tmp_path / "a.csv", f"text,score\na,{score}\n")
-        with pytest.raises(DataError, match=f"the label '{score}' is no number, or too large"):
-            read(train, label="score", test=other)
-
-
 LISTS = [["x"], ["x", "w"], [], ["w", "z"]]
 
 
@@ -127,21 +115,6 @@ def test_several_labels_a_row_are_read_from_lists_words_and_flags(
     names = rows.features["label"].feature.names
     assert [[names[one] for one in own] for own in rows["label"]] == LISTS
     assert sorted(names) == sorted("xwz")
-
-
-def test_texts_that_were_decoded_wrongly_are_a_warning(tmp_path: Path) -> None:
-    emitted: list[Event] = []
-    read(write(tmp_path / "a.csv", "text,label\nà la cafÃ©,x\nÃtre,y\n"), emitted=emitted)
-    [message] = warnings_in(emitted)
-    assert message.startswith("1 texts")
-    assert "cafÃ©" in message
-
-
-def test_a_column_that_another_file_lacks_is_reported_with_that_file(tmp_path: Path) -> None:
-    train = write(tmp_path / "train.csv", "review,label\na,x\nb,y\n")
-    other = write(tmp_path / "other.csv", "text,label\nc,x\n")
-    with pytest.raises(DataNotFound, match=r"other\.csv has no column 'review'"):
-        read(train, test=other)
 
 
 def test_rows_without_text_or_label_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -260,14 +233,6 @@ def test_a_header_that_is_repeated_is_no_row(tmp_path: Path, named: bool) -> Non
     assert splits["train"].features["label"].names == ["a", "b"]
     notes = [event.message for event in emitted if isinstance(event, Info)]
     assert f"1 rows left out that repeat the header, the first in line 11 of {table}" in notes
-
-
-def test_a_column_that_leaves_most_rows_empty_is_named(tmp_path: Path) -> None:
-    rows = "".join(f"film {row},{'ab'[row % 2] if row % 4 == 0 else ''}\n" for row in range(40))
-    emitted: list[Event] = []
-    read(write(tmp_path / "a.csv", f"text,label\n{rows}a,b\n"), emitted=emitted)
-    [warning] = warnings_in(emitted)
-    assert "(column 'label' is empty in 30)" in warning
 
 
 @pytest.mark.parametrize(

@@ -57,12 +57,6 @@ def test_the_loss_is_smoothed_or_focal_within_the_weight_of_a_class(is_balanced:
     assert focal.unweighted == smooth.unweighted == plain
 
 
-def test_the_loss_of_a_split_is_that_without_weights() -> None:
-    logits = np.ones_like(LABELS)
-    balanced = Multi(["a", "b"]).with_loss(LABELS, is_balanced=True)
-    assert balanced.score(logits, LABELS).loss == Multi(["a", "b"]).score(logits, LABELS).loss
-
-
 @pytest.mark.parametrize("shift", [-1.5, 0.0])
 def test_thresholds_gain_on_other_rows_and_rare_classes_lose_nothing(shift: float) -> None:
     random = np.random.default_rng(0)

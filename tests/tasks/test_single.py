@@ -4,7 +4,7 @@ import torch
 from sklearn.utils.class_weight import compute_sample_weight
 
 from finetune.tasks.base import Prediction, abstain
-from finetune.tasks.scores import MAX_CLASSES_OF_MATRIX, ClassScores, Scores
+from finetune.tasks.scores import ClassScores, Scores
 from finetune.tasks.single import Single
 
 NAMES = ["ABBR", "DESC", "ENTY", "HUM"]
@@ -30,17 +30,6 @@ def test_metrics_of_a_small_example_are_those_by_hand() -> None:
     assert scores.confusion_matrix == [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
     assert (scores.samples, scores.baseline_accuracy) == (4, 0.5)
     assert Scores.from_json(scores.to_json()) == scores
-
-
-@pytest.mark.parametrize(
-    ("classes", "matrix_rows"),
-    [(MAX_CLASSES_OF_MATRIX, MAX_CLASSES_OF_MATRIX), (MAX_CLASSES_OF_MATRIX + 1, 0)],
-)
-def test_only_few_classes_have_a_confusion_matrix(classes: int, matrix_rows: int) -> None:
-    labels = np.arange(classes)
-    scores = Single(list(map(str, labels))).score(np.eye(classes, dtype=np.float32), labels)
-    assert (scores.accuracy, scores.samples) == (1, classes)
-    assert len(scores.confusion_matrix or ()) == matrix_rows
 
 
 @pytest.mark.parametrize(
