@@ -23,7 +23,7 @@ from finetune.data.read import read_file
 from finetune.errors import DataDiffers, DataError
 from finetune.events import Emit, Info, ignore
 from finetune.files import file_sha256
-from finetune.tasks.labels import flat_values, map_values
+from finetune.tasks.labels import flat_values, map_values, name_classes
 
 KEEP, DROP = "keep", "drop"
 COLUMNS = ("decision", "row", "text")
@@ -144,6 +144,8 @@ def _read_map(path: Path) -> dict[str, str]:
     table = read_file(path, DataConfig(header=False), emit=ignore).columns
     if len(table.column_names) < 2:
         raise DataError(f"{path} has one column", remedy="write label,new name in each row")
-    rows = zip(*(column.to_pylist() for column in table.columns[:2]), strict=True)
-    new = {old.strip(): name.strip() for old, name in rows}
+    old_names, new_names = (column.to_pylist() for column in table.columns[:2])
+    classes = name_classes([*old_names, *new_names])
+    pairs = zip(old_names, new_names, strict=True)
+    new = {classes[old]: classes[name] for old, name in pairs}
     return {old: name for old, name in new.items() if name and (old, name) != ("label", "into")}

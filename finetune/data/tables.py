@@ -40,6 +40,7 @@ from finetune.data.packed import SPLIT_OF_WORD, unpack
 from finetune.data.read import RawTable
 from finetune.errors import DataError, DataNotFound, UsageError
 from finetune.events import Emit, Info, WarningMessage
+from finetune.tasks.base import Task
 from finetune.tasks.choose import AUTO, choose_task_type
 from finetune.tasks.labels import (
     MAX_LABEL_LENGTH,
@@ -121,9 +122,47 @@ def read_tables(
             tables[split] = read.get(split, read["train"])
     return_freed_memory()
     tables = {split: _without_repeated_headers(table, emit=emit) for split, table in tables.items()}
-    whole = tables["train"].columns.column_names
+    names = tables["train"].columns.column_names
     tables = _divide_by_column(tables, options, emit=emit)
-    train = tables["train"]
+    columns = _choose_columns(tables["train"], options, emit=emit)
+    _report_unused(names, tables["train"], columns, options, emit=emit)
+    label = columns[LABEL].names
+    for split, table in list(tables.items()):
+        if has_published_splits and split != "train" and not _has_labels(table, label):
+            remedy = "rows of the training split are held out instead"
+            emit(WarningMessage(f"the {split} split has no labels and is left out", remedy=remedy))
+            del tables[split]
+        else:
+            _check_split(split, table, columns, train=tables["train"])
+    task, rows = _read_rows(tables, columns, options, emit=emit)
+    for finding, remedy in (
+        *find_missing_names(task.class_names),
+        *find_odd_names(task.class_names),
+    ):
+        emit(WarningMessage(finding, remedy=remedy))
+    _report_texts(rows["train"]["text"], path=tables["train"].path, emit=emit)
+    splits, row_numbers = DatasetDict(), {}
+    for split, own in rows.items():
+        unknown = task.find_unknown(own["label"], training=rows["train"]["label"])
+        if unknown.null_count < len(unknown):
+            numbered = own.append_column("unknown", unknown)
+            _report_unknown(split, tables[split], numbered, options, emit=emit)
+        known = own.filter(unknown.is_null())
+        pairs = known["text_pair"] if PAIR in columns else None
+        splits[split] = make_dataset(known["text"], known["label"], task=task, pairs=pairs)
+        row_numbers[split] = known["row"].to_numpy()
+    ids = {split: [*filter(_is_id, table.columns.column_names)] for split, table in tables.items()}
+    places = {
+        split: partial(place_of, replace(table, columns=table.columns.select(ids[split][:1])))
+        for split, table in tables.items()
+    }
+    return LoadedData(
+        splits, task, chosen=columns, column_names=names, row_numbers=row_numbers, places=places
+    )
+
+
+def _choose_columns(train: RawTable, options: DataConfig, *, emit: Emit) -> Columns:
+    """Return the columns of texts and labels, and report those that were guessed."""
     if len(names := train.columns.column_names) < 2:
         found = f"one column, {names[0]!r}, and no labels" if names else "no columns of text"
         objects = "; of objects inside rows, write each value into a column of its own"
@@ -137,18 +176,17 @@ def read_tables(
             raise
         few = f"{train.path} has {len(train.columns)} rows, too few to train on; {error.message}"
         raise DataError(few, remedy=f"add rows; {error.remedy}") from error
-    label = columns[LABEL].names
     second = f", second texts from {columns[PAIR].name!r}" if PAIR in columns else ""
     if any(getattr(options, option) is None for option in columns):
         emit(Info(f"texts from column {columns[TEXT]}{second}, labels from {columns[LABEL]}"))
-    _report_unused(whole, train, columns, options, emit=emit)
-    for split, table in list(tables.items()):
-        if has_published_splits and split != "train" and not _has_labels(table, label):
-            remedy = "rows of the training split are held out instead"
-            emit(WarningMessage(f"the {split} split has no labels and is left out", remedy=remedy))
-            del tables[split]
-        else:
-            _check_split(split, table, columns, train=train)
+    return columns
+
+
+def _read_rows(
+    tables: Mapping[str, RawTable], columns: Columns, options: DataConfig, *, emit: Emit
+) -> tuple[Task, dict[str, pyarrow.Table]]:
+    """Return the task, and the rows of each split that have their texts and a label."""
+    train, label = tables["train"], columns[LABEL].names
     labels = [read_labels(table.columns, label) for table in tables.values()]
     if len(label) == 1:
         _check_filled_down(train, label[0], emit=emit)
@@ -157,9 +195,9 @@ def read_tables(
         labels, names = _name_labels(labels, options, emit=emit)
     names = names and [*name_classes(names).values()]
     training = labels[list(tables).index("train")]
-    labelled = len(training) - (pc.sum(pc.equal(training, "")).as_py() or 0)
+    count = len(training) - (pc.sum(pc.equal(training, "")).as_py() or 0)
     distinct = distinct_values([training])
-    kind, reason = choose_task_type(options.task, distinct, names=names, rows=labelled)
+    kind, reason = choose_task_type(options.task, distinct, names=names, rows=count)
     emit(Info(f"task: {kind.name}{f', {reason}' if reason else ''}"))
     if kind.problem_type == MULTI:
         labels = _read_empty(labels, label, options, path=train.path)
@@ -170,36 +208,20 @@ def read_tables(
     may_join = options.task in (AUTO, Multi.name) and kind is not Regression
     if may_join and _is_long_format(rows["train"]):
         rows = _join_long_format(rows, options, path=train.path, emit=emit)
-    task = kind.of_labels(rows["train"]["label"], names=names)
-    for finding, remedy in (
-        *find_missing_names(task.class_names),
-        *find_odd_names(task.class_names),
-    ):
-        emit(WarningMessage(finding, remedy=remedy))
-    _report_texts(rows["train"]["text"], path=train.path, emit=emit)
-    splits, row_numbers = DatasetDict(), {}
-    for split, own in rows.items():
-        unknown = task.find_unknown(own["label"], training=rows["train"]["label"])
-        if unknown.null_count < len(unknown):
-            numbered = own.append_column("unknown", unknown)
-            _report_unknown(split, tables[split], numbered, options, emit=emit)
-        known = own.filter(unknown.is_null())
-        pairs = known["text_pair"] if PAIR in columns else None
-        splits[split] = make_dataset(known["text"], known["label"], task=task, pairs=pairs)
-        row_numbers[split] = known["row"].to_numpy()
-    places = {split: partial(place_of, table) for split, table in tables.items()}
-    return LoadedData(
-        splits, task, chosen=columns, column_names=whole, row_numbers=row_numbers, places=places
-    )
+    return kind.of_labels(rows["train"]["label"], names=names), rows
 
 
 def place_of(table: RawTable, row: int) -> str:
     """Say where a row of a file, counted from 0, is, and what it is called there."""
     place, names = table.place(row), table.columns.column_names
-    if name := next((name for name in names if plain_name(name) in ID_NAMES), None):
+    if name := next(filter(_is_id, names), None):
         value = table.columns[name][int(np.searchsorted(table.numbers, row))].as_py()
         place += f" ({name} {value})" if value else ""
     return place
+
+
+def _is_id(name: str) -> bool:
+    return plain_name(name) in ID_NAMES
 
 
 def _first_place(table: RawTable, is_wanted: pyarrow.ChunkedArray) -> str:
