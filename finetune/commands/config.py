@@ -10,7 +10,7 @@ import click
 
 from finetune.commands import flags
 from finetune.commands.console import show_json, show_table
-from finetune.config.schema import HUB_PREFIX, OPTIONS
+from finetune.config.schema import HUB_PREFIX, OPTIONS, flag_of
 from finetune.config.yaml_files import describe_recipes, make_json_schema, recipes_folder
 from finetune.errors import UsageError
 from finetune.escaping import escape_line
@@ -44,7 +44,8 @@ def show(*, display: flags.Display, **options: Any) -> None:
     """
     with display.progress() as emit:
         loaded = flags.load(**options)
-        _check_data(loaded.config.data.data)
+        if loaded.sources.get("data") == flag_of("data"):
+            _check_data(loaded.config.data.data)
         loaded = guess_options(loaded, emit=emit)
     sources = dict.fromkeys(loaded.guesses, "guess") | loaded.sources
     rows = [

@@ -1,15 +1,18 @@
 """Reports a run to an experiment tracker, such as TensorBoard, through Accelerate."""
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 
 from finetune import distributed
 from finetune.config.schema import Config
+from finetune.distributed import RANK_VARIABLES
 from finetune.errors import FinetuneError, UsageError
 from finetune.events import Emit, Event, Step, Validation, WarningMessage
 from finetune.runs.folder import RunFolder
@@ -34,8 +37,39 @@ def tracked(config: Config, folder: RunFolder, *, emit: Emit) -> Iterator["Track
 
     The tracker gets the options of model and training, and nothing of the data.
     """
-    name, tracker = config.output.report_to, None
-    if name != NONE and distributed.is_main():
+    name = config.output.report_to
+    if name == NONE:
+        yield Tracking(name, None, emit)
+        return
+    with _accelerate_state(), _tracked(config, folder, name, emit=emit) as tracking:
+        yield tracking
+
+
+@contextmanager
+def _accelerate_state() -> Iterator[None]:
+    """Give Accelerate's trackers the state that they read, unless the process has one.
+
+    A state that a tracker makes itself reads the variables of an incomplete launch. On MPS it also
+    lets missing operators run on the CPU in all processes that start later.
+    """
+    if PartialState._shared_state:
+        yield
+        return
+    variables = {name: os.environ.pop(name) for name in RANK_VARIABLES if name in os.environ}
+    try:
+        PartialState(cpu=True)
+    finally:
+        os.environ |= variables
+    try:
+        yield
+    finally:
+        PartialState._reset_state()
+
+
+@contextmanager
+def _tracked(config: Config, folder: RunFolder, name: str, *, emit: Emit) -> Iterator["Tracking"]:
+    tracker = None
+    if distributed.is_main():
         options = {**asdict(config.model), **asdict(config.training)}
         options = {option: value for option, value in options.items() if value is not None}
         try:

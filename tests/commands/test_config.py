@@ -78,3 +78,8 @@ def test_cp_of_an_unknown_recipe_names_those_there_are(command: Command) -> None
     outcome = command("config", "cp", "trec_haed")
     outcome.assert_refused(2, "offline, stsb_scores, trec_full, trec_head, trec_top2")
     assert not Path("trec_haed.yaml").exists()
+
+
+def test_show_of_a_file_whose_data_is_elsewhere_shows_it(command: Command) -> None:
+    Path("mine.yaml").write_text("data: {data: elsewhere.csv}")
+    assert "elsewhere.csv" in command("config", "show", "mine.yaml").output

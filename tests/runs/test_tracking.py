@@ -1,8 +1,10 @@
 """What trackers get of a run."""
 
+import os
 from pathlib import Path
 from typing import Any
 
+import accelerate
 import pytest
 from accelerate import tracking as accelerate_tracking
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
@@ -129,3 +131,22 @@ def test_tensorboard_reads_the_run_from_its_folder(
     results = read_json(run / "all_results.json")
     assert (tested.step, tested.value) == (4, pytest.approx(results["test_accuracy"]))
     RunFolder(run).check_can_create(overwrite=True)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_tracker_leaves_the_environment_and_the_users_accelerator_alone(
+    own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
+    accelerate.PartialState._reset_state()
+    accelerator = accelerate.Accelerator(cpu=True) if own else None
+    # Of a launch that is incomplete.
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    before = dict(os.environ)
+    report("tensorboard", tmp_path)
+    assert list(tmp_path.rglob("events.out.tfevents*"))
+    assert dict(os.environ) == before
+    assert bool(accelerate.PartialState._shared_state) == own
+    assert accelerator is None or accelerator.is_main_process
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
