@@ -78,32 +78,26 @@ class Workload:
         return Row(group=self.group, workload=self.name, phase=phase, device=device, rows=self.rows)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Selection:
-    """Which workloads are timed; ``model`` names the user's own, ``lengths`` are those of texts."""
-
-    groups: Sequence[Group]
-    model: str | None
-    lengths: Sequence[int]
-    is_quick: bool
-
-
-def list_workloads(selection: Selection) -> list[Workload]:
-    """Return the selected workloads, group by group, the user's own last."""
+def list_workloads(
+    groups: Sequence[Group], *, model: str | None, lengths: Sequence[int], is_quick: bool
+) -> list[Workload]:
+    """Return the workloads of groups, then the user's ``model``. ``lengths`` are those of texts."""
     makers: Mapping[Group, Callable[[], list[Workload]]] = {
         "mlp": mlp_workloads,
-        "inference": partial(inference_workloads, selection),
-        "training": partial(training_workloads, selection),
+        "inference": partial(inference_workloads, lengths, is_quick=is_quick),
+        "training": partial(training_workloads, lengths, is_quick=is_quick),
         "apple": apple_workloads,
     }
-    chosen = [workload for group in selection.groups for workload in makers[group]()]
-    if (name := selection.model) is not None:
-        _, batch = load_factory(name)
-        tensors = (one for one in tree_iter(batch) if isinstance(one, torch.Tensor) and one.ndim)
+    workloads = [workload for group in groups for workload in makers[group]()]
+    if model is not None:
+        _, batch = load_factory(model)
+        tensors = (
+            part for part in tree_iter(batch) if isinstance(part, torch.Tensor) and part.ndim
+        )
         rows = len(next(tensors, [None]))
-        build = build_module(lambda: load_factory(name)[0], lambda _: batch)
-        chosen.append(Workload("own", name, build, rows, min_rows=rows))
-    return chosen
+        build = build_module(lambda: load_factory(model)[0], lambda _: batch)
+        workloads.append(Workload("own", model, build, rows, min_rows=rows))
+    return workloads
 
 
 def build_module(
@@ -216,32 +210,32 @@ def _text_batch(lengths: Sequence[int], rows: int, *, padded_length: int | None 
     return {"input_ids": token_ids, "attention_mask": mask, "labels": labels}
 
 
-def inference_workloads(selection: Selection) -> list[Workload]:
+def inference_workloads(lengths: Sequence[int], *, is_quick: bool) -> list[Workload]:
     """Return the logits of BERT-base for a batch padded to its longest text, in powers of two."""
-    build = build_module(bert_base, partial(_text_batch, selection.lengths))
+    build = build_module(bert_base, partial(_text_batch, lengths))
     return [
         Workload("inference", f"batch {rows}", build, rows, min_rows=rows, phases=("evaluation",))
-        for rows in (2**power for power in range(5 if selection.is_quick else 9))
+        for rows in (2**power for power in range(5 if is_quick else 9))
     ]
 
 
-def training_workloads(selection: Selection) -> list[Workload]:
+def training_workloads(lengths: Sequence[int], *, is_quick: bool) -> list[Workload]:
     """Return BERT-base trained on a thousand questions, as the article did it and as a run does.
 
     The article padded every row to 512 tokens and ran the whole model at every step. A run pads to
     the longest row of a batch, and computes the features of a frozen encoder once.
     """
-    lengths = np.resize(selection.lengths, ARTICLE_TEXTS)
-    sizes = _ARTICLE_BATCH_SIZES[:1] if selection.is_quick else _ARTICLE_BATCH_SIZES
+    all_lengths = np.resize(lengths, ARTICLE_TEXTS)
+    sizes = _ARTICLE_BATCH_SIZES[:1] if is_quick else _ARTICLE_BATCH_SIZES
     workloads = []
     for mode in (Mode("full"), Mode("classifier")):
         make_model = partial(_make_articles_model, mode)
-        make_batch = partial(_text_batch, selection.lengths, padded_length=ARTICLE_TOKENS)
+        make_batch = partial(_text_batch, lengths, padded_length=ARTICLE_TOKENS)
         build = build_module(make_model, make_batch, partial(torch.optim.AdamW, lr=_LEARNING_RATE))
         for rows in sizes:
             name = f"{mode}, {ARTICLE_TOKENS} tokens, batch {rows}"
             workloads.append(Workload("training", name, build, rows))
-        name, build = f"{mode}, as finetune run", partial(_build_run, mode, lengths)
+        name, build = f"{mode}, as finetune run", partial(_build_run, mode, all_lengths)
         workloads.append(Workload("training", name, build, ARTICLE_TEXTS, min_rows=_BATCH_SIZE))
     return [replace(one, phases=("training",)) for one in workloads]
 

@@ -54,51 +54,50 @@ def run_bench(
     """
     own = OwnFolder(output_dir.expanduser(), "bench")
     own.check()
-    from finetune.batch_finder.child import Child
+    from finetune.bench import timing
+    from finetune.bench.results import BenchResults, Machine
+    from finetune.bench.workloads import list_workloads, read_lengths
+    from finetune.devices.host import cpu_name
+    from finetune.devices.select import select_device, usable_devices
+    from finetune.report.bench import render_bench
+    from finetune.runs.manifest import package_versions
 
-    # Each takes seconds to import PyTorch: the child and this process at the same time.
-    with Child("finetune.bench.timing") as child:
-        from finetune.bench import timing
-        from finetune.bench.results import BenchResults, Machine
-        from finetune.bench.workloads import Selection, list_workloads, read_lengths
-        from finetune.devices.host import cpu_name
-        from finetune.devices.select import select_device, usable_devices
-        from finetune.report.bench import render_bench
-        from finetune.runs.manifest import package_versions
+    names = [name for name in dict.fromkeys(devices) if name != "auto"]
+    chosen = [select_device(name, emit=emit) for name in names] or [*usable_devices(emit=emit)]
+    lengths = read_lengths(data_dir)
+    workloads = list_workloads(groups, model=model, lengths=lengths, is_quick=quick)
+    limits = timing.QUICK if quick else timing.FULL
+    until = time.time() + (timing.QUICK_SECONDS if quick else timing.FULL_SECONDS)
+    results = BenchResults(
+        machine=Machine(
+            cpu=cpu_name(),
+            platform=platform.platform(),
+            devices={device.name: device.description for device in chosen},
+            versions={"python": platform.python_version()} | package_versions(),
+        ),
+        texts="TREC" if data_dir else "questions",
+        is_quick=quick,
+        is_complete=False,
+        rows=[],
+    )
 
-        named = [name for name in dict.fromkeys(devices) if name != "auto"]
-        found = [select_device(name, emit=emit) for name in named]
-        found = found or [*usable_devices(emit=emit)]
-        lengths = read_lengths(data_dir)
-        selection = Selection(groups=groups, model=model, lengths=lengths, is_quick=quick)
-        workloads, names = list_workloads(selection), [device.name for device in found]
-        seconds = timing.QUICK_SECONDS if quick else timing.FULL_SECONDS
-        results = BenchResults(
-            machine=Machine(
-                cpu=cpu_name(),
-                platform=platform.platform(),
-                devices={device.name: device.description for device in found},
-                versions={"python": platform.python_version()} | package_versions(),
-            ),
-            texts="TREC" if data_dir else "questions",
-            is_quick=quick,
-            is_complete=False,
-            rows=[],
-        )
-        until = time.time() + seconds
-        try:
-            for rows in timing.measure(child, selection, workloads, names, until=until, emit=emit):
-                results = replace(results, rows=rows)
-            results = replace(results, is_complete=True)
-        except KeyboardInterrupt as stop:
-            raise Interrupted(
-                "stopped before the end",
-                remedy=f"see what was measured in {output_dir}, or run the command again",
-                signal_number=signal_of(stop),
-            ) from None
-        finally:
-            own.write_all({"bench.json": results.to_json(), "bench.html": render_bench(results)})
-        return results
+    def write() -> None:
+        own.write_all({"bench.json": results.to_json(), "bench.html": render_bench(results)})
+
+    try:
+        for rows in timing.measure(workloads, chosen, limits, until=until, emit=emit):
+            results = replace(results, rows=rows)
+            write()  # a device may end the process
+        results = replace(results, is_complete=True)
+    except KeyboardInterrupt as stop:
+        raise Interrupted(
+            "stopped before the end",
+            remedy=f"see what was measured in {output_dir}, or run the command again",
+            signal_number=signal_of(stop),
+        ) from None
+    finally:
+        write()
+    return results
 
 
 @click.command(epilog=EXAMPLES)

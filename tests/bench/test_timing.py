@@ -1,11 +1,14 @@
 """Timings on simulated devices."""
 
+import time
+
 import pytest
 from bench.simulated_devices import LIMITS, SimulatedDevice, a_workload
 
 from finetune.bench.results import Row
-from finetune.bench.timing import time_workload
+from finetune.bench.timing import MAX_REPEATS, measure, time_workload
 from finetune.bench.workloads import Workload
+from finetune.events import ignore
 
 
 def timed(workload: Workload, device: SimulatedDevice, *, before: Row | None = None) -> Row:
@@ -31,18 +34,18 @@ def test_a_repeat_adds_timings_of_as_many_rows() -> None:
     device.row_seconds = 7.0
     row = timed(a_workload(), device, before=first)
     assert (row.timed_rows, row.seconds) == (1, [6.0, 7.0])
-    assert row.note == "8 rows a step would take too long"
+    assert row.note == "8 rows per step would take too long"
 
 
 def test_a_step_that_takes_too_long_is_taken_with_fewer_rows_and_the_row_says_so() -> None:
     row = timed(a_workload(rows=128), SimulatedDevice())
     assert (row.rows, row.timed_rows) == (128, 10)
-    assert row.note == "128 rows a step would take too long"
+    assert row.note == "128 rows per step would take too long"
 
 
 def test_what_does_not_fit_is_tried_with_half_the_rows_and_the_row_says_so() -> None:
     row = timed(a_workload(rows=64), SimulatedDevice(row_seconds=0.01, holds=40))
-    assert (row.timed_rows, row.note) == (32, "out of memory with 64 rows a step")
+    assert (row.timed_rows, row.note) == (32, "out of memory with 64 rows per step")
     assert row.seconds == [0.32]
 
 
@@ -55,3 +58,15 @@ def test_a_device_that_fails_leaves_a_row_that_says_so_and_its_earlier_timings()
     device.fault = MemoryError()
     row = timed(a_workload(), device)
     assert (row.timed_rows, row.rows_per_second, row.note) == (0, None, "MemoryError")
+
+
+def test_all_are_timed_once_and_then_in_turn_while_time_is_left() -> None:
+    workloads = [a_workload(name=name, min_rows=8) for name in ("a", "b")]
+    fault = SimulatedDevice("odd", row_seconds=0.5, fault=MemoryError())
+    devices = [SimulatedDevice(row_seconds=0.5), fault]
+    counts = [
+        [len(row.seconds) for row in rows]
+        for rows in measure(workloads, devices, LIMITS, until=time.time() + 60, emit=ignore)
+    ]
+    assert counts[:5] == [[1], [1, 0], [1, 0, 1], [1, 0, 1, 0], [2, 0, 1, 0]]
+    assert counts[-1] == [MAX_REPEATS, 0, MAX_REPEATS, 0]

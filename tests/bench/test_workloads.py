@@ -1,6 +1,5 @@
 """The workloads, with a tiny BERT in the place of BERT-base, on the CPU."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from finetune.bench.results import Row
 from finetune.bench.timing import Limits, time_workload
 from finetune.bench.workloads import (
     MLP_WIDTHS,
-    Selection,
     Workload,
     bert_base,
     list_workloads,
@@ -31,9 +29,8 @@ LENGTHS = [3, 9, 5, 7]
 SHORT = Limits(step_seconds=9.0, repeat_seconds=1e-9)
 
 
-def select(*groups: Any, **changes: Any) -> Selection:
-    selection = Selection(groups=groups, model=None, lengths=LENGTHS, is_quick=True)
-    return replace(selection, **changes)
+def workloads_of(*groups: Any, model: str | None = None) -> list[Workload]:
+    return list_workloads(groups, model=model, lengths=LENGTHS, is_quick=True)
 
 
 def timed(workload: Workload) -> list[Row]:
@@ -51,7 +48,7 @@ def tiny_bert(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("tiny_bert")
 @pytest.mark.parametrize("group", ["inference", "training"])
 def test_every_workload_on_texts_is_timed_on_the_cpu(group: str) -> None:
-    for workload in list_workloads(select(group)):
+    for workload in workloads_of(group):
         [row] = timed(workload)
         assert (row.note, row.timed_rows) == ("", workload.rows), workload.name
         assert all(seconds > 0 for seconds in row.seconds)
@@ -66,7 +63,9 @@ def test_the_articles_steps_change_what_its_mode_trains(
     monkeypatch.setattr(workloads, "bert_base", lambda: model)
     before = {name: one.detach().clone() for name, one in model.named_parameters()}
     [workload] = [
-        one for one in training_workloads(select()) if one.name == f"{mode}, 16 tokens, batch 1"
+        one
+        for one in training_workloads(LENGTHS, is_quick=True)
+        if one.name == f"{mode}, 16 tokens, batch 1"
     ]
     workload.build(CpuDevice())(1)["training"]()
     changed = {name for name, one in model.named_parameters() if not torch.equal(one, before[name])}
@@ -100,7 +99,7 @@ def test_a_network_of_the_users_own_is_trained_and_evaluated_with_its_batch(
         "import torch\ndef make(): return torch.nn.Linear(3, 4), {'input': torch.ones(5, 3)}\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    [workload] = list_workloads(select(model="own_network:make"))
+    [workload] = workloads_of(model="own_network:make")
     rows = timed(workload)
     assert [(row.phase, row.timed_rows, row.note) for row in rows] == [
         ("training", 5, ""),

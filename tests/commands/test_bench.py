@@ -89,14 +89,12 @@ def skip_with_cuda() -> None:
 
 
 @pytest.mark.slow
-def test_a_real_bench_of_a_network_of_ones_own_that_kills_its_process_goes_on(
-    tmp_path: Path,
-) -> None:
+def test_a_real_bench_goes_on_after_a_failure(tmp_path: Path) -> None:
     (tmp_path / "own_networks.py").write_text(
-        "import os, torch\n"
+        "import torch\n"
         "class Fragile(torch.nn.Linear):\n"
         "    def forward(self, input):\n"
-        "        return super().forward(input) if self.training else os.abort()\n"
+        "        return super().forward(input) if self.training else input.no_such()\n"
         "def make(): return Fragile(3, 4), {'input': torch.ones(5, 3)}\n"
     )
     done = finetune_in_a_child(
@@ -104,11 +102,6 @@ def test_a_real_bench_of_a_network_of_ones_own_that_kills_its_process_goes_on(
         "--output-dir", tmp_path / "bench", environment={"PYTHONPATH": f"{tmp_path}:{Path.cwd()}"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    *mlp, training, evaluation = json.loads(done.stdout)["rows"]
-    assert len(mlp) == 3
-    assert all(row["rows_per_second"] for row in mlp)
-    assert (
-        training["note"]
-        == evaluation["note"]
-        == "the process was killed by SIGABRT: it wrote no error"
-    )
+    *timed, evaluation = json.loads(done.stdout)["rows"]
+    assert [bool(row["rows_per_second"]) for row in timed] == [True] * 4
+    assert evaluation["note"].startswith("AttributeError: ")
