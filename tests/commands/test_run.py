@@ -141,7 +141,8 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(
     outcome = command("run", "--dry-run", "--model", tiny_folder, "--data", classes)
     assert "and 41 others" in outcome.output
     assert (
-        "warning: classes that differ in case alone: 'A class with the number 1'" in outcome.errors
+        "classes that differ only in case, spaces or dashes: 'A class with the number 1'"
+        in outcome.errors
     )
     classes.unlink()
     assert list(tmp_path.iterdir()) == []

@@ -51,7 +51,7 @@ def draw_rows() -> list[dict[str, Any]]:
         rows.append(
             {
                 "text": " ".join(words),
-                "multi": "|".join(name for name, own in topics.items() if own & {*words}),
+                "multi": "|".join(name for name, own in topics.items() if own & {*words}) or "[]",
                 "regression": 1900.5 + 10 * len(words) + len("".join(words)) / 4,
                 "ordinal": min(words.count("animal"), 2),
             }
