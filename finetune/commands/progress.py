@@ -146,7 +146,10 @@ class View:
                     )
                     best = "  (best so far)" if event.is_best else ""
                     if self._best and not event.is_best:
-                        best = f"  (best so far: epoch {self._best.epoch:.3g})"
+                        name, value = next(iter(self._best.metrics.items()))
+                        best = (
+                            f"  (best so far: {name} {value:.4f} at epoch {self._best.epoch:.3g})"
+                        )
                     self._print(f"epoch {event.epoch:.2f}: validation {metrics}{best}")
             case events.Trial():
                 from finetune.tasks.tables import format_rate
@@ -178,8 +181,8 @@ class View:
         if step := self._step:
             line += f", {step.step:,}/{step.total_steps:,} steps"
         if best := self._best:
-            name, value = next(iter(best.metrics.items()))
-            line += f", best {name} {value:.4f} at epoch {best.epoch:.3g}"
+            # Its score may change where thresholds are chosen after the last step.
+            line += f", best at epoch {best.epoch:.3g}"
         self._begin("")
         if event.seconds >= MIN_STAGE_SECONDS:
             self._print(line)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean
@@ -12,7 +12,7 @@ import click
 from finetune.commands import flags
 from finetune.commands.console import show_json, show_lines, show_table
 from finetune.errors import FinetuneError
-from finetune.runs.folder import RUNS_FOLDER, RunFolder, SeveralFolder, list_runs
+from finetune.runs.folder import RUNS_FOLDER, FoldsFolder, RunFolder, SeveralFolder, list_runs
 
 EXAMPLES = """\b
 Examples:
@@ -26,8 +26,8 @@ Examples:
 class ListedRun:
     """A run, or several of one kind, and the first metric of its test rows.
 
-    ``low`` to ``high`` is the 95% interval over rows; None for a metric that is no part of them. Of
-    several runs ``value`` is the mean, and ``train_runtime`` their seconds together.
+    ``low`` to ``high`` is the 95% interval over rows, if it is known. Of folds ``value`` is that of
+    all rows, of seeds the mean. ``train_runtime`` are the seconds of all runs together.
     """
 
     run: str
@@ -45,7 +45,7 @@ class ListedRun:
 
 def _describe(folder: RunFolder) -> ListedRun:
     from finetune.runs.results import read_results
-    from finetune.tasks.tables import wilson_interval
+    from finetune.tasks.scores import Scores
 
     runs = folder.runs if isinstance(folder, SeveralFolder) else [folder]
     # Others of several have not begun, or could not.
@@ -61,11 +61,18 @@ def _describe(folder: RunFolder) -> ListedRun:
         listed.status = "edited"
         # Trials of a sweep may have been stopped early.
         found = [read_results(run) for run in runs if run.has_finished]
-        metric, samples = found[0].test.values[0].metric, found[0].test.samples
+        metric = found[0].test.values[0].metric
         listed.metric = metric.name
         listed.value = fmean(one.test.values[0].value for one in found)
-        if metric.is_proportion:
-            listed.low, listed.high = map(float, wilson_interval(listed.value * samples, samples))
+        scores = replace(found[0].test, metrics={metric.name: listed.value})
+        if isinstance(folder, FoldsFolder):
+            # Over all rows, as the end of the run shows it.
+            content = folder.read(folder.table_file, dict)
+            scores = Scores.from_json(content["test"])
+            ends = {name: (one["low"], one["high"]) for name, one in content["intervals"].items()}
+            scores, listed.value = replace(scores, intervals=ends), scores.metrics[metric.name]
+        if len(found) == 1 or metric.is_proportion or isinstance(folder, FoldsFolder):
+            listed.low, listed.high = scores.limits(metric.name) or (None, None)
         listed.train_runtime = sum(one.training.train_runtime for one in found)
         listed.status = "finished"
         if isinstance(folder, SeveralFolder):

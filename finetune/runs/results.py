@@ -1,20 +1,23 @@
 """The results of a run, and their JSON in its folder."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 from pydantic import TypeAdapter
 
 from finetune.config.mode import Mode
-from finetune.evaluation.statistics import Calibration
+from finetune.evaluation.statistics import RESAMPLES, Calibration, bootstrap, percentile_interval
 from finetune.runs.folder import RunFolder
 from finetune.tasks.base import Task
+from finetune.tasks.metrics import METRICS
 from finetune.tasks.scores import Scores, selection_score
 from finetune.tasks.shown import ShownRun
-from finetune.tasks.tables import format_interval
 
 SCHEMA_VERSION = 1
+# The rows of all resamples together: they take about a second.
+MAX_RESAMPLED_ROWS = 1e7
 ValidationKind = Literal["held out", "cross-validated"]
 Name = TypeVar("Name")
 
@@ -125,13 +128,12 @@ class RunResults(ShownRun):
     def validation_note(self) -> str:
         """The interval of the first validation metric, and which rows it is of."""
         assert self.validation
-        value, rows = self.validation.values[0], self.validation.samples
+        rows = self.validation.samples
         note = f"on {rows:,} held-out rows"
         if self.validation_kind == "cross-validated":
             note = f"cross-validated on {rows:,} training rows (output layer only)"
-        if not value.metric.is_proportion:
-            return note
-        return f"95% interval {format_interval(value.value, rows)}, {note}"
+        interval = self.validation.interval(self.validation.values[0].metric.name)
+        return f"95% interval {interval}, {note}" if interval else note
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``all_results.json``, under the Trainer's names."""
@@ -152,6 +154,20 @@ class RunResults(ShownRun):
             "eval_kind": self.validation_kind,
             "calibration": self.calibration and asdict(self.calibration),
         }
+
+
+def with_intervals(scores: Scores, task: Task, rows: Sequence[Mapping[str, Any]]) -> Scores:
+    """Return the scores of predicted rows with intervals of the metrics that are no proportions."""
+    if not rows:
+        return scores
+    resamples = int(np.clip(MAX_RESAMPLED_ROWS / len(rows), 100, RESAMPLES))
+    drawn = bootstrap(task.weighted_metrics(rows), rows=len(rows), resamples=resamples)
+    intervals = {}
+    for name, values in drawn.items():
+        if name in scores.metrics and name != "loss" and not METRICS[name].is_proportion:
+            found = percentile_interval(scores.metrics[name], values)
+            intervals[name] = (found.low, found.high)
+    return replace(scores, intervals=intervals)
 
 
 def read_results(folder: RunFolder) -> RunResults:

@@ -32,7 +32,7 @@ from finetune.runs.inference import write_confidences, write_inference
 from finetune.runs.journal import Journal, continue_journal
 from finetune.runs.manifest import Manifest, read_environment, restore_threads, write_environment
 from finetune.runs.preparation import Preparation
-from finetune.runs.results import RunResults, TrainingMetrics, ValidationKind
+from finetune.runs.results import RunResults, TrainingMetrics, ValidationKind, with_intervals
 from finetune.runs.solved_head import HeadSolver
 from finetune.runs.tracking import Tracking, tracked
 from finetune.tasks.base import Labels, Task
@@ -309,19 +309,21 @@ class Run:
             scores = self.preparation.task.score(self.head.cross_validated, labels)
         with stage("test", emit):
             test = self.predict("test")
+            test_rows = _prediction_rows(preparation, "test", test)
+            test_scores = with_intervals(task.score(*test), task, test_rows)
         results = RunResults(
             task=task,
             facts=preparation.facts,
             training=self._training_metrics(peak_bytes),
             details=preparation.details,
             validation=scores,
-            test=task.score(*test),
+            test=test_scores,
             calibration=measure_calibration(task, *test) if validation else None,
             validation_kind=kind,
             output_dir=str(folder.path),
         )
         if is_main:
-            write_jsonl(folder.predictions_file, _prediction_rows(preparation, "test", test))
+            write_jsonl(folder.predictions_file, test_rows)
             if write_pages:
                 with stage("report", emit):
                     write_pages(folder, replace(results, stage_seconds=clock.seconds()))

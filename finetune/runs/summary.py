@@ -31,14 +31,26 @@ def _hints(results: RunResults) -> Iterator[str]:
     if test.samples < FEW_ROWS:
         yield f"{test.samples:,} rows are few: `--folds 5` would tell more."
     yield compare_with_validation(results)
-    weak = [one for one in (test.per_class or {}).items() if one[1].support and one[1].recall < 1]
-    if weak:
-        name, own = min(weak, key=lambda one: _recall_at_most(one[1]))
-        others = confused_with(test, name)[:1]
-        taken = "".join(f", {count:,} taken for {quote_name(other)}" for other, count in others)
-        right = round(own.recall * own.support)
-        yield f"Weakest: {quote_name(name)}, {right:,} of {own.support:,}{taken}."
+    if weakest := _weakest(test):
+        yield f"Weakest: {weakest}."
     yield _advise(results)
+
+
+def _weakest(scores: Scores) -> str:
+    """Return the weakest class and its figures: by recall or, where rows have any number, by F1."""
+    classes = [one for one in (scores.per_class or {}).items() if one[1].support and one[1].f1 < 1]
+    if scores.confusion_matrix is None:
+        name, own = min(classes, key=lambda one: one[1].f1, default=("", None))
+        if own is None:
+            return ""
+        found = f"{round(own.recall * own.support):,} of {own.support:,} found"
+        return f"{quote_name(name)}, F1 {percent(own.f1)}, {found}"
+    name, own = min(classes, key=lambda one: _recall_at_most(one[1]), default=("", None))
+    if own is None or own.recall == 1:
+        return ""
+    others = confused_with(scores, name)[:1]
+    taken = "".join(f", {count:,} taken for {quote_name(other)}" for other, count in others)
+    return f"{quote_name(name)}, {round(own.recall * own.support):,} of {own.support:,}{taken}"
 
 
 def _recall_at_most(own: ClassScores) -> float:

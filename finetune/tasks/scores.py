@@ -65,7 +65,8 @@ class Scores(Shown):
     """The metrics of a model on a split; each is an attribute too, such as ``accuracy``.
 
     The baselines are those of always predicting the same. The confusion matrix, [true, predicted],
-    is empty for very many classes, None where rows have not exactly one.
+    is empty for very many classes, None where rows have not exactly one. ``intervals`` are the ends
+    of the 95% intervals of metrics that are no proportion of the rows, where they are known.
     """
 
     samples: int
@@ -73,6 +74,7 @@ class Scores(Shown):
     baselines: Mapping[str, float] = field(default_factory=dict)
     per_class: Mapping[str, ClassScores] | None = None
     confusion_matrix: Sequence[Sequence[int]] | None = None
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> Any:
         part = "baselines" if name.startswith(BASELINE) else "metrics"
@@ -91,6 +93,21 @@ class Scores(Shown):
         """Return one row with all numbers but those of the classes."""
         return [{name: one for name, one in self.to_json().items() if isinstance(one, float | int)}]
 
+    def limits(self, name: str) -> tuple[float, float] | None:
+        """Return the ends of the 95% interval of a metric; None where it is not known."""
+        if METRICS[name].is_proportion and self.samples:
+            low, high = wilson_interval(self.metrics[name] * self.samples, self.samples)
+            return float(low), float(high)
+        return self.intervals.get(name)
+
+    def interval(self, name: str, *, digits: int = 1) -> str:
+        """Return the 95% interval of a metric, such as ``88.8–97.8%``; nothing if not known."""
+        if not (limits := self.limits(name)):
+            return ""
+        if METRICS[name].is_fraction:
+            return "{:.{digits}f}–{:.{digits}f}%".format(*(100 * x for x in limits), digits=digits)
+        return "–".join(map(format_number, limits))
+
     @property
     def standing(self) -> str:
         """Where the model is from always answering the same: ``above`` or ``far above`` it, or not.
@@ -99,9 +116,8 @@ class Scores(Shown):
         """
         name, baseline = next(iter(self.baselines.items()))
         metric, value = METRICS[name], self.metrics[name]
-        lowest = value
-        if metric.is_proportion:
-            lowest = float(wilson_interval(value * self.samples, self.samples)[0])
+        low, high = self.limits(name) or (value, value)
+        lowest = low if metric.sign > 0 else high
         if metric.sign * value <= metric.sign * baseline:
             return "no better than"
         if metric.sign * lowest <= metric.sign * baseline:
@@ -127,8 +143,8 @@ class Scores(Shown):
         if name == "accuracy" and self.per_class:
             same = quote_name(max(self.per_class.items(), key=lambda one: one[1].support)[0])
         words = f"{metric.sentence.format(show(value))} on {samples:,} {rows}"
-        if metric.is_proportion:
-            words += f" (95%: {format_interval(value, samples, digits=digits)})"
+        if interval := self.interval(name, digits=digits):
+            words += f" (95%: {interval})"
         is_open = self.standing.startswith("may")
         words += f", {'which ' * is_open}{self.standing} always answering {same} ({show(baseline)})"
         return f"{words}: {samples:,} rows can't tell." if is_open else f"{words}."
@@ -162,6 +178,8 @@ class Scores(Shown):
             }
         if self.confusion_matrix is not None:
             values["confusion_matrix"] = self.confusion_matrix
+        if self.intervals:
+            values["intervals"] = dict(self.intervals)
         return values
 
     def with_classes(
@@ -189,7 +207,9 @@ class Scores(Shown):
         )
         classes = values.get("per_class")
         per_class = classes and {name: ClassScores(**own) for name, own in classes.items()}
-        return cls(values["samples"], metrics, baselines, per_class, values.get("confusion_matrix"))
+        intervals = {name: (low, high) for name, (low, high) in values.get("intervals", {}).items()}
+        matrix = values.get("confusion_matrix")
+        return cls(values["samples"], metrics, baselines, per_class, matrix, intervals)
 
 
 def missed_classes(scores: Scores) -> dict[str, float]:

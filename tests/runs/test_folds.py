@@ -1,5 +1,6 @@
 """A cross-validation: every row predicted by a model that has not seen it."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,14 @@ def folds(tiny_folder: Path, table: Path, tmp_path_factory: pytest.TempPathFacto
     begun = [one.message for one in events if isinstance(one, Info) and one.message[:5] == "fold "]
     assert begun == ["fold 2, 2 of 3", "fold 3, 3 of 3"]
     return folder
+
+
+def test_the_list_of_runs_has_the_value_and_interval_of_all_rows(
+    folds: Path, command: Command
+) -> None:
+    [listed] = json.loads(command("runs", folds.parent, "--json").output)["runs"]
+    assert listed["value"] == read_json(folds / "folds.json")["test"][listed["metric"]]
+    assert listed["low"] < listed["value"] < listed["high"]
 
 
 def test_every_row_is_predicted_once_by_a_model_that_was_trained_without_its_text(

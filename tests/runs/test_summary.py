@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 from report.example_run import DETAILS, example_results
 
-from finetune.runs.results import RunResults
+from finetune.runs.results import RunResults, with_intervals
 from finetune.runs.summary import compare_with_validation, next_command, summarize
 from finetune.tasks.base import Task
 from finetune.tasks.multi import Multi
 from finetune.tasks.regression import Regression
+from finetune.tasks.scores import Scores
 from finetune.tasks.single import Single
 
 
@@ -39,6 +40,33 @@ def test_a_model_that_answers_one_class_alone_learns_what_helps() -> None:
     text = summarize(replace(chosen, details=tried))
     assert "balanced" not in text
     assert "finetune data check" in text
+
+
+def test_the_weakest_of_several_labels_is_the_one_with_the_lowest_f1() -> None:
+    labels = np.zeros((100, 2), np.float32)
+    labels[:20, 0] = labels[:50, 1] = 1
+    predicted = labels.copy()
+    predicted[:6, 0], predicted[:, 1] = 0, 1  # F1 of 0.82 and 0.67, recall of 0.7 and 1
+    text = summarize(results_of(Multi(["a", "b"]), predicted * 2 - 1, labels))
+    assert "Weakest: `b`, F1 66.7%, 50 of 50 found." in text
+
+
+@pytest.mark.parametrize("task", [Multi(["a", "b"]), Regression(mean=9.5, deviation=1.0)])
+def test_metrics_that_are_no_proportion_have_an_interval_in_the_summary(task: Task) -> None:
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 2, (200, 2)).astype(np.float32)
+    logits = labels * 2 - 1 + random.normal(0, 2, labels.shape)
+    if isinstance(task, Regression):
+        labels, logits = labels[:, 0], logits[:, :1]
+    scores = task.score(logits.astype(np.float32), labels)
+    rows = task.prediction_rows(logits.astype(np.float32), labels)
+    scores = Scores.from_json(with_intervals(scores, task, rows).to_json())
+    others = {"loss", "subset_accuracy", "mean_average_precision"}
+    assert scores.intervals.keys() >= scores.metrics.keys() - others
+    for name, (low, high) in scores.intervals.items():
+        assert low <= scores.metrics[name] <= high
+    text = summarize(replace(example_results(), task=task, test=scores, validation=None))
+    assert " on 200 test rows (95%: " in text
 
 
 def test_several_labels_and_numbers_have_sentences_of_their_own() -> None:
