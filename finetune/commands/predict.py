@@ -175,8 +175,8 @@ class LoadedModel:
             count, missing = count + len(texts), missing + is_filled.count(False)
             yield found
         if missing:
-            message = f"{missing:,} of {count:,} texts are missing: their labels are empty"
-            emit(WarningMessage(message))
+            few = "is missing: its label is" if missing == 1 else "are missing: their labels are"
+            emit(WarningMessage(f"{missing:,} of {count:,} texts {few} empty"))
         if lowest is not None:
             emit(Info(f"{abstained:,} of {count:,} texts have no prediction"))
 

@@ -116,6 +116,7 @@ def read_texts(
 def _begins_with_data(source: "SourceTable", options: "DataConfig") -> bool:
     """Return whether the names of columns are a text, as those beneath, and not the run's names."""
     from finetune.data.columns import LABEL_NAMES, TEXT_NAMES, columns_named, plain_name
+    from finetune.tasks.labels import is_number
 
     names = [*source.frame.columns]
     wanted = [*getattr(options, "earlier_columns", {}).values(), options.text_column]
@@ -123,8 +124,10 @@ def _begins_with_data(source: "SourceTable", options: "DataConfig") -> bool:
     is_named = any(plain_name(name) in TEXT_NAMES + LABEL_NAMES for name in names)
     if is_known or is_named or not (source.format.has_header and source.format.kind in GRIDS):
         return False
-    sample = source.frame.head(100)
-    lengths = {name: sample[name].astype(str).str.len().mean() for name in names}
+    sample = {name: own.astype(str) for name, own in source.frame.head(100).items()}
+    if any(not is_number(name) and all(map(is_number, own)) for name, own in sample.items()):
+        return False  # names of numbers are names
+    lengths = {name: own.str.len().mean() for name, own in sample.items()}
     name = max(lengths, key=lengths.__getitem__)
     is_sentence = " " in name and (name.endswith((".", "!", "?")) or 2 * len(name) > lengths[name])
     return is_sentence or name in sample[name].values

@@ -277,7 +277,7 @@ def test_a_blank_line_or_argument_keeps_its_row(
     assert "2 of 4 texts are missing" in outcome.errors
     shown = command("predict", finished_run, "", "--all-scores")
     assert shown.output.splitlines()[1].replace("\t", "") == ""
-    assert "1 of 1 texts are missing" in shown.errors
+    assert "1 of 1 texts is missing: its label is empty" in shown.errors
 
 
 NAMES = ["id", "question", "label", "price"]
@@ -411,6 +411,7 @@ def test_an_output_has_the_format_of_its_name(
     [
         ("Who wrote this book ?\nWhere is the Nile ?\nWhat is it ?\n", 3),
         ("Who wrote this book ?,1\nWhere is the Nile ?,2\nWhat is it ?,3\n", 3),
+        ("id,What is new ?\n1,Where is the river Nile ?\n2,Who was the man there ?\n", 2),
         ("answer\nWhere is the Nile ?\nWhat is it ?\n", 2),
         ("text\nWhere is the Nile ?\nWhat is it ?\n", 2),
         ("Antwort offen\nWhere is the long river Nile ?\nWhat is that over there ?\n", 2),
