@@ -360,7 +360,7 @@ def read_labels(columns: pyarrow.Table, names: Sequence[str]) -> pyarrow.Chunked
         is_blank.append(pc.is_in(columns[name], value_set=pyarrow.array(blank, "string")))
         convert = partial(_item_of, name=name if _are_indicators(marks) else None)
         items.append(map_values(columns[name], convert))
-    most = max(len(own) for own in marks.values())
+    most = max(len(values) for values in marks.values())
     if not _are_indicators(marks) and most > max(MAX_CODES, len(columns) // 3):
         raise DataError(
             f"the columns {_listed(names)} have neither a mark, such as 1 or x, nor a class in each"
@@ -395,8 +395,9 @@ def _marks_in(column: pyarrow.ChunkedArray) -> set[str]:
 def _are_indicators(marks: Mapping[str, set[str]]) -> bool:
     """Return whether columns have at most one mark each: a yes, their name, or all the same."""
     different = set().union(*marks.values())
-    return all(len(own) <= 1 for own in marks.values()) and (
-        len(different) == 1 or all(own <= YES | {name.casefold()} for name, own in marks.items())
+    return all(len(values) <= 1 for values in marks.values()) and (
+        len(different) == 1
+        or all(values <= YES | {name.casefold()} for name, values in marks.items())
     )
 
 
@@ -410,19 +411,19 @@ def find_indicators(columns: pyarrow.Table, facts: Sequence[Facts]) -> tuple[str
         return ()
     groups: dict[str, list[str]] = {}
     sample = columns.slice(0, SAMPLE_ROWS)
-    for one in facts:
-        marks = _marks_in(sample[one.name]) if one.distinct <= MAX_MARKS else set()
-        if len(marks) == 1 and marks <= YES | {one.name.casefold()}:
-            groups.setdefault("name" if marks - YES else next(iter(marks)), []).append(one.name)
+    for fact in facts:
+        marks = _marks_in(sample[fact.name]) if fact.distinct <= MAX_MARKS else set()
+        if len(marks) == 1 and marks <= YES | {fact.name.casefold()}:
+            groups.setdefault("name" if marks - YES else next(iter(marks)), []).append(fact.name)
     marked = max(groups.values(), key=len, default=[])
     flags = {name for names in groups.values() for name in names}
     start = columns.column_names.index(marked[0]) if marked else 0
     is_block = columns.column_names[start : start + len(marked)] == marked
     others = [
-        one
-        for one in facts
-        if _score_label(one) and "number" not in one.looks and one.name not in flags
-        if not _words_of(one.name) & OTHER_WORDS
+        fact
+        for fact in facts
+        if _score_label(fact) and "number" not in fact.looks and fact.name not in flags
+        if not _words_of(fact.name) & OTHER_WORDS
     ]
     is_clear = not others or len(marked) >= MANY_INDICATORS
     words_of_names = set().union(*map(_words_of, marked))
@@ -467,18 +468,18 @@ def _find_code_columns(columns: pyarrow.Table, facts: Sequence[Facts]) -> tuple[
 
 
 def _find_names(columns: pyarrow.Table, facts: Sequence[Facts]) -> dict[Facts, Facts]:
-    """Return columns of class numbers, each with the column of their names: one name per number."""
-    numbers = [one for one in facts if "integer" in one.looks and one.recurs]
-    found = {}
+    """Return columns of class numbers, each with the column of their names: one per number."""
+    numbers = [column for column in facts if "integer" in column.looks and column.recurs]
+    names_of = {}
     for number in numbers:
         for name in facts:
             if name.distinct != number.distinct or name.looks & {"number", "date"} or name.is_long:
                 continue
             pairs = columns.select([number.name, name.name]).group_by([number.name, name.name])
             if pairs.aggregate([]).num_rows == number.distinct:
-                found[number] = name
+                names_of[number] = name
                 break
-    return found
+    return names_of
 
 
 def _words_of(name: str) -> set[str]:

@@ -97,7 +97,8 @@ def _chosen(accept: Any, options: Any) -> list[str] | None:
     """Return the texts of the options that were accepted; most ids are names already."""
     if not isinstance(accept, list):
         return None
-    texts = {one["id"]: one.get("text") for one in options} if isinstance(options, list) else {}
+    listed = options if isinstance(options, list) else []
+    texts = {option["id"]: option.get("text") for option in listed}
     is_named = all(isinstance(choice, str) and not choice.isdigit() for choice in accept)
     return [str(choice if is_named else texts.get(choice) or choice) for choice in accept]
 
@@ -164,4 +165,4 @@ def _convert_doccano(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 def _labels_in(annotations: list[Any]) -> list[Any]:
     """Return labels that are names, or objects with the number of a label."""
-    return [own.get("label") if isinstance(own, Mapping) else own for own in annotations]
+    return [label.get("label") if isinstance(label, Mapping) else label for label in annotations]

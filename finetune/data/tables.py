@@ -202,8 +202,8 @@ def _read_rows(
     if kind.problem_type == MULTI:
         labels = _read_empty(labels, label, options, path=train.path)
     rows = {
-        split: _labelled_rows(table, columns, own, emit=emit)
-        for (split, table), own in zip(tables.items(), kind.parse(labels), strict=True)
+        split: _labelled_rows(table, columns, column, emit=emit)
+        for (split, table), column in zip(tables.items(), kind.parse(labels), strict=True)
     }
     may_join = options.task in (AUTO, Multi.name) and kind is not Regression
     if may_join and _is_long_format(rows["train"]):
@@ -247,22 +247,23 @@ def _check_filled_down(table: RawTable, label: str, *, emit: Emit) -> None:
     if pc.any(pc.equal(filled[1:], filled[:-1])).as_py():
         return
     counts = f"has a label in {len(filled):,} of {len(column):,} rows"
-    found = f"column {label!r} of {table.path} {counts}, it seems only in the first of each group"
+    finding = f"column {label!r} of {table.path} {counts}, it seems only in the first of each group"
     if len(filled.unique()) == len(filled):
-        raise DataError(found, remedy=FILL_DOWN)
-    emit(WarningMessage(found, remedy=FILL_DOWN))
+        raise DataError(finding, remedy=FILL_DOWN)
+    emit(WarningMessage(finding, remedy=FILL_DOWN))
 
 
 def _read_empty(
     labels: list[pyarrow.ChunkedArray], names: Sequence[str], options: DataConfig, *, path: Path
 ) -> list[pyarrow.ChunkedArray]:
     """Return labels in which an empty one is unlabeled, or a list of no class if options say so."""
-    is_empty = [pc.utf8_trim_whitespace(own) for own in labels]
-    is_empty = [pc.equal(own, "") for own in is_empty]
+    is_empty = [pc.utf8_trim_whitespace(column) for column in labels]
+    is_empty = [pc.equal(column, "") for column in is_empty]
     if options.empty_labels == "none":
-        return [pc.if_else(empty, "[]", own) for empty, own in zip(is_empty, labels, strict=True)]
+        columns = zip(is_empty, labels, strict=True)
+        return [pc.if_else(empty, "[]", column) for empty, column in columns]
     distinct = {*distinct_values(labels)} - {""}
-    count, rows = sum(pc.sum(own).as_py() or 0 for own in is_empty), sum(map(len, labels))
+    count, rows = sum(pc.sum(column).as_py() or 0 for column in is_empty), sum(map(len, labels))
     says_none = any(
         not split_labels(label, None) if is_list(label) else label.casefold() in MISSING_CLASSES
         for label in distinct
@@ -314,19 +315,20 @@ def _join_long_format(
     """Return one row per text with all its labels."""
     keys = [name for name in ("text", "text_pair") if name in rows["train"].column_names]
     texts = rows["train"].group_by(keys).aggregate([]).num_rows
-    found = (
+    finding = (
         f"{len(rows['train']):,} rows of {path} have {texts:,} texts: many stand in several rows"
     )
     if options.task == AUTO:
         raise UsageError(
-            f"{found}, each time with another label",
+            f"{finding}, each time with another label",
             remedy="choose --task multi, which joins the labels of a text, or --task single, for"
             " which all but one of them are wrong",
         )
-    emit(Info(f"{found}, whose labels are joined"))
+    emit(Info(f"{finding}, whose labels are joined"))
     joined = {}
-    for split, own in rows.items():
-        flat = own.set_column(own.column_names.index("label"), "label", flat_values(own["label"]))
+    for split, table in rows.items():
+        place = table.column_names.index("label")
+        flat = table.set_column(place, "label", flat_values(table["label"]))
         groups = flat.group_by(keys, use_threads=False)
         grouped = groups.aggregate([("label", "distinct"), ("row", "min")])
         joined[split] = grouped.rename_columns([*keys, "label", "row"])
@@ -338,14 +340,14 @@ def _report_texts(texts: pyarrow.ChunkedArray, *, path: Path, emit: Emit) -> Non
     is_word = pc.is_in(pc.utf8_lower(texts), value_set=pyarrow.array(MISSING))
     if count := pc.sum(is_word).as_py():
         word = texts[pc.index(is_word, True).as_py()].as_py()
-        found = f"{count:,} texts of {path} are a word for a missing text, such as {word!r}"
-        emit(WarningMessage(found, remedy="leave the cell empty where there is no text"))
+        finding = f"{count:,} texts of {path} are a word for a missing text, such as {word!r}"
+        emit(WarningMessage(finding, remedy="leave the cell empty where there is no text"))
     others = texts.filter(pc.invert(pc.string_is_ascii(texts)))
     sample = others.slice(0, SAMPLE_ROWS).to_pylist()
     if garbled := list(filter(is_garbled, sample)):
-        found = f"{len(garbled):,} texts of {path} look like UTF-8 that was decoded as another"
+        finding = f"{len(garbled):,} texts of {path} look like UTF-8 that was decoded as another"
         remedy = "export the file again as UTF-8, or name its encoding with --encoding"
-        emit(WarningMessage(f"{found} encoding, such as {garbled[0][:60]!r}", remedy=remedy))
+        emit(WarningMessage(f"{finding} encoding, such as {garbled[0][:60]!r}", remedy=remedy))
 
 
 def _check_split(split: str, table: RawTable, columns: Columns, *, train: RawTable) -> None:
@@ -399,18 +401,19 @@ def _divide_by_column(
     if name not in (None, *names):
         listed = ", ".join(map(repr, names))
         raise DataNotFound(f"{table.path} has no column {name!r}", remedy=f"there are: {listed}")
-    for one in [name] if name else names:
-        column = table.columns[one]
+    for column_name in [name] if name else names:
+        column = table.columns[column_name]
         words = [] if name is None and _has_many(column) else distinct_values([column])
-        splits = [_split_of(word, column=one) for word in words]
+        splits = [_split_of(word, column=column_name) for word in words]
         if all(splits) and "train" in splits and len({*splits}) > 1:
-            emit(Info(f"splits from column {one!r}; --split-column none ignores it"))
-            rest = replace(table, columns=table.columns.drop_columns([one]))
-            own = map_values(column, dict(zip(words, splits, strict=True)).__getitem__)
-            return {split: rest.where(pc.equal(own, split)) for split in dict.fromkeys(splits)}
+            emit(Info(f"splits from column {column_name!r}; --split-column none ignores it"))
+            rest = replace(table, columns=table.columns.drop_columns([column_name]))
+            named = map_values(column, dict(zip(words, splits, strict=True)).__getitem__)
+            return {split: rest.where(pc.equal(named, split)) for split in dict.fromkeys(splits)}
         listed = ", ".join(map(repr, sorted(words)[:5]))
-        complaint = f"column {one!r} of {table.path} does not name the split of each row: {listed}"
-        is_known = plain_name(one).endswith(SPLIT_NAMES)
+        where = f"column {column_name!r} of {table.path}"
+        complaint = f"{where} does not name the split of each row: {listed}"
+        is_known = plain_name(column_name).endswith(SPLIT_NAMES)
         is_numbered = len(words) > 1 and all(word.strip().isdecimal() for word in words)
         if name or (is_known and (any(splits) or is_numbered)):
             raise (DataError if name else UsageError)(
