@@ -204,11 +204,10 @@ def read_file(
     folder = open_run_folder(run)
     from finetune.data.stream import read_texts
     from finetune.runs.evaluate import other_data
-    from finetune.runs.manifest import Manifest
+    from finetune.runs.inference import reads_pairs
 
     data = other_data(folder, str(file), flags.given(options))
-    reads_pairs = Manifest.read(folder).reads_pairs
-    return read_texts(file, data, as_lines=as_lines, reads_pairs=reads_pairs, emit=emit)
+    return read_texts(file, data, as_lines=as_lines, reads_pairs=reads_pairs(folder), emit=emit)
 
 
 def _is_file_name(text: str) -> bool:

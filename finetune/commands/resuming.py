@@ -141,8 +141,7 @@ def choose_work(work: Work, resume_from: str | Path | None, *, emit: Emit) -> Wo
         return work
     from finetune.runs.results import read_results
 
-    # A kill at the very end leaves checkpoints that nobody needs.
-    folder.delete_checkpoints()
+    folder.clean_up()
     emit(Info(f"the run in {folder.path} has finished: nothing is left to do"))
     return replace(work, results=read_results(folder))
 
@@ -271,7 +270,7 @@ def _with_changes(
         if option.resumable:
             changes[name] = now
         elif name not in ignored and not (now in (None, AUTO) or _is_same(now, before)):
-            refused.append(f"{name} is {now} ({source}), and was {before}")
+            refused.append(f"{name} is {now}, and was {before} ({source})")
     if refused:
         raise ConfigurationInvalid(
             f"the options of a run that has begun don't change: {'; '.join(refused)}",

@@ -13,8 +13,7 @@ from finetune.escaping import escape_controls, escape_line
 from finetune.files import write_text_atomically
 from finetune.report.templates import TEMPLATES, hub_id, without_folder
 from finetune.runs.folder import RunFolder
-from finetune.runs.inference import read_trained_config
-from finetune.runs.manifest import Manifest
+from finetune.runs.inference import read_trained_config, reads_pairs
 from finetune.runs.results import RunResults
 from finetune.runs.summary import summarize
 from finetune.tasks.tables import capitalize
@@ -56,7 +55,7 @@ def _write_card(
         base=_as_code(_published_model(facts.model)),
         data=_as_code(_title_of_data(facts.data)),
         cell=_as_words,
-        reads_pairs=Manifest.read(folder).reads_pairs,
+        reads_pairs=reads_pairs(folder),
         options=options,
         config=_public_config(config),
     )

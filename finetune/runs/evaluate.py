@@ -16,6 +16,7 @@ from finetune.errors import DataError, FinetuneError, NotARun
 from finetune.events import Emit, Info, ignore
 from finetune.runs.encoding import encode_rows
 from finetune.runs.folder import TABLE, RunFolder
+from finetune.runs.inference import reads_pairs
 from finetune.runs.manifest import Manifest
 from finetune.runs.trained import TrainedModel
 from finetune.tasks.metrics import load_evaluate_metric
@@ -57,10 +58,10 @@ def load_other_data(
     """Load all rows of other data, read as a run's own except for columns that are given."""
     other = other_data(folder, source, columns)
     rows = load_rows(other, task=folder.read_task(), emit=emit)
-    if ("text_pair" in rows.column_names) != (reads_pairs := Manifest.read(folder).reads_pairs):
+    if ("text_pair" in rows.column_names) != (is_of_pairs := reads_pairs(folder)):
         kinds = ("single texts", "pairs of texts")
         raise DataError(
-            f"{source} has {kinds[not reads_pairs]}, and the model reads {kinds[reads_pairs]}",
+            f"{source} has {kinds[not is_of_pairs]}, and the model reads {kinds[is_of_pairs]}",
             remedy="name the columns of texts as in the data that the run was made from",
         )
     return rows

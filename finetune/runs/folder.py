@@ -14,7 +14,7 @@ from finetune.config.schema import Config, change_options
 from finetune.errors import NotARun, RunFolderNotEmpty
 from finetune.events import Emit, Info
 from finetune.files import is_there, read_json, read_jsonl, write_json
-from finetune.ownership import CONTENTS, NAMES, OwnFolder, check_writable
+from finetune.ownership import CONTENTS, LOCK, NAMES, OwnFolder, check_writable
 
 if TYPE_CHECKING:
     from finetune.tasks.base import Task
@@ -170,6 +170,12 @@ class RunFolder(OwnFolder):
             self.delete(folder.relative_to(self.path).as_posix())
         self.delete(self.checkpoints_folder.name)
         self.delete(only_temporary=True)
+
+    def clean_up(self) -> None:
+        """Delete what a process that was killed at the very end of the run has left."""
+        if (self.path / LOCK).exists():
+            with self.lock():
+                self.delete_checkpoints()
 
     def read(self, file: Path, parse: Callable[[Any], T]) -> T:
         """Parse the value of a JSON file or the rows of a .jsonl file, or raise ``NotARun``."""

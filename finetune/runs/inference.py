@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter
 
-from finetune.config.schema import Config, ModelConfig
+from finetune.config.schema import OPTIONS, Config, change_options
 from finetune.errors import UsageError
 from finetune.evaluation.statistics import threshold_for_precision
 from finetune.events import Emit, Info, WarningMessage
@@ -19,28 +19,35 @@ from finetune.tasks.base import Labels, Logits, Task
 SCHEMA_VERSION = 1
 
 
-# The options of a model that ``inference.json`` holds.
-READING_OPTIONS = ("max_length", "long_texts", "stride")
+# The options that ``inference.json`` holds, which travels with the model.
+OPTION_NAMES = ("max_length", "long_texts", "stride", "precision", "eval_batch_size")
 
 
-def write_inference(folder: RunFolder, options: ModelConfig, *, max_tokens: int) -> None:
+def write_inference(
+    folder: RunFolder, config: Config, *, max_tokens: int, reads_pairs: bool
+) -> None:
     """Write ``inference.json`` beside a run's model, which reads ``max_tokens`` at once."""
-    content = {name: getattr(options, name) for name in READING_OPTIONS}
-    content["max_length"] = min(options.max_length, max_tokens)
-    write_json(folder.inference_file, {"schema_version": SCHEMA_VERSION, **content})
+    content = {name: OPTIONS[name].value_in(config) for name in OPTION_NAMES}
+    content["max_length"] = min(config.model.max_length, max_tokens)
+    facts = {"schema_version": SCHEMA_VERSION, "reads_pairs": reads_pairs}
+    write_json(folder.inference_file, {**facts, **content})
+
+
+def reads_pairs(folder: RunFolder) -> bool:
+    """Return whether the model of a run reads pairs of texts."""
+    return folder.read(folder.inference_file, lambda content: bool(content["reads_pairs"]))
 
 
 def read_trained_config(folder: RunFolder) -> Config:
-    """Return a run's configuration, with what its ``inference.json`` says of reading texts."""
+    """Return a run's configuration with the options of its ``inference.json``."""
     config = folder.read_config()
-    if not folder.inference_file.is_file():
-        return config
 
-    def parse(content: Any) -> ModelConfig:
-        changes = {name: content[name] for name in READING_OPTIONS}
-        return TypeAdapter(ModelConfig).validate_python(asdict(config.model) | changes)
+    def parse(content: Any) -> Config:
+        changes = {name: content[name] for name in OPTION_NAMES}
+        changed = asdict(change_options(config, changes))
+        return TypeAdapter(Config).validate_python(changed)
 
-    return replace(config, model=folder.read(folder.inference_file, parse))
+    return folder.read(folder.inference_file, parse)
 
 
 def write_confidences(folder: RunFolder, task: Task, logits: Logits, labels: Labels) -> None:

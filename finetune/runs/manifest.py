@@ -50,7 +50,6 @@ class Manifest:
     sources: Mapping[str, str]
     splits: Mapping[str, str]
     model: Mapping[str, str]
-    reads_pairs: bool = False
     columns: Mapping[str, str] = field(default_factory=dict)
     options: Config | None = None
 
@@ -62,7 +61,6 @@ class Manifest:
         return replace(
             cls.of_data(preparation.data),
             model=model | ({"commit": source.commit} if source.commit else {}),
-            reads_pairs="text_pair" in preparation.data.splits["train"].column_names,
             columns=preparation.data.columns,
         )
 

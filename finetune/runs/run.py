@@ -349,7 +349,10 @@ class Run:
             save_model(
                 saved, model_folder, max_length=options.max_length, with_weights=options.merge
             )
-        write_inference(folder, self.config.model, max_tokens=saved.max_tokens)
+        write_inference(
+            folder, self.config, max_tokens=saved.max_tokens,
+            reads_pairs="text_pair" in self.preparation.data.splits["train"].column_names,
+        )  # fmt: skip
         if validation:
             write_confidences(folder, saved.task, *validation)
 

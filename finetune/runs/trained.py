@@ -17,7 +17,7 @@ from finetune.events import Emit, WarningMessage
 from finetune.model.load import TextModel, load_model, load_pretrained
 from finetune.model.lora import Adapter, require_peft
 from finetune.runs.folder import RunFolder
-from finetune.runs.inference import read_trained_config
+from finetune.runs.inference import read_trained_config, reads_pairs
 from finetune.runs.manifest import Manifest
 from finetune.tasks.base import Prediction
 from finetune.tokenization.examples import ModelInputs
@@ -50,7 +50,7 @@ class TrainedModel:
         batch_size = BatchSize(options.eval_batch_size, "evaluation batch size", chosen, emit)
         distributed.use_device(chosen)
         predictor = Predictor(text_model.model, chosen, precision, batch_size)
-        return cls(config, text_model, chosen, predictor, Manifest.read(folder).reads_pairs)
+        return cls(config, text_model, chosen, predictor, reads_pairs(folder))
 
     def predict(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, all_scores: bool = False

@@ -147,7 +147,7 @@ RUNS: list[tuple[str, bytes | None, str, int]] = [
     ("model/inference.json", b'{"max_length": -5, "stride": -1}', "predict", 2),
     ("model/tokenizer_config.json", b"[]", "predict", 2),
     ("model/tokenizer.json", b"{}", "predict", 2),
-    ("manifest.json", b"[]", "predict", 2),
+    ("manifest.json", b"[]", "evaluate", 2),
     ("environment.json", b"", "report", 2),
     ("model/config.json", None, "predict", 2),
     ("model/config.json", b'{"id2label": {"1": "a"}}', "evaluate", 2),

@@ -64,7 +64,7 @@ def test_the_answers_to_pairs_are_those_of_a_pipeline(run: Path) -> None:
 
 
 def test_a_run_of_pairs_says_so_in_manifest_report_and_card(run: Path) -> None:
-    assert read_json(run / "manifest.json")["reads_pairs"] is True
+    assert read_json(run / "model" / "inference.json")["reads_pairs"] is True
     mistakes = [
         row for row in read_jsonl(run / "predictions.jsonl") if row["predicted"] != row["label"]
     ]

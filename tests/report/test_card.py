@@ -12,6 +12,7 @@ from finetune.config.schema import Config
 from finetune.config.yaml_files import dump_config
 from finetune.report.card import write_cards
 from finetune.runs.folder import RunFolder
+from finetune.runs.inference import write_inference
 from finetune.runs.results import RunResults
 
 CardOf = Callable[..., ModelCard]
@@ -30,6 +31,7 @@ def card_of(tmp_path: Path, results: RunResults) -> CardOf:
             model=replace(Config().model, model=model, max_length=48),
         )
         folder.config_file.write_text(dump_config(config), encoding="utf-8")
+        write_inference(folder, config, max_tokens=512, reads_pairs=False)
         facts = replace(results.facts, model=model, data=config.data.data)
         scores = replace(results.test, **(test or {}))
         write_cards(folder, replace(results, facts=facts, test=scores))

@@ -20,8 +20,8 @@ from finetune.training import precision as precision_module
 
 def copy_with_precision(run: Path, folder: Path, precision: str) -> Path:
     shutil.copytree(run, folder)
-    config = folder / "config.yaml"
-    config.write_text(config.read_text().replace("precision: fp32", f"precision: {precision}"))
+    file = folder / "model" / "inference.json"
+    write_json(file, read_json(file) | {"precision": precision})
     return folder
 
 

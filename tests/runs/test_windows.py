@@ -59,9 +59,8 @@ def test_evaluate_predict_and_the_cards_code_agree_with_the_run(run: Path) -> No
 def test_predictions_follow_the_file_beside_the_model(run: Path, tmp_path: Path) -> None:
     file = run / "model" / "inference.json"
     saved = read_json(file)
-    assert saved == {
-        "schema_version": 1, "max_length": 10, "long_texts": "windows", "stride": 2
-    }  # fmt: skip
+    reading = {name: saved[name] for name in ("max_length", "long_texts", "stride")}
+    assert reading == {"max_length": 10, "long_texts": "windows", "stride": 2}
     whole = finetune.predict(run, [LONG], device="cpu")
     copy = shutil.copytree(run, tmp_path / "run")
     edited = copy / "model" / "inference.json"
