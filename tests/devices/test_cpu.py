@@ -4,24 +4,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 
 from finetune.devices.cpu import CpuDevice
-
-
-@pytest.mark.parametrize(
-    ("threads", "description"), [(2, "2 CPU threads, 23.4 GiB"), (1, "1 CPU thread, 23.4 GiB")]
-)
-def test_it_describes_threads_and_memory(
-    threads: int, description: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=25_125_558_682))
-    assert CpuDevice().description == description
 
 
 def test_the_peak_is_that_since_the_reset() -> None:

@@ -12,13 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 from hub_server import HubServer, hub_client
-from machines import LINUX, MACHINES, Machine, a_mac, pretend
+from machines import LINUX, MACHINES, Machine, pretend
 
 from finetune.devices.check import Check
 from finetune.devices.host_memory import GroupLimit
 from finetune.doctor import checkup
 from finetune.doctor.checkup import (
-    check_cpu,
     check_disk,
     check_hub,
     check_machine,
@@ -85,26 +84,6 @@ def test_a_mac_that_is_ready_trains_on_its_gpu(name: str, monkeypatch: pytest.Mo
     assert found["device"].finding.startswith("--device mps takes mps")
 
 
-@pytest.mark.parametrize(
-    ("name", "device"),
-    [("M4 Max", "mps"), ("Linux with CUDA", "cuda"), ("a virtual Mac", "cpu"), ("Rosetta", "cpu")],
-)
-def test_auto_takes_the_best_device_that_works(
-    name: str, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    check = look_at(MACHINES[name], monkeypatch)["device"]
-    assert check.status == "ok"
-    assert f"--device auto takes {device} " in check.finding
-
-
-def test_watermarks_that_pytorch_refuses_are_the_remedy_of_the_gpu(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "0.7")
-    found = look_at(a_mac(failure="invalid low watermark ratio 1.4"), monkeypatch)
-    assert "unset PYTORCH_MPS_HIGH_WATERMARK_RATIO" in found["mps"].remedy
-
-
 def test_what_needs_no_pytorch_is_told_where_pytorch_ends_the_process(tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("import os; os.abort()")
@@ -118,13 +97,6 @@ def test_what_needs_no_pytorch_is_told_where_pytorch_ends_the_process(tmp_path: 
     finding, remedy = child.stdout.splitlines()[-3:-1]
     assert "PYTORCH_ENABLE_MPS_FALLBACK=true" in finding
     assert remedy.split() == ["try:", "unset", "PYTORCH_ENABLE_MPS_FALLBACK"]
-
-
-def test_a_processor_is_told_by_its_kind_and_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(a_mac(chip="Apple M4 Max"), monkeypatch)
-    assert check_cpu().finding == "arm64, Apple M4 Max"
-    pretend(LINUX, monkeypatch)
-    assert check_cpu().finding == "x86_64, AMD EPYC 7763"
 
 
 @pytest.mark.parametrize("keeps_bytecode", [False, True])

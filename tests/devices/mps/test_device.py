@@ -5,12 +5,11 @@ import psutil
 import pytest
 import torch
 from batch_finder.simulated_machines import UnifiedMemoryMac
-from machines import INTEL_MAC, ROSETTA, VIRTUAL_MAC_TEXTS, pretend
+from machines import INTEL_MAC, LINUX, ROSETTA, VIRTUAL_MAC_TEXTS, Machine, a_mac, pretend
 from tiny_training import simulate_memory
 
 from finetune import distributed
 from finetune.devices import host_memory
-from finetune.devices.base import Unusable
 from finetune.devices.mps.device import MpsDevice, MpsMemory
 from finetune.errors import UsageError
 
@@ -92,62 +91,35 @@ def test_memory_is_counted_released_and_refused_on_a_real_gpu() -> None:
     assert device.memory.is_out_of_memory(caught.value)
 
 
-def explain() -> Unusable:
+@pytest.mark.parametrize(
+    ("machine", "reason", "remedy"),
+    [
+        *((a_mac(macos=macos), None, "") for macos in ("14.0", "15.6.1", "26.0")),
+        (LINUX, "MPS needs a Mac with Apple silicon, and this is Linux on x86_64", "--device cpu"),
+        (INTEL_MAC, "Darwin on x86_64", "use --device cpu"),
+        (ROSETTA, "under Rosetta", "CONDA_SUBDIR=osx-arm64 conda create -n finetune python=3.11"),
+        (
+            a_mac(macos="13.6", is_mps_available=False),
+            "MPS needs macOS 14 or newer, and this is 13.6",
+            "update macOS",
+        ),
+        *(
+            (a_mac(failure=text), text, "--device cpu, as on a virtual")
+            for text in VIRTUAL_MAC_TEXTS
+        ),
+        (a_mac(failure="Error (0000000e)"), "0000000e", "github.com/pytorch/pytorch/issues"),
+    ],
+)
+def test_each_machine_without_mps_gets_its_reason_and_remedy(
+    machine: Machine, reason: str | None, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(machine, monkeypatch)
     unusable = MpsDevice.why_not_usable()
-    assert unusable is not None
-    return unusable
-
-
-@pytest.mark.parametrize("macos", ["14.0", "14.5", "15.6.1", "26.0"])
-def test_apple_silicon_with_a_recent_macos_is_usable(
-    pretend_mac: Callable[..., None], macos: str
-) -> None:
-    pretend_mac(macos=macos)
-    assert MpsDevice.why_not_usable() is None
-
-
-def test_another_system_than_macos_is_the_reason(pretend_linux: None) -> None:
-    assert explain() == Unusable(
-        "MPS needs a Mac with Apple silicon, and this is Linux on x86_64",
-        remedy="use --device cpu",
-        is_absent=True,
-    )
-
-
-def test_an_intel_mac_is_sent_to_its_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(INTEL_MAC, monkeypatch)
-    assert "Darwin on x86_64" in explain().reason
-    assert explain().remedy == "use --device cpu"
-
-
-def test_a_python_for_intel_on_apple_silicon_is_to_be_replaced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pretend(ROSETTA, monkeypatch)
-    assert "under Rosetta" in explain().reason
-    assert "CONDA_SUBDIR=osx-arm64 conda create -n finetune python=3.11" in explain().remedy
-
-
-@pytest.mark.parametrize("macos", ["12.3", "13.6"])
-def test_an_old_macos_is_to_be_updated(pretend_mac: Callable[..., None], macos: str) -> None:
-    pretend_mac(macos=macos, is_mps_available=False)
-    assert explain().reason == f"MPS needs macOS 14 or newer, and this is {macos}"
-    assert "update macOS" in explain().remedy
-
-
-@pytest.mark.parametrize("text", VIRTUAL_MAC_TEXTS)
-def test_a_virtual_mac_is_found_out_by_trying(pretend_mac: Callable[..., None], text: str) -> None:
-    pretend_mac(failure=text)
-    assert text in explain().reason
-    assert explain().remedy.startswith("use --device cpu, as on a virtual Mac")
-
-
-def test_a_failure_that_nobody_knows_is_told_with_its_text(
-    pretend_mac: Callable[..., None],
-) -> None:
-    pretend_mac(failure="Internal Error (0000000e:Internal Error)")
-    assert "0000000e" in explain().reason
-    assert "github.com/pytorch/pytorch/issues" in explain().remedy
+    assert (unusable is None) is (reason is None)
+    if unusable and reason:
+        assert reason in unusable.reason
+        assert remedy in unusable.remedy
+        assert unusable.is_absent is (machine in (LINUX, INTEL_MAC))
 
 
 @pytest.mark.parametrize(
