@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import ARCHITECTURES, SIZES, tiny_case, tiny_config
-from transformers import LongformerConfig
+from transformers import BertConfig, LongformerConfig
 
 from finetune.batch_finder import estimate as estimate_module
 from finetune.batch_finder.case import Case, Part, architecture_of
@@ -146,3 +146,10 @@ def test_what_the_backward_pass_needs_stays_alive_until_then() -> None:
         assert kept_bytes == 2 * KIB + 4
         # Weight, gradient and loss: the factor that the graph kept is gone.
         assert memory.live_bytes == 2 * KIB + 4
+
+
+def test_the_origin_and_the_classes_do_not_change_an_architecture() -> None:
+    one = BertConfig(num_labels=2, name_or_path="here").to_dict()
+    other = BertConfig(num_labels=50, name_or_path="there", architectures=["BertModel"]).to_dict()
+    assert architecture_of(one) == architecture_of(other)
+    assert architecture_of(one) != architecture_of(BertConfig(hidden_size=96).to_dict())
