@@ -1,7 +1,7 @@
 """A child process that exchanges Python objects with its parent and never outlives it.
 
-``Child`` is the parent's end, ``connect_to_parent`` the child's. Only the child ends if a device or
-a library ends the process.
+If a device or a library ends the process, only the child ends. ``Child`` is the end of the parent,
+``connect_to_parent`` that of the child.
 """
 
 import contextlib

@@ -1,7 +1,4 @@
-"""How large a batch would be on a Mac that is not here.
-
-A step is taken on fake tensors, with what the Mac's kernels are known to keep.
-"""
+"""Estimate batch sizes of a Mac that is not here, from a step on fake tensors."""
 
 import weakref
 from collections.abc import Sequence

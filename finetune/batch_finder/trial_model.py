@@ -29,17 +29,16 @@ from finetune.training.micro_batches import cut_batch
 from finetune.training.optimizers import Hyperparameters, Schedule
 from finetune.training.step import TrainingState, prepare_training
 
-# Shorter times say more about the machine's other work, and about a GPU that was idle before, than
-# about the batch size.
+# Shorter timings measure other work on the machine, or a GPU that was idle before.
 _MIN_TIMED_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class TrialModel:
-    """Training as ``run`` does it, on random examples of the greatest padded length.
+    """Trains as ``run`` does, on random examples of the largest padded length.
 
-    With ``frozen_layers``, ``training_state`` has the trainable layers, and ``features`` are those
-    of one example: [1, tokens, hidden], of its pooled text [1, 1, hidden].
+    With ``frozen_layers``, ``training_state`` has only the trainable layers. ``features`` are for
+    one example: [1, tokens, hidden], or [1, 1, hidden] if they are pooled.
     """
 
     case: Case
@@ -55,7 +54,7 @@ class TrialModel:
         return self.training_state.device
 
     def begin(self) -> None:
-        """Return to the state of a run's start, but for the weights."""
+        """Return to the state at the start of a run, except for the weights."""
         self.training_state.discard_gradients()
         self.training_state.optimizer.state.clear()
         set_training(self.training_state.model)

@@ -1,8 +1,8 @@
-"""Tries batch sizes in a child process, and survives whatever becomes of it.
+"""Try batch sizes in a child process.
 
-``TrialRunner`` is the parent's end, ``serve`` the child's. The first request is a case with its
-memory limit and the budget, None in the first child, which replies with one. Then come batch sizes;
-a reply is a trial, or the arguments of ``ModelUnsupported``.
+``TrialRunner`` is the end of the parent, ``serve`` that of the child. The first request is a case
+with its memory limit and the budget, which is None in the first child and its first reply. Batch
+sizes follow. A reply is a trial, or the arguments of ``ModelUnsupported``.
 """
 
 import time
@@ -20,11 +20,11 @@ from finetune.devices.select import select_device
 from finetune.errors import FinetuneError, ModelUnsupported
 from finetune.events import Emit, Trial, TrialStatus, ignore
 
-# Memory sampled this often stays within 1% of the kernel's own record of its peak.
+# Samples this frequent miss at most 1% of the peak that the kernel records.
 _SAMPLE_SECONDS = 0.02
-# The machine as a whole changes slower, and costs more to ask.
+# The state of the machine changes more slowly, and takes longer to read.
 _HOST_SAMPLE_SECONDS = 0.25
-# What others must have taken since the search began, so that a failure says little.
+# If other processes took this much since the start of the search, a failure proves little.
 _CROWDED_SHARE, _CROWDED_BYTES = 0.05, 2**28
 # Most searches need three fresh children within a few seconds, or one more.
 _SPARES = 2
@@ -32,10 +32,10 @@ _SPARES = 2
 
 @dataclass
 class TrialRunner:
-    """Tries batch sizes in a child process, and in a new one after each failure.
+    """Tries batch sizes in a child process, and in a new child after each failure.
 
-    A context, at whose end no child is left, for the thread that made it: Linux ends a child with
-    that thread. ``timeout_seconds`` limits a trial and the start of its process.
+    Linux ends a child with the thread that started it, so one thread uses this context.
+    ``timeout_seconds`` limits each trial and the start of its process.
     """
 
     case: Case
@@ -51,7 +51,7 @@ class TrialRunner:
     _child: Child | None = field(init=False, default=None)
     _spares: list[Child] = field(init=False, default_factory=list)
     _has_trained: bool = field(init=False, default=False)
-    # The most of the machine's memory that the child was seen to hold in this trial.
+    # The highest sample of the memory of the child in this trial.
     _peak_bytes: int = field(init=False, default=0)
 
     def __enter__(self) -> "TrialRunner":
@@ -63,7 +63,7 @@ class TrialRunner:
             self._spares.pop().kill()
 
     def budget_bytes(self) -> int:
-        """Return the memory that a trial may hold: what the first child finds, for all of them."""
+        """Return the memory that each trial may hold, which the first child measures."""
         if self._budget_bytes is None:
             self._free_bytes = free_bytes_of(self.device)
             try:
@@ -71,9 +71,8 @@ class TrialRunner:
             except _Stopped as stop:
                 self._end_child()
                 raise FinetuneError(
-                    f"the batch finder's process can't begin: {stop.reason}",
-                    remedy="see what finetune doctor says of the machine, or give it more time "
-                    "with --time-limit",
+                    f"the process of the batch finder can't start: {stop.reason}",
+                    remedy="run finetune doctor, or raise --time-limit",
                 ) from None
         return self._budget_bytes
 
@@ -123,8 +122,8 @@ class TrialRunner:
     def _start_child(self) -> Child:
         child = self._spares.pop(0) if self._spares else Child(self.module)
         self._child, self._has_trained = child, False
-        # The next children start while this one begins, since importing PyTorch can take ten
-        # seconds; but only where they take neither memory nor speed from the one that trains.
+        # Importing PyTorch can take ten seconds, so the next children start now. On a device that
+        # shares the memory of the machine they would take memory from the child that trains.
         while len(self._spares) < _SPARES and not self.device.memory.is_shared:
             self._spares.append(Child(self.module))
         child.send((self.case, self.limit_bytes, self._budget_bytes))
@@ -197,7 +196,7 @@ class _Stopped(Exception):
 def serve() -> None:
     """Serve the parent until it closes the connection."""
     receive, reply = connect_to_parent()
-    # Takes seconds, and the parent needs none of it.
+    # This import takes seconds, and the parent does not need it.
     from finetune.batch_finder.trial_model import build_trial_model, measure
 
     case, limit_bytes, budget_bytes = receive()
@@ -212,7 +211,7 @@ def serve() -> None:
             reply(measure(model, batch_size=receive(), budget_bytes=budget_bytes))
     except ModelUnsupported as error:
         reply({"message": error.message, "remedy": error.remedy})
-    # Of every kind that PyTorch, the model or the machine can raise.
+    # PyTorch, the model or the machine can raise any kind.
     except Exception as error:
         reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
         status: TrialStatus = "too_big" if device.memory.is_out_of_memory(error) else "failed"
