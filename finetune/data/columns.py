@@ -77,7 +77,7 @@ MIN_INDICATORS, MANY_INDICATORS = 3, 6
 YES = frozenset(
     re.findall(
         r"\S+",
-        "1 true yes y ja j oui o si sí s sim tak t да evet on x ✓ ✔ ☑ wahr vrai vero verdadero"
+        "1 true yes y ja j oui si sí s sim tak t да evet on x ✓ ✔ ☑ wahr vrai vero verdadero"
         " はい 是 예",
     )
 )
@@ -361,7 +361,8 @@ def read_labels(columns: pyarrow.Table, names: Sequence[str]) -> pyarrow.Chunked
         convert = partial(_item_of, name=name if _are_indicators(marks) else None)
         items.append(map_values(columns[name], convert))
     most = max(len(values) for values in marks.values())
-    if not _are_indicators(marks) and most > max(MAX_CODES, len(columns) // 3):
+    is_unclear = bool(set().union(*marks.values()) & YES - {"1"})
+    if not _are_indicators(marks) and (is_unclear or most > max(MAX_CODES, len(columns) // 3)):
         raise DataError(
             f"the columns {_listed(names)} have neither a mark, such as 1 or x, nor a class in each"
             " row",
@@ -373,6 +374,13 @@ def read_labels(columns: pyarrow.Table, names: Sequence[str]) -> pyarrow.Chunked
     is_unlabeled = reduce(pc.or_ if says_no and _are_indicators(marks) else pc.and_, is_blank)
     listed = pc.utf8_slice_codeunits(pc.binary_join_element_wise(*items, ""), 2)
     return pc.if_else(is_unlabeled, "", pc.binary_join_element_wise("[", listed, "]", ""))
+
+
+def say_no(columns: pyarrow.Table, names: Sequence[str]) -> bool:
+    """Return whether columns have marks, and cells that say no, so that a blank one is missing."""
+    cells = distinct_values(columns[name] for name in names)
+    marks = {name: _marks_in(columns[name]) for name in names}
+    return _are_indicators(marks) and any(_plain(value) in NO for value in cells)
 
 
 def _item_of(value: str, *, name: str | None) -> str:

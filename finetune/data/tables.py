@@ -31,6 +31,7 @@ from finetune.data.columns import (
     plain_name,
     read_labels,
     read_texts,
+    say_no,
 )
 from finetune.data.dataset import LoadedData, make_dataset, return_freed_memory
 from finetune.data.delimited import ADD_LABELS
@@ -190,6 +191,8 @@ def _read_rows(
     labels = [read_labels(table.columns, label) for table in tables.values()]
     if len(label) == 1:
         _check_filled_down(train, label[0], emit=emit)
+    elif options.task == AUTO:
+        options = replace(options, task=Multi.name)
     names = train.class_names.get(columns[LABEL].name)
     if options.label_names is not None:
         labels, names = _name_labels(labels, options, emit=emit)
@@ -200,7 +203,10 @@ def _read_rows(
     kind, reason = choose_task_type(options.task, distinct, names=names, rows=count)
     emit(Info(f"task: {kind.name}{f', {reason}' if reason else ''}"))
     if kind.problem_type == MULTI:
-        labels = _read_empty(labels, label, options, path=train.path)
+        # In lists no class is [], in columns of 0 and 1 it is 0.
+        has_lists = len(label) == 1 and are_lists({*distinct} - {""})
+        has_missing = has_lists or (len(label) > 1 and say_no(train.columns, label))
+        labels = _read_empty(labels, options, has_missing=has_missing, path=train.path)
     rows = {
         split: _labelled_rows(table, columns, column, emit=emit)
         for (split, table), column in zip(tables.items(), kind.parse(labels), strict=True)
@@ -254,7 +260,7 @@ def _check_filled_down(table: RawTable, label: str, *, emit: Emit) -> None:
 
 
 def _read_empty(
-    labels: list[pyarrow.ChunkedArray], names: Sequence[str], options: DataConfig, *, path: Path
+    labels: list[pyarrow.ChunkedArray], options: DataConfig, *, has_missing: bool, path: Path
 ) -> list[pyarrow.ChunkedArray]:
     """Return labels in which an empty one is unlabeled, or a list of no class if options say so."""
     is_empty = [pc.utf8_trim_whitespace(column) for column in labels]
@@ -268,9 +274,8 @@ def _read_empty(
         not split_labels(label, None) if is_list(label) else label.casefold() in MISSING_CLASSES
         for label in distinct
     )
-    has_nulls = are_lists(distinct) and len(names) == 1  # a list without classes would be []
     is_other = isinstance(options, OtherData) or options.empty_labels is not None
-    if count > max(1, MANY_EMPTY * rows) and not (says_none or has_nulls or is_other):
+    if count > max(1, MANY_EMPTY * rows) and not (says_none or has_missing or is_other):
         raise UsageError(
             f"{count:,} of {rows:,} rows of {path} have no label: they may not be labeled yet, or"
             " have none of the classes",

@@ -41,7 +41,7 @@ WRAPPED = (
     r"(?:(?:np|numpy|pd|pandas)\.)?(?:array|tensor|Index|frozenset|set|list|tuple|deque|Ordered"
     r"Dict|Counter|dict_keys|dict_values)\((.*?)(?:,\s*(?:dtype|name|maxlen|device)=.*)?\)"
 )
-ARRAY = r"<\w*Array>\s*(\[.*\])\s*Length:.*"
+ARRAY = r"<\w*Array>\s*(\[.*\])\s*Length:.*|(\[.*?\])\s*(?:Length: \d+\s*)?Categories \(.*"
 QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 BRACKETED = r"\[.*\]|\{.*\}|\(\s*\)|\(\s*['\"].*\)|\(\d+\s*,[\d\s,]*\)"
 UNREADABLE = r"<[\w. ]+ object (?:.* )?at 0x[0-9a-f]+>|.*\ndtype: \w+"
@@ -199,7 +199,7 @@ def _read_list(text: str) -> list[object]:
     """Return the values of a list, set, array or mapping that is written out."""
     text = re.sub(r"\b(?:np|numpy)\.\w+_?\((.*?)\)", r"\1", text)
     while match := re.fullmatch(f"{WRAPPED}|{ARRAY}", text, re.DOTALL):
-        text = (match[1] or match[2] or "").strip()
+        text = next(filter(None, match.groups()), "").strip()
     body = text[1:-1].strip()
     if re.fullmatch(rf"(?:(?:{QUOTED})[\s,]*)*", body, re.DOTALL):
         # Between the values of an array numpy writes no commas.

@@ -138,6 +138,8 @@ MISSING = [["price"], None, [], ["team", "price"], None]
         (".csv", {"label": cycle("price", "", "['team', 'price']", "['team']", "")}, 24, 0),
         (".csv", {one: cycle(1, 0, value) for one, value in
                   zip(TOPICS, (1.0, None, 0), strict=True)}, 27, 13),
+        (".csv", {one: cycle(*values) for one, values in
+                  zip(TOPICS, ((1, 0), (0, 1, None), (0, 1)), strict=True)}, 27, 0),
         (".csv", {"label": cycle(*["price;team"] * 39, "")}, 39, 0),
         (".csv", {"label": cycle("price;team", "price", "team", "none", "")}, 32, 0),
     ],
@@ -272,6 +274,7 @@ def test_labels_only_in_the_first_row_of_each_group_are_refused(tmp_path: Path) 
         ({"label": cycle("['a', 'b']", "['b']")}, {"task": "single"}),
         ({"label": cycle("1.234,50", *(f"{n}.000,25" for n in range(1, 30)))}, {}),
         ({"a": texts(), "b": texts()[::-1]}, {"label_column": "a,b"}),
+        ({"a": cycle("x", "o"), "b": cycle("o", "x")}, {"label_column": "a,b"}),
     ],
 )
 def test_what_can_not_be_read_is_refused(

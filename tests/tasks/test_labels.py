@@ -47,6 +47,7 @@ def test_numbers_go_before_words() -> None:
         ("deque(['a', 'b'], maxlen=4)", ["a", "b"]),
         ("dict_keys(['a', 'b'])", ["a", "b"]),
         ("<StringArray>\n['a', 'b']\nLength: 2, dtype: string", ["a", "b"]),
+        ("['a', 'b']\nCategories (3, str): ['a', 'b', 'c']", ["a", "b"]),
         ("{'a': 1, 'b': 0, 'c': True}", ["a", "c"]),
         ('{"a": 1.0, "b": false}', ["a"]),
         ("OrderedDict([('a', 1), ('b', 0)])", ["a"]),
