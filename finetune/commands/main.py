@@ -154,14 +154,16 @@ def cli(context: click.Context) -> None:
     Exit codes: 0 done, 1 failed, 2 wrong usage, 3 bad data, 4 device not available, 5 out of
     memory, 6 offline and not in the cache; 130 interrupted, by SIGTERM 143, by SIGHUP 129.
     """
-    name, processes = context.invoked_subcommand, read_launch().world_size
+    name, launch = context.invoked_subcommand, read_launch()
     if name in LAUNCHED_COMMANDS and (note := describe_ignored_variables()):
         click.echo(f"warning: {note}", err=True)
-    elif processes > 1 and name not in LAUNCHED_COMMANDS:
+    elif launch.world_size > 1 and name not in LAUNCHED_COMMANDS:
         raise UsageError(
-            f"finetune {name} is one process, and a launcher has started {processes}",
+            f"finetune {name} is one process, and a launcher has started {launch.world_size}",
             remedy="start it without the launcher, or unset WORLD_SIZE",
         )
+    elif launch.world_size > 1 and launch.rank == 0 and not {"-q", "--quiet"} & {*context.obj}:
+        click.echo(f"waiting for all {launch.world_size} processes, at most 5 min", err=True)
 
 
 def main(arguments: list[str] | None = None) -> None:
