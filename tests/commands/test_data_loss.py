@@ -99,15 +99,6 @@ def test_what_a_run_reads_is_not_what_it_overwrites(
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_data_in_a_folder_that_no_run_has_made_is_not_overwritten(
-    command: Command, tiny_folder: Path, tmp_path: Path
-) -> None:
-    planted = plant(tmp_path / "dd", "metrics.jsonl", "config.yaml")
-    options = ("--data", tmp_path / "dd/metrics.jsonl", "--output-dir", tmp_path / "dd")
-    command("run", "--model", tiny_folder, *options, "--overwrite").assert_refused(2, "dd")
-    assert_kept(planted)
-
-
 def test_clearing_the_cache_keeps_what_is_no_entry(command: Command, tmp_path: Path) -> None:
     features = tmp_path / "cache" / "features"
     names = ("a.json", "b.partial/notes.json", f"{'a' * 64}/notes.json", f"{'b' * 64}/x.txt")
@@ -156,16 +147,3 @@ def test_predictions_go_to_a_new_file_unless_told(
         before = path.read_bytes()
         command(*predict, path, "--overwrite").assert_refused(2, "name another")
         assert path.read_bytes() == before
-
-
-@pytest.mark.parametrize("name", ["bench.json", "find-batch.json", "notes.txt"])
-def test_a_bench_and_a_search_write_into_no_folder_of_others(
-    name: str, command: Command, tiny_folder: Path, tmp_path: Path
-) -> None:
-    planted = plant(tmp_path / "mine", name)
-    bench = ("bench", "mlp", "--quick", "--device", "cpu")
-    search = ("find-batch", "--model", tiny_folder, "--device", "cpu")
-    for arguments in (bench, search):
-        refused = command(*arguments, "--output-dir", tmp_path / "mine")
-        refused.assert_refused(2, "finetune has not written")
-    assert_kept(planted)

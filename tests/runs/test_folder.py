@@ -1,6 +1,5 @@
 """The folder of a run: created, locked, overwritten, opened and read."""
 
-import shutil
 import subprocess
 import sys
 import threading
@@ -76,42 +75,6 @@ def test_folder_of_a_run_is_refused_with_three_suggestions(tmp_path: Path) -> No
         assert flag in refusal.value.remedy
 
 
-@pytest.mark.parametrize("may_overwrite", [True, False])
-@pytest.mark.parametrize(
-    "names", [["thesis.tex"], ["config.yaml", "main.py"], ["manifest.json"], ["model"]]
-)
-def test_folder_with_other_files_is_never_touched(
-    tmp_path: Path, names: list[str], may_overwrite: bool
-) -> None:
-    for name in names:
-        (tmp_path / name).write_text("dear")
-
-    with (
-        pytest.raises(RunFolderNotEmpty) as refusal,
-        RunFolder(tmp_path).create(overwrite=may_overwrite),
-    ):
-        pass
-
-    assert "--overwrite" not in refusal.value.remedy
-    assert content_of(tmp_path) == sorted(names)
-
-
-def test_a_link_is_nobodys_file_of_a_run_and_keeps_the_run_from_writing_through_it(
-    tmp_path: Path,
-) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "config.json").write_text("dear")
-    run = make_run(tmp_path / "run").path
-    shutil.rmtree(run / "model")
-    (run / "model").symlink_to(elsewhere)
-
-    with pytest.raises(RunFolderNotEmpty, match="in the place of a file"):
-        overwrite(run)
-
-    assert (elsewhere / "config.json").read_text() == "dear"
-
-
 def test_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("dear")
 
@@ -174,15 +137,6 @@ def test_a_refused_process_leaves_the_new_folder_to_the_one_that_has_it(tmp_path
         folder.start(emit=ignore)
         folder.config_file.touch()
     assert folder.is_ours
-
-
-def test_checkpoints_that_were_moved_and_linked_are_not_deleted(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run")
-    (tmp_path / "moved" / "step-2").mkdir(parents=True)
-    (tmp_path / "moved" / "step-2" / "manifest.json").touch()
-    folder.checkpoints_folder.symlink_to(tmp_path / "moved")
-    folder.delete_checkpoints()
-    assert (tmp_path / "moved" / "step-2" / "manifest.json").exists()
 
 
 def test_lock_of_a_killed_process_stops_nobody(tmp_path: Path) -> None:

@@ -389,3 +389,15 @@ def test_a_stopped_run_without_its_manifest_is_refused(stopped_run: Path) -> Non
     (stopped_run / "manifest.json").unlink()
     with pytest.raises(NotARun, match=r"manifest\.json"):
         finetune.run(resume_from_checkpoint=stopped_run)
+
+
+def test_what_a_kill_after_the_last_file_leaves_is_deleted(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    best = run / "checkpoints" / "best-4" / "model.safetensors"
+    best.parent.mkdir(parents=True)
+    for file in (best, run / ".finetune.lock", temporary_path(run / "all_results.json")):
+        file.touch()
+    finetune.run(resume_from_checkpoint=run)
+    assert files_of(run) == files_of(finished_run)
