@@ -115,7 +115,7 @@ def _with_files(
 
     if "file" in shape.parameters and arguments and is_table(arguments[0]):
         options, arguments = {"data": arguments[0], **options}, arguments[1:]
-    if isinstance(splits := options.get("data"), Mapping) and any(map(_is_frame, splits.values())):
+    if isinstance(splits := options.get("data"), Mapping) and _are_splits(splits):
         known = (name for name in reversed([*splits]) if str(name).casefold() in SPLIT_OF_WORD)
         read = {SPLIT_OF_WORD[str(name).casefold()]: name for name in known}
         if "train" not in read:
@@ -131,8 +131,13 @@ def _with_files(
     return arguments, options
 
 
-def _is_frame(value: object) -> bool:
-    return hasattr(value, "column_names") or hasattr(value, "columns")
+def _are_splits(tables: Mapping[Any, Any]) -> bool:
+    """Return whether tables by name are splits, and neither columns nor the texts of labels."""
+    from finetune.data.packed import SPLIT_OF_WORD
+
+    values = tables.values()
+    is_named = all(str(name).casefold() in SPLIT_OF_WORD for name in tables)
+    return is_named or any(hasattr(v, "column_names") or hasattr(v, "columns") for v in values)
 
 
 def _with_arguments(text: str, names: Container[str]) -> str:

@@ -73,11 +73,8 @@ class PredictionFile:
         """Write all rows; the file gets its name when it is whole."""
         from finetune.data.read import FileFormat, arrow_of
 
-        suffix, source, columns = (
-            self.path.suffix.lower(),
-            self._source,
-            dict[str, Any](self._texts),
-        )
+        suffix, source = self.path.suffix.lower(), self._source
+        columns = dict[str, Any](self._texts)
         written = FileFormat("txt", has_header=suffix != ".txt")
         if source is not None:
             columns = {name: arrow_of(own) for name, own in source.frame.items()}

@@ -97,6 +97,8 @@ def test_a_missing_label_is_not_an_empty_list(labels: Any) -> None:
         (pandas.DataFrame(ROWS, columns=["text", "text"]), "two columns of the table are called"),
         ([("a\ud800", "x"), ("b", "y")], "can't be written as UTF-8"),
         ({"test": pandas.DataFrame(TABLE)}, "no split of test is train"),
+        ({"train": "none.csv", "dev": "none.csv"}, "the same file"),
+        ({"train": (SOME, CLASSES), "test": (SOME, ["x"] * 4)}, "'x'"),
     ],
 )
 def test_what_is_no_table_is_refused_with_what_is_taken(table: Any, words: str) -> None:
