@@ -44,7 +44,10 @@ def _has(frame: pandas.DataFrame, name: str, kind: type) -> bool:
     if name not in frame.columns or frame[name].ndim > 1:
         return False
     values = frame[name].dropna()
-    return len(values) > 0 and bool(values.map(lambda value: isinstance(value, kind)).all())
+    if not len(values) or not isinstance(values.iloc[0], kind):
+        return False
+    is_typed = isinstance(values.dtype, pandas.ArrowDtype)
+    return is_typed or bool(values.map(lambda value: isinstance(value, kind)).all())
 
 
 def _replace_column(frame: pandas.DataFrame, name: str, labels: pandas.Series) -> pandas.DataFrame:

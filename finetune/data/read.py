@@ -90,10 +90,7 @@ class SourceTable:
         for start in range(0, len(self.frame), STREAM_ROWS):
             piece = self.frame.iloc[start : start + STREAM_ROWS]
             columns = (arrow_of(own) for _, own in piece.items())
-            values = [
-                own if isinstance(own, list) else own.to_pylist()
-                for own in columns
-            ]  # fmt: skip
+            values = [own if isinstance(own, list) else own.to_pylist() for own in columns]
             yield [dict(zip(piece.columns, row, strict=True)) for row in zip(*values, strict=True)]
 
 
