@@ -125,10 +125,10 @@ def time_features(device: Device, *, rows: int, data_dir: Path | None) -> float:
     return seconds
 
 
+@distributed.joined()
 def work(arguments: argparse.Namespace) -> None:
     """Measure in one process of a group; the main one prints a line of JSON."""
     device = select_device(arguments.device, emit=ignore)
-    distributed.join()
     distributed.use_device(device)
     found = {
         f"steps of {rows} rows": time_steps(

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
@@ -46,7 +46,8 @@ class Launch:
     local_world_size: int = 1
 
 
-_joined = Launch()
+_current = Launch()
+_has_joined = False
 # Sums tensors of a GPU; None for the default group, which carries values of the host.
 _device_group: "torch.distributed.ProcessGroup | None" = None
 
@@ -77,16 +78,22 @@ def describe_ignored_variables() -> str | None:
     return f"{', '.join(present)} ignored: a launcher also sets {', '.join(missing)}"
 
 
-def join() -> None:
-    """Join the processes that a launcher started, if there are several.
+@contextmanager
+def joined() -> Iterator[None]:
+    """Work together with the other processes that a launcher started, if there are any.
 
     ``torchrun --max-restarts`` needs ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``: the store that it
     otherwise keeps holds the addresses of the processes before the restart.
     """
-    global _joined
     launch = read_launch()
-    if launch.world_size == 1 or _joined.world_size > 1:
-        return
+    if launch.world_size > 1 and not _has_joined:
+        _join(launch)
+    with _working_as(launch):
+        yield
+
+
+def _join(launch: Launch) -> None:
+    global _has_joined
     import torch
     from accelerate import PartialState
     from torch.distributed.distributed_c10d import _set_pg_timeout
@@ -109,33 +116,37 @@ def join() -> None:
             ) from error
         _set_pg_timeout(timedelta(seconds=MAX_SECONDS))
         atexit.register(torch.distributed.destroy_process_group)
-    _joined = launch
+    _has_joined = True
+
+
+@contextmanager
+def _working_as(launch: Launch) -> Iterator[None]:
+    global _current
+    before, _current = _current, launch
+    try:
+        yield
+    finally:
+        _current = before
 
 
 def rank() -> int:
     """Return the number of this process."""
-    return _joined.rank
+    return _current.rank
 
 
 def world_size() -> int:
     """Return how many processes train together."""
-    return _joined.world_size
+    return _current.world_size
 
 
 def is_main() -> bool:
     """Return whether this process is the one that writes and prints."""
-    return _joined.rank == 0
+    return _current.rank == 0
 
 
-@contextmanager
-def alone() -> Iterator[None]:
+def alone() -> AbstractContextManager[None]:
     """Let this process work as if it were the only one: the others don't do the same."""
-    global _joined
-    before, _joined = _joined, Launch()
-    try:
-        yield
-    finally:
-        _joined = before
+    return _working_as(Launch())
 
 
 def use_device(device: "Device") -> None:

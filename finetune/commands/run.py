@@ -104,9 +104,9 @@ def run(
             asked = replace(asked, config=guess_options(loaded, emit=emit).config)
         return choose_work(asked, resume_from_checkpoint, emit=emit)
 
-    distributed.join()
-    # The choice depends on folders, which the main process is about to change.
-    work = distributed.broadcast(choose)
+    with distributed.joined():
+        # The choice depends on folders, which the main process is about to change.
+        work = distributed.broadcast(choose)
     if work.results:
         return work.results
     # These take seconds to import PyTorch.

@@ -28,6 +28,7 @@ from finetune.tasks.metrics import choose_metric
 from finetune.tasks.tables import format_value
 
 
+@distributed.joined()
 def train(work: Work, *, emit: Emit) -> RunResults:
     """Train a new run, or one that was interrupted, to its end.
 
@@ -35,7 +36,6 @@ def train(work: Work, *, emit: Emit) -> RunResults:
     ranks calls this; a run may be resumed with more of them.
     """
     journal = Journal(emit)
-    distributed.join()
     lock = work.lock() if distributed.is_main() else nullcontext(RunFolder(Path()))
     with kept_awake(), lock as locked, interruption_explained(locked):
         # The main process tells the others which it is.

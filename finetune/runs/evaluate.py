@@ -78,12 +78,12 @@ def _find_trained(folder: RunFolder, rows: Dataset, *, emit: Emit) -> NDArray[np
     return np.isin(numbers["rows"], numbers["train"])
 
 
+@distributed.joined()
 def evaluate_rows(
     folder: RunFolder, rows: Dataset, name: str, *, device: str, metric: str | None, emit: Emit
 ) -> tuple[Scores, int, Scores | None]:
     """Score a run's model on rows, and without those of other data that were in training."""
     others = [load_evaluate_metric(metric)] if metric else []
-    distributed.join()
     model = TrainedModel.load(folder, device=device, emit=emit)
     place = f"{model.device.name} ({model.device.description})"
     emit(Info(f"evaluating {len(rows):,} rows of {name} on {place}"))

@@ -106,7 +106,7 @@ def test_the_second_of_two_ranks_reads_what_the_main_rank_encoded(
 ) -> None:
     monkeypatch.setattr(distributed, "barrier", lambda: None)
     for rank in (0, 1):
-        monkeypatch.setattr(distributed, "_joined", distributed.Launch(rank, 2))
+        monkeypatch.setattr(distributed, "_current", distributed.Launch(rank, 2))
         encoded = encode()
         assert sum(encoded_texts) == len(plain.data.splits["train"])
     assert_same(encoded, encode(feature_cache=False))

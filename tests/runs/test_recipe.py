@@ -74,7 +74,7 @@ def test_what_is_on_and_can_not_be_is_refused(options: dict[str, Any], reason: s
 def test_several_ranks_take_plain_steps(
     mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distributed, "_joined", distributed.Launch(0, 2))
+    monkeypatch.setattr(distributed, "_current", distributed.Launch(0, 2))
     assert choose(**mode) == Recipe()
     for option in ("contrastive", "solve_head"):
         with pytest.raises(ConfigurationInvalid, match="2 processes"):

@@ -24,7 +24,7 @@ def device(pretend_mac: Callable[..., None]) -> MpsDevice:
 
 def test_it_takes_one_process(device: MpsDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     distributed.use_device(device)
-    monkeypatch.setattr(distributed, "_joined", distributed.Launch(0, 2))
+    monkeypatch.setattr(distributed, "_current", distributed.Launch(0, 2))
     with pytest.raises(UsageError, match="a Mac's GPU is one device"):
         distributed.use_device(device)
 
