@@ -10,7 +10,6 @@ from functools import cache, cached_property
 from importlib.util import find_spec
 from logging import ERROR, WARNING
 from pathlib import Path
-from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
@@ -22,6 +21,7 @@ from finetune.errors import (
     ModelNotFound,
     ModelUnsupported,
     explain,
+    packages_of,
 )
 from finetune.files import hash_in_thread, is_there, read_json
 from finetune.hub import CONFIG, SHARDS_INDEX, WEIGHTS, fetch_model, has_weights
@@ -40,7 +40,7 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 TOKENIZER_CONFIG = "tokenizer_config.json"
 _SENTENCEPIECE_FILE = re.compile(r"(spm|spiece|sentencepiece\.bpe|tokenizer)\.model")
 # What reads a model's files.
-_LIBRARIES = ("transformers", "tokenizers", "torch", "safetensors", "huggingface_hub")
+_LIBRARIES = {"transformers", "tokenizers", "torch", "safetensors", "huggingface_hub"}
 # In which transformers takes the name of any file of the machine for one of the tokenizer's.
 _NAMES_OF_FILES = ("fast_tokenizer_files", "gguf_file", "vocab", "merges", "init_inputs")
 _TOKENIZER_FILE = re.compile(
@@ -159,9 +159,8 @@ class ModelSource:
         except Exception as error:
             if isinstance(error, OSError) and (known := explain(error)):
                 raise known from error
-            frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-            packages = {frame.f_globals["__name__"].partition(".")[0] for frame in frames}
-            if not isinstance(error, OSError | ValueError) and packages.isdisjoint(_LIBRARIES):
+            is_of_library = isinstance(error, OSError | ValueError)
+            if not is_of_library and _LIBRARIES.isdisjoint(packages_of(error)):
                 raise  # a fault of ours
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             if isinstance(error, LookupError):  # of which the words are the key alone
