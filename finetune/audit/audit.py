@@ -13,20 +13,13 @@ from numpy.typing import NDArray
 
 from finetune.audit.curve import Curve, choose_to_label, measure_curve
 from finetune.audit.duplicates import Pairs, find_near_duplicates
-from finetune.audit.suspects import (
-    estimate_wrong,
-    mix_logits,
-    one_thread,
-    predict_out_of_fold,
-    rank_suspects,
-)
+from finetune.audit.suspects import mix_logits, one_thread, predict_out_of_fold, rank_suspects
 from finetune.config.schema import Config, DataConfig
 from finetune.data.dataset import LoadedData, column_of, make_dataset, rows_where, texts_of
 from finetune.data.load import load_data
 from finetune.data.split import sample_rows
 from finetune.data.stream import read_texts
 from finetune.errors import DataError
-from finetune.evaluation.statistics import Interval
 from finetune.events import Emit, WarningMessage, stage
 from finetune.runs.expectation import prepare_head, read_frozen_features
 from finetune.runs.several import read_out_of_fold
@@ -58,8 +51,6 @@ class Audit:
     sampled: int
     classes: Mapping[str, int]
     suspects: Sequence[Record] = ()
-    estimated_wrong: Interval | None = None
-    """The number of wrong labels. In multi-label data each label of a row counts."""
     near_duplicates: Sequence[Record] = ()
     leaks: Sequence[Record] = ()
     curve: Curve | None = None
@@ -221,7 +212,7 @@ def _describe_pairs(table: _Table, pairs: Pairs) -> list[Record]:
 
 
 def _judge_labels(table: _Table, features: LabelledFeatures, logits: Logits) -> dict[str, Any]:
-    """Return the suspects and the estimated number of wrong labels."""
+    """Return the labels that are most likely wrong."""
     task, labels, outputs = table.task, features.labels, table.task.read_logits(logits)
     order, losses = rank_suspects(task, logits, labels)
     listed = order[: int(np.ceil(LISTED_FRACTION * len(labels)))]
@@ -234,5 +225,4 @@ def _judge_labels(table: _Table, features: LabelledFeatures, logits: Logits) -> 
     if task.problem_type == SINGLE and probabilities is not None:
         columns["probability"] = probabilities[listed, labels[listed]].astype(float)
         columns["suggested_probability"] = probabilities[listed, predicted[listed]].astype(float)
-    wrong = None if probabilities is None else estimate_wrong(probabilities, labels)
-    return {"suspects": table.records(listed, **columns), "estimated_wrong": wrong}
+    return {"suspects": table.records(listed, **columns)}

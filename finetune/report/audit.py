@@ -48,10 +48,6 @@ def summarize(audit: Audit) -> Table:
         _line("near duplicates", audit.near_duplicates, ODD),
         _line("leaks between splits", audit.leaks, BAD),
     ]
-    if wrong := audit.estimated_wrong:
-        low, value, high = map(int, (wrong.low, wrong.value, wrong.high))
-        note = f"{percent(value / audit.sampled)} of the rows; 95% interval {low:,} to {high:,}"
-        rows.append((ODD if value else GOOD, "wrong labels, estimated", f"{value:,}", note))
     if audit.curve:
         last, twice = audit.curve.points[-1], audit.curve.forecast[0]
         value, then, low, high = map(_show(audit), (last.value, twice.value, twice.low, twice.high))

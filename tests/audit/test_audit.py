@@ -3,11 +3,10 @@
 import numpy as np
 import pyarrow
 import pytest
-import torch
 
 from finetune.audit.curve import choose_to_label, measure_curve
 from finetune.audit.duplicates import find_near_duplicates
-from finetune.audit.suspects import estimate_wrong, predict_out_of_fold, rank_suspects
+from finetune.audit.suspects import predict_out_of_fold, rank_suspects
 from finetune.tasks.single import Single
 from finetune.training.linear_head import LabelledFeatures
 
@@ -19,7 +18,7 @@ RANDOM = np.random.default_rng(0).normal(size=(1200, 40)).astype(np.float32)
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.05, 0.1])
-def test_exchanged_labels_come_first_and_the_interval_holds_their_number(fraction: float) -> None:
+def test_exchanged_labels_come_first(fraction: float) -> None:
     true = np.arange(ROWS) % 3
     labels = true.copy()
     chosen = np.random.default_rng(1).permutation(ROWS)[: round(fraction * ROWS)]
@@ -30,10 +29,6 @@ def test_exchanged_labels_come_first_and_the_interval_holds_their_number(fractio
     order, losses = rank_suspects(TASK, logits, labels)
     assert (np.diff(losses[order]) <= 0).all()
     assert not fraction or np.isin(order[: len(chosen)], chosen).mean() > 0.7
-    wrong = estimate_wrong(torch.from_numpy(logits).softmax(dim=1).numpy(), labels)
-    assert wrong is not None
-    assert wrong.low <= len(chosen) <= wrong.high
-    assert abs(wrong.value - len(chosen)) < 0.03 * ROWS
 
 
 def test_the_only_row_of_a_class_is_not_a_suspect() -> None:
