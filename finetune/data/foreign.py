@@ -118,15 +118,11 @@ def is_workbook(content: Content) -> bool:
     start = content.start(START_BYTES)
     if start.startswith(b"\xd0\xcf\x11\xe0"):
         return content.suffix not in DOCUMENTS
-    if not start.startswith(ZIP):
-        return False
-    try:
+    names = _names_in(content)
+    if "mimetype" in names:
         with content.open() as file, ZipFile(file) as archive:
-            names = archive.namelist()
-            is_ods = "mimetype" in names and archive.read("mimetype").startswith(SPREADSHEET)
-            return is_ods or any(part in names for part in WORKBOOK_PARTS)
-    except BadZipFile:
-        return False
+            return archive.read("mimetype").startswith(SPREADSHEET)
+    return any(part in names for part in WORKBOOK_PARTS)
 
 
 def reject_foreign(content: Content) -> None:
@@ -134,11 +130,11 @@ def reject_foreign(content: Content) -> None:
     start = content.start(START_BYTES)
     is_named = not _is_text(start) or content.suffix in (".yml", ".yaml")
     known = DOCUMENTS.get(content.suffix) if is_named else None
-    if start.startswith(ZIP):
-        with content.open() as file, ZipFile(file) as archive:
-            names = archive.namelist()
+    if names := _names_in(content):
         kinds = (kind for part, kind in PARTS.items() if any(re.fullmatch(part, n) for n in names))
         known = known or next(kinds, ("a ZIP archive", UNPACK))
+    elif start.startswith(ZIP):
+        known = ("a damaged spreadsheet or ZIP archive", "copy, download or export it again")
     for beginning, kind in BEGINNINGS.items():
         if known is None and re.match(beginning, start):
             known = kind
@@ -147,6 +143,17 @@ def reject_foreign(content: Content) -> None:
         raise DataUnreadable(
             f"{content.path} is {what}", remedy=remedy.replace("FILE", content.path.name)
         )
+
+
+def _names_in(content: Content) -> list[str]:
+    """Return the names in a ZIP file, none of another or a damaged one."""
+    if not content.start(len(ZIP)).startswith(ZIP):
+        return []
+    try:
+        with content.open() as file, ZipFile(file) as archive:
+            return archive.namelist()
+    except BadZipFile:
+        return []
 
 
 def _is_text(start: bytes) -> bool:
