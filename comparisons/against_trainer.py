@@ -190,7 +190,6 @@ def load_rows(recipe: Recipe) -> Mapping[str, Any]:
     """Return the rows that ``finetune run`` trains and tests on."""
     from finetune.config.load import load_config
     from finetune.data.load import load_splits
-    from finetune.events import ignore
 
     options = {
         "data": "trec",
@@ -201,7 +200,7 @@ def load_rows(recipe: Recipe) -> Mapping[str, Any]:
     }
     flags = {name: value for name, value in options.items() if value is not None}
     loaded = load_config(file=None, environment={}, flags=flags, assignments=())
-    splits: Mapping[str, Any] = load_splits(loaded.config.data, emit=ignore).splits
+    splits: Mapping[str, Any] = load_splits(loaded.config.data).splits
     return splits
 
 

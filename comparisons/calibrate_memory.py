@@ -83,7 +83,7 @@ def measure_here(device_name: str, name: str) -> None:
     """Train as the finder's probes do, and print the peaks."""
     keep_freed_memory()
     case, batch = read_name(device_name, name)
-    device = select_device(device_name, emit=lambda _: None)
+    device = select_device(device_name)
     trial = build_trial_model(case, device=device)
     measured = measure(trial, batch_size=batch, budget_bytes=device.memory.budget_bytes(None))
     # On the CPU both are resident memory.

@@ -26,7 +26,6 @@ from finetune.config.mode import Mode
 from finetune.devices.base import Device, place
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.select import select_device
-from finetune.events import ignore
 from finetune.model.feature_extractor import split_frozen
 from finetune.model.features import FrozenLayers, with_features
 from finetune.model.freeze import freeze_parameters, set_training
@@ -84,7 +83,7 @@ def time_steps(device: Device, *, rows: int, steps: int, data_dir: Path | None) 
         distributed.barrier()
         started = time.perf_counter()
         moved = move_batches(examples, batches, device=device)
-        size = BatchSize(rows, "batch size", device, ignore)
+        size = BatchSize(rows, "batch size", device)
         for number, (_, cut) in enumerate(moved):
             state.step(number, cut, size)
         device.synchronize()
@@ -119,7 +118,6 @@ def time_features(device: Device, *, rows: int, data_dir: Path | None) -> float:
             padded_lengths=padded_lengths,
             batch_size=FEATURES_BATCH_SIZE,
             split="train",
-            emit=ignore,
         )
         seconds = time.perf_counter() - started
     return seconds
@@ -128,7 +126,7 @@ def time_features(device: Device, *, rows: int, data_dir: Path | None) -> float:
 @distributed.joined()
 def work(arguments: argparse.Namespace) -> None:
     """Measure in one process of a group; the main one prints a line of JSON."""
-    device = select_device(arguments.device, emit=ignore)
+    device = select_device(arguments.device)
     distributed.use_device(device)
     found = {
         f"steps of {rows} rows": time_steps(

@@ -3,7 +3,8 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal
 
@@ -95,6 +96,34 @@ def ignore(event: Event) -> None:
     """Do nothing with an event."""
 
 
+_receiver: ContextVar[Emit] = ContextVar("receiver", default=ignore)
+
+
+def emit(event: Event) -> None:
+    """Send an event to the current receiver: a command, a callback, or the journal of a run."""
+    _receiver.get()(event)
+
+
+def current_receiver() -> Emit:
+    """Return the function that events are sent to now."""
+    return _receiver.get()
+
+
+@contextmanager
+def sent_to(receiver: Emit) -> Iterator[None]:
+    """Send all events within to a function."""
+    token = _receiver.set(receiver)
+    try:
+        yield
+    finally:
+        _receiver.reset(token)
+
+
+def muted() -> AbstractContextManager[None]:
+    """Send all events within to nobody."""
+    return sent_to(ignore)
+
+
 class StageClock:
     """Seconds of this process by stage; a moment counts for the innermost stage alone."""
 
@@ -136,7 +165,7 @@ clock = StageClock()
 
 
 @contextmanager
-def stage(name: str, emit: Emit, *, counts_as: str = "") -> Iterator[None]:
+def stage(name: str, *, counts_as: str = "") -> Iterator[None]:
     """Emit that a stage begins and, unless it fails, that it is finished."""
     emit(StageStarted(name))
     started = time.perf_counter()

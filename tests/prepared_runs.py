@@ -10,7 +10,7 @@ from tiny_runs import QUICK
 
 from finetune.config.load import load_config
 from finetune.config.schema import Config
-from finetune.events import Emit, Event, Info, WarningMessage, ignore
+from finetune.events import Event, Info, WarningMessage
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import Journal
 from finetune.runs.preparation import Preparation, prepare
@@ -25,34 +25,32 @@ def quick_config(model: Path, **options: Any) -> Config:
     return load_config(file=None, environment={}, flags=flags, assignments=()).config
 
 
-def prepare_tiny(model: Path, *, emit: Emit = ignore, **options: Any) -> Preparation:
+def prepare_tiny(model: Path, **options: Any) -> Preparation:
     """Prepare a run of a tiny model with the quick options and others."""
-    return prepare(quick_config(model, **options), emit=emit)
+    return prepare(quick_config(model, **options))
 
 
 @contextmanager
-def begin_run(
-    preparation: Preparation, path: Path, *, resumes: bool = False, emit: Emit = ignore
-) -> Iterator[Run]:
+def begin_run(preparation: Preparation, path: Path, *, resumes: bool = False) -> Iterator[Run]:
     """Yield a run that is ready for its next step, in a folder that is locked."""
     folder = RunFolder(path)
     with (
         folder.lock() if resumes else folder.create(overwrite=False),
-        Run.begin(preparation, folder, resumes=resumes, journal=Journal(emit)) as run,
+        Run.begin(preparation, folder, resumes=resumes, journal=Journal()) as run,
     ):
         yield run
 
 
-def train_prepared(preparation: Preparation, folder: Path, *, emit: Emit = ignore) -> Run:
+def train_prepared(preparation: Preparation, folder: Path) -> Run:
     """Train to the last step and return the run, which has not finished."""
-    with begin_run(preparation, folder, emit=emit) as run:
+    with begin_run(preparation, folder) as run:
         run.train()
     return run
 
 
-def train_tiny(folder: Path, *, model: Path, emit: Emit = ignore, **options: Any) -> Run:
+def train_tiny(folder: Path, *, model: Path, **options: Any) -> Run:
     """Prepare and train a tiny model with the quick options and others."""
-    return train_prepared(prepare_tiny(model, emit=emit, **options), folder, emit=emit)
+    return train_prepared(prepare_tiny(model, **options), folder)
 
 
 def finish_run(run: Run) -> RunResults:

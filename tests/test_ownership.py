@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from finetune.errors import RunFolderNotEmpty, UsageError
-from finetune.events import Info
+from finetune.events import Event, Info, sent_to
 from finetune.files import temporary_path, write_json
 from finetune.ownership import NAMES, OwnFolder, check_output_file
 from finetune.runs.folder import RunFolder, SeedsFolder
@@ -54,11 +54,10 @@ def make_run(path: Path) -> RunFolder:
 
 def overwrite(run: RunFolder) -> list[str]:
     """Start a new run in a folder, and return what it says."""
-    said: list[str] = []
-    with run.create(overwrite=True):
-        run.start(
-            emit=lambda event: said.append(event.message) if isinstance(event, Info) else None
-        )
+    events: list[Event] = []
+    with run.create(overwrite=True), sent_to(events.append):
+        run.start()
+    said = [event.message for event in events if isinstance(event, Info)]
     return said
 
 

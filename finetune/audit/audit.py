@@ -20,7 +20,7 @@ from finetune.data.load import load_data
 from finetune.data.split import sample_rows
 from finetune.data.stream import read_texts
 from finetune.errors import DataError
-from finetune.events import Emit, WarningMessage, stage
+from finetune.events import WarningMessage, emit, stage
 from finetune.runs.expectation import prepare_head, read_frozen_features
 from finetune.runs.several import read_out_of_fold
 from finetune.tasks.base import Logits, Task
@@ -98,7 +98,6 @@ def audit(
     unlabeled: Path | None = None,
     batch: int = 50,
     batches: int = 5,
-    emit: Emit,
 ) -> Audit:
     """Audit all rows of the data with linear heads on the frozen encoder.
 
@@ -107,12 +106,12 @@ def audit(
         out_of_fold: The folder of a cross-validation whose predictions are used as well.
         unlabeled: A file of texts, from which ``batches`` times ``batch`` are chosen for labeling.
     """
-    with stage("data", emit):
-        table = _load_table(config, emit=emit)
+    with stage("data"):
+        table = _load_table(config)
     count = len(table.rows)
-    with stage("features", emit):
-        features = _read_features(config, table.rows, table.task, emit=emit)
-    with stage("duplicates", emit):
+    with stage("features"):
+        features = _read_features(config, table.rows, table.task)
+    with stage("duplicates"):
         pairs = find_near_duplicates(table.texts, features.features)
     duplicates = _describe_pairs(table, pairs)
     result = Audit(
@@ -126,19 +125,19 @@ def audit(
     )
     if table.has_labels:
         groups = pairs.groups(count)
-        with stage("heads", emit), one_thread():
+        with stage("heads"), one_thread():
             logits = predict_out_of_fold(features, groups, folds=folds)
             if out_of_fold is not None and count == table.total:
                 logits = mix_logits(logits, read_out_of_fold(out_of_fold), table.task)
-        with stage("curve", emit), one_thread():
+        with stage("curve"), one_thread():
             curve = measure_curve(table.task, features, groups)
         result = replace(result, curve=curve, **_judge_labels(table, features, logits))
     if unlabeled is not None:
         known = set(table.texts.to_pylist())
-        texts = dict.fromkeys(_read_texts(unlabeled, config.data, emit=emit))
+        texts = dict.fromkeys(_read_texts(unlabeled, config.data))
         texts_to_choose = [text for text in texts if text not in known]
-        with stage("unlabeled", emit):
-            pool = _read_features(config, *_without_labels(texts_to_choose), emit=emit).features
+        with stage("unlabeled"):
+            pool = _read_features(config, *_without_labels(texts_to_choose)).features
         probabilities = None
         if table.has_labels:
             with one_thread():
@@ -149,11 +148,11 @@ def audit(
     return result
 
 
-def _load_table(config: Config, *, emit: Emit) -> _Table:
+def _load_table(config: Config) -> _Table:
     """Load all rows, or a sample. Rows of a table without labels get zeros."""
     path = Path(config.data.data).expanduser()
     try:
-        loaded = load_data(config.data, emit=emit)
+        loaded = load_data(config.data)
         trained = loaded.task.labels(column_of(loaded.splits["train"], "label"))
         has_labels = bool((trained != trained[0]).any())
         if not has_labels:
@@ -161,7 +160,7 @@ def _load_table(config: Config, *, emit: Emit) -> _Table:
     except DataError as error:
         if config.data.label_column is not None or not path.is_file():
             raise
-        rows, task = _without_labels(_read_texts(path, config.data, emit=emit))
+        rows, task = _without_labels(_read_texts(path, config.data))
         emit(WarningMessage(f"labels are not audited: {error.message}", remedy=error.remedy))
         loaded, has_labels = LoadedData(DatasetDict(train=rows), task), False
     names = [name for name in SPLITS if name in loaded.splits]
@@ -177,8 +176,8 @@ def _load_table(config: Config, *, emit: Emit) -> _Table:
     return _Table(rows, task, splits, numbers, total, loaded.places, has_labels)
 
 
-def _read_texts(path: Path, options: DataConfig, *, emit: Emit) -> list[str]:
-    pieces = read_texts(path.expanduser(), options, as_lines=False, emit=emit)
+def _read_texts(path: Path, options: DataConfig) -> list[str]:
+    pieces = read_texts(path.expanduser(), options, as_lines=False)
     return [text for piece in pieces for text in piece[:].texts if text and text.strip()]
 
 
@@ -187,10 +186,10 @@ def _without_labels(texts: Sequence[str]) -> tuple[Dataset, Task]:
     return make_dataset(texts, ["0"] * len(texts), task=task), task
 
 
-def _read_features(config: Config, rows: Dataset, task: Task, *, emit: Emit) -> LabelledFeatures:
+def _read_features(config: Config, rows: Dataset, task: Task) -> LabelledFeatures:
     config = replace(config, training=replace(config.training, class_weights="none"))
-    preparation = prepare_head(config, rows, task, samples=False, emit=emit)
-    return read_frozen_features(preparation, emit=emit)
+    preparation = prepare_head(config, rows, task, samples=False)
+    return read_frozen_features(preparation)
 
 
 def _describe_pairs(table: _Table, pairs: Pairs) -> list[Record]:

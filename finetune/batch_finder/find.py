@@ -23,7 +23,7 @@ from finetune.devices.host import gibibytes
 from finetune.devices.host_memory import spare_bytes
 from finetune.distributed import read_launch
 from finetune.errors import BatchDoesNotFit, ModelUnsupported
-from finetune.events import Emit, Info, WarningMessage
+from finetune.events import Info, WarningMessage, emit
 from finetune.files import WRITTEN_BY, keep_json
 
 # Results depend on these packages. This package decides what is recommended.
@@ -45,7 +45,6 @@ class Search:
     limit: int
     first: int | None
     cache: Path | None
-    emit: Emit
     is_fresh: bool = False
 
     def limit_bytes(self) -> int | None:
@@ -81,9 +80,7 @@ def find(case: Case, where: Search) -> Result:
     if file and not where.is_fresh:
         with suppress(OSError, ValueError):
             cached = TypeAdapter(Result).validate_json(file.read_bytes())
-    with TrialRunner(
-        case, device, limit_bytes=limit_bytes, timeout_seconds=time_limit, emit=where.emit
-    ) as runner:
+    with TrialRunner(case, device, limit_bytes=limit_bytes, timeout_seconds=time_limit) as runner:
         budget_bytes = runner.budget_bytes()
         if cached:
             has_more = budget_bytes > _MORE_BUDGET * (cached.budget_bytes or 0)
@@ -126,15 +123,15 @@ def find_parts(case: Case, where: Search, *, stores_features: bool) -> Result:
     parts = parts_of(stores_features=stores_features)
     for part in parts:
         what = f"{case.mode}{_DESCRIPTIONS[part]}, {case.padded_length} tokens"
-        where.emit(Info(f"searching on {where.device.name}: {what}"))
+        emit(Info(f"searching on {where.device.name}: {what}"))
         try:
             results[part] = find(replace(case, part=part), where)
         except BatchDoesNotFit as error:
-            where.emit(WarningMessage(error.message, remedy=error.remedy))
+            emit(WarningMessage(error.message, remedy=error.remedy))
         except ModelUnsupported as error:
             if part == "whole":
                 raise
-            where.emit(WarningMessage(f"{error.message}: the whole model runs at every step"))
+            emit(WarningMessage(f"{error.message}: the whole model runs at every step"))
             return find_parts(case, where, stores_features=False)
     fits = len(results) == len(parts)
     peaks = [result.peak_bytes for result in results.values() if result.peak_bytes]

@@ -18,7 +18,7 @@ from finetune.devices.host import gibibytes
 from finetune.devices.host_memory import process_bytes, spare_bytes, why_short
 from finetune.devices.select import select_device
 from finetune.errors import FinetuneError, ModelUnsupported
-from finetune.events import Emit, Trial, TrialStatus, ignore
+from finetune.events import Trial, TrialStatus, emit
 
 # Samples this frequent miss at most 1% of the peak that the kernel records.
 _SAMPLE_SECONDS = 0.02
@@ -42,7 +42,6 @@ class TrialRunner:
     device: Device
     limit_bytes: int | None
     timeout_seconds: float
-    emit: Emit = ignore
     module: str = "finetune.batch_finder.trials"
     # Whether a size failed while other programs held memory that was free when the search began.
     is_crowded: bool = field(init=False, default=False)
@@ -91,7 +90,7 @@ class TrialRunner:
             self.is_crowded = True
             others = f"another process has taken {gibibytes(taken_bytes)}"
             trial = replace(trial, reason=f"{trial.reason}; {others}")
-        self.emit(trial)
+        emit(trial)
         return trial
 
     def _try(self, batch_size: int) -> Trial:
@@ -200,7 +199,7 @@ def serve() -> None:
     from finetune.batch_finder.trial_model import build_trial_model, measure
 
     case, limit_bytes, budget_bytes = receive()
-    device = select_device(case.device, emit=ignore)
+    device = select_device(case.device)
     if budget_bytes is None:
         budget_bytes = device.memory.budget_bytes(limit_bytes)
         reply(budget_bytes)

@@ -12,7 +12,7 @@ import torch
 from finetune.bench.results import Row
 from finetune.bench.workloads import SEED, MakeSteps, Workload
 from finetune.devices.base import Device
-from finetune.events import Emit, Info
+from finetune.events import Info, emit
 from finetune.tasks.tables import duration
 
 # If workloads differ by chance only, the ranges of four repeats in each of two benches do not meet
@@ -35,12 +35,7 @@ QUICK = Limits(step_seconds=0.3, repeat_seconds=0.3)
 
 
 def measure(
-    workloads: Sequence[Workload],
-    devices: Sequence[Device],
-    limits: Limits,
-    *,
-    until: float,
-    emit: Emit,
+    workloads: Sequence[Workload], devices: Sequence[Device], limits: Limits, *, until: float
 ) -> Iterator[list[Row]]:
     """Yield all rows so far after each workload on each device, and repeat while time is left.
 

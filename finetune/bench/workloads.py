@@ -24,7 +24,7 @@ from finetune.config.mode import Mode
 from finetune.config.schema import DataConfig
 from finetune.data.load import load_data
 from finetune.devices.base import Device
-from finetune.events import ignore
+from finetune.events import muted
 from finetune.model.factory import load_factory, loss_of
 from finetune.model.features import with_features
 from finetune.model.freeze import set_training
@@ -271,9 +271,7 @@ def _build_run(mode: Mode, lengths: np.ndarray, device: Device) -> MakeSteps:
                 with tempfile.TemporaryDirectory() as folder:
                     examples = with_features(
                         examples, trial.frozen_layers, TensorStore(Path(folder), limit_bytes=2**30),
-                        padded_lengths=padded_lengths, batch_size=64, split="train",
-                        emit=ignore,
-                    )  # fmt: skip
+                        padded_lengths=padded_lengths, batch_size=64, split="train")  # fmt: skip
             batches = plan_epoch(
                 examples.lengths, effective_batch_size=_BATCH_SIZE, padded_lengths=padded_lengths,
                 seed=SEED, epoch=0,
@@ -290,7 +288,8 @@ def _build_run(mode: Mode, lengths: np.ndarray, device: Device) -> MakeSteps:
 def read_lengths(data_dir: Path | None) -> list[int]:
     """Return about the tokens of TREC's training rows, without a folder of the questions here."""
     data = DataConfig("trec", data_dir=str(data_dir)) if data_dir else DataConfig("questions")
-    texts = load_data(data, emit=ignore).splits["train"]["text"]
+    with muted():
+        texts = load_data(data).splits["train"]["text"]
     return [_SPECIAL_TOKENS + round(len(text) / _CHARACTERS_A_TOKEN) for text in texts]
 
 

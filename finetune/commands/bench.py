@@ -14,7 +14,6 @@ from finetune.commands import flags
 from finetune.commands.console import show_lines, show_table
 from finetune.devices import DEVICE_NAMES
 from finetune.errors import Interrupted
-from finetune.events import Emit, ignore
 from finetune.ownership import OwnFolder
 from finetune.training.interruption import signal_of
 
@@ -46,7 +45,6 @@ def run_bench(
     model: str | None = None,
     data_dir: Path | None = None,
     quick: bool = False,
-    emit: Emit = ignore,
 ) -> "BenchResults":
     """Time workloads on devices, all that work if none is named; write JSON and a page.
 
@@ -63,7 +61,7 @@ def run_bench(
     from finetune.runs.manifest import package_versions
 
     names = [name for name in dict.fromkeys(devices) if name != "auto"]
-    chosen = [select_device(name, emit=emit) for name in names] or [*usable_devices(emit=emit)]
+    chosen = [select_device(name) for name in names] or [*usable_devices()]
     lengths = read_lengths(data_dir)
     workloads = list_workloads(groups, model=model, lengths=lengths, is_quick=quick)
     limits = timing.QUICK if quick else timing.FULL
@@ -85,7 +83,7 @@ def run_bench(
         own.write_all({"bench.json": results.to_json(), "bench.html": render_bench(results)})
 
     try:
-        for rows in timing.measure(workloads, chosen, limits, until=until, emit=emit):
+        for rows in timing.measure(workloads, chosen, limits, until=until):
             results = replace(results, rows=rows)
             write()  # a device may end the process
         results = replace(results, is_complete=True)

@@ -9,7 +9,6 @@ import click
 from finetune.commands import flags
 from finetune.commands.console import show_lines, show_result_table
 from finetune.config.schema import NotNegative
-from finetune.events import Emit, ignore
 
 if TYPE_CHECKING:
     from finetune.runs.compare import Comparison
@@ -26,7 +25,6 @@ def compare(
     *runs: str | Path | list[Any],
     baseline: Literal["first", "best"] = "first",
     limit: NotNegative = MAX_ROWS,
-    emit: Emit = ignore,
 ) -> "Comparison":
     """Compare finished runs on their test rows, as ``finetune compare`` does.
 
@@ -41,7 +39,7 @@ def compare(
 
     named = [one for run in runs for one in (run if isinstance(run, list) else [run])]
     paths = [Path(run).expanduser() for run in named]
-    return compare_runs(paths, baseline=baseline, max_rows=limit, emit=emit)
+    return compare_runs(paths, baseline=baseline, max_rows=limit)
 
 
 @click.command(epilog=EXAMPLES)

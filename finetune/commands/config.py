@@ -42,11 +42,11 @@ def show(*, display: flags.Display, **options: Any) -> None:
     FILE is what finetune run takes: a table, a configuration, a run. The source is default, guess,
     a file, an environment variable or a flag; a later one overrides.
     """
-    with display.progress() as emit:
+    with display.progress():
         loaded = flags.load(**options)
         if loaded.sources.get("data") == flag_of("data"):
             _check_data(loaded.config.data.data)
-        loaded = guess_options(loaded, emit=emit)
+        loaded = guess_options(loaded)
     sources = dict.fromkeys(loaded.guesses, "guess") | loaded.sources
     rows = [
         (option.section, name, option.value_in(loaded.config), sources.get(name, "default"))

@@ -13,7 +13,7 @@ from finetune.commands import flags
 from finetune.commands.console import shorten, show_lines, show_table
 from finetune.config.schema import Config
 from finetune.errors import DataError, RunFolderNotEmpty
-from finetune.events import Emit, Event, WarningMessage
+from finetune.events import Event, WarningMessage, current_receiver, sent_to
 from finetune.ownership import OwnFolder
 from finetune.runs.folder import FoldsFolder, find_several
 from finetune.runs.guess import guess_options, measure_tokens
@@ -61,7 +61,7 @@ class DataReport:
         return {**report, **findings.pop("checks"), **findings}
 
 
-def check_data(config: Config, *, emit: Emit) -> DataReport:
+def check_data(config: Config) -> DataReport:
     """Check the data that a run with these options would load."""
     from datasets import DatasetDict
 
@@ -71,17 +71,20 @@ def check_data(config: Config, *, emit: Emit) -> DataReport:
     from finetune.runs.expectation import expect
 
     warnings: list[str] = []
+    forward = current_receiver()
 
-    def emit_and_keep(event: Event) -> None:
+    def forward_and_keep(event: Event) -> None:
         if isinstance(event, WarningMessage):
             warnings.append(event.message)
-        emit(event)
+        forward(event)
 
-    loaded = load_data(config.data, emit=emit_and_keep)
-    splits = split_table(loaded.splits, config.data, task=loaded.task, emit=emit_and_keep)
-    given = DatasetDict({name: loaded.splits[name] for name in splits if name in loaded.splits})
+    with sent_to(forward_and_keep):
+        loaded = load_data(config.data)
+        splits = split_table(loaded.splits, config.data, task=loaded.task)
+        names = [name for name in splits if name in loaded.splits]
+        given = DatasetDict({name: loaded.splits[name] for name in names})
+        lengths = measure_tokens(given, config.model)
     findings = check_splits(given, loaded.task)
-    lengths = measure_tokens(given, config.model, emit=emit_and_keep)
     reads_pairs = "text_pair" in given["train"].column_names
     return DataReport(
         data=config.data.data,
@@ -89,7 +92,7 @@ def check_data(config: Config, *, emit: Emit) -> DataReport:
         findings=findings,
         lengths=lengths,
         suggestions=suggest_changes(findings, lengths=lengths, reads_pairs=reads_pairs),
-        expectation=expect(config, splits["train"], loaded.task, emit=emit),
+        expectation=expect(config, splits["train"], loaded.task),
         warnings=warnings,
     )
 
@@ -102,7 +105,6 @@ def audit_data(
     unlabeled: Path | None,
     batch: int,
     batches: int,
-    emit: Emit,
     **options: Any,
 ) -> "Audit":
     """Audit data, with the out-of-fold predictions of a cross-validation if the file is one."""
@@ -116,7 +118,7 @@ def audit_data(
         file = str(several.run(several.numbers[0]).path)
     loaded = flags.load(file=file, **options)
     with suppress(DataError):  # of a table without labels
-        loaded = guess_options(loaded, emit=emit)
+        loaded = guess_options(loaded)
     config = loaded.config
     folder = OwnFolder(output_dir or AUDITS_FOLDER / source_name(config.data.data), "audit")
     folder.check()
@@ -128,7 +130,6 @@ def audit_data(
         unlabeled=unlabeled,
         batch=batch,
         batches=batches,
-        emit=emit,
     )
     folder.write_all(files_of(found, batch=batch))
     return replace(found, folder=str(folder.path))
@@ -164,8 +165,8 @@ def check(*, display: flags.Display, **options: Any) -> None:
     linear head on its frozen encoder is: about what to expect at least.
     """
 
-    def check_file(*, emit: Emit) -> DataReport:
-        return check_data(guess_options(flags.load(**options), emit=emit).config, emit=emit)
+    def check_file() -> DataReport:
+        return check_data(guess_options(flags.load(**options)).config)
 
     display.run(check_file, _show_check)
 

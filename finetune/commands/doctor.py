@@ -12,7 +12,6 @@ from finetune.config.schema import DEFAULT_BATCH_SIZE, ModelConfig, TrainingConf
 from finetune.devices import PRECISIONS
 from finetune.errors import DeviceNotAvailable, FinetuneError, UsageError
 from finetune.escaping import escape_line
-from finetune.events import Emit
 
 if TYPE_CHECKING:
     from finetune.doctor.parity import ParityReport
@@ -131,11 +130,11 @@ def _check_operators(chosen: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _check_parity(device: str, chosen: dict[str, Any], *, display: flags.Display) -> None:
-    def compare(*, emit: Emit) -> "ParityReport":
+    def compare() -> "ParityReport":
         from finetune.doctor.parity import check_parity
 
         options = {"model": None, "precision": PRECISION, "batch_size": PARITY_BATCH_SIZE, **chosen}
-        return check_parity(device, **_with_mode(options), emit=emit)
+        return check_parity(device, **_with_mode(options))
 
     report = display.run(compare, _show_parity)
     if report.failures:

@@ -11,7 +11,6 @@ from finetune.commands.console import show_lines, show_scores
 from finetune.config.schema import flag_of
 from finetune.devices import DeviceName
 from finetune.errors import UsageError
-from finetune.events import Emit, ignore
 from finetune.runs.folder import open_run_folder
 from finetune.tasks.shown import Shown
 
@@ -62,7 +61,6 @@ def evaluate(
     encoding: str | None = None,
     evaluate_metric: str | None = None,
     device: DeviceName = "auto",
-    emit: Emit = ignore,
 ) -> Evaluation:
     """Evaluate a run's model, as ``finetune evaluate`` does.
 
@@ -92,13 +90,13 @@ def evaluate(
 
     if data is None:
         name = split or "test"
-        rows = load_split(folder, name, emit=emit)
+        rows = load_split(folder, name)
     else:
         name = str(data)
-        rows = load_other_data(folder, name, columns, emit=emit)
+        rows = load_other_data(folder, name, columns)
         # A folder may be called like a split, and is none.
         name = f"./{name}" if name in SPLITS else "the table" if is_waiting(name) else name
-    found = evaluate_rows(folder, rows, name, device=device, metric=evaluate_metric, emit=emit)
+    found = evaluate_rows(folder, rows, name, device=device, metric=evaluate_metric)
     return Evaluation(name, *found)
 
 

@@ -10,7 +10,7 @@ import click
 from finetune.commands import flags
 from finetune.commands.console import format_size, show_facts, show_lines
 from finetune.errors import FinetuneError
-from finetune.events import Emit, Info, ignore
+from finetune.events import Info, emit
 from finetune.ownership import OwnFolder
 from finetune.runs.folder import RunFolder, open_run_folder
 
@@ -51,15 +51,14 @@ def export_onnx(
     output_dir: str | Path | None = None,
     int8: bool = False,
     verify: bool = False,
-    emit: Emit = ignore,
 ) -> OnnxExport:
     """Write a run's model as ONNX; FinetuneError if it predicts otherwise than the run's model."""
-    folder, own, trained = _prepare(Path(run), output_dir, emit=emit)
+    folder, own, trained = _prepare(Path(run), output_dir)
     from finetune.export import onnx
 
     onnx.write_onnx(trained.text_model, own, quantizes=int8)
     trained = replace(trained, predictor=replace(trained.predictor, precision="fp32"))
-    examples = _load_test_examples(folder, trained, emit=emit) if verify or int8 else None
+    examples = _load_test_examples(folder, trained) if verify or int8 else None
     files = []
     for name, is_compared in ((onnx.MODEL_FILE, verify), (onnx.QUANTIZED_FILE, int8)):
         file, verification = own.path / name, None
@@ -80,7 +79,7 @@ def export_onnx(
 
 
 def _prepare(
-    run: Path, output_dir: str | Path | None, *, emit: Emit
+    run: Path, output_dir: str | Path | None
 ) -> "tuple[RunFolder, OwnFolder, TrainedModel]":
     """Return a run, the folder to export to, which must be new, empty or ours, and its model."""
     folder = open_run_folder(run)
@@ -91,19 +90,19 @@ def _prepare(
     own = OwnFolder(path, "onnx")
     own.check()
     import_runtime()
-    trained = TrainedModel.load(folder, device="cpu", emit=emit)
+    trained = TrainedModel.load(folder, device="cpu")
     emit(Info(f"exporting {folder.path} to {path}"))
     return folder, own, trained
 
 
-def _load_test_examples(folder: RunFolder, trained: "TrainedModel", *, emit: Emit) -> "Examples":
+def _load_test_examples(folder: RunFolder, trained: "TrainedModel") -> "Examples":
     from finetune.runs.encoding import encode_rows
     from finetune.runs.evaluate import load_split
 
-    rows, text_model = load_split(folder, "test", emit=emit), trained.text_model
+    rows, text_model = load_split(folder, "test"), trained.text_model
     with_plain_mask = replace(text_model.structure, takes_4d_mask=False)
     text_model = replace(text_model, structure=with_plain_mask)
-    return encode_rows(rows, "test", text_model, config=trained.config, emit=emit)
+    return encode_rows(rows, "test", text_model, config=trained.config)
 
 
 @click.group(epilog=EXAMPLES)

@@ -22,7 +22,7 @@ from finetune.errors import (
     ModelNotFound,
     ModelUnsupported,
 )
-from finetune.events import Emit, Info, WarningMessage, ignore
+from finetune.events import Info, WarningMessage, emit
 from finetune.ownership import OwnFolder
 from finetune.runs.guess import guess_options
 
@@ -58,7 +58,6 @@ def find_batch(
     limit: int | None = None,
     fresh: bool = False,
     assignments: Sequence[str] = (),
-    emit: Emit = ignore,
     **options: Any,
 ) -> "FoundBatches":
     """Find the largest batch size that fits, and the fastest, as ``finetune find-batch`` does.
@@ -76,7 +75,7 @@ def find_batch(
     """
     output_dir = options.pop("output_dir", None)
     loaded = flags.load(file=file, config=config, assignments=assignments, **options)
-    loaded = guess_options(loaded, emit=emit)
+    loaded = guess_options(loaded)
     has_max_length = "max_length" in loaded.sources
     mac = None if machine is None else find_mac(machine)
     from finetune.batch_finder.results import FoundBatches
@@ -84,11 +83,11 @@ def find_batch(
     own = None if output_dir is None else OwnFolder(Path(output_dir).expanduser(), "find-batch")
     if own:
         own.check()
-    texts = _measure_texts(loaded.config, has_max_length, limit, emit=emit)
+    texts = _measure_texts(loaded.config, has_max_length, limit)
     if mac:
-        iterator = estimate_modes(loaded.config, mac, texts, emit=emit)
+        iterator = estimate_modes(loaded.config, mac, texts)
     else:
-        iterator = search_modes(loaded.config, texts, is_fresh=fresh, emit=emit)
+        iterator = search_modes(loaded.config, texts, is_fresh=fresh)
     results: list[Result] = []
     for result in iterator:
         results.append(result)
@@ -97,9 +96,7 @@ def find_batch(
     return FoundBatches(tuple(results))
 
 
-def search_modes(
-    config: Config, texts: _Texts, *, is_fresh: bool, emit: Emit
-) -> "Iterator[Result]":
+def search_modes(config: Config, texts: _Texts, *, is_fresh: bool) -> "Iterator[Result]":
     """Search on each device in each mode, and yield each result as soon as it is known."""
     from finetune.batch_finder.find import Search, explain, find_parts, memory_limit_bytes
     from finetune.devices.select import select_device, usable_devices
@@ -107,7 +104,7 @@ def search_modes(
     from finetune.runs.features import stores_features
 
     cache, name = cache_folder(config.cache, "batches"), config.training.device
-    devices = [*usable_devices(emit=emit)] if name == "auto" else [select_device(name, emit=emit)]
+    devices = [*usable_devices()] if name == "auto" else [select_device(name)]
     cases = [
         (device, case)
         for device in devices
@@ -115,7 +112,7 @@ def search_modes(
     ]
     unfit: list[Result] | None = []
     for device, case in cases:
-        search = Search(device, config.search, texts.rows, None, cache, emit, is_fresh)
+        search = Search(device, config.search, texts.rows, None, cache, is_fresh)
         is_stored = stores_features(config.cache, case.mode)
         result = find_parts(case, search, stores_features=is_stored)
         # The first results are held back until one fits, since otherwise the search is an error.
@@ -146,7 +143,7 @@ def _with_precision(config: Config, device: "Device") -> Config:
     return change_options(config, {"precision": choice.precision})
 
 
-def estimate_modes(config: Config, mac: Mac, texts: _Texts, *, emit: Emit) -> "Iterator[Result]":
+def estimate_modes(config: Config, mac: Mac, texts: _Texts) -> "Iterator[Result]":
     """Estimate the batch sizes of a Mac for the same cases as those of a search."""
     from finetune.batch_finder.estimate import estimate_parts
     from finetune.batch_finder.find import memory_limit_bytes
@@ -199,9 +196,7 @@ def _cases(config: Config, device: "Device", texts: _Texts) -> "list[Case]":
     ]  # fmt: skip
 
 
-def _measure_texts(
-    config: Config, has_max_length: bool, limit: int | None, *, emit: Emit
-) -> _Texts:
+def _measure_texts(config: Config, has_max_length: bool, limit: int | None) -> _Texts:
     """Read as much of the data as is needed: of TREC nothing where the length is given."""
     from finetune.data.dataset import texts_of
     from finetune.data.load import load_splits
@@ -215,7 +210,7 @@ def _measure_texts(
     if is_trec and has_max_length:
         return longest_of_trec
     try:
-        loaded = load_splits(options, emit=emit)
+        loaded = load_splits(options)
         task, rows = loaded.task, limit or len(loaded.splits["train"])
         texts = _Texts(model.max_length, rows, task.name, len(task.output_names))
         if has_max_length:

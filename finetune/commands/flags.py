@@ -2,8 +2,8 @@
 
 import os
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import wraps
 from pathlib import Path
@@ -16,7 +16,7 @@ from finetune.commands.progress import showing
 from finetune.config.schema import OPTIONS, Option, change_options, flag_of
 from finetune.devices import DEVICE_NAMES
 from finetune.errors import ConfigurationInvalid, UsageError
-from finetune.events import Emit
+from finetune.events import sent_to
 from finetune.runs.folder import RunFolder, find_latest, find_several, open_run_folder
 
 if TYPE_CHECKING:
@@ -171,17 +171,19 @@ class Display:
     quiet: bool
     no_progress: bool
 
-    def progress(self) -> AbstractContextManager[Emit]:
-        """Yield an ``Emit`` that shows events on standard error."""
-        return showing(quiet=self.quiet, no_progress=self.no_progress)
+    @contextmanager
+    def progress(self) -> Iterator[None]:
+        """Show events on standard error."""
+        with showing(quiet=self.quiet, no_progress=self.no_progress) as show, sent_to(show):
+            yield
 
     def run(self, work: Callable[..., T], as_text: Callable[[T], None], **options: Any) -> T:
-        """Call a function with an ``emit``, print the dataclass that it returns, and return it.
+        """Call a function, show its events, print the dataclass that it returns, and return it.
 
         As JSON, with its ``to_json()`` or all its fields.
         """
-        with self.progress() as emit:
-            result: Any = work(**options, emit=emit)
+        with self.progress():
+            result: Any = work(**options)
         if not self.as_json:
             as_text(result)
         else:

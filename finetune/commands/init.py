@@ -21,7 +21,6 @@ from finetune.config.schema import (
     mode_defaults,
 )
 from finetune.config.yaml_files import make_starter
-from finetune.events import Emit
 from finetune.files import write_text_atomically
 from finetune.ownership import check_output_file
 from finetune.runs.guess import guess
@@ -63,25 +62,25 @@ class TableFacts:
     expectation: "Expectation | None"
 
 
-def look_at_table(options: DataConfig, *, model: str | None, emit: Emit) -> TableFacts:
+def look_at_table(options: DataConfig, *, model: str | None) -> TableFacts:
     """Return what a table holds, and what to expect of a run on it."""
     import pyarrow.compute as pc
 
     from finetune.data.dataset import column_of, texts_of
     from finetune.data.split import split_table
 
-    guesses = guess(options, model=model, emit=emit)
+    guesses = guess(options, model=model)
     table = guesses.table
     rows, task = table.splits["train"], table.task
     texts, labels = texts_of(rows), task.labels(column_of(rows, "label"))
     characters = pc.utf8_length(texts.joined)
-    splits = split_table(table.splits, options, task=task, emit=emit)
+    splits = split_table(table.splits, options, task=task)
     expectation = None
     if len(splits["train"]) <= MAX_ESTIMATED_ROWS:
         from finetune.runs.expectation import expect  # takes 3 s, and a third of the memory
 
         config = Config(data=options, model=ModelConfig(model=guesses.values["model"]))
-        expectation = expect(config, splits["train"], task, emit=emit)
+        expectation = expect(config, splits["train"], task)
     return TableFacts(
         options=options,
         columns=table.column_names,
@@ -165,9 +164,9 @@ def command(
     """
     file = output or Path(f"{table.stem}.yaml")
     check_output_file(file, overwrite=overwrite)
-    with display.progress() as emit:
+    with display.progress():
         data = DataConfig(str(table), **flags.given(options))
-        facts = look_at_table(data, model=model, emit=emit)
+        facts = look_at_table(data, model=model)
     write_text_atomically(file, make_config(facts))
     if display.as_json:
         show_json({"config": str(file), **asdict(facts)})

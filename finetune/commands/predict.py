@@ -21,7 +21,7 @@ from finetune.data.stream import Texts, not_unicode, read_lines
 from finetune.devices import DeviceName
 from finetune.errors import UsageError
 from finetune.escaping import escape_controls, escape_line
-from finetune.events import Emit, Info, WarningMessage, ignore
+from finetune.events import Emit, Info, WarningMessage, emit
 from finetune.runs.folder import RunFolder, open_run_folder
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ def predict(
     all_scores: bool = False,
     min_confidence: Share | None = None,
     target_precision: Share | None = None,
-    emit: Emit = ignore,
 ) -> "Predictions":
     """Classify texts, as ``finetune predict`` does.
 
@@ -70,13 +69,12 @@ def predict(
             rows, predictions of the class have at least this precision, in 0..1.
         emit: Receives the events of ``finetune.events``.
     """
-    return load(run, device=device, emit=emit).classify(
+    return load(run, device=device).classify(
         texts, all_scores=all_scores, min_confidence=min_confidence,
-        target_precision=target_precision, emit=emit,
-    )  # fmt: skip
+        target_precision=target_precision)  # fmt: skip
 
 
-def load(run: str | Path, *, device: DeviceName = "auto", emit: Emit = ignore) -> "LoadedModel":
+def load(run: str | Path, *, device: DeviceName = "auto") -> "LoadedModel":
     """Load a run's model, to classify texts many times: ``load(run).predict(texts)``.
 
     Args:
@@ -87,7 +85,7 @@ def load(run: str | Path, *, device: DeviceName = "auto", emit: Emit = ignore) -
     folder = open_run_folder(Path(run))
     from finetune.runs.trained import TrainedModel
 
-    return LoadedModel(folder, TrainedModel.load(folder, device=device, emit=emit))
+    return LoadedModel(folder, TrainedModel.load(folder, device=device))
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,6 @@ class LoadedModel:
         all_scores: bool = False,
         min_confidence: Share | None = None,
         target_precision: Share | None = None,
-        emit: Emit = ignore,
     ) -> "Predictions":
         """Classify texts, which may be of any kind that ``finetune.predict`` takes."""
         from finetune.data.in_memory import read_texts
@@ -120,11 +117,10 @@ class LoadedModel:
         from finetune.tasks.base import Predictions
 
         options, reads_pairs = other_data(self.folder, "", {}), self.model.reads_pairs
-        rows = read_texts(texts, options, reads_pairs=reads_pairs, emit=emit)
+        rows = read_texts(texts, options, reads_pairs=reads_pairs)
         chunks = self.stream(
             [rows], all_scores=all_scores, min_confidence=min_confidence,
-            target_precision=target_precision, emit=emit,
-        )  # fmt: skip
+            target_precision=target_precision)  # fmt: skip
         return Predictions(chain.from_iterable(chunks))
 
     def stream(
@@ -133,7 +129,6 @@ class LoadedModel:
         *,
         all_scores: bool = False,
         with_rows: bool = True,
-        emit: Emit,
         **limits: Any,
     ) -> "Iterator[Sequence[Prediction]]":
         """Yield predictions in chunks, while ``pieces`` yields as many as there are at a time.
@@ -143,7 +138,7 @@ class LoadedModel:
         from finetune.runs.inference import find_lowest_probabilities
         from finetune.tasks.base import abstain
 
-        lowest = find_lowest_probabilities(self.folder, **limits, emit=emit)
+        lowest = find_lowest_probabilities(self.folder, **limits)
         model, count, missing, abstained = self.model, 0, 0, 0
         for chunk in _chunks(pieces):
             texts, pairs, is_filled = chunk.texts, chunk.pairs, chunk.is_filled
@@ -195,7 +190,7 @@ def _chunks(pieces: Iterable[Texts]) -> Iterator[Texts]:
 
 
 def read_file(
-    run: Path, file: Path, *, as_lines: bool = False, emit: Emit = ignore, **options: str | None
+    run: Path, file: Path, *, as_lines: bool = False, **options: str | None
 ) -> Iterator[Texts]:
     """Return the rows of a table, or the lines of a file, as they are read.
 
@@ -207,7 +202,7 @@ def read_file(
     from finetune.runs.inference import reads_pairs
 
     data = other_data(folder, str(file), flags.given(options))
-    return read_texts(file, data, as_lines=as_lines, reads_pairs=reads_pairs(folder), emit=emit)
+    return read_texts(file, data, as_lines=as_lines, reads_pairs=reads_pairs(folder))
 
 
 def _is_file_name(text: str) -> bool:
@@ -292,7 +287,7 @@ def command(
     if reads_stdin and sys.stdin is None:
         raise UsageError("standard input is closed", remedy="give texts, or a file with --data")
     with ExitStack() as progress:
-        emit = progress.enter_context(display.progress())
+        progress.enter_context(display.progress())
         if reads_stdin and sys.stdin.isatty():
             emit(Info("classifies each line that is typed; Ctrl-D ends"))
         from finetune.evaluation.prediction_file import PredictionFile, json_line
@@ -307,11 +302,11 @@ def command(
             encoding = reading["encoding"]
             pieces = read_lines(sys.stdin.buffer, name="standard input", encoding=encoding)
         else:
-            pieces = read_file(run, file, **reading, emit=emit)
-        model = load(run, device=options.pop("device"), emit=emit)
+            pieces = read_file(run, file, **reading)
+        model = load(run, device=options.pop("device"))
         if written is not None:
             pieces = written.reading(pieces)
-        chunks = model.stream(pieces, **options, with_rows=written is None, emit=emit)
+        chunks = model.stream(pieces, **options, with_rows=written is None)
         first = next(chunks)
         progress.close()  # a live line would stand between the predictions
         for predictions in chain([first], chunks):

@@ -11,7 +11,7 @@ import finetune
 from finetune.commands import flags
 from finetune.commands.console import format_size, show_lines, show_table
 from finetune.errors import NotARun, UsageError
-from finetune.events import Emit, Info, ignore
+from finetune.events import Info, emit
 from finetune.runs.folder import open_run_folder
 
 EXAMPLES = """\b
@@ -44,7 +44,6 @@ def push(
     adapter: bool = False,
     allow_private_data: bool = False,
     dry_run: bool = False,
-    emit: Emit = ignore,
 ) -> Push:
     """Upload a finished run's model or adapter, card and report; a dry run uses no network."""
     from finetune.hub import page_of_upload, upload_model

@@ -63,9 +63,10 @@ def as_python(function: Callable[..., Any]) -> Callable[..., Any]:
                 if not emit and (terminal.is_watched() if progress is None else progress):
                     view = terminal.showing(quiet=False, no_progress=False)
                     shown = stack.enter_context(view)
-                arguments, options = _with_files(shape, arguments, options, stack, emit=pass_on)
+                stack.enter_context(events.sent_to(pass_on))
+                arguments, options = _with_files(shape, arguments, options, stack)
                 _check_arguments(shape, arguments, options)
-                result = function(*arguments, emit=pass_on, **options)
+                result = function(*arguments, **options)
         except Failure as error:
             error.message = _with_arguments(error.message, names)
             error.remedy = _with_arguments(error.remedy, names)
@@ -102,12 +103,7 @@ def _frames_of_ours() -> int:
 
 
 def _with_files(
-    shape: Signature,
-    arguments: tuple[Any, ...],
-    options: dict[str, Any],
-    stack: ExitStack,
-    *,
-    emit: events.Emit,
+    shape: Signature, arguments: tuple[Any, ...], options: dict[str, Any], stack: ExitStack
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return arguments in which files of their rows stand for tables; a run takes these over."""
     from finetune.data.in_memory import is_table, write_table
@@ -123,7 +119,7 @@ def _with_files(
             raise ConfigurationInvalid(f"no split of {names} is train", remedy="name it train")
         options |= {option: splits[read[name]] for name, option in SPLITS.items() if name in read}
         if others := ", ".join(str(name) for name in splits if name not in read.values()):
-            emit(events.WarningMessage(f"splits that are not read: {others}"))
+            events.emit(events.WarningMessage(f"splits that are not read: {others}"))
     tables = ("data", "validation_file", "test_file")
     if named := [name for name in tables if is_table(options.get(name))]:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix=TEMPORARY)))

@@ -8,7 +8,7 @@ import click
 
 from finetune.commands import flags
 from finetune.commands.console import show_json, show_lines
-from finetune.events import WarningMessage
+from finetune.events import WarningMessage, emit
 from finetune.runs.folder import RunFolder, open_run_folder
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def write_pages(folder: RunFolder, results: "RunResults") -> Path:
 @flags.with_display
 def command(*, run: Path, opens: bool, display: flags.Display) -> None:
     """Write report.html and the model card of the run folder RUN again, from its other files."""
-    with display.progress() as emit:
+    with display.progress():
         page = report(run)
         if opens and not webbrowser.open(page.resolve().as_uri()):
             emit(WarningMessage("no browser was found", remedy=f"open {page} yourself"))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from finetune.config.schema import OPTIONS, Config, change_options
 from finetune.data import is_waiting
 from finetune.errors import ConfigurationInvalid, NotARun, UsageError
-from finetune.events import Emit, Info
+from finetune.events import Info, emit
 from finetune.ownership import CONTENTS
 from finetune.runs.folder import (
     RUNS_FOLDER,
@@ -110,7 +110,7 @@ class Work:
                 )
 
 
-def choose_work(work: Work, resume_from: str | Path | None, *, emit: Emit) -> Work:
+def choose_work(work: Work, resume_from: str | Path | None) -> Work:
     """Return what to do with all the given options: begin a run, or resume one.
 
     ``resume_from`` is ``auto`` or a run folder; None for a new run.
@@ -135,7 +135,7 @@ def choose_work(work: Work, resume_from: str | Path | None, *, emit: Emit) -> Wo
     is_finished_run = not (work.seeds or work.folds) and folder.has_finished
     has_more_epochs = epochs not in (None, saved.training.num_train_epochs)
     if is_finished_run and has_more_epochs and resume_from != AUTO:
-        return _continue(folder, saved, work, emit=emit)
+        return _continue(folder, saved, work)
     work = replace(work, config=_with_changes(folder, saved, work), resumed=folder)
     if not is_finished_run:
         return work
@@ -221,7 +221,7 @@ def _check_unedited(folder: RunFolder) -> None:
         )
 
 
-def _continue(folder: RunFolder, saved: Config, given: Work, *, emit: Emit) -> Work:
+def _continue(folder: RunFolder, saved: Config, given: Work) -> Work:
     """Return the new run that trains the model of a finished one further."""
     from finetune.runs.results import read_results
 

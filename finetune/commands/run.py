@@ -23,7 +23,7 @@ from finetune.commands.console import (
     show_table,
 )
 from finetune.errors import ConfigurationInvalid, UsageError
-from finetune.events import Emit, WarningMessage, clock, ignore
+from finetune.events import WarningMessage, clock, emit
 from finetune.runs.folder import FoldsFolder, RunFolder, SeedsFolder
 from finetune.runs.guess import guess_options
 
@@ -53,7 +53,6 @@ def run(
     keep_models: bool = False,
     resume_from_checkpoint: str | Path | None = None,
     assignments: Sequence[str] = (),
-    emit: Emit = ignore,
     **options: Any,
 ) -> "RunResults | SeveralResults":
     """Fine-tune a classifier and write its run folder, as ``finetune run`` does.
@@ -91,8 +90,6 @@ def run(
     )
     from finetune.commands.resuming import AUTO, Work, choose_work
 
-    launch = distributed.read_launch()
-    emit = emit if launch.rank == 0 else ignore
     given = Work(loaded.config, loaded.sources, seeds, folds, keep_models or not folds)
 
     def choose() -> Work:
@@ -101,8 +98,8 @@ def run(
             # A folder that may not be written is refused before a table is read.
             asked.find_free_folder()
         if resume_from_checkpoint in (None, AUTO):
-            asked = replace(asked, config=guess_options(loaded, emit=emit).config)
-        return choose_work(asked, resume_from_checkpoint, emit=emit)
+            asked = replace(asked, config=guess_options(loaded).config)
+        return choose_work(asked, resume_from_checkpoint)
 
     with distributed.joined():
         # The choice depends on folders, which the main process is about to change.
@@ -113,7 +110,7 @@ def run(
     from finetune.commands.training import train, train_several
 
     with clock("other"):
-        return (train_several if work.seeds or work.folds else train)(work, emit=emit)
+        return (train_several if work.seeds or work.folds else train)(work)
 
 
 def read_options(
@@ -149,7 +146,7 @@ def read_options(
     return flags.load(file=file, config=config, **options)
 
 
-def dry_run(loaded: "LoadedConfig", *, emit: Emit) -> dict[str, Any]:
+def dry_run(loaded: "LoadedConfig") -> dict[str, Any]:
     """Prepare a run up to its first step, write nothing, and return what it would do as JSON.
 
     Whatever would keep the run from starting is raised here too.
@@ -162,9 +159,9 @@ def dry_run(loaded: "LoadedConfig", *, emit: Emit) -> dict[str, Any]:
     from finetune.runs.preparation import prepare
 
     folder = Work(loaded.config).find_free_folder()
-    preparation = prepare(loaded.config, option_sources=loaded.sources, emit=emit)
-    preparation = with_batch_sizes(preparation.with_precision(emit=emit), emit=emit)
-    seconds = estimate_seconds(preparation, emit=emit)
+    preparation = prepare(loaded.config, option_sources=loaded.sources)
+    preparation = with_batch_sizes(preparation.with_precision())
+    seconds = estimate_seconds(preparation)
     plan, facts = preparation.plan, asdict(preparation.facts)
     # Nothing has been timed.
     del facts["class_names"], facts["precision_reason"]
@@ -189,7 +186,7 @@ def dry_run(loaded: "LoadedConfig", *, emit: Emit) -> dict[str, Any]:
         "estimated_seconds": round(seconds, 1),
         "output_dir": str(folder),
         "batches_of_an_epoch_by_padded_length": dict(sorted(lengths.items())),
-        "expectation": expect(loaded.config, rows, preparation.data.task, emit=emit),
+        "expectation": expect(loaded.config, rows, preparation.data.task),
     }
 
 
@@ -239,13 +236,13 @@ def command(*, display: flags.Display, is_dry_run: bool, seeds: int | None, **op
                 "--dry-run is for a new run of one seed",
                 remedy="leave it out, or --seeds, --folds and --resume-from-checkpoint",
             )
-        with display.progress() as emit:
-            loaded = guess_options(read_options(**options), emit=emit)
-            plan = dry_run(loaded, emit=emit)
+        with display.progress():
+            loaded = guess_options(read_options(**options))
+            plan = dry_run(loaded)
         _show_plan(plan, as_json=display.as_json)
         return
-    with display.progress() as emit:
-        results: Any = run(seeds=seeds, emit=emit, **options)
+    with display.progress():
+        results: Any = run(seeds=seeds, **options)
     if display.as_json:
         show_json({**results.to_json(), "output_dir": results.output_dir})
     elif seeds:

@@ -11,7 +11,7 @@ import click
 from finetune.commands import flags
 from finetune.commands.console import show_lines, show_result_table
 from finetune.config.schema import Count, change_options
-from finetune.events import Emit, clock, ignore
+from finetune.events import clock
 from finetune.runs.guess import guess_options
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ def sweep(
     trials: Count | None = None,
     config: str | Path | None = None,
     assignments: Sequence[str] = (),
-    emit: Emit = ignore,
     **options: Any,
 ) -> "SeveralResults":
     """Train a trial for each choice of some options, as ``finetune sweep`` does.
@@ -48,7 +47,7 @@ def sweep(
         emit: Is called with the events of ``finetune.events``.
         options: The flags of ``finetune.run``, with underscores, for all trials.
     """
-    loaded = guess_options(flags.load(config=config, assignments=assignments, **options), emit=emit)
+    loaded = guess_options(flags.load(config=config, assignments=assignments, **options))
     from finetune.commands.resuming import Work, find_begun
     from finetune.config.load import check_contradictions
     from finetune.runs.sweep import choose_trials, read_space
@@ -67,7 +66,7 @@ def sweep(
     from finetune.commands.training import train_several
 
     with clock("other"):
-        return train_several(work, emit=emit)
+        return train_several(work)
 
 
 @click.command(cls=flags.GroupedCommand, epilog=EXAMPLES)

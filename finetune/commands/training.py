@@ -12,7 +12,7 @@ from finetune.config.schema import Config
 from finetune.config.yaml_files import dump_config
 from finetune.devices.mps.awake import kept_awake
 from finetune.errors import ConfigurationInvalid, DataError
-from finetune.events import Emit, Info
+from finetune.events import Info, emit, sent_to
 from finetune.files import write_text_atomically
 from finetune.report.page import write_folds_report
 from finetune.runs.failures import interruption_explained
@@ -29,18 +29,18 @@ from finetune.tasks.tables import format_value
 
 
 @distributed.joined()
-def train(work: Work, *, emit: Emit) -> RunResults:
+def train(work: Work) -> RunResults:
     """Train a new run, or one that was interrupted, to its end.
 
     The folder of a new run is created first, and deleted if nothing came of it. Each of several
     ranks calls this; a run may be resumed with more of them.
     """
-    journal = Journal(emit)
+    journal = Journal()
     lock = work.lock() if distributed.is_main() else nullcontext(RunFolder(Path()))
-    with kept_awake(), lock as locked, interruption_explained(locked):
+    with kept_awake(), lock as locked, interruption_explained(locked), sent_to(journal):
         # The main process tells the others which it is.
         folder = distributed.broadcast(lambda: locked)
-        preparation = prepare(work.config, option_sources=work.sources, emit=journal)
+        preparation = prepare(work.config, option_sources=work.sources)
         preparation = preparation.keeping_tables(folder)
         resumes, continues = bool(work.resumed), work.continued
         with Run.begin(
@@ -52,12 +52,12 @@ def train(work: Work, *, emit: Emit) -> RunResults:
         return results
 
 
-def train_several(work: Work, *, emit: Emit) -> SeveralResults:
+def train_several(work: Work) -> SeveralResults:
     """Train several seeds, the folds of a cross-validation, or the trials of a sweep.
 
     Those that have finished stay.
     """
-    journal, variants, request = Journal(emit), _variants(work), None
+    journal, variants, request = Journal(), _variants(work), None
     metric = work.config.training.metric_for_best_model
     if work.trials:
         request = describe_request(work.config, work.trials)
@@ -73,9 +73,9 @@ def train_several(work: Work, *, emit: Emit) -> SeveralResults:
         if work.resumed and not work.trials and finished == variants.keys():
             emit(Info(f"the runs in {folder.path} have finished: nothing is left to do"))
             return _complete(folder, read(metric=metric))
-        with interruption_explained(folder):
+        with interruption_explained(folder), sent_to(journal):
             shared = prepare(
-                work.config, option_sources=work.sources, folds=work.folds, emit=journal
+                work.config, option_sources=work.sources, folds=work.folds
             ).keeping_tables(folder)
             if work.trials:
                 metric = choose_metric(metric, shared.task.problem_type).name
@@ -84,7 +84,7 @@ def train_several(work: Work, *, emit: Emit) -> SeveralResults:
                         "a sweep compares trials on validation rows, and there are none",
                         remedy="add rows, or name some with --validation-file",
                     )
-            _start(folder, shared, resumes=bool(work.resumed), emit=emit)
+            _start(folder, shared, resumes=bool(work.resumed))
 
             def write_table(failures: Mapping[int, str]) -> SeveralResults:
                 results = read(metric=metric, failures=failures)
@@ -144,12 +144,12 @@ def _delete_private_tables(folder: RunFolder, config: Config) -> None:
         folder.delete_tables()
 
 
-def _start(folder: SeveralFolder, shared: Preparation, *, resumes: bool, emit: Emit) -> None:
+def _start(folder: SeveralFolder, shared: Preparation, *, resumes: bool) -> None:
     """Start the folder of several runs, or compare with what the runs in it were made from."""
     manifest = Manifest.of(shared)
     if resumes:
         remedy = "restore it, or train in another folder"
         Manifest.read(folder).check(manifest, remedy=remedy)
     else:
-        folder.start(emit=emit)
+        folder.start()
         manifest.write(folder)

@@ -21,7 +21,7 @@ from finetune.data.dataset import (
 from finetune.data.packed import reading_explained
 from finetune.data.read import read_file
 from finetune.errors import DataDiffers, DataError
-from finetune.events import Emit, Info, ignore
+from finetune.events import Info, emit, muted
 from finetune.files import file_sha256
 from finetune.tasks.labels import flat_values, map_values, name_classes
 
@@ -30,7 +30,7 @@ COLUMNS = ("decision", "row", "text")
 REMEDY = "audit the data again, and decide on what it writes"
 
 
-def apply_corrections(loaded: LoadedData, options: DataConfig, *, emit: Emit) -> LoadedData:
+def apply_corrections(loaded: LoadedData, options: DataConfig) -> LoadedData:
     """Return the data with the decisions of ``corrections``, then the names of ``label_map``.
 
     Raises:
@@ -81,7 +81,8 @@ def _decide(
     kept: dict[str, NDArray[np.bool_]],
 ) -> int:
     """Change ``labels`` and ``kept`` by the decisions of a file; return how many labels changed."""
-    table = read_file(path, DataConfig(), emit=ignore).columns
+    with muted():
+        table = read_file(path, DataConfig()).columns
     if missing := [name for name in COLUMNS if name not in table.column_names]:
         raise DataError(
             f"{path} has no column {missing[0]!r}",
@@ -141,7 +142,8 @@ def _find_rows(
 
 def _read_map(path: Path) -> dict[str, str]:
     """Return new names by label: a table's first two columns."""
-    table = read_file(path, DataConfig(header=False), emit=ignore).columns
+    with muted():
+        table = read_file(path, DataConfig(header=False)).columns
     if len(table.column_names) < 2:
         raise DataError(f"{path} has one column", remedy="write label,new name in each row")
     old_names, new_names = (column.to_pylist() for column in table.columns[:2])

@@ -18,7 +18,7 @@ from finetune.config.schema import DataConfig
 from finetune.data.columns import LABEL_NAMES, OPTIONS, TEXT_NAMES, plain_name
 from finetune.data.encoding import TextFile
 from finetune.errors import DataUnreadable
-from finetune.events import Emit, Info
+from finetune.events import Info, emit
 from finetune.tasks.labels import is_number
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
@@ -119,13 +119,11 @@ class Delimited:
         return f"line {number} of {self.text.path}"
 
 
-def read_table(
-    text: TextFile, options: DataConfig, *, emit: Emit
-) -> tuple[pyarrow.Table, Delimited]:
+def read_table(text: TextFile, options: DataConfig) -> tuple[pyarrow.Table, Delimited]:
     """Read the columns; whether the first row names them is guessed unless options say it."""
-    file = _find_dialect(text, options, emit)
+    file = _find_dialect(text, options)
     numbered = list(islice(file.values(), HEADER_ROWS))
-    names, has_header = find_names([row for _, row in numbered], options, path=text.path, emit=emit)
+    names, has_header = find_names([row for _, row in numbered], options, path=text.path)
     file = replace(file, has_header=has_header)
     if len(numbered) > int(has_header):
         with suppress(csv.Error, pyarrow.ArrowInvalid):
@@ -162,7 +160,7 @@ def _read_by_arrow(file: Delimited, names: Sequence[str], *, first: int) -> pyar
     )
 
 
-def _find_dialect(text: TextFile, options: DataConfig, emit: Emit) -> Delimited:
+def _find_dialect(text: TextFile, options: DataConfig) -> Delimited:
     """Find the delimiter and the quotes of a file, and the lines above its table."""
     with text.open() as lines:
         sample = lines.read(SAMPLE_CHARACTERS)
@@ -290,7 +288,7 @@ def are_known_names(names: Iterable[object]) -> bool:
 
 
 def find_names(
-    rows: Sequence[Sequence[str]], options: DataConfig, *, path: Path, emit: Emit
+    rows: Sequence[Sequence[str]], options: DataConfig, *, path: Path
 ) -> tuple[list[str], bool]:
     """Return the names of the columns, and whether the first row is a header that has them."""
     has_header = options.header

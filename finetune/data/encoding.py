@@ -14,7 +14,7 @@ import pyarrow
 from finetune.data.languages import detect_encoding
 from finetune.data.packed import Content
 from finetune.errors import DataUnreadable, UsageError
-from finetune.events import Emit, WarningMessage, ignore
+from finetune.events import WarningMessage, emit
 from finetune.files import naming
 
 BYTE_ORDER_MARKS = {
@@ -116,7 +116,7 @@ def decode(chunks: Iterable[bytes], encoding: str, *, name: str) -> Iterator[str
             yield text
 
 
-def find_text(content: Content, *, encoding: str | None, emit: Emit = ignore) -> TextFile:
+def find_text(content: Content, *, encoding: str | None) -> TextFile:
     """Find the encoding, unless it is named, and make sure that all of the file is text."""
     start = content.start(4)
     marked = [name for mark, name in BYTE_ORDER_MARKS.items() if start.startswith(mark)]

@@ -27,7 +27,7 @@ from finetune.data.packed import (
 )
 from finetune.data.read import TABLE_SUFFIXES, RawTable, join_tables, read_file
 from finetune.errors import DataError, DataNotFound, DataUnreadable, SeveralTables
-from finetune.events import Emit, Info
+from finetune.events import Info, emit
 
 # The classes of files by their names, for each split.
 Classes = dict[str, dict[str, str]]
@@ -37,33 +37,33 @@ WITHOUT_CLASS = frozenset(("unsup", "unsupervised", "unlabeled", "unlabelled"))
 SPLIT_WORD = re.compile(rf"(?<![a-z])({'|'.join(SPLIT_OF_WORD)})(?![a-z])", re.IGNORECASE)
 
 
-def read_splits(paths: Sequence[Path], options: DataConfig, *, emit: Emit) -> dict[str, RawTable]:
+def read_splits(paths: Sequence[Path], options: DataConfig) -> dict[str, RawTable]:
     """Return the table of some files, as ``train``, or all splits of a folder, archive or file."""
     path = paths[0]
     try:
         if options.member is None and holds_files(path):
-            tables = _read_folder(path, options, emit=emit)
+            tables = _read_folder(path, options)
             if len(tables) > 1 and isinstance(options, OtherData):
                 raise DataError(
                     f"{path} holds several splits: {', '.join(tables)}",
                     remedy="name the folder or file of one of them",
                 )
             return tables
-        return {"train": join_tables([read_file(one, options, emit=emit) for one in paths])}
+        return {"train": join_tables([read_file(one, options) for one in paths])}
     except SeveralTables as error:
         splits = splits_named(error.names)
         if "train" not in splits or len(paths) > 1 or isinstance(options, OtherData):
             raise
 
         def read(member: str) -> RawTable:
-            return read_file(path, replace(options, member=member), emit=emit)
+            return read_file(path, replace(options, member=member))
 
         named = ", ".join(name for names in splits.values() for name in names)
         emit(Info(f"splits from the tables in {path}: {named}; --member reads one alone"))
         return {split: join_tables(list(map(read, names))) for split, names in splits.items()}
 
 
-def _read_folder(path: Path, options: DataConfig, *, emit: Emit) -> dict[str, RawTable]:
+def _read_folder(path: Path, options: DataConfig) -> dict[str, RawTable]:
     """Return the splits of a folder or an archive."""
     if document := DOCUMENTS.get(path.suffix.lower()):  # such as those of Numbers
         raise DataUnreadable(f"{path} is {document[0]}", remedy=document[1])
@@ -76,9 +76,9 @@ def _read_folder(path: Path, options: DataConfig, *, emit: Emit) -> dict[str, Ra
             remedy=f"save each split as Parquet in Python: {load}.to_parquet('train.parquet')",
         )
     if folders := find_class_folders(names):
-        return {split: _read_texts(path, texts, options, emit) for split, texts in folders.items()}
+        return {split: _read_texts(path, texts, options) for split, texts in folders.items()}
     if find_tables(names, TABLE_SUFFIXES):
-        return {"train": read_file(path, options, emit=emit)}
+        return {"train": read_file(path, options)}
     raise DataNotFound(
         f"{path} has no tables, and no .txt files in folders named by their class",
         remedy="name a file as --data, or a folder with texts such as pos/1.txt and neg/2.txt;"
@@ -125,9 +125,7 @@ def digest_folder(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _read_texts(
-    path: Path, classes: Mapping[str, str], options: DataConfig, emit: Emit
-) -> RawTable:
+def _read_texts(path: Path, classes: Mapping[str, str], options: DataConfig) -> RawTable:
     """Return a table of files with a text each; all have one encoding."""
     names = list(classes)
     contents = read_members(path, names)

@@ -14,7 +14,7 @@ from finetune.data.packed import SPLIT_OF_WORD
 from finetune.data.read import SUFFIXES
 from finetune.data.tables import read_tables
 from finetune.errors import DataError, DataNotFound, HubNotReachable
-from finetune.events import Emit, Info
+from finetune.events import Info, emit
 
 # There the Hub keeps its own copy of most datasets, as Parquet, even of those made by a script.
 CONVERTED_BRANCH = "refs/convert/parquet"
@@ -23,7 +23,7 @@ PARQUET = ".parquet"
 MAIN_FOLDERS = ("", "data", "default")
 
 
-def load_from_hub(options: DataConfig, *, emit: Emit) -> LoadedData:
+def load_from_hub(options: DataConfig) -> LoadedData:
     """Load a dataset of the Hub, or a part of one: ``hub:OWNER/NAME:PART@REVISION``.
 
     Parquet files come first: the repository's own, then those that the Hub has converted.
@@ -56,7 +56,7 @@ def load_from_hub(options: DataConfig, *, emit: Emit) -> LoadedData:
     repository.fetch(file for split in splits.keys() - {"train"} for file in splits[split])
     folder = repository.fetch(splits["train"])
     paths = {split: [folder / file for file in files] for split, files in splits.items()}
-    loaded = read_tables(paths, options, emit=emit)
+    loaded = read_tables(paths, options)
     return replace(loaded, sources=(DataSource(HUB_PREFIX + source, commit=repository.commit),))
 
 

@@ -17,7 +17,6 @@ from finetune.data.columns import LABEL_NAMES, TEXT_NAMES, plain_name
 from finetune.data.read import FileFormat, SourceTable, as_text, frame_of, plain
 from finetune.data.stream import Texts, not_unicode, texts_of
 from finetune.errors import ConfigurationInvalid, DataUnreadable, UsageError
-from finetune.events import Emit
 from finetune.files import write_bytes_atomically
 
 TAKEN = (
@@ -163,7 +162,7 @@ def write_table(table: Any, folder: Path) -> Path:
     return path
 
 
-def read_texts(texts: Any, options: DataConfig, *, reads_pairs: bool, emit: Emit) -> Texts:
+def read_texts(texts: Any, options: DataConfig, *, reads_pairs: bool) -> Texts:
     """Return a text, or all of a list, a column or a table."""
     if isinstance(texts, str) or (isinstance(texts, tuple) and len(texts) == 2 and reads_pairs):
         return texts_of_list([texts])
@@ -177,7 +176,7 @@ def read_texts(texts: Any, options: DataConfig, *, reads_pairs: bool, emit: Emit
     if not table.num_rows:
         return Texts([], [] if reads_pairs else None)
     source = SourceTable(Path("the table"), frame_of(table), FileFormat("parquet"), str)
-    return texts_of(source, options, reads_pairs=reads_pairs, emit=emit)
+    return texts_of(source, options, reads_pairs=reads_pairs)
 
 
 def texts_of_list(texts: Any) -> Texts:

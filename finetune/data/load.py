@@ -32,7 +32,7 @@ from finetune.data.split import pool_rows, split_table
 from finetune.data.tables import read_tables
 from finetune.data.trec import load_questions, load_trec
 from finetune.errors import DataError, UsageError
-from finetune.events import Emit, Info
+from finetune.events import Info, emit
 from finetune.files import file_sha256, is_there
 from finetune.tasks.base import Task
 from finetune.tasks.choose import AUTO
@@ -40,7 +40,7 @@ from finetune.tasks.labels import MAX_LISTED
 from finetune.tasks.single import Single
 
 
-def load_files(options: DataConfig, *, emit: Emit) -> LoadedData:
+def load_files(options: DataConfig) -> LoadedData:
     """Load files, or a folder of texts, of the user's."""
     path = Path(options.data).expanduser()
     if path.suffix.lower() not in TABLE_SUFFIXES and not is_there(path):
@@ -61,7 +61,7 @@ def load_files(options: DataConfig, *, emit: Emit) -> LoadedData:
             "the same file is named for two splits",
             remedy="leave out --validation-file or --test-file: rows of --data are held out then",
         )
-    loaded = read_tables({split: [file] for split, file in files.items()}, options, emit=emit)
+    loaded = read_tables({split: [file] for split, file in files.items()}, options)
     sources = [
         DataSource(str(path), digest_folder(path) if path.is_dir() else file_sha256(path))
         for path in files.values()
@@ -79,26 +79,26 @@ LOADERS: dict[str, Callable[..., LoadedData]] = {
 KNOWN_BY_NAME = ("trec", "questions")
 
 
-def load_data(options: DataConfig, *, emit: Emit) -> LoadedData:
+def load_data(options: DataConfig) -> LoadedData:
     """Load the splits of a source and say which files, or which commit, they are from."""
     is_of_hub = options.data.startswith(HUB_PREFIX)
     source = "a dataset of the Hub" if is_of_hub else "a file"
     source = options.data if options.data in KNOWN_BY_NAME else source
     _check_options(options, source)
-    return apply_corrections(LOADERS[source](options, emit=emit), options, emit=emit)
+    return apply_corrections(LOADERS[source](options), options)
 
 
-def load_splits(options: DataConfig, *, folds: int | None = None, emit: Emit) -> LoadedData:
+def load_splits(options: DataConfig, *, folds: int | None = None) -> LoadedData:
     """Load data and split it: the same rows for the same options, every time.
 
     For a cross-validation, all rows that may be trained on are ``train``, with their folds.
     """
-    given = load_data(options, emit=emit)
+    given = load_data(options)
     if folds is None:
-        splits = split_table(given.splits, options, task=given.task, emit=emit)
+        splits = split_table(given.splits, options, task=given.task)
     else:
         seed = options.split_seed
-        splits = pool_rows(given.splits, folds=folds, task=given.task, seed=seed, emit=emit)
+        splits = pool_rows(given.splits, folds=folds, task=given.task, seed=seed)
     counts = ", ".join(f"{len(rows):,} {split}" for split, rows in splits.items())
     emit(Info(f"data: {options.data}, {counts} rows, {given.task.label_summary}"))
     loaded = replace(given, splits=splits)
@@ -107,14 +107,14 @@ def load_splits(options: DataConfig, *, folds: int | None = None, emit: Emit) ->
     return loaded
 
 
-def load_rows(options: OtherData, *, task: Task, emit: Emit) -> Dataset:
+def load_rows(options: OtherData, *, task: Task) -> Dataset:
     """Load all rows of other data than a run's, with the labels of the run's task."""
     wanted = replace(
         options, validation_file=None, test_file=None, data_dir=None, split_column=NO_COLUMN,
         corrections=None,
         task=task.name,
     )  # fmt: skip
-    loaded = load_data(wanted, emit=emit)
+    loaded = load_data(wanted)
     rows, names = loaded.splits["train"], task.class_names
     if unknown := [name for name in loaded.task.class_names if name not in names]:
         raise DataError(

@@ -29,7 +29,7 @@ from finetune.data.encoding import TextFile, find_text
 from finetune.data.foreign import is_workbook, reject_foreign
 from finetune.data.packed import PACKED_SUFFIXES, ZIP, Content, choose_member, unpack
 from finetune.errors import DataNotFound, DataUnreadable
-from finetune.events import Emit, Info, ignore
+from finetune.events import Info, emit
 from finetune.tasks.labels import map_lists, map_values
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".xlsx", ".xls", ".xlsb", ".ods", ".ft")
@@ -138,9 +138,9 @@ def join_tables(tables: Sequence[RawTable]) -> RawTable:
     return replace(tables[0], columns=columns, place=place, numbers=np.arange(len(columns)))
 
 
-def read_file(path: Path, options: DataConfig, *, emit: Emit) -> RawTable:
+def read_file(path: Path, options: DataConfig) -> RawTable:
     """Read the table of a file, which may be packed, as text."""
-    source = read_source(path, options, readable_only=True, emit=emit)
+    source = read_source(path, options, readable_only=True)
     if not len(source.frame.columns) and not len(source.frame):
         raise DataUnreadable(f"{source.path} has no rows", remedy="add one row per text")
     frame = source.frame
@@ -152,7 +152,7 @@ def read_file(path: Path, options: DataConfig, *, emit: Emit) -> RawTable:
             left_out.append(name)
         else:
             columns[name] = texts
-    _report_left_out(left_out, path=source.path, emit=emit)
+    _report_left_out(left_out, path=source.path)
     table, numbers = pyarrow.table(columns), frame.index.to_numpy(np.int64)
     for name in source.class_names.keys() & columns.keys():
         named = map_values(table[name], partial(_name_classes, names=source.class_names[name]))
@@ -163,9 +163,7 @@ def read_file(path: Path, options: DataConfig, *, emit: Emit) -> RawTable:
     return RawTable(source.path, table, source.place, numbers, source.class_names)
 
 
-def read_source(
-    path: Path, options: DataConfig, *, readable_only: bool = False, emit: Emit = ignore
-) -> SourceTable:
+def read_source(path: Path, options: DataConfig, *, readable_only: bool = False) -> SourceTable:
     """Read the table of a file, which may be packed, as it is.
 
     Args:
@@ -178,12 +176,12 @@ def read_source(
             f"{path} has one table only", remedy=f"leave out --member {options.member}"
         )
     if kind == "parquet":
-        return _read_parquet(content, readable_only=readable_only, emit=emit)
+        return _read_parquet(content, readable_only=readable_only)
     if kind == "excel":
-        return _read_workbook(content, options, emit)
-    text = find_text(content, encoding=options.encoding, emit=emit)
+        return _read_workbook(content, options)
+    text = find_text(content, encoding=options.encoding)
     if kind == "csv":
-        table, dialect = delimited.read_table(text, options, emit=emit)
+        table, dialect = delimited.read_table(text, options)
         file_format = FileFormat(
             "csv", dialect.delimiter, dialect.quote, text.encoding, dialect.has_header,
             text.line_end(),
@@ -191,7 +189,7 @@ def read_source(
         return SourceTable(content.path, frame_of(table), file_format, dialect.place)
     emit(Info(f"reading {text.path}: encoding {text.encoding}"))
     read = {"json": _read_json, "jsonl": _read_json_lines, "fasttext": _read_fasttext}[kind]
-    frame, place = read(text, options, emit)
+    frame, place = read(text, options)
     file_format = FileFormat(kind, encoding=text.encoding, line_end=text.line_end())
     return SourceTable(content.path, frame, file_format, place)
 
@@ -246,7 +244,7 @@ def arrow_of(values: pandas.Series) -> Any:
 
 
 def _read_json_lines(
-    text: TextFile, options: DataConfig, emit: Emit
+    text: TextFile, options: DataConfig
 ) -> tuple[pandas.DataFrame, Callable[[int], str]]:
     def place(row: int) -> str:
         number, _ = next(islice(text.lines(), row, None))
@@ -332,7 +330,7 @@ def _frame_of_values(columns: Mapping[str, list[Any]]) -> pandas.DataFrame:
 
 
 def _read_json(
-    text: TextFile, options: DataConfig, emit: Emit
+    text: TextFile, options: DataConfig
 ) -> tuple[pandas.DataFrame, Callable[[int], str]]:
     """Return the only table of a document, or the chosen one."""
     try:
@@ -356,7 +354,7 @@ def _read_json(
     if len(set(map(len, rows))) > 1:
         raise DataUnreadable(f"the arrays of {text.path} have several lengths", remedy=SHAPES)
     words = [[as_text(value) or "" for value in row] for row in rows]
-    names, has_header = delimited.find_names(words, options, path=text.path, emit=emit)
+    names, has_header = delimited.find_names(words, options, path=text.path)
     columns = zip(*rows[int(has_header) :], strict=True)
     return _frame_of_values(dict(zip(names, map(list, columns), strict=True))), place
 
@@ -423,7 +421,7 @@ def _rows_of_object(value: dict[str, Any]) -> list[Any]:
 
 
 def _read_fasttext(
-    text: TextFile, options: DataConfig, emit: Emit
+    text: TextFile, options: DataConfig
 ) -> tuple[pandas.DataFrame, Callable[[int], str]]:
     numbers, lines = zip(*text.lines(), strict=True)
     labels = list(map(FASTTEXT_LABEL.findall, lines))
@@ -438,7 +436,7 @@ def _read_fasttext(
 # Parquet.
 
 
-def _read_parquet(content: Content, *, readable_only: bool, emit: Emit) -> SourceTable:
+def _read_parquet(content: Content, *, readable_only: bool) -> SourceTable:
     """Return the columns; numbers of classes that have names stay numbers."""
     path = content.path
     emit(Info(f"reading {path}"))
@@ -449,7 +447,7 @@ def _read_parquet(content: Content, *, readable_only: bool, emit: Emit) -> Sourc
         file = parquet.ParquetFile(source, memory_map=content.unpacked is None)
         schema = file.schema_arrow
         wanted = [own.name for own in schema if not readable_only or _is_readable(own.type)]
-        _report_left_out([own for own in schema.names if own not in wanted], path=path, emit=emit)
+        _report_left_out([own for own in schema.names if own not in wanted], path=path)
         table = file.read(columns=wanted)
         table.validate(full=True)  # texts may be other bytes than UTF-8
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -490,7 +488,7 @@ def _name_classes(value: str, *, names: Sequence[str]) -> str:
 # Workbooks.
 
 
-def _read_workbook(content: Content, options: DataConfig, emit: Emit) -> SourceTable:
+def _read_workbook(content: Content, options: DataConfig) -> SourceTable:
     """Return the one sheet with rows that is not hidden, or the chosen one."""
     path = content.path
     emit(Info(f"reading {path}: a spreadsheet"))
@@ -532,7 +530,7 @@ def _read_workbook(content: Content, options: DataConfig, emit: Emit) -> SourceT
     start = delimited.find_start(rows, options, is_grid=True)
     if start:
         emit(Info(f"{start} lines above the table in {path} are left out"))
-    names, has_header = delimited.find_names(rows[start:], options, path=path, emit=emit)
+    names, has_header = delimited.find_names(rows[start:], options, path=path)
     body = table.iloc[start + int(has_header) :]
     if body.isna().all().any() and _has_unsaved_formulas(content):
         raise DataUnreadable(
@@ -659,7 +657,7 @@ def as_text(value: Any) -> str | None:
     return str(value)
 
 
-def _report_left_out(names: Iterable[str], *, path: Path, emit: Emit) -> None:
+def _report_left_out(names: Iterable[str], *, path: Path) -> None:
     if listed := ", ".join(map(repr, names)):
         left_out = f"columns of {path} left out, since they hold neither text nor numbers"
         emit(Info(f"{left_out}: {listed}"))

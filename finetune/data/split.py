@@ -14,7 +14,7 @@ from finetune.data.dataset import (
     with_numbers,
 )
 from finetune.errors import DataError
-from finetune.events import Emit, Info, WarningMessage, ignore
+from finetune.events import Info, WarningMessage, emit, muted
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import MULTI, SINGLE
 
@@ -23,10 +23,10 @@ DEFAULT_FRACTION = 0.1
 MIN_ROWS_TO_VALIDATE = 1_000
 
 
-def split_table(table: DatasetDict, options: DataConfig, *, task: Task, emit: Emit) -> DatasetDict:
+def split_table(table: DatasetDict, options: DataConfig, *, task: Task) -> DatasetDict:
     """Return ``train``, ``validation`` and ``test``; splits that are missing are held out."""
     _refuse_constant(table["train"], task)
-    splits = _with_missing_splits(table, options, task=task, emit=emit)
+    splits = _with_missing_splits(table, options, task=task)
     train = splits["train"]
     if options.max_train_samples is not None:
         rows = min(options.max_train_samples, len(train))
@@ -40,12 +40,12 @@ def split_table(table: DatasetDict, options: DataConfig, *, task: Task, emit: Em
     order = ("train", "validation", "test")
     # Those that are made here share no texts.
     _warn_of_shared_texts(
-        {name: splits[name] for name in order if name == "train" or name in table}, emit=emit
+        {name: splits[name] for name in order if name == "train" or name in table}
     )
     return DatasetDict({name: splits[name] for name in order if name in splits})
 
 
-def pool_rows(table: DatasetDict, *, folds: int, task: Task, seed: int, emit: Emit) -> DatasetDict:
+def pool_rows(table: DatasetDict, *, folds: int, task: Task, seed: int) -> DatasetDict:
     """Return as ``train`` all rows that are no test split, each with its number and its fold.
 
     Rows are numbered from 0, folds from 1. DataError for fewer texts than folds.
@@ -84,7 +84,8 @@ def split_fold(pool: Dataset, fold: int, options: DataConfig, *, task: Task) -> 
     """Return splits that are tested on a fold; of the other rows a run's part is held out."""
     is_test = column_of(pool, "fold").to_numpy() == fold
     tables = DatasetDict(train=rows_where(pool, ~is_test), test=rows_where(pool, is_test))
-    return split_table(tables, options, task=task, emit=ignore)
+    with muted():
+        return split_table(tables, options, task=task)
 
 
 def _refuse_constant(train: Dataset, task: Task) -> None:
@@ -139,7 +140,7 @@ def _strata_of(table: Dataset, task: Task) -> NDArray[np.int64]:
 
 
 def _with_missing_splits(
-    table: DatasetDict, options: DataConfig, *, task: Task, emit: Emit
+    table: DatasetDict, options: DataConfig, *, task: Task
 ) -> dict[str, Dataset]:
     given_rows, validation = len(table["train"]), options.validation_fraction
     if validation is None:
@@ -153,7 +154,7 @@ def _with_missing_splits(
     splits, train = dict(table), table["train"]
     texts = number_texts(*texts_of(train)) if missing else np.empty(0, np.int64)
     if missing and task.problem_type == SINGLE:
-        _warn_of_contradictions(texts, _strata_of(train, task), emit=emit)
+        _warn_of_contradictions(texts, _strata_of(train, task))
     for name in missing:
         rows = fractions[name] * given_rows
         mask = np.zeros(len(train), bool)
@@ -198,9 +199,7 @@ def sample_rows(strata: NDArray[np.int64], *, rows: int, seed: int) -> NDArray[n
     return is_taken
 
 
-def _warn_of_contradictions(
-    texts: NDArray[np.int64], labels: NDArray[np.int64], *, emit: Emit
-) -> None:
+def _warn_of_contradictions(texts: NDArray[np.int64], labels: NDArray[np.int64]) -> None:
     classes = int(labels.max(initial=0)) + 1
     counts = np.bincount(np.unique(texts * classes + labels) // classes)
     if several := int(np.count_nonzero(counts > 1)):
@@ -208,7 +207,7 @@ def _warn_of_contradictions(
         emit(WarningMessage(found, remedy="decide on one each; finetune data check shows examples"))
 
 
-def _warn_of_shared_texts(splits: dict[str, Dataset], *, emit: Emit) -> None:
+def _warn_of_shared_texts(splits: dict[str, Dataset]) -> None:
     """Warn of rows of the splits beside ``train`` whose texts are in it too."""
     if len(splits) == 1:
         return

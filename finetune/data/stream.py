@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from finetune.errors import DataNotFound, DataUnreadable
-from finetune.events import Emit, Info
+from finetune.events import Info, emit
 from finetune.files import is_there
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def read_lines(stream: BinaryIO, *, name: str, encoding: str | None) -> Iterator
 
 
 def read_texts(
-    path: Path, options: "DataConfig", *, as_lines: bool, reads_pairs: bool = False, emit: Emit
+    path: Path, options: "DataConfig", *, as_lines: bool, reads_pairs: bool = False
 ) -> Iterator[Texts]:
     """Return the texts of a table's text column, or the lines of another file, as they are read."""
     from finetune.data.encoding import find_text
@@ -101,15 +101,15 @@ def read_texts(
         raise DataNotFound(f"there is no file {path}", remedy="check the name and the folder")
     is_table = path.suffix.lower() in TABLE_SUFFIXES and path.suffixes[-2:-1] != [".txt"]
     if is_table and not as_lines:
-        source = read_source(path, options, emit=emit)
+        source = read_source(path, options)
         if options.header is None and _begins_with_data(source, options):
             emit(Info(f"the first row of {path} is read as data; --header reads it as names"))
-            source = read_source(path, replace(options, header=False), emit=emit)
-        return iter([texts_of(source, options, reads_pairs=reads_pairs, emit=emit)])
+            source = read_source(path, replace(options, header=False))
+        return iter([texts_of(source, options, reads_pairs=reads_pairs)])
     content, encoding = Content(path), options.encoding
     if path.is_file():
         content = unpack(path)
-        encoding = find_text(content, encoding=encoding, emit=emit).encoding
+        encoding = find_text(content, encoding=encoding).encoding
     return read_lines(content.open(), name=str(path), encoding=encoding)
 
 
@@ -133,9 +133,7 @@ def _begins_with_data(source: "SourceTable", options: "DataConfig") -> bool:
     return is_sentence or name in sample[name].values
 
 
-def texts_of(
-    source: "SourceTable", options: "DataConfig", *, reads_pairs: bool, emit: Emit
-) -> Texts:
+def texts_of(source: "SourceTable", options: "DataConfig", *, reads_pairs: bool) -> Texts:
     """Return the texts of a table, in the columns that are named or as those of the run."""
     import pyarrow
 

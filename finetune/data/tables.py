@@ -40,7 +40,7 @@ from finetune.data.folders import read_splits
 from finetune.data.packed import SPLIT_OF_WORD, unpack
 from finetune.data.read import RawTable
 from finetune.errors import DataError, DataNotFound, UsageError
-from finetune.events import Emit, Info, WarningMessage
+from finetune.events import Info, WarningMessage, emit
 from finetune.tasks.base import Task
 from finetune.tasks.choose import AUTO, choose_task_type
 from finetune.tasks.labels import (
@@ -110,23 +110,21 @@ def is_garbled(text: str) -> bool:
     return MOJIBAKE.search(text) is not None
 
 
-def read_tables(
-    files: Mapping[str, Sequence[Path]], options: DataConfig, *, emit: Emit
-) -> LoadedData:
+def read_tables(files: Mapping[str, Sequence[Path]], options: DataConfig) -> LoadedData:
     """Read each split from its files; one file may hold several splits, and so may a folder."""
-    tables = read_splits(files["train"], options, emit=emit)
+    tables = read_splits(files["train"], options)
     has_published_splits = len(tables) > 1 or options.data.startswith(HUB_PREFIX)
     rest = replace(options, member=None)
     for split, paths in files.items():
         if split != "train":
-            read = read_splits(paths, rest, emit=emit)
+            read = read_splits(paths, rest)
             tables[split] = read.get(split, read["train"])
     return_freed_memory()
-    tables = {split: _without_repeated_headers(table, emit=emit) for split, table in tables.items()}
+    tables = {split: _without_repeated_headers(table) for split, table in tables.items()}
     names = tables["train"].columns.column_names
-    tables = _divide_by_column(tables, options, emit=emit)
-    columns = _choose_columns(tables["train"], options, emit=emit)
-    _report_unused(names, tables["train"], columns, options, emit=emit)
+    tables = _divide_by_column(tables, options)
+    columns = _choose_columns(tables["train"], options)
+    _report_unused(names, tables["train"], columns, options)
     label = columns[LABEL].names
     for split, table in list(tables.items()):
         if has_published_splits and split != "train" and not _has_labels(table, label):
@@ -135,19 +133,19 @@ def read_tables(
             del tables[split]
         else:
             _check_split(split, table, columns, train=tables["train"])
-    task, rows = _read_rows(tables, columns, options, emit=emit)
+    task, rows = _read_rows(tables, columns, options)
     for finding, remedy in (
         *find_missing_names(task.class_names),
         *find_odd_names(task.class_names),
     ):
         emit(WarningMessage(finding, remedy=remedy))
-    _report_texts(rows["train"]["text"], path=tables["train"].path, emit=emit)
+    _report_texts(rows["train"]["text"], path=tables["train"].path)
     splits, row_numbers = DatasetDict(), {}
     for split, own in rows.items():
         unknown = task.find_unknown(own["label"], training=rows["train"]["label"])
         if unknown.null_count < len(unknown):
             numbered = own.append_column("unknown", unknown)
-            _report_unknown(split, tables[split], numbered, options, emit=emit)
+            _report_unknown(split, tables[split], numbered, options)
         known = own.filter(unknown.is_null())
         pairs = known["text_pair"] if PAIR in columns else None
         splits[split] = make_dataset(known["text"], known["label"], task=task, pairs=pairs)
@@ -162,7 +160,7 @@ def read_tables(
     )
 
 
-def _choose_columns(train: RawTable, options: DataConfig, *, emit: Emit) -> Columns:
+def _choose_columns(train: RawTable, options: DataConfig) -> Columns:
     """Return the columns of texts and labels, and report those that were guessed."""
     if len(names := train.columns.column_names) < 2:
         found = f"one column, {names[0]!r}, and no labels" if names else "no columns of text"
@@ -184,18 +182,18 @@ def _choose_columns(train: RawTable, options: DataConfig, *, emit: Emit) -> Colu
 
 
 def _read_rows(
-    tables: Mapping[str, RawTable], columns: Columns, options: DataConfig, *, emit: Emit
+    tables: Mapping[str, RawTable], columns: Columns, options: DataConfig
 ) -> tuple[Task, dict[str, pyarrow.Table]]:
     """Return the task, and the rows of each split that have their texts and a label."""
     train, label = tables["train"], columns[LABEL].names
     labels = [read_labels(table.columns, label) for table in tables.values()]
     if len(label) == 1:
-        _check_filled_down(train, label[0], emit=emit)
+        _check_filled_down(train, label[0])
     elif options.task == AUTO:
         options = replace(options, task=Multi.name)
     names = train.class_names.get(columns[LABEL].name)
     if options.label_names is not None:
-        labels, names = _name_labels(labels, options, emit=emit)
+        labels, names = _name_labels(labels, options)
     names = names and [*name_classes(names).values()]
     training = labels[list(tables).index("train")]
     count = len(training) - (pc.sum(pc.equal(training, "")).as_py() or 0)
@@ -208,12 +206,12 @@ def _read_rows(
         has_missing = has_lists or (len(label) > 1 and say_no(train.columns, label))
         labels = _read_empty(labels, options, has_missing=has_missing, path=train.path)
     rows = {
-        split: _labelled_rows(table, columns, column, emit=emit)
+        split: _labelled_rows(table, columns, column)
         for (split, table), column in zip(tables.items(), kind.parse(labels), strict=True)
     }
     may_join = options.task in (AUTO, Multi.name) and kind is not Regression
     if may_join and _is_long_format(rows["train"]):
-        rows = _join_long_format(rows, options, path=train.path, emit=emit)
+        rows = _join_long_format(rows, options, path=train.path)
     return kind.of_labels(rows["train"]["label"], names=names), rows
 
 
@@ -235,7 +233,7 @@ def _first_place(table: RawTable, is_wanted: pyarrow.ChunkedArray) -> str:
 
 
 def _report_unused(
-    names: Sequence[str], train: RawTable, columns: Columns, options: DataConfig, *, emit: Emit
+    names: Sequence[str], train: RawTable, columns: Columns, options: DataConfig
 ) -> None:
     chosen = {name for column in columns.values() for name in column.names}
     unused = [name for name in names if name not in chosen and name in train.columns.column_names]
@@ -244,7 +242,7 @@ def _report_unused(
         emit(Info(f"columns not used: {', '.join(map(repr, unused[:MAX_UNUSED]))}{others}"))
 
 
-def _check_filled_down(table: RawTable, label: str, *, emit: Emit) -> None:
+def _check_filled_down(table: RawTable, label: str) -> None:
     """Report labels that stand only in the first row of each group, as merged cells do."""
     column = table.columns[label]
     filled = column.filter(pc.not_equal(column, "")).combine_chunks()
@@ -315,7 +313,7 @@ def _codes_of(column: pyarrow.ChunkedArray) -> NDArray[np.int64]:
 
 
 def _join_long_format(
-    rows: dict[str, pyarrow.Table], options: DataConfig, *, path: Path, emit: Emit
+    rows: dict[str, pyarrow.Table], options: DataConfig, *, path: Path
 ) -> dict[str, pyarrow.Table]:
     """Return one row per text with all its labels."""
     keys = [name for name in ("text", "text_pair") if name in rows["train"].column_names]
@@ -340,7 +338,7 @@ def _join_long_format(
     return joined
 
 
-def _report_texts(texts: pyarrow.ChunkedArray, *, path: Path, emit: Emit) -> None:
+def _report_texts(texts: pyarrow.ChunkedArray, *, path: Path) -> None:
     """Warn of texts that were decoded wrongly, and of words for a missing text."""
     is_word = pc.is_in(pc.utf8_lower(texts), value_set=pyarrow.array(MISSING))
     if count := pc.sum(is_word).as_py():
@@ -380,7 +378,7 @@ def _check_split(split: str, table: RawTable, columns: Columns, *, train: RawTab
     raise DataNotFound(f"the {split} table {table.path} {complaint}", remedy=remedy)
 
 
-def _without_repeated_headers(table: RawTable, *, emit: Emit) -> RawTable:
+def _without_repeated_headers(table: RawTable) -> RawTable:
     """Leave out rows that repeat the names of the columns, as joined files have them."""
     columns = table.columns
     same = (pc.equal(columns[name], name) for name in columns.column_names)
@@ -393,9 +391,7 @@ def _without_repeated_headers(table: RawTable, *, emit: Emit) -> RawTable:
     return table.where(pc.invert(is_header))
 
 
-def _divide_by_column(
-    tables: dict[str, RawTable], options: DataConfig, *, emit: Emit
-) -> dict[str, RawTable]:
+def _divide_by_column(tables: dict[str, RawTable], options: DataConfig) -> dict[str, RawTable]:
     """Divide the only table by its column of splits, which is named or found."""
     name, table = options.split_column, tables["train"]
     if name == NO_COLUMN or (len(tables) > 1 and name is None):
@@ -453,7 +449,7 @@ def _has_labels(table: RawTable, label: Sequence[str]) -> bool:
 
 
 def _name_labels(
-    labels: Sequence[pyarrow.ChunkedArray], options: DataConfig, *, emit: Emit
+    labels: Sequence[pyarrow.ChunkedArray], options: DataConfig
 ) -> tuple[list[pyarrow.ChunkedArray], list[str]]:
     """Replace numbers of classes, alone or in lists, by the names in a file; return these too.
 
@@ -488,7 +484,7 @@ def _name_labels(
 
 
 def _labelled_rows(
-    table: RawTable, columns: Columns, labels: pyarrow.ChunkedArray, *, emit: Emit
+    table: RawTable, columns: Columns, labels: pyarrow.ChunkedArray
 ) -> pyarrow.Table:
     """Return the rows that have their texts and a label, and ``row``, their number in the file."""
     chosen = [columns[option] for option in (TEXT, PAIR) if option in columns]
@@ -524,9 +520,7 @@ def _labelled_rows(
     return rows
 
 
-def _report_unknown(
-    split: str, table: RawTable, rows: pyarrow.Table, options: DataConfig, *, emit: Emit
-) -> None:
+def _report_unknown(split: str, table: RawTable, rows: pyarrow.Table, options: DataConfig) -> None:
     """Raise an error for labels that no training row has, or report that their rows are skipped."""
     others = rows.filter(rows["unknown"].is_valid())
     unknown = others["unknown"].to_pylist()

@@ -21,7 +21,7 @@ from finetune.data.dataset import DataSource, LoadedData, make_dataset
 from finetune.data.packed import reading_explained
 from finetune.data.read import read_file
 from finetune.errors import DataNotFound, DataUnreadable, HubNotReachable
-from finetune.events import Emit, Info
+from finetune.events import Info, emit
 from finetune.files import file_sha256
 from finetune.tasks.labels import map_values
 from finetune.tasks.single import Single
@@ -49,7 +49,7 @@ FINE = tuple(f"{coarse}:{fine}" for coarse in COARSE for fine in _FINE_OF_COARSE
 FILES = {"train": "train_5500.label", "test": "TREC_10.label"}
 
 
-def load_trec(options: DataConfig, *, emit: Emit) -> LoadedData:
+def load_trec(options: DataConfig) -> LoadedData:
     """Load TREC from raw files in ``data_dir``, else from the Hub."""
     is_fine, sources = options.label == "label-fine", list[DataSource]()
     if options.data_dir is not None:
@@ -61,7 +61,7 @@ def load_trec(options: DataConfig, *, emit: Emit) -> LoadedData:
         read = {split: _parse(path) for split, path in paths.items()}
         sources = [DataSource(str(path), file_sha256(path)) for path in paths.values()]
     else:
-        read = _fetch(emit)
+        read = _fetch()
         sources = [DataSource(f"{HUB_PREFIX}{HUB_REPOSITORY}", commit=HUB_REVISION)]
     task, splits = Single(FINE if is_fine else COARSE), DatasetDict()
     for split, rows in read.items():
@@ -71,7 +71,7 @@ def load_trec(options: DataConfig, *, emit: Emit) -> LoadedData:
     return LoadedData(splits, task, sources)
 
 
-def _fetch(emit: Emit) -> dict[str, pyarrow.Table]:
+def _fetch() -> dict[str, pyarrow.Table]:
     emit(Info(f"loading {HUB_REPOSITORY} from the Hub"))
     names = {split: f"default/{split}/0000.parquet" for split in FILES}
     try:
@@ -83,10 +83,7 @@ def _fetch(emit: Emit) -> dict[str, pyarrow.Table]:
             f" {ORIGINAL_ADDRESS} as --data-dir, or take --data questions, which comes with the"
             " package",
         ) from error
-    return {
-        split: read_file(folder / name, DataConfig(), emit=emit).columns
-        for split, name in names.items()
-    }
+    return {split: read_file(folder / name, DataConfig()).columns for split, name in names.items()}
 
 
 def _parse(path: Path) -> pyarrow.Table:
@@ -118,7 +115,7 @@ def _parse(path: Path) -> pyarrow.Table:
     return pyarrow.Table.from_pylist(rows)
 
 
-def load_questions(options: DataConfig, *, emit: Emit) -> LoadedData:
+def load_questions(options: DataConfig) -> LoadedData:
     """Load the questions that come with the package: 135 of each class to train, 45 to test.
 
     They were written for this project, in mixed order: the first of a split are of all classes.

@@ -7,7 +7,7 @@ from typing import TypeVar
 from finetune import events
 from finetune.devices.base import Device
 from finetune.errors import BatchDoesNotFit
-from finetune.events import Emit
+from finetune.events import emit
 
 Result = TypeVar("Result")
 
@@ -19,7 +19,6 @@ class BatchSize:
     examples: int
     name: str
     device: Device
-    emit: Emit
 
     def retry_on_out_of_memory(self, attempt: Callable[[int], Result]) -> Result:
         """Return what an attempt returns, repeated with half the examples if memory runs out."""
@@ -46,7 +45,7 @@ class BatchSize:
         """Halve the batch size for good, and free the cache."""
         self.device.memory.release()
         before, self.examples = self.examples, self.examples // 2
-        self.emit(
+        emit(
             events.WarningMessage(
                 f"{self.device.name} ran out of memory: the {self.name} is now "
                 f"{self.examples} instead of {before}"
@@ -59,7 +58,7 @@ class BatchSize:
         if most is None or self.examples <= most:
             return
         before, self.examples = self.examples, most
-        self.emit(
+        emit(
             events.WarningMessage(
                 f"the {self.name} is {self.examples} instead of {before}: on this chip "
                 f"{self.device.name} computes wrong results on more than "

@@ -16,7 +16,7 @@ from finetune.devices.mps.chips import generation
 from finetune.devices.mps.device import MpsDevice
 from finetune.devices.mps.faults import known_faults
 from finetune.errors import ConfigurationInvalid, DeviceNotAvailable, UsageError
-from finetune.events import Emit, ignore
+from finetune.events import emit, muted
 
 # In the order in which "auto" tries them.
 DEVICES: dict[str, type[Device]] = {one.name: one for one in (CudaDevice, MpsDevice, CpuDevice)}
@@ -24,10 +24,10 @@ DEVICES: dict[str, type[Device]] = {one.name: one for one in (CudaDevice, MpsDev
 _TOO_SMALL_BYTES = 8 * 2**30
 
 
-def select_device(name: str, *, emit: Emit) -> Device:
+def select_device(name: str) -> Device:
     """Return the device of that name; for ``auto`` the first of cuda, mps and cpu that works."""
     if name == "auto":
-        return next(usable_devices(emit=emit))
+        return next(usable_devices())
     if name not in DEVICES:
         raise UsageError(f"there is no device {name}", remedy=f"use auto, {', '.join(DEVICES)}")
     if unusable := DEVICES[name].why_not_usable():
@@ -35,7 +35,7 @@ def select_device(name: str, *, emit: Emit) -> Device:
     return DEVICES[name]()
 
 
-def usable_devices(*, emit: Emit) -> Iterator[Device]:
+def usable_devices() -> Iterator[Device]:
     """Yield every device that works on this machine, the CPU last; each is tried when asked."""
     for kind in DEVICES.values():
         unusable = kind.why_not_usable()
@@ -69,7 +69,8 @@ def check_gpus() -> Iterator[Check]:
 def check_device(asked: str) -> Check:
     """Say which device a run with this ``--device``, one of ``DEVICE_NAMES``, takes."""
     try:
-        device = select_device(asked, emit=ignore)
+        with muted():
+            device = select_device(asked)
     except DeviceNotAvailable as error:
         return Check("device", "failure", error.message, error.remedy)
     precisions = ", ".join(device.precisions)

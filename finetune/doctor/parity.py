@@ -15,7 +15,7 @@ from finetune.config.schema import ModelConfig
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
 from finetune.doctor.operators import CLASSES, case_of
-from finetune.events import Emit, Info
+from finetune.events import Info, emit
 from finetune.model.load import load_model
 from finetune.model.mean_pooling import has_mean_layer
 from finetune.model.shape import count_positions, random_classifier
@@ -68,20 +68,20 @@ class ParityReport:
 
 
 def check_parity(
-    device: str, *, model: str | None, mode: Mode, precision: str, batch_size: int, emit: Emit
+    device: str, *, model: str | None, mode: Mode, precision: str, batch_size: int
 ) -> ParityReport:
     """Compare a device with the CPU; keep the result, which ``--precision auto`` may need.
 
     The model is a folder, a Hub id or ``minilm``; by default BERT-base with random weights.
     """
-    there = select_device(device, emit=emit)
+    there = select_device(device)
     check_precision(there, precision)
     if model is None:
         classifier = random_classifier(ModelConfig.model, classes=CLASSES, seed=0)
     else:
         torch.manual_seed(0)
         task = Single([str(number) for number in range(CLASSES)])
-        loaded = load_model(model, revision=None, task=task, from_scratch=False, emit=emit)
+        loaded = load_model(model, revision=None, task=task, from_scratch=False)
         classifier = loaded.model
     emit(Info(f"comparing {there.name} ({there.description}) in {precision} with the CPU in fp32"))
     report = compare_model(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from finetune import distributed
 from finetune.devices.base import Device
-from finetune.events import Advance, Emit, Info
+from finetune.events import Advance, Info, emit
 from finetune.model.feature_extractor import FeatureExtractor, pooled_inputs
 from finetune.model.tensor_store import TensorStore, key_of, map_tensors, write_rows
 from finetune.tokenization.buckets import Batch, plan_evaluation
@@ -75,7 +75,6 @@ def with_features(
     padded_lengths: Sequence[int],
     batch_size: int,
     split: str,
-    emit: Emit,
 ) -> Examples:
     """Return a split that has features for inputs, from one file of the store.
 
@@ -133,7 +132,7 @@ def with_features(
             return error.strerror or str(error)
 
     key = distributed.broadcast(lambda: key_of(ingredients()))
-    stored = store.read(key, emit=emit)
+    stored = store.read(key)
     verb = "reusing" if stored else "computing"
     emit(Info(f"{verb} features of the frozen layers for {len(examples.labels):,} {split} rows"))
     if distributed.any_rank(stored is None):

@@ -22,7 +22,7 @@ from transformers import (
 from finetune.config.schema import ModelConfig, Pooling
 from finetune.devices.base import BatchShapes
 from finetune.errors import ModelUnsupported
-from finetune.events import Emit, WarningMessage, ignore
+from finetune.events import WarningMessage, emit
 from finetune.model.mean_pooling import (
     compute_mean_alone,
     has_mean_layer,
@@ -90,13 +90,10 @@ class TextModel:
         *,
         max_length: int,
         stride: int | None = None,
-        emit: Emit = ignore,
     ) -> EncodedTexts:
         """Turn texts, or pairs, into token ids, as many as the maximum and the positions allow."""
         max_tokens = min(max_length, self.max_tokens)
-        return encode_texts(
-            self.tokenizer, texts, pairs, max_length=max_tokens, stride=stride, emit=emit
-        )
+        return encode_texts(self.tokenizer, texts, pairs, max_length=max_tokens, stride=stride)
 
     def inputs(self, encoded: EncodedTexts) -> ModelInputs:
         """Return encoded texts as the model reads them.
@@ -136,7 +133,6 @@ def load_model(
     from_scratch: bool,
     strict: bool = False,
     pooling: Pooling = "auto",
-    emit: Emit,
 ) -> TextModel:
     """Load a pretrained encoder with a new head for a task, or with ``strict`` with its own.
 
@@ -189,15 +185,13 @@ def load_model(
     structure = replace(structure, new=frozenset(not_loaded & structure.head))
     text_model = TextModel(model, tokenizer, structure, task, source)
     if not strict:
-        _check_padding(text_model, emit=emit)
+        _check_padding(text_model)
     if has_own_outputs and not structure.new & structure.output_layer:
         task.unscale_output_layer(text_model.output_parameters, saved=saved)
     return text_model
 
 
-def load_pretrained(
-    options: ModelConfig, task: Task, *, seed: int, pooling: Pooling, emit: Emit
-) -> TextModel:
+def load_pretrained(options: ModelConfig, task: Task, *, seed: int, pooling: Pooling) -> TextModel:
     """Load the model of a run with a new head, the same for the same seed."""
     torch.manual_seed(seed)
     return load_model(
@@ -206,7 +200,6 @@ def load_pretrained(
         task=task,
         from_scratch=options.from_scratch,
         pooling=pooling,
-        emit=emit,
     )
 
 
@@ -305,7 +298,7 @@ def _check_fit(
     )
 
 
-def _check_padding(text_model: TextModel, *, emit: Emit) -> None:
+def _check_padding(text_model: TextModel) -> None:
     """Refuse a model that reads a text alone and in a padded batch differently."""
     model, tokenizer = text_model.model, text_model.tokenizer
     output_layer = next(iter(text_model.structure.output_layer)).rpartition(".")[0]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from finetune.events import Emit, WarningMessage
+from finetune.events import WarningMessage, emit
 from finetune.files import PARTIAL_SUFFIX, WRITTEN_BY, flush_to_disk, temporary_path
 
 # Listing or deleting entries does not import torch.
@@ -52,7 +52,7 @@ class TensorStore:
     folder: Path
     limit_bytes: int
 
-    def read(self, key: str, *, emit: Emit) -> "Tensors | None":
+    def read(self, key: str) -> "Tensors | None":
         """Return the mapped tensors of an entry, or None if it is missing or damaged."""
         file = self._file(key)
         if not file.is_file():

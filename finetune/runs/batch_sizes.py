@@ -13,7 +13,7 @@ from finetune.config.schema import change_options
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.host import gibibytes
 from finetune.errors import BatchDoesNotFit
-from finetune.events import Emit, Info, stage
+from finetune.events import Info, emit, stage
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.runs.cache import cache_folder
 from finetune.runs.features import make_feature_extractor, stores_features
@@ -24,7 +24,7 @@ from finetune.runs.results import AutoTunedOption
 FASTER = 1.05
 
 
-def make_batch_sizes(preparation: Preparation, *, emit: Emit) -> tuple[BatchSize, BatchSize]:
+def make_batch_sizes(preparation: Preparation) -> tuple[BatchSize, BatchSize]:
     """Return the batch sizes of training and evaluation, one where both count as shapes."""
     options, device, plan = preparation.config.training, preparation.device, preparation.plan
     assert isinstance(options.batch_size, int), "auto has been replaced"
@@ -32,15 +32,15 @@ def make_batch_sizes(preparation: Preparation, *, emit: Emit) -> tuple[BatchSize
     if ranks > 1:
         # Where batches are filled up, a larger size would fill them with repeated examples.
         examples = min(examples, math.ceil(plan.rows_per_step / ranks))
-    batch_size = eval_batch_size = BatchSize(examples, "batch size", device, emit)
+    batch_size = eval_batch_size = BatchSize(examples, "batch size", device)
     if not device.shapes.counts_evaluation:
-        eval_batch_size = BatchSize(options.eval_batch_size, "evaluation batch size", device, emit)
+        eval_batch_size = BatchSize(options.eval_batch_size, "evaluation batch size", device)
     for size in (batch_size, eval_batch_size):
         size.clamp(padded_length=plan.padded_lengths[-1])
     return batch_size, eval_batch_size
 
 
-def with_batch_sizes(preparation: Preparation, *, emit: Emit) -> Preparation:
+def with_batch_sizes(preparation: Preparation) -> Preparation:
     """Return a preparation with batch sizes that were searched for, in place of ``auto``.
 
     Each search begins with the largest size worth trying, so that mostly one trial is enough.
@@ -56,7 +56,7 @@ def with_batch_sizes(preparation: Preparation, *, emit: Emit) -> Preparation:
 
     def search(case: Case, largest: int = rows_per_step) -> Result:
         with distributed.alone():
-            result = find(case, Search(device, config.search, largest, largest, cache, emit))
+            result = find(case, Search(device, config.search, largest, largest, cache))
         subject = "batch size without gradients" if case.part == "features" else "batch size"
         subject += ", with gradient checkpointing" * case.gradient_checkpointing
         trials = {str(trial.batch_size): trial.examples_per_second for trial in result.trials}
@@ -67,7 +67,7 @@ def with_batch_sizes(preparation: Preparation, *, emit: Emit) -> Preparation:
         choices.append(AutoTunedOption(subject, size, "examples/s", speeds, note))
         return result
 
-    with stage("batch size", emit):
+    with stage("batch size"):
         emit(Info("searching for the batch size"))
         case = Case(
             device.name,
@@ -88,7 +88,7 @@ def with_batch_sizes(preparation: Preparation, *, emit: Emit) -> Preparation:
             case = replace(case, part="trainable")
         may_choose = case.mode.trains_encoder and text_model.model.supports_gradient_checkpointing
         if options.gradient_checkpointing is None and may_choose:
-            training, checkpointing = _search_both_ways(case, search, rows_per_step, emit=emit)
+            training, checkpointing = _search_both_ways(case, search, rows_per_step)
         else:
             training, checkpointing = search(case).recommended, case.gradient_checkpointing
         all_sizes = distributed.gather((training, evaluation or training, checkpointing))
@@ -110,7 +110,7 @@ def with_batch_sizes(preparation: Preparation, *, emit: Emit) -> Preparation:
 
 
 def _search_both_ways(
-    case: Case, search: Callable[[Case], Result], rows_per_step: int, *, emit: Emit
+    case: Case, search: Callable[[Case], Result], rows_per_step: int
 ) -> tuple[int, bool]:
     """Search for the batch size of a step, with gradient checkpointing if that is faster.
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from finetune import distributed
 from finetune.devices.base import Device
 from finetune.errors import CheckpointDamaged, UsageError, system_error
-from finetune.events import Emit, WarningMessage
+from finetune.events import WarningMessage, emit
 from finetune.files import file_sha256, flush_to_disk, read_json, replacing, write_json
 from finetune.runs.folder import RunFolder
 from finetune.training.snapshot import (
@@ -53,7 +53,7 @@ class Checkpoints:
     Only the main process reads and writes; all call each method.
     """
 
-    def __init__(self, folder: RunFolder, *, keep: int, device: Device, emit: Emit) -> None:
+    def __init__(self, folder: RunFolder, *, keep: int, device: Device) -> None:
         self.folder, self.keep, self.emit = folder, keep, emit
         self._device = device
         # Steps and parameters, until they are on the disk.
@@ -90,7 +90,7 @@ class Checkpoints:
             folder = self.folder.checkpoints_folder
             message = f"the best model, of step {progress.best_step:,}, can't be read from {folder}"
             remedy = f"the model of step {progress.steps:,} takes its place"
-            self.emit(WarningMessage(message, remedy=remedy))
+            emit(WarningMessage(message, remedy=remedy))
             progress.best_score, progress.best_step = None, progress.steps
 
     def save(
@@ -120,7 +120,7 @@ class Checkpoints:
                 raise
             message = f"a checkpoint can't be written: {cause.strerror}"
             remedy = "the run continues and tries again later"
-            self.emit(WarningMessage(message, remedy=remedy))
+            emit(WarningMessage(message, remedy=remedy))
         self._saved_at = time.monotonic()
         self._seconds = self._saved_at - started
 
@@ -163,7 +163,7 @@ class Checkpoints:
                     progress = restore_state(training_state, *checkpoint)
                 except (CheckpointDamaged, StateUnusable) as error:
                     message = f"checkpoint {folder} is damaged: {error.__cause__ or error}"
-                    self.emit(WarningMessage(message, remedy="an older one is taken"))
+                    emit(WarningMessage(message, remedy="an older one is taken"))
                     continue
                 return checkpoint, progress
             raise nothing_to_resume(self.folder)

@@ -19,7 +19,7 @@ from finetune.evaluation.statistics import (
     mcnemar_p_value,
     percentile_interval,
 )
-from finetune.events import Emit, WarningMessage
+from finetune.events import WarningMessage, emit
 from finetune.files import is_there
 from finetune.runs.folder import RunFolder, SeedsFolder, find_several
 from finetune.runs.results import RunResults, best_of, read_results
@@ -210,13 +210,13 @@ class _FinishedRun:
 
 
 def compare_runs(
-    paths: Sequence[Path], *, baseline: Baseline = "first", max_rows: int, emit: Emit
+    paths: Sequence[Path], *, baseline: Baseline = "first", max_rows: int
 ) -> Comparison:
     """Compare the runs in folders, or in folders of folders, with the first or the best of them.
 
     Runs that were tested on different rows are in different groups.
     """
-    found = [folder for path in paths for folder in finished_runs(path, emit=emit)]
+    found = [folder for path in paths for folder in finished_runs(path)]
     folders = {folder.path.resolve(): folder for folder in found}
     if len(folders) < 2:
         raise UsageError(
@@ -300,7 +300,7 @@ def _choose(runs: Sequence[_FinishedRun]) -> str:
     return ""
 
 
-def finished_runs(path: Path, *, emit: Emit) -> list[RunFolder]:
+def finished_runs(path: Path) -> list[RunFolder]:
     """Return a run, or the finished runs in a folder, by name."""
     # A link would name a run of this folder twice.
     paths = [path for path in path.glob("*/") if not path.is_symlink()]

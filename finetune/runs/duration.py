@@ -6,7 +6,7 @@ import numpy as np
 
 from finetune.devices.batch_size import BatchSize
 from finetune.evaluation.predict import Predictor
-from finetune.events import Emit, clock
+from finetune.events import clock
 from finetune.model.freeze import set_training
 from finetune.runs.batch_sizes import make_batch_sizes
 from finetune.runs.features import stores_features
@@ -21,7 +21,7 @@ TIMED_STEPS = 3
 TIMED_ROWS = 256
 
 
-def estimate_seconds(preparation: Preparation, *, emit: Emit) -> float:
+def estimate_seconds(preparation: Preparation) -> float:
     """Return the seconds of the whole command, with what it has taken so far.
 
     A few steps of a pass over the data are taken, which change the model, and their texts are
@@ -30,7 +30,7 @@ def estimate_seconds(preparation: Preparation, *, emit: Emit) -> float:
     """
     spent_seconds = sum(clock.seconds().values())
     plan, text_model = preparation.plan, preparation.text_model
-    batch_size, eval_batch_size = make_batch_sizes(preparation, emit=emit)
+    batch_size, eval_batch_size = make_batch_sizes(preparation)
     state = prepare_training(
         text_model.model,
         head=text_model.structure.head,

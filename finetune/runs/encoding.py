@@ -11,7 +11,7 @@ from finetune import distributed
 from finetune.config.schema import Config
 from finetune.data.check import suggest_model
 from finetune.data.dataset import TextColumns, column_of, texts_of, update_with_texts
-from finetune.events import Emit, Info, WarningMessage, ignore
+from finetune.events import Info, WarningMessage, emit
 from finetune.model.load import TextModel
 from finetune.model.tensor_store import key_of
 from finetune.runs.cache import open_tensor_store
@@ -22,18 +22,16 @@ from finetune.tokenization.examples import Examples
 MANY_TEXTS = 50_000
 
 
-def encode_rows(
-    rows: Dataset, split: str, text_model: TextModel, *, config: Config, emit: Emit
-) -> Examples:
+def encode_rows(rows: Dataset, split: str, text_model: TextModel, *, config: Config) -> Examples:
     """Encode the texts of a split, with a warning if some are truncated.
 
     Each of several ranks calls this with the same rows.
     """
     texts, task = texts_of(rows), text_model.task
     if len(rows) < MANY_TEXTS or not config.cache.feature_cache:
-        encoded = _encode(texts, text_model, config, emit=emit)
+        encoded = _encode(texts, text_model, config)
     else:
-        encoded = _read_or_encode(texts, split, text_model, config, emit=emit)
+        encoded = _read_or_encode(texts, split, text_model, config)
     labels = task.labels(column_of(rows, "label"))
     inputs = text_model.inputs(encoded)
     examples = Examples(
@@ -47,7 +45,7 @@ def encode_rows(
     hint = "read all of it with --long-texts windows" if texts.pairs is None else "shorten them"
     if config.model.max_length < text_model.max_tokens:
         hint = f"raise --max-length or {hint}"
-    _report_long_texts(examples, split, hint, emit=emit)
+    _report_long_texts(examples, split, hint)
     if split == "train":
         tokenizer, tokens = text_model.tokenizer, int(examples.lengths.sum())
         unknown = encoded.count(tokenizer.unk_token_id)
@@ -57,24 +55,20 @@ def encode_rows(
     return examples
 
 
-def _encode(
-    texts: TextColumns, text_model: TextModel, config: Config, *, emit: Emit = ignore
-) -> EncodedTexts:
+def _encode(texts: TextColumns, text_model: TextModel, config: Config) -> EncodedTexts:
     options = config.model
-    return text_model.encode(
-        *texts, max_length=options.max_length, stride=options.window_stride, emit=emit
-    )
+    return text_model.encode(*texts, max_length=options.max_length, stride=options.window_stride)
 
 
 def _read_or_encode(
-    texts: TextColumns, split: str, text_model: TextModel, config: Config, *, emit: Emit
+    texts: TextColumns, split: str, text_model: TextModel, config: Config
 ) -> EncodedTexts:
     """Return token ids from the store. If they are missing, the main rank writes them."""
     store, key = open_tensor_store(config.cache), _key(texts, text_model, config)
-    encoded, stored = None, store.read(key, emit=emit)
+    encoded, stored = None, store.read(key)
     if stored is None and distributed.is_main():
         emit(Info(f"encoding {len(texts.texts):,} {split} texts"))
-        encoded = _encode(texts, text_model, config, emit=emit)
+        encoded = _encode(texts, text_model, config)
         arrays = encoded.to_arrays().items()
         try:
             stored = store.write(key, {name: torch.from_numpy(array) for name, array in arrays})
@@ -83,7 +77,7 @@ def _read_or_encode(
             remedy = "make room with finetune cache clear, or choose a folder with --cache-dir"
             emit(WarningMessage(f"token ids {reason}: they stay in memory", remedy=remedy))
     distributed.barrier()
-    stored = stored or store.read(key, emit=emit)
+    stored = stored or store.read(key)
     if stored is None:
         return encoded or _encode(texts, text_model, config)
     empty = _encode(texts.slice(0, 0), text_model, config)
@@ -107,7 +101,7 @@ def _key(part: TextColumns, text_model: TextModel, config: Config) -> str:
     )
 
 
-def _report_long_texts(examples: Examples, split: str, hint: str, *, emit: Emit) -> None:
+def _report_long_texts(examples: Examples, split: str, hint: str) -> None:
     """Warn of texts that have lost tokens; say into how many windows others are cut."""
     texts, longer = len(examples.labels), examples.truncated_texts
     if examples.windows:

@@ -13,7 +13,7 @@ from finetune.data.columns import OtherData
 from finetune.data.dataset import number_splits, texts_of
 from finetune.data.load import load_rows, load_splits
 from finetune.errors import DataError, FinetuneError, NotARun
-from finetune.events import Emit, Info, ignore
+from finetune.events import Info, emit, muted
 from finetune.runs.encoding import encode_rows
 from finetune.runs.folder import TABLE, RunFolder
 from finetune.runs.inference import reads_pairs
@@ -23,7 +23,7 @@ from finetune.tasks.metrics import load_evaluate_metric
 from finetune.tasks.scores import Scores
 
 
-def load_split(folder: RunFolder, split: str, *, emit: Emit) -> Dataset:
+def load_split(folder: RunFolder, split: str) -> Dataset:
     """Load a split of a run's data; raise ``DataDiffers`` if that has changed."""
     options = folder.read_config().data
     if options.private_data and TABLE.fullmatch(Path(options.data).name):
@@ -31,7 +31,7 @@ def load_split(folder: RunFolder, split: str, *, emit: Emit) -> Dataset:
             f"the run in {folder.path} is private, and has deleted its table",
             remedy="evaluate it on data=table",
         )
-    data = load_splits(options, emit=emit)
+    data = load_splits(options)
     if split not in data.splits:
         raise NotARun(
             f"the run in {folder.path} has no {split} split",
@@ -52,12 +52,10 @@ def other_data(folder: RunFolder, source: str, options: dict[str, Any]) -> Other
     return OtherData(**own, earlier_columns=manifest.columns)
 
 
-def load_other_data(
-    folder: RunFolder, source: str, columns: dict[str, Any], *, emit: Emit
-) -> Dataset:
+def load_other_data(folder: RunFolder, source: str, columns: dict[str, Any]) -> Dataset:
     """Load all rows of other data, read as a run's own except for columns that are given."""
     other = other_data(folder, source, columns)
-    rows = load_rows(other, task=folder.read_task(), emit=emit)
+    rows = load_rows(other, task=folder.read_task())
     if ("text_pair" in rows.column_names) != (is_of_pairs := reads_pairs(folder)):
         kinds = ("single texts", "pairs of texts")
         raise DataError(
@@ -67,10 +65,11 @@ def load_other_data(
     return rows
 
 
-def _find_trained(folder: RunFolder, rows: Dataset, *, emit: Emit) -> NDArray[np.bool_]:
+def _find_trained(folder: RunFolder, rows: Dataset) -> NDArray[np.bool_]:
     """Return which rows have a text that the run was trained on; none where its data differs."""
     try:
-        train = load_split(folder, "train", emit=ignore)
+        with muted():
+            train = load_split(folder, "train")
     except FinetuneError as error:
         emit(Info(f"not known: how many of the rows were in training ({error.message})"))
         return np.zeros(len(rows), bool)
@@ -80,19 +79,19 @@ def _find_trained(folder: RunFolder, rows: Dataset, *, emit: Emit) -> NDArray[np
 
 @distributed.joined()
 def evaluate_rows(
-    folder: RunFolder, rows: Dataset, name: str, *, device: str, metric: str | None, emit: Emit
+    folder: RunFolder, rows: Dataset, name: str, *, device: str, metric: str | None
 ) -> tuple[Scores, int, Scores | None]:
     """Score a run's model on rows, and without those of other data that were in training."""
     others = [load_evaluate_metric(metric)] if metric else []
-    model = TrainedModel.load(folder, device=device, emit=emit)
+    model = TrainedModel.load(folder, device=device)
     place = f"{model.device.name} ({model.device.description})"
     emit(Info(f"evaluating {len(rows):,} rows of {name} on {place}"))
-    examples = encode_rows(rows, name, model.text_model, config=model.config, emit=emit)
+    examples = encode_rows(rows, name, model.text_model, config=model.config)
     logits = model.logits(examples)
     score = partial(model.text_model.task.score, others=others)
     scores, unseen, trained_rows = score(logits, examples.labels), None, 0
     if name not in ("train", "validation", "test"):
-        is_trained = _find_trained(folder, rows, emit=emit)
+        is_trained = _find_trained(folder, rows)
         if 0 < (trained_rows := int(is_trained.sum())) < len(rows):
             unseen = score(logits[~is_trained], examples.labels[~is_trained])
     return scores, trained_rows, unseen

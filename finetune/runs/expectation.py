@@ -16,7 +16,7 @@ from finetune.devices.select import select_device
 from finetune.errors import FinetuneError, ModelUnsupported
 from finetune.evaluation.predict import Predictor
 from finetune.evaluation.statistics import bootstrap
-from finetune.events import Emit, Info, ignore
+from finetune.events import Info, emit, muted
 from finetune.model.source import is_at_hand
 from finetune.model.structure import encoder_layers
 from finetune.runs.batch_sizes import make_batch_sizes
@@ -76,7 +76,7 @@ class Expectation:
         ]
 
 
-def expect(config: Config, rows: Dataset, task: Task, *, emit: Emit) -> Expectation | None:
+def expect(config: Config, rows: Dataset, task: Task) -> Expectation | None:
     """Cross-validate a linear head on training rows; None for a large table or without weights."""
     name, reason = config.model.model, ""
     if len(rows) > MAX_ESTIMATED_ROWS:
@@ -88,7 +88,8 @@ def expect(config: Config, rows: Dataset, task: Task, *, emit: Emit) -> Expectat
             reason = f"the weights of {name} are not on this machine; finetune run fetches them"
         else:
             emit(Info(f"estimating what to expect of {name}"))
-            return _cross_validate(config, rows, task)
+            with muted():
+                return _cross_validate(config, rows, task)
     except FinetuneError as error:
         reason = error.message
     emit(Info(f"what to expect is not known: {reason}"))
@@ -128,9 +129,7 @@ def _cross_validate(config: Config, rows: Dataset, task: Task) -> Expectation:
     )
 
 
-def prepare_head(
-    config: Config, rows: Dataset, task: Task, *, samples: bool = True, emit: Emit = ignore
-) -> Preparation:
+def prepare_head(config: Config, rows: Dataset, task: Task, *, samples: bool = True) -> Preparation:
     """Prepare what a run with ``--freeze-core`` does, of a sample that takes a few seconds."""
     options = {name: getattr(config.training, name) for name in KEPT_OPTIONS}
     model = replace(config.model, freeze_core=True, head="whole", train_layers=None)
@@ -138,9 +137,10 @@ def prepare_head(
         model = replace(model, long_texts="truncate")
     training = TrainingConfig(check_device=False, **options)
     config = replace(config, model=model, training=training)
-    device = select_device(training.device, emit=emit)
+    device = select_device(training.device)
     recipe = choose_recipe(config, task, rows=len(rows))
-    text_model, recipe = load_for_training(config, recipe, task=task, device=device, emit=ignore)
+    with muted():
+        text_model, recipe = load_for_training(config, recipe, task=task, device=device)
     if not recipe.solves_head:
         raise ModelUnsupported("its head has new layers beneath the output layer", remedy="")
     layers = encoder_layers(text_model.model).parameters()
@@ -149,22 +149,24 @@ def prepare_head(
         if samples and len(rows) > limit:
             strata = task.strata(_labels(rows, task))
             rows = rows_where(rows, sample_rows(strata, rows=limit, seed=config.data.split_seed))
-        examples = encode_rows(rows, "train", text_model, config=config, emit=emit)
+        examples = encode_rows(rows, "train", text_model, config=config)
         work = parameters * float(examples.lengths.mean())
         limit = max(int(MAX_WORK / work), MIN_ROWS) if device.is_reference else limit
         if not samples or len(rows) <= limit:
             break
     data = LoadedData(DatasetDict(train=rows), task)
     preparation = Preparation(config, device, data, {"train": examples}, text_model, recipe)
-    return preparation.with_precision(emit=ignore)
+    with muted():
+        return preparation.with_precision()
 
 
-def read_frozen_features(preparation: Preparation, *, emit: Emit = ignore) -> LabelledFeatures:
+def read_frozen_features(preparation: Preparation) -> LabelledFeatures:
     """Return the features of the training rows of ``prepare_head``, from the store or into it."""
     device = preparation.device
     device.choose_attention(longest_tokens=preparation.plan.padded_lengths[-1])
-    _, batch_size = make_batch_sizes(preparation, emit=ignore)
-    model, splits = stored_features(preparation, batch_size, emit=emit)
+    with muted():
+        _, batch_size = make_batch_sizes(preparation)
+    model, splits = stored_features(preparation, batch_size)
     precision = preparation.config.training.precision
     place(model, device.torch_device)
     return read_features(

@@ -8,7 +8,7 @@ from finetune.config.mode import Mode
 from finetune.config.schema import CacheConfig
 from finetune.devices.base import place
 from finetune.devices.batch_size import BatchSize
-from finetune.events import Emit, WarningMessage
+from finetune.events import WarningMessage, emit
 from finetune.model.feature_extractor import FeatureExtractor, split_frozen
 from finetune.model.features import (
     FeaturesNotStored,
@@ -38,7 +38,7 @@ def make_feature_extractor(text_model: TextModel) -> FeatureExtractor | None:
 
 
 def stored_features(
-    preparation: Preparation, batch_size: BatchSize, *, emit: Emit
+    preparation: Preparation, batch_size: BatchSize
 ) -> tuple[nn.Module, Mapping[str, Examples]]:
     """Return the model that runs at every step, and the splits as it reads them.
 
@@ -73,7 +73,6 @@ def stored_features(
                 padded_lengths=preparation.plan.padded_lengths,
                 batch_size=size,
                 split=split,
-                emit=emit,
             )
         )
 

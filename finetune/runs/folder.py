@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from finetune.config.schema import Config, change_options
 from finetune.errors import NotARun, RunFolderNotEmpty
-from finetune.events import Emit, Info
+from finetune.events import Info, emit
 from finetune.files import is_there, read_json, read_jsonl, write_json
 from finetune.ownership import CONTENTS, LOCK, NAMES, OwnFolder, check_writable
 
@@ -149,7 +149,7 @@ class RunFolder(OwnFolder):
                         remedy="move it away, or choose another folder with --output-dir",
                     )
 
-    def start(self, *, emit: Emit) -> None:
+    def start(self) -> None:
         """Delete the files of an earlier run, and say what stays."""
         if stays := self.empty():
             names = ", ".join(stays[:MAX_NAMES_SHOWN]) + ", ..." * (len(stays) > MAX_NAMES_SHOWN)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from finetune.config.schema import OPTIONS, Config, DataConfig, ModelConfig, change_options, flag_of
 from finetune.errors import FinetuneError
-from finetune.events import Emit, Info, WarningMessage, ignore
+from finetune.events import Info, WarningMessage, emit, muted
 from finetune.files import is_there
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Guesses:
     longer_fraction: float
 
 
-def guess(options: DataConfig, *, model: str | None, emit: Emit) -> Guesses:
+def guess(options: DataConfig, *, model: str | None) -> Guesses:
     """Read a table as a run would; without a tokenizer, lengths in tokens are estimated."""
     import numpy as np
     import pyarrow.compute as pc
@@ -57,7 +57,7 @@ def guess(options: DataConfig, *, model: str | None, emit: Emit) -> Guesses:
     from finetune.data.dataset import rows_where, texts_of
     from finetune.data.tables import read_tables
 
-    table = read_tables({"train": [Path(options.data).expanduser()]}, options, emit=emit)
+    table = read_tables({"train": [Path(options.data).expanduser()]}, options)
     rows, task = table.splits["train"], table.task.name
     texts = texts_of(rows).joined
     model = model or suggest_encoder(texts)
@@ -68,7 +68,7 @@ def guess(options: DataConfig, *, model: str | None, emit: Emit) -> Guesses:
         is_chosen[np.random.default_rng(0).choice(count, SAMPLE_TEXTS, replace=False)] = True
         is_chosen[np.argsort(size_bytes)[-LONGEST_TEXTS:]] = True
         rows = rows_where(rows, is_chosen)
-    if lengths := measure_tokens({"train": rows}, ModelConfig(model=model), emit=emit):
+    if lengths := measure_tokens({"train": rows}, ModelConfig(model=model)):
         suggested, longer = lengths.suggested_max_length, lengths.beyond_model / len(rows)
     else:
         tokens = size_bytes // BYTES_A_TOKEN + SPECIAL_TOKENS
@@ -83,7 +83,7 @@ def guess(options: DataConfig, *, model: str | None, emit: Emit) -> Guesses:
     return Guesses(table, values, suggested, longer)
 
 
-def guess_options(loaded: "LoadedConfig", *, emit: Emit) -> "LoadedConfig":
+def guess_options(loaded: "LoadedConfig") -> "LoadedConfig":
     """Return options with what ``init`` would guess of a table that the call names.
 
     Each guess is reported. A configuration file has no gaps to fill.
@@ -94,7 +94,8 @@ def guess_options(loaded: "LoadedConfig", *, emit: Emit) -> "LoadedConfig":
         return loaded
     emit(Info(f"looking at {data.data}"))
     model = loaded.config.model.model if "model" in loaded.sources else None
-    guesses = guess(data, model=model, emit=ignore)
+    with muted():
+        guesses = guess(data, model=model)
     changed = {
         name: guesses.values[name]
         for name, option in OPTIONS.items()
@@ -106,9 +107,7 @@ def guess_options(loaded: "LoadedConfig", *, emit: Emit) -> "LoadedConfig":
     return replace(loaded, config=change_options(loaded.config, changed), guesses=tuple(changed))
 
 
-def measure_tokens(
-    splits: "Mapping[str, Dataset]", options: ModelConfig, *, emit: Emit
-) -> "Lengths | None":
+def measure_tokens(splits: "Mapping[str, Dataset]", options: ModelConfig) -> "Lengths | None":
     """Describe the lengths of texts in tokens; None, with a warning, without a tokenizer."""
     from finetune.data.check import Lengths, describe_lengths, suggest_max_length, suggest_model
     from finetune.data.dataset import texts_of
@@ -124,7 +123,7 @@ def measure_tokens(
         emit(WarningMessage(warning, remedy=error.remedy))
         return None
     encoded = {
-        split: encode_texts(tokenizer, *texts_of(rows), max_length=UNLIMITED, emit=emit)
+        split: encode_texts(tokenizer, *texts_of(rows), max_length=UNLIMITED)
         for split, rows in splits.items()
     }
     lengths, max_tokens = encoded["train"].lengths, tokenizer.model_max_length

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from finetune.config.schema import OPTIONS, Config, change_options
 from finetune.errors import UsageError
 from finetune.evaluation.statistics import threshold_for_precision
-from finetune.events import Emit, Info, WarningMessage
+from finetune.events import Info, WarningMessage, emit
 from finetune.files import write_json
 from finetune.runs.folder import RunFolder
 from finetune.tasks.base import Labels, Logits, Task
@@ -67,11 +67,7 @@ def write_confidences(folder: RunFolder, task: Task, logits: Logits, labels: Lab
 
 
 def find_lowest_probabilities(
-    folder: RunFolder,
-    *,
-    min_confidence: float | None = None,
-    target_precision: float | None = None,
-    emit: Emit,
+    folder: RunFolder, *, min_confidence: float | None = None, target_precision: float | None = None
 ) -> Mapping[str, float] | None:
     """Return the probability of each class below which the model abstains; None for never.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from finetune.events import Emit, Event, Step, Validation, WarningMessage
+from finetune.events import Event, Step, Validation, WarningMessage, current_receiver
 from finetune.files import append_jsonl, write_jsonl
 from finetune.runs.folder import RunFolder
 
@@ -16,14 +16,14 @@ _NOT_KEPT = {"total_steps", "budget_bytes", "remaining_seconds"}
 
 
 class Journal:
-    """An ``Emit`` that keeps steps and validations in ``metrics.jsonl``, and warnings beside it.
+    """A receiver of events: steps and validations go to ``metrics.jsonl``, warnings next to it.
 
     Only the main process opens a folder. Warnings from before, and rows that can't be written, on a
     full disk for example, are written with later ones.
     """
 
-    def __init__(self, emit: Emit, warnings: Sequence[dict[str, Any]] = ()) -> None:
-        self._emit = emit
+    def __init__(self, warnings: Sequence[dict[str, Any]] = ()) -> None:
+        self._forward = current_receiver()
         self._folder: RunFolder | None = None
         self._metrics: list[dict[str, Any]] = []
         self._warnings = list(warnings)
@@ -37,11 +37,11 @@ class Journal:
         elif isinstance(event, WarningMessage):
             self._warnings.append(asdict(event))
             self.write()
-        self._emit(event)
+        self._forward(event)
 
     def copy(self) -> "Journal":
         """Return a journal of another run, which begins with the warnings so far."""
-        return Journal(self._emit, self._warnings)
+        return Journal(self._warnings)
 
     def open(self, folder: RunFolder) -> None:
         """Write to a run folder from now on."""

@@ -18,7 +18,7 @@ from finetune.data.load import KNOWN_BY_NAME, load_splits
 from finetune.data.split import split_fold
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
-from finetune.events import Emit, Info, stage
+from finetune.events import Info, emit, stage
 from finetune.model.freeze import count_parameters, train_only, trained_names
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.load import TextModel, load_pretrained
@@ -171,7 +171,7 @@ class Preparation:
         by_subject = {choice.subject: choice for choice in (*self.choices, *choices)}
         return replace(self, choices=[*by_subject.values()])
 
-    def with_precision(self, *, emit: Emit) -> "Preparation":
+    def with_precision(self) -> "Preparation":
         """Return the same with fp32 or bf16 in place of ``auto``."""
         if self.config.training.precision != "auto":
             return self
@@ -191,23 +191,22 @@ class Preparation:
         config = change_options(self.config, {"precision": choice.precision})
         return replace(self, config=config).with_choices(option)
 
-    def with_seed(self, seed: int, *, emit: Emit) -> "Preparation":
+    def with_seed(self, seed: int) -> "Preparation":
         """Return the same data with the pretrained model and a new head for another seed."""
         config = change_options(self.config, {"seed": seed})
         text_model, recipe = load_for_training(
-            config, self.recipe, task=self.task, device=self.device, emit=emit
+            config, self.recipe, task=self.task, device=self.device
         )
         return replace(self, config=config, text_model=text_model, recipe=recipe)
 
-    def with_options(self, changes: Mapping[str, Any], *, emit: Emit) -> "Preparation":
+    def with_options(self, changes: Mapping[str, Any]) -> "Preparation":
         """Return the same rows for a run of which other options of training and model differ."""
         examples = {} if changes.keys() & _READING else self.examples
         return _prepare_model(
             change_options(self.config, changes), self.device, self.data, examples,
-            self.option_sources, emit=emit,
-        )  # fmt: skip
+            self.option_sources)  # fmt: skip
 
-    def with_fold(self, fold: int, *, emit: Emit) -> "Preparation":
+    def with_fold(self, fold: int) -> "Preparation":
         """Return splits of the training rows, tested on a fold, with the pretrained model."""
         data, pool = self.data, self.examples["train"]
         splits = split_fold(data.splits["train"], fold, self.config.data, task=data.task)
@@ -219,21 +218,17 @@ class Preparation:
             pool=pool,
             rows=rows,
         )
-        return own.with_seed(self.config.training.seed, emit=emit)
+        return own.with_seed(self.config.training.seed)
 
 
 def prepare(
-    config: Config,
-    *,
-    option_sources: Mapping[str, str] | None = None,
-    emit: Emit,
-    folds: int | None = None,
+    config: Config, *, option_sources: Mapping[str, str] | None = None, folds: int | None = None
 ) -> Preparation:
     """Select the device, load the data and the model, and encode the texts."""
     check_report_to(config)
     if config.model.lora:
         require_peft()
-    device, precision = select_device(config.training.device, emit=emit), config.training.precision
+    device, precision = select_device(config.training.device), config.training.precision
     check_precision(device, precision)
     if config.training.check_device is not False:
         check_speed(device, precision)
@@ -241,10 +236,10 @@ def prepare(
     count = distributed.world_size()
     several = f", {count} processes" if count > 1 else ""
     emit(Info(f"device: {device.name} ({device.description}){several}, precision {precision}"))
-    with stage("data", emit):
-        data = load_splits(config.data, folds=folds, emit=emit)
+    with stage("data"):
+        data = load_splits(config.data, folds=folds)
     sources = option_sources or {}
-    return _prepare_model(config, device, data, {}, sources, emit=emit)
+    return _prepare_model(config, device, data, {}, sources)
 
 
 def _prepare_model(
@@ -253,8 +248,6 @@ def _prepare_model(
     data: LoadedData,
     examples: Mapping[str, Examples],
     option_sources: Mapping[str, str],
-    *,
-    emit: Emit,
 ) -> Preparation:
     """Load the model, and encode the texts unless they are encoded already."""
     training, labels = config.training, data.task.labels(column_of(data.splits["train"], "label"))
@@ -266,15 +259,15 @@ def _prepare_model(
     )
     choose_metric(training.metric_for_best_model, task.problem_type)
     recipe = choose_recipe(config, task, rows=len(labels))
-    with stage("model", emit):
-        text_model, recipe = load_for_training(config, recipe, task=task, device=device, emit=emit)
+    with stage("model"):
+        text_model, recipe = load_for_training(config, recipe, task=task, device=device)
     # The manifest needs it: half a second of BERT-base.
     _ = text_model.source.weights_digest
     if recipe.is_contrastive and "batch_size" not in option_sources:
         # A text is contrasted with those of its micro-batch.
         config = change_options(config, {"batch_size": TEXTS_A_STEP})
-    with stage("tokenize", emit):
-        encode = partial(encode_rows, config=config, emit=emit)
+    with stage("tokenize"):
+        encode = partial(encode_rows, config=config)
         examples = {
             name: replace(examples[name], weights=task.example_weights(examples[name].labels))
             if name in examples
@@ -285,7 +278,7 @@ def _prepare_model(
 
 
 def load_for_training(
-    config: Config, recipe: Recipe, *, task: Task, device: Device, emit: Emit
+    config: Config, recipe: Recipe, *, task: Task, device: Device
 ) -> tuple[TextModel, Recipe]:
     """Load the pretrained model with a new head, and freeze the layers that are not trained.
 
@@ -296,7 +289,7 @@ def load_for_training(
     is_mean = recipe.solves_head and config.model.pooling == "auto" and not config.model.lora
     pooling: Pooling = "mean" if is_mean else config.model.pooling
     seed = config.training.seed
-    text_model = load_pretrained(config.model, task, seed=seed, pooling=pooling, emit=emit)
+    text_model = load_pretrained(config.model, task, seed=seed, pooling=pooling)
     if config.model.pooling == "mean" and text_model.pooling != "mean":
         raise no_mean(text_model.model)
     if is_mean and text_model.pooling != pooling:

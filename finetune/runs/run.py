@@ -19,7 +19,7 @@ from finetune.config.yaml_files import dump_config
 from finetune.devices.base import place
 from finetune.evaluation.predict import Predictor
 from finetune.evaluation.statistics import measure_calibration
-from finetune.events import Info, clock, ignore, stage
+from finetune.events import Info, clock, emit, muted, sent_to, stage
 from finetune.files import replacing, write_json, write_jsonl, write_text_atomically
 from finetune.model.load import TextModel, load_pretrained, save_model
 from finetune.model.lora import ADAPTER_CONFIG, Adapter
@@ -56,7 +56,7 @@ class Run:
     """One training of a classifier, ready for its next step.
 
     Its examples are token ids and its training state has the whole model; or they are features, and
-    it has the trainable layers. ``emit`` keeps events in the folder, ``tracking`` reports them too.
+    it has the trainable layers. ``journal`` keeps events in the folder; ``tracking`` reports some.
     """
 
     tracking: Tracking
@@ -76,7 +76,7 @@ class Run:
 
         The data must be that of a finished run that it continues.
         """
-        with failures_explained(folder, preparation):
+        with failures_explained(folder, preparation), sent_to(journal):
             if continues:
                 saved, now = Manifest.read(continues), Manifest.of_data(preparation.data)
                 remedy = "restore it, or train the model on it as a new run, with --model"
@@ -89,17 +89,17 @@ class Run:
             run = cls(preparation, folder, journal)
             if resumes:
                 run.progress = run.checkpoints.restore(run.training_state)
-                journal(Info(f"resuming after step {run.progress.steps:,}"))
+                emit(Info(f"resuming after step {run.progress.steps:,}"))
             if distributed.is_main():
                 if resumes:
                     continue_journal(folder, steps=run.progress.steps)
                 else:
-                    folder.start(emit=journal)
+                    folder.start()
                     replace(Manifest.of(run.preparation), options=run.config).write(folder)
                     write_text_atomically(folder.config_file, dump_config(run.config))
                     write_environment(folder, run.preparation)
                 journal.open(folder)
-            with tracked(run.config, folder, emit=journal) as tracking:
+            with tracked(run.config, folder) as tracking, sent_to(tracking):
                 run.tracking = tracking
                 try:
                     yield run
@@ -110,19 +110,19 @@ class Run:
                     raise
 
     def __init__(self, preparation: Preparation, folder: RunFolder, journal: Journal) -> None:
-        self.folder, self.emit = folder, journal
-        device, emit = preparation.device, journal
-        with stage("precision", emit):
-            preparation = preparation.with_precision(emit=emit)
-        self.preparation = preparation = with_batch_sizes(preparation, emit=emit)
+        self.folder, self.journal = folder, journal
+        device = preparation.device
+        with stage("precision"):
+            preparation = preparation.with_precision()
+        self.preparation = preparation = with_batch_sizes(preparation)
         self.config, self.plan = preparation.resolved_config, preparation.plan
         self.recipe = preparation.recipe
-        self.batch_size, eval_batch_size = make_batch_sizes(preparation, emit=emit)
+        self.batch_size, eval_batch_size = make_batch_sizes(preparation)
         device.choose_attention(longest_tokens=self.plan.padded_lengths[-1])
         # The pass through the frozen layers is a part of the training.
         started = time.perf_counter()
-        with stage("features", emit):
-            model, self.examples = stored_features(preparation, eval_batch_size, emit=emit)
+        with stage("features"):
+            model, self.examples = stored_features(preparation, eval_batch_size)
         self.progress, self.has_trained = Progress(), False
         precision = preparation.config.training.precision
         self.training_state = prepare_training(
@@ -140,13 +140,13 @@ class Run:
         self.predictor = Predictor(self.training_state.model, device, precision, eval_batch_size)
         self.head: HeadSolver | None = None
         if self.recipe.solves_head:
-            with stage("cross-validate", emit):
+            with stage("cross-validate"):
                 self.head = HeadSolver(
                     preparation, self.training_state, self.predictor, self.examples["train"]
                 )
         self._seconds_before_steps = time.perf_counter() - started
         self.checkpoints = Checkpoints(
-            folder, keep=self.config.output.save_total_limit, device=device, emit=emit
+            folder, keep=self.config.output.save_total_limit, device=device
         )
 
     def train(self) -> None:
@@ -154,7 +154,7 @@ class Run:
         plan, output, checkpoints = self.plan, self.config.output, self.checkpoints
         total_steps = plan.schedule.total_steps
         with (
-            stage("train", self.emit, counts_as="steps"),
+            stage("train", counts_as="steps"),
             stop_on_signal(
                 apart_seconds=_COPIES_SECONDS * (distributed.world_size() > 1)
             ) as request,
@@ -165,7 +165,7 @@ class Run:
                 message += f", learning rate {rate:g}, {real:.1%} of the tokens are not padding"
                 if (patience := plan.values.early_stopping_patience) and self._validates:
                     message += f"; {patience} validations without improvement end it"
-                self.emit(Info(message))
+                emit(Info(message))
             self._since = time.perf_counter() - self._seconds_before_steps
             self._seconds_before_steps = 0.0
             all_reduce = partial(distributed.all_reduce_max, seconds=distributed.SECONDS_LATE)
@@ -185,7 +185,6 @@ class Run:
                 is_save_due=checkpoints.is_due,
                 check_device=self._check_device,
                 should_stop=stop,
-                emit=self.tracking,
             )
             try:
                 if self.head and not self._is_over():
@@ -225,7 +224,6 @@ class Run:
                 step=self.progress.steps,
                 padded_lengths=self.plan.padded_lengths,
                 batch_size=self.batch_size.examples,
-                emit=self.emit,
             )
 
     @clock("validation")
@@ -240,7 +238,7 @@ class Run:
         if not writes:
             return
         # A checkpoint ahead of the journal would leave a gap in it after resuming.
-        if distributed.broadcast(self.emit.write):
+        if distributed.broadcast(self.journal.write):
             is_over, state = self._is_over(), self.training_state
             self.checkpoints.save(state, progress, is_over=is_over)
 
@@ -264,9 +262,10 @@ class Run:
         """
         trained, config = self.preparation.text_model, self.config
         adapter = Adapter.of(trained.model, trained.structure)
-        merged = load_pretrained(
-            config.model, trained.task, seed=self.plan.seed, pooling=trained.pooling, emit=ignore
-        )
+        with muted():
+            merged = load_pretrained(
+                config.model, trained.task, seed=self.plan.seed, pooling=trained.pooling
+            )
         adapter.merge_into(merged.model)
         place(merged.model, self.preparation.device.torch_device)
         self.predictor = replace(self.predictor, model=merged.model)
@@ -280,7 +279,7 @@ class Run:
         The run counts as finished only once the pages are written. Without pages it is one that
         nobody will use: of its model the configuration alone is saved.
         """
-        folder, emit, is_main = self.folder, self.emit, distributed.is_main()
+        folder, is_main = self.folder, distributed.is_main()
         config_name = folder.model_config_file.name
         peak_bytes = self.preparation.device.memory.peak_bytes()
         self.checkpoints.load_best(self.training_state, self.progress)
@@ -292,7 +291,7 @@ class Run:
         text_model = replace(self.preparation.text_model, task=task)
         preparation = replace(self.preparation, text_model=text_model)
         if is_main:
-            with stage("saving", emit):
+            with stage("saving"):
                 saved = replace(saved, task=task)
                 if write_pages:
                     self._save(saved, adapter, validation)
@@ -307,7 +306,7 @@ class Run:
         elif self.head and self.head.cross_validated is not None:
             labels, kind = self.examples["train"].labels, "cross-validated"
             scores = self.preparation.task.score(self.head.cross_validated, labels)
-        with stage("test", emit):
+        with stage("test"):
             test = self.predict("test")
             test_rows = _prediction_rows(preparation, "test", test)
             test_scores = with_intervals(task.score(*test), task, test_rows)
@@ -325,9 +324,9 @@ class Run:
         if is_main:
             write_jsonl(folder.predictions_file, test_rows)
             if write_pages:
-                with stage("report", emit):
+                with stage("report"):
                     write_pages(folder, replace(results, stage_seconds=clock.seconds()))
-            self.emit.close()
+            self.journal.close()
             # Last, as without checkpoints it is what makes the run finished.
             results = replace(results, stage_seconds=clock.take())
             write_json(folder.results_file, results.to_json())
@@ -370,7 +369,7 @@ class Run:
         task = task.calibrate(cache(predict), fits_temperature=fits_temperature)
         if task.temperature != 1:
             words = f"the logits are divided by {task.temperature:.3g}, a temperature chosen on the"
-            self.emit(Info(f"calibration: {words} validation rows"))
+            emit(Info(f"calibration: {words} validation rows"))
         task = task.scale_output_layer(parameters)
         return task, predict()
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from finetune.errors import BatchDoesNotFit, ConfigurationInvalid, LossNotFinite
 from finetune.evaluation.statistics import Interval, bootstrap, mean_interval, percentile_interval
-from finetune.events import Info
+from finetune.events import Info, emit, sent_to
 from finetune.files import write_jsonl
 from finetune.runs.folder import SEVERAL, FoldsFolder, SeveralFolder, SweepFolder
 from finetune.runs.results import SCHEMA_VERSION, RunResults, best_of, read_results
@@ -196,10 +196,11 @@ def run_variants(
         run_folder = folder.run(number)
         if run_folder.has_finished or number in failed:
             continue
-        journal(Info(f"{variant.title}, {place} of {len(variants)}"))
+        emit(Info(f"{variant.title}, {place} of {len(variants)}"))
         run_journal, resumes = journal.copy(), run_folder.can_resume
         try:
-            preparation = variant.vary(shared, emit=run_journal)
+            with sent_to(run_journal):
+                preparation = variant.vary(shared)
             with (
                 run_folder.lock() if resumes else run_folder.create(overwrite=True),
                 Run.begin(preparation, run_folder, resumes=resumes, journal=run_journal) as run,
@@ -210,7 +211,7 @@ def run_variants(
             if not is_sweep:
                 shared = replace(shared, config=measured.config, choices=measured.choices)
         except expected as error:
-            journal(Info(f"the trial failed: {error.message}"))
+            emit(Info(f"the trial failed: {error.message}"))
             failed[number] = error.message
         write_table(failed)
     return failed

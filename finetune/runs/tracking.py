@@ -12,7 +12,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from finetune import distributed
 from finetune.config.schema import Config
 from finetune.errors import FinetuneError, UsageError
-from finetune.events import Emit, Event, Step, Validation, WarningMessage
+from finetune.events import Event, Step, Validation, WarningMessage, current_receiver, emit
 from finetune.runs.folder import RunFolder
 
 
@@ -25,10 +25,10 @@ def check_report_to(config: Config) -> None:
 
 
 class Tracking:
-    """An ``Emit`` that also reports steps and validations to a tracker, if there is one."""
+    """A receiver of events that reports steps and validations to a tracker, if there is one."""
 
-    def __init__(self, name: str, emit: Emit) -> None:
-        self.name, self.emit = name, emit
+    def __init__(self, name: str) -> None:
+        self.name, self._forward = name, current_receiver()
         self.tracker: Any = None
 
     def start(self, config: Config, folder: RunFolder) -> None:
@@ -44,7 +44,7 @@ class Tracking:
 
     def __call__(self, event: Event) -> None:
         """Pass an event on, and report it under the names of the Trainer's callbacks."""
-        self.emit(event)
+        self._forward(event)
         if isinstance(event, Step):
             values = {"loss": event.loss, "learning_rate": event.learning_rate}
             self.report("train", values, step=event.step, epoch=event.epoch)
@@ -64,13 +64,13 @@ class Tracking:
         except Exception as error:  # each package has errors of its own
             self.tracker = None
             message = f"{self.name} failed, and gets no more of this run: {_reason_of(error)}"
-            self.emit(WarningMessage(message, remedy="metrics.jsonl has all of it"))
+            emit(WarningMessage(message, remedy="metrics.jsonl has all of it"))
 
 
 @contextmanager
-def tracked(config: Config, folder: RunFolder, *, emit: Emit) -> Iterator[Tracking]:
+def tracked(config: Config, folder: RunFolder) -> Iterator[Tracking]:
     """Yield what reports to the tracker of a configuration, if it names one."""
-    tracking = Tracking(config.output.report_to, emit)
+    tracking = Tracking(config.output.report_to)
     if tracking.name == "none" or not distributed.is_main():
         yield tracking
         return

@@ -13,7 +13,7 @@ from finetune.devices.batch_size import BatchSize
 from finetune.devices.select import select_device
 from finetune.errors import ModelUnsupported
 from finetune.evaluation.predict import Predictor
-from finetune.events import Emit, WarningMessage
+from finetune.events import WarningMessage, emit
 from finetune.model.load import TextModel, load_model, load_pretrained
 from finetune.model.lora import Adapter, require_peft
 from finetune.runs.folder import RunFolder
@@ -35,19 +35,19 @@ class TrainedModel:
     reads_pairs: bool
 
     @classmethod
-    def load(cls, folder: RunFolder, *, device: str, emit: Emit) -> "TrainedModel":
+    def load(cls, folder: RunFolder, *, device: str) -> "TrainedModel":
         """Load the model that a run has saved; each of several ranks calls all methods."""
         config = read_trained_config(folder)
         load = _load_saved if config.model.merge else _load_with_adapter
-        text_model = load(folder, config, emit=emit)
-        chosen, options = select_device(device, emit=emit), config.training
+        text_model = load(folder, config)
+        chosen, options = select_device(device), config.training
         place(text_model.model, chosen.torch_device)
         precision = options.precision
         if reason := why_not(chosen, precision):
             message = f"{reason}: fp32 takes the place of {precision}, in which the run computed"
             emit(WarningMessage(f"{message}, and probabilities may differ slightly"))
             precision = "fp32"
-        batch_size = BatchSize(options.eval_batch_size, "evaluation batch size", chosen, emit)
+        batch_size = BatchSize(options.eval_batch_size, "evaluation batch size", chosen)
         distributed.use_device(chosen)
         predictor = Predictor(text_model.model, chosen, precision, batch_size)
         return cls(config, text_model, chosen, predictor, reads_pairs(folder))
@@ -88,7 +88,7 @@ class TrainedModel:
         return self.predictor.logits(examples, padded_lengths=padded_lengths)
 
 
-def _load_saved(folder: RunFolder, config: Config, *, emit: Emit) -> TextModel:
+def _load_saved(folder: RunFolder, config: Config) -> TextModel:
     """Load the model in a run's folder."""
     try:
         return load_model(
@@ -97,20 +97,17 @@ def _load_saved(folder: RunFolder, config: Config, *, emit: Emit) -> TextModel:
             task=folder.read_task(),
             from_scratch=False,
             strict=True,
-            emit=emit,
         )
     except ModelUnsupported as error:
         remedy = f"restore {folder.model_folder}, or make the run again"
         raise ModelUnsupported(error.message, remedy=remedy) from error
 
 
-def _load_with_adapter(folder: RunFolder, config: Config, *, emit: Emit) -> TextModel:
+def _load_with_adapter(folder: RunFolder, config: Config) -> TextModel:
     """Load the pretrained model of a run, and merge the run's adapter into it."""
     require_peft()
     options, seed = config.model, config.training.seed
-    text_model = load_pretrained(
-        options, folder.read_task(), seed=seed, pooling=options.pooling, emit=emit
-    )
+    text_model = load_pretrained(options, folder.read_task(), seed=seed, pooling=options.pooling)
     source = text_model.source
     now = Manifest({}, {}, {"weights": source.weights_sha256, "tokenizer": source.tokenizer_sha256})
     Manifest.read(folder).check(now, remedy=f"restore {source.name}, which the adapter changes")

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune.errors import ConfigurationInvalid
-from finetune.events import Advance, Emit, ignore
+from finetune.events import Advance, emit
 
 if TYPE_CHECKING:
     import pyarrow
@@ -116,7 +116,6 @@ def encode_texts(
     *,
     max_length: int,
     stride: int | None = None,
-    emit: Emit = ignore,
 ) -> EncodedTexts:
     """Turn each text into at most ``max_length`` token ids, special tokens included.
 
@@ -130,7 +129,7 @@ def encode_texts(
     constants: set[str] = set()
     lengths, counts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     truncated_texts = 0
-    for number, piece in enumerate(_pieces(texts, pairs, emit=emit)):
+    for number, piece in enumerate(_pieces(texts, pairs)):
         encodings = backend.encode_batch_fast(piece)
         if stride is None:
             truncated_texts += sum(bool(encoding.overflowing) for encoding in encodings)
@@ -199,7 +198,7 @@ def _set_truncation(
         backend.enable_truncation(max_length, stride=stride)
 
 
-def _pieces(texts: "Texts", pairs: "Texts | None", *, emit: Emit) -> Iterator[list[Any]]:
+def _pieces(texts: "Texts", pairs: "Texts | None") -> Iterator[list[Any]]:
     """Yield the texts, or pairs, in slices, and report every few seconds how many are done."""
     reported = time.monotonic()
     for start in range(0, len(texts), TEXTS_A_CALL):

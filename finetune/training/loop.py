@@ -11,7 +11,7 @@ from finetune import distributed, events
 from finetune.config.schema import SaveStrategy
 from finetune.devices.batch_size import BatchSize
 from finetune.errors import LossNotFinite
-from finetune.events import Emit
+from finetune.events import emit
 from finetune.model.freeze import set_training
 from finetune.tokenization.buckets import Batch, longest_first
 from finetune.tokenization.examples import Examples
@@ -53,7 +53,6 @@ class LoopSettings:
     is_save_due: Callable[[], bool]
     check_device: Callable[[], None]
     should_stop: Callable[[], bool]
-    emit: Emit
     finish: Callable[[], object] | None = None
 
 
@@ -128,7 +127,7 @@ def train(
         if progress.steps < state.schedule.total_steps:
             epoch = progress.best_step / settings.steps_per_epoch
             stopped = f"stopped: {settings.patience} validations without improvement"
-            settings.emit(events.Info(f"{stopped}; kept epoch {epoch:.3g}"))
+            emit(events.Info(f"{stopped}; kept epoch {epoch:.3g}"))
 
 
 def solve_at_once(
@@ -174,7 +173,7 @@ def _validate(state: TrainingState, progress: Progress, settings: LoopSettings) 
     if is_best:
         settings.save_best(progress)
     epoch = progress.steps / settings.steps_per_epoch
-    settings.emit(events.Validation(progress.steps, epoch, metrics, is_best))
+    emit(events.Validation(progress.steps, epoch, metrics, is_best))
 
 
 def _check_parameters_finite(state: TrainingState, progress: Progress) -> None:
@@ -229,7 +228,7 @@ class _StepLog:
         if self._guard and is_visible and self._state.took_last_step:
             self._guard.check(self._state.model)
             self._guard = None
-        self._settings.emit(
+        emit(
             events.Step(
                 step=done,
                 total_steps=schedule.total_steps,
@@ -251,7 +250,7 @@ class _StepLog:
         if reason is not None and not self._has_warned:
             self._has_warned = True
             message = f"steps are slower, since no CUDA graph can hold them: {reason}"
-            self._settings.emit(events.WarningMessage(message))
+            emit(events.WarningMessage(message))
 
     def _check_losses(self, losses: Sequence[float]) -> None:
         for index, loss in enumerate(losses):

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from finetune.devices.base import Device, without_tf32
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import DeviceDiffers
-from finetune.events import Emit, WarningMessage
+from finetune.events import WarningMessage, emit
 from finetune.model.feature_extractor import FeatureExtractor, unread_parameters
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.examples import Examples, Inputs
@@ -67,7 +67,6 @@ def check_device(
     step: int,
     padded_lengths: Sequence[int],
     batch_size: int,
-    emit: Emit,
 ) -> None:
     """Compare the device with the CPU between two steps; the state stays as it is.
 

@@ -27,7 +27,6 @@ from finetune.data.load import load_data
 from finetune.data.stream import read_texts
 from finetune.errors import FinetuneError
 from finetune.evaluation.prediction_file import PredictionFile
-from finetune.events import ignore
 from finetune.runs.checkpoint import read_checkpoint, write_checkpoint
 from finetune.tasks.base import Prediction
 
@@ -77,18 +76,18 @@ def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
 
 def read_table(path: Path) -> None:
     options = DataConfig(str(path))
-    load_data(options, emit=ignore)
+    load_data(options)
 
 
 def stream_table(path: Path) -> None:
     options = DataConfig(str(path))
-    for _ in read_texts(path, options, as_lines=False, emit=ignore):
+    for _ in read_texts(path, options, as_lines=False):
         pass
 
 
 def read_trec(path: Path) -> None:
     path.rename(path.with_name("train_5500.label"))
-    load_data(DataConfig("trec", label="label-fine", data_dir=str(path.parent)), emit=ignore)
+    load_data(DataConfig("trec", label="label-fine", data_dir=str(path.parent)))
 
 
 def read_config(path: Path) -> None:

@@ -10,7 +10,7 @@ from finetune.batch_finder import find
 from finetune.batch_finder.case import Case
 from finetune.devices.base import Device
 from finetune.errors import ModelUnsupported
-from finetune.events import Emit, Trial, TrialStatus
+from finetune.events import Trial, TrialStatus, emit
 
 MIB = 2**20
 GIB = 2**30
@@ -180,18 +180,12 @@ class SimulatedRunner:
     cases: list[Case] = field(default_factory=list)
 
     def __call__(
-        self,
-        case: Case,
-        device: Device,
-        *,
-        limit_bytes: int | None,
-        timeout_seconds: float,
-        emit: Emit,
+        self, case: Case, device: Device, *, limit_bytes: int | None, timeout_seconds: float
     ) -> "SimulatedRunner":
         self.cases.append(case)
         if case.gradient_checkpointing:
             self.machine = self.with_checkpointing or self.machine
-        self.limit_bytes, self.timeout_seconds, self.emit = limit_bytes, timeout_seconds, emit
+        self.limit_bytes, self.timeout_seconds = limit_bytes, timeout_seconds
         if limit_bytes is not None:
             self.machine = replace(self.machine, budget_bytes=limit_bytes)
         return self
@@ -211,7 +205,7 @@ class SimulatedRunner:
             raise ModelUnsupported("the frozen layers of Model can't be split off", remedy="-")
         machine = self.machines.get(case.part) or self.machines.get(case.mode) or self.machine
         trial = replace(machine.run(batch_size), part=case.part)
-        self.emit(trial)
+        emit(trial)
         return trial
 
 

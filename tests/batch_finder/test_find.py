@@ -25,13 +25,11 @@ from finetune.config.schema import SearchConfig
 from finetune.devices.base import BatchShapes
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import BatchDoesNotFit
-from finetune.events import Event, Info, Trial, WarningMessage, ignore
+from finetune.events import Event, Info, Trial, WarningMessage, sent_to
 
 __all__ = ["runner"]
 CASE = tiny_case()
-SEARCH = Search(
-    CpuDevice(), SearchConfig(time_limit=60.0), limit=1000, first=None, cache=None, emit=ignore
-)
+SEARCH = Search(CpuDevice(), SearchConfig(time_limit=60.0), limit=1000, first=None, cache=None)
 
 
 def device_with(**changes: Any) -> CpuDevice:
@@ -44,7 +42,8 @@ def device_with(**changes: Any) -> CpuDevice:
 def find_in(cache: Path | None, *, case: Case = CASE, **changes: Any) -> tuple[Result, list[int]]:
     """Search; return the result and the sizes that were tried."""
     emitted: list[Event] = []
-    result = find(case, replace(SEARCH, cache=cache, emit=emitted.append, **changes))
+    with sent_to(emitted.append):
+        result = find(case, replace(SEARCH, cache=cache, **changes))
     return result, [event.batch_size for event in emitted if isinstance(event, Trial)]
 
 
@@ -177,7 +176,8 @@ def test_processes_of_one_host_divide_its_memory(
 def search_parts(*, stores_features: bool = True) -> tuple[Result, list[str]]:
     emitted: list[Event] = []
     case = tiny_case(mode=Mode("head"))
-    result = find_parts(case, replace(SEARCH, emit=emitted.append), stores_features=stores_features)
+    with sent_to(emitted.append):
+        result = find_parts(case, replace(SEARCH), stores_features=stores_features)
     return result, [one.message for one in emitted if isinstance(one, Info | WarningMessage)]
 
 

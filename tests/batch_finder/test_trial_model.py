@@ -147,7 +147,7 @@ def test_each_part_is_measured(part: Part) -> None:
 @pytest.mark.parametrize("mode", ["last-1", "head"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_each_part_is_measured_on_a_real_gpu(part: Part, mode: str, precision: str) -> None:
-    device = select_device("cuda", emit=lambda _: None)
+    device = select_device("cuda")
     case = tiny_case(mode=Mode(mode), part=part, device="cuda", precision=precision)
     model = build_trial_model(case, device=device)
     measurement = measure(model, batch_size=4, budget_bytes=device.memory.budget_bytes(None))

@@ -8,7 +8,6 @@ from bench.simulated_devices import LIMITS, SimulatedDevice, a_workload
 from finetune.bench.results import Row
 from finetune.bench.timing import MAX_REPEATS, measure, time_workload
 from finetune.bench.workloads import Workload
-from finetune.events import ignore
 
 
 def timed(workload: Workload, device: SimulatedDevice, *, before: Row | None = None) -> Row:
@@ -66,7 +65,7 @@ def test_all_are_timed_once_and_then_in_turn_while_time_is_left() -> None:
     devices = [SimulatedDevice(row_seconds=0.5), fault]
     counts = [
         [len(row.seconds) for row in rows]
-        for rows in measure(workloads, devices, LIMITS, until=time.time() + 60, emit=ignore)
+        for rows in measure(workloads, devices, LIMITS, until=time.time() + 60)
     ]
     assert counts[:5] == [[1], [1, 0], [1, 0, 1], [1, 0, 1, 0], [2, 0, 1, 0]]
     assert counts[-1] == [MAX_REPEATS, 0, MAX_REPEATS, 0]

@@ -9,7 +9,7 @@ from tiny_runs import Command
 
 from finetune.commands.data import check_data
 from finetune.config.schema import Config, DataConfig, ModelConfig
-from finetune.events import Event, WarningMessage
+from finetune.events import Event, WarningMessage, sent_to
 
 ROWS = [("a river", "x"), ("a city of the old river", "y"), ("A  River", "x"), ("who", "y")] * 5
 
@@ -29,7 +29,8 @@ def check(
         data=DataConfig(data=str(data), **options),
         model=ModelConfig(model=str(model), max_length=8),
     )
-    return check_data(config, emit=([] if emitted is None else emitted).append).to_json()
+    with sent_to(([] if emitted is None else emitted).append):
+        return check_data(config).to_json()
 
 
 def test_findings_lengths_and_suggestions_come_together(table: Path, tiny_folder: Path) -> None:

@@ -13,7 +13,6 @@ from tiny_runs import Command, run_tiny
 
 import finetune
 from finetune.errors import DataError, NotARun, UsageError
-from finetune.events import ignore
 from finetune.files import read_json
 from finetune.runs.evaluate import load_split
 from finetune.runs.folder import open_run_folder
@@ -41,7 +40,7 @@ def test_a_split_that_is_not_there_is_answered_with_those_that_are(finished_run:
 def test_a_file_called_like_a_split_is_other_data(
     name: str, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
-    texts = load_split(open_run_folder(finished_run), "train", emit=ignore).select(range(3))
+    texts = load_split(open_run_folder(finished_run), "train").select(range(3))
     lines = [json.dumps({"text": row["text"], "label": "ABBR"}) for row in texts]
     (tmp_path / name).mkdir()
     (tmp_path / name / "rows.jsonl").write_text("\n".join(lines))
@@ -185,7 +184,7 @@ def test_rows_that_were_in_training_are_counted_and_left_out(
     data = write_rows(tmp_path / "mixed.csv", made_up_rows(90) + new)
     arguments = ("evaluate", table_run, "--device", "cpu", "--data")
     found = finetune.evaluate(table_run, data=data, device="cpu")
-    trained = len(load_split(open_run_folder(table_run), "train", emit=ignore))
+    trained = len(load_split(open_run_folder(table_run), "train"))
     assert (found.scores.samples, found.rows_in_training) == (99, trained)
     assert found.unseen.samples == 99 - trained
     shown = command(*arguments, data).output

@@ -153,8 +153,7 @@ def test_every_device_that_works_is_searched(
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_the_search_computes_in_the_precision_of_a_run(
     precision: Any, runner: SimulatedRunner, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
     choice = PrecisionChoice(precision, "a test says so")
     monkeypatch.setattr(precision_module, "choose_precision", lambda *_, **__: choice)
     results = search(model=tiny_folder, limit=1)

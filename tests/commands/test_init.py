@@ -32,7 +32,7 @@ def look(
     file = folder / "table.jsonl"
     file.write_text("\n".join(map(json.dumps, table)), encoding="utf-8")
     options = DataConfig(str(file), **columns)
-    return look_at_table(options, model=model, emit=lambda event: None)
+    return look_at_table(options, model=model)
 
 
 def configured(facts: TableFacts, folder: Path) -> Config:
@@ -89,7 +89,7 @@ def test_the_proposed_model_suits_the_script_of_the_texts(
 def test_init_and_check_count_the_same_tokens(tmp_path: Path, tiny_folder: Path) -> None:
     facts = look(tmp_path, rows(text="{} {} " + "the river " * 3), model=str(tiny_folder))
     config = configured(facts, tmp_path)
-    lengths = check_data(config, emit=lambda event: None).lengths
+    lengths = check_data(config).lengths
     assert lengths is not None
     assert facts.suggested_max_length == lengths.suggested_max_length
 
@@ -99,7 +99,7 @@ def test_what_the_user_said_of_the_file_is_configured(tmp_path: Path) -> None:
     lines = (f"отзыв {number},{number % 2}\n" for number in range(40))
     file.write_text("".join(lines), encoding="koi8_r")
     options = DataConfig(str(file), encoding="koi8_r", header=False)
-    facts = look_at_table(options, model=None, emit=lambda event: None)
+    facts = look_at_table(options, model=None)
     assert facts.examples["1"] == "отзыв 1"
     config = configured(facts, tmp_path).data
     assert (config.encoding, config.header) == ("koi8_r", False)

@@ -23,7 +23,7 @@ import finetune
 from finetune.commands.predict import load
 from finetune.data.stream import Texts
 from finetune.errors import DataError, NotARun, UsageError
-from finetune.events import Event, Info, WarningMessage, ignore
+from finetune.events import Event, Info, WarningMessage
 from finetune.files import read_json, read_jsonl, write_json
 
 
@@ -471,14 +471,14 @@ def test_predictions_appear_while_more_lines_may_come(finished_run: Path) -> Non
         yield Texts(["one ?", "two ?"])
         pytest.fail("waited for more")
 
-    first = next(load(finished_run, device="cpu").stream(lines(), emit=ignore))
+    first = next(load(finished_run, device="cpu").stream(lines()))
     assert [prediction.text for prediction in first] == ["one ?", "two ?"]
 
 
 def test_the_first_pieces_are_small(finished_run: Path) -> None:
     texts = [f"what is {number} ?" for number in range(100)]
     given = [Texts(texts[:60]), Texts(texts[60:])]
-    pieces = list(load(finished_run, device="cpu").stream(given, emit=ignore))
+    pieces = list(load(finished_run, device="cpu").stream(given))
     assert [len(piece) for piece in pieces] == [16, 32, 12, 40]
     assert [one.text for piece in pieces for one in piece] == texts
 

@@ -11,12 +11,12 @@ from finetune.commands import progress
 from finetune.commands.python_api import as_python
 from finetune.config.schema import OPTIONS, ModelConfig
 from finetune.errors import UsageError
-from finetune.events import Emit, Event, Info, WarningMessage, ignore
+from finetune.events import Event, Info, WarningMessage, emit, ignore, sent_to
 from finetune.tasks.base import Predictions
 
 
 @as_python
-def work(subject: str, *, emit: Emit = ignore) -> Predictions:
+def work(subject: str) -> Predictions:
     """Do some work."""
     emit(Info(f"working on {subject}"))
     emit(WarningMessage(f"{subject} is odd", remedy="give --progress"))
@@ -50,8 +50,8 @@ def test_events_are_shown_to_those_who_watch_and_warnings_reach_all(
 
 def test_an_emit_receives_all_events() -> None:
     emitted: list[Event] = []
-    with pytest.warns(UserWarning, match="is odd"):
-        work("it", emit=emitted.append)
+    with pytest.warns(UserWarning, match="is odd"), sent_to(emitted.append):
+        work("it")
     assert [type(event) for event in emitted] == [Info, WarningMessage]
 
 

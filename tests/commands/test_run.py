@@ -25,7 +25,6 @@ import finetune
 from finetune.commands.run import dry_run
 from finetune.config.load import load_config
 from finetune.errors import RunFolderNotEmpty
-from finetune.events import ignore
 from finetune.files import read_json
 from finetune.runs import batch_sizes
 
@@ -248,15 +247,14 @@ def test_run_takes_a_file_with_options_on_top_and_returns_what_it_writes(
 
 def plan_of(model: Path, output_dir: Path, **options: Any) -> dict[str, Any]:
     flags = {**options, "model": str(model), "output_dir": str(output_dir)}
-    return dry_run(load_config(flags=flags), emit=ignore)
+    return dry_run(load_config(flags=flags))
 
 
 @pytest.mark.parametrize(("size", "expected"), [(4, 4), ("auto", 3)])
 @pytest.mark.parametrize("contrastive", ["on", "off"])
 def test_a_dry_run_has_the_batch_size_of_the_run(
     contrastive: str, size: Any, expected: int, tiny_folder: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     found = SimpleNamespace(
         recommended=3, trials=(), first_failed=None, budget_bytes=1, is_short_of_memory=False,
         examples_per_second=1.0,

@@ -16,7 +16,6 @@ from finetune.config.schema import DataConfig
 from finetune.data.in_memory import as_arrow, write_table
 from finetune.data.load import load_splits
 from finetune.errors import FinetuneError, NotARun
-from finetune.events import ignore
 from finetune.files import file_sha256
 from finetune.runs.results import RunResults
 from finetune.runs.trained import TrainedModel
@@ -63,7 +62,7 @@ KINDS: dict[str, Any] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_table_is_read_as_the_same_rows(kind: str, tmp_path: Path) -> None:
     path = write_table(KINDS[kind], tmp_path)
-    loaded = load_splits(DataConfig(str(path), test_fraction=0.5), emit=ignore)
+    loaded = load_splits(DataConfig(str(path), test_fraction=0.5))
     names = loaded.task.class_names
     rows = [row for split in loaded.splits.values() for row in split]
     assert {(row["text"], names[row["label"]]) for row in rows} == {*ROWS}
@@ -110,7 +109,7 @@ def test_what_is_no_table_is_refused_with_what_is_taken(table: Any, words: str) 
 @pytest.fixture(scope="module")
 def frame() -> pandas.DataFrame:
     """Questions of two classes, with an index of their own."""
-    rows = load_splits(DataConfig("questions"), emit=ignore).splits["train"]
+    rows = load_splits(DataConfig("questions")).splits["train"]
     frame = rows.to_pandas()
     frame["label"] = frame["label"].map(rows.features["label"].int2str)
     frame = frame[frame["label"].isin(["HUM", "LOC"])].reset_index(names="number")

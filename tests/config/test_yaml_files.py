@@ -19,7 +19,6 @@ from finetune.config.yaml_files import (
 )
 from finetune.data.load import load_splits
 from finetune.errors import ConfigurationInvalid
-from finetune.events import ignore
 
 RECIPES = sorted(recipes_folder().glob("*.yaml"))
 
@@ -67,7 +66,7 @@ def test_a_recipe_reads_the_columns_of_its_dataset(
     ]
     table = tmp_path / "rows.jsonl"
     table.write_text("\n".join(rows))
-    loaded = load_splits(replace(load(name).data, data=str(table)), emit=ignore)
+    loaded = load_splits(replace(load(name).data, data=str(table)))
     assert loaded.task.name == task
     assert ("text_pair" in loaded.splits["train"].column_names) == (len(texts) == 2)
 

@@ -9,7 +9,7 @@ from finetune.config.schema import DataConfig
 from finetune.data.dataset import LoadedData
 from finetune.data.load import load_data
 from finetune.errors import DataDiffers, DataError
-from finetune.events import Event, Info
+from finetune.events import Event, Info, sent_to
 
 ROWS = ["first,a", ",a", "second,b", "third,b", "fourth,a"]
 
@@ -28,7 +28,8 @@ def load(table: Path, emitted: list[Event] | None = None, **files: str) -> Loade
         path.write_text(content)
         options[option] = str(path)
     emit = ([] if emitted is None else emitted).append
-    return load_data(DataConfig(data=str(table), **options), emit=emit)
+    with sent_to(emit):
+        return load_data(DataConfig(data=str(table), **options))
 
 
 def rows_of(loaded: LoadedData) -> list[tuple[str, str]]:

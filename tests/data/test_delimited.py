@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from finetune.config.schema import DataConfig
 from finetune.data.read import RawTable, read_file
 from finetune.errors import DataUnreadable
-from finetune.events import Event, Info, ignore
+from finetune.events import Event, Info, sent_to
 
 ROWS = [
     ("plain", "a"),
@@ -31,7 +31,8 @@ def read(
     path = folder / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     emitted: list[Event] = []
-    table = read_file(path, DataConfig("", **options), emit=emitted.append)
+    with sent_to(emitted.append):
+        table = read_file(path, DataConfig("", **options))
     return table, "; ".join(event.message for event in emitted if isinstance(event, Info))
 
 
@@ -124,7 +125,7 @@ def test_reading_gives_what_was_written(
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, delimiter=delimiter, lineterminator=line_end, quoting=quoting)
         writer.writerows([("text", "label"), *rows])
-    table = read_file(path, DataConfig("", header=True), emit=ignore)
+    table = read_file(path, DataConfig("", header=True))
     assert rows_of(table.columns.columns) == rows
     for number in range(len(rows)):
         assert table.place(number).endswith(f" of {path}")

@@ -9,7 +9,7 @@ import pytest
 from finetune.data.encoding import TextFile, find_text
 from finetune.data.packed import Content
 from finetune.errors import DataUnreadable, UsageError
-from finetune.events import Event, WarningMessage
+from finetune.events import Event, WarningMessage, sent_to
 
 TEXT = "Grüße aus Zürich – „fünf Straßen“\n"
 PATH = Path("greetings.csv")
@@ -61,7 +61,8 @@ def test_a_detected_encoding_is_a_warning_unless_it_is_named() -> None:
     emitted: list[Event] = []
     content = Content(PATH, swedish.encode("cp1252"))
     for encoding in (None, "cp1252"):
-        found = find_text(content, encoding=encoding, emit=emitted.append)
+        with sent_to(emitted.append):
+            found = find_text(content, encoding=encoding)
         assert (text_of(found), found.encoding) == (swedish, "cp1252")
     [warning] = emitted
     assert isinstance(warning, WarningMessage)

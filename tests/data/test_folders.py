@@ -11,7 +11,7 @@ from finetune.data.dataset import make_dataset
 from finetune.data.folders import digest_folder
 from finetune.data.load import load_data, load_rows
 from finetune.errors import DataError, DataNotFound, DataUnreadable
-from finetune.events import Event, Info, ignore
+from finetune.events import Event, Info, sent_to
 from finetune.tasks.single import Single
 
 
@@ -25,7 +25,8 @@ def write(root: Path, **texts: str) -> Path:
 
 def rows_of(root: Path, emitted: list[Event] | None = None) -> dict[str, list[tuple[str, str]]]:
     options = DataConfig(str(root))
-    loaded = load_data(options, emit=([] if emitted is None else emitted).append)
+    with sent_to(([] if emitted is None else emitted).append):
+        loaded = load_data(options)
     names = loaded.task.class_names
     return {
         split: [(row["text"], names[row["label"]]) for row in rows]
@@ -49,7 +50,7 @@ def test_splits_and_classes_are_folders(tmp_path: Path) -> None:
     assert any("2 texts in 2 folders, encoding" in one for one in said)
     assert rows_of(root / "train") == {"train": [("dull", "neg"), ("great\nfun", "pos")]}
     with pytest.raises(DataError, match="several splits: test, train"):
-        load_rows(OtherData(str(root)), task=Single(["neg", "pos"]), emit=ignore)
+        load_rows(OtherData(str(root)), task=Single(["neg", "pos"]))
 
 
 def test_files_need_no_suffix_and_names_of_splits_may_end_longer_ones(tmp_path: Path) -> None:

@@ -15,11 +15,11 @@ from pyarrow import parquet
 from finetune.config.schema import DataConfig
 from finetune.data.read import RawTable, as_text, read_file
 from finetune.errors import DataUnreadable
-from finetune.events import Event
+from finetune.events import Event, sent_to
 
 
 def read(path: Path) -> RawTable:
-    return read_file(path, DataConfig(), emit=lambda event: None)
+    return read_file(path, DataConfig())
 
 
 def columns_of(table: RawTable) -> dict[str, list[str]]:
@@ -111,7 +111,8 @@ def test_columns_that_are_left_out_are_named(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"text": ["a"], "tags": [[0.5]]}), tmp_path / "b.parquet")
     emitted: list[Event] = []
     for name in ("a.jsonl", "b.parquet"):
-        read_file(tmp_path / name, DataConfig(), emit=emitted.append)
+        with sent_to(emitted.append):
+            read_file(tmp_path / name, DataConfig())
     reports = [event.message for event in emitted if "left out" in getattr(event, "message", "")]
     assert len(reports) == 2
     assert all("'tags'" in report for report in reports)

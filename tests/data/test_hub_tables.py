@@ -12,7 +12,7 @@ from finetune.config.schema import DataConfig
 from finetune.data.hub_tables import CONVERTED_BRANCH, find_splits
 from finetune.data.load import load_data
 from finetune.errors import DataError, DataNotFound, HubNotReachable
-from finetune.events import Event, WarningMessage
+from finetune.events import Event, WarningMessage, sent_to
 
 SET = "acme/rows"
 CLASSES = ["zebra", "ant"]
@@ -57,7 +57,8 @@ def write_lines(path: Path, *texts: str) -> None:
 
 def load(name: str = SET, *, emitted: list[Event] | None = None) -> DatasetDict:
     options = DataConfig(f"hub:{name}")
-    return load_data(options, emit=([] if emitted is None else emitted).append).splits
+    with sent_to(([] if emitted is None else emitted).append):
+        return load_data(options).splits
 
 
 def texts_in(table: DatasetDict) -> dict[str, list[str]]:

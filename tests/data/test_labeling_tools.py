@@ -12,7 +12,6 @@ from finetune.config.schema import DataConfig
 from finetune.data.labeling_tools import convert
 from finetune.data.read import read_file
 from finetune.errors import DataError
-from finetune.events import ignore
 from finetune.tasks.labels import split_labels
 
 STUDIO = {"annotator": 1, "annotation_id": 7, "created_at": "2024-05-01", "lead_time": 3.5}
@@ -109,7 +108,7 @@ def test_an_export_is_loaded_from_its_file(name: str, suffix: str, tmp_path: Pat
         path = tmp_path / f"export{suffix}"
         lines = [json.dumps(record) for record in content]
         path.write_text(f"[{', '.join(lines)}]" if suffix == ".json" else "\n".join(lines))
-    table = read_file(path, DataConfig(), emit=ignore).columns
+    table = read_file(path, DataConfig()).columns
     column = "topic" if "topic" in table.column_names else "label"
     found = [split_labels(cell, None) for cell in table[column].to_pylist()]
     plain = [own if isinstance(own, list) else [str(own)] * bool(own) for own in labels]

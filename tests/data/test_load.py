@@ -11,13 +11,14 @@ from finetune.data.columns import OtherData
 from finetune.data.dataset import LoadedData
 from finetune.data.load import load_data, load_rows
 from finetune.errors import DataError, DataNotFound, UsageError
-from finetune.events import Event
+from finetune.events import Event, sent_to
 from finetune.tasks.single import Single
 
 
 def load(data: str | Path, *, emitted: list[Event] | None = None, **options: Any) -> LoadedData:
     emit = ([] if emitted is None else emitted).append
-    return load_data(DataConfig(str(data), **options), emit=emit)
+    with sent_to(emit):
+        return load_data(DataConfig(str(data), **options))
 
 
 def test_a_file_is_read_with_those_beside_it(tmp_path: Path) -> None:
@@ -94,10 +95,10 @@ def test_a_name_that_is_not_utf8_is_refused_at_the_start() -> None:
 def test_all_rows_of_other_data_get_the_numbers_of_the_classes_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label\nyes,b\nno,a\n")
     options = OtherData(str(tmp_path / "a.csv"), test_file="other.csv")
-    rows = load_rows(options, task=Single(["c", "b", "a"]), emit=lambda event: None)
+    rows = load_rows(options, task=Single(["c", "b", "a"]))
     assert rows["label"][:] == [1, 2]
     assert rows.features["label"].names == ["c", "b", "a"]
     classes = [str(number) for number in range(500)]
     with pytest.raises(DataError, match="the model does not know: a, b") as raised:
-        load_rows(options, task=Single(classes), emit=lambda event: None)
+        load_rows(options, task=Single(classes))
     assert raised.value.remedy.endswith("18, 19 and 480 others")

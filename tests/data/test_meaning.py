@@ -10,7 +10,7 @@ import pytest
 from finetune.config.schema import DataConfig
 from finetune.data.load import load_data
 from finetune.errors import DataError, FinetuneError, UsageError
-from finetune.events import Event, Info, WarningMessage
+from finetune.events import Event, Info, WarningMessage, sent_to
 
 ROWS = 40
 TOPICS = ("price", "team", "food")
@@ -39,7 +39,8 @@ def load(
     else:
         frame.to_parquet(path)
     emitted: list[Event] = []
-    loaded = load_data(DataConfig(str(path), **options), emit=emitted.append)
+    with sent_to(emitted.append):
+        loaded = load_data(DataConfig(str(path), **options))
     found = {
         split: loaded.task.to_json(loaded.task.labels(rows.data["label"]))
         for split, rows in loaded.splits.items()

@@ -15,7 +15,7 @@ from finetune.data.dataset import LoadedData
 from finetune.data.folders import digest_folder
 from finetune.data.load import load_data, load_rows
 from finetune.errors import DataError, SeveralTables
-from finetune.events import Event, Info, WarningMessage, ignore
+from finetune.events import Event, Info, WarningMessage, sent_to
 
 TRAIN = [("the film", "good"), ("no end", "bad"), ("so long", "bad")]
 TEST = [("a start", "good")]
@@ -59,9 +59,8 @@ def write_json(path: Path, files: Mapping[str, str]) -> Path:
 
 
 def load(path: Path, emitted: list[Event] | None = None, **options: Any) -> LoadedData:
-    return load_data(
-        DataConfig(str(path), **options), emit=([] if emitted is None else emitted).append
-    )
+    with sent_to(([] if emitted is None else emitted).append):
+        return load_data(DataConfig(str(path), **options))
 
 
 def rows_of(loaded: LoadedData) -> dict[str, list[tuple[str, str]]]:
@@ -82,8 +81,8 @@ def test_tables_named_as_splits_are_the_splits(write: Any, tmp_path: Path) -> No
     loaded = load(path, member="train")
     assert rows_of(loaded) == {"train": TRAIN}
     with pytest.raises(SeveralTables, match="holds 3 tables"):
-        load_rows(OtherData(str(path)), task=loaded.task, emit=ignore)
-    rows = load_rows(OtherData(str(path), member="my_test"), task=loaded.task, emit=ignore)
+        load_rows(OtherData(str(path)), task=loaded.task)
+    rows = load_rows(OtherData(str(path), member="my_test"), task=loaded.task)
     assert rows["text"][:] == ["a start"]
 
 

@@ -17,14 +17,13 @@ from finetune.data import packed
 from finetune.data.read import RawTable, read_file
 from finetune.data.stream import read_texts
 from finetune.errors import DataUnreadable
-from finetune.events import ignore
 
 CSV = b"text,label\nthe film,good\nthe end,bad\n"
 COLUMNS = {"text": ["the film", "the end"], "label": ["good", "bad"]}
 
 
 def read(path: Path) -> RawTable:
-    return read_file(path, DataConfig(str(path)), emit=ignore)
+    return read_file(path, DataConfig(str(path)))
 
 
 def pack(path: Path, members: dict[str, bytes]) -> Path:
@@ -75,7 +74,7 @@ def test_packed_texts_are_predicted_too(tmp_path: Path) -> None:
         pack(tmp_path / "a.zip", {"rows.csv": CSV}),
         write_workbook(tmp_path / "a.xlsx", reviews=rows),
     ):
-        [read] = read_texts(path, DataConfig(str(path)), as_lines=False, emit=ignore)
+        [read] = read_texts(path, DataConfig(str(path)), as_lines=False)
         assert read[:].texts == ["the film", "the end"]
         assert [row["label"] for row in read.records()] == ["good", "bad"]
 

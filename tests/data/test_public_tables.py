@@ -10,7 +10,6 @@ from finetune.config.schema import DataConfig
 from finetune.data.columns import choose_columns, read_labels
 from finetune.data.read import read_file
 from finetune.errors import DataError, UsageError
-from finetune.events import ignore
 from finetune.tasks.choose import AUTO, choose_task_type
 
 ROWS = 90
@@ -100,7 +99,7 @@ def test_the_right_columns_and_kind_are_guessed(
     header: str, kinds: str, expected: Sequence[int | None], task: str, tmp_path: Path
 ) -> None:
     options = write_table(tmp_path / "table.tsv", header, kinds)
-    columns = read_file(tmp_path / "table.tsv", options, emit=ignore).columns
+    columns = read_file(tmp_path / "table.tsv", options).columns
     found = choose_columns(columns, options, table="table.tsv")
     names = [None if place is None else columns.column_names[place] for place in expected]
     options_of = ("text_column", "text_pair_column", "label_column")
@@ -123,7 +122,7 @@ def test_columns_of_0_and_1_are_labels_of_several_classes(
     header: str, kinds: str, text: int, flags: slice, tmp_path: Path
 ) -> None:
     options = write_table(tmp_path / "table.tsv", header, kinds)
-    columns = read_file(tmp_path / "table.tsv", options, emit=ignore).columns
+    columns = read_file(tmp_path / "table.tsv", options).columns
     names = header.split(",")
     found = choose_columns(columns, options, table="table.tsv")
     assert found["label_column"].name == ",".join(names[flags])
@@ -169,7 +168,7 @@ def test_what_is_open_is_asked_for_and_a_table_without_texts_refused(
     header: str, kinds: str, said: str, tmp_path: Path
 ) -> None:
     options = write_table(tmp_path / "table.tsv", header, kinds)
-    columns = read_file(tmp_path / "table.tsv", options, emit=ignore).columns
+    columns = read_file(tmp_path / "table.tsv", options).columns
     with pytest.raises((DataError, UsageError)) as raised:
         choose_columns(columns, options, table="table.tsv")
     assert said in f"{raised.value.message}; {raised.value.remedy}"

@@ -14,7 +14,6 @@ from finetune.config.schema import DataConfig
 from finetune.data.load import load_data
 from finetune.data.read import RawTable, read_file
 from finetune.errors import DataError
-from finetune.events import ignore
 
 ROWS = [("the film", "good"), ("no end", "bad"), ("it said \"no\", and 'yes'", "good")]
 OBJECTS = [{"text": text, "label": label} for text, label in ROWS]
@@ -24,7 +23,7 @@ FASTTEXT = "".join(f"__label__{label} {text}\n" for text, label in ROWS)
 
 
 def read(path: Path, **options: Any) -> RawTable:
-    return read_file(path, DataConfig(str(path), **options), emit=ignore)
+    return read_file(path, DataConfig(str(path), **options))
 
 
 def rows_of(table: RawTable) -> list[tuple[str, ...]]:
@@ -134,7 +133,7 @@ def test_what_is_no_table_is_named_for_what_it_is(
 ) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=complaint) as raised:
-        load_data(DataConfig(str(tmp_path / name)), emit=ignore)
+        load_data(DataConfig(str(tmp_path / name)))
     assert remedy in raised.value.remedy
     assert name.partition(".")[0] in raised.value.message
 

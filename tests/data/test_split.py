@@ -14,7 +14,7 @@ from finetune.data.dataset import column_of, make_dataset, number_texts, rows_wh
 from finetune.data.dataset import texts_of as columns_of
 from finetune.data.split import find_held_out, split_table
 from finetune.errors import DataError
-from finetune.events import Event, Info, WarningMessage
+from finetune.events import Event, Info, WarningMessage, sent_to
 from finetune.tasks.base import Task
 from finetune.tasks.multi import Multi
 from finetune.tasks.regression import Regression
@@ -94,7 +94,8 @@ def test_splits_that_the_data_brings_are_not_touched_and_texts_they_share_are_co
         test=table_of(["few 7", "Many  3", "new"], ["few", "some", "many"]),
     )
     emitted: list[Event] = []
-    splits = split_table(given_splits, splitting(0.5, 0.5), task=TASK, emit=emitted.append)
+    with sent_to(emitted.append):
+        splits = split_table(given_splits, splitting(0.5, 0.5), task=TASK)
     assert list(splits) == ["train", "validation", "test"]
     assert all(texts_of(splits[name]) == texts_of(given_splits[name]) for name in splits)
     [warning] = emitted
@@ -106,7 +107,8 @@ def test_texts_with_several_labels_are_counted() -> None:
     texts = [*map(str, range(30)), "a", "A ", "b", "b"]
     table = table_of(texts, [*["many", "some"] * 15, "many", "some", "few", "few"])
     emitted: list[Event] = []
-    split_table(DatasetDict(train=table), splitting(0.1, 0.2), task=TASK, emit=emitted.append)
+    with sent_to(emitted.append):
+        split_table(DatasetDict(train=table), splitting(0.1, 0.2), task=TASK)
     [warning] = [event for event in emitted if isinstance(event, WarningMessage)]
     assert warning.message == "1 texts have contradictory labels in several rows"
 
@@ -115,7 +117,8 @@ def test_a_missing_test_split_is_held_out_first_and_reported_with_its_counts() -
     emitted: list[Event] = []
     table = numbered_table(many=60, some=30, few=10)
     whole = DatasetDict(train=table)
-    splits = split_table(whole, splitting(0.1, 0.2), task=TASK, emit=emitted.append)
+    with sent_to(emitted.append):
+        splits = split_table(whole, splitting(0.1, 0.2), task=TASK)
     assert splits.num_rows == {"train": 70, "validation": 10, "test": 20}
     assert set.union(*(set(rows["text"]) for rows in splits.values())) == set(table["text"])
     [stage] = emitted
@@ -142,7 +145,8 @@ def test_by_default_a_tenth_is_held_out_only_where_that_says_something(
     given = DatasetDict(train=table, test=table.select(range(3)))
     emitted: list[Event] = []
     for fraction, expected in ((None, held_out), (0.1, round(rows / 10)), (0.0, 0)):
-        splits = split_table(given, splitting(fraction, 0.1), task=task, emit=emitted.append)
+        with sent_to(emitted.append):
+            splits = split_table(given, splitting(fraction, 0.1), task=task)
         assert splits.num_rows.get("validation", 0) == expected
     said = [one.message for one in emitted if isinstance(one, Info)]
     assert len(said) == (held_out == 0)
@@ -153,17 +157,17 @@ def test_many_classes_of_two_rows_hold_none_out_unless_that_is_asked() -> None:
     names = [f"class {number}" for number in range(600)]
     texts, task = [f"text {number}" for number in range(1200)], Single(names)
     given = DatasetDict(train=make_dataset(texts, names * 2, task=task))
-    splits = split_table(given, splitting(None, 0.5), task=task, emit=lambda event: None)
+    splits = split_table(given, splitting(None, 0.5), task=task)
     assert {name: len(split) for name, split in splits.items()} == {"train": 600, "test": 600}
     with pytest.raises(DataError, match="validation split"):
-        split_table(given, splitting(0.1, 0.5), task=task, emit=lambda event: None)
+        split_table(given, splitting(0.1, 0.5), task=task)
 
 
 @pytest.mark.parametrize(("rows", "fraction"), [(1, 0.1), (0, 0.1), (2, 0.05), (10, 0.95)])
 def test_too_few_rows_to_split_are_an_error_with_a_remedy(rows: int, fraction: float) -> None:
     table = DatasetDict(train=numbered_table(many=rows, some=rows, few=0))
     with pytest.raises(DataError, match="too few rows") as raised:
-        split_table(table, splitting(fraction, 0.1), task=TASK, emit=lambda event: None)
+        split_table(table, splitting(fraction, 0.1), task=TASK)
     assert TASK.label_summary in raised.value.message
     purpose = "validation" if "validation" in raised.value.message else "test"
     assert f"--{purpose}-fraction" in raised.value.remedy
@@ -173,7 +177,7 @@ def test_too_few_rows_to_split_are_an_error_with_a_remedy(rows: int, fraction: f
 def limited(table: Dataset, rows: int, *, data: str = "a.csv", seed: int = 0) -> Dataset:
     options = splitting(0.0, 0.1, seed, rows, data=data)
     given = DatasetDict(train=table, test=table_of(["x", "y", "z"], [*CLASSES]))
-    return split_table(given, options, task=TASK, emit=ignore)["train"]
+    return split_table(given, options, task=TASK)["train"]
 
 
 def test_a_limit_of_rows_keeps_every_class_its_share_of_a_sorted_table() -> None:

@@ -12,12 +12,11 @@ from pyarrow import parquet
 from finetune.config.schema import DataConfig
 from finetune.data.stream import read_lines, read_texts
 from finetune.errors import DataNotFound, DataUnreadable, UsageError
-from finetune.events import ignore
 
 
 def texts_in(path: Path, *, as_lines: bool = False, **options: str | None) -> list[str | None]:
     given = DataConfig(str(path), **options)
-    pieces = read_texts(path, given, as_lines=as_lines, emit=ignore)
+    pieces = read_texts(path, given, as_lines=as_lines)
     return [text for piece in pieces for text in piece[:].texts]
 
 
@@ -62,7 +61,7 @@ def test_memory_does_not_grow_with_the_lines(tmp_path: Path) -> None:
     def peak_bytes(lines: int) -> int:
         path.write_text("a text with some words and more words\n" * lines)
         tracemalloc.start()
-        pieces = read_texts(path, DataConfig(str(path)), as_lines=False, emit=ignore)
+        pieces = read_texts(path, DataConfig(str(path)), as_lines=False)
         assert sum(map(len, pieces)) == lines
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()

@@ -15,7 +15,7 @@ from finetune.data.load import load_data, load_rows
 from finetune.data.read import join_tables, read_file
 from finetune.data.tables import read_tables
 from finetune.errors import DataError, DataNotFound, UsageError
-from finetune.events import Event, Info, WarningMessage, ignore
+from finetune.events import Event, Info, WarningMessage, sent_to
 
 
 def write(path: Path, content: str) -> Path:
@@ -34,7 +34,8 @@ def read(
 ) -> DatasetDict:
     files = {split: [path] for split, path in {"train": train, **others}.items()}
     options = DataConfig(data, label_column=label, skip_unknown_labels=skip_unknown_labels)
-    return read_tables(files, options, emit=([] if emitted is None else emitted).append).splits
+    with sent_to(([] if emitted is None else emitted).append):
+        return read_tables(files, options).splits
 
 
 def rows_of(table: Dataset) -> list[tuple[str, str]]:
@@ -145,7 +146,8 @@ ROWS = "text,split,label\na 1,train,x\nb 2,Dev,y\nc 3,test,x\nd 4,train,y\n"
 
 def load(path: Path, emitted: list[Event] | None = None, **options: str) -> LoadedData:
     given = DataConfig(str(path), **options)  # type: ignore[arg-type]
-    return load_data(given, emit=([] if emitted is None else emitted).append)
+    with sent_to(([] if emitted is None else emitted).append):
+        return load_data(given)
 
 
 def test_a_column_of_splits_is_found_named_or_ignored(tmp_path: Path) -> None:
@@ -159,7 +161,7 @@ def test_a_column_of_splits_is_found_named_or_ignored(tmp_path: Path) -> None:
     whole = load(table, split_column="none")
     assert whole.splits["train"].num_rows == 4
     options = OtherData(str(table))
-    assert load_rows(options, task=whole.task, emit=ignore).num_rows == 4
+    assert load_rows(options, task=whole.task).num_rows == 4
     other = write(tmp_path / "other.csv", ROWS.replace("split", "use").replace("test", "Testing"))
     assert len(load(other, split_column="use").splits) == 3
     odd = write(tmp_path / "odd.csv", ROWS.replace("Dev", "b"))
@@ -174,7 +176,7 @@ def test_the_files_of_a_split_are_one_table_that_knows_the_place_of_each_row(
         write(tmp_path / "1.csv", "text,label,id\na,x,1\nb,y,2\n"),
         write(tmp_path / "2.csv", "text,label\nc,x\nd,y\n"),
     ]
-    table = join_tables([read_file(path, DataConfig(), emit=ignore) for path in files])
+    table = join_tables([read_file(path, DataConfig()) for path in files])
     assert table.columns.to_pydict() == {"text": ["a", "b", "c", "d"], "label": ["x", "y"] * 2}
     assert table.place(1) == f"line 3 of {files[0]}"
     assert table.place(2) == f"line 2 of {files[1]}"
@@ -228,7 +230,8 @@ def test_a_header_that_is_repeated_is_no_row(tmp_path: Path, named: bool) -> Non
     table = write(tmp_path / "a.csv", f"said,mood\n{rows}said,mood\n{rows}")
     emitted: list[Event] = []
     options = DataConfig("", header=True if named else None)
-    splits = read_tables({"train": [table]}, options, emit=emitted.append).splits
+    with sent_to(emitted.append):
+        splits = read_tables({"train": [table]}, options).splits
     assert len(splits["train"]) == 18
     assert splits["train"].features["label"].names == ["a", "b"]
     notes = [event.message for event in emitted if isinstance(event, Info)]

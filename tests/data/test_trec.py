@@ -12,7 +12,6 @@ from trec_files import TREC_DIR, needs_trec
 from finetune.config.schema import DataConfig
 from finetune.data.trec import COARSE, FILES, FINE, HUB_REPOSITORY, load_questions, load_trec
 from finetune.errors import DataNotFound, DataUnreadable, HubNotReachable
-from finetune.events import ignore
 
 # Questions in TREC's format, made up here; fine names that several coarse ones share are among
 # them.
@@ -32,7 +31,7 @@ ROWS = [
 
 def load(folder: Path | None, *, label: Any = "label-coarse") -> DatasetDict:
     options = DataConfig(label=label, data_dir=str(folder) if folder else None)
-    return load_trec(options, emit=ignore).splits
+    return load_trec(options).splits
 
 
 def write_raw(folder: Path, *, train: int = len(ROWS), test: int = 0) -> Path:
@@ -126,7 +125,7 @@ def test_the_published_training_file_has_the_published_counts() -> None:
 
 @pytest.fixture(scope="module")
 def questions() -> DatasetDict:
-    return load_questions(DataConfig("questions"), emit=ignore).splits
+    return load_questions(DataConfig("questions")).splits
 
 
 def test_there_are_enough_of_every_class(questions: DatasetDict) -> None:

@@ -16,7 +16,6 @@ from finetune.data.columns import OtherData
 from finetune.data.load import load_data
 from finetune.data.read import FileFormat, read_file, read_source
 from finetune.errors import DataError, FinetuneError, SeveralTables
-from finetune.events import ignore
 
 ROWS = 40
 TEXT = [f"Das Essen Nummer {n} war {'gut' if n % 2 else 'schlecht'}" for n in range(ROWS)]
@@ -88,7 +87,7 @@ def test_text_and_label_are_found_between_any_delimiters(
     name: str, rows: list[Any], options: dict[str, Any], tmp_path: Path
 ) -> None:
     write(tmp_path / name, rows, **options)
-    loaded = load_data(DataConfig(str(tmp_path / name)), emit=ignore)
+    loaded = load_data(DataConfig(str(tmp_path / name)))
     assert list(loaded.task.class_names) == ["gut", "schlecht"]
     texts = loaded.splits["train"]["text"][:]
     assert texts in (TEXT, PROSE, PROSE[:7], PROSE[:6])
@@ -126,7 +125,7 @@ def test_the_letters_say_which_encoding_a_file_has(
 ) -> None:
     texts = [f"{text} {n}" for n in range(20)]
     write(tmp_path / "a.csv", table(texts, LABEL[:20], names="text label"), encoding=encoding)
-    read = read_file(tmp_path / "a.csv", DataConfig(), emit=ignore)
+    read = read_file(tmp_path / "a.csv", DataConfig())
     assert read.columns["text"].to_pylist() == texts
 
 
@@ -174,11 +173,11 @@ def test_the_table_of_a_spreadsheet_is_found(
     rows: list[Any], options: dict[str, Any], first: int, tmp_path: Path
 ) -> None:
     path = sheet("a.xlsx", rows, **options)(tmp_path)
-    loaded = load_data(DataConfig(str(path)), emit=ignore)
+    loaded = load_data(DataConfig(str(path)))
     assert loaded.columns == {"label_column": "Urteil", "text_column": "Antwort"}
     assert list(loaded.task.class_names) == ["gut", "schlecht"]
     assert loaded.splits["train"]["text"][:] == PROSE
-    assert read_file(path, DataConfig(), emit=ignore).place(0) == f"row {first} of {path}"
+    assert read_file(path, DataConfig()).place(0) == f"row {first} of {path}"
 
 
 @pytest.mark.parametrize(
@@ -197,7 +196,7 @@ def test_what_a_spreadsheet_lacks_is_said(
 ) -> None:
     path = sheet("a.xlsx", rows, **options)(tmp_path)
     with pytest.raises((DataError, SeveralTables), match=complaint) as raised:
-        load_data(DataConfig(str(path)), emit=ignore)
+        load_data(DataConfig(str(path)))
     assert remedy in raised.value.remedy
 
 
@@ -242,7 +241,7 @@ def test_files_of_other_programs_are_named_with_their_way_to_csv(
 ) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(FinetuneError, match=what) as raised:
-        load_data(DataConfig(str(tmp_path / name)), emit=ignore)
+        load_data(DataConfig(str(tmp_path / name)))
     assert remedy in raised.value.remedy
 
 

@@ -29,7 +29,7 @@ OPTIONS_OF_MODE: Mapping[str, Mapping[str, Any]] = {
 @pytest.fixture(params=GPUS)
 def gpu(request: pytest.FixtureRequest) -> Device:
     """A GPU of each kind; where it can't be used, the test is skipped with the reason."""
-    return select_device(request.param, emit=lambda event: None)
+    return select_device(request.param)
 
 
 def test_parameters_and_losses_are_on_the_gpu(gpu: Device) -> None:

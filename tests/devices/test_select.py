@@ -15,7 +15,7 @@ from finetune.devices.select import (
     select_device,
 )
 from finetune.errors import ConfigurationInvalid, DeviceNotAvailable
-from finetune.events import Event
+from finetune.events import Event, sent_to
 
 MACHINE_WITH = {"auto": LINUX_WITH_CUDA, "cuda": LINUX_WITH_CUDA, "mps": a_mac(), "cpu": LINUX}
 
@@ -27,7 +27,8 @@ def ignore(event: Event) -> None:
 def test_auto_passes_over_a_gpu_that_does_not_work(pretend_mac: Callable[..., None]) -> None:
     pretend_mac(failure="MPS backend out of memory")
     emitted: list[Event] = []
-    assert select_device("auto", emit=emitted.append).name == "cpu"
+    with sent_to(emitted.append):
+        assert select_device("auto").name == "cpu"
     assert isinstance(emitted[0], events.WarningMessage)
     assert "MPS backend out of memory" in emitted[0].message
 
@@ -35,7 +36,7 @@ def test_auto_passes_over_a_gpu_that_does_not_work(pretend_mac: Callable[..., No
 @pytest.mark.parametrize("name", ["mps", "cuda"])
 def test_a_named_gpu_that_is_not_there_is_an_error(pretend_linux: None, name: str) -> None:
     with pytest.raises(DeviceNotAvailable) as caught:
-        select_device(name, emit=ignore)
+        select_device(name)
     assert caught.value.exit_code == 4
     assert "--device cpu" in caught.value.remedy
 
@@ -43,7 +44,7 @@ def test_a_named_gpu_that_is_not_there_is_an_error(pretend_linux: None, name: st
 @pytest.mark.parametrize("name", DEVICE_NAMES)
 def test_every_offered_name_leads_to_a_device(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     pretend(MACHINE_WITH[name], monkeypatch)
-    assert select_device(name, emit=ignore).name == ("cuda" if name == "auto" else name)
+    assert select_device(name).name == ("cuda" if name == "auto" else name)
 
 
 def test_another_precision_is_refused_with_those_that_the_device_has() -> None:

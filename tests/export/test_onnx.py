@@ -10,7 +10,6 @@ from tiny_models import ARCHITECTURES, save_tiny_model
 
 from finetune.config.schema import Pooling
 from finetune.errors import ModelUnsupported, UsageError
-from finetune.events import ignore
 from finetune.export import onnx
 from finetune.export.onnx import MODEL_FILE, OnnxModel, import_runtime, write_onnx
 from finetune.model.load import TextModel, load_model
@@ -26,9 +25,7 @@ TEXTS = ["Who wrote Faust?", "How old is the river Nile?", "by", "What does NASA
 
 def load(folder: Path | str, pooling: Pooling = "auto") -> TextModel:
     task = Single(["a", "b", "c"])
-    return load_model(
-        str(folder), revision=None, task=task, from_scratch=False, pooling=pooling, emit=ignore
-    )
+    return load_model(str(folder), revision=None, task=task, from_scratch=False, pooling=pooling)
 
 
 @pytest.mark.slow
@@ -86,8 +83,7 @@ def test_only_a_package_of_the_extra_is_to_be_installed(
 )
 def test_only_an_error_of_the_converter_means_that_it_lacks_the_model(
     package: str, raised: str, error: type[Exception], tiny_folder: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     names: dict[str, Any] = {"__name__": package}
     exec(f"def fail(*_): raise {raised}", names)
     monkeypatch.setattr(onnx, "_trace", names["fail"])

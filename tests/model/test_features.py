@@ -10,7 +10,6 @@ from tiny_training import FewShapesDevice, random_examples
 from finetune.config.mode import Mode
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
-from finetune.events import ignore
 from finetune.model.feature_extractor import split_frozen
 from finetune.model.features import FrozenLayers, with_features
 from finetune.model.freeze import freeze_parameters
@@ -33,8 +32,7 @@ def extract(
 ) -> Examples:
     return with_features(
         random_examples(rows), layers, store, padded_lengths=[12], batch_size=batch_size,
-        split="train", emit=ignore,
-    )  # fmt: skip
+        split="train")  # fmt: skip
 
 
 def test_no_text_is_alone_where_the_device_would_drop_its_bias(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from transformers.utils import logging
 
 from finetune import events
 from finetune.errors import ModelUnsupported
+from finetune.events import sent_to
 from finetune.model import load as load_module
 from finetune.model import source as source_module
 from finetune.model.load import TextModel, load_model, save_model
@@ -44,14 +45,14 @@ def load(
     emitted: list[events.Event] | None = None,
 ) -> TextModel:
     torch.manual_seed(seed)
-    return load_model(
-        str(source),
-        revision=None,
-        task=Single(class_names),
-        from_scratch=from_scratch,
-        pooling=pooling,
-        emit=([] if emitted is None else emitted).append,
-    )
+    with sent_to(([] if emitted is None else emitted).append):
+        return load_model(
+            str(source),
+            revision=None,
+            task=Single(class_names),
+            from_scratch=from_scratch,
+            pooling=pooling,
+        )
 
 
 def change_config(folder: Path, **changes: Any) -> None:
@@ -259,8 +260,7 @@ UNREADABLE: dict[str, tuple[Callable[[Path], None], str, str]] = {
 @pytest.mark.parametrize(("spoil", "words", "remedy"), UNREADABLE.values(), ids=UNREADABLE)
 def test_a_tokenizer_that_can_not_be_used_is_refused_with_the_true_cause(
     spoil: Callable[[Path], None], words: str, remedy: str, folder: Path,
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:  # fmt: skip
     spoil(folder)
     monkeypatch.setattr(source_module, "find_spec", lambda name: None)
     capfd.readouterr()
@@ -317,8 +317,7 @@ UNFIT: dict[str, tuple[Callable[[Weights], Weights], dict[str, Any], str]] = {
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_weights_that_do_not_fit_the_config_are_refused(
     change: Callable[[Weights], Weights], config: dict[str, Any], words: str, pooling: Any,
-    folder: Path,
-) -> None:  # fmt: skip
+    folder: Path) -> None:  # fmt: skip
     weights = change(load_file(folder / "model.safetensors"))
     weights = {name: one.contiguous() for name, one in weights.items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

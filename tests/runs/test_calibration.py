@@ -10,7 +10,6 @@ from tiny_runs import run_tiny, weights_of
 from transformers import pipeline
 
 from finetune.evaluation.statistics import measure_reliability
-from finetune.events import ignore
 from finetune.files import read_json, read_jsonl
 from finetune.model.load import load_model
 from finetune.runs.folder import RunFolder
@@ -64,7 +63,7 @@ def test_a_model_that_trains_on_begins_without_its_temperature(runs: tuple[Path,
     names = read_json(runs[0] / "all_results.json")["class_names"]
 
     loaded = load_model(
-        str(runs[0] / "model"), revision=None, task=Single(names), from_scratch=False, emit=ignore
+        str(runs[0] / "model"), revision=None, task=Single(names), from_scratch=False
     )
 
     expected = weights_of(runs[1])

@@ -11,7 +11,7 @@ from prepared_runs import begin_run, prepare_tiny, train_prepared
 from tiny_training import OtherDevice
 
 from finetune.errors import DeviceDiffers
-from finetune.events import Event, Step, ignore
+from finetune.events import Event, Step, sent_to
 from finetune.model.features import FrozenLayers
 from finetune.runs.preparation import Preparation
 
@@ -30,8 +30,9 @@ def test_a_run_of_a_device_that_begins_to_err_keeps_no_model(
             plant(run.training_state, ZeroRows())
 
     with (
+        sent_to(plant_once),
         pytest.raises(DeviceDiffers, match="other differs from the CPU after step ") as found,
-        begin_run(preparation, tmp_path / "run", emit=plant_once) as run,
+        begin_run(preparation, tmp_path / "run") as run,
     ):
         run.train()
 
@@ -84,4 +85,4 @@ def test_features_that_a_device_has_computed_wrongly_are_found_before_training(
     monkeypatch.setattr(FrozenLayers, "features", compute_wrongly)
     options["cache_dir"] = str(tmp_path / "other")
     with pytest.raises(DeviceDiffers, match="features of the frozen layers"):
-        train_prepared(prepare_on_other(tiny_folder, **options), tmp_path / "wrong", emit=ignore)
+        train_prepared(prepare_on_other(tiny_folder, **options), tmp_path / "wrong")

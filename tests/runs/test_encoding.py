@@ -13,7 +13,7 @@ from datasets import Dataset
 from prepared_runs import prepare_tiny, quick_config, was_emitted
 
 from finetune import distributed
-from finetune.events import Event, WarningMessage, ignore
+from finetune.events import Event, WarningMessage, ignore, sent_to
 from finetune.model.load import TextModel
 from finetune.runs import encoding
 from finetune.runs.cache import open_tensor_store
@@ -117,5 +117,6 @@ def test_token_ids_stay_in_memory_where_they_can_not_be_stored(
 ) -> None:
     (tmp_path / "cache").write_text("not a folder")
     emitted: list[Event] = []
-    assert_same(encode(emit=emitted.append), encode(feature_cache=False))
+    with sent_to(emitted.append):
+        assert_same(encode(), encode(feature_cache=False))
     assert was_emitted(emitted, WarningMessage, "token ids can't be written")

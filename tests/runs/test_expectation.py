@@ -10,7 +10,7 @@ from tiny_runs import run_tiny
 
 from finetune.config.schema import Config, DataConfig, change_options
 from finetune.data.load import load_splits
-from finetune.events import Event, Info
+from finetune.events import Event, Info, sent_to
 from finetune.runs import expectation
 from finetune.runs.expectation import Expectation, expect
 from finetune.tasks.base import Task
@@ -24,12 +24,12 @@ def config_of(model: str | Path, **options: Any) -> Config:
 
 
 def load(config: Config) -> tuple[Dataset, Task]:
-    data = load_splits(config.data, emit=lambda event: None)
+    data = load_splits(config.data)
     return data.splits["train"], data.task
 
 
 def expect_of(config: Config) -> Expectation:
-    found = expect(config, *load(config), emit=lambda event: None)
+    found = expect(config, *load(config))
     assert found
     return found
 
@@ -95,7 +95,8 @@ def test_what_can_not_be_measured_is_said_and_is_no_failure(
 ) -> None:
     config = config_of(model or tiny_folder, max_train_samples=rows)
     emitted: list[Event] = []
-    assert expect(config, *load(config), emit=emitted.append) is None
+    with sent_to(emitted.append):
+        assert expect(config, *load(config)) is None
     assert isinstance(emitted[-1], Info)
     assert emitted[-1].message.startswith("what to expect is not known")
     assert reason in emitted[-1].message

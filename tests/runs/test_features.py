@@ -26,7 +26,7 @@ from tiny_runs import have_same_bits
 from torch import nn
 
 from finetune.devices.batch_size import BatchSize
-from finetune.events import Emit, Event, Info, Step, WarningMessage, ignore
+from finetune.events import Emit, Event, Info, Step, WarningMessage, sent_to
 from finetune.runs.features import stored_features
 from finetune.runs.preparation import Preparation
 from finetune.runs.run import Run
@@ -83,15 +83,14 @@ def train_both(model: Path, tmp_path: Path, **options: Any) -> tuple[Run, Run]:
     """Train on stored features, and the same with the whole model at every step."""
     options = CLOSE | options
     emitted: list[Event] = []
-    stored = train_tiny(
-        tmp_path / "stored", model=model, cache_dir=str(tmp_path / "cache"),
-        emit=emitted.append, **options,
-    )  # fmt: skip
+    with sent_to(emitted.append):
+        stored = train_tiny(
+            tmp_path / "stored", model=model, cache_dir=str(tmp_path / "cache"),
+            **options)  # fmt: skip
     assert was_emitted(emitted, Info, "computing features of the frozen layers for 32 train rows")
     emitted.clear()
-    plain = train_tiny(
-        tmp_path / "plain", model=model, feature_cache=False, emit=emitted.append, **options
-    )
+    with sent_to(emitted.append):
+        plain = train_tiny(tmp_path / "plain", model=model, feature_cache=False, **options)
     assert not was_emitted(emitted, Info, "features")
     return stored, plain
 
@@ -110,7 +109,8 @@ def test_a_model_that_can_not_be_split_is_reported_and_trains_whole(tmp_path: Pa
     model = save_uncuttable_model(tmp_path / "model")
     emitted: list[Event] = []
     options = {"train_layers": 1, "max_steps": 2, "cache_dir": str(tmp_path / "cache")}
-    run = train_tiny(tmp_path / "run", model=model, emit=emitted.append, **options)
+    with sent_to(emitted.append):
+        run = train_tiny(tmp_path / "run", model=model, **options)
     assert was_emitted(emitted, WarningMessage, "ConvBertForSequenceClassification can't be split")
     assert not (tmp_path / "cache").exists()
     plain = train_tiny(tmp_path / "plain", model=model, feature_cache=False, **options)
@@ -126,7 +126,8 @@ def computes(preparation: Preparation) -> bool:
     emit, rows = emitted.append, preparation.config.training.eval_batch_size
     size = BatchSize(rows, "evaluation batch size", preparation.device, emit)
     train = {"train": preparation.examples["train"]}
-    stored_features(replace(preparation, examples=train), size, emit=emit)
+    with sent_to(emit):
+        stored_features(replace(preparation, examples=train), size)
     computed = was_emitted(emitted, Info, "computing features")
     assert computed != was_emitted(emitted, Info, "reusing features")
     return computed
@@ -220,10 +221,10 @@ def test_features_that_the_disk_has_no_room_for_are_computed_at_every_step(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
     options = {**CLOSE, "train_layers": 1}
     emitted: list[Event] = []
-    run = train_tiny(
-        tmp_path / "run", model=tiny_folder, cache_dir=str(tmp_path / "cache"),
-        emit=emitted.append, **options,
-    )  # fmt: skip
+    with sent_to(emitted.append):
+        run = train_tiny(
+            tmp_path / "run", model=tiny_folder, cache_dir=str(tmp_path / "cache"),
+            **options)  # fmt: skip
     assert was_emitted(emitted, WarningMessage, "can't be stored (No space left on device): the")
     plain = train_tiny(tmp_path / "plain", model=tiny_folder, feature_cache=False, **options)
     assert have_same_bits(parameters_of(run), parameters_of(plain))
@@ -256,8 +257,8 @@ def test_a_stopped_run_resumes_with_or_without_stored_features(
     first = prepare_tiny(tiny_folder, feature_cache=first_has_cache, **options)
     whole = train_prepared(first, tmp_path / "whole")
     stop = stop_at(lambda event: isinstance(event, Step) and event.step == 3)
-    with pytest.raises(KeyboardInterrupt):
-        train_prepared(first.with_seed(42, emit=ignore), tmp_path / "run", emit=stop)
+    with pytest.raises(KeyboardInterrupt), sent_to(stop):
+        train_prepared(first.with_seed(42), tmp_path / "run")
     second = prepare_tiny(tiny_folder, feature_cache=second_has_cache, **options)
     with begin_run(second, tmp_path / "run", resumes=True) as run:
         run.train()

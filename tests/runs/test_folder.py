@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from finetune.errors import NotARun, RunFolderInUse, RunFolderNotEmpty, UsageError
-from finetune.events import ignore
 from finetune.runs.folder import RunFolder, SeedsFolder, open_run_folder
 
 
@@ -30,7 +29,7 @@ def content_of(path: Path) -> list[str]:
 
 def overwrite(path: Path) -> None:
     with RunFolder(path).create(overwrite=True) as folder:
-        folder.start(emit=ignore)
+        folder.start()
 
 
 def test_new_folder_is_created_with_its_parents_and_kept_once_something_is_in_it(
@@ -134,7 +133,7 @@ def test_a_refused_process_leaves_the_new_folder_to_the_one_that_has_it(tmp_path
     with folder.create(overwrite=False):
         with pytest.raises(RunFolderInUse), folder.create(overwrite=True):
             pass
-        folder.start(emit=ignore)
+        folder.start()
         folder.config_file.touch()
     assert folder.is_ours
 

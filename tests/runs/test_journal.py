@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune.events import Emit, Event, Info, Step, Validation, WarningMessage, ignore
+from finetune.events import Emit, Event, Info, Step, Validation, WarningMessage, ignore, sent_to
 from finetune.files import read_jsonl
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import Journal, continue_journal, read_warnings
@@ -25,8 +25,9 @@ def step_event(number: int) -> Step:
     )
 
 
-def open_journal(folder: RunFolder, emit: Emit = ignore) -> Journal:
-    journal = Journal(emit)
+def open_journal(folder: RunFolder, receiver: Emit = ignore) -> Journal:
+    with sent_to(receiver):
+        journal = Journal()
     journal.open(folder)
     return journal
 
@@ -84,7 +85,8 @@ def test_a_full_disk_leaves_no_torn_row(tmp_path: Path) -> None:
 def test_warnings_from_before_and_after_a_run_has_a_folder_are_kept_once(tmp_path: Path) -> None:
     folder, emitted = RunFolder(tmp_path), list[Event]()
     early, late = WarningMessage("some texts are cut", remedy="read all"), WarningMessage("slow")
-    journal = Journal(emitted.append)
+    with sent_to(emitted.append):
+        journal = Journal()
     journal(early)
     assert read_warnings(folder) == ()
     journal.open(folder)

@@ -13,7 +13,7 @@ from tiny_runs import have_same_bits
 from torch import nn
 
 from finetune.errors import BatchDoesNotFit
-from finetune.events import Event, Validation, WarningMessage
+from finetune.events import Event, Validation, WarningMessage, sent_to
 from finetune.files import read_json
 
 OUT_OF_MEMORY = (
@@ -70,8 +70,8 @@ def test_a_run_continues_with_the_weights_of_one_with_smaller_batches(
     expected = train_tiny(tmp_path / "smaller", batch_size=4, **options)
     emitted: list[Event] = []
 
-    with memory_for(training_examples=7):
-        run = train_tiny(tmp_path / "run", batch_size=16, emit=emitted.append, **options)
+    with memory_for(training_examples=7), sent_to(emitted.append):
+        run = train_tiny(tmp_path / "run", batch_size=16, **options)
 
     assert warnings_of(emitted) == [
         "cpu ran out of memory: the batch size is now 8 instead of 16",
@@ -90,7 +90,8 @@ def test_an_evaluation_continues_with_smaller_batches(tiny_folder: Path, tmp_pat
     emitted: list[Event] = []
 
     with memory_for(evaluation_examples=20):
-        run = train_tiny(tmp_path / "run", model=tiny_folder, emit=emitted.append, **options)
+        with sent_to(emitted.append):
+            run = train_tiny(tmp_path / "run", model=tiny_folder, **options)
         results = finish_run(run)
 
     # Once, and from then on for every split.

@@ -15,7 +15,7 @@ from finetune.errors import (
     ModelNotFound,
     UsageError,
 )
-from finetune.events import Event, WarningMessage
+from finetune.events import Event, WarningMessage, sent_to
 
 
 def test_examples_are_the_rows_of_their_splits(tiny_folder: Path) -> None:
@@ -31,7 +31,8 @@ def test_a_longer_text_than_the_model_has_positions_for_asks_for_nothing_impossi
     tiny_folder: Path,
 ) -> None:
     emitted: list[Event] = []
-    prepare_tiny(tiny_folder, emit=emitted.append, max_length=128)
+    with sent_to(emitted.append):
+        prepare_tiny(tiny_folder, max_length=128)
     warnings = [event for event in emitted if isinstance(event, WarningMessage)]
     assert "64 tokens" in warnings[0].message  # as many as the model has positions
     assert "--max-length" not in warnings[0].remedy

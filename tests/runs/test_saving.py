@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 import finetune
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import NotWritten, UsageError
-from finetune.events import Emit, Event, Step, WarningMessage
+from finetune.events import Emit, Event, Step, WarningMessage, sent_to
 from finetune.runs import checkpoint, journal
 from finetune.runs.checkpoint import Checkpoints
 from finetune.runs.folder import RunFolder
@@ -129,8 +129,7 @@ def test_a_full_disk_costs_warnings_and_no_run(
 @pytest.mark.parametrize("options", [(), ("--save-strategy", "no")], ids=["", "no checkpoints"])
 def test_a_file_that_can_not_be_written_is_an_error_of_the_system(
     limit_bytes: int, options: tuple[str, ...], tiny_folder: Path, tmp_path: Path,
-    command: Command,
-) -> None:  # fmt: skip
+    command: Command) -> None:  # fmt: skip
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     arguments = [*flags(model=tiny_folder, output_dir=tmp_path / "run"), *options]
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
@@ -143,7 +142,8 @@ def test_a_file_that_can_not_be_written_is_an_error_of_the_system(
 
 def test_a_best_model_that_is_lost_is_replaced_by_the_last_with_a_warning(tmp_path: Path) -> None:
     emitted, progress = list[Event](), Progress(steps=4, best_step=2, best_score=0.5)
-    checkpoints = Checkpoints(RunFolder(tmp_path), keep=1, device=CpuDevice(), emit=emitted.append)
+    with sent_to(emitted.append):
+        checkpoints = Checkpoints(RunFolder(tmp_path), keep=1, device=CpuDevice())
     checkpoints.load_best(tiny_training_state(mode="classifier"), progress)
     [warning] = [event.message for event in emitted if isinstance(event, WarningMessage)]
     assert "the best model, of step 2, can't be read" in warning
@@ -188,9 +188,7 @@ def test_checkpoints_take_a_small_share_of_the_time(
     for seconds_of_one, seconds in ((0.0, 30.0), (6.0, 200.0)):
         monkeypatch.setattr(checkpoint, "EXPECTED_SECONDS", seconds_of_one)
         now[0] = 0.0
-        checkpoints = Checkpoints(
-            RunFolder(tmp_path), keep=1, device=CpuDevice(), emit=lambda event: None
-        )
+        checkpoints = Checkpoints(RunFolder(tmp_path), keep=1, device=CpuDevice())
         now[0] = seconds - 1
         assert not checkpoints.is_due()
         now[0] = seconds + 1

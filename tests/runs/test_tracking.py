@@ -11,7 +11,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from tiny_runs import Command, flags
 
 from finetune.config.schema import Config, ModelConfig, OutputConfig
-from finetune.events import Event, Step, Validation, WarningMessage
+from finetune.events import Event, Step, Validation, WarningMessage, sent_to
 from finetune.files import read_json, read_jsonl
 from finetune.runs.folder import RunFolder
 from finetune.runs.tracking import tracked
@@ -45,7 +45,7 @@ def report(name: str, folder: Path) -> list[Event]:
     """Report three events and the test metrics to a tracker; return what is passed on."""
     config = Config(model=ModelConfig("tiny"), output=OutputConfig(report_to=name))  # type: ignore[arg-type]
     seen: list[Event] = []
-    with tracked(config, RunFolder(folder), emit=seen.append) as emit:
+    with sent_to(seen.append), tracked(config, RunFolder(folder)) as emit:
         for event in (STEP, VALIDATION, STEP):
             emit(event)
         emit.report("test", {"accuracy": 0.5}, step=8, epoch=1.0)

@@ -10,7 +10,7 @@ from tiny_training import OtherDevice
 import finetune
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import ConfigurationInvalid, ModelUnsupported
-from finetune.events import Event, WarningMessage, ignore
+from finetune.events import Event, WarningMessage, sent_to
 from finetune.files import read_json, write_json
 from finetune.runs import trained
 from finetune.runs.folder import RunFolder
@@ -46,7 +46,7 @@ def test_a_device_with_silent_faults_computes_in_16_bits_only_after_its_parity_c
     monkeypatch.setattr(precision_module, "has_parity", lambda *_, **__: passed)
     monkeypatch.setattr(trained, "select_device", lambda *_, **__: OtherDevice())
     run = RunFolder(copy_with_precision(finished_run, tmp_path / "run", "bf16"))
-    model = TrainedModel.load(run, device="auto", emit=ignore)
+    model = TrainedModel.load(run, device="auto")
     assert model.predictor.precision == ("bf16" if passed else "fp32")
 
 
@@ -60,7 +60,8 @@ def test_bf16_on_a_cpu_without_instructions_is_refused(
     prepare_tiny(tiny_folder, precision="bf16", check_device=False)
     run = RunFolder(copy_with_precision(finished_run, tmp_path / "run", "bf16"))
     emitted: list[Event] = []
-    TrainedModel.load(run, device="cpu", emit=emitted.append)
+    with sent_to(emitted.append):
+        TrainedModel.load(run, device="cpu")
     assert any("99 times" in one.message for one in emitted if isinstance(one, WarningMessage))
 
 

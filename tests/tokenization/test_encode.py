@@ -4,7 +4,7 @@ import pytest
 from tiny_models import COMMON_WORDS, tiny_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from finetune.events import Advance, Event
+from finetune.events import Advance, Event, sent_to
 from finetune.tokenization import encode
 from finetune.tokenization.encode import EncodedTexts, encode_texts
 
@@ -102,7 +102,8 @@ def test_a_column_of_arrow_becomes_the_same_ids_and_its_progress_is_reported(
     events: list[Event] = []
 
     column = pyarrow.chunked_array([TEXTS[:1], TEXTS[1:]])
-    encoded = encode_texts(tiny_tokenizer(), column, max_length=9, emit=events.append)
+    with sent_to(events.append):
+        encoded = encode_texts(tiny_tokenizer(), column, max_length=9)
 
     assert tokens_of(encoded) == tokens_of(expected)
     assert events == [Advance(4, 6), Advance(6, 6)]

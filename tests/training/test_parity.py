@@ -30,6 +30,7 @@ from finetune import events
 from finetune.devices.base import BatchShapes
 from finetune.devices.select import select_device
 from finetune.errors import DeviceDiffers
+from finetune.events import sent_to
 from finetune.model.freeze import set_training
 from finetune.tokenization.examples import Examples
 from finetune.training import parity
@@ -56,9 +57,8 @@ def check(
     emit: Callable[[events.Event], None] = events.ignore,
 ) -> None:
     lengths = sorted({state.device.shapes.padded_length(one) for one in (8, 12)})
-    check_device(
-        state, examples, step=step, padded_lengths=lengths, batch_size=batch_size, emit=emit
-    )
+    with sent_to(emit):
+        check_device(state, examples, step=step, padded_lengths=lengths, batch_size=batch_size)
 
 
 def lively(state: TrainingState) -> TrainingState:
@@ -135,7 +135,8 @@ def test_a_run_continues_unchecked_where_memory_does_not_suffice(
     monkeypatch.setattr(parity, "_weights_on_cpu", run_out)
     emitted: list[events.Event] = []
     state = tiny_training_state(device=OtherDevice())
-    check(state, emit=emitted.append)
+    with sent_to(emitted.append):
+        check(state)
     [warning] = emitted
     assert isinstance(warning, events.WarningMessage)
     assert warning.message.startswith("not enough memory to compare other with the CPU")
@@ -172,7 +173,7 @@ def test_one_wrong_example_among_many_counts_as_if_alone() -> None:
 @pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def test_thousands_of_steps_of_a_healthy_device_raise_no_alarm(name: str, precision: str) -> None:
     """``CHECKED_STEPS=N`` in the environment for another number of steps."""
-    device = select_device(name, emit=lambda event: None)
+    device = select_device(name)
     steps = int(os.environ.get("CHECKED_STEPS", "2000"))
     state = tiny_training_state(
         device=OtherDevice() if device.is_reference else device,
