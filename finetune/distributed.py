@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
-from finetune.errors import ProcessLost, UsageError
+from finetune.errors import ProcessLostError, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -109,7 +109,7 @@ def _join(launch: Launch) -> None:
         try:
             PartialState(cpu=True, backend="gloo", timeout=timedelta(seconds=_JOINING_SECONDS))
         except (RuntimeError, ValueError) as error:
-            raise ProcessLost(
+            raise ProcessLostError(
                 f"process {launch.rank} of {launch.world_size} can't join the others: "
                 f"{str(error).splitlines()[0]}",
                 remedy="see the errors of the others, and whether each host reaches MASTER_ADDR",
@@ -231,7 +231,8 @@ def oom_on_all_ranks(memory: "DeviceMemory", *, seconds: float | None = None) ->
     """Run work that all ranks do at the same time. If one runs out of memory, all fail.
 
     The work may not wait for other ranks. At its end a rank waits for them, by default for 20
-    seconds and twice the time that its work took. OutOfMemoryElsewhere says that another failed.
+    seconds and twice the time that its work took. If another rank failed, it raises
+    OutOfMemoryElsewhereError.
     """
     started = time.monotonic()
 
@@ -246,9 +247,9 @@ def oom_on_all_ranks(memory: "DeviceMemory", *, seconds: float | None = None) ->
             count_failures(1)
         raise
     if count_failures(0):
-        from finetune.devices.base import OutOfMemoryElsewhere
+        from finetune.devices.base import OutOfMemoryElsewhereError
 
-        raise OutOfMemoryElsewhere
+        raise OutOfMemoryElsewhereError
 
 
 @contextmanager
@@ -256,7 +257,7 @@ def _raise_if_rank_died() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise ProcessLost(
+        raise ProcessLostError(
             "another process of the run has ended, or no longer answers "
             f"({str(error).splitlines()[0]})",
             remedy="see the error of that process; --resume-from-checkpoint auto continues from "

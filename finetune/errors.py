@@ -13,7 +13,7 @@ from collections.abc import Sequence
 MAX_NAMES = 8
 
 
-class Failure(BaseException):
+class FinetuneBaseError(BaseException):
     """Work has ended early; the message says what is wrong, the remedy what the user can do."""
 
     exit_code: int = 1
@@ -26,11 +26,11 @@ class Failure(BaseException):
         self.add_note(f"try: {remedy}")
 
 
-class FinetuneError(Failure, Exception):
+class FinetuneError(FinetuneBaseError, Exception):
     """Work failed."""
 
 
-class LossNotFinite(FinetuneError):
+class LossNotFiniteError(FinetuneError):
     """A loss is NaN or infinite, maybe that of some examples: their indices in the split."""
 
     def __init__(self, message: str, *, remedy: str, examples: Sequence[int] = ()) -> None:
@@ -38,19 +38,19 @@ class LossNotFinite(FinetuneError):
         self.examples = examples
 
 
-class DeviceDiffers(FinetuneError):
+class DeviceMismatchError(FinetuneError):
     """A device does not compute what the CPU computes."""
 
 
-class CheckpointDamaged(FinetuneError):
+class CheckpointDamagedError(FinetuneError):
     """A checkpoint's bytes are not those that were written."""
 
 
-class NotWritten(FinetuneError):
+class WriteError(FinetuneError):
     """The disk is full, or a folder is gone or may not be written."""
 
 
-class ProcessLost(FinetuneError):
+class ProcessLostError(FinetuneError):
     """Another process of the same run has ended, or does not reply."""
 
 
@@ -60,27 +60,27 @@ class UsageError(FinetuneError):
     exit_code = 2
 
 
-class ConfigurationInvalid(UsageError):
+class ConfigurationError(UsageError):
     """A key is unknown, a value has the wrong type or range, or two contradict each other."""
 
 
-class RunFolderNotEmpty(UsageError):
+class RunFolderNotEmptyError(UsageError):
     """The output folder holds something that a new run would overwrite."""
 
 
-class RunFolderInUse(UsageError):
+class RunFolderInUseError(UsageError):
     """Another process is writing to the run folder."""
 
 
-class NotARun(UsageError):
+class NotARunError(UsageError):
     """The folder named as a run does not hold one."""
 
 
-class ModelNotFound(UsageError):
+class ModelNotFoundError(UsageError):
     """No folder and no Hub repository that the user may read has that name."""
 
 
-class ModelUnsupported(UsageError):
+class ModelUnsupportedError(UsageError):
     """The model can't be loaded safely or is not a text classifier with layers."""
 
 
@@ -90,15 +90,15 @@ class DataError(FinetuneError):
     exit_code = 3
 
 
-class DataNotFound(DataError):
+class DataNotFoundError(DataError):
     """A data file, column or set is not there."""
 
 
-class DataUnreadable(DataError):
+class DataUnreadableError(DataError):
     """A data file does not parse."""
 
 
-class SeveralTables(DataUnreadable):
+class SeveralTablesError(DataUnreadableError):
     """A file or folder holds several tables, and none was chosen."""
 
     def __init__(self, path: object, names: Sequence[str]) -> None:
@@ -109,29 +109,29 @@ class SeveralTables(DataUnreadable):
         self.names = names
 
 
-class DataDiffers(DataError):
+class DataMismatchError(DataError):
     """The data or the model of a run is not what that run, or another one, was made from."""
 
 
-class DeviceNotAvailable(FinetuneError):
+class DeviceNotAvailableError(FinetuneError):
     """The device that was asked for can't be used on this machine."""
 
     exit_code = 4
 
 
-class BatchDoesNotFit(FinetuneError):
+class BatchDoesNotFitError(FinetuneError):
     """The device ran out of memory."""
 
     exit_code = 5
 
 
-class HubNotReachable(FinetuneError):
+class HubNotReachableError(FinetuneError):
     """The network or the Hub does not reply, and the cache does not hold what is needed."""
 
     exit_code = 6
 
 
-class Interrupted(Failure, KeyboardInterrupt):
+class InterruptionError(FinetuneBaseError, KeyboardInterrupt):
     """A signal has stopped the command, Ctrl-C unless another is named."""
 
     def __init__(self, message: str, *, remedy: str, signal_number: int = signal.SIGINT) -> None:
@@ -164,7 +164,7 @@ _OF_SYSTEM: dict[int | None, tuple[type[FinetuneError], str, str]] = {
     ),
     **dict.fromkeys(
         (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS),
-        (NotWritten, "{} can't be written: {reason}", "make room, or choose another place"),
+        (WriteError, "{} can't be written: {reason}", "make room, or choose another place"),
     ),
     errno.EIO: (FinetuneError, "{} can't be read or written: {reason}", "check the disk"),
 }

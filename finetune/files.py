@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from finetune.errors import NotWritten, RunFolderInUse
+from finetune.errors import RunFolderInUseError, WriteError
 
 PARTIAL_SUFFIX = ".partial"
 # A pattern of what temporary_path() adds to a name, and of the folders of replacing().
@@ -104,7 +104,7 @@ def locked(file: Path) -> Iterator[None]:
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_CREAT, 0o666)
     except OSError as error:
-        raise NotWritten(
+        raise WriteError(
             f"{file.parent} may not be written", remedy="copy the run folder, and name the copy"
         ) from error
     try:
@@ -114,7 +114,7 @@ def locked(file: Path) -> Iterator[None]:
             if not os.path.samestat(os.fstat(descriptor), file.stat()):
                 raise BlockingIOError
         except (BlockingIOError, FileNotFoundError):
-            raise RunFolderInUse(
+            raise RunFolderInUseError(
                 f"another process is writing to {file.parent}",
                 remedy="wait until it has finished, or choose another folder with --output-dir",
             ) from None

@@ -23,7 +23,7 @@ from huggingface_hub import errors as hub_errors
 from huggingface_hub.file_download import repo_folder_name
 
 from finetune import errors
-from finetune.errors import DataNotFound, HubNotReachable, UsageError
+from finetune.errors import DataNotFoundError, HubNotReachableError, UsageError
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -43,7 +43,7 @@ class Repository:
     name: str
     commit: str
     files: frozenset[str] = frozenset()
-    unreachable: HubNotReachable | None = None
+    unreachable: HubNotReachableError | None = None
 
     def fetch(self, names: Iterable[str]) -> Path:
         """Return the folder with these files; those that the cache lacks are downloaded."""
@@ -69,7 +69,7 @@ class Repository:
 
     def lacks(self, what: str, *, remedy: str) -> errors.FinetuneError:
         """Return the error that the repository has no such thing, or that nobody can tell."""
-        error = errors.ModelUnsupported if self.repo_type == "model" else DataNotFound
+        error = errors.ModelUnsupportedError if self.repo_type == "model" else DataNotFoundError
         remedy = remedy.format(page=_page(self.repo_type, self.name))
         return self.unreachable or error(
             f"the {self.repo_type} {self.name!r} has no {what}", remedy=remedy
@@ -81,12 +81,12 @@ def resolve(repo_type: RepoType, name: str, *, revision: str | None) -> Reposito
     revision = revision or constants.DEFAULT_REVISION
     try:
         info = ask_hub(repo_type, name, revision)
-    except HubNotReachable as error:
+    except HubNotReachableError as error:
         reference = _cache_of(repo_type, name) / "refs" / revision
         commit = reference.read_text() if reference.is_file() else revision
         folder = _cache_of(repo_type, name) / "snapshots" / commit
         message = f"the {repo_type} {name!r} is not in the cache, and {error.message}"
-        unreachable = HubNotReachable(message, remedy=error.remedy)
+        unreachable = HubNotReachableError(message, remedy=error.remedy)
         if not folder.is_dir():
             raise unreachable from error
         paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
@@ -212,7 +212,7 @@ def _is_of_library(error: BaseException) -> bool:
 def _errors_explained(repo_type: RepoType, name: str, failure: str) -> Iterator[None]:
     """Raise our errors in place of the library's; ``failure`` is what could not be done."""
     page = _page(repo_type, name)
-    not_found = errors.ModelNotFound if repo_type == "model" else DataNotFound
+    not_found = errors.ModelNotFoundError if repo_type == "model" else DataNotFoundError
     try:
         yield
     except hub_errors.GatedRepoError as error:
@@ -246,7 +246,7 @@ def _errors_explained(repo_type: RepoType, name: str, failure: str) -> Iterator[
                 f"the cache in {constants.HF_HUB_CACHE} can't be written: {error.strerror}",
                 remedy="make room there, or set HF_HOME to a folder on another disk",
             ) from error
-        raise HubNotReachable(
+        raise HubNotReachableError(
             f"{failure}: {reason}",
             remedy="check the network, HF_ENDPOINT and HF_HUB_OFFLINE, and run again; if the Hub "
             "limits requests, wait 5 minutes",

@@ -12,7 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePath
 from typing import Any, Self
 
-from finetune.errors import NotARun, RunFolderNotEmpty, UsageError
+from finetune.errors import NotARunError, RunFolderNotEmptyError, UsageError
 from finetune.files import TEMPORARY, is_there, locked, read_json, write_json, write_text_atomically
 
 MANIFEST, LOCK = "manifest.json", ".finetune.lock"
@@ -121,9 +121,9 @@ class OwnFolder:
             return bool(self.files())
         if kind:
             contents = CONTENTS.get(kind, f"the files of finetune {kind}")
-            raise RunFolderNotEmpty(f"{self.path} already holds {contents}", remedy=another)
+            raise RunFolderNotEmptyError(f"{self.path} already holds {contents}", remedy=another)
         if not {path.name for path in self.path.iterdir()} <= IGNORED:
-            raise RunFolderNotEmpty(
+            raise RunFolderNotEmptyError(
                 f"{self.path} holds files that finetune has not written",
                 remedy=f"{another}, or move the files away",
             )
@@ -152,7 +152,7 @@ class OwnFolder:
     def lock(self) -> Iterator[Self]:
         """Lock the existing folder for this process."""
         if not self.is_ours:
-            raise NotARun(
+            raise NotARunError(
                 f"{self.manifest_file} does not say that finetune has made the folder",
                 remedy="restore it, or make the run again",
             )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import finetune
-from finetune.errors import Interrupted
+from finetune.errors import InterruptionError
 from finetune.runs import encoding
 from finetune.training.step import TrainingState
 
@@ -75,5 +75,5 @@ def _run(work: Work) -> None:
 
     if os.environ["RANK"] == "1":
         TrainingState.compute_gradients = compute  # type: ignore[method-assign]
-    with suppress(Interrupted):
+    with suppress(InterruptionError):
         finetune.run(**work.options)

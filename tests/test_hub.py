@@ -10,11 +10,11 @@ import pytest
 from hub_server import MAIN_COMMIT, HubServer, hub_client
 
 from finetune.errors import (
-    DataNotFound,
+    DataNotFoundError,
     FinetuneError,
-    HubNotReachable,
-    ModelNotFound,
-    ModelUnsupported,
+    HubNotReachableError,
+    ModelNotFoundError,
+    ModelUnsupportedError,
 )
 from finetune.hub import Repository, ask_hub, fetch_model, resolve
 
@@ -67,7 +67,7 @@ def test_an_error_of_the_hubs_client_says_that_the_download_broke_off(
     client = {"__name__": "huggingface_hub.file_download"}
     exec(f"def fail(*_, **__): raise {error}", client)
     monkeypatch.setattr("finetune.hub.snapshot_download", client["fail"])
-    with pytest.raises(HubNotReachable, match="broke off"):
+    with pytest.raises(HubNotReachableError, match="broke off"):
         fetch_model(MODEL, revision=None)
 
 
@@ -125,7 +125,7 @@ def test_offline_mode_asks_nobody(hub: HubServer, tmp_path: Path) -> None:
     with hub_client(endpoint=hub.endpoint, home=tmp_path / "home", offline=True):
         assert fetch_model(MODEL, revision=None) == folder
         assert fetch_rows() == rows
-        with pytest.raises(HubNotReachable, match="not in the cache") as raised:
+        with pytest.raises(HubNotReachableError, match="not in the cache") as raised:
             fetch_model("acme/other", revision=None)
     assert "HF_HUB_OFFLINE" in raised.value.remedy
     assert hub.requests == []
@@ -151,7 +151,7 @@ def test_a_hub_that_does_not_answer_is_reported_with_the_reason(
     hub: HubServer, failure: str, value: Any, timeout_seconds: float, reason: str
 ) -> None:
     setattr(hub.failures, failure, value)
-    with pytest.raises(HubNotReachable, match=reason) as caught:
+    with pytest.raises(HubNotReachableError, match=reason) as caught:
         ask_hub("model", MODEL, timeout_seconds=timeout_seconds)
     assert hub.endpoint in caught.value.message
 
@@ -161,7 +161,7 @@ def test_a_broken_off_download_leaves_nothing_half_written_and_resumes_next_time
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     hub.failures.cut_after_bytes["model.safetensors"] = 100
-    with pytest.raises(HubNotReachable, match="broke off"):
+    with pytest.raises(HubNotReachableError, match="broke off"):
         fetch_model(MODEL, revision=None)
     assert cached_files(tmp_path) == NEEDED - {"model.safetensors"}
     assert unfinished_files(tmp_path) == []
@@ -179,7 +179,7 @@ def test_a_gated_model_names_its_page_and_the_token(
     if with_token:
         monkeypatch.setenv("HF_TOKEN", "hf_someone")
     hub.failures.gated.add(MODEL)
-    with pytest.raises(ModelNotFound) as raised:
+    with pytest.raises(ModelNotFoundError) as raised:
         fetch_model(MODEL, revision=None)
     assert f"{hub.endpoint}/{MODEL}" in raised.value.remedy
     assert "HF_TOKEN" in raised.value.remedy
@@ -187,7 +187,7 @@ def test_a_gated_model_names_its_page_and_the_token(
 
 @pytest.mark.parametrize("name", ["acme/tinny", "no/such/folder", "two words", "./model"])
 def test_an_unknown_model_asks_to_check_the_spelling(hub: HubServer, name: str) -> None:
-    with pytest.raises(ModelNotFound, match=name) as raised:
+    with pytest.raises(ModelNotFoundError, match=name) as raised:
         fetch_model(name, revision=None)
     assert "spelling" in raised.value.remedy
 
@@ -195,7 +195,7 @@ def test_an_unknown_model_asks_to_check_the_spelling(hub: HubServer, name: str) 
 def test_a_password_in_the_address_of_the_hub_is_not_shown(hub: HubServer, tmp_path: Path) -> None:
     address = "http://me:secret@127.0.0.1:9"
     other = hub_client(endpoint=address, home=tmp_path / "other")
-    with other, pytest.raises(HubNotReachable) as raised:
+    with other, pytest.raises(HubNotReachableError) as raised:
         fetch_model(MODEL, revision=None)
     assert "http://127.0.0.1:9" in str(raised.value)
     assert "secret" not in f"{raised.value.message} {raised.value.remedy}"
@@ -205,7 +205,7 @@ def test_pickled_weights_are_refused_before_anything_is_downloaded(
     hub: HubServer, model_folder: Path
 ) -> None:
     (model_folder / "model.safetensors").unlink()
-    with pytest.raises(ModelUnsupported, match="safetensors") as raised:
+    with pytest.raises(ModelUnsupportedError, match="safetensors") as raised:
         fetch_model(MODEL, revision=None)
     assert "--revision refs/pr/" in raised.value.remedy
     assert hub.downloads() == []
@@ -222,7 +222,7 @@ def test_a_cached_tokenizer_is_not_taken_for_a_model(hub: HubServer, tmp_path: P
     folder = fetch_model(MODEL, revision=None, with_weights=False)
     with hub_client(endpoint=hub.endpoint, home=tmp_path / "home", offline=True):
         assert fetch_model(MODEL, revision=None, with_weights=False) == folder
-        with pytest.raises(HubNotReachable, match="not in the cache"):
+        with pytest.raises(HubNotReachableError, match="not in the cache"):
             fetch_model(MODEL, revision=None)
     assert fetch_model(MODEL, revision=None) == folder
 
@@ -235,16 +235,16 @@ def test_the_files_of_a_dataset_are_listed_or_offline_those_in_the_cache(
     assert (online.commit, online.files) == (MAIN_COMMIT, {ROWS, "README.md"})
     with (
         hub_client(endpoint=hub.endpoint, home=tmp_path / "home", offline=True),
-        pytest.raises(HubNotReachable, match=DATASET),
+        pytest.raises(HubNotReachableError, match=DATASET),
     ):
         resolve("dataset", DATASET, revision=None)
     online.fetch([ROWS])
     with hub_client(endpoint=hub.endpoint, home=tmp_path / "home", offline=True):
         offline = resolve("dataset", DATASET, revision=None)
         assert (offline.commit, offline.files) == (MAIN_COMMIT, {ROWS})
-        with pytest.raises(HubNotReachable, match="HF_HUB_OFFLINE"):
+        with pytest.raises(HubNotReachableError, match="HF_HUB_OFFLINE"):
             offline.fetch(["README.md"])
-    with pytest.raises(DataNotFound, match="acme/raws"):
+    with pytest.raises(DataNotFoundError, match="acme/raws"):
         resolve("dataset", "acme/raws", revision=None)
 
 
@@ -261,17 +261,17 @@ def test_without_a_network_a_download_fails_at_once(hub: HubServer, tmp_path: Pa
     started = time.monotonic()
     with (
         hub_client(endpoint="http://127.0.0.1:9", home=tmp_path / "other"),
-        pytest.raises(HubNotReachable),
+        pytest.raises(HubNotReachableError),
     ):
         Repository("dataset", DATASET, MAIN_COMMIT).fetch([ROWS])
     assert time.monotonic() - started < 5
 
 
 def test_data_that_the_hub_lacks_is_refused_with_a_remedy(hub: HubServer) -> None:
-    with pytest.raises(DataNotFound, match=r"no file 9999\.parquet"):
+    with pytest.raises(DataNotFoundError, match=r"no file 9999\.parquet"):
         Repository("dataset", DATASET, MAIN_COMMIT).fetch(["9999.parquet"])
-    with pytest.raises(DataNotFound, match="acme/raws"):
+    with pytest.raises(DataNotFoundError, match="acme/raws"):
         Repository("dataset", "acme/raws", MAIN_COMMIT).fetch(["0000.parquet"])
     hub.failures.gated.add(DATASET)
-    with pytest.raises(DataNotFound, match="terms"):
+    with pytest.raises(DataNotFoundError, match="terms"):
         fetch_rows()

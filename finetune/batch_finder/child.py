@@ -32,7 +32,7 @@ _END_SECONDS = 30
 _PR_SET_PDEATHSIG = 1
 
 
-class ChildEnded(Exception):
+class ChildEndedError(Exception):
     """The child has ended, or has closed its connection."""
 
 
@@ -69,11 +69,11 @@ class Child:
             self._connection.send(request)
 
     def receive(self, *, seconds: float | None = None) -> Any:
-        """Return the next reply, None if none is in time; raise ChildEnded if none will come."""
+        """Return the next reply, None if it is late; raise ChildEndedError if none can come."""
         try:
             return self._connection.recv() if self._connection.poll(seconds) else None
         except (EOFError, OSError):
-            raise ChildEnded from None
+            raise ChildEndedError from None
 
     def kill(self) -> None:
         """End the child at once, and whatever it has started."""

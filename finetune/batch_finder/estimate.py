@@ -24,7 +24,7 @@ from finetune.batch_finder.trial_model import build_trial_model
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.emulation import keeping_memory_as
 from finetune.devices.mps.chips import Mac
-from finetune.errors import ModelUnsupported
+from finetune.errors import ModelUnsupportedError
 
 # The first shows the floor. The others are on the line of large batches, whatever the model.
 _BATCH_SIZES = (1, 256, 1024)
@@ -108,7 +108,7 @@ def live_peaks(case: Case, batch_sizes: Sequence[int]) -> list[int]:
                 model.take_step(batch_size=batch_size)
                 peaks.append(memory.peak_bytes)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise ModelUnsupported(
+        raise ModelUnsupportedError(
             f"the memory of {case.architecture['model_type']} can't be estimated: its operations "
             "depend on numbers, and an estimate has shapes alone",
             remedy="search for its batch sizes on the machine itself",

@@ -22,7 +22,7 @@ from finetune.devices.base import Device
 from finetune.devices.host import gibibytes
 from finetune.devices.host_memory import spare_bytes
 from finetune.distributed import read_launch
-from finetune.errors import BatchDoesNotFit, ModelUnsupported
+from finetune.errors import BatchDoesNotFitError, ModelUnsupportedError
 from finetune.events import Info, WarningMessage, emit
 from finetune.files import WRITTEN_BY, keep_json
 
@@ -97,20 +97,22 @@ def find(case: Case, where: Search) -> Result:
                 time_limit=time_limit - (time.perf_counter() - started),
                 slows_down=device.memory.swaps,
             )
-        except BatchDoesNotFit as error:
+        except BatchDoesNotFitError as error:
             raise explain(error, device, limit_bytes) from None
     if file and not runner.is_crowded:
         keep_json(file, asdict(result) | WRITTEN_BY)
     return result
 
 
-def explain(error: BatchDoesNotFit, device: Device, limit_bytes: int | None) -> BatchDoesNotFit:
+def explain(
+    error: BatchDoesNotFitError, device: Device, limit_bytes: int | None
+) -> BatchDoesNotFitError:
     """Return the error that nothing fits, with another remedy if others hold most of the memory."""
     total_bytes, free_bytes = device.memory.total_bytes(), free_bytes_of(device)
     if 2 * free_bytes > total_bytes or (limit_bytes and limit_bytes < free_bytes):
         return error
     others = f"another process holds {gibibytes(total_bytes - free_bytes)}"
-    return BatchDoesNotFit(f"{error.message}: {others}", remedy="close it and run again")
+    return BatchDoesNotFitError(f"{error.message}: {others}", remedy="close it and run again")
 
 
 def find_parts(case: Case, where: Search, *, stores_features: bool) -> Result:
@@ -126,9 +128,9 @@ def find_parts(case: Case, where: Search, *, stores_features: bool) -> Result:
         emit(Info(f"searching on {where.device.name}: {what}"))
         try:
             results[part] = find(replace(case, part=part), where)
-        except BatchDoesNotFit as error:
+        except BatchDoesNotFitError as error:
             emit(WarningMessage(error.message, remedy=error.remedy))
-        except ModelUnsupported as error:
+        except ModelUnsupportedError as error:
             if part == "whole":
                 raise
             emit(WarningMessage(f"{error.message}: the whole model runs at every step"))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from finetune.batch_finder.results import Result
-from finetune.errors import BatchDoesNotFit, FinetuneError
+from finetune.errors import BatchDoesNotFitError, FinetuneError
 from finetune.events import Trial, TrialStatus
 
 FIRST_SIZE = 4
@@ -145,7 +145,7 @@ class _Search:
                 "--time-limit, or lower --max-length",
             )
         if not self.largest and last.batch_size == 1:
-            raise BatchDoesNotFit(
+            raise BatchDoesNotFitError(
                 f"not even a batch of one example fits in memory: {last.reason}",
                 remedy="lower --max-length, use --gradient-checkpointing or --freeze-core, or "
                 "raise --memory",

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 
 from finetune.batch_finder.case import Case
 from finetune.devices.base import Device, place
-from finetune.errors import ModelUnsupported
+from finetune.errors import ModelUnsupportedError
 from finetune.evaluation.predict import predict_logits
 from finetune.events import Trial
 from finetune.model.feature_extractor import split_frozen
@@ -140,7 +140,7 @@ def build_trial_model(case: Case, *, device: Device) -> TrialModel:
     freeze_parameters(model, structure, mode=case.mode)
     extractor = split_frozen(model, takes_4d_mask=structure.takes_4d_mask, pads_left=False)
     if extractor is None:
-        raise ModelUnsupported(
+        raise ModelUnsupportedError(
             f"the frozen layers of {type(model).__name__} can't be split off",
             remedy="use --no-feature-cache",
         )

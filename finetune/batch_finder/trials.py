@@ -2,7 +2,7 @@
 
 ``TrialRunner`` is the end of the parent, ``serve`` that of the child. The first request is a case
 with its memory limit and the budget, which is None in the first child and its first reply. Batch
-sizes follow. A reply is a trial, or the arguments of ``ModelUnsupported``.
+sizes follow. A reply is a trial, or the arguments of ``ModelUnsupportedError``.
 """
 
 import time
@@ -12,12 +12,12 @@ from typing import Any
 import psutil
 
 from finetune.batch_finder.case import Case
-from finetune.batch_finder.child import Child, ChildEnded, connect_to_parent
+from finetune.batch_finder.child import Child, ChildEndedError, connect_to_parent
 from finetune.devices.base import Device
 from finetune.devices.host import gibibytes
 from finetune.devices.host_memory import process_bytes, spare_bytes, why_short
 from finetune.devices.select import select_device
-from finetune.errors import FinetuneError, ModelUnsupported
+from finetune.errors import FinetuneError, ModelUnsupportedError
 from finetune.events import Trial, TrialStatus, emit
 
 # Samples this frequent miss at most 1% of the peak that the kernel records.
@@ -67,7 +67,7 @@ class TrialRunner:
             self._free_bytes = free_bytes_of(self.device)
             try:
                 self._budget_bytes = int(self._await_reply(self._start_child()))
-            except _Stopped as stop:
+            except _StoppedError as stop:
                 self._end_child()
                 raise FinetuneError(
                     f"the process of the batch finder can't start: {stop.reason}",
@@ -105,8 +105,8 @@ class TrialRunner:
             if trial.status == "fits":
                 self._check_budget(trial.peak_bytes or self._peak_bytes)
                 if line := self._find_oom_message(child):
-                    raise _Stopped("too_big", line)
-        except _Stopped as stop:
+                    raise _StoppedError("too_big", line)
+        except _StoppedError as stop:
             trial = Trial(batch_size, stop.status, reason=stop.reason)
         if trial.status != "fits":
             self._end_child()
@@ -134,17 +134,17 @@ class TrialRunner:
             self._child = None
 
     def _await_reply(self, child: Child) -> Any:
-        """Return the child's next reply; raise _Stopped if it ends or exceeds a limit."""
+        """Return the child's next reply; raise _StoppedError if it ends or exceeds a limit."""
         self._peak_bytes = 0
         swapped_bytes = psutil.swap_memory().used
         started = host_sampled = time.perf_counter()
         while True:
             try:
                 reply = child.receive(seconds=_SAMPLE_SECONDS)
-            except ChildEnded:
+            except ChildEndedError:
                 raise self._explain_end(child) from None
             if isinstance(reply, dict):
-                raise ModelUnsupported(**reply)
+                raise ModelUnsupportedError(**reply)
             if reply is not None:
                 return reply
             if self.device.memory.is_shared:
@@ -155,22 +155,22 @@ class TrialRunner:
             if now - host_sampled >= _HOST_SAMPLE_SECONDS:
                 host_sampled = now
                 if reason := why_short(swapped_bytes=swapped_bytes):
-                    raise _Stopped("too_big", reason)
+                    raise _StoppedError("too_big", reason)
             if now - started > self.timeout_seconds:
-                raise _Stopped("timed_out", f"not done after {self.timeout_seconds:g} s")
+                raise _StoppedError("timed_out", f"not done after {self.timeout_seconds:g} s")
 
     def _check_budget(self, held_bytes: int) -> None:
         if self._budget_bytes is not None and held_bytes > self._budget_bytes:
-            raise _Stopped("too_big", f"it held more than {gibibytes(self._budget_bytes)}")
+            raise _StoppedError("too_big", f"it held more than {gibibytes(self._budget_bytes)}")
 
-    def _explain_end(self, child: Child) -> "_Stopped":
+    def _explain_end(self, child: Child) -> "_StoppedError":
         ending = child.exit_status()
         if line := self._find_oom_message(child):
-            return _Stopped("too_big", f"the process {ending}: {line}")
+            return _StoppedError("too_big", f"the process {ending}: {line}")
         if ending.endswith("SIGKILL"):
             reason = f"the process {ending}, which the system does when memory runs out"
-            return _Stopped("too_big", reason)
-        return _Stopped("failed", child.describe_end())
+            return _StoppedError("too_big", reason)
+        return _StoppedError("failed", child.describe_end())
 
     def _find_oom_message(self, child: Child) -> str | None:
         texts = self.device.memory.out_of_memory_texts
@@ -184,7 +184,7 @@ def free_bytes_of(device: Device) -> int:
     return spare_bytes() if device.memory.is_shared else device.memory.budget_bytes(None)
 
 
-class _Stopped(Exception):
+class _StoppedError(Exception):
     """A trial has ended without a measurement."""
 
     def __init__(self, status: TrialStatus, reason: str) -> None:
@@ -208,7 +208,7 @@ def serve() -> None:
         model = build_trial_model(case, device=device)
         while True:
             reply(measure(model, batch_size=receive(), budget_bytes=budget_bytes))
-    except ModelUnsupported as error:
+    except ModelUnsupportedError as error:
         reply({"message": error.message, "remedy": error.remedy})
     # PyTorch, the model or the machine can raise any kind.
     except Exception as error:

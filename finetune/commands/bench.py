@@ -13,7 +13,7 @@ from finetune.bench import GROUPS, Group
 from finetune.commands import flags
 from finetune.commands.console import show_lines, show_table
 from finetune.devices import DEVICE_NAMES
-from finetune.errors import Interrupted
+from finetune.errors import InterruptionError
 from finetune.ownership import OwnFolder
 from finetune.training.interruption import signal_of
 
@@ -88,7 +88,7 @@ def run_bench(
             write()  # a device may end the process
         results = replace(results, is_complete=True)
     except KeyboardInterrupt as stop:
-        raise Interrupted(
+        raise InterruptionError(
             "stopped before the end",
             remedy=f"see what was measured in {output_dir}, or run the command again",
             signal_number=signal_of(stop),

@@ -12,7 +12,7 @@ import click
 from finetune.commands import flags
 from finetune.commands.console import shorten, show_lines, show_table
 from finetune.config.schema import Config
-from finetune.errors import DataError, RunFolderNotEmpty
+from finetune.errors import DataError, RunFolderNotEmptyError
 from finetune.events import Event, WarningMessage, current_receiver, sent_to
 from finetune.ownership import OwnFolder
 from finetune.runs.folder import FoldsFolder, find_several
@@ -140,7 +140,7 @@ def _check_undecided(suspects: Path) -> None:
     if suspects.is_file():
         with suspects.open(newline="", encoding="utf-8", errors="replace") as file:
             if any(row.get("decision") for row in csv.DictReader(file)):
-                raise RunFolderNotEmpty(
+                raise RunFolderNotEmptyError(
                     f"{suspects} has decisions, which another audit would replace",
                     remedy="choose another folder with --output-dir",
                 )

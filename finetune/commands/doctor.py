@@ -10,7 +10,7 @@ from finetune.commands import flags
 from finetune.commands.console import show_json, show_lines, show_table
 from finetune.config.schema import DEFAULT_BATCH_SIZE, ModelConfig, TrainingConfig, flag_of
 from finetune.devices import PRECISIONS
-from finetune.errors import DeviceNotAvailable, FinetuneError, UsageError
+from finetune.errors import DeviceNotAvailableError, FinetuneError, UsageError
 from finetune.escaping import escape_line
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _check(device: str, *, display: flags.Display) -> None:
     if display.as_json:
         show_json({"device": device, "checks": [*map(asdict, found)]})
     if found[-1].status == "failure":
-        sys.exit(DeviceNotAvailable.exit_code)
+        sys.exit(DeviceNotAvailableError.exit_code)
 
 
 def _check_operators(chosen: dict[str, Any], *, as_json: bool) -> None:

@@ -16,11 +16,11 @@ from finetune.config.mode import Mode
 from finetune.config.schema import DEFAULT_LORA, Config, change_options
 from finetune.devices.mps.chips import Mac, find_mac
 from finetune.errors import (
-    BatchDoesNotFit,
-    DataNotFound,
-    HubNotReachable,
-    ModelNotFound,
-    ModelUnsupported,
+    BatchDoesNotFitError,
+    DataNotFoundError,
+    HubNotReachableError,
+    ModelNotFoundError,
+    ModelUnsupportedError,
 )
 from finetune.events import Info, WarningMessage, emit
 from finetune.ownership import OwnFolder
@@ -122,7 +122,7 @@ def search_modes(config: Config, texts: _Texts, *, is_fresh: bool) -> "Iterator[
         yield from (*(unfit or ()), result)
         unfit = None
     if unfit:
-        error = BatchDoesNotFit(
+        error = BatchDoesNotFitError(
             "not even a batch of one example fits in memory",
             remedy="lower --max-length, choose a smaller --model, or raise --memory",
         )
@@ -160,7 +160,7 @@ def estimate_modes(config: Config, mac: Mac, texts: _Texts) -> "Iterator[Result]
         emit(Info(f"estimating {case.mode} at {case.padded_length} tokens on {mac.name}"))
         try:
             yield estimate_parts(case, mac, stores_features=is_stored, limit=limit)
-        except ModelUnsupported as error:
+        except ModelUnsupportedError as error:
             if not is_stored:
                 raise
             emit(WarningMessage(f"{error.message}: the whole model runs at every step"))
@@ -217,7 +217,12 @@ def _measure_texts(config: Config, has_max_length: bool, limit: int | None) -> _
             return texts
         source = find_model(model.model, revision=model.revision, with_weights=False)
         tokenizer = source.read_tokenizer()
-    except (DataNotFound, HubNotReachable, ModelNotFound, ModelUnsupported) as error:
+    except (
+        DataNotFoundError,
+        HubNotReachableError,
+        ModelNotFoundError,
+        ModelUnsupportedError,
+    ) as error:
         if not is_trec:
             raise
         message = f"the length of TREC's texts is not known: {error.message}"

@@ -15,7 +15,7 @@ from finetune.commands.console import show_json
 from finetune.commands.progress import showing
 from finetune.config.schema import OPTIONS, Option, change_options, flag_of
 from finetune.devices import DEVICE_NAMES
-from finetune.errors import ConfigurationInvalid, UsageError
+from finetune.errors import ConfigurationError, UsageError
 from finetune.events import sent_to
 from finetune.runs.folder import RunFolder, find_latest, find_several, open_run_folder
 
@@ -239,7 +239,7 @@ def load(
     )
     for name in ("corrections", "label_map"):
         if name in loaded.sources and "data" not in loaded.sources:
-            raise ConfigurationInvalid(
+            raise ConfigurationError(
                 f"{loaded.sources[name]}: no data is named whose labels {flag_of(name)} changes",
                 remedy="name the data too; for TREC add --data trec",
             )

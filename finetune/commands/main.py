@@ -20,7 +20,14 @@ import click
 import finetune
 from finetune.devices.host import keep_freed_memory, reduce_gc_frequency
 from finetune.distributed import describe_ignored_variables, read_launch
-from finetune.errors import Failure, FinetuneError, Interrupted, ProcessLost, UsageError, explain
+from finetune.errors import (
+    FinetuneBaseError,
+    FinetuneError,
+    InterruptionError,
+    ProcessLostError,
+    UsageError,
+    explain,
+)
 from finetune.escaping import escape_controls, escape_line
 from finetune.training.interruption import StopRequest, signal_of, stop_on_signal
 
@@ -215,16 +222,16 @@ def _skip_teardown(has_succeeded: threading.Event) -> None:
             os._exit(0)
 
 
-def _explain(error: BaseException, request: StopRequest) -> Failure:
+def _explain(error: BaseException, request: StopRequest) -> FinetuneBaseError:
     """Return any error as one of ours; after a signal, whatever it led to, as an interruption."""
     # Click raises its own error in place of an interruption, and fails where a terminal is closed.
     for one in (error, error.__cause__, error.__context__):
-        if isinstance(one, Interrupted):
+        if isinstance(one, InterruptionError):
             return one
     stopped = error.__cause__ or error
     if request.number or isinstance(error, KeyboardInterrupt | click.Abort):
         number = request.number or signal_of(stopped)
-        return Interrupted("stopped", remedy="run the command again", signal_number=number)
+        return InterruptionError("stopped", remedy="run the command again", signal_number=number)
     if isinstance(error, click.UsageError):
         remedy = f"see {error.ctx.command_path if error.ctx else 'finetune'} --help"
         message = " ".join(error.format_message().split())
@@ -269,16 +276,16 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _leave(error: Failure, arguments: list[str]) -> NoReturn:
+def _leave(error: FinetuneBaseError, arguments: list[str]) -> NoReturn:
     """Print an error and leave with its exit code; called while the error is handled."""
     launch = read_launch()
     if launch.world_size == 1:
         _show(error, arguments)
         sys.exit(error.exit_code)
-    is_rank_lost = isinstance(error, ProcessLost)
+    is_rank_lost = isinstance(error, ProcessLostError)
     if launch.rank == 0:
         _show(error, arguments)
-    elif launch.local_rank == 0 if is_rank_lost else not isinstance(error, Interrupted):
+    elif launch.local_rank == 0 if is_rank_lost else not isinstance(error, InterruptionError):
         if not is_rank_lost:
             # Often of the same cause as an error of the main process, after which the launcher
             # ends this one.
@@ -291,7 +298,7 @@ def _leave(error: Failure, arguments: list[str]) -> NoReturn:
     os._exit(error.exit_code)
 
 
-def _show(error: Failure, arguments: list[str], *, where: str = "") -> None:
+def _show(error: FinetuneBaseError, arguments: list[str], *, where: str = "") -> None:
     with suppress(OSError):  # the terminal may be closed
         if "--debug" in arguments:
             click.echo(escape_controls(traceback.format_exc()), err=True)

@@ -10,7 +10,7 @@ import click
 import finetune
 from finetune.commands import flags
 from finetune.commands.console import format_size, show_lines, show_table
-from finetune.errors import NotARun, UsageError
+from finetune.errors import NotARunError, UsageError
 from finetune.events import Info, emit
 from finetune.runs.folder import open_run_folder
 
@@ -52,7 +52,7 @@ def push(
     folder = open_run_folder(Path(run))
     model_folder = folder.adapter_folder if adapter else folder.model_folder
     if not folder.has_finished:
-        raise NotARun(
+        raise NotARunError(
             f"the run in {folder.path} has not finished",
             remedy="finish it with --resume-from-checkpoint",
         )

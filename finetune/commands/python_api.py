@@ -16,7 +16,7 @@ from finetune.commands import progress as terminal
 from finetune.config.schema import OPTIONS
 from finetune.data import TEMPORARY
 from finetune.distributed import read_launch
-from finetune.errors import ConfigurationInvalid, Failure, explain
+from finetune.errors import ConfigurationError, FinetuneBaseError, explain
 
 FLAG = re.compile(r"--([a-z][a-z-]*[a-z])")
 COMMAND = re.compile(r"(finetune [a-z].*)")
@@ -67,7 +67,7 @@ def as_python(function: Callable[..., Any]) -> Callable[..., Any]:
                 arguments, options = _with_files(shape, arguments, options, stack)
                 _check_arguments(shape, arguments, options)
                 result = function(*arguments, **options)
-        except Failure as error:
+        except FinetuneBaseError as error:
             error.message = _with_arguments(error.message, names)
             error.remedy = _with_arguments(error.remedy, names)
             error.args, error.__notes__ = (error.message,), [f"try: {error.remedy}"]
@@ -116,7 +116,7 @@ def _with_files(
         read = {SPLIT_OF_WORD[str(name).casefold()]: name for name in known}
         if "train" not in read:
             names = ", ".join(map(str, splits))
-            raise ConfigurationInvalid(f"no split of {names} is train", remedy="name it train")
+            raise ConfigurationError(f"no split of {names} is train", remedy="name it train")
         options |= {option: splits[read[name]] for name, option in SPLITS.items() if name in read}
         if others := ", ".join(str(name) for name in splits if name not in read.values()):
             events.emit(events.WarningMessage(f"splits that are not read: {others}"))
@@ -153,7 +153,7 @@ def _with_arguments(text: str, names: Container[str]) -> str:
 
 
 def _check_arguments(shape: Signature, arguments: Sequence[Any], options: dict[str, Any]) -> None:
-    """Raise ``ConfigurationInvalid`` for an argument of a wrong type; options have own checks."""
+    """Raise ``ConfigurationError`` for an argument of a wrong type; options have own checks."""
     from finetune.config.load import check_type
 
     for name, value in shape.bind(*arguments, **options).arguments.items():

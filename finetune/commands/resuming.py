@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from finetune.config.schema import OPTIONS, Config, change_options
 from finetune.data import is_waiting
-from finetune.errors import ConfigurationInvalid, NotARun, UsageError
+from finetune.errors import ConfigurationError, NotARunError, UsageError
 from finetune.events import Info, emit
 from finetune.ownership import CONTENTS
 from finetune.runs.folder import (
@@ -128,7 +128,7 @@ def choose_work(work: Work, resume_from: str | Path | None) -> Work:
     for run in runs:
         _check_unedited(run)
     if work.folds and len(runs) != work.folds:
-        raise ConfigurationInvalid(
+        raise ConfigurationError(
             f"{folder.path} has {len(runs)} folds, which can't become {work.folds}",
             remedy=f"give --folds {len(runs)}, or choose another folder with --output-dir",
         )
@@ -187,7 +187,7 @@ def _open(work: Work, path: Path) -> RunFolder:
     if isinstance(folder, SeveralFolder):
         if not folder.has_begun:
             flag = f"--{folder.kind}"
-            raise NotARun(
+            raise NotARunError(
                 f"{path} has no {CONTENTS[folder.kind]} to go on with",
                 remedy=f"leave out {flag} to resume a single run, or start with {flag} alone",
             )
@@ -201,7 +201,7 @@ def _open(work: Work, path: Path) -> RunFolder:
 
 
 def _check_unedited(folder: RunFolder) -> None:
-    """Raise ``ConfigurationInvalid`` if a run's ``config.yaml`` was edited since the run began."""
+    """Raise ``ConfigurationError`` if a run's ``config.yaml`` was edited since the run began."""
     from finetune.runs.manifest import Manifest
 
     options = Manifest.read(folder).options
@@ -215,7 +215,7 @@ def _check_unedited(folder: RunFolder) -> None:
         if now[name] != before[name] and not option.resumable
     ]
     if changes:
-        raise ConfigurationInvalid(
+        raise ConfigurationError(
             f"{folder.config_file} was edited after the run began: {'; '.join(changes)}",
             remedy="set it back, or start a new run",
         )
@@ -272,7 +272,7 @@ def _with_changes(
         elif name not in ignored and not (now in (None, AUTO) or _is_same(now, before)):
             refused.append(f"{name} is {now}, and was {before} ({source})")
     if refused:
-        raise ConfigurationInvalid(
+        raise ConfigurationError(
             f"the options of a run that has begun don't change: {'; '.join(refused)}",
             remedy=f"leave {'it' if len(refused) == 1 else 'them'} out, or start a new run",
         )

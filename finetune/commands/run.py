@@ -22,7 +22,7 @@ from finetune.commands.console import (
     show_scores,
     show_table,
 )
-from finetune.errors import ConfigurationInvalid, UsageError
+from finetune.errors import ConfigurationError, UsageError
 from finetune.events import WarningMessage, clock, emit
 from finetune.runs.folder import FoldsFolder, RunFolder, SeedsFolder
 from finetune.runs.guess import guess_options
@@ -140,7 +140,7 @@ def read_options(
                 remedy=f"leave out --{name}, or start without a launcher",
             )
     if (file or config) is not None and resume_from_checkpoint not in (None, "auto"):
-        raise ConfigurationInvalid(
+        raise ConfigurationError(
             "a run is resumed with its own configuration", remedy=f"leave out {file or '--config'}"
         )
     return flags.load(file=file, config=config, **options)

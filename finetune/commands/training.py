@@ -11,7 +11,7 @@ from finetune.commands.resuming import Work
 from finetune.config.schema import Config
 from finetune.config.yaml_files import dump_config
 from finetune.devices.mps.awake import kept_awake
-from finetune.errors import ConfigurationInvalid, DataError
+from finetune.errors import ConfigurationError, DataError
 from finetune.events import Info, emit, sent_to
 from finetune.files import write_text_atomically
 from finetune.report.page import write_folds_report
@@ -133,7 +133,7 @@ def _complete(folder: SeveralFolder, results: SeveralResults) -> SeveralResults:
         if results.best is None:
             failures = "; ".join({*results.failures.values()})
             remedy = "choose other values, and start over with --overwrite"
-            raise ConfigurationInvalid(f"no trial could be trained: {failures}", remedy=remedy)
+            raise ConfigurationError(f"no trial could be trained: {failures}", remedy=remedy)
         best = folder.run(results.best).read_config()
         write_text_atomically(folder.best_file, dump_config(best))
     return results

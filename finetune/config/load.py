@@ -18,7 +18,7 @@ from finetune.config.schema import (
     flag_of,
 )
 from finetune.config.yaml_files import find_recipe, read_yaml
-from finetune.errors import ConfigurationInvalid
+from finetune.errors import ConfigurationError
 
 ENVIRONMENT_PREFIX = "FINETUNE_"
 SECTIONS = [section.name for section in fields(Config)]
@@ -64,7 +64,7 @@ def load_config(
 ) -> LoadedConfig:
     """Merge a YAML file or recipe, ``FINETUNE_`` variables, flags and ``section.option=value``.
 
-    Later ones win. Unknown keys, wrong values and contradictions raise ``ConfigurationInvalid``.
+    Later ones win. Unknown keys, wrong values and contradictions raise ``ConfigurationError``.
     """
     given = [] if file is None else list(_read_file(file))
     for variable, text in (environment or {}).items():
@@ -96,7 +96,7 @@ def parse_size(text: str, *, source: str) -> int:
     except ValidationError:
         size_bytes = 0
     if size_bytes < MIN_SIZE_BYTES:
-        raise ConfigurationInvalid(
+        raise ConfigurationError(
             f"{source} is {text!r}, which is no memory size of at least 1 MB",
             remedy="write for example 4GiB",
         )
@@ -109,7 +109,7 @@ def _read_file(file: str) -> Iterator[Given]:
     if not isinstance(sections, dict) or any(
         not isinstance(options, dict | None) for options in sections.values()
     ):
-        raise ConfigurationInvalid(
+        raise ConfigurationError(
             f"{path} has no options in sections",
             remedy="write one `option: value` a line, indented, below training: or another of the "
             f"sections {', '.join(SECTIONS)}; a table of texts is --data {file}",
@@ -123,7 +123,7 @@ def _read_assignment(assignment: str) -> Given:
     key, separator, text = assignment.partition("=")
     section, dot, option = key.strip().partition(".")
     if not separator or not dot:
-        raise ConfigurationInvalid(
+        raise ConfigurationError(
             f"--set {assignment} is not of the form section.option=value",
             remedy="write for example --set training.learning_rate=3e-5",
         )
@@ -135,22 +135,22 @@ def _from_text(text: str) -> str | None:
 
 
 def check_name(option: str, section: str | None, *, source: str) -> None:
-    """Raise ``ConfigurationInvalid`` unless there is such an option, in that section."""
+    """Raise ``ConfigurationError`` unless there is such an option, in that section."""
     if option not in OPTIONS:
         word = OPTION_BY_OTHER_NAME.get(option, option).replace("-", "_")
         near = difflib.get_close_matches(word, OPTIONS, n=1)
         remedy = f"did you mean {near[0]}?" if near else f"known are: {', '.join(OPTIONS)}"
         where = "" if source == flag_of(option) else f"{source}: "
-        raise ConfigurationInvalid(f"{where}there is no option {option}", remedy=remedy)
+        raise ConfigurationError(f"{where}there is no option {option}", remedy=remedy)
     if section not in (None, OPTIONS[option].section):
-        raise ConfigurationInvalid(
+        raise ConfigurationError(
             f"{source}: {option} is not an option of a section {section}",
             remedy=f"it belongs to section {OPTIONS[option].section}",
         )
 
 
 def check_value(option: str, value: Any, source: str) -> Any:
-    """Return a value as the type of an option, or raise ``ConfigurationInvalid``."""
+    """Return a value as the type of an option, or raise ``ConfigurationError``."""
     words = source if source == flag_of(option) else f"{source}: {option}"
     # Pydantic takes true for 1 unless it is strict.
     is_strict = isinstance(value, bool)
@@ -158,31 +158,31 @@ def check_value(option: str, value: Any, source: str) -> Any:
 
 
 def check_type(hint: Any, value: Any, *, words: str, is_strict: bool = True) -> Any:
-    """Return a value as a type; raise ``ConfigurationInvalid`` if it has another or is empty."""
+    """Return a value as a type; raise ``ConfigurationError`` if it has another or is empty."""
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
     if isinstance(value, str) and not value:
-        raise ConfigurationInvalid(f"{words} is empty", remedy="leave it out")
+        raise ConfigurationError(f"{words} is empty", remedy="leave it out")
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(hint)
         return adapter.validate_python(value, strict=is_strict)
     except ValidationError as error:
         messages = (one["msg"].partition(", unable")[0] for one in error.errors())
         expected = " or ".join(message.removeprefix("Input should be ") for message in messages)
-        raise ConfigurationInvalid(
+        raise ConfigurationError(
             f"{words} is {reprlib.repr(value)}, and should be {expected}",
             remedy="the command's --help shows what each option takes",
         ) from error
 
 
 def check_contradictions(config: Config) -> None:
-    """Raise ``ConfigurationInvalid`` for options that do not go together."""
+    """Raise ``ConfigurationError`` for options that do not go together."""
     model, training = config.model, config.training
     if training.loss != "focal" and training.focal_gamma != TrainingConfig.focal_gamma:
-        raise ConfigurationInvalid("--focal-gamma is for --loss focal", remedy="add --loss focal")
+        raise ConfigurationError("--focal-gamma is for --loss focal", remedy="add --loss focal")
     for name in () if model.lora_rank else _OF_LORA:
         if OPTIONS[name].value_in(config) != OPTIONS[name].default:
             flag = OPTIONS[name].flag if name != "merge" else "--no-merge"
-            raise ConfigurationInvalid(f"{flag} is for LoRA", remedy="add --lora-rank 8")
+            raise ConfigurationError(f"{flag} is for LoRA", remedy="add --lora-rank 8")
     is_given = {
         "--train-layers": model.train_layers is not None,
         "--freeze-core": model.freeze_core,
@@ -200,6 +200,6 @@ def check_contradictions(config: Config) -> None:
     }
     for pair in _EXCLUSIVE:
         if all(map(is_given.__getitem__, pair)):
-            raise ConfigurationInvalid(
+            raise ConfigurationError(
                 f"{' and '.join(pair)} do not go together", remedy="leave one of them out"
             )

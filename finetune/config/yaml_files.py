@@ -13,7 +13,7 @@ import yaml
 
 import finetune
 from finetune.config.schema import OPTIONS, Config
-from finetune.errors import ConfigurationInvalid
+from finetune.errors import ConfigurationError
 from finetune.files import is_there
 
 # A table that is named by mistake may be too large to parse.
@@ -30,7 +30,7 @@ def read_yaml(path: Path) -> Any:
             raise ValueError("it is larger than 1 MiB")
         return yaml.load(content.decode(), Loader=_ConfigLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigurationInvalid(
+        raise ConfigurationError(
             f"{path} is not a YAML configuration: {' '.join(str(error).split())}",
             remedy="correct the file; `finetune config cp` copies one that works",
         ) from error
@@ -77,7 +77,7 @@ def find_recipe(name: str) -> Path:
     is_a_name = path.parent in (Path(), Path("configs")) and path.suffix in ("", ".yaml")
     if is_a_name and path.stem in recipes:
         return recipes_folder() / f"{path.stem}.yaml"
-    raise ConfigurationInvalid(
+    raise ConfigurationError(
         f"{name} is a folder" if os.path.isdir(path) else f"there is no configuration file {name}",
         remedy=f"name a YAML file, or one of the recipes {', '.join(recipes)}",
     )

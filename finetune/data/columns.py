@@ -13,7 +13,7 @@ import pyarrow
 import pyarrow.compute as pc
 
 from finetune.config.schema import DataConfig, flag_of
-from finetune.errors import DataError, DataNotFound, UsageError
+from finetune.errors import DataError, DataNotFoundError, UsageError
 from finetune.tasks.labels import NUMBER, distinct_values, map_values
 
 # In place of the name of a column of splits.
@@ -230,7 +230,7 @@ def choose_columns(
     if PAIR in wanted and TEXT not in chosen:
         chosen |= _find_pair(names, pair=chosen.get(PAIR), label=chosen.get(LABEL))
     if PAIR in wanted and PAIR not in chosen and LABEL not in wanted:
-        raise DataNotFound(
+        raise DataNotFoundError(
             f"the model reads pairs of texts, but no two columns of {table} are named like a pair",
             remedy="name both with --text-column and --text-pair-column; there are:"
             f" {_listed(names)}",
@@ -303,7 +303,7 @@ def _named_columns(
             folded = {known.casefold(): known for known in names}
             near = get_close_matches(unknown[0].casefold(), folded, n=1)
             guess = f"did you mean {folded[near[0]]!r}? " if near else ""
-            raise DataNotFound(
+            raise DataNotFoundError(
                 f"{table} has no column {unknown[0]!r} of texts or numbers",
                 remedy=f"{guess}{flag_of(option)} takes one of: {_listed(names)}",
             )
@@ -511,7 +511,7 @@ def _guess(option: str, facts: Sequence[Facts], *, may_be_pair: bool, table: str
         scores |= {column: factor for column, factor in numbers.items() if factor >= 1}
     ranked = sorted(filter(scores.__getitem__, scores), key=scores.__getitem__, reverse=True)
     if not ranked:
-        raise DataNotFound(
+        raise DataNotFoundError(
             f"no column of {table} looks like {names[0]}s",
             remedy=f"write texts and labels in columns of their own, or name them with {flag};"
             f" there are: {_listed(column.name for column in facts)}",

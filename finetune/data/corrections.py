@@ -20,7 +20,7 @@ from finetune.data.dataset import (
 )
 from finetune.data.packed import reading_explained
 from finetune.data.read import read_file
-from finetune.errors import DataDiffers, DataError
+from finetune.errors import DataError, DataMismatchError
 from finetune.events import Info, emit, muted
 from finetune.files import file_sha256
 from finetune.tasks.labels import flat_values, map_values, name_classes
@@ -34,7 +34,7 @@ def apply_corrections(loaded: LoadedData, options: DataConfig) -> LoadedData:
     """Return the data with the decisions of ``corrections``, then the names of ``label_map``.
 
     Raises:
-        DataDiffers: If the text of a row is not the one that was decided on.
+        DataMismatchError: If the text of a row is not the one that was decided on.
         DataError: If a decision is no class, or a file can't be understood.
     """
     if options.corrections is None and options.label_map is None:
@@ -123,7 +123,7 @@ def _decide(
 def _find_rows(
     loaded: LoadedData, split: str, decided: pyarrow.Table, path: Path
 ) -> NDArray[np.int64]:
-    """Return the places of decided rows in a split; DataDiffers if one has another text now."""
+    """Return the places of decided rows in a split; DataMismatchError if a text has changed."""
     known = pyarrow.array(map(str, (loaded.numbers_of(split) + 1).tolist()), "string")
     places = pc.index_in(decided["row"], value_set=known)
     texts = texts_of(loaded.splits[split]).joined.take(places)
@@ -133,7 +133,7 @@ def _find_rows(
     for number, text, now in rows:
         if now is None or now.split() != text.split():
             found = "is not in the data" if now is None else f"now has the text {now[:60]!r}"
-            raise DataDiffers(
+            raise DataMismatchError(
                 f"{path} decides on row {number} of {split} ({text[:60]!r}), which {found}",
                 remedy=REMEDY,
             )

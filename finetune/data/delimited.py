@@ -17,7 +17,7 @@ from pyarrow import csv as arrow_csv
 from finetune.config.schema import DataConfig
 from finetune.data.columns import LABEL_NAMES, OPTIONS, TEXT_NAMES, plain_name
 from finetune.data.encoding import TextFile
-from finetune.errors import DataUnreadable
+from finetune.errors import DataUnreadableError
 from finetune.events import Info, emit
 from finetune.tasks.labels import is_number
 
@@ -95,20 +95,20 @@ class Delimited:
             line = next(islice(self.lines(), line_before, None)).strip()
             remedy = 'put values with a delimiter, quotes or a line end in quotes: "a ""b"", c"'
             number = self.lines_above + line_before + 1
-            raise DataUnreadable(
+            raise DataUnreadableError(
                 f"line {number} of {self.text.path} has {error}: {line[:60]!r}",
                 remedy=f"{remedy}; {ADD_LABELS}" if count == 1 else remedy,
             ) from error
         if not count:
             remedy = "write a header row, such as text,label, and rows"
-            raise DataUnreadable(f"{self.text.path} is empty", remedy=remedy)
+            raise DataUnreadableError(f"{self.text.path} is empty", remedy=remedy)
 
     def is_right(self) -> bool:
         """Return whether the file reads with these quotes.
 
         Many with tabs know none, and a text may then begin with a quote and never end it.
         """
-        with suppress(DataUnreadable):
+        with suppress(DataUnreadableError):
             deque(self.values(), maxlen=0)
             return True
         return False
@@ -230,7 +230,7 @@ def _find_delimiter(sample: str, text: TextFile, options: DataConfig) -> tuple[s
     is_prose = scores[best][1] < MIN_SCORE and len(sample.splitlines()) > 1
     if text.content.suffix not in (".csv", ".tsv") and is_prose:
         listed = ", ".join(DELIMITERS.values())
-        raise DataUnreadable(
+        raise DataUnreadableError(
             f"{text.path} has one text per line, and no labels behind a {listed}", remedy=ADD_LABELS
         )
     if not scores[best][1]:  # one column
@@ -298,7 +298,7 @@ def find_names(
     if not has_header:
         emit(Info(f"{path} has no header row: its columns are {', '.join(names)}"))
     if has_header and len(rows) == 1:
-        raise DataUnreadable(
+        raise DataUnreadableError(
             f"{path} has a header row, {names}, but no rows", remedy="add one row per text"
         )
     return names, has_header
@@ -308,7 +308,7 @@ def complete_names(header: Sequence[str], *, path: Path) -> list[str]:
     """Return the names of columns, those without one by their position."""
     names = [name.strip() or f"column{position}" for position, name in enumerate(header, start=1)]
     if len(set(names)) < len(names):
-        raise DataUnreadable(
+        raise DataUnreadableError(
             f"two columns of {path} have the same name: {names}",
             remedy="rename one of them; --no-header reads the first row of a .csv as values",
         )

@@ -13,7 +13,7 @@ import pyarrow
 
 from finetune.data.languages import detect_encoding
 from finetune.data.packed import Content
-from finetune.errors import DataUnreadable, UsageError
+from finetune.errors import DataUnreadableError, UsageError
 from finetune.events import WarningMessage, emit
 from finetune.files import naming
 
@@ -108,7 +108,7 @@ def decode(chunks: Iterable[bytes], encoding: str, *, name: str) -> Iterator[str
                 if isinstance(error, UnicodeDecodeError):
                     line = lines_before + error.object[: error.start].count(b"\n") + 1
                     what, reason = f"line {line} of {name}", error.reason
-                raise DataUnreadable(
+                raise DataUnreadableError(
                     f"{what} is not {encoding.removesuffix('-sig').upper()}: {reason}",
                     remedy="correct it, or name the encoding, such as --encoding cp1252",
                 ) from error
@@ -124,7 +124,7 @@ def find_text(content: Content, *, encoding: str | None) -> TextFile:
     text = TextFile(content, known or "utf-8")
     try:
         text.check()
-    except DataUnreadable:
+    except DataUnreadableError:
         if known or _is_mostly_utf8(text):
             raise
         detected = _detect(content)
@@ -141,8 +141,8 @@ def find_text(content: Content, *, encoding: str | None) -> TextFile:
     return text
 
 
-def _not_text(path: Path, reason: str = "") -> DataUnreadable:
-    return DataUnreadable(f"{path} is not a text file{reason}", remedy="export it as UTF-8")
+def _not_text(path: Path, reason: str = "") -> DataUnreadableError:
+    return DataUnreadableError(f"{path} is not a text file{reason}", remedy="export it as UTF-8")
 
 
 def _is_mostly_utf8(text: TextFile) -> bool:

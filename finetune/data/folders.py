@@ -26,7 +26,7 @@ from finetune.data.packed import (
     splits_named,
 )
 from finetune.data.read import TABLE_SUFFIXES, RawTable, join_tables, read_file
-from finetune.errors import DataError, DataNotFound, DataUnreadable, SeveralTables
+from finetune.errors import DataError, DataNotFoundError, DataUnreadableError, SeveralTablesError
 from finetune.events import Info, emit
 
 # The classes of files by their names, for each split.
@@ -50,7 +50,7 @@ def read_splits(paths: Sequence[Path], options: DataConfig) -> dict[str, RawTabl
                 )
             return tables
         return {"train": join_tables([read_file(one, options) for one in paths])}
-    except SeveralTables as error:
+    except SeveralTablesError as error:
         splits = splits_named(error.names)
         if "train" not in splits or len(paths) > 1 or isinstance(options, OtherData):
             raise
@@ -66,12 +66,12 @@ def read_splits(paths: Sequence[Path], options: DataConfig) -> dict[str, RawTabl
 def _read_folder(path: Path, options: DataConfig) -> dict[str, RawTable]:
     """Return the splits of a folder or an archive."""
     if document := DOCUMENTS.get(path.suffix.lower()):  # such as those of Numbers
-        raise DataUnreadable(f"{path} is {document[0]}", remedy=document[1])
+        raise DataUnreadableError(f"{path} is {document[0]}", remedy=document[1])
     names = names_in(path)
     saved = [name for name in names if PurePosixPath(name).name == SAVED_BY_DATASETS]
     if saved:
         load = f"datasets.load_from_disk({str((path / saved[-1]).parent)!r})"
-        raise DataUnreadable(
+        raise DataUnreadableError(
             f"{path} is a dataset that the datasets library has saved to disk",
             remedy=f"save each split as Parquet in Python: {load}.to_parquet('train.parquet')",
         )
@@ -79,7 +79,7 @@ def _read_folder(path: Path, options: DataConfig) -> dict[str, RawTable]:
         return {split: _read_texts(path, texts, options) for split, texts in folders.items()}
     if find_tables(names, TABLE_SUFFIXES):
         return {"train": read_file(path, options)}
-    raise DataNotFound(
+    raise DataNotFoundError(
         f"{path} has no tables, and no .txt files in folders named by their class",
         remedy="name a file as --data, or a folder with texts such as pos/1.txt and neg/2.txt;"
         " choose one of several files with --member, or join one file per class in one table",
@@ -133,7 +133,7 @@ def _read_texts(path: Path, classes: Mapping[str, str], options: DataConfig) -> 
     try:
         together = Content(path, b"\n".join(texts))
         encoding = find_text(together, encoding=options.encoding).encoding
-    except DataUnreadable:
+    except DataUnreadableError:
         for content in contents:  # which one it is
             find_text(content, encoding=options.encoding or "utf-8")
         raise

@@ -4,7 +4,7 @@ import re
 from zipfile import BadZipFile, ZipFile
 
 from finetune.data.packed import ZIP, Content
-from finetune.errors import DataUnreadable
+from finetune.errors import DataUnreadableError
 
 START_BYTES = 4096
 SAVE = "save the table as .csv, .xlsx, .jsonl or .parquet"
@@ -140,7 +140,7 @@ def reject_foreign(content: Content) -> None:
             known = kind
     if known:
         what, remedy = known
-        raise DataUnreadable(
+        raise DataUnreadableError(
             f"{content.path} is {what}", remedy=remedy.replace("FILE", content.path.name)
         )
 

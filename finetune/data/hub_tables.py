@@ -13,7 +13,7 @@ from finetune.data.dataset import DataSource, LoadedData
 from finetune.data.packed import SPLIT_OF_WORD
 from finetune.data.read import SUFFIXES
 from finetune.data.tables import read_tables
-from finetune.errors import DataError, DataNotFound, HubNotReachable
+from finetune.errors import DataError, DataNotFoundError, HubNotReachableError
 from finetune.events import Info, emit
 
 # There the Hub keeps its own copy of most datasets, as Parquet, even of those made by a script.
@@ -37,16 +37,16 @@ def load_from_hub(options: DataConfig) -> LoadedData:
         try:
             repositories.append(hub.resolve("dataset", name, revision=branch))
             unreachable = unreachable or repositories[-1].unreachable
-        except HubNotReachable as error:
+        except HubNotReachableError as error:
             unreachable = error  # the cache may hold the files of another branch
-        except DataNotFound:
+        except DataNotFoundError:
             if branch == branches[0]:
                 raise
     for suffix, repository in product((PARQUET, *SUFFIXES), repositories):
         if splits := find_splits(repository.files, part or None, suffix=suffix):
             break
     else:
-        raise unreachable or DataNotFound(
+        raise unreachable or DataNotFoundError(
             f"the dataset {name!r} has no complete training split in one of the formats"
             f" {', '.join(SUFFIXES)}",
             remedy="choose another; if it is made by a script, which is never run, save its rows"
@@ -85,7 +85,7 @@ def find_splits(
     if part in parts:
         return candidates[parts[part]]
     if candidates and part is not None:
-        raise DataNotFound(
+        raise DataNotFoundError(
             f"the repository holds no dataset {part!r}, but {', '.join(parts)}",
             remedy="name one of them as --data hub:OWNER/NAME:PART",
         )

@@ -16,7 +16,7 @@ from finetune.config.schema import DataConfig
 from finetune.data.columns import LABEL_NAMES, TEXT_NAMES, plain_name
 from finetune.data.read import FileFormat, SourceTable, as_text, frame_of, plain
 from finetune.data.stream import Texts, not_unicode, texts_of
-from finetune.errors import ConfigurationInvalid, DataUnreadable, UsageError
+from finetune.errors import ConfigurationError, DataUnreadableError, UsageError
 from finetune.files import write_bytes_atomically
 
 TAKEN = (
@@ -38,11 +38,11 @@ def as_arrow(table: Any) -> pyarrow.Table:
         raise not_unicode(error.object, error) from error
     except (pyarrow.ArrowException, TypeError, AttributeError, ValueError, KeyError) as error:
         message = f"data of the type {type(table).__name__} can't be read as a table: {error}"
-        raise ConfigurationInvalid(message, remedy=TAKEN) from error
+        raise ConfigurationError(message, remedy=TAKEN) from error
     twice = [name for name, count in Counter(arrow.column_names).items() if count > 1]
     if twice:
         message = f"two columns of the table are called {twice[0]!r}"
-        raise DataUnreadable(message, remedy="rename one of them, or leave it out")
+        raise DataUnreadableError(message, remedy="rename one of them, or leave it out")
     columns = dict(zip(arrow.column_names, map(plain, arrow.columns), strict=True))
     return pyarrow.table(columns).replace_schema_metadata(arrow.schema.metadata)
 
@@ -154,7 +154,7 @@ def write_table(table: Any, folder: Path) -> Path:
     """Write a table as a Parquet file, which the digest of its content names, in a folder."""
     content, arrow = pyarrow.BufferOutputStream(), as_arrow(table)
     if not arrow.num_rows:
-        raise DataUnreadable("the table has no rows", remedy="add one row per text")
+        raise DataUnreadableError("the table has no rows", remedy="add one row per text")
     parquet.write_table(arrow, content)
     written = content.getvalue().to_pybytes()
     path = folder / f"table-{hashlib.sha256(written).hexdigest()[:8]}.parquet"

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 from zipfile import BadZipFile, ZipFile
 
-from finetune.errors import DataNotFound, DataUnreadable, SeveralTables, explain
+from finetune.errors import DataNotFoundError, DataUnreadableError, SeveralTablesError, explain
 from finetune.files import is_there, naming
 
 ZIP, EMPTY_ZIP = b"PK\x03\x04", b"PK\x05\x06"
@@ -50,7 +50,7 @@ def reading_explained() -> Iterator[None]:
         yield
     except OSError as error:
         known = explain(error)
-        raise DataUnreadable(
+        raise DataUnreadableError(
             f"{error.filename} can't be read: {error.strerror}",
             remedy=known.remedy if known else "check the file",
         ) from error
@@ -65,7 +65,7 @@ def _unpacking_explained(path: Path) -> Iterator[None]:
     except (
         *(BadZipFile, OSError, EOFError, zlib.error, lzma.LZMAError, RuntimeError, ValueError),
     ) as error:
-        raise DataUnreadable(
+        raise DataUnreadableError(
             f"{path} can't be unpacked: {error}",
             remedy="it may be cut: copy or download it again, or unpack it and name a table in it",
         ) from error
@@ -122,7 +122,7 @@ def names_in(path: Path) -> list[str]:
             names = [name for name in archive.namelist() if not name.endswith("/")]
     shown = sorted(name for name in names if not HIDDEN.match(name))
     if not shown:
-        raise DataNotFound(f"{path} holds no files", remedy="pack it again, or name a table")
+        raise DataNotFoundError(f"{path} holds no files", remedy="pack it again, or name a table")
     return shown
 
 
@@ -153,7 +153,7 @@ def unpack(path: Path, suffixes: Sequence[str] = (), member: str | None = None) 
         return read_members(path, [choose_member(tables, member, path=path)])[0]
     if not os.path.isfile(path):
         what = f"{path} is not a file" if is_there(path) else f"there is no file {path}"
-        raise DataNotFound(what, remedy="check the name")
+        raise DataNotFoundError(what, remedy="check the name")
     return _unpack_file(Content(path))
 
 
@@ -177,7 +177,7 @@ def _max_bytes(packed_bytes: int) -> int:
 
 def _check_size(size_bytes: int, packed_bytes: int, path: Path) -> None:
     if size_bytes > _max_bytes(packed_bytes):
-        raise DataUnreadable(
+        raise DataUnreadableError(
             f"{path} becomes more than {MAX_TIMES} times as large when it is unpacked",
             remedy="unpack it yourself if you trust it, and name the table in it",
         )
@@ -198,12 +198,12 @@ def choose_member(names: Sequence[str], member: str | None, *, path: Path) -> st
     """Return the name of the only table in a file, or of the one that an option names."""
     if member is None:
         if len(names) > 1:
-            raise SeveralTables(path, names)
+            raise SeveralTablesError(path, names)
         return names[0]
     for name in names:
         if member in (name, Path(name).name, Path(name).stem):
             return name
-    raise DataNotFound(
+    raise DataNotFoundError(
         f"{path} holds no table {member!r}", remedy=f"--member takes one of: {', '.join(names)}"
     )
 

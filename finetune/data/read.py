@@ -28,7 +28,7 @@ from finetune.data import delimited, labeling_tools
 from finetune.data.encoding import TextFile, find_text
 from finetune.data.foreign import is_workbook, reject_foreign
 from finetune.data.packed import PACKED_SUFFIXES, ZIP, Content, choose_member, unpack
-from finetune.errors import DataNotFound, DataUnreadable
+from finetune.errors import DataNotFoundError, DataUnreadableError
 from finetune.events import Info, emit
 from finetune.tasks.labels import map_lists, map_values
 
@@ -142,7 +142,7 @@ def read_file(path: Path, options: DataConfig) -> RawTable:
     """Read the table of a file, which may be packed, as text."""
     source = read_source(path, options, readable_only=True)
     if not len(source.frame.columns) and not len(source.frame):
-        raise DataUnreadable(f"{source.path} has no rows", remedy="add one row per text")
+        raise DataUnreadableError(f"{source.path} has no rows", remedy="add one row per text")
     frame = source.frame
     if source.format.kind in ("csv", "json", "jsonl"):
         frame = labeling_tools.convert(frame)
@@ -172,7 +172,7 @@ def read_source(path: Path, options: DataConfig, *, readable_only: bool = False)
     content = unpack(path, TABLE_SUFFIXES, options.member)
     kind = _find_kind(content)
     if options.member and content.path == path and kind not in WITH_MEMBERS:
-        raise DataNotFound(
+        raise DataNotFoundError(
             f"{path} has one table only", remedy=f"leave out --member {options.member}"
         )
     if kind == "parquet":
@@ -198,7 +198,9 @@ def _find_kind(content: Content) -> str:
     """Return the kind of a file, by its content and, where that may be two, by its suffix."""
     start = content.start(START_BYTES)
     if not start:
-        raise DataUnreadable(f"{content.path} is empty", remedy="copy, download or export it again")
+        raise DataUnreadableError(
+            f"{content.path} is empty", remedy="copy, download or export it again"
+        )
     if start.startswith(b"PAR1"):
         return "parquet"
     if is_workbook(content):
@@ -293,7 +295,7 @@ def _parse_object(line: str, *, place: str) -> dict[str, Any]:
             return value
     except (RecursionError, ValueError) as error:
         reason = f", {error}"
-    raise DataUnreadable(f"{place} is not a JSON object{reason}: {line[:60]!r}", remedy=OBJECT)
+    raise DataUnreadableError(f"{place} is not a JSON object{reason}: {line[:60]!r}", remedy=OBJECT)
 
 
 def _without_half_characters(value: Any, source: str) -> Any:
@@ -336,12 +338,12 @@ def _read_json(
     try:
         tables = dict(_find_tables(_parse_json("".join(text.pieces()))))
     except (ValueError, RecursionError) as error:
-        raise DataUnreadable(
+        raise DataUnreadableError(
             f"{text.path} can't be read: {' '.join(str(error).split())}",
             remedy="correct it there, or export it again",
         ) from error
     if not tables:
-        raise DataUnreadable(
+        raise DataUnreadableError(
             f"{text.path} holds no rows", remedy=f"{SHAPES}; a configuration is named by --config"
         )
     rows = tables[choose_member(list(tables), options.member, path=text.path)]
@@ -352,7 +354,7 @@ def _read_json(
     if isinstance(rows[0], dict):
         return _frame_of_records(rows), place
     if len(set(map(len, rows))) > 1:
-        raise DataUnreadable(f"the arrays of {text.path} have several lengths", remedy=SHAPES)
+        raise DataUnreadableError(f"the arrays of {text.path} have several lengths", remedy=SHAPES)
     words = [[as_text(value) or "" for value in row] for row in rows]
     names, has_header = delimited.find_names(words, options, path=text.path)
     columns = zip(*rows[int(has_header) :], strict=True)
@@ -451,11 +453,11 @@ def _read_parquet(content: Content, *, readable_only: bool) -> SourceTable:
         table = file.read(columns=wanted)
         table.validate(full=True)  # texts may be other bytes than UTF-8
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataUnreadable(
+        raise DataUnreadableError(
             f"{path} is not Parquet: {str(error).splitlines()[0]}", remedy="export it again"
         ) from error
     if not file.metadata.num_rows:
-        raise DataUnreadable(f"{path} has no rows", remedy="export it again")
+        raise DataUnreadableError(f"{path} has no rows", remedy="export it again")
     names = delimited.complete_names(table.column_names, path=path)
     columns = dict(zip(names, map(_stored, table.columns), strict=True))
     file_format = FileFormat("parquet", metadata=schema.metadata)
@@ -504,12 +506,12 @@ def _read_workbook(content: Content, options: DataConfig) -> SourceTable:
             sheets = {name: sheet for name, sheet in sheets.items() if sheet.height}
             shown = [name for name in sheets if name not in hidden] or list(sheets)
             if not shown:
-                raise DataUnreadable(f"no sheet of {path} has rows", remedy=SAVE_AGAIN)
+                raise DataUnreadableError(f"no sheet of {path} has rows", remedy=SAVE_AGAIN)
             sheet = sheets[choose_member(shown, options.member, path=path)]
             cells = sheet.to_python(skip_empty_area=False)
             merged = sheet.merged_cell_ranges or []
     except (CalamineError, OSError) as error:
-        raise DataUnreadable(
+        raise DataUnreadableError(
             f"{path} can't be read as a spreadsheet: {error}", remedy=SAVE_AGAIN
         ) from error
     if ignored := sorted(hidden & sheets.keys() - {sheet.name}):
@@ -525,7 +527,7 @@ def _read_workbook(content: Content, options: DataConfig) -> SourceTable:
     table = table.mask(table.map(lambda cell: isinstance(cell, str) and not cell.strip()))
     table = table.dropna(how="all").dropna(how="all", axis="columns")
     if not len(table):
-        raise DataUnreadable(f"sheet {sheet.name!r} of {path} has no rows", remedy=SAVE_AGAIN)
+        raise DataUnreadableError(f"sheet {sheet.name!r} of {path} has no rows", remedy=SAVE_AGAIN)
     rows = [[as_text(cell) or "" for cell in row] for row in table.head(1_000).values.tolist()]
     start = delimited.find_start(rows, options, is_grid=True)
     if start:
@@ -533,7 +535,7 @@ def _read_workbook(content: Content, options: DataConfig) -> SourceTable:
     names, has_header = delimited.find_names(rows[start:], options, path=path)
     body = table.iloc[start + int(has_header) :]
     if body.isna().all().any() and _has_unsaved_formulas(content):
-        raise DataUnreadable(
+        raise DataUnreadableError(
             f"{path} has formulas whose values were not saved",
             remedy="open it in Excel or LibreOffice and save it again, which computes the values",
         )

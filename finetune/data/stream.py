@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from finetune.errors import DataNotFound, DataUnreadable
+from finetune.errors import DataNotFoundError, DataUnreadableError
 from finetune.events import Info, emit
 from finetune.files import is_there
 
@@ -59,9 +59,9 @@ class Texts:
         return [*chain(*self.source.records())] if self.source else [{}] * len(self)
 
 
-def not_unicode(text: str, error: UnicodeEncodeError) -> DataUnreadable:
+def not_unicode(text: str, error: UnicodeEncodeError) -> DataUnreadableError:
     """Return the error for a text with half of a surrogate pair."""
-    return DataUnreadable(
+    return DataUnreadableError(
         f"{reprlib.repr(text)} can't be written as UTF-8: {error.reason}",
         remedy="read texts with their encoding and without errors='surrogateescape'; set the "
         "terminal's encoding to UTF-8",
@@ -83,7 +83,7 @@ def read_lines(stream: BinaryIO, *, name: str, encoding: str | None) -> Iterator
     if line:
         yield Texts([line.removesuffix("\r")])
     elif is_empty:
-        raise DataNotFound(f"{name} has no texts", remedy="write one text per line")
+        raise DataNotFoundError(f"{name} has no texts", remedy="write one text per line")
 
 
 def read_texts(
@@ -96,9 +96,9 @@ def read_texts(
 
     if os.path.isdir(path):  # no error where a name is too long
         remedy = "name a table, or a file with one text per line"
-        raise DataNotFound(f"{path} is a folder", remedy=remedy)
+        raise DataNotFoundError(f"{path} is a folder", remedy=remedy)
     if not is_there(path):
-        raise DataNotFound(f"there is no file {path}", remedy="check the name and the folder")
+        raise DataNotFoundError(f"there is no file {path}", remedy="check the name and the folder")
     is_table = path.suffix.lower() in TABLE_SUFFIXES and path.suffixes[-2:-1] != [".txt"]
     if is_table and not as_lines:
         source = read_source(path, options)

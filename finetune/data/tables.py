@@ -39,7 +39,7 @@ from finetune.data.encoding import find_text
 from finetune.data.folders import read_splits
 from finetune.data.packed import SPLIT_OF_WORD, unpack
 from finetune.data.read import RawTable
-from finetune.errors import DataError, DataNotFound, UsageError
+from finetune.errors import DataError, DataNotFoundError, UsageError
 from finetune.events import Info, WarningMessage, emit
 from finetune.tasks.base import Task
 from finetune.tasks.choose import AUTO, choose_task_type
@@ -375,7 +375,7 @@ def _check_split(split: str, table: RawTable, columns: Columns, *, train: RawTab
     else:
         complaint = f"has no column {missing[0]!r} as {train.path} has, but {listed}"
         remedy = f"give its columns the same names; {predict}"
-    raise DataNotFound(f"the {split} table {table.path} {complaint}", remedy=remedy)
+    raise DataNotFoundError(f"the {split} table {table.path} {complaint}", remedy=remedy)
 
 
 def _without_repeated_headers(table: RawTable) -> RawTable:
@@ -401,7 +401,9 @@ def _divide_by_column(tables: dict[str, RawTable], options: DataConfig) -> dict[
     names = table.columns.column_names
     if name not in (None, *names):
         listed = ", ".join(map(repr, names))
-        raise DataNotFound(f"{table.path} has no column {name!r}", remedy=f"there are: {listed}")
+        raise DataNotFoundError(
+            f"{table.path} has no column {name!r}", remedy=f"there are: {listed}"
+        )
     for column_name in [name] if name else names:
         column = table.columns[column_name]
         words = [] if name is None and _has_many(column) else distinct_values([column])

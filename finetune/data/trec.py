@@ -20,7 +20,7 @@ from finetune.config.schema import HUB_PREFIX, DataConfig
 from finetune.data.dataset import DataSource, LoadedData, make_dataset
 from finetune.data.packed import reading_explained
 from finetune.data.read import read_file
-from finetune.errors import DataNotFound, DataUnreadable, HubNotReachable
+from finetune.errors import DataNotFoundError, DataUnreadableError, HubNotReachableError
 from finetune.events import Info, emit
 from finetune.files import file_sha256
 from finetune.tasks.labels import map_values
@@ -76,8 +76,8 @@ def _fetch() -> dict[str, pyarrow.Table]:
     names = {split: f"default/{split}/0000.parquet" for split in FILES}
     try:
         folder = hub.Repository("dataset", HUB_REPOSITORY, HUB_REVISION).fetch(names.values())
-    except (HubNotReachable, DataNotFound) as error:
-        raise HubNotReachable(
+    except (HubNotReachableError, DataNotFoundError) as error:
+        raise HubNotReachableError(
             f"TREC is not in the cache: {error.message}",
             remedy="go online for the first run, name a folder with train_5500.label of"
             f" {ORIGINAL_ADDRESS} as --data-dir, or take --data questions, which comes with the"
@@ -90,7 +90,7 @@ def _parse(path: Path) -> pyarrow.Table:
     """Return the rows of a raw file: in ISO-8859-1 as published, or a copy in UTF-8."""
     if not os.path.isfile(path):
         remedy = f"put it there from {ORIGINAL_ADDRESS}, or leave out --data-dir to download it"
-        raise DataNotFound(f"there is no file {path}", remedy=remedy)
+        raise DataNotFoundError(f"there is no file {path}", remedy=remedy)
     with reading_explained():
         content = path.read_bytes()
     try:
@@ -105,13 +105,15 @@ def _parse(path: Path) -> pyarrow.Table:
         if len(words) == 2 and words[0] in FINE:
             rows.append({"fine_label": words[0], "text": words[1]})
         elif words:
-            raise DataUnreadable(
+            raise DataUnreadableError(
                 f"line {number} of {path} is not a class followed by a question: {line[:60]!r}",
                 remedy="write it as 'NUM:date When was the telephone invented ?', in one of the 50"
                 " classes",
             )
     if not rows:
-        raise DataUnreadable(f"{path} has no questions", remedy=f"take {ORIGINAL_ADDRESS} again")
+        raise DataUnreadableError(
+            f"{path} has no questions", remedy=f"take {ORIGINAL_ADDRESS} again"
+        )
     return pyarrow.Table.from_pylist(rows)
 
 

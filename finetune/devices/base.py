@@ -18,7 +18,7 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _MAX_BATCHES_AT_ONCE = 16
 
 
-class OutOfMemoryElsewhere(RuntimeError):
+class OutOfMemoryElsewhereError(RuntimeError):
     """Another rank ran out of memory: all repeat their work in smaller micro-batches."""
 
 
@@ -150,7 +150,9 @@ class DeviceMemory(ABC):
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Return whether an error says that the device ran out of memory."""
-        return isinstance(error, (MemoryError, torch.OutOfMemoryError, OutOfMemoryElsewhere)) or (
+        return isinstance(
+            error, (MemoryError, torch.OutOfMemoryError, OutOfMemoryElsewhereError)
+        ) or (
             isinstance(error, RuntimeError)
             and any(text in str(error) for text in self.out_of_memory_texts)
         )

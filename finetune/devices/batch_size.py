@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from finetune import events
 from finetune.devices.base import Device
-from finetune.errors import BatchDoesNotFit
+from finetune.errors import BatchDoesNotFitError
 from finetune.events import emit
 
 Result = TypeVar("Result")
@@ -35,7 +35,7 @@ class BatchSize:
         if not self.device.memory.is_out_of_memory(error):
             raise error
         if self.examples == 1:
-            raise BatchDoesNotFit(
+            raise BatchDoesNotFitError(
                 f"{self.device.name} ran out of memory with a single example",
                 remedy="shorten the texts with --max-length, use --gradient-checkpointing, "
                 "--freeze-core, a smaller --model or another --device",

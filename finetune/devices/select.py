@@ -15,7 +15,7 @@ from finetune.devices.host import gibibytes
 from finetune.devices.mps.chips import generation
 from finetune.devices.mps.device import MpsDevice
 from finetune.devices.mps.faults import known_faults
-from finetune.errors import ConfigurationInvalid, DeviceNotAvailable, UsageError
+from finetune.errors import ConfigurationError, DeviceNotAvailableError, UsageError
 from finetune.events import emit, muted
 
 # In the order in which "auto" tries them.
@@ -31,7 +31,7 @@ def select_device(name: str) -> Device:
     if name not in DEVICES:
         raise UsageError(f"there is no device {name}", remedy=f"use auto, {', '.join(DEVICES)}")
     if unusable := DEVICES[name].why_not_usable():
-        raise DeviceNotAvailable(unusable.reason, remedy=unusable.remedy)
+        raise DeviceNotAvailableError(unusable.reason, remedy=unusable.remedy)
     return DEVICES[name]()
 
 
@@ -48,7 +48,7 @@ def usable_devices() -> Iterator[Device]:
 def check_precision(device: Device, precision: str) -> None:
     """Refuse a number format that the device can't compute in."""
     if precision not in ("auto", *device.precisions):
-        raise ConfigurationInvalid(
+        raise ConfigurationError(
             f"{device.name} can't compute in {precision} here",
             remedy=f"use --precision {' or '.join(device.precisions)}",
         )
@@ -71,7 +71,7 @@ def check_device(asked: str) -> Check:
     try:
         with muted():
             device = select_device(asked)
-    except DeviceNotAvailable as error:
+    except DeviceNotAvailableError as error:
         return Check("device", "failure", error.message, error.remedy)
     precisions = ", ".join(device.precisions)
     finding = f"--device {asked} takes {device.name} ({device.description}), in {precisions}"

@@ -18,7 +18,7 @@ from finetune.config.schema import ModelConfig
 from finetune.devices import host
 from finetune.devices.check import ROOM_FOR_BERT_BASE_BYTES, Check, check_variables
 from finetune.devices.host_memory import group_limits
-from finetune.errors import FinetuneError, ModelNotFound
+from finetune.errors import FinetuneError, ModelNotFoundError
 from finetune.hub import ask_hub, endpoint
 from finetune.runs.manifest import PACKAGES
 
@@ -128,7 +128,7 @@ def check_disk(name: str, folder: Path, remedy: str) -> Check:
 def check_hub() -> Check:
     """Say whether the Hub answers; without it, what is in the cache can be used."""
     try:
-        with suppress(ModelNotFound):  # that it has no such model is an answer too
+        with suppress(ModelNotFoundError):  # that it has no such model is an answer too
             ask_hub("model", ModelConfig().model, timeout_seconds=_HUB_TIMEOUT_SECONDS)
     except FinetuneError as error:
         return Check("hub", "warning", error.message, error.remedy)

@@ -11,7 +11,7 @@ from torch import nn
 from finetune import distributed
 from finetune.devices.base import Device
 from finetune.devices.batch_size import BatchSize
-from finetune.errors import LossNotFinite
+from finetune.errors import LossNotFiniteError
 from finetune.tokenization.buckets import plan_evaluation
 from finetune.tokenization.examples import ModelInputs, fill_batch
 
@@ -55,7 +55,7 @@ class Predictor:
         for part, part_logits in zip(parts, gathered, strict=False):
             logits[part] = part_logits
         if not np.isfinite(logits).all():
-            raise LossNotFinite(
+            raise LossNotFiniteError(
                 "the model's logits are NaN or infinite",
                 remedy="train it with a lower --learning-rate, or with --precision fp32",
             )

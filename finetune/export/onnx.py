@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from finetune.errors import ModelUnsupported, UsageError, packages_of
+from finetune.errors import ModelUnsupportedError, UsageError, packages_of
 from finetune.files import naming, replacing
 from finetune.model.load import TextModel
 from finetune.ownership import OwnFolder
@@ -129,7 +129,7 @@ def _quantize(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _converting(text_model: TextModel) -> Iterator[None]:
-    """Hide what the converter prints; an error of its own becomes a ModelUnsupported."""
+    """Hide what the converter prints; an error of its own becomes a ModelUnsupportedError."""
     try:
         with _silence():
             yield
@@ -138,7 +138,7 @@ def _converting(text_model: TextModel) -> Iterator[None]:
             raise
         reason = str(error.__cause__ or error) or type(error).__name__
         name = type(text_model.model).__name__
-        raise ModelUnsupported(
+        raise ModelUnsupportedError(
             f"{name} can't be converted to ONNX: {reason.splitlines()[0]}",
             remedy="use the run's model with transformers",
         ) from error

@@ -55,7 +55,7 @@ class FeatureExtractor:
         with module.register_forward_pre_hook(_stop, with_kwargs=True), torch.no_grad():
             try:
                 self.model(**inputs)
-            except _SplitReached as reached:
+            except _SplitReachedError as reached:
                 features: torch.Tensor = reached.args[0]
                 return features
         raise RuntimeError(f"the forward did not call {self.split_at}")
@@ -110,12 +110,12 @@ def unread_parameters(trainable: nn.Module) -> set[str]:
     }
 
 
-class _SplitReached(Exception):
+class _SplitReachedError(Exception):
     """Carries the features, its argument, out of a forward that is stopped."""
 
 
 def _stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    raise _SplitReached(_require_features(args, kwargs))
+    raise _SplitReachedError(_require_features(args, kwargs))
 
 
 def _require_features(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:

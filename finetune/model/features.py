@@ -21,7 +21,7 @@ from finetune.tokenization.examples import Examples, Inputs, fill_batch
 PROGRESS_EVENTS = 10
 
 
-class FeaturesNotStored(Exception):
+class FeaturesNotStoredError(Exception):
     """The store can't be written to. The argument is the reason."""
 
 
@@ -79,7 +79,7 @@ def with_features(
     """Return a split that has features for inputs, from one file of the store.
 
     Several ranks each compute a share of the batches and write it to the same file.
-    FeaturesNotStored if one of them can't.
+    FeaturesNotStoredError if one of them can't.
     """
     shapes, is_per_token = layers.device.shapes, layers.extractor.per_token
     # The last bits of features depend on the batch, so the same texts are always batched together.
@@ -166,7 +166,7 @@ def _write(
 ) -> dict[str, torch.Tensor]:
     partial, failure = distributed.broadcast(create), ""
     if isinstance(partial, str):
-        raise FeaturesNotStored(partial)
+        raise FeaturesNotStoredError(partial)
     try:
         with distributed.oom_on_all_ranks(layers.device.memory, seconds=distributed.MAX_SECONDS):
             try:
@@ -174,7 +174,7 @@ def _write(
             except OSError as error:
                 failure = error.strerror or str(error)
         if distributed.any_rank(bool(failure)):
-            raise FeaturesNotStored(failure or "another rank can't write to it")
+            raise FeaturesNotStoredError(failure or "another rank can't write to it")
         mapped = map_tensors(partial)
         distributed.barrier()
         if distributed.is_main():

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from torch import nn
 
 from finetune.config.mode import Mode
-from finetune.errors import ConfigurationInvalid
+from finetune.errors import ConfigurationError
 from finetune.model.structure import Structure
 
 
@@ -44,7 +44,7 @@ def layers_of(structure: Structure, *, mode: Mode) -> tuple[frozenset[str], ...]
     """Return the parameters of each layer that a mode trains, or gives adapters."""
     count = len(structure.layers) if mode.trained_layers is None else mode.trained_layers
     if count > len(structure.layers):
-        raise ConfigurationInvalid(
+        raise ConfigurationError(
             f"the model has {len(structure.layers)} layers, not {count}",
             remedy=f"lower --train-layers to at most {len(structure.layers)}",
         )

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from finetune.devices.base import Device
-from finetune.errors import ModelUnsupported
+from finetune.errors import ModelUnsupportedError
 
 
 def enable_gradient_checkpointing(model: PreTrainedModel, device: Device) -> None:
@@ -19,7 +19,7 @@ def enable_gradient_checkpointing(model: PreTrainedModel, device: Device) -> Non
     of CUDA for the second run, but not that of MPS (pytorch#127676), so that the device does it.
     """
     if not model.supports_gradient_checkpointing:
-        raise ModelUnsupported(
+        raise ModelUnsupportedError(
             f"{type(model).__name__} has no gradient checkpointing in transformers",
             remedy="leave out --gradient-checkpointing, or choose another model",
         )

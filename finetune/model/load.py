@@ -21,7 +21,7 @@ from transformers import (
 
 from finetune.config.schema import ModelConfig, Pooling
 from finetune.devices.base import BatchShapes
-from finetune.errors import ModelUnsupported
+from finetune.errors import ModelUnsupportedError
 from finetune.events import WarningMessage, emit
 from finetune.model.mean_pooling import (
     compute_mean_alone,
@@ -98,7 +98,7 @@ class TextModel:
     def inputs(self, encoded: EncodedTexts) -> ModelInputs:
         """Return encoded texts as the model reads them.
 
-        ModelUnsupported if they have token ids or types that the model lacks.
+        ModelUnsupportedError if they have token ids or types that the model lacks.
         """
         types = getattr(self.model.config, "type_vocab_size", 0)  # 0: a model that ignores them
         limits = {
@@ -109,7 +109,7 @@ class TextModel:
             kind, limit = limits[name]
             highest = max(ids.max(initial=0), encoded.padding[name])
             if highest >= limit:
-                raise ModelUnsupported(
+                raise ModelUnsupportedError(
                     f"the tokenizer of {self.source.name} gives token {kind} {highest}, its model "
                     f"knows those up to {limit - 1}",
                     remedy="check that config.json, weights and tokenizer are of one model",
@@ -167,7 +167,7 @@ def load_model(
     # A buffer that is missing has the value that the model gives it.
     not_loaded -= {name for name, _ in model.named_buffers()}
     if strict and (wrong := not_loaded.union(info["unexpected_keys"])):
-        raise ModelUnsupported(
+        raise ModelUnsupportedError(
             f"the weights of {name} are not those of its config.json: {len(wrong)} are missing, of"
             f" another size, or left over, such as {min(wrong)}",
             remedy=SAME_MODEL,
@@ -260,7 +260,7 @@ def _check_numbers(model: PreTrainedModel, source: ModelSource) -> None:
     for name, parameter in model.named_parameters():
         # NaN is the lowest and the highest of what it is in; isfinite() takes ten times as long.
         if parameter.numel() and not torch.stack(parameter.aminmax()).isfinite().all():
-            raise ModelUnsupported(
+            raise ModelUnsupportedError(
                 f"the weights of {source.name} hold numbers that are NaN or infinite, in {name}",
                 remedy="save the model again, or choose another",
             )
@@ -292,7 +292,7 @@ def _check_fit(
         fault = f"config.json has no place for {more[0]}"
     else:
         return
-    raise ModelUnsupported(
+    raise ModelUnsupportedError(
         f"the weights of {source.name} are not those of its config.json: {fault}",
         remedy=f"{SAME_MODEL}, or add --from-scratch",
     )
@@ -326,6 +326,6 @@ def _check_padding(text_model: TextModel) -> None:
     )
     remedy = "choose an encoder with an attention mask, such as bert-base-uncased"
     if error > MAX_PADDING_ERROR:
-        raise ModelUnsupported(message, remedy=remedy)
+        raise ModelUnsupportedError(message, remedy=remedy)
     if error > PADDING_WARNING:
         emit(WarningMessage(message, remedy=remedy))

@@ -18,7 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from finetune.config.mode import Lora, Mode
-from finetune.errors import ConfigurationInvalid, ModelUnsupported, UsageError
+from finetune.errors import ConfigurationError, ModelUnsupportedError, UsageError
 from finetune.model.freeze import layers_of
 from finetune.model.structure import Structure, encoder_layers
 
@@ -51,7 +51,7 @@ def add_adapters(
 
     hidden_size = model.config.hidden_size
     if lora.rank > hidden_size:
-        raise ConfigurationInvalid(
+        raise ConfigurationError(
             f"--lora-rank {lora.rank} is above the model's hidden size, {hidden_size}",
             remedy="lower it, such as to 8",
         )
@@ -87,7 +87,7 @@ def _find_targets(
         if isinstance(module, nn.Linear) and f"{name}.weight" in weights
     ]
     if not linear:
-        raise ModelUnsupported(
+        raise ModelUnsupportedError(
             f"the layers of {type(model).__name__} have no linear modules for adapters",
             remedy="leave out --lora-rank, or choose another model",
         )
@@ -100,7 +100,7 @@ def _find_targets(
     words = [word.strip() for word in targets.split(",")]
     chosen = {word: [name for name in linear if f".{name}".endswith(f".{word}")] for word in words}
     if missing := [word for word, names in chosen.items() if not names]:
-        raise ConfigurationInvalid(
+        raise ConfigurationError(
             f"--lora-targets: no linear module of a layer is called {missing[0]!r}",
             remedy=f"name some of these: {', '.join(dict.fromkeys(inner.values()))}",
         )

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
-from finetune.errors import ModelUnsupported
+from finetune.errors import ModelUnsupportedError
 from finetune.model.structure import REFUSALS, Structure, encoder_layers, record_sample
 
 # The residual is a thousandth of the mean, and the sum stays within fp16.
@@ -81,9 +81,9 @@ def pool_shape_by_mean(shape: PreTrainedConfig) -> bool:
     return True
 
 
-def no_mean(model: PreTrainedModel) -> ModelUnsupported:
+def no_mean(model: PreTrainedModel) -> ModelUnsupportedError:
     """Return the error for a model that ``pool_by_mean`` can't change."""
-    return ModelUnsupported(
+    return ModelUnsupportedError(
         f"the head of {type(model).__name__} can't read the mean of the tokens: that takes one more"
         " encoder layer, with weights of its own and of BERT's kind",
         remedy="leave out --pooling mean, or choose another model",

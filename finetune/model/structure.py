@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
-from finetune.errors import ModelUnsupported
+from finetune.errors import ModelUnsupportedError
 
 # What a forward raises on inputs that the model was not made for.
 REFUSALS = (AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError)
@@ -51,7 +51,7 @@ def find_structure(model: PreTrainedModel, *, has_mean_layer: bool = False) -> S
     calls = record_sample(model)
     last = [call for call in calls.values() if layers and call.module is layers[-1]]
     if base is model or not last:
-        raise ModelUnsupported(
+        raise ModelUnsupportedError(
             f"no encoder of layers was found in {type(model).__name__}: looked in its base model "
             "for a list of like modules, each of which runs",
             remedy="choose a BERT-like encoder, such as bert-base-uncased",
@@ -60,7 +60,7 @@ def find_structure(model: PreTrainedModel, *, has_mean_layer: bool = False) -> S
     linear = [call for call in calls.values() if isinstance(call.module, nn.Linear)]
     linear = [call for call in linear if call.output.shape[-1] == outputs]
     if not linear:
-        raise ModelUnsupported(
+        raise ModelUnsupportedError(
             f"no output layer was found in {type(model).__name__}: looked for a linear module with "
             f"{outputs} outputs",
             remedy="choose a model that AutoModelForSequenceClassification knows",

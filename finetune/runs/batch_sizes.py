@@ -12,7 +12,7 @@ from finetune.batch_finder.results import Result
 from finetune.config.schema import change_options
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.host import gibibytes
-from finetune.errors import BatchDoesNotFit
+from finetune.errors import BatchDoesNotFitError
 from finetune.events import Info, emit, stage
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.runs.cache import cache_folder
@@ -117,7 +117,7 @@ def _search_both_ways(
     It may be where memory is short: fewer and larger micro-batches, each layer computed twice.
     """
     size, speed = 0, 0.0
-    with suppress(BatchDoesNotFit):
+    with suppress(BatchDoesNotFitError):
         plain = search(case)
         size, speed = plain.recommended, plain.examples_per_second
         if size >= rows_per_step or not plain.is_short_of_memory:

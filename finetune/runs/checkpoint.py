@@ -18,13 +18,13 @@ from safetensors.torch import load_file, save_file
 
 from finetune import distributed
 from finetune.devices.base import Device
-from finetune.errors import CheckpointDamaged, UsageError, system_error
+from finetune.errors import CheckpointDamagedError, UsageError, system_error
 from finetune.events import WarningMessage, emit
 from finetune.files import file_sha256, flush_to_disk, read_json, replacing, write_json
 from finetune.runs.folder import RunFolder
 from finetune.training.snapshot import (
     Progress,
-    StateUnusable,
+    StateUnusableError,
     Tensors,
     capture_state,
     load_trained_tensors,
@@ -80,13 +80,13 @@ class Checkpoints:
                 _, best = self._best
                 is_alone = distributed.world_size() == 1
                 return best if is_alone else {name: one.cpu() for name, one in best.items()}
-            with suppress(CheckpointDamaged, KeyError):
+            with suppress(CheckpointDamagedError, KeyError):
                 return read_checkpoint(self._best_folder(progress.best_step))[0]["model"]
             return {}
 
         try:
             load_trained_tensors(training_state, distributed.broadcast(read))
-        except StateUnusable:
+        except StateUnusableError:
             folder = self.folder.checkpoints_folder
             message = f"the best model, of step {progress.best_step:,}, can't be read from {folder}"
             remedy = f"the model of step {progress.steps:,} takes its place"
@@ -161,7 +161,7 @@ class Checkpoints:
                 try:
                     checkpoint = read_checkpoint(folder)
                     progress = restore_state(training_state, *checkpoint)
-                except (CheckpointDamaged, StateUnusable) as error:
+                except (CheckpointDamagedError, StateUnusableError) as error:
                     message = f"checkpoint {folder} is damaged: {error.__cause__ or error}"
                     emit(WarningMessage(message, remedy="an older one is taken"))
                     continue
@@ -212,7 +212,7 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, dict[str, torch.Tensor]], d
         }
         return tensors, read_json(folder / STATE_NAME)
     except (OSError, ValueError, AttributeError, SafetensorError) as error:
-        raise CheckpointDamaged(
+        raise CheckpointDamagedError(
             f"checkpoint {folder} is damaged: {error}",
             remedy="resume from an earlier checkpoint, or start anew with --overwrite",
         ) from error

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune.config.schema import OPTIONS, Config
-from finetune.errors import NotARun, UsageError
+from finetune.errors import NotARunError, UsageError
 from finetune.evaluation.statistics import (
     CONFIDENCE,
     RESAMPLES,
@@ -312,7 +312,7 @@ def finished_runs(path: Path) -> list[RunFolder]:
     runs = [run for run in map(RunFolder, [path] if is_run else paths) if run.config_file.is_file()]
     finished = [run for run in runs if run.has_finished]
     if not finished:
-        raise NotARun(
+        raise NotARunError(
             f"{path} is neither a finished run nor a folder of finished runs"
             if is_there(path)
             else f"there is no folder {path}",

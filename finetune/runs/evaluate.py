@@ -12,7 +12,7 @@ from finetune import distributed
 from finetune.data.columns import OtherData
 from finetune.data.dataset import number_splits, texts_of
 from finetune.data.load import load_rows, load_splits
-from finetune.errors import DataError, FinetuneError, NotARun
+from finetune.errors import DataError, FinetuneError, NotARunError
 from finetune.events import Info, emit, muted
 from finetune.runs.encoding import encode_rows
 from finetune.runs.folder import TABLE, RunFolder
@@ -24,16 +24,16 @@ from finetune.tasks.scores import Scores
 
 
 def load_split(folder: RunFolder, split: str) -> Dataset:
-    """Load a split of a run's data; raise ``DataDiffers`` if that has changed."""
+    """Load a split of a run's data; raise ``DataMismatchError`` if that has changed."""
     options = folder.read_config().data
     if options.private_data and TABLE.fullmatch(Path(options.data).name):
-        raise NotARun(
+        raise NotARunError(
             f"the run in {folder.path} is private, and has deleted its table",
             remedy="evaluate it on data=table",
         )
     data = load_splits(options)
     if split not in data.splits:
-        raise NotARun(
+        raise NotARunError(
             f"the run in {folder.path} has no {split} split",
             remedy=f"it has: {', '.join(data.splits)}",
         )

@@ -13,7 +13,7 @@ from finetune.data.dataset import LoadedData, column_of, rows_where
 from finetune.data.split import sample_rows
 from finetune.devices.base import place
 from finetune.devices.select import select_device
-from finetune.errors import FinetuneError, ModelUnsupported
+from finetune.errors import FinetuneError, ModelUnsupportedError
 from finetune.evaluation.predict import Predictor
 from finetune.evaluation.statistics import bootstrap
 from finetune.events import Info, emit, muted
@@ -142,7 +142,7 @@ def prepare_head(config: Config, rows: Dataset, task: Task, *, samples: bool = T
     with muted():
         text_model, recipe = load_for_training(config, recipe, task=task, device=device)
     if not recipe.solves_head:
-        raise ModelUnsupported("its head has new layers beneath the output layer", remedy="")
+        raise ModelUnsupportedError("its head has new layers beneath the output layer", remedy="")
     layers = encoder_layers(text_model.model).parameters()
     parameters, limit = sum(one.numel() for one in layers), MAX_ROWS
     while True:

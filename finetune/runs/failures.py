@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from finetune.errors import (
-    BatchDoesNotFit,
-    Interrupted,
-    LossNotFinite,
-    NotWritten,
+    BatchDoesNotFitError,
+    InterruptionError,
+    LossNotFiniteError,
+    WriteError,
     explain,
     system_error,
 )
@@ -21,7 +21,7 @@ MAX_EXAMPLES = 3
 
 @contextmanager
 def interruption_explained(folder: RunFolder) -> Iterator[None]:
-    """Raise ``Interrupted``, which says how a run is resumed, in place of KeyboardInterrupt."""
+    """Turn KeyboardInterrupt into ``InterruptionError``, which says how to resume the run."""
     try:
         yield
     except KeyboardInterrupt as stop:
@@ -35,7 +35,7 @@ def interruption_explained(folder: RunFolder) -> Iterator[None]:
         else:
             overwrite = " with --overwrite" * folder.first_file.exists()
             remedy = f"start again{overwrite}: nothing was saved yet"
-        raise Interrupted(message, remedy=remedy, signal_number=signal_of(stop)) from None
+        raise InterruptionError(message, remedy=remedy, signal_number=signal_of(stop)) from None
 
 
 @contextmanager
@@ -44,13 +44,13 @@ def failures_explained(folder: RunFolder, preparation: Preparation) -> Iterator[
     device = preparation.device
     try:
         yield
-    except LossNotFinite as error:
+    except LossNotFiniteError as error:
         rows = preparation.data.splits["train"].select(error.examples[:MAX_EXAMPLES])
         texts = [repr(text[:60]) for text in rows["text"]]
         if more := len(error.examples) - len(texts):
             texts.append(f"{more:,} more")
         where = f", in a batch of {', '.join(texts)}" if texts else ""
-        raise LossNotFinite(error.message + where, remedy=error.remedy) from error
+        raise LossNotFiniteError(error.message + where, remedy=error.remedy) from error
     except BrokenPipeError:  # of the terminal
         raise
     except Exception as error:
@@ -64,7 +64,7 @@ def failures_explained(folder: RunFolder, preparation: Preparation) -> Iterator[
         if folder.can_resume:
             remedy = f"resume with: {folder.resume_command} {smaller}"
         message = "ran out of memory in work that can't be repeated in smaller micro-batches"
-        raise BatchDoesNotFit(f"{device.name} {message}", remedy=remedy) from error
+        raise BatchDoesNotFitError(f"{device.name} {message}", remedy=remedy) from error
 
 
 def _explain_unwritten(folder: RunFolder, error: OSError) -> Exception:
@@ -74,7 +74,7 @@ def _explain_unwritten(folder: RunFolder, error: OSError) -> Exception:
     has_model = folder.model_config_file.exists()
     where = f"the model is in {folder.model_folder}; " if has_model else ""
     then = f", then resume with: {folder.resume_command}" if folder.can_resume else ""
-    return NotWritten(
+    return WriteError(
         f"{folder.path} can't be written: {error.strerror or error}",
         remedy=f"{where}make room or the folder writable{then}",
     )

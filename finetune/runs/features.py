@@ -11,7 +11,7 @@ from finetune.devices.batch_size import BatchSize
 from finetune.events import WarningMessage, emit
 from finetune.model.feature_extractor import FeatureExtractor, split_frozen
 from finetune.model.features import (
-    FeaturesNotStored,
+    FeaturesNotStoredError,
     FrozenLayers,
     key_of_frozen_layers,
     with_features,
@@ -82,7 +82,7 @@ def stored_features(
             features = {name: whole_pool.select(rows) for name, rows in preparation.rows.items()}
         else:
             features = {name: compute(name, one) for name, one in preparation.examples.items()}
-    except FeaturesNotStored as error:
+    except FeaturesNotStoredError as error:
         message = f"the features can't be stored ({error}): the frozen layers run at every step"
         remedy = "make room with finetune cache clear, or name a folder with --cache-dir"
         emit(WarningMessage(message, remedy=remedy))

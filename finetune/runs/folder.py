@@ -11,7 +11,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from finetune.config.schema import Config, change_options
-from finetune.errors import NotARun, RunFolderNotEmpty
+from finetune.errors import NotARunError, RunFolderNotEmptyError
 from finetune.events import Info, emit
 from finetune.files import is_there, read_json, read_jsonl, write_json
 from finetune.ownership import CONTENTS, LOCK, NAMES, OwnFolder, check_writable
@@ -131,7 +131,7 @@ class RunFolder(OwnFolder):
     def check_can_create(self, *, overwrite: bool) -> None:
         """Raise ``UsageError`` if a new run may not have the folder."""
         if self.check() and not overwrite:
-            raise RunFolderNotEmpty(
+            raise RunFolderNotEmptyError(
                 f"{self.path} already holds {CONTENTS[self.kind]}",
                 remedy="continue with --resume-from-checkpoint, start over with --overwrite, "
                 "or choose another folder with --output-dir",
@@ -144,7 +144,7 @@ class RunFolder(OwnFolder):
             for part in (file := PurePath(name), *file.parents[:-1]):
                 path = self.path / part
                 if path.is_symlink() or (path.exists() and path.is_dir() == (part == file)):
-                    raise RunFolderNotEmpty(
+                    raise RunFolderNotEmptyError(
                         f"{path} is in the place of a file of the run",
                         remedy="move it away, or choose another folder with --output-dir",
                     )
@@ -178,11 +178,11 @@ class RunFolder(OwnFolder):
                 self.delete_checkpoints()
 
     def read(self, file: Path, parse: Callable[[Any], T]) -> T:
-        """Parse the value of a JSON file or the rows of a .jsonl file, or raise ``NotARun``."""
+        """Parse the value of a JSON or the rows of a .jsonl file, or raise ``NotARunError``."""
         try:
             return parse(read_jsonl(file) if file.suffix == ".jsonl" else read_json(file))
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise NotARun(
+            raise NotARunError(
                 f"{file} is missing or can't be read",
                 remedy="restore the file, or make the run again",
             ) from error
@@ -236,10 +236,10 @@ class SeveralFolder(RunFolder):
 
     @property
     def best(self) -> RunFolder:
-        """The best run on the validation split; raises ``NotARun`` if it is not known."""
+        """The best run on the validation split; raises ``NotARunError`` if it is not known."""
         numbers, best = self._read_table()
         if best is None:
-            raise NotARun(
+            raise NotARunError(
                 f"{self.path} holds {CONTENTS[self.kind]}, and which is the best is not known",
                 remedy=f"name one of them, such as {self.path / self.run_name(numbers[0])}, or"
                 " train with --validation-fraction 0.1",
@@ -269,7 +269,7 @@ class SeveralFolder(RunFolder):
     @property
     def parts(self) -> list[OwnFolder]:
         """The runs, which go with the folder."""
-        with suppress(NotARun):
+        with suppress(NotARunError):
             return [*self.runs]
         return []
 
@@ -310,9 +310,9 @@ class _WithoutModel(SeveralFolder):
 
     @property
     def best(self) -> RunFolder:
-        """There is none: raises ``NotARun``."""
+        """There is none: raises ``NotARunError``."""
         file = self.best_file if self.best_file.exists() else self.runs[0].config_file
-        raise NotARun(
+        raise NotARunError(
             f"{self.path} holds {CONTENTS[self.kind]}, and no model of all rows",
             remedy=f"train one with finetune run {file}, or name another run",
         )
@@ -362,7 +362,7 @@ def find_latest(path: Path) -> Path:
     for run in list_runs(RUNS_FOLDER):
         if run.has_finished:
             return run.path
-    raise NotARun(
+    raise NotARunError(
         f"no run in {RUNS_FOLDER.absolute()} has finished",
         remedy="make one with finetune run FILE, or name its folder",
     )
@@ -381,12 +381,12 @@ def list_runs(parent: Path) -> list[RunFolder]:
 
 
 def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:
-    """Return the run in a folder, or the best of several seeds, or raise ``NotARun``."""
+    """Return the run in a folder, or the best of several seeds, or raise ``NotARunError``."""
     path = find_latest(path).expanduser()
     several = find_several(path)
     folder = several.best if several else RunFolder(path)
     if not folder.config_file.is_file():
-        raise NotARun(
+        raise NotARunError(
             f"{path} is not a run folder: it has no {folder.config_file.name}"
             if is_there(path)
             else f"there is no folder {path}",
@@ -400,7 +400,7 @@ def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:
             remedy = f"train one with finetune run {folder.config_file}, or use --keep-models"
         elif folder.has_finished:
             remedy = f"restore {folder.model_folder}"
-        raise NotARun(f"the run in {path} has no model", remedy=remedy)
+        raise NotARunError(f"the run in {path} has no model", remedy=remedy)
     return folder
 
 

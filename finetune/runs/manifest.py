@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from finetune import distributed
 from finetune.config.schema import Config
-from finetune.errors import DataDiffers, NotARun
+from finetune.errors import DataMismatchError, NotARunError
 from finetune.files import write_json
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import AutoTunedOption
@@ -84,7 +84,7 @@ class Manifest:
         write_json(folder.manifest_file, {**ours, **asdict(self)})
 
     def check(self, now: "Manifest", *, remedy: str) -> None:
-        """Raise ``DataDiffers`` unless data and model are those that the run began with.
+        """Raise ``DataMismatchError`` unless data and model are those that the run began with.
 
         Fields missing on either side are not compared.
         """
@@ -96,7 +96,9 @@ class Manifest:
             if getattr(self, part).get(name, digest) != digest
         ]
         if differing:
-            raise DataDiffers(f"changed since the run began: {', '.join(differing)}", remedy=remedy)
+            raise DataMismatchError(
+                f"changed since the run began: {', '.join(differing)}", remedy=remedy
+            )
 
 
 def digest_splits(splits: "Mapping[str, Dataset]", task: "Task") -> dict[str, str]:
@@ -134,7 +136,7 @@ def write_environment(folder: RunFolder, preparation: "Preparation") -> None:
 def read_environment(folder: RunFolder) -> tuple[int | None, Sequence[AutoTunedOption]]:
     """Return the CPU threads of a run, and what it has chosen by measurements, as far as known."""
     choices = TypeAdapter(list[AutoTunedOption]).validate_python
-    with suppress(NotARun):
+    with suppress(NotARunError):
         return folder.read(
             folder.environment_file, lambda one: (int(one["threads"]), choices(one["choices"]))
         )

@@ -9,7 +9,7 @@ import numpy as np
 from finetune import distributed
 from finetune.config.schema import Config, ModeDefaults, default_learning_rate, mode_defaults
 from finetune.devices.base import BatchShapes
-from finetune.errors import ConfigurationInvalid
+from finetune.errors import ConfigurationError
 from finetune.model.load import TextModel
 from finetune.tasks.base import Task
 from finetune.tokenization.buckets import Batch, plan_epoch
@@ -45,7 +45,7 @@ def choose_recipe(config: Config, task: Task, *, rows: int) -> Recipe:
     """Return what ``contrastive`` and ``solve_head`` make of a configuration and its rows.
 
     Raises:
-        ConfigurationInvalid: If one of them is on where it can't be.
+        ConfigurationError: If one of them is on where it can't be.
     """
     training, obstacle = config.training, _find_obstacle(config)
     if config.model.mode.trains_encoder:
@@ -64,7 +64,7 @@ def choose_recipe(config: Config, task: Task, *, rows: int) -> Recipe:
         reason = "the output layer is solved on the features of the frozen encoder"
     if choice == "on" or (option == "contrastive" and training.solve_head == "on"):
         if obstacle:
-            raise ConfigurationInvalid(
+            raise ConfigurationError(
                 f"--{option} on can't be used: {obstacle}", remedy=f"use --{option} auto"
             )
     elif (

@@ -171,7 +171,7 @@ def with_intervals(scores: Scores, task: Task, rows: Sequence[Mapping[str, Any]]
 
 
 def read_results(folder: RunFolder) -> RunResults:
-    """Return what a finished run found; raise ``NotARun`` if it can't be read."""
+    """Return what a finished run found; raise ``NotARunError`` if it can't be read."""
     task = folder.read_task()
 
     def parse(content: dict[str, Any]) -> RunResults:

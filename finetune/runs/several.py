@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.errors import BatchDoesNotFit, ConfigurationInvalid, LossNotFinite
+from finetune.errors import BatchDoesNotFitError, ConfigurationError, LossNotFiniteError
 from finetune.evaluation.statistics import Interval, bootstrap, mean_interval, percentile_interval
 from finetune.events import Info, emit, sent_to
 from finetune.files import write_jsonl
@@ -191,7 +191,7 @@ def run_variants(
     from finetune.runs.run import Run
 
     failed, is_sweep = dict(failures), folder.kind == SweepFolder.kind
-    expected = (LossNotFinite, BatchDoesNotFit, ConfigurationInvalid) if is_sweep else ()
+    expected = (LossNotFiniteError, BatchDoesNotFitError, ConfigurationError) if is_sweep else ()
     for place, (number, variant) in enumerate(variants.items(), start=1):
         run_folder = folder.run(number)
         if run_folder.has_finished or number in failed:
@@ -252,7 +252,7 @@ class OutOfFold:
 
 
 def read_out_of_fold(path: Path) -> OutOfFold:
-    """Return what a finished cross-validation predicts; raise ``NotARun`` if it can't be read."""
+    """Return what a finished cross-validation predicts, or raise ``NotARunError``."""
     folder = FoldsFolder(path)
     task = folder.run(folder.numbers[0]).read_task()
     return folder.read(folder.predictions_file, lambda rows: OutOfFold.of_rows(task, rows))

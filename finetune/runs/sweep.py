@@ -13,7 +13,7 @@ from finetune.config.load import SECTIONS, check_name, check_type, check_value
 from finetune.config.schema import OPTIONS, Config
 from finetune.config.yaml_files import read_yaml
 from finetune.data import is_waiting
-from finetune.errors import ConfigurationInvalid
+from finetune.errors import ConfigurationError
 from finetune.runs.folder import SweepFolder
 
 
@@ -44,14 +44,14 @@ def read_space(path: Path) -> Space:
             space[option] = _read_values(option, values, source=str(path))
     if not space:
         remedy = "write for example `learning_rate: [1e-4, 1e-3]` in a line"
-        raise ConfigurationInvalid(f"{path} names no options", remedy=remedy)
+        raise ConfigurationError(f"{path} names no options", remedy=remedy)
     return space
 
 
 def _read_values(option: str, values: Any, *, source: str) -> Values:
-    """Return the values of an option of the schema; ``ConfigurationInvalid`` for others."""
+    """Return the values of an option of the schema; ``ConfigurationError`` for others."""
     if OPTIONS[option].section not in ("model", "training") or option == "device":
-        raise ConfigurationInvalid(
+        raise ConfigurationError(
             f"{source}: {option} is the same for all trials of a sweep",
             remedy="give it as a flag; options of model and training may differ",
         )
@@ -62,7 +62,7 @@ def _read_values(option: str, values: Any, *, source: str) -> Values:
         is_log = check_type(bool, values.get("log", False), words=source, is_strict=False)
         if isinstance(low, int | float) and (0 if is_log else -math.inf) < low < high:
             return Range(low, high, is_log)
-    raise ConfigurationInvalid(
+    raise ConfigurationError(
         f"{source}: {option} is {values!r}, which is neither a list nor low and high",
         remedy=f"write `{option}: [A, B]`, or `{option}: {{low: A, high: B, log: true}}`, where"
         " A is less than B and, with log, above 0",
@@ -83,7 +83,7 @@ def choose_trials(space: Space, *, trials: int | None, seed: int) -> list[dict[s
         return [grid[number] for number in generator.permutation(len(grid))[:trials]]
     if trials is None:
         ranges = ", ".join(name for name, values in space.items() if isinstance(values, Range))
-        raise ConfigurationInvalid(
+        raise ConfigurationError(
             f"a range has no grid: {ranges}", remedy="say how many random trials: --trials 20"
         )
     return [
@@ -124,7 +124,7 @@ def read_failures(folder: SweepFolder, request: list[dict[str, Any]]) -> dict[in
 
     failures = folder.read(folder.table_file, parse)
     if failures is None:
-        raise ConfigurationInvalid(
+        raise ConfigurationError(
             f"the sweep in {folder.path} has begun with another space or other options",
             remedy="start over with --overwrite, or choose another folder with --output-dir",
         )

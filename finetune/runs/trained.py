@@ -11,7 +11,7 @@ from finetune.config.schema import Config
 from finetune.devices.base import Device, place
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.select import select_device
-from finetune.errors import ModelUnsupported
+from finetune.errors import ModelUnsupportedError
 from finetune.evaluation.predict import Predictor
 from finetune.events import WarningMessage, emit
 from finetune.model.load import TextModel, load_model, load_pretrained
@@ -98,9 +98,9 @@ def _load_saved(folder: RunFolder, config: Config) -> TextModel:
             from_scratch=False,
             strict=True,
         )
-    except ModelUnsupported as error:
+    except ModelUnsupportedError as error:
         remedy = f"restore {folder.model_folder}, or make the run again"
-        raise ModelUnsupported(error.message, remedy=remedy) from error
+        raise ModelUnsupportedError(error.message, remedy=remedy) from error
 
 
 def _load_with_adapter(folder: RunFolder, config: Config) -> TextModel:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.errors import ConfigurationInvalid, UsageError
+from finetune.errors import ConfigurationError, UsageError
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -73,7 +73,7 @@ def choose_metric(name: str | None, problem_type: ProblemType) -> Metric:
     known = {metric.name: metric for metric in metrics_of(problem_type)}
     name = name.replace("-", "_") if name else next(iter(known))
     if name not in known:
-        raise ConfigurationInvalid(
+        raise ConfigurationError(
             f"--metric-for-best-model {name} is no metric of a {problem_type.replace('_', ' ')}",
             remedy=f"choose one of {', '.join(known)}",
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.errors import ConfigurationInvalid, DataError
+from finetune.errors import ConfigurationError, DataError
 from finetune.tasks.base import Logits, Outputs, Task, scale_parameters
 from finetune.tasks.labels import MISSING, NUMBER, distinct_values, has_decimal_commas
 from finetune.tasks.metrics import NUMBERS
@@ -79,7 +79,7 @@ class Regression(Task):
     ) -> Self:
         """Return the task with mean and standard deviation of the training rows."""
         if is_balanced or any(options.values()):
-            raise ConfigurationInvalid(
+            raise ConfigurationError(
                 "--class-weights balanced, --loss focal and --label-smoothing are for classes, and"
                 " the labels are numbers",
                 remedy="leave them out, or add --task single",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.errors import ConfigurationInvalid
+from finetune.errors import ConfigurationError
 from finetune.events import Advance, emit
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _set_truncation(
 ) -> None:
     # In windows of a pair after the first, tokenizers 0.23 gives all tokens the first text's type.
     if has_pairs and stride is not None:
-        raise ConfigurationInvalid(
+        raise ConfigurationError(
             "--long-texts windows is for single texts, and these are pairs",
             remedy="leave it out: of a pair the longer text is truncated first",
         )
@@ -190,7 +190,7 @@ def _set_truncation(
     else:
         text_tokens = max_length - tokenizer.num_special_tokens_to_add()
         if stride >= text_tokens:
-            raise ConfigurationInvalid(
+            raise ConfigurationError(
                 f"--stride is {stride}, but windows of {max_length} tokens hold "
                 f"{text_tokens} of a text",
                 remedy="lower --stride or raise --max-length",

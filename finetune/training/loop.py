@@ -10,7 +10,7 @@ import torch
 from finetune import distributed, events
 from finetune.config.schema import SaveStrategy
 from finetune.devices.batch_size import BatchSize
-from finetune.errors import LossNotFinite
+from finetune.errors import LossNotFiniteError
 from finetune.events import emit
 from finetune.model.freeze import set_training
 from finetune.tokenization.buckets import Batch, longest_first
@@ -180,7 +180,7 @@ def _check_parameters_finite(state: TrainingState, progress: Progress) -> None:
     """Refuse a model that a step has broken; the loss would show it one step later."""
     parameters = (one.detach() for one in state.trained_parameters().values())
     if not total_norm(parameters).isfinite():
-        raise LossNotFinite(
+        raise LossNotFiniteError(
             f"parameters are NaN or infinite after step {progress.steps}",
             remedy="lower --learning-rate, or use --precision fp32",
         )
@@ -256,7 +256,7 @@ class _StepLog:
         for index, loss in enumerate(losses):
             if not math.isfinite(loss):
                 step = self._progress.steps - len(losses) + index + 1
-                raise LossNotFinite(
+                raise LossNotFiniteError(
                     f"the loss is {loss} at step {step}",
                     remedy="lower --learning-rate, use --precision fp32, or look at these texts",
                     examples=self._batches[index].indices.tolist(),

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from finetune.devices.base import Device, without_tf32
 from finetune.devices.cpu import CpuDevice
-from finetune.errors import DeviceDiffers
+from finetune.errors import DeviceMismatchError
 from finetune.events import WarningMessage, emit
 from finetune.model.feature_extractor import FeatureExtractor, unread_parameters
 from finetune.tokenization.buckets import Batch
@@ -71,7 +71,7 @@ def check_device(
     """Compare the device with the CPU between two steps; the state stays as it is.
 
     Of the padded lengths, ascending, it takes the smallest, for which attention has been wrong, and
-    the largest that is quick. Raises ``DeviceDiffers``; without enough memory it only warns.
+    the largest that is quick. Raises ``DeviceMismatchError``; without enough memory it only warns.
     """
     examples, device = examples.without_windows(), state.device
     shortest, *longer = [one for one in padded_lengths if one >= examples.lengths.min()]
@@ -93,7 +93,7 @@ def check_device(
         message = f"not enough memory to compare {device.name} with the CPU: the run continues"
         emit(WarningMessage(message, remedy="lower --batch-size, or use --no-check-device"))
         return
-    raise DeviceDiffers(
+    raise DeviceMismatchError(
         f"{device.name} differs from the CPU after step {step:,}: {failures[0]}",
         remedy=_remedy(device),
     )
@@ -245,7 +245,7 @@ def prepare_feature_check(
         # As of gradients: single vectors are rounded more than the logits of a whole text.
         tolerance = _TOLERANCES[precision]["gradients"]
         if not error <= tolerance:
-            raise DeviceDiffers(
+            raise DeviceMismatchError(
                 f"{device.name} differs from the CPU in the features of the frozen layers: off by "
                 f"{error:.2%}, {tolerance:.2%} passes",
                 # The wrong ones are stored by now.

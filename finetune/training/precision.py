@@ -16,7 +16,7 @@ from torch import nn
 from finetune import hub
 from finetune.devices import host
 from finetune.devices.base import Device
-from finetune.errors import ConfigurationInvalid
+from finetune.errors import ConfigurationError
 from finetune.files import WRITTEN_BY, keep_json, read_json
 from finetune.model.tensor_store import key_of
 
@@ -94,7 +94,7 @@ def why_slow(device: Device, precision: str) -> str | None:
 def check_speed(device: Device, precision: str) -> None:
     """Refuse 16 bits on a CPU that has no instructions for them."""
     if reason := why_slow(device, precision):
-        raise ConfigurationInvalid(
+        raise ConfigurationError(
             f"--precision {precision} is slow on this {device.name}: {reason}",
             remedy="leave out --precision, or add --no-check-device to use it all the same",
         )

@@ -14,7 +14,7 @@ from finetune.training.step import TrainingState
 Tensors = dict[str, torch.Tensor]
 
 
-class StateUnusable(Exception):
+class StateUnusableError(Exception):
     """A state that was read makes no sense, or is not of this model."""
 
 
@@ -55,12 +55,12 @@ def trained_tensors(state: TrainingState) -> Tensors:
 
 
 def load_trained_tensors(state: TrainingState, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copy saved parameters back in place; ``StateUnusable`` if others train."""
+    """Copy saved parameters back in place; ``StateUnusableError`` if others train."""
     parameters = trained_tensors(state)
     if {name: one.shape for name, one in tensors.items()} != {
         name: one.shape for name, one in parameters.items()
     }:
-        raise StateUnusable("its parameters are not those of the model")
+        raise StateUnusableError("its parameters are not those of the model")
     for name, tensor in tensors.items():
         parameters[name].copy_(tensor)
 
@@ -98,10 +98,12 @@ def restore_state(
             state.device.set_random_state(own)
         progress = TypeAdapter(Progress).validate_python(values["progress"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StateUnusable(f"its state makes no sense ({error!r})") from error
+        raise StateUnusableError(f"its state makes no sense ({error!r})") from error
     total_steps = state.schedule.total_steps
     if not 0 <= progress.steps <= total_steps:
-        raise StateUnusable(f"it is of step {progress.steps:,}, and the run has {total_steps:,}")
+        raise StateUnusableError(
+            f"it is of step {progress.steps:,}, and the run has {total_steps:,}"
+        )
     return progress
 
 

@@ -67,7 +67,7 @@ class TrainingState:
         memory runs out, on all ranks together.
 
         Raises:
-            BatchDoesNotFit: If not even one example fits.
+            BatchDoesNotFitError: If not even one example fits.
         """
         random_state = self.device.random_state()
         while True:

@@ -13,7 +13,7 @@ import pytest
 from tiny_runs import QUICK, Command
 
 import finetune
-from finetune.errors import ConfigurationInvalid, FinetuneError, Interrupted, explain
+from finetune.errors import ConfigurationError, FinetuneError, InterruptionError, explain
 
 CASES = [
     line.split(" | ")
@@ -99,7 +99,7 @@ ARGUMENTS: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
 def test_an_argument_of_a_wrong_type_is_named(
     name: str, arguments: tuple[Any, ...], options: dict[str, Any], cause: str
 ) -> None:
-    with pytest.raises(ConfigurationInvalid, match=cause):
+    with pytest.raises(ConfigurationError, match=cause):
         getattr(finetune, name)(*arguments, **options)
 
 
@@ -142,7 +142,7 @@ def test_ctrl_c_in_python_is_no_exception_that_is_swallowed(
     with pytest.raises(KeyboardInterrupt) as stopped:
         finetune.run(**options, emit=lambda event: signal.raise_signal(signal.SIGINT))
     assert not isinstance(stopped.value, Exception)
-    assert isinstance(stopped.value, Interrupted)
+    assert isinstance(stopped.value, InterruptionError)
     assert stopped.value.exit_code == 130
 
 

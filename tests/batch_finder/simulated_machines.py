@@ -9,7 +9,7 @@ import pytest
 from finetune.batch_finder import find
 from finetune.batch_finder.case import Case
 from finetune.devices.base import Device
-from finetune.errors import ModelUnsupported
+from finetune.errors import ModelUnsupportedError
 from finetune.events import Trial, TrialStatus, emit
 
 MIB = 2**20
@@ -202,7 +202,7 @@ class SimulatedRunner:
     def run(self, batch_size: int, *, new_process: bool = False) -> Trial:
         case = self.cases[-1]
         if case.part != "whole" and not self.can_split:
-            raise ModelUnsupported("the frozen layers of Model can't be split off", remedy="-")
+            raise ModelUnsupportedError("the frozen layers of Model can't be split off", remedy="-")
         machine = self.machines.get(case.part) or self.machines.get(case.mode) or self.machine
         trial = replace(machine.run(batch_size), part=case.part)
         emit(trial)

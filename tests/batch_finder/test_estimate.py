@@ -14,7 +14,7 @@ from finetune.batch_finder.trial_model import build_trial_model
 from finetune.config.mode import Mode
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.chips import Mac
-from finetune.errors import ModelUnsupported
+from finetune.errors import ModelUnsupportedError
 
 NO_LIMIT = 10**9
 KIB = 1024
@@ -114,7 +114,7 @@ def test_the_largest_batch_is_the_last_whose_peak_fits() -> None:
 def test_a_model_whose_operations_depend_on_numbers_can_not_be_estimated() -> None:
     longformer = LongformerConfig(**SIZES, attention_window=8).to_dict()
     case = replace(small_case(), architecture=architecture_of(longformer))
-    with pytest.raises(ModelUnsupported, match="longformer can't be estimated"):
+    with pytest.raises(ModelUnsupportedError, match="longformer can't be estimated"):
         estimate(case, mac_with(GIB), limit=NO_LIMIT)
 
 

@@ -24,7 +24,7 @@ from finetune.config.mode import Mode
 from finetune.config.schema import SearchConfig
 from finetune.devices.base import BatchShapes
 from finetune.devices.cpu import CpuDevice
-from finetune.errors import BatchDoesNotFit
+from finetune.errors import BatchDoesNotFitError
 from finetune.events import Event, Info, Trial, WarningMessage, sent_to
 
 __all__ = ["runner"]
@@ -148,7 +148,7 @@ def test_the_error_that_nothing_fits_reports_the_memory_of_other_processes(
     device = CpuDevice()
     monkeypatch.setattr(device.memory, "total_bytes", lambda: 24 * GIB)
     monkeypatch.setattr(find_module, "free_bytes_of", lambda _: free_gib * GIB)
-    with pytest.raises(BatchDoesNotFit, match=others) as caught:
+    with pytest.raises(BatchDoesNotFitError, match=others) as caught:
         find_in(None, device=device)
     assert caught.value.remedy.startswith(remedy)
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from finetune.batch_finder.results import Result
 from finetune.batch_finder.search import RunTrial, search
-from finetune.errors import BatchDoesNotFit, FinetuneError
+from finetune.errors import BatchDoesNotFitError, FinetuneError
 from finetune.events import Trial
 
 # Peaks (floor, base and row in MiB) and step seconds (fixed and of a row), in the proportions of
@@ -131,7 +131,7 @@ def test_nothing_fits_whatever_comes_first(first: int | None) -> None:
         tried.append(batch_size)
         return did_not_fit(batch_size, "too_big", reason="tried to allocate 8 GiB")
 
-    with pytest.raises(BatchDoesNotFit, match="not even a batch of one example") as caught:
+    with pytest.raises(BatchDoesNotFitError, match="not even a batch of one example") as caught:
         find(run, first=first, limit=1000)
 
     assert "tried to allocate 8 GiB" in caught.value.message

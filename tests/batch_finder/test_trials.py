@@ -15,7 +15,7 @@ import pytest
 from tiny_models import tiny_case
 
 from finetune.batch_finder import trials as trials_module
-from finetune.batch_finder.child import Child, ChildEnded
+from finetune.batch_finder.child import Child, ChildEndedError
 from finetune.batch_finder.trials import TrialRunner
 from finetune.devices import host_memory
 from finetune.devices.base import Device
@@ -162,7 +162,7 @@ def test_a_child_that_has_ended_is_killed_on_a_mac(monkeypatch: pytest.MonkeyPat
         raise PermissionError(1, "Operation not permitted")
 
     child = Child("no_such_module")
-    with pytest.raises(ChildEnded):
+    with pytest.raises(ChildEndedError):
         child.receive(seconds=60)
     child.send({"batch_size": 1})
     assert child.describe_end().endswith("No module named no_such_module")

@@ -23,7 +23,7 @@ from finetune.bench.workloads import (
     training_workloads,
 )
 from finetune.devices.cpu import CpuDevice
-from finetune.errors import DataNotFound
+from finetune.errors import DataNotFoundError
 
 LENGTHS = [3, 9, 5, 7]
 SHORT = Limits(step_seconds=9.0, repeat_seconds=1e-9)
@@ -114,5 +114,5 @@ def test_texts_are_as_long_as_those_of_trec_or_of_the_questions(tmp_path: Path) 
 
 
 def test_a_folder_without_trec_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataNotFound, match=r"train_5500\.label"):
+    with pytest.raises(DataNotFoundError, match=r"train_5500\.label"):
         read_lengths(tmp_path)

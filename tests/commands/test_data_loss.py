@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from tiny_runs import Command, flags, run_tiny, weights_of
 
 import finetune
-from finetune.errors import Interrupted
+from finetune.errors import InterruptionError
 from finetune.events import Emit, Event, Step
 
 FOREIGN = {
@@ -73,7 +73,7 @@ def test_resuming_and_finishing_keep_what_is_beside_the_checkpoints(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    with pytest.raises(Interrupted):
+    with pytest.raises(InterruptionError):
         run_tiny(run, model=tiny_folder, emit=stop_at(3), save_strategy="steps", save_steps=2)
     names = ("checkpoints/n.txt", "checkpoints/step-2/n.txt", "checkpoints/step-9/n.json")
     planted = plant(run, *names, "checkpoints/checkpoint-4/model.safetensors")

@@ -12,7 +12,7 @@ from machines import LINUX, pretend
 from tiny_runs import Command, run_tiny
 
 import finetune
-from finetune.errors import DataError, NotARun, UsageError
+from finetune.errors import DataError, NotARunError, UsageError
 from finetune.files import read_json
 from finetune.runs.evaluate import load_split
 from finetune.runs.folder import open_run_folder
@@ -92,7 +92,7 @@ def test_a_metric_of_the_library_evaluate_is_computed_too(
 
 @pytest.mark.parametrize("folder", [".", "missing"])
 def test_a_folder_without_a_run_is_refused(folder: str, tmp_path: Path) -> None:
-    with pytest.raises(NotARun):
+    with pytest.raises(NotARunError):
         finetune.evaluate(tmp_path / folder, device="cpu")
 
 
@@ -134,7 +134,7 @@ def test_rows_appended_to_the_data_are_noticed_and_named(
         if getattr(event, "step", 0) == 2:
             signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(finetune.errors.Interrupted):
+    with pytest.raises(finetune.errors.InterruptionError):
         run_tiny(
             stopped, model=tiny_folder, data=str(table), max_train_samples=16, max_steps=3,
             save_strategy="epoch", emit=stop,

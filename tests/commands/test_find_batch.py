@@ -20,7 +20,7 @@ from finetune.commands.find_batch import show_batches
 from finetune.devices import select
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.chips import Mac
-from finetune.errors import ConfigurationInvalid, HubNotReachable, ModelUnsupported
+from finetune.errors import ConfigurationError, HubNotReachableError, ModelUnsupportedError
 from finetune.events import Event, Info, Trial
 from finetune.training import precision as precision_module
 from finetune.training.precision import PrecisionChoice
@@ -60,7 +60,7 @@ def offline_trec(monkeypatch: pytest.MonkeyPatch) -> None:
     """TREC is neither in the cache nor within reach."""
 
     def load_splits(options: Any, *, emit: Any) -> Any:
-        raise HubNotReachable("TREC is not in the cache", remedy="go online")
+        raise HubNotReachableError("TREC is not in the cache", remedy="go online")
 
     monkeypatch.setattr("finetune.data.load.load_splits", load_splits)
 
@@ -136,7 +136,7 @@ def test_options_of_the_search_reach_the_child(runner: SimulatedRunner, tiny_fol
     [result, *_] = search(model=tiny_folder, limit=1000, memory="4GiB", precision="bf16")
     assert runner.limit_bytes == result.budget_bytes == 4 * GIB
     assert runner.cases[0].precision == "bf16"
-    with pytest.raises(ConfigurationInvalid, match="memory is 'much'"):
+    with pytest.raises(ConfigurationError, match="memory is 'much'"):
         search(model="no such model", limit=1, memory="much")
 
 
@@ -171,7 +171,7 @@ def test_a_model_that_can_not_be_split_is_estimated_as_a_whole(
 
     def estimate(case: Case, mac: Mac, **options: Any) -> Result:
         if case.part != "whole":
-            raise ModelUnsupported("the frozen layers can't be split off", remedy="")
+            raise ModelUnsupportedError("the frozen layers can't be split off", remedy="")
         return whole(case, mac, **options)
 
     monkeypatch.setattr(estimate_module, "estimate", estimate)
@@ -206,7 +206,7 @@ def test_without_a_network_the_longest_texts_and_all_rows_of_trec_are_taken(
     assert (own.padded_length, own.largest) == (64, 5452)
     [warning] = [one for one in emitted if isinstance(one, events.WarningMessage)]
     assert "TREC is not in the cache" in warning.message
-    with pytest.raises(HubNotReachable):
+    with pytest.raises(HubNotReachableError):
         estimates(model=tiny_folder, data="hub:owner/name", **options)
 
 

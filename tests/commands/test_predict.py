@@ -22,7 +22,7 @@ from tiny_runs import TEXTS, Command, Outcome
 import finetune
 from finetune.commands.predict import load
 from finetune.data.stream import Texts
-from finetune.errors import DataError, NotARun, UsageError
+from finetune.errors import DataError, NotARunError, UsageError
 from finetune.events import Event, Info, WarningMessage
 from finetune.files import read_json, read_jsonl, write_json
 
@@ -148,7 +148,7 @@ def test_classes_without_the_precision_are_never_predicted(run_with_confidences:
     ("content", "error", "expected"),
     [
         (None, UsageError, "no confidences of validation"),
-        ('{"classes": {}}', NotARun, "can't be read"),
+        ('{"classes": {}}', NotARunError, "can't be read"),
     ],
 )
 def test_a_target_needs_the_confidences_of_the_run(

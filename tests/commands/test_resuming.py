@@ -10,7 +10,7 @@ from tiny_runs import QUICK
 import finetune
 from finetune.commands.resuming import Work
 from finetune.config.schema import Config, DataConfig, ModelConfig
-from finetune.errors import FinetuneError, Interrupted, ModelNotFound
+from finetune.errors import FinetuneError, InterruptionError, ModelNotFoundError
 from finetune.events import Event, Info
 
 ONE_UPDATE: dict[str, Any] = QUICK | {
@@ -67,8 +67,8 @@ def interrupt(event: Event) -> None:
 @pytest.mark.parametrize(
     ("options", "emit", "error"),
     [
-        ({"model": "no/such/folder"}, lambda event: None, ModelNotFound),
-        ({}, interrupt, Interrupted),
+        ({"model": "no/such/folder"}, lambda event: None, ModelNotFoundError),
+        ({}, interrupt, InterruptionError),
     ],
     ids=["loading fails", "interrupted"],
 )

@@ -24,7 +24,7 @@ from tiny_runs import (
 import finetune
 from finetune.commands.run import dry_run
 from finetune.config.load import load_config
-from finetune.errors import RunFolderNotEmpty
+from finetune.errors import RunFolderNotEmptyError
 from finetune.files import read_json
 from finetune.runs import batch_sizes
 
@@ -267,7 +267,7 @@ def test_a_dry_run_has_the_batch_size_of_the_run(
 
 def test_a_dry_run_reports_what_the_run_does(tiny_folder: Path, tmp_path: Path) -> None:
     options = {"train_layers": 1, "num_train_epochs": 1.5}
-    with pytest.raises(RunFolderNotEmpty):
+    with pytest.raises(RunFolderNotEmptyError):
         plan_of(tiny_folder, tiny_folder, **QUICK)
     facts = plan_of(tiny_folder, tmp_path / "run", **QUICK | options)
     assert list(tmp_path.iterdir()) == []

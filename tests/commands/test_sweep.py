@@ -7,7 +7,7 @@ import pytest
 from tiny_runs import QUICK, Command, flags
 
 import finetune
-from finetune.errors import ConfigurationInvalid, Interrupted, NotARun
+from finetune.errors import ConfigurationError, InterruptionError, NotARunError
 from finetune.events import Event, Info
 from finetune.files import read_json
 from finetune.runs.several import SeveralResults
@@ -36,7 +36,7 @@ def folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             if begun == ["trial 1", "trial 2", "trial 3"]:
                 raise KeyboardInterrupt
 
-    with pytest.raises(Interrupted) as caught:
+    with pytest.raises(InterruptionError) as caught:
         sweep(folder, model=tiny_folder, emit=note)
     assert "the same finetune sweep" in caught.value.remedy
     sweep(folder, model=tiny_folder, emit=note)
@@ -68,14 +68,14 @@ def test_a_finished_sweep_is_read_and_another_one_is_refused_in_its_folder(
     assert again.to_json().items() <= content.items()
     assert again.records()[0]["trial"] == again.best
     for options in ({"space": "learning_rate: [1, 2]"}, {"calibrate": False}):
-        with pytest.raises(ConfigurationInvalid, match="has begun with another"):
+        with pytest.raises(ConfigurationError, match="has begun with another"):
             sweep(folder, model=tiny_folder, **options)
-    with pytest.raises(NotARun, match="no model"):
+    with pytest.raises(NotARunError, match="no model"):
         finetune.predict(folder, ["who"])
 
 
 def test_a_sweep_whose_trials_all_fail_says_why(tiny_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationInvalid, match="no trial could be trained: the loss is nan"):
+    with pytest.raises(ConfigurationError, match="no trial could be trained: the loss is nan"):
         sweep(tmp_path / "sweep", model=tiny_folder, space="learning_rate: [1e5]")
 
 
@@ -99,7 +99,7 @@ def test_trials_are_a_grid_or_drawn_in_the_ranges_the_same_every_time(tmp_path: 
     assert {type(one["batch_size"]) for one in drawn} == {int}
     assert 15 <= sum(one["learning_rate"] < 3.2e-4 for one in drawn) <= 35
     assert {one["train_layers"] for one in drawn} == {1, None}
-    with pytest.raises(ConfigurationInvalid, match="a range has no grid"):
+    with pytest.raises(ConfigurationError, match="a range has no grid"):
         choose_trials(space, trials=None, seed=1)
     grid = {"seed": [1, 2, 3], "calibrate": [True, False]}
     assert len(choose_trials(grid, trials=None, seed=1)) == 6
@@ -122,7 +122,7 @@ def test_trials_are_a_grid_or_drawn_in_the_ranges_the_same_every_time(tmp_path: 
 def test_a_space_that_makes_no_sense_is_refused_before_anything_is_written(
     space: str, words: str, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigurationInvalid, match=words):
+    with pytest.raises(ConfigurationError, match=words):
         sweep(tmp_path / "sweep", model=tiny_folder, space=space)
     assert not (tmp_path / "sweep").exists()
 

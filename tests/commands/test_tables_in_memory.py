@@ -15,7 +15,7 @@ import finetune
 from finetune.config.schema import DataConfig
 from finetune.data.in_memory import as_arrow, write_table
 from finetune.data.load import load_splits
-from finetune.errors import FinetuneError, NotARun
+from finetune.errors import FinetuneError, NotARunError
 from finetune.files import file_sha256
 from finetune.runs.results import RunResults
 from finetune.runs.trained import TrainedModel
@@ -156,7 +156,7 @@ def test_a_private_run_of_splits_deletes_its_tables_and_names_other_splits(
     assert private.test.samples == 20
     assert "splits that are not read: rest" in private.warnings
     assert not [*tmp_path.rglob("table-*.parquet")]
-    with pytest.raises(NotARun, match="has deleted its table"):
+    with pytest.raises(NotARunError, match="has deleted its table"):
         private.evaluate()
 
 

@@ -17,7 +17,7 @@ from tiny_runs import (
 )
 
 import finetune
-from finetune.errors import ConfigurationInvalid, FinetuneError, Interrupted, NotARun
+from finetune.errors import ConfigurationError, FinetuneError, InterruptionError, NotARunError
 from finetune.events import Event, Info
 from finetune.files import read_json
 from finetune.runs.folder import RunFolder, SeedsFolder
@@ -41,7 +41,7 @@ def parent(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         if isinstance(event, Info) and event.message.startswith("seed 43"):
             raise KeyboardInterrupt
 
-    with pytest.raises(Interrupted, match="1 of 2 seeds have finished") as caught:
+    with pytest.raises(InterruptionError, match="1 of 2 seeds have finished") as caught:
         run_seeds(folder, model=tiny_folder, emit=stop_at_the_second)
     assert f"--seeds 2 --resume-from-checkpoint {folder}" in caught.value.remedy
     assert read_json(folder / "seeds.json")["best"] == "seed-42"
@@ -83,14 +83,14 @@ def test_the_folder_of_all_stands_for_the_best(parent: Path, tmp_path: Path) -> 
         best, TEXTS, device="cpu"
     )
     SeedsFolder(tmp_path).write_table({"seeds": [1, 2], "best": None})
-    with pytest.raises(NotARun, match="best is not known") as caught:
+    with pytest.raises(NotARunError, match="best is not known") as caught:
         finetune.predict(tmp_path, TEXTS)
     assert f"{tmp_path}/seed-1" in caught.value.remedy
 
 
 def test_options_of_seeds_that_have_begun_may_not_change(parent: Path, tiny_folder: Path) -> None:
     for option, value in {"learning_rate": 2e-3, "seed": 1}.items():
-        with pytest.raises(ConfigurationInvalid, match=f"has begun .*: {option} is"):
+        with pytest.raises(ConfigurationError, match=f"has begun .*: {option} is"):
             run_seeds(parent, model=tiny_folder, resume_from_checkpoint="auto", **{option: value})
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from finetune.config.load import LoadedConfig, load_config, parse_size
 from finetune.config.schema import OPTIONS, Config
 from finetune.config.yaml_files import dump_config
-from finetune.errors import ConfigurationInvalid
+from finetune.errors import ConfigurationError
 
 WriteYaml = Callable[[str], str]
 
@@ -39,9 +39,9 @@ def load(
     return load_config(file=file, environment=environment, flags=flags, assignments=assignments)
 
 
-def error_of(file: str | None = None, **sources: Any) -> ConfigurationInvalid:
+def error_of(file: str | None = None, **sources: Any) -> ConfigurationError:
     """Return the error that loading raises."""
-    with pytest.raises(ConfigurationInvalid) as raised:
+    with pytest.raises(ConfigurationError) as raised:
         load(file, **sources)
     assert "\n" not in raised.value.message + raised.value.remedy
     return raised.value

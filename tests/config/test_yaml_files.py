@@ -18,7 +18,7 @@ from finetune.config.yaml_files import (
     recipes_folder,
 )
 from finetune.data.load import load_splits
-from finetune.errors import ConfigurationInvalid
+from finetune.errors import ConfigurationError
 
 RECIPES = sorted(recipes_folder().glob("*.yaml"))
 
@@ -88,7 +88,7 @@ def test_a_file_of_the_users_comes_before_a_recipe(
 
 
 def test_an_unknown_recipe_is_answered_with_those_that_there_are() -> None:
-    with pytest.raises(ConfigurationInvalid, match="no configuration file trec_haed") as raised:
+    with pytest.raises(ConfigurationError, match="no configuration file trec_haed") as raised:
         find_recipe("trec_haed")
     assert all(path.stem in raised.value.remedy for path in RECIPES)
 

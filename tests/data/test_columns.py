@@ -8,7 +8,7 @@ import pytest
 from finetune.config.schema import DataConfig
 from finetune.data import columns as columns_module
 from finetune.data.columns import Columns, choose_columns, join_texts, read_texts
-from finetune.errors import DataNotFound, UsageError
+from finetune.errors import DataNotFoundError, UsageError
 
 TEXTS = ["The film was long.", "A joy to watch!", "Never again.", "Fine for children."]
 MOODS = ["bad", "good", "bad", "good"]
@@ -42,7 +42,7 @@ def test_the_only_column_of_a_file_to_predict_has_the_texts() -> None:
 def test_numbers_are_labels_where_nothing_else_is_or_a_number_is_asked_for() -> None:
     prices = ["12.31", "7.90", "120.05", "14.00"]
     assert choose("said", "price", columns=[TEXTS, prices]) == ("said", "price")
-    with pytest.raises(DataNotFound, match="looks like labels"):
+    with pytest.raises(DataNotFoundError, match="looks like labels"):
         choose("said", "nr", columns=[TEXTS, IDS])
     table = pyarrow.table({"said": TEXTS, "mood": MOODS, "price": prices})
     options = DataConfig("films.csv", task="regression")
@@ -73,18 +73,18 @@ def test_columns_that_are_named_are_taken_and_the_other_one_is_guessed() -> None
 def test_no_column_to_guess_lists_those_there_are(
     names: list[str], columns: list[list[str]], words: str
 ) -> None:
-    with pytest.raises(DataNotFound, match=r"films\.csv") as raised:
+    with pytest.raises(DataNotFoundError, match=r"films\.csv") as raised:
         choose(*names, columns=columns)
     assert words in raised.value.remedy
     assert "'said'" in raised.value.remedy
 
 
 def test_an_unknown_column_gets_a_guess_and_a_list() -> None:
-    with pytest.raises(DataNotFound, match="'Sentiments'") as raised:
+    with pytest.raises(DataNotFoundError, match="'Sentiments'") as raised:
         choose("text", "sentiment", columns=[TEXTS, MOODS], label="Sentiments")
     assert "did you mean 'sentiment'?" in raised.value.remedy
     assert "'text'" in raised.value.remedy
-    with pytest.raises(DataNotFound) as raised:
+    with pytest.raises(DataNotFoundError) as raised:
         choose("text", "sentiment", columns=[TEXTS, MOODS], text="xyz")
     assert "did you mean" not in raised.value.remedy
 
@@ -112,7 +112,7 @@ def test_a_second_text_is_named_and_the_first_guessed_or_named() -> None:
         assert names_in(found) == names
     with pytest.raises(UsageError, match="--text-pair-column and --label-column are both 'label'"):
         choice(*names, columns=columns, text_pair="label", label="label")
-    with pytest.raises(DataNotFound, match="no column 'off'") as raised:
+    with pytest.raises(DataNotFoundError, match="no column 'off'") as raised:
         choice(*names, columns=columns, text_pair="off")
     assert "did you mean 'of'" in raised.value.remedy
 
@@ -123,7 +123,7 @@ def test_columns_are_named_by_their_number_and_several_are_joined() -> None:
     assert (found["text_column"].name, found["label_column"].name) == ("title,review", "mood")
     numbered = choice(*names, columns=columns, text="2, 1")
     assert (numbered["text_column"].name, numbered["label_column"].name) == ("review,title", "mood")
-    with pytest.raises(DataNotFound, match="no column 'reviews'"):
+    with pytest.raises(DataNotFoundError, match="no column 'reviews'"):
         choice(*names, columns=columns, text="title,reviews")
     table = pyarrow.table({"a": ["x", "", "y"], "b": ["1", "2", ""], "a,b": ["p", "q", "r"]})
     assert read_texts(table, ["a", "b"]).to_pylist() == ["x\n1", "2", "y"]

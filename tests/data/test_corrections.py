@@ -8,7 +8,7 @@ import pytest
 from finetune.config.schema import DataConfig
 from finetune.data.dataset import LoadedData
 from finetune.data.load import load_data
-from finetune.errors import DataDiffers, DataError
+from finetune.errors import DataError, DataMismatchError
 from finetune.events import Event, Info, sent_to
 
 ROWS = ["first,a", ",a", "second,b", "third,b", "fourth,a"]
@@ -50,7 +50,7 @@ def test_decisions_change_and_drop_rows_by_their_number_in_the_table(table: Path
 
 
 def test_a_row_whose_text_has_changed_is_refused_and_named(table: Path) -> None:
-    with pytest.raises(DataDiffers, match=r"row 3 of train \('another'\).*'second'"):
+    with pytest.raises(DataMismatchError, match=r"row 3 of train \('another'\).*'second'"):
         load(table, corrections="decision,row,text\na,3,another\n")
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from finetune.config.schema import DataConfig
 from finetune.data.read import RawTable, read_file
-from finetune.errors import DataUnreadable
+from finetune.errors import DataUnreadableError
 from finetune.events import Event, Info, sent_to
 
 ROWS = [
@@ -100,7 +100,7 @@ def test_quotes_that_never_end_are_part_of_the_texts_between_tabs(tmp_path: Path
 def test_what_does_not_parse_is_reported_with_its_line(
     tmp_path: Path, content: str, complaint: str
 ) -> None:
-    with pytest.raises(DataUnreadable, match=complaint) as raised:
+    with pytest.raises(DataUnreadableError, match=complaint) as raised:
         read(tmp_path, content)
     assert raised.value.remedy
 
@@ -196,7 +196,7 @@ def test_lines_above_a_table_are_no_rows(
     assert rows_of(table.columns.columns) == rows[1:]
     assert table.place(0).startswith(f"line {line + 1} of")
     assert "above the table" in emitted
-    with pytest.raises(DataUnreadable, match=r"line 2 of .* 2 values instead of 1"):
+    with pytest.raises(DataUnreadableError, match=r"line 2 of .* 2 values instead of 1"):
         read(tmp_path, "text\n" + "So long, and well\n" * 12)
 
 

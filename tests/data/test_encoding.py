@@ -8,7 +8,7 @@ import pytest
 
 from finetune.data.encoding import TextFile, find_text
 from finetune.data.packed import Content
-from finetune.errors import DataUnreadable, UsageError
+from finetune.errors import DataUnreadableError, UsageError
 from finetune.events import Event, WarningMessage, sent_to
 
 TEXT = "Grüße aus Zürich – „fünf Straßen“\n"
@@ -84,7 +84,7 @@ def test_an_encoding_that_is_named_is_taken() -> None:
     assert text_of(find(content, encoding="koi8_r")) == LINES["koi8_r"]
     with pytest.raises(UsageError, match="'koi9'"):
         find(content, encoding="koi9")
-    with pytest.raises(DataUnreadable, match=r"line 1 of greetings\.csv .* ASCII") as raised:
+    with pytest.raises(DataUnreadableError, match=r"line 1 of greetings\.csv .* ASCII") as raised:
         find(content, encoding="ascii")
     assert "--encoding" in raised.value.remedy
 
@@ -101,7 +101,7 @@ def test_damage_behind_the_first_piece_of_a_file_is_reported_with_its_place(
     damage: bytes, complaint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("finetune.data.encoding.CHUNK_BYTES", 64)
-    with pytest.raises(DataUnreadable, match=complaint):
+    with pytest.raises(DataUnreadableError, match=complaint):
         find("é, a word or two 😀\n".encode() * 41 + damage)
 
 
@@ -109,6 +109,6 @@ def test_damage_behind_the_first_piece_of_a_file_is_reported_with_its_place(
     "content", [b"PK\x03\x04\x00\x00\xff\x01", random.Random(0).randbytes(3000)]
 )
 def test_bytes_that_are_no_text_are_refused(content: bytes) -> None:
-    with pytest.raises(DataUnreadable, match="not a text file") as raised:
+    with pytest.raises(DataUnreadableError, match="not a text file") as raised:
         find(content)
     assert "UTF-8" in raised.value.remedy

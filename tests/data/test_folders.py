@@ -10,7 +10,7 @@ from finetune.data.columns import OtherData
 from finetune.data.dataset import make_dataset
 from finetune.data.folders import digest_folder
 from finetune.data.load import load_data, load_rows
-from finetune.errors import DataError, DataNotFound, DataUnreadable
+from finetune.errors import DataError, DataNotFoundError, DataUnreadableError
 from finetune.events import Event, Info, sent_to
 from finetune.tasks.single import Single
 
@@ -63,7 +63,7 @@ def test_the_remedy_for_a_data_set_saved_to_disk_gives_a_table_that_is_read(tmp_
     train = make_dataset(["one", "two"], ["a", "b"], task=Single(["a", "b"]))
     DatasetDict(train=train, test=train).save_to_disk(tmp_path / "saved")
     for saved in (tmp_path / "saved", tmp_path / "saved/train"):
-        with pytest.raises(DataUnreadable, match="the datasets library has saved") as raised:
+        with pytest.raises(DataUnreadableError, match="the datasets library has saved") as raised:
             rows_of(saved)
         assert f"datasets.load_from_disk('{tmp_path}/saved/train')" in raised.value.remedy
     table = tmp_path / "train.parquet"
@@ -75,7 +75,7 @@ def test_a_folder_without_classes_is_refused_and_a_changed_text_changes_the_dige
     tmp_path: Path,
 ) -> None:
     root = write(tmp_path / "plain", **{"a.html": "one", "b.html": "two"})
-    with pytest.raises(DataNotFound, match=r"no tables, and no \.txt files in folders"):
+    with pytest.raises(DataNotFoundError, match=r"no tables, and no \.txt files in folders"):
         rows_of(root)
     one = write(tmp_path / "one", a__1="x", b__1="y")
     digests = {digest_folder(one)}
@@ -87,5 +87,5 @@ def test_a_folder_without_classes_is_refused_and_a_changed_text_changes_the_dige
 def test_the_file_in_another_encoding_than_the_others_is_named(tmp_path: Path) -> None:
     root = write(tmp_path, a__1="schön", b__1="schön\ngrün")
     (root / "b/2").write_bytes("one\nschön".encode("cp1252"))
-    with pytest.raises(DataUnreadable, match=r"line 2 of .*b/2 is not UTF-8"):
+    with pytest.raises(DataUnreadableError, match=r"line 2 of .*b/2 is not UTF-8"):
         rows_of(root)

@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from finetune.config.schema import DataConfig
 from finetune.data.read import RawTable, as_text, read_file
-from finetune.errors import DataUnreadable
+from finetune.errors import DataUnreadableError
 from finetune.events import Event, sent_to
 
 
@@ -66,7 +66,7 @@ def test_half_a_character_becomes_a_replacement(tmp_path: Path) -> None:
     ],
 )
 def test_a_line_that_is_no_object_is_an_error(tmp_path: Path, line: str, complaint: str) -> None:
-    with pytest.raises(DataUnreadable, match=complaint) as raised:
+    with pytest.raises(DataUnreadableError, match=complaint) as raised:
         read_lines(tmp_path, {"text": "good", "label": "a"}, line)
     assert '{"text"' in raised.value.remedy
 

@@ -11,7 +11,7 @@ from hub_server import MAIN_COMMIT, HubServer, hub_client
 from finetune.config.schema import DataConfig
 from finetune.data.hub_tables import CONVERTED_BRANCH, find_splits
 from finetune.data.load import load_data
-from finetune.errors import DataError, DataNotFound, HubNotReachable
+from finetune.errors import DataError, DataNotFoundError, HubNotReachableError
 from finetune.events import Event, WarningMessage, sent_to
 
 SET = "acme/rows"
@@ -106,18 +106,18 @@ def test_one_of_several_data_sets_is_named_behind_a_colon(hub: HubServer, folder
     with pytest.raises(DataError, match="several datasets: mrpc, rte") as raised:
         load()
     assert "hub:OWNER/NAME:mrpc" in raised.value.remedy
-    with pytest.raises(DataNotFound, match="no dataset 'sst2', but mrpc, rte"):
+    with pytest.raises(DataNotFoundError, match="no dataset 'sst2', but mrpc, rte"):
         load(f"{SET}:sst2")
 
 
 def test_a_revision_is_taken_as_it_is(hub: HubServer, folder: Path, converted: Path) -> None:
     write_parquet(folder / "train.parquet", "a", "b")
     assert texts_in(load(f"{SET}@{MAIN_COMMIT}")) == {"train": ["a", "b"]}
-    with pytest.raises(DataNotFound, match="revision"):
+    with pytest.raises(DataNotFoundError, match="revision"):
         load(f"{SET}@v9")
     (folder / "train.parquet").unlink()
     write_parquet(converted / "default/train/0000.parquet", "c", "d")
-    with pytest.raises(DataNotFound, match="no complete training split"):
+    with pytest.raises(DataNotFoundError, match="no complete training split"):
         load(f"{SET}@{MAIN_COMMIT}")
 
 
@@ -158,25 +158,25 @@ def test_a_set_that_was_loaded_in_part_is_not_taken_for_the_whole(
         write_parquet(folder / f"data/train-0000{number}-of-00003.parquet", f"a{number}", "b")
     write_parquet(folder / "data/test-00000-of-00001.parquet", "c")
     hub.failures.cut_after_bytes["train-00001-of-00003.parquet"] = 100
-    with pytest.raises(HubNotReachable):
+    with pytest.raises(HubNotReachableError):
         load()
     with (
         hub_client(endpoint=hub.endpoint, home=tmp_path / "home", offline=True),
-        pytest.raises((HubNotReachable, DataNotFound)),
+        pytest.raises((HubNotReachableError, DataNotFoundError)),
     ):
         load()
 
 
 def test_what_can_not_be_fetched_is_an_error(hub: HubServer, tmp_path: Path, folder: Path) -> None:
-    with pytest.raises(DataNotFound, match="no complete training split") as raised:
+    with pytest.raises(DataNotFoundError, match="no complete training split") as raised:
         load()
     assert "script" in raised.value.remedy
-    with pytest.raises(DataNotFound, match="acme/raws") as raised:
+    with pytest.raises(DataNotFoundError, match="acme/raws") as raised:
         load("acme/raws")
     assert "spelling" in raised.value.remedy
     with (
         hub_client(endpoint=hub.endpoint, home=tmp_path / "other", offline=True),
-        pytest.raises(HubNotReachable, match="acme/rows"),
+        pytest.raises(HubNotReachableError, match="acme/rows"),
     ):
         load()
 

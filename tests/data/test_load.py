@@ -10,7 +10,7 @@ from finetune.config.schema import DataConfig
 from finetune.data.columns import OtherData
 from finetune.data.dataset import LoadedData
 from finetune.data.load import load_data, load_rows
-from finetune.errors import DataError, DataNotFound, UsageError
+from finetune.errors import DataError, DataNotFoundError, UsageError
 from finetune.events import Event, sent_to
 from finetune.tasks.single import Single
 
@@ -41,7 +41,7 @@ def test_a_file_is_read_with_those_beside_it(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_missing_is_not_taken_for_an_unknown_name(tmp_path: Path) -> None:
-    with pytest.raises(DataNotFound, match=r"nothing\.csv"):
+    with pytest.raises(DataNotFoundError, match=r"nothing\.csv"):
         load(tmp_path / "nothing.csv")
 
 
@@ -88,7 +88,7 @@ def test_a_name_that_is_not_utf8_is_refused_at_the_start() -> None:
         load("trec", data_dir="caf\udce9")
     with pytest.raises(UsageError):
         load("a\0.csv")
-    with pytest.raises(DataNotFound):
+    with pytest.raises(DataNotFoundError):
         load("ünbekannt.csv")
 
 

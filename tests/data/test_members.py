@@ -14,7 +14,7 @@ from finetune.data.columns import OtherData
 from finetune.data.dataset import LoadedData
 from finetune.data.folders import digest_folder
 from finetune.data.load import load_data, load_rows
-from finetune.errors import DataError, SeveralTables
+from finetune.errors import DataError, SeveralTablesError
 from finetune.events import Event, Info, WarningMessage, sent_to
 
 TRAIN = [("the film", "good"), ("no end", "bad"), ("so long", "bad")]
@@ -80,7 +80,7 @@ def test_tables_named_as_splits_are_the_splits(write: Any, tmp_path: Path) -> No
     assert "--member reads one alone" in said
     loaded = load(path, member="train")
     assert rows_of(loaded) == {"train": TRAIN}
-    with pytest.raises(SeveralTables, match="holds 3 tables"):
+    with pytest.raises(SeveralTablesError, match="holds 3 tables"):
         load_rows(OtherData(str(path)), task=loaded.task)
     rows = load_rows(OtherData(str(path), member="my_test"), task=loaded.task)
     assert rows["text"][:] == ["a start"]
@@ -89,7 +89,7 @@ def test_tables_named_as_splits_are_the_splits(write: Any, tmp_path: Path) -> No
 @pytest.mark.parametrize("write", [write_folder, write_zip, write_workbook, write_json])
 def test_tables_of_other_names_are_asked_for(write: Any, tmp_path: Path) -> None:
     path = write(tmp_path / "d", {"a.csv": csv(TRAIN), "b.csv": csv(TEST)})
-    with pytest.raises(SeveralTables, match=r"holds 2 tables: a.*b") as raised:
+    with pytest.raises(SeveralTablesError, match=r"holds 2 tables: a.*b") as raised:
         load(path)
     assert "--member" in raised.value.remedy
 
@@ -109,7 +109,7 @@ def test_the_names_of_splits_are_found(
 ) -> None:
     path = write_zip(tmp_path / "d", dict.fromkeys(names.split(), csv(TRAIN)))
     if splits is None:
-        with pytest.raises(SeveralTables):
+        with pytest.raises(SeveralTablesError):
             load(path)
     else:
         loaded = rows_of(load(path))

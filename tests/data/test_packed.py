@@ -16,7 +16,7 @@ from finetune.config.schema import DataConfig
 from finetune.data import packed
 from finetune.data.read import RawTable, read_file
 from finetune.data.stream import read_texts
-from finetune.errors import DataUnreadable
+from finetune.errors import DataUnreadableError
 
 CSV = b"text,label\nthe film,good\nthe end,bad\n"
 COLUMNS = {"text": ["the film", "the end"], "label": ["good", "bad"]}
@@ -81,12 +81,12 @@ def test_packed_texts_are_predicted_too(tmp_path: Path) -> None:
 
 def test_what_can_not_be_unpacked_is_refused(tmp_path: Path) -> None:
     two = pack(tmp_path / "two.zip", {"a.csv": CSV, "b.csv": CSV})
-    with pytest.raises(DataUnreadable, match=r"holds 2 tables: a\.csv, b\.csv"):
+    with pytest.raises(DataUnreadableError, match=r"holds 2 tables: a\.csv, b\.csv"):
         read(two)
     for start in (gzip.compress(CSV)[:-9], gzip.compress(CSV)[:3], two.read_bytes()[:-30]):
         cut = tmp_path / "cut.csv"
         cut.write_bytes(start)
-        with pytest.raises(DataUnreadable, match="can't be unpacked"):
+        with pytest.raises(DataUnreadableError, match="can't be unpacked"):
             read(cut)
 
 
@@ -99,7 +99,7 @@ def test_what_becomes_far_larger_is_not_unpacked(
     archive = pack(tmp_path / "bomb.zip", {"rows.csv": CSV + b"a" * 10**6})
     book = pack(tmp_path / "bomb.xlsx", {"xl/workbook.xml": b" " * 10**6})
     for path in (bomb, archive, book):
-        with pytest.raises(DataUnreadable, match="more than 100 times"):
+        with pytest.raises(DataUnreadableError, match="more than 100 times"):
             read(path)
 
 
@@ -111,7 +111,7 @@ def test_the_one_sheet_of_a_workbook_is_read(tmp_path: Path) -> None:
         "text": ["the film", "the\r\nend"],
         "stars": ["5", "1.5"],
     }
-    with pytest.raises(DataUnreadable, match="2 tables: a, b"):
+    with pytest.raises(DataUnreadableError, match="2 tables: a, b"):
         read(write_workbook(tmp_path / "b.xlsx", a=rows, b=rows))
-    with pytest.raises(DataUnreadable, match="can't be read as a spreadsheet"):
+    with pytest.raises(DataUnreadableError, match="can't be read as a spreadsheet"):
         read(pack(tmp_path / "c.xlsx", {"xl/workbook.xml": b"<"}))

@@ -11,7 +11,7 @@ from pyarrow import parquet
 
 from finetune.config.schema import DataConfig
 from finetune.data.stream import read_lines, read_texts
-from finetune.errors import DataNotFound, DataUnreadable, UsageError
+from finetune.errors import DataNotFoundError, DataUnreadableError, UsageError
 
 
 def texts_in(path: Path, *, as_lines: bool = False, **options: str | None) -> list[str | None]:
@@ -35,7 +35,7 @@ def test_a_file_that_does_not_parse_is_refused_before_its_first_row(
 ) -> None:
     path = tmp_path / name
     path.write_bytes(content.replace("é", "Ã©").encode("latin-1"))
-    with pytest.raises((DataUnreadable, DataNotFound), match=word):
+    with pytest.raises((DataUnreadableError, DataNotFoundError), match=word):
         texts_in(path)
 
 
@@ -47,11 +47,11 @@ def refuse(path: Path, *_: object) -> None:
 def test_a_file_that_may_not_be_read_or_whose_name_is_too_long_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(DataNotFound, match="there is no file"):
+    with pytest.raises(DataNotFoundError, match="there is no file"):
         texts_in(tmp_path / f"{'long' * 99}{name}")
     (tmp_path / name).touch()
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(DataUnreadable, match=f"{name} can't be read: Permission denied"):
+    with pytest.raises(DataUnreadableError, match=f"{name} can't be read: Permission denied"):
         texts_in(tmp_path / name)
 
 
@@ -81,7 +81,7 @@ def test_what_is_no_text_is_not_classified(tmp_path: Path) -> None:
     path.write_text(r'{"more": {"a": "a long text"}, "said": "cut \ud83d here"}' + "\n{}\n")
     assert texts_in(path) == ["cut � here", ""]
     parquet.write_table(pyarrow.table({"text": [b"bytes"]}), tmp_path / "rows.parquet")
-    with pytest.raises(DataNotFound, match="looks like texts"):
+    with pytest.raises(DataNotFoundError, match="looks like texts"):
         texts_in(tmp_path / "rows.parquet")
 
 
@@ -104,12 +104,12 @@ def test_lines_are_yielded_as_soon_as_they_are_whole() -> None:
 def test_a_line_in_another_encoding_is_named() -> None:
     pieces = read_lines(Pipe(b"one\ntwo\n", b"three\ncaf\xe9\n"), name="x", encoding=None)
     assert next(pieces).texts == ["one", "two"]
-    with pytest.raises(DataUnreadable, match="line 4 of x"):
+    with pytest.raises(DataUnreadableError, match="line 4 of x"):
         next(pieces)
 
 
 def test_an_unknown_encoding_and_no_lines_are_refused() -> None:
     with pytest.raises(UsageError, match="no encoding 'klingon'"):
         list(read_lines(Pipe(b"one"), name="x", encoding="klingon"))
-    with pytest.raises(DataNotFound, match="no texts"):
+    with pytest.raises(DataNotFoundError, match="no texts"):
         list(read_lines(Pipe(b""), name="x", encoding=None))

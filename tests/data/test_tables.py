@@ -14,7 +14,7 @@ from finetune.data.dataset import LoadedData
 from finetune.data.load import load_data, load_rows
 from finetune.data.read import join_tables, read_file
 from finetune.data.tables import read_tables
-from finetune.errors import DataError, DataNotFound, UsageError
+from finetune.errors import DataError, DataNotFoundError, UsageError
 from finetune.events import Event, Info, WarningMessage, sent_to
 
 
@@ -186,7 +186,7 @@ def test_a_column_that_says_no_splits_is_refused(tmp_path: Path) -> None:
     table = write(tmp_path / "rows.csv", ROWS)
     with pytest.raises(DataError, match=r"'label' of .* does not name the split"):
         load(table, split_column="label")
-    with pytest.raises(DataNotFound, match="no column 'use'"):
+    with pytest.raises(DataNotFoundError, match="no column 'use'"):
         load(table, split_column="use")
     with pytest.raises(UsageError, match="one file"):
         load(table, split_column="split", test_file=str(write(tmp_path / "test.csv", ROWS)))

@@ -11,7 +11,7 @@ from trec_files import TREC_DIR, needs_trec
 
 from finetune.config.schema import DataConfig
 from finetune.data.trec import COARSE, FILES, FINE, HUB_REPOSITORY, load_questions, load_trec
-from finetune.errors import DataNotFound, DataUnreadable, HubNotReachable
+from finetune.errors import DataNotFoundError, DataUnreadableError, HubNotReachableError
 
 # Questions in TREC's format, made up here; fine names that several coarse ones share are among
 # them.
@@ -91,7 +91,7 @@ def test_without_any_network_the_remedy_names_the_ways_out(
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     with (
         hub_client(endpoint="http://127.0.0.1:9", home=tmp_path),
-        pytest.raises(HubNotReachable) as raised,
+        pytest.raises(HubNotReachableError) as raised,
     ):
         load(None)
     assert "--data questions" in raised.value.remedy
@@ -100,7 +100,7 @@ def test_without_any_network_the_remedy_names_the_ways_out(
 
 def test_a_missing_folder_or_file_is_named(tmp_path: Path) -> None:
     for folder in (tmp_path / "nowhere", tmp_path):
-        with pytest.raises(DataNotFound, match=rf"{folder}/train_5500\.label"):
+        with pytest.raises(DataNotFoundError, match=rf"{folder}/train_5500\.label"):
             load(folder)
 
 
@@ -108,7 +108,7 @@ def test_a_missing_folder_or_file_is_named(tmp_path: Path) -> None:
 def test_a_line_that_does_not_parse_is_reported_with_its_number(tmp_path: Path, line: str) -> None:
     path = write_raw(tmp_path, train=2) / "train_5500.label"
     path.write_text(path.read_text() + line + "\n")
-    with pytest.raises(DataUnreadable, match=f"line 3 of {path}") as raised:
+    with pytest.raises(DataUnreadableError, match=f"line 3 of {path}") as raised:
         load(tmp_path)
     assert repr(line[:50])[1:-1] in raised.value.message
     assert len(raised.value.message) < 200 + len(str(path))

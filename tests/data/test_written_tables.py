@@ -15,7 +15,7 @@ from finetune.config.schema import DataConfig
 from finetune.data.columns import OtherData
 from finetune.data.load import load_data
 from finetune.data.read import FileFormat, read_file, read_source
-from finetune.errors import DataError, FinetuneError, SeveralTables
+from finetune.errors import DataError, FinetuneError, SeveralTablesError
 
 ROWS = 40
 TEXT = [f"Das Essen Nummer {n} war {'gut' if n % 2 else 'schlecht'}" for n in range(ROWS)]
@@ -195,7 +195,7 @@ def test_what_a_spreadsheet_lacks_is_said(
     rows: list[Any], options: dict[str, Any], complaint: str, remedy: str, tmp_path: Path
 ) -> None:
     path = sheet("a.xlsx", rows, **options)(tmp_path)
-    with pytest.raises((DataError, SeveralTables), match=complaint) as raised:
+    with pytest.raises((DataError, SeveralTablesError), match=complaint) as raised:
         load_data(DataConfig(str(path)))
     assert remedy in raised.value.remedy
 

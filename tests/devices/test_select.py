@@ -14,7 +14,7 @@ from finetune.devices.select import (
     describe_mps,
     select_device,
 )
-from finetune.errors import ConfigurationInvalid, DeviceNotAvailable
+from finetune.errors import ConfigurationError, DeviceNotAvailableError
 from finetune.events import Event, sent_to
 
 MACHINE_WITH = {"auto": LINUX_WITH_CUDA, "cuda": LINUX_WITH_CUDA, "mps": a_mac(), "cpu": LINUX}
@@ -35,7 +35,7 @@ def test_auto_passes_over_a_gpu_that_does_not_work(pretend_mac: Callable[..., No
 
 @pytest.mark.parametrize("name", ["mps", "cuda"])
 def test_a_named_gpu_that_is_not_there_is_an_error(pretend_linux: None, name: str) -> None:
-    with pytest.raises(DeviceNotAvailable) as caught:
+    with pytest.raises(DeviceNotAvailableError) as caught:
         select_device(name)
     assert caught.value.exit_code == 4
     assert "--device cpu" in caught.value.remedy
@@ -48,7 +48,7 @@ def test_every_offered_name_leads_to_a_device(monkeypatch: pytest.MonkeyPatch, n
 
 
 def test_another_precision_is_refused_with_those_that_the_device_has() -> None:
-    with pytest.raises(ConfigurationInvalid, match="cpu can't compute in fp16") as caught:
+    with pytest.raises(ConfigurationError, match="cpu can't compute in fp16") as caught:
         check_precision(CpuDevice(), "fp16")
     assert caught.value.remedy == "use --precision fp32 or bf16"
 

@@ -10,7 +10,7 @@ from torch import nn
 from finetune.devices.base import Device
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.cpu import CpuDevice
-from finetune.errors import LossNotFinite
+from finetune.errors import LossNotFiniteError
 from finetune.evaluation.predict import Predictor, predict_logits
 from finetune.model.structure import find_structure
 from finetune.tokenization.buckets import choose_padded_lengths
@@ -98,7 +98,7 @@ def test_logits_are_computed_in_the_precision_of_the_run() -> None:
 def test_logits_that_are_not_finite_are_refused() -> None:
     model = tiny_model()
     torch.nn.init.constant_(model.classifier.bias, torch.inf)
-    with pytest.raises(LossNotFinite, match="NaN or infinite"):
+    with pytest.raises(LossNotFiniteError, match="NaN or infinite"):
         predictor(model).logits(random_examples(ROWS), padded_lengths=[16])
 
 

@@ -9,7 +9,7 @@ import torch
 from tiny_models import ARCHITECTURES, save_tiny_model
 
 from finetune.config.schema import Pooling
-from finetune.errors import ModelUnsupported, UsageError
+from finetune.errors import ModelUnsupportedError, UsageError
 from finetune.export import onnx
 from finetune.export.onnx import MODEL_FILE, OnnxModel, import_runtime, write_onnx
 from finetune.model.load import TextModel, load_model
@@ -76,7 +76,7 @@ def test_only_a_package_of_the_extra_is_to_be_installed(
 @pytest.mark.parametrize(
     ("package", "raised", "error"),
     [
-        ("torch.onnx", "RuntimeError('an operator')", ModelUnsupported),
+        ("torch.onnx", "RuntimeError('an operator')", ModelUnsupportedError),
         ("finetune.export.onnx", "RuntimeError('a bug')", RuntimeError),
         ("torch.onnx", "OSError(28, 'no space')", OSError),
     ],

@@ -5,7 +5,7 @@ from tiny_models import ARCHITECTURES, tiny_model
 from tiny_training import random_examples
 
 from finetune.config.mode import Mode
-from finetune.errors import ConfigurationInvalid
+from finetune.errors import ConfigurationError
 from finetune.model.freeze import count_parameters, freeze_parameters, set_training
 from finetune.model.structure import Structure, find_structure
 
@@ -56,7 +56,7 @@ def test_a_mode_trains_its_part_and_nothing_else_gets_a_gradient_or_dropout(
 def test_more_layers_than_there_are_is_refused() -> None:
     model = tiny_model()
 
-    with pytest.raises(ConfigurationInvalid, match="has 3 layers, not 4") as caught:
+    with pytest.raises(ConfigurationError, match="has 3 layers, not 4") as caught:
         freeze_parameters(model, find_structure(model), mode=Mode("last-4"))
 
     assert "at most 3" in caught.value.remedy

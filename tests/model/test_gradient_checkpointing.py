@@ -12,7 +12,7 @@ from transformers import AlbertConfig, AlbertForSequenceClassification
 
 from finetune.config.mode import Mode
 from finetune.devices.cpu import CpuDevice
-from finetune.errors import ModelUnsupported
+from finetune.errors import ModelUnsupportedError
 from finetune.model.freeze import freeze_parameters, set_training
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.structure import find_structure
@@ -77,5 +77,7 @@ def test_model_that_transformers_can_not_checkpoint_is_refused() -> None:
     config = AlbertConfig(
         vocab_size=50, embedding_size=8, hidden_size=8, num_attention_heads=2, intermediate_size=8
     )
-    with pytest.raises(ModelUnsupported, match="AlbertForSequenceClassification has no gradient"):
+    with pytest.raises(
+        ModelUnsupportedError, match="AlbertForSequenceClassification has no gradient"
+    ):
         enable_gradient_checkpointing(AlbertForSequenceClassification(config), CpuDevice())

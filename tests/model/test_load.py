@@ -25,7 +25,7 @@ from transformers.models.bert.modeling_bert import BertSelfAttention
 from transformers.utils import logging
 
 from finetune import events
-from finetune.errors import ModelUnsupported
+from finetune.errors import ModelUnsupportedError
 from finetune.events import sent_to
 from finetune.model import load as load_module
 from finetune.model import source as source_module
@@ -130,7 +130,7 @@ def test_pickled_weights_are_not_read(folder: Path) -> None:
     torch.save(tiny_model().base_model.state_dict(), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
 
-    with pytest.raises(ModelUnsupported, match="no weights in safetensors"):
+    with pytest.raises(ModelUnsupportedError, match="no weights in safetensors"):
         load(folder)
 
 
@@ -146,7 +146,7 @@ def test_code_that_comes_with_a_model_is_not_run(folder: Path, model_type: str) 
 
     try:
         text_model = load(folder)
-    except ModelUnsupported:
+    except ModelUnsupportedError:
         assert model_type == "novel"
     else:
         assert type(text_model.model) is type(tiny_model())
@@ -171,7 +171,7 @@ def test_a_config_that_no_text_classifier_can_be_built_from_is_refused(
     else:
         change_config(folder, **config)
 
-    with pytest.raises(ModelUnsupported) as refused:
+    with pytest.raises(ModelUnsupportedError) as refused:
         load(folder)
 
     assert refused.value.exit_code == 2
@@ -191,7 +191,7 @@ def test_a_config_that_no_text_classifier_can_be_built_from_is_refused(
 def test_damaged_files_are_refused(folder: Path, name: str, content: bytes) -> None:
     (folder / name).write_bytes(content)
 
-    with pytest.raises(ModelUnsupported) as refused:
+    with pytest.raises(ModelUnsupportedError) as refused:
         load(folder)
 
     assert str(folder) in refused.value.message
@@ -207,7 +207,7 @@ def test_token_ids_that_the_model_lacks_are_refused_before_the_first_step(folder
     known, unknown = text_model.tokenizer.convert_ids_to_tokens([89, 90])
 
     assert text_model.encode([known], max_length=9).columns["input_ids"].max() == 89
-    with pytest.raises(ModelUnsupported, match=r"token id 90, .* up to 89"):
+    with pytest.raises(ModelUnsupportedError, match=r"token id 90, .* up to 89"):
         text_model.inputs(text_model.encode(["the", unknown], max_length=9))
 
 
@@ -216,7 +216,7 @@ def test_weights_that_are_no_numbers_are_refused(folder: Path) -> None:
     weights["encoder.layer.1.output.dense.bias"][3] = float("inf")
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
-    with pytest.raises(ModelUnsupported, match=r"NaN or infinite, in bert\.encoder\.layer\.1"):
+    with pytest.raises(ModelUnsupportedError, match=r"NaN or infinite, in bert\.encoder\.layer\.1"):
         load(folder)
 
 
@@ -264,7 +264,7 @@ def test_a_tokenizer_that_can_not_be_used_is_refused_with_the_true_cause(
     spoil(folder)
     monkeypatch.setattr(source_module, "find_spec", lambda name: None)
     capfd.readouterr()
-    with pytest.raises(ModelUnsupported, match=words) as refused:
+    with pytest.raises(ModelUnsupportedError, match=words) as refused:
         load(folder)
     assert remedy in refused.value.remedy
     assert capfd.readouterr().err == ""
@@ -322,7 +322,7 @@ def test_weights_that_do_not_fit_the_config_are_refused(
     weights = {name: one.contiguous() for name, one in weights.items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     change_config(folder, **config)
-    with pytest.raises(ModelUnsupported, match=words) as refused:
+    with pytest.raises(ModelUnsupportedError, match=words) as refused:
         load(folder, pooling=pooling)
     assert "one model" in refused.value.remedy
     load(folder, from_scratch=True)
@@ -372,7 +372,7 @@ def test_a_model_to_which_padding_matters_is_refused(
         path.write_text(json.dumps(json.loads(path.read_text()) | {"padding_side": "left"}))
     else:
         monkeypatch.setattr(BertSelfAttention, "forward", MixesAllTokens.forward)
-    with pytest.raises(ModelUnsupported, match="when padding follows"):
+    with pytest.raises(ModelUnsupportedError, match="when padding follows"):
         load(folder)
 
 
@@ -391,7 +391,7 @@ def test_weights_of_another_model_are_refused_unless_training_is_from_scratch(
     config = tiny_config(architecture)
     (folder / "config.json").write_text(config.to_json_string(use_diff=False))
 
-    with pytest.raises(ModelUnsupported, match="not those of its config") as refused:
+    with pytest.raises(ModelUnsupportedError, match="not those of its config") as refused:
         load(folder)
 
     assert "--from-scratch" in refused.value.remedy

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from finetune.config.mode import Lora, Mode
-from finetune.errors import ModelUnsupported
+from finetune.errors import ModelUnsupportedError
 from finetune.model.feature_extractor import split_frozen
 from finetune.model.freeze import freeze_parameters
 from finetune.model.lora import Adapter, add_adapters
@@ -96,5 +96,5 @@ def test_a_model_without_linear_layers_is_refused() -> None:
             if isinstance(module, nn.Linear):
                 layer.set_submodule(name, nn.Identity())
 
-    with pytest.raises(ModelUnsupported, match="no linear modules"):
+    with pytest.raises(ModelUnsupportedError, match="no linear modules"):
         add_adapters(model, structure, Lora(2, 4, 0.0, "auto"), mode=Mode("lora"))

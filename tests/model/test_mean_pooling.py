@@ -11,7 +11,7 @@ from transformers import AlbertConfig, AutoModelForSequenceClassification, PreTr
 
 from finetune.config.mode import Mode
 from finetune.config.schema import Pooling
-from finetune.errors import ModelUnsupported
+from finetune.errors import ModelUnsupportedError
 from finetune.model.feature_extractor import split_frozen
 from finetune.model.freeze import freeze_parameters, trained_names
 from finetune.model.load import TextModel, load_model, save_model
@@ -140,7 +140,7 @@ def test_a_model_whose_layers_share_weights_stays_as_it_is() -> None:
     config, names = model.config.to_dict(), list(model.state_dict())
     assert not pool_by_mean(model)
     assert (model.config.to_dict(), list(model.state_dict())) == (config, names)
-    with pytest.raises(ModelUnsupported, match="AlbertForSequenceClassification can't read"):
+    with pytest.raises(ModelUnsupportedError, match="AlbertForSequenceClassification can't read"):
         pool_shape_by_mean(model.config)
 
 

@@ -12,7 +12,12 @@ from hub_server import HubServer, hub_client
 from safetensors.torch import load_file
 from tiny_models import save_tiny_model, tiny_model
 
-from finetune.errors import ConfigurationInvalid, HubNotReachable, ModelNotFound, ModelUnsupported
+from finetune.errors import (
+    ConfigurationError,
+    HubNotReachableError,
+    ModelNotFoundError,
+    ModelUnsupportedError,
+)
 from finetune.model.source import MINILM_PACKAGE, ModelSource, find_model
 
 
@@ -57,23 +62,23 @@ def test_files_of_other_folders_and_code_from_the_hub_are_refused(
     (folder / file).write_text(json.dumps({**known, key: value}))
     source = find(folder)
 
-    with pytest.raises(ModelUnsupported, match=r"outside its folder|is not run"):
+    with pytest.raises(ModelUnsupportedError, match=r"outside its folder|is not run"):
         source.read_tokenizer() if file.startswith("tokenizer") else source.read_model_config()
 
 
 def test_what_has_no_config_is_no_model_nor_looked_up_on_the_hub(folder: Path) -> None:
-    with pytest.raises(ModelNotFound, match="is no folder with a model"):
+    with pytest.raises(ModelNotFoundError, match="is no folder with a model"):
         find(folder / "config.json")
     (folder / "config.json").unlink()
-    with pytest.raises(ModelNotFound, match=r"no config\.json"):
+    with pytest.raises(ModelNotFoundError, match=r"no config\.json"):
         find(folder)
-    with pytest.raises(ModelNotFound, match="which is no name on the Hub") as raised:
+    with pytest.raises(ModelNotFoundError, match="which is no name on the Hub") as raised:
         find("./models/tiny")
     assert raised.value.remedy == "check the spelling"
 
 
 def test_a_revision_beside_a_folder_is_refused(folder: Path) -> None:
-    with pytest.raises(ConfigurationInvalid, match="no revision v2"):
+    with pytest.raises(ConfigurationError, match="no revision v2"):
         find_model(str(folder), revision="v2")
 
 
@@ -94,7 +99,7 @@ def test_name_that_is_no_folder_is_looked_up_on_the_hub(folder: Path, tmp_path: 
 
 
 def test_name_that_nobody_knows_is_an_error(closed_hub: None) -> None:
-    with pytest.raises(HubNotReachable, match="owner/tiny") as caught:
+    with pytest.raises(HubNotReachableError, match="owner/tiny") as caught:
         find("owner/tiny")
     assert "--model minilm" in caught.value.remedy
 
@@ -159,7 +164,7 @@ def test_a_pickle_among_the_shards_is_refused_and_never_read(
     marker = tmp_path / "was-unpickled"
     (folder / name).write_bytes(pickle.dumps({"weight": Marker(marker)}))
 
-    with pytest.raises(ModelUnsupported, match=rf"{name}.*safetensors"):
+    with pytest.raises(ModelUnsupportedError, match=rf"{name}.*safetensors"):
         find(folder).read_weights(may_be_missing=False)
 
     assert not marker.exists()
@@ -177,7 +182,7 @@ def test_an_index_that_names_no_files_of_the_folder_is_refused(index: str, folde
     shard(folder)
     (folder / "model.safetensors.index.json").write_text(index)
 
-    with pytest.raises(ModelUnsupported):
+    with pytest.raises(ModelUnsupportedError):
         find(folder).read_weights(may_be_missing=False)
 
 
@@ -187,7 +192,7 @@ def test_an_index_that_names_no_files_of_the_folder_is_refused(index: str, folde
 def test_minilm_of_the_package_is_found_offline_but_not_another_revision(closed_hub: None) -> None:
     assert (find("minilm").folder / "model.safetensors").is_file()
 
-    with pytest.raises(HubNotReachable, match="all-MiniLM-L6-v2"):
+    with pytest.raises(HubNotReachableError, match="all-MiniLM-L6-v2"):
         find_model("minilm", revision="other")
 
 
@@ -200,5 +205,5 @@ def test_altered_minilm_of_the_package_is_not_used(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, MINILM_PACKAGE, raising=False)
 
-    with pytest.raises(HubNotReachable, match="all-MiniLM-L6-v2"):
+    with pytest.raises(HubNotReachableError, match="all-MiniLM-L6-v2"):
         find("minilm")

@@ -15,7 +15,7 @@ from transformers import (
     SqueezeBertConfig,
 )
 
-from finetune.errors import ModelUnsupported
+from finetune.errors import ModelUnsupportedError
 from finetune.model.structure import find_structure
 
 LAYERS = {
@@ -129,7 +129,7 @@ def test_model_without_a_linear_output_layer_is_refused() -> None:
     model = tiny_model()
     model.config.num_labels = 7
 
-    with pytest.raises(ModelUnsupported, match="no output layer"):
+    with pytest.raises(ModelUnsupportedError, match="no output layer"):
         find_structure(model)
 
 
@@ -144,5 +144,5 @@ def test_model_without_a_linear_output_layer_is_refused() -> None:
 def test_model_of_another_build_is_refused_in_words(kind: Any, options: dict[str, Any]) -> None:
     model = AutoModelForSequenceClassification.from_config(kind(**options))  # type: ignore[no-untyped-call]
 
-    with pytest.raises(ModelUnsupported, match="no encoder of layers"):
+    with pytest.raises(ModelUnsupportedError, match="no encoder of layers"):
         find_structure(model)

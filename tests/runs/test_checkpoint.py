@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finetune.errors import CheckpointDamaged
+from finetune.errors import CheckpointDamagedError
 from finetune.runs.checkpoint import read_checkpoint, write_checkpoint
 from finetune.runs.folder import RunFolder
 
@@ -68,7 +68,7 @@ def test_flipped_bit_is_noticed_or_alters_nothing(
     # A flip may turn one white space of the manifest into another.
     try:
         read_tensors, read_state = read_checkpoint(folder)
-    except CheckpointDamaged:
+    except CheckpointDamagedError:
         return
     assert_same(read_tensors, tensors)
     assert read_state == state

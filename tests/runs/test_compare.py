@@ -6,7 +6,7 @@ import pytest
 from tiny_runs import copy_run
 
 import finetune
-from finetune.errors import NotARun, UsageError
+from finetune.errors import NotARunError, UsageError
 from finetune.events import Event, WarningMessage
 from finetune.files import read_json, read_jsonl, write_json, write_jsonl
 
@@ -132,7 +132,7 @@ def test_a_folder_stands_for_its_finished_runs_each_once(
 def test_what_is_no_finished_run_is_refused(name: str, finished_run: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (copy_run(finished_run, tmp_path / "running") / "all_results.json").unlink()
-    with pytest.raises(NotARun, match=name):
+    with pytest.raises(NotARunError, match=name):
         finetune.compare(finished_run, tmp_path / name)
 
 
@@ -148,5 +148,5 @@ def test_a_damaged_run_is_named(damage: str, finished_run: Path, tmp_path: Path)
         write_jsonl(file, [rows[0] | {"predicted": "FISH"}, *rows[1:]])
     else:
         change_json(other / "manifest.json", splits={})
-    with pytest.raises(NotARun, match="other"):
+    with pytest.raises(NotARunError, match="other"):
         finetune.compare(finished_run, other)

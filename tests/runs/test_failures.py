@@ -9,7 +9,7 @@ import pytest
 
 from finetune.config.schema import Config, TrainingConfig
 from finetune.devices.cpu import CpuDevice
-from finetune.errors import BatchDoesNotFit, Interrupted
+from finetune.errors import BatchDoesNotFitError, InterruptionError
 from finetune.runs.failures import failures_explained, interruption_explained
 from finetune.runs.folder import RunFolder
 
@@ -30,7 +30,7 @@ def test_an_interruption_names_what_to_do_next(
     for name in files:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    with pytest.raises(Interrupted) as raised, interruption_explained(RunFolder(tmp_path)):
+    with pytest.raises(InterruptionError) as raised, interruption_explained(RunFolder(tmp_path)):
         raise KeyboardInterrupt(words)
     assert raised.value.message == (words or "stopped")
     assert raised.value.remedy.startswith(remedy)
@@ -52,7 +52,10 @@ def test_memory_that_ran_out_asks_for_half_the_batch(
         (tmp_path / "checkpoints" / "step-4" / "manifest.json").touch()
         (tmp_path / "config.yaml").touch()
     folder = RunFolder(tmp_path)
-    with pytest.raises(BatchDoesNotFit) as raised, failures_explained(folder, prepared(batch_size)):
+    with (
+        pytest.raises(BatchDoesNotFitError) as raised,
+        failures_explained(folder, prepared(batch_size)),
+    ):
         raise MemoryError
     assert f"--batch-size {smaller}" in raised.value.remedy
     assert ("--resume-from-checkpoint" in raised.value.remedy) == can_resume

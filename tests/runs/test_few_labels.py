@@ -19,7 +19,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipe
 
 import finetune
 from finetune.config.schema import Config
-from finetune.errors import ConfigurationInvalid, Interrupted
+from finetune.errors import ConfigurationError, InterruptionError
 from finetune.events import Event, Info, StageStarted, Step, Validation, WarningMessage
 from finetune.files import read_json, read_jsonl
 from finetune.runs.folder import RunFolder
@@ -201,7 +201,7 @@ def test_a_run_stopped_within_the_contrastive_steps_resumes_bit_for_bit(
     stop: tuple[Any, Any], few_run: FewRun, train: Train, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    with suppress(Interrupted):  # at the last step there is nothing left to stop
+    with suppress(InterruptionError):  # at the last step there is nothing left to stop
         train(run, emit=at(*stop, lambda: signal.raise_signal(signal.SIGINT)))
     if not (run / "all_results.json").exists():
         finetune.run(resume_from_checkpoint=run)
@@ -333,5 +333,5 @@ def test_each_part_can_be_switched_off(train: Train, tmp_path: Path) -> None:
     assert config.model.pooling == "cls"
     first = RunFolder(train(tmp_path / "cls", pooling="cls", freeze_core=True)).read_config()
     assert (first.model.pooling, first.training.solve_head) == ("cls", "on")
-    with pytest.raises(ConfigurationInvalid, match="frozen encoder"):
+    with pytest.raises(ConfigurationError, match="frozen encoder"):
         train(tmp_path / "no", contrastive="off", solve_head="on")

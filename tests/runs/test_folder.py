@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from finetune.errors import NotARun, RunFolderInUse, RunFolderNotEmpty, UsageError
+from finetune.errors import NotARunError, RunFolderInUseError, RunFolderNotEmptyError, UsageError
 from finetune.runs.folder import RunFolder, SeedsFolder, open_run_folder
 
 
@@ -67,7 +67,10 @@ def test_empty_folder_of_the_user_may_be_used_and_is_not_deleted(
 def test_folder_of_a_run_is_refused_with_three_suggestions(tmp_path: Path) -> None:
     make_run(tmp_path)
 
-    with pytest.raises(RunFolderNotEmpty) as refusal, RunFolder(tmp_path).create(overwrite=False):
+    with (
+        pytest.raises(RunFolderNotEmptyError) as refusal,
+        RunFolder(tmp_path).create(overwrite=False),
+    ):
         pass
 
     for flag in ("--resume-from-checkpoint", "--overwrite", "--output-dir"):
@@ -118,7 +121,7 @@ def test_second_lock_is_refused_at_once_and_the_next_one_is_given(tmp_path: Path
     folder = make_run(tmp_path)
     content = content_of(tmp_path)
 
-    with folder.lock(), pytest.raises(RunFolderInUse), folder.lock():
+    with folder.lock(), pytest.raises(RunFolderInUseError), folder.lock():
         pass
     with pytest.raises(KeyError), folder.lock():
         raise KeyError
@@ -131,7 +134,7 @@ def test_second_lock_is_refused_at_once_and_the_next_one_is_given(tmp_path: Path
 def test_a_refused_process_leaves_the_new_folder_to_the_one_that_has_it(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     with folder.create(overwrite=False):
-        with pytest.raises(RunFolderInUse), folder.create(overwrite=True):
+        with pytest.raises(RunFolderInUseError), folder.create(overwrite=True):
             pass
         folder.start()
         folder.config_file.touch()
@@ -149,7 +152,7 @@ def test_lock_of_a_killed_process_stops_nobody(tmp_path: Path) -> None:
     assert process.stdout is not None
     process.stdout.readline()
 
-    with pytest.raises(RunFolderInUse), RunFolder(tmp_path).lock():
+    with pytest.raises(RunFolderInUseError), RunFolder(tmp_path).lock():
         pass
     process.kill()
     process.communicate()
@@ -162,7 +165,7 @@ def test_interrupted_run_opens_only_where_no_model_is_needed(tmp_path: Path) -> 
     folder = RunFolder(tmp_path)
     folder.config_file.touch()
 
-    with pytest.raises(NotARun, match="model"):
+    with pytest.raises(NotARunError, match="model"):
         open_run_folder(tmp_path)
     assert open_run_folder(tmp_path, needs_model=False).path == tmp_path
 
@@ -183,10 +186,10 @@ def test_a_file_that_is_missing_or_makes_no_sense_is_named(
     folder = make_run(tmp_path)
     if content is not None:
         SeedsFolder(tmp_path).table_file.write_text(content)
-        with pytest.raises(NotARun, match=r"seeds\.json is missing or can't be read"):
+        with pytest.raises(NotARunError, match=r"seeds\.json is missing or can't be read"):
             open_run_folder(tmp_path)
     else:
-        with pytest.raises(NotARun, match=r"metrics\.jsonl is missing or can't be read"):
+        with pytest.raises(NotARunError, match=r"metrics\.jsonl is missing or can't be read"):
             folder.read(folder.metrics_file, list)
 
 
@@ -194,7 +197,7 @@ def test_a_file_that_is_missing_or_makes_no_sense_is_named(
 def test_error_for_a_folder_without_a_run_names_runs_nearby(tmp_path: Path, name: str) -> None:
     (tmp_path / "a" / "model").mkdir(parents=True)
     RunFolder(tmp_path / "a").config_file.touch()
-    with pytest.raises(NotARun) as caught:
+    with pytest.raises(NotARunError) as caught:
         open_run_folder(tmp_path / name)
     assert caught.value.remedy.endswith(str(tmp_path / "a"))
     assert ("there is no folder" in caught.value.message) == (name == "b")

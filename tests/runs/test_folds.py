@@ -9,7 +9,13 @@ import pytest
 from tiny_runs import QUICK, Command, flags, run_tiny
 
 import finetune
-from finetune.errors import ConfigurationInvalid, DataError, Interrupted, NotARun, UsageError
+from finetune.errors import (
+    ConfigurationError,
+    DataError,
+    InterruptionError,
+    NotARunError,
+    UsageError,
+)
 from finetune.events import Event, Info
 from finetune.files import read_json, read_jsonl
 from finetune.runs.folder import FoldsFolder
@@ -41,7 +47,7 @@ def folds(tiny_folder: Path, table: Path, tmp_path_factory: pytest.TempPathFacto
         if isinstance(event, Info) and event.message.startswith("fold 2"):
             raise KeyboardInterrupt
 
-    with pytest.raises(Interrupted, match="1 of 3 folds have finished") as caught:
+    with pytest.raises(InterruptionError, match="1 of 3 folds have finished") as caught:
         run_folds(folder, model=tiny_folder, data=str(table), emit=stop_at_the_second)
     assert f"--folds 3 --resume-from-checkpoint {folder}" in caught.value.remedy
     events: list[Event] = []
@@ -94,10 +100,10 @@ def test_models_of_folds_are_not_kept_unless_they_are_wanted(
     folds: Path, tiny_folder: Path, table: Path, tmp_path: Path
 ) -> None:
     assert not (folds / "fold-1" / "model" / "model.safetensors").exists()
-    with pytest.raises(NotARun, match="has no model") as caught:
+    with pytest.raises(NotARunError, match="has no model") as caught:
         finetune.predict(folds / "fold-1", ["who"])
     assert "--keep-models" in caught.value.remedy
-    with pytest.raises(NotARun, match="no model of all rows"):
+    with pytest.raises(NotARunError, match="no model of all rows"):
         finetune.predict(folds, ["who"])
     run_folds(tmp_path / "kept", model=tiny_folder, folds=2, data=str(table), keep_models=True)
     assert (tmp_path / "kept" / "fold-2" / "report.html").is_file()
@@ -149,7 +155,7 @@ def test_several_labels_and_numbers_of_pairs_are_cross_validated(
 def test_what_can_not_be_done_is_refused(
     folds: Path, tiny_folder: Path, table: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigurationInvalid, match="has 3 folds, which can't become 4"):
+    with pytest.raises(ConfigurationError, match="has 3 folds, which can't become 4"):
         finetune.run(folds=4, resume_from_checkpoint=str(folds))
     with pytest.raises(UsageError, match="folds of a cross-validation") as caught:
         finetune.run(resume_from_checkpoint=str(folds))

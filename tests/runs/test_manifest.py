@@ -12,7 +12,7 @@ from datasets import ClassLabel, Dataset, Features, Value
 from prepared_runs import prepare_tiny
 from safetensors.torch import load_file, save_file
 
-from finetune.errors import DataDiffers, NotARun
+from finetune.errors import DataMismatchError, NotARunError
 from finetune.files import read_json, write_json
 from finetune.runs.folder import RunFolder
 from finetune.runs.manifest import Manifest, digest_splits, read_environment, restore_threads
@@ -47,7 +47,7 @@ def test_the_second_texts_of_pairs_are_part_of_a_digest() -> None:
 @pytest.mark.parametrize("content", ["{", "[]", '{"sources": 1}'])
 def test_one_that_makes_no_sense_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(content)
-    with pytest.raises(NotARun, match=r"manifest\.json"):
+    with pytest.raises(NotARunError, match=r"manifest\.json"):
         Manifest.read(RunFolder(tmp_path))
 
 
@@ -88,7 +88,7 @@ def test_a_model_that_has_changed_is_noticed(
     before = Manifest.of(prepare_tiny(model))
     before.check(Manifest.of(prepare_tiny(tiny_folder)), remedy="none")
     change(model)
-    with pytest.raises(DataDiffers, match=f"began: the model's {part}\n"):
+    with pytest.raises(DataMismatchError, match=f"began: the model's {part}\n"):
         before.check(Manifest.of(prepare_tiny(model)), remedy="none")
 
 
@@ -125,7 +125,7 @@ def test_a_digest_depends_on_texts_labels_and_class_names_in_their_order(other: 
     ids=["file", "commit", "split", "splits", "model"],
 )  # fmt: skip
 def test_what_differs_is_named(now: Manifest, words: str) -> None:
-    with pytest.raises(DataDiffers) as raised:
+    with pytest.raises(DataMismatchError) as raised:
         MANIFEST.check(now, remedy="restore it")
     assert raised.value.message == f"changed since the run began: {words}"
     assert (raised.value.exit_code, raised.value.remedy) == (3, "restore it")

@@ -10,7 +10,7 @@ from tiny_runs import run_tiny
 from transformers import AlbertConfig, AlbertModel, AutoModelForSequenceClassification, pipeline
 
 import finetune
-from finetune.errors import ConfigurationInvalid, ModelUnsupported
+from finetune.errors import ConfigurationError, ModelUnsupportedError
 from finetune.files import read_jsonl
 from finetune.model.mean_pooling import has_mean_layer
 from finetune.runs.folder import RunFolder
@@ -57,7 +57,7 @@ def test_a_run_trains_all_but_the_layer_of_the_mean_and_gives_a_plain_model(
 def test_what_can_not_read_the_mean_is_refused_only_where_that_is_asked(tmp_path: Path) -> None:
     AlbertModel(AlbertConfig(**SIZES, embedding_size=16)).save_pretrained(tmp_path / "albert")
     tiny_tokenizer().save_pretrained(tmp_path / "albert")
-    with pytest.raises(ModelUnsupported, match="can't read the mean") as refused:
+    with pytest.raises(ModelUnsupportedError, match="can't read the mean") as refused:
         prepare_tiny(tmp_path / "albert", pooling="mean")
     assert "--pooling mean" in refused.value.remedy
     assert prepare_tiny(tmp_path / "albert").resolved_config.model.pooling == "cls"
@@ -67,5 +67,5 @@ def test_numbers_have_no_loss_of_classes(tiny_folder: Path, tmp_path: Path) -> N
     table = tmp_path / "table.csv"
     table.write_text("text,label\n" + "".join(f"who wrote {n},{n / 7}\n" for n in range(60)))
     for options in ({"loss": "focal"}, {"label_smoothing": 0.1}):
-        with pytest.raises(ConfigurationInvalid, match="the labels are numbers"):
+        with pytest.raises(ConfigurationError, match="the labels are numbers"):
             run_tiny(tmp_path / "run", model=tiny_folder, data=str(table), **options)

@@ -12,7 +12,7 @@ from tiny_models import save_tiny_model
 from tiny_runs import have_same_bits
 from torch import nn
 
-from finetune.errors import BatchDoesNotFit
+from finetune.errors import BatchDoesNotFitError
 from finetune.events import Event, Validation, WarningMessage, sent_to
 from finetune.files import read_json
 
@@ -112,7 +112,7 @@ def test_one_example_that_does_not_fit_ends_the_run_with_a_remedy(
 ) -> None:
     with (
         memory_for(**{examples: 0}),
-        pytest.raises(BatchDoesNotFit, match="single example") as raised,
+        pytest.raises(BatchDoesNotFitError, match="single example") as raised,
     ):
         train_tiny(tmp_path / "run", model=tiny_folder, max_steps=1)
     assert raised.value.exit_code == 5

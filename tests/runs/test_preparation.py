@@ -9,10 +9,10 @@ from prepared_runs import prepare_tiny
 from tiny_runs import run_tiny
 
 from finetune.errors import (
-    ConfigurationInvalid,
-    DataNotFound,
+    ConfigurationError,
+    DataNotFoundError,
     FinetuneError,
-    ModelNotFound,
+    ModelNotFoundError,
     UsageError,
 )
 from finetune.events import Event, WarningMessage, sent_to
@@ -41,13 +41,13 @@ def test_a_longer_text_than_the_model_has_positions_for_asks_for_nothing_impossi
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"model": "no/such/folder"}, ModelNotFound),
-        ({"data": "trec", "data_dir": "no/such/folder"}, DataNotFound),
+        ({"model": "no/such/folder"}, ModelNotFoundError),
+        ({"data": "trec", "data_dir": "no/such/folder"}, DataNotFoundError),
         ({"data": "nothing"}, UsageError),
         ({"label": "label-fine"}, UsageError),
-        ({"train_layers": 4}, ConfigurationInvalid),
+        ({"train_layers": 4}, ConfigurationError),
         ({"validation_fraction": 1e-6}, FinetuneError),
-        ({"precision": "fp16"}, ConfigurationInvalid),
+        ({"precision": "fp16"}, ConfigurationError),
     ],
 )
 def test_a_run_that_can_not_begin_leaves_no_folder(

@@ -7,7 +7,7 @@ import pytest
 
 from finetune import distributed
 from finetune.config.schema import Config, ModelConfig, TrainingConfig
-from finetune.errors import ConfigurationInvalid
+from finetune.errors import ConfigurationError
 from finetune.runs.plan import MAX_ROWS_A_CLASS, Recipe, choose_recipe
 from finetune.tasks.regression import Regression
 from finetune.tasks.single import Single
@@ -66,7 +66,7 @@ def test_who_asks_for_steps_or_for_what_no_solved_head_can_do_gets_steps(
     ("options", "reason"), [({"solve_head": "on", "contrastive": "off"}, "frozen encoder")]
 )
 def test_what_is_on_and_can_not_be_is_refused(options: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ConfigurationInvalid, match=reason):
+    with pytest.raises(ConfigurationError, match=reason):
         choose(**options)
 
 
@@ -77,7 +77,7 @@ def test_several_ranks_take_plain_steps(
     monkeypatch.setattr(distributed, "_current", distributed.Launch(0, 2))
     assert choose(**mode) == Recipe()
     for option in ("contrastive", "solve_head"):
-        with pytest.raises(ConfigurationInvalid, match="2 processes"):
+        with pytest.raises(ConfigurationError, match="2 processes"):
             choose(freeze_core=option == "solve_head", **{option: "on"})
 
 

@@ -13,7 +13,13 @@ from safetensors.torch import load_file
 from tiny_runs import QUICK, have_same_bits, logged_metrics, run_tiny, unfinished_files, weights_of
 
 import finetune
-from finetune.errors import ConfigurationInvalid, DataDiffers, Interrupted, NotARun, UsageError
+from finetune.errors import (
+    ConfigurationError,
+    DataMismatchError,
+    InterruptionError,
+    NotARunError,
+    UsageError,
+)
 from finetune.events import Emit, Event, Info, StageStarted, Step, WarningMessage
 from finetune.files import read_json, temporary_path
 from finetune.runs.checkpoint import read_checkpoint, write_checkpoint
@@ -55,7 +61,7 @@ SHORT: dict[str, Any] = {"max_train_samples": 32, "seed": 5}
 
 def stop_run(folder: Path, *, after_step: int, model: Path, **options: Any) -> None:
     """Start a run, and press Ctrl-C when a step is reported."""
-    with pytest.raises(Interrupted):
+    with pytest.raises(InterruptionError):
         run_tiny(folder, model=model, emit=at_step(after_step, press_ctrl_c), **options)
 
 
@@ -120,7 +126,7 @@ def test_a_run_that_is_stopped_names_the_command_that_resumes_it_bit_for_bit(
     emit: Emit, kept: set[int], whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "my runs" / "it's one"
-    with pytest.raises(Interrupted) as stopped:
+    with pytest.raises(InterruptionError) as stopped:
         run_tiny(run, model=tiny_folder, emit=emit, **SHORT)
     command = stopped.value.remedy.removeprefix("resume with: ")
     assert shlex.split(command) == ["finetune", "run", "--resume-from-checkpoint", str(run)]
@@ -149,7 +155,7 @@ def test_a_run_without_checkpoints_still_keeps_one_when_it_is_stopped(
     strategy: str, emit: Emit, kept: int, whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    with pytest.raises(Interrupted, match="stopped"):
+    with pytest.raises(InterruptionError, match="stopped"):
         run_tiny(run, model=tiny_folder, emit=emit, **SHORT, save_strategy=strategy)
     assert [path.name for path in (run / "checkpoints").glob("step-*")] == [f"step-{kept}"]
     finetune.run(resume_from_checkpoint=run, save_strategy="epoch")
@@ -218,7 +224,7 @@ def test_what_would_make_another_run_of_it_is_refused(
     changes: dict[str, Any], kept_stopped_run: Path
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in kept_stopped_run.rglob("*")}
-    with pytest.raises(ConfigurationInvalid, match="a run that has begun") as raised:
+    with pytest.raises(ConfigurationError, match="a run that has begun") as raised:
         finetune.run(resume_from_checkpoint=kept_stopped_run, **changes)
     assert raised.value.exit_code == 2
     assert {path: path.stat().st_mtime_ns for path in kept_stopped_run.rglob("*")} == before
@@ -242,7 +248,7 @@ def test_a_finished_run_gives_its_results_again_and_is_left_as_it_is(
     assert written == read_json(run / "all_results.json")
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
     (run / "all_results.json").write_text("{}")
-    with pytest.raises(NotARun, match="all_results"):
+    with pytest.raises(NotARunError, match="all_results"):
         finetune.run(resume_from_checkpoint=run)
 
 
@@ -252,7 +258,7 @@ def test_a_finished_run_can_be_trained_further_in_a_new_folder_beside_it(
     run, emitted = shutil.copytree(whole_run, tmp_path / "run"), list[Event]()
     with pytest.raises(UsageError, match="has trained for 2 epochs"):
         finetune.run(resume_from_checkpoint=run, num_train_epochs=1)
-    with pytest.raises(ConfigurationInvalid, match="seed is 7, and was 5"):
+    with pytest.raises(ConfigurationError, match="seed is 7, and was 5"):
         finetune.run(resume_from_checkpoint=run, num_train_epochs=3, seed=7)
     monkeypatch.chdir(run)
     results = finetune.run(
@@ -275,7 +281,7 @@ def test_a_finished_run_is_not_trained_further_on_other_data(
     file.write_text("\n".join(["text,label", *lines]))
     run_tiny(run, model=tiny_folder, data=str(file), max_steps=1)
     file.write_text(file.read_text().replace("what is 7?", "what is seven?"))
-    with pytest.raises(DataDiffers, match=r"rows\.csv") as raised:
+    with pytest.raises(DataMismatchError, match=r"rows\.csv") as raised:
         finetune.run(resume_from_checkpoint=run, num_train_epochs=6)
     assert f"model {run / 'model'}" in raised.value.remedy
     assert not (tmp_path / "run-2").exists()
@@ -292,7 +298,7 @@ def test_auto_starts_resumes_and_leaves_a_finished_run_alone(
     assert any(isinstance(event, Info) and "after step 3" in event.message for event in emitted)
     run_tiny(run, **options)
     assert_same_run(run, whole_run)
-    with pytest.raises(ConfigurationInvalid, match="seed is 7, and was 5"):
+    with pytest.raises(ConfigurationError, match="seed is 7, and was 5"):
         run_tiny(run, **(options | {"seed": 7}))
 
 
@@ -302,7 +308,7 @@ def test_auto_without_a_folder_resumes_the_newest_run_of_that_name(
     monkeypatch.chdir(tmp_path)
     options: dict[str, Any] = QUICK | SHORT | {"model": str(tiny_folder)}
     finetune.run(**options | {"max_steps": 1})
-    with pytest.raises(Interrupted):
+    with pytest.raises(InterruptionError):
         finetune.run(**options, emit=at_step(3, press_ctrl_c))
     results = finetune.run(**options, resume_from_checkpoint="auto")
     assert results.output_dir == "runs/questions-tiny-full-2"
@@ -378,7 +384,7 @@ def test_a_configuration_that_was_edited_is_refused_with_all_changes(stopped_run
     )
     # This one may change.
     config.write_text(edited.replace("  batch_size: 16", "  batch_size: 8"))
-    with pytest.raises(ConfigurationInvalid) as refused:
+    with pytest.raises(ConfigurationError) as refused:
         finetune.run(resume_from_checkpoint=stopped_run)
     assert "num_train_epochs is 9.0, and was 2.0; " in refused.value.message
     assert "seed is 6, and was 5" in refused.value.message
@@ -387,7 +393,7 @@ def test_a_configuration_that_was_edited_is_refused_with_all_changes(stopped_run
 
 def test_a_stopped_run_without_its_manifest_is_refused(stopped_run: Path) -> None:
     (stopped_run / "manifest.json").unlink()
-    with pytest.raises(NotARun, match=r"manifest\.json"):
+    with pytest.raises(NotARunError, match=r"manifest\.json"):
         finetune.run(resume_from_checkpoint=stopped_run)
 
 

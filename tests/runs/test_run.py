@@ -11,7 +11,7 @@ from tiny_models import save_tiny_model
 from tiny_runs import have_same_bits, logged_metrics, run_tiny, weights_of
 
 import finetune
-from finetune.errors import LossNotFinite
+from finetune.errors import LossNotFiniteError
 from finetune.events import Event, Info, StageFinished, StageStarted, Step, Validation
 from finetune.files import read_json
 
@@ -108,6 +108,8 @@ def test_a_loss_that_is_not_finite_names_the_texts_and_what_to_lower(
     torch.nn.init.constant_(
         preparation.text_model.model.get_parameter("classifier.bias"), torch.inf
     )
-    with pytest.raises(LossNotFinite, match=r"at step 1, in a batch of .*, \d+ more") as raised:
+    with pytest.raises(
+        LossNotFiniteError, match=r"at step 1, in a batch of .*, \d+ more"
+    ) as raised:
         train_prepared(preparation, tmp_path / "run")
     assert "--learning-rate" in raised.value.remedy

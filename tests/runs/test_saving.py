@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 import finetune
 from finetune.devices.cpu import CpuDevice
-from finetune.errors import NotWritten, UsageError
+from finetune.errors import UsageError, WriteError
 from finetune.events import Emit, Event, Step, WarningMessage, sent_to
 from finetune.runs import checkpoint, journal
 from finetune.runs.checkpoint import Checkpoints
@@ -25,14 +25,14 @@ from finetune.training.snapshot import Progress
 EVERY_THIRD: dict[str, Any] = {"save_strategy": "steps", "save_steps": 3, "logging_steps": 2}
 
 
-class PowerCut(Exception):
+class PowerCutError(Exception):
     pass
 
 
 def cut_power(*, at_step: int) -> Emit:
     def emit(event: Event) -> None:
         if isinstance(event, Step) and event.step == at_step:
-            raise PowerCut
+            raise PowerCutError
 
     return emit
 
@@ -56,7 +56,7 @@ def test_a_checkpoint_within_an_epoch_resumes_bit_for_bit(
     at_step: int, kept: list[int], whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    with pytest.raises(PowerCut):
+    with pytest.raises(PowerCutError):
         run_tiny(run, model=tiny_folder, emit=cut_power(at_step=at_step), **EVERY_THIRD)
     assert steps_in(run) == kept
     finetune.run(resume_from_checkpoint=run)
@@ -75,7 +75,7 @@ def test_no_checkpoint_is_ahead_of_the_journal(
         append_jsonl(path, rows)
 
     monkeypatch.setattr(journal, "append_jsonl", append_unless_refused)
-    with pytest.raises(PowerCut):
+    with pytest.raises(PowerCutError):
         run_tiny(run, model=tiny_folder, emit=cut_power(at_step=8), **EVERY_THIRD)
     assert steps_in(run) == [3]
     finetune.run(resume_from_checkpoint=run)
@@ -85,7 +85,7 @@ def test_no_checkpoint_is_ahead_of_the_journal(
 def test_files_have_the_permissions_of_the_users_umask(tiny_folder: Path, tmp_path: Path) -> None:
     run, mask = tmp_path / "run", os.umask(0o027)
     try:
-        with pytest.raises(PowerCut):
+        with pytest.raises(PowerCutError):
             run_tiny(run, model=tiny_folder, emit=cut_power(at_step=6))
         finetune.run(resume_from_checkpoint=shutil.copytree(run, tmp_path / "finished"))
     finally:
@@ -159,7 +159,7 @@ def test_a_final_model_that_does_not_fit_on_the_disk_can_be_written_later(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(PreTrainedModel, "save_pretrained", refuse)
-    with pytest.raises(NotWritten, match="No space left") as raised:
+    with pytest.raises(WriteError, match="No space left") as raised:
         run_tiny(run, model=tiny_folder)
     assert f"--resume-from-checkpoint {run}" in raised.value.remedy
     monkeypatch.undo()
@@ -175,7 +175,7 @@ def test_overwriting_deletes_the_old_run_only_when_the_new_one_starts_its_work(
     with pytest.raises(UsageError):
         run_tiny(run, model=tmp_path / "none", overwrite=True)
     assert sorted(run.rglob("*")) == before
-    with pytest.raises(PowerCut):
+    with pytest.raises(PowerCutError):
         run_tiny(run, model=tiny_folder, overwrite=True, emit=cut_power(at_step=1))
     assert not (run / "model").exists()
 

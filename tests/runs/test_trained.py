@@ -9,7 +9,7 @@ from tiny_training import OtherDevice
 
 import finetune
 from finetune.devices.cpu import CpuDevice
-from finetune.errors import ConfigurationInvalid, ModelUnsupported
+from finetune.errors import ConfigurationError, ModelUnsupportedError
 from finetune.events import Event, WarningMessage, sent_to
 from finetune.files import read_json, write_json
 from finetune.runs import trained
@@ -55,7 +55,7 @@ def test_bf16_on_a_cpu_without_instructions_is_refused(
 ) -> None:
     seconds = iter([1.0, 1.0, 1.0, 99.0, 99.0, 99.0] * 2)
     monkeypatch.setattr(CpuDevice, "time_calls", lambda *_, **__: next(seconds))
-    with pytest.raises(ConfigurationInvalid, match="takes 99 times as long as in fp32"):
+    with pytest.raises(ConfigurationError, match="takes 99 times as long as in fp32"):
         prepare_tiny(tiny_folder, precision="bf16")
     prepare_tiny(tiny_folder, precision="bf16", check_device=False)
     run = RunFolder(copy_with_precision(finished_run, tmp_path / "run", "bf16"))
@@ -72,6 +72,8 @@ def test_weights_of_fewer_or_more_layers_than_the_configuration_has_are_refused(
     run = shutil.copytree(finished_run, tmp_path / "run")
     file = run / "model" / "config.json"
     write_json(file, read_json(file) | {"num_hidden_layers": layers})
-    with pytest.raises(ModelUnsupported, match="missing, of another size, or left over") as raised:
+    with pytest.raises(
+        ModelUnsupportedError, match="missing, of another size, or left over"
+    ) as raised:
         finetune.predict(run, ["a text"], device="cpu")
     assert raised.value.remedy == f"restore {run / 'model'}, or make the run again"

@@ -31,7 +31,7 @@ watched_folders: list[Path] = []
 """While it holds folders: code of theirs, pickles and other machines are forbidden."""
 
 
-class Forbidden(BaseException):
+class ForbiddenError(BaseException):
     """Passes all that handles errors."""
 
 
@@ -48,14 +48,14 @@ def _watch(event: str, arguments: tuple[Any, ...]) -> None:
     else:
         is_allowed = event not in ("pickle.find_class", "os.system")
     if not is_allowed:
-        raise Forbidden(event, *arguments)
+        raise ForbiddenError(event, *arguments)
 
 
 sys.addaudithook(_watch)
 
 
 def _refuse(*_: Any, **__: Any) -> NoReturn:
-    raise Forbidden("a pickle is read")
+    raise ForbiddenError("a pickle is read")
 
 
 @pytest.fixture(scope="module")
@@ -150,9 +150,9 @@ def test_a_token_is_in_no_output_and_no_file(folder: Path, outcomes: dict[str, O
 
 
 def test_the_watch_sees_a_pickle_code_and_a_connection(folder: Path) -> None:
-    with pytest.raises(Forbidden):
+    with pytest.raises(ForbiddenError):
         pickle._Unpickler(io.BytesIO(b"cbuiltins\nprint\n.")).load()  # type: ignore[attr-defined]
-    with pytest.raises(Forbidden):
+    with pytest.raises(ForbiddenError):
         exec(compile("", str(folder / "torch.py"), "exec"))
-    with pytest.raises(Forbidden), socket.socket() as other:
+    with pytest.raises(ForbiddenError), socket.socket() as other:
         other.connect(("192.0.2.1", 80))

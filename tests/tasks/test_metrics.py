@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from sklearn import metrics as sklearn_metrics
 
-from finetune.errors import ConfigurationInvalid
+from finetune.errors import ConfigurationError
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import METRICS, MULTI, SINGLE, choose_metric, pearson, spearman
 from finetune.tasks.multi import Multi
@@ -107,7 +107,7 @@ def test_the_first_metric_of_a_task_chooses_the_best_model_unless_another_is_nam
     assert choose_metric(None, task.problem_type).name == expected[task.name]
     assert choose_metric("loss", task.problem_type).sign == -1
     assert choose_metric("macro-f1", Single.problem_type) is METRICS["macro_f1"]
-    with pytest.raises(ConfigurationInvalid, match="bleu is no metric"):
+    with pytest.raises(ConfigurationError, match="bleu is no metric"):
         choose_metric("bleu", task.problem_type)
 
 

@@ -13,7 +13,7 @@ from finetune import events
 from finetune.devices.base import Device
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.cpu import CpuDevice, CpuMemory
-from finetune.errors import FinetuneError, LossNotFinite
+from finetune.errors import FinetuneError, LossNotFiniteError
 from finetune.tokenization.buckets import Batch, choose_padded_lengths, plan_epoch
 from finetune.tokenization.examples import Examples
 from finetune.training.loop import LoopSettings, is_over, train
@@ -278,7 +278,7 @@ def test_loss_that_is_not_a_number_is_told_with_its_step_and_examples(logging_st
         inputs["input_ids"][rows == odd_row, 0] = poison
         return inputs
 
-    with pytest.raises(LossNotFinite, match=r"the loss is nan at step 5\n") as caught:
+    with pytest.raises(LossNotFiniteError, match=r"the loss is nan at step 5\n") as caught:
         run(
             Diary(),
             training_state,
@@ -296,7 +296,7 @@ def test_model_that_became_not_a_number_in_its_last_step_is_not_kept() -> None:
     weight = training_state.model.get_parameter("classifier.weight")
     weight.register_hook(lambda gradient: gradient * (np.inf if diary.progress.steps == 5 else 1))
 
-    with pytest.raises(LossNotFinite):
+    with pytest.raises(LossNotFiniteError):
         run(
             diary,
             training_state,

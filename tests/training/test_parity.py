@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 from finetune import events
 from finetune.devices.base import BatchShapes
 from finetune.devices.select import select_device
-from finetune.errors import DeviceDiffers
+from finetune.errors import DeviceMismatchError
 from finetune.events import sent_to
 from finetune.model.freeze import set_training
 from finetune.tokenization.examples import Examples
@@ -92,7 +92,7 @@ def test_a_fault_is_found(fault: str, precision: str) -> None:
     check(state)
     plant(state, mode)
 
-    with pytest.raises(DeviceDiffers) as found:
+    with pytest.raises(DeviceMismatchError) as found:
         check(state, step=2)
 
     assert found.value.message.startswith("other differs from the CPU after step 2: ")
@@ -103,7 +103,7 @@ def test_a_fault_is_found(fault: str, precision: str) -> None:
 def test_a_dropped_bias_of_single_vectors_is_found_where_they_are_what_trains() -> None:
     state = lively(tiny_training_state(device=AnyShapes(), mode="head"))
     plant(state, DroppedBiasOfVectors())
-    with pytest.raises(DeviceDiffers):
+    with pytest.raises(DeviceMismatchError):
         check(state, batch_size=1)
 
 
@@ -153,7 +153,7 @@ def test_in_16_bits_a_difference_counts_if_other_examples_show_it_too(
     monkeypatch.setattr(parity, "compare_with_cpu", lambda *_, **__: next(found, []))
     state = tiny_training_state(device=OtherDevice(), precision=precision)
     if is_fault:
-        with pytest.raises(DeviceDiffers, match="off by 12"):
+        with pytest.raises(DeviceMismatchError, match="off by 12"):
             check(state)
     else:
         check(state)

@@ -16,7 +16,7 @@ import finetune
 from finetune.devices import host
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
-from finetune.errors import Interrupted
+from finetune.errors import InterruptionError
 from finetune.events import Event, Info, Step
 from finetune.files import read_json
 from finetune.training import precision
@@ -136,7 +136,7 @@ def test_a_resumed_run_keeps_its_precision_and_the_reason(
             signal.raise_signal(signal.SIGINT)
 
     run, cache = tmp_path / "run", str(tmp_path / "cache")
-    with pytest.raises(Interrupted):
+    with pytest.raises(InterruptionError):
         run_tiny(run, model=tiny_folder, cache_dir=cache, emit=stop, **SHORT)
     shutil.rmtree(cache)
     results = finetune.run(resume_from_checkpoint=str(run), precision="auto")

@@ -19,7 +19,7 @@ from finetune.devices.base import Device
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.cuda import CudaDevice
-from finetune.errors import BatchDoesNotFit
+from finetune.errors import BatchDoesNotFitError
 from finetune.events import Event, WarningMessage
 from finetune.training.optimizers import make_state
 from finetune.training.step import TrainingState
@@ -207,7 +207,7 @@ def test_one_row_that_does_not_fit_ends_with_a_remedy_and_changes_nothing() -> N
 
     with (
         scarce,
-        pytest.raises(BatchDoesNotFit, match="cpu ran out of memory with a single example"),
+        pytest.raises(BatchDoesNotFitError, match="cpu ran out of memory with a single example"),
     ):
         training.take(0, scarce)
 
