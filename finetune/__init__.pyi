@@ -31,7 +31,7 @@ Table = HasColumns | HasColumnNames | Mapping[str, Any] | Rows | tuple[Any, Any]
 # Written by `make types` from the schema.
 class Options(TypedDict, total=False):
     data: AnyPath | Table
-    member: str | None
+    table: str | None
     validation_file: AnyPath | Table | None
     test_file: AnyPath | Table | None
     text_column: str | None
@@ -84,7 +84,7 @@ class Options(TypedDict, total=False):
     max_grad_norm: float
     class_weights: Literal["none", "balanced"]
     contrastive: Literal["auto", "on", "off"]
-    solve_head: Literal["auto", "on", "off"]
+    fit_head: Literal["auto", "on", "off"]
     loss: Literal["cross_entropy", "focal"]
     focal_gamma: float
     label_smoothing: float
@@ -155,7 +155,7 @@ def evaluate(
     text_column: str | None = None,
     text_pair_column: str | None = None,
     label_column: str | None = None,
-    member: str | None = None,
+    table: str | None = None,
     encoding: str | None = None,
     evaluate_metric: str | None = None,
     device: DeviceName = "auto",

@@ -104,7 +104,7 @@ class SeveralTablesError(DataUnreadableError):
     def __init__(self, path: object, names: Sequence[str]) -> None:
         super().__init__(
             f"{path} holds {len(names)} tables: {', '.join(names[:MAX_NAMES])}",
-            remedy="choose one with --member, or name them train, validation and test",
+            remedy="choose one with --table, or name them train, validation and test",
         )
         self.names = names
 

@@ -8,7 +8,7 @@ import click
 
 from finetune.commands import flags
 from finetune.commands.console import show_lines, show_result_table
-from finetune.config.schema import NotNegative
+from finetune.config.schema import NonNegativeInt
 
 if TYPE_CHECKING:
     from finetune.runs.compare import Comparison
@@ -24,7 +24,7 @@ Examples:
 def compare(
     *runs: str | Path | list[Any],
     baseline: Literal["first", "best"] = "first",
-    limit: NotNegative = MAX_ROWS,
+    limit: NonNegativeInt = MAX_ROWS,
 ) -> "Comparison":
     """Compare finished runs on their test rows, as ``finetune compare`` does.
 

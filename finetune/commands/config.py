@@ -11,7 +11,7 @@ import click
 from finetune.commands import flags
 from finetune.commands.console import show_json, show_table
 from finetune.config.schema import HUB_PREFIX, OPTIONS, flag_of
-from finetune.config.yaml_files import describe_recipes, make_json_schema, recipes_folder
+from finetune.config.yaml_files import describe_presets, make_json_schema, presets_folder
 from finetune.errors import UsageError
 from finetune.escaping import escape_line
 from finetune.files import is_there, write_text_atomically
@@ -21,7 +21,7 @@ from finetune.runs.guess import guess_options
 EXAMPLES = """\b
 Examples:
   finetune config show trec_head --seed 7    each value and its source
-  finetune config cp trec_head mine.yaml        start from a recipe
+  finetune config cp trec_head mine.yaml        start from a preset
   finetune config validate mine.yaml            is it valid
   finetune config schema > finetune.schema.json
 """
@@ -70,10 +70,10 @@ def _check_data(data: str) -> None:
         return
     folder = Path(data).expanduser().parent
     there = [str(path) for path in folder.glob("*")] if folder.is_dir() else []
-    near = get_close_matches(data, [*names, *describe_recipes(), *there], n=1)
+    near = get_close_matches(data, [*names, *describe_presets(), *there], n=1)
     all_names = f"name a file, one of {', '.join(names)}, or see finetune config ls"
     remedy = f"did you mean {near[0]}?" if near else all_names
-    raise UsageError(f"there is no file, data set or recipe {data}", remedy=remedy)
+    raise UsageError(f"there is no file, data set or preset {data}", remedy=remedy)
 
 
 @command.command(epilog=EXAMPLES)
@@ -105,14 +105,14 @@ def schema() -> None:
 @command.command("ls", epilog=EXAMPLES)
 @flags.json_option
 @flags.debug_option
-def list_recipes(*, as_json: bool) -> None:
-    """List the recipes that come with the package."""
-    recipes = describe_recipes()
+def list_presets(*, as_json: bool) -> None:
+    """List the presets that come with the package."""
+    presets = describe_presets()
     if as_json:
-        show_json({"recipes": recipes})
+        show_json({"presets": presets})
         return
-    width = max(map(len, recipes))
-    for name, purpose in recipes.items():
+    width = max(map(len, presets))
+    for name, purpose in presets.items():
         click.echo(f"{name:{width}}  {purpose}")
 
 
@@ -121,12 +121,12 @@ def list_recipes(*, as_json: bool) -> None:
 @click.argument("file", required=False, type=flags.PATH)
 @flags.debug_option
 def copy(*, name: str, file: Path | None) -> None:
-    """Copy the recipe NAME to a new FILE, by default NAME.yaml in the current folder."""
-    if name not in (recipes := describe_recipes()):
-        remedy = f"take one of {', '.join(recipes)}"
-        raise UsageError(f"there is no recipe {name}", remedy=remedy)
+    """Copy the preset NAME to a new FILE, by default NAME.yaml in the current folder."""
+    if name not in (presets := describe_presets()):
+        remedy = f"take one of {', '.join(presets)}"
+        raise UsageError(f"there is no preset {name}", remedy=remedy)
     file = file or Path(f"{name}.yaml")
     check_output_file(file)
-    write_text_atomically(file, (recipes_folder() / f"{name}.yaml").read_text(encoding="utf-8"))
+    write_text_atomically(file, (presets_folder() / f"{name}.yaml").read_text(encoding="utf-8"))
     run = f"finetune run {shlex.quote(str(file))}"
     click.echo(escape_line(f"written: {file}; run it with: {run}"))

@@ -54,7 +54,7 @@ def evaluate(
     *,
     split: str | None = None,
     data: str | Path | None = None,
-    member: str | None = None,
+    table: str | None = None,
     text_column: str | None = None,
     text_pair_column: str | None = None,
     label_column: str | None = None,
@@ -68,7 +68,7 @@ def evaluate(
         run: The run folder.
         split: ``test``, the default, ``validation`` or ``train`` of the run's data.
         data: Other data to score, all rows of it, in place of a split of the run.
-        member: The table to read of several in the other data.
+        table: The table to read of several in the other data.
         text_column: Of the other data, if it is not named as in the run's data.
         encoding: Of the other data; None detects it.
         evaluate_metric: Another metric, of the library ``evaluate``: a folder with its code, or an
@@ -76,7 +76,7 @@ def evaluate(
         emit: Receives the events of ``finetune.events``.
     """
     columns = flags.given({"text_column": text_column, "text_pair_column": text_pair_column})
-    columns |= flags.given({"label_column": label_column, "member": member, "encoding": encoding})
+    columns |= flags.given({"label_column": label_column, "table": table, "encoding": encoding})
     if split is not None and data is not None:
         raise UsageError(
             "both --split and --data were given", remedy="leave out --split to score other data"

@@ -63,8 +63,8 @@ def find_batch(
     """Find the largest batch size that fits, and the fastest, as ``finetune find-batch`` does.
 
     Args:
-        file: A table of texts; or a YAML file, the name of a recipe, a run.
-        config: A YAML file or the name of a recipe.
+        file: A table of texts; or a YAML file, the name of a preset, a run.
+        config: A YAML file or the name of a preset.
         machine: A Mac such as ``m1-8gb``, to estimate its batch sizes instead of searching here.
         limit: Largest batch size worth trying; None for the rows of the data.
         fresh: Search even if an earlier search has found the batch sizes.

@@ -34,10 +34,10 @@ T = TypeVar("T")
 Command = Callable[..., Any]
 
 
-# Of a name that need not be there: a Hub id, a recipe, a new folder.
+# Of a name that need not be there: a Hub id, a preset, a new folder.
 NAME = click.Path(readable=False)
 config_option = click.option(
-    "-c", "--config", type=NAME, help="YAML file, or the name of a recipe of the package."
+    "-c", "--config", type=NAME, help="YAML file, or the name of a preset of the package."
 )
 assignments_option = click.option(
     "--set",
@@ -102,7 +102,7 @@ def table_options(command: Command) -> Command:
         click.option("--encoding", help="Encoding of the table.  [default: detected]"),
         click.option("--text-pair-column", help="Column of second texts.  [default: the run's]"),
         click.option("--text-column", help="Column of the texts.  [default: the run's]"),
-        click.option("--member", help="Table to read of several in the file or folder."),
+        click.option("--table", help="Table to read of several in the file or folder."),
     ):
         command = option(command)
     return command
@@ -217,7 +217,7 @@ def load(
 ) -> "LoadedConfig":
     """Return the configuration that a file, the environment and the flags given make.
 
-    ``file`` is a configuration, the name of a recipe, the folder of a run to repeat, or data.
+    ``file`` is a configuration, the name of a preset, the folder of a run to repeat, or data.
     """
     from finetune.config.load import load_config
     from finetune.config.yaml_files import is_config

@@ -103,7 +103,7 @@ def look_at_table(options: DataConfig, *, model: str | None) -> TableFacts:
 def make_config(facts: TableFacts) -> str:
     """Return a YAML configuration for a table, with comments, that runs as it is."""
     defaults, options = Config(), facts.options
-    reading = (*("member", "encoding", "header", "split_column", "label_names", "empty_labels"),)
+    reading = (*("table", "encoding", "header", "split_column", "label_names", "empty_labels"),)
     values = {
         **flags.given({name: getattr(options, name) for name in reading}),
         **facts.guesses,
@@ -144,7 +144,7 @@ def make_config(facts: TableFacts) -> str:
 @flags.output_file_option("Configuration to write.  [default: FILE's name with .yaml]")
 @flags.chosen_options(
     *("text_column", "text_pair_column", "label_column", "task", "encoding", "header"),
-    *("split_column", "label_names", "empty_labels", "model", "member"),
+    *("split_column", "label_names", "empty_labels", "model", "table"),
 )
 @flags.with_display
 def command(

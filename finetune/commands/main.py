@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import click
 
 import finetune
+from finetune.config import FORMER_NAMES
 from finetune.devices.host import keep_freed_memory, reduce_gc_frequency
 from finetune.distributed import describe_ignored_variables, read_launch
 from finetune.errors import (
@@ -143,14 +144,19 @@ def _check_name(parameter: click.Parameter) -> None:
     parameter.process_value = check  # type: ignore[assignment, method-assign]
 
 
+def _normalize(name: str) -> str:
+    """Return ``batch-size`` for ``batch_size``, and the present name of an option."""
+    name = name.replace("-", "_")
+    return FORMER_NAMES.get(name, name).replace("_", "-")
+
+
 @click.group(
     cls=_LazyGroup,
     epilog=EXAMPLES,
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": 100,
-        # --batch_size is read as --batch-size.
-        "token_normalize_func": lambda name: name.replace("_", "-"),
+        "token_normalize_func": _normalize,
     },
 )
 @click.version_option(finetune.__version__, prog_name="finetune")

@@ -16,7 +16,7 @@ import click
 from finetune.commands import flags
 from finetune.commands.console import show_table
 from finetune.commands.python_api import as_python
-from finetune.config.schema import Share
+from finetune.config.schema import UnitInterval
 from finetune.data.stream import Texts, not_unicode, read_lines
 from finetune.devices import DeviceName
 from finetune.errors import UsageError
@@ -53,8 +53,8 @@ def predict(
     *,
     device: DeviceName = "auto",
     all_scores: bool = False,
-    min_confidence: Share | None = None,
-    target_precision: Share | None = None,
+    min_confidence: UnitInterval | None = None,
+    target_precision: UnitInterval | None = None,
 ) -> "Predictions":
     """Classify texts, as ``finetune predict`` does.
 
@@ -108,8 +108,8 @@ class LoadedModel:
         texts: Any,
         *,
         all_scores: bool = False,
-        min_confidence: Share | None = None,
-        target_precision: Share | None = None,
+        min_confidence: UnitInterval | None = None,
+        target_precision: UnitInterval | None = None,
     ) -> "Predictions":
         """Classify texts, which may be of any kind that ``finetune.predict`` takes."""
         from finetune.data.in_memory import read_texts
@@ -279,7 +279,7 @@ def command(
         raise UsageError(
             f"{len(pairs)} --text-pair for {len(texts)} texts", remedy="give one for each text"
         )
-    names = ("member", "text_column", "text_pair_column", "as_lines", "encoding")
+    names = ("table", "text_column", "text_pair_column", "as_lines", "encoding")
     reading = {name: options.pop(name) for name in names}
     reads_stdin = not texts and file in (None, Path("-"))
     if reads_stdin:  # a live line would mix with what is typed

@@ -36,7 +36,7 @@ EXAMPLES = """\b
 Examples:
   finetune run reviews.csv                    a classifier of your texts
   finetune run                                BERT-base on TREC, from the Hub
-  finetune run offline                        a recipe: without a network
+  finetune run offline                        a preset: without a network
   finetune run --freeze-core --device mps     only its head, on a Mac's GPU
   finetune run --freeze-core --seeds 5        mean and interval of five seeds
   finetune run --lora-rank 8                  adapters: see docs/modes.md
@@ -58,8 +58,8 @@ def run(
     """Fine-tune a classifier and write its run folder, as ``finetune run`` does.
 
     Args:
-        file: A table of texts; or a YAML file, the name of a recipe, a run to repeat.
-        config: A YAML file or the name of a recipe.
+        file: A table of texts; or a YAML file, the name of a preset, a run to repeat.
+        config: A YAML file or the name of a preset.
         seeds: How many seeds to train, from ``seed`` on, with the same splits; each in a folder of
             its own. A folder of them is resumed as that of a run.
         folds: Of a cross-validation: how many models to train, each without the rows of its fold,
@@ -227,7 +227,7 @@ def command(*, display: flags.Display, is_dry_run: bool, seeds: int | None, **op
     """Fine-tune a classifier and write a run folder.
 
     FILE is a table of texts, of which columns, model and length are guessed; a configuration or
-    the name of a recipe; or a run to repeat. Without it, it is TREC.
+    the name of a preset; or a run to repeat. Without it, it is TREC.
     """
     options = flags.given(options)
     if is_dry_run:

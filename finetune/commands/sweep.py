@@ -10,7 +10,7 @@ import click
 
 from finetune.commands import flags
 from finetune.commands.console import show_lines, show_result_table
-from finetune.config.schema import Count, change_options
+from finetune.config.schema import PositiveInt, change_options
 from finetune.events import clock
 from finetune.runs.guess import guess_options
 
@@ -32,7 +32,7 @@ SPACE is for example:
 def sweep(
     space: str | Path,
     *,
-    trials: Count | None = None,
+    trials: PositiveInt | None = None,
     config: str | Path | None = None,
     assignments: Sequence[str] = (),
     **options: Any,
@@ -42,7 +42,7 @@ def sweep(
     Args:
         space: A YAML file with the values of options: lists, or ``low``, ``high`` and ``log``.
         trials: How many, drawn at random. Default: the whole grid.
-        config: A YAML file or the name of a recipe.
+        config: A YAML file or the name of a preset.
         assignments: More options, as ``section.option=value``.
         emit: Is called with the events of ``finetune.events``.
         options: The flags of ``finetune.run``, with underscores, for all trials.

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
+from finetune.config import FORMER_NAMES
 from finetune.config.schema import (
     OPTION_BY_OTHER_NAME,
     OPTIONS,
@@ -17,7 +18,7 @@ from finetune.config.schema import (
     change_options,
     flag_of,
 )
-from finetune.config.yaml_files import find_recipe, read_yaml
+from finetune.config.yaml_files import find_preset, read_yaml
 from finetune.errors import ConfigurationError
 
 ENVIRONMENT_PREFIX = "FINETUNE_"
@@ -30,10 +31,10 @@ _EXCLUSIVE = (
     ("--train-layers", "--head classifier"),
     ("--gradient-checkpointing", "a frozen encoder"),
     ("--loss focal", "--label-smoothing"),
-    ("--loss focal", "--solve-head on"),
+    ("--loss focal", "--fit-head on"),
     ("--contrastive on", "--loss focal"),
     ("--contrastive on", "--label-smoothing"),
-    ("--contrastive on", "--solve-head off"),
+    ("--contrastive on", "--fit-head off"),
     ("--contrastive on", "a frozen encoder"),
     ("--lora-rank", "a frozen encoder"),
     ("--no-merge", "--pooling mean"),
@@ -62,7 +63,7 @@ def load_config(
     flags: Mapping[str, Any] | None = None,
     assignments: Sequence[str] = (),
 ) -> LoadedConfig:
-    """Merge a YAML file or recipe, ``FINETUNE_`` variables, flags and ``section.option=value``.
+    """Merge a YAML file or preset, ``FINETUNE_`` variables, flags and ``section.option=value``.
 
     Later ones win. Unknown keys, wrong values and contradictions raise ``ConfigurationError``.
     """
@@ -76,7 +77,8 @@ def load_config(
     given += map(_read_assignment, assignments)
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    for source, section, option, value in given:
+    for source, section, name, value in given:
+        option = FORMER_NAMES.get(name, name)
         check_name(option, section, source=source)
         values[option], sources[option] = value, source
     config = change_options(
@@ -104,7 +106,7 @@ def parse_size(text: str, *, source: str) -> int:
 
 
 def _read_file(file: str) -> Iterator[Given]:
-    path = find_recipe(file)
+    path = find_preset(file)
     sections = read_yaml(path) or {}
     if not isinstance(sections, dict) or any(
         not isinstance(options, dict | None) for options in sections.values()
@@ -191,8 +193,8 @@ def check_contradictions(config: Config) -> None:
         "--loss focal": training.loss == "focal",
         "--label-smoothing": training.label_smoothing > 0,
         "--contrastive on": training.contrastive == "on",
-        "--solve-head on": training.solve_head == "on",
-        "--solve-head off": training.solve_head == "off",
+        "--fit-head on": training.fit_head == "on",
+        "--fit-head off": training.fit_head == "off",
         "a frozen encoder": not model.mode.trains_encoder,
         "--lora-rank": model.lora_rank is not None,
         "--no-merge": not model.merge,

@@ -38,17 +38,17 @@ _of_files = partial(_option, path="file", goes_with=("a file",))
 _of_tables = partial(_option, goes_with=("a file", "a dataset of the Hub"))
 
 # The upper bounds refuse what would overflow in kernels, timeouts or byte counts later.
-Count = Annotated[int, Ge(1), Lt(2**31)]
-NotNegative = Annotated[int, Ge(0), Lt(2**31)]
+PositiveInt = Annotated[int, Ge(1), Lt(2**31)]
+NonNegativeInt = Annotated[int, Ge(0), Lt(2**31)]
 Seed = Annotated[int, Ge(0), Lt(2**32)]
 Pooling = Literal["auto", "cls", "mean"]
 Switch = Literal["auto", "on", "off"]
 SaveStrategy = Literal["epoch", "time", "no", "steps"]
 Tracker = Literal["none", "tensorboard", "trackio", "wandb", "mlflow"]
-Positive = Annotated[float, Gt(0.0), Le(1e6)]
-Amount = Annotated[float, Ge(0.0), Le(1e6)]
-Fraction = Annotated[float, Ge(0.0), Lt(1.0)]
-Share = Annotated[float, Ge(0.0), Le(1.0)]
+PositiveFloat = Annotated[float, Gt(0.0), Le(1e6)]
+NonNegativeFloat = Annotated[float, Ge(0.0), Le(1e6)]
+HalfOpenUnitInterval = Annotated[float, Ge(0.0), Lt(1.0)]
+UnitInterval = Annotated[float, Ge(0.0), Le(1.0)]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class DataConfig:
         path="file",
         names=("trec", "questions"),
     )
-    member: str | None = _option(
+    table: str | None = _option(
         None, "Table to read of several in --data: file of a .zip or folder, sheet, key of JSON.",
         goes_with=("a file",),
     )  # fmt: skip
@@ -97,10 +97,10 @@ class DataConfig:
     label: Literal["label-coarse", "label-fine"] = _of_trec(
         "label-coarse", "TREC: label-coarse (6 classes) or label-fine (50)."
     )
-    max_train_samples: Count | None = _option(
+    max_train_samples: PositiveInt | None = _option(
         None, "Train on N rows. TREC: the first N; otherwise a stratified sample."
     )
-    validation_fraction: Fraction | None = _option(
+    validation_fraction: HalfOpenUnitInterval | None = _option(
         None,
         "Fraction of rows held out for validation; or 0. Default: 0.1, but none of fewer than "
         "1,000 rows, unless they have several labels.",
@@ -128,16 +128,16 @@ class ModelConfig:
     head: HeadName = _option(
         "whole", "Part of the head that trains; classifier freezes a pretrained pooler too."
     )
-    train_layers: Count | None = _option(None, "Train only the last N layers, and the head.")
-    lora_rank: Count | None = _option(
+    train_layers: PositiveInt | None = _option(None, "Train only the last N layers, and the head.")
+    lora_rank: PositiveInt | None = _option(
         None,
         "Train LoRA adapters of this rank, such as 8, and the output layer; the layers stay frozen."
         " Needs the extra lora.",
     )
-    lora_alpha: Count | None = _option(
+    lora_alpha: PositiveInt | None = _option(
         None, "LoRA's updates count alpha / rank. Default: twice the rank."
     )
-    lora_dropout: Fraction = _option(0.0, "Dropout of what LoRA's adapters read.")
+    lora_dropout: HalfOpenUnitInterval = _option(0.0, "Dropout of what LoRA's adapters read.")
     lora_targets: str = _option(
         "auto",
         "Linear layers with adapters: attention, all-linear, auto (which is all-linear), or names "
@@ -151,7 +151,7 @@ class ModelConfig:
     long_texts: Literal["truncate", "windows"] = _option(
         "truncate", "Truncate texts over --max-length, or read all of them in windows."
     )
-    stride: NotNegative = _option(32, "Tokens of overlap between the windows of a text.")
+    stride: NonNegativeInt = _option(32, "Tokens of overlap between the windows of a text.")
 
     @property
     def window_stride(self) -> int | None:
@@ -188,7 +188,7 @@ class TrainingConfig:
         "that have it; the faster for an encoder layer on cpu; on mps fp32 unless finetune doctor "
         "--parity has passed in bf16.",
     )
-    batch_size: Count | Literal["auto"] = _resumable(
+    batch_size: PositiveInt | Literal["auto"] = _resumable(
         DEFAULT_BATCH_SIZE,
         "Examples per forward and backward pass; auto searches for the fastest that fits.",
     )
@@ -198,42 +198,44 @@ class TrainingConfig:
     gradient_checkpointing: bool | None = _resumable(
         None, "Recompute the layers in the backward pass. Default: off; --batch-size auto chooses."
     )
-    effective_batch_size: Count | None = _option(
+    effective_batch_size: PositiveInt | None = _option(
         None, "Examples per optimizer step; gradients are accumulated. Default: the batch size."
     )
-    eval_batch_size: Count = _resumable(
+    eval_batch_size: PositiveInt = _resumable(
         64, "Examples per forward pass in evaluation; on mps a run uses --batch-size."
     )
-    learning_rate: Positive | None = _option(
+    learning_rate: PositiveFloat | None = _option(
         None, "Peak learning rate. Default: by mode and hidden size."
     )
-    head_lr_multiplier: Positive | None = _option(
+    head_lr_multiplier: PositiveFloat | None = _option(
         None, "Multiple of the learning rate for the head. Default: 10, 1 for a head alone."
     )
-    num_train_epochs: Positive | None = _option(
+    num_train_epochs: PositiveFloat | None = _option(
         None,
         "Passes over the training split. Default: 3, for a head alone 100; adapted to the rows.",
     )
-    max_steps: Count | None = _option(None, "Stop after N steps, not after epochs.")
-    warmup_fraction: Share = _option(0.1, "Fraction of the steps in which the learning rate rises.")
-    weight_decay: Amount | None = _option(
+    max_steps: PositiveInt | None = _option(None, "Stop after N steps, not after epochs.")
+    warmup_fraction: UnitInterval = _option(
+        0.1, "Fraction of the steps in which the learning rate rises."
+    )
+    weight_decay: NonNegativeFloat | None = _option(
         None, "Decoupled weight decay; not on biases and norms. Default: 0.01, 0 for a head alone."
     )
-    max_grad_norm: Positive = _option(1.0, "Gradients are clipped to this norm.")
+    max_grad_norm: PositiveFloat = _option(1.0, "Gradients are clipped to this norm.")
     class_weights: Literal["none", "balanced"] = _option(
         "none", "balanced weights the loss of each class by the inverse of its frequency."
     )
     contrastive: Switch = _option(
         "auto", "Contrastive steps on the encoder before the head is solved. auto: for few labels."
     )
-    solve_head: Switch = _option(
+    fit_head: Switch = _option(
         "auto", "Solve the output layer as a convex problem instead of stepping towards it."
     )
     loss: Literal["cross_entropy", "focal"] = _option(
         "cross_entropy", "Loss of classes; focal gives learned examples less weight."
     )
-    focal_gamma: Amount = _option(2.0, "Exponent of the focal loss; 0 is cross-entropy.")
-    label_smoothing: Fraction = _option(
+    focal_gamma: NonNegativeFloat = _option(2.0, "Exponent of the focal loss; 0 is cross-entropy.")
+    label_smoothing: HalfOpenUnitInterval = _option(
         0.0, "Part of a label's weight that is spread over all classes."
     )
     metric_for_best_model: str | None = _option(
@@ -241,7 +243,7 @@ class TrainingConfig:
         "Validation metric that selects the model to keep, such as macro_f1, mcc or loss. "
         "Default: accuracy, micro_f1 for multi, pearson for regression.",
     )
-    early_stopping_patience: NotNegative | None = _option(
+    early_stopping_patience: NonNegativeInt | None = _option(
         None, "Stop after N validations without gain. Default: 0 (never), few rows 8, a head 30."
     )
     calibrate: bool = _option(True, "Scale the logits so that probabilities match accuracy.")
@@ -270,7 +272,7 @@ class OutputConfig:
     overwrite: bool = _option(
         False, "Start over: delete the earlier run's files in the folder, and no others."
     )
-    logging_steps: Count = _resumable(10, "Report the training loss every N steps.")
+    logging_steps: PositiveInt = _resumable(10, "Report the training loss every N steps.")
     report_to: Tracker = _resumable("none", "Also report losses and validations to a tracker.")
     save_strategy: SaveStrategy | None = _resumable(
         None,
@@ -279,8 +281,10 @@ class OutputConfig:
         "disk has: while one is written, the next waits in memory. "
         "Default: time, with --save-steps steps.",
     )
-    save_steps: Count | None = _resumable(None, "Steps between two checkpoints. Default: 500.")
-    save_total_limit: Count = _resumable(2, "Keep the N newest checkpoints, and the best.")
+    save_steps: PositiveInt | None = _resumable(
+        None, "Steps between two checkpoints. Default: 500."
+    )
+    save_total_limit: PositiveInt = _resumable(2, "Keep the N newest checkpoints, and the best.")
 
     @property
     def saves(self) -> SaveStrategy:
@@ -296,7 +300,7 @@ class CacheConfig:
     cache_dir: str | None = _resumable(
         None, "Folder of what is stored. Default: finetune in the Hub's assets cache.", path="dir"
     )
-    cache_gib: Positive = _resumable(10.0, "Maximum GiB stored; the least recently used go.")
+    cache_gib: PositiveFloat = _resumable(10.0, "Maximum GiB stored; the least recently used go.")
 
 
 @dataclass(frozen=True)
@@ -304,7 +308,9 @@ class SearchConfig:
     """How a batch size is searched for, by ``find-batch`` and by ``--batch-size auto``."""
 
     memory: str | None = _option(None, "Memory to use, such as 4GiB. Default: all free.")
-    time_limit: Positive = _option(300.0, "Maximum seconds of the search for each device and mode.")
+    time_limit: PositiveFloat = _option(
+        300.0, "Maximum seconds of the search for each device and mode."
+    )
 
 
 @dataclass(frozen=True)

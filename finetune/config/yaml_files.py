@@ -1,4 +1,4 @@
-"""The YAML files of configurations: read, written, and the recipes that come with the package."""
+"""The YAML files of configurations: read, written, and the presets that come with the package."""
 
 import os
 import re
@@ -61,34 +61,34 @@ def dump_config(config: Config) -> str:
     return yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True)
 
 
-def recipes_folder() -> Path:
-    """Return where the recipes are: inside an installed package, beside a checkout's."""
+def presets_folder() -> Path:
+    """Return where the presets are: inside an installed package, beside a checkout's."""
     package = Path(finetune.__file__).parent
     installed = package / "configs"
     return installed if installed.is_dir() else package.parent / "configs"
 
 
-def find_recipe(name: str) -> Path:
-    """Return a path if there is such a file, else the file of the recipe of that name."""
+def find_preset(name: str) -> Path:
+    """Return a path if there is such a file, else the file of the preset of that name."""
     path = Path(name)
     if is_there(path) and not os.path.isdir(path):  # a file, or a pipe such as /dev/stdin
         return path
-    recipes = describe_recipes()
+    presets = describe_presets()
     is_a_name = path.parent in (Path(), Path("configs")) and path.suffix in ("", ".yaml")
-    if is_a_name and path.stem in recipes:
-        return recipes_folder() / f"{path.stem}.yaml"
+    if is_a_name and path.stem in presets:
+        return presets_folder() / f"{path.stem}.yaml"
     raise ConfigurationError(
         f"{name} is a folder" if os.path.isdir(path) else f"there is no configuration file {name}",
-        remedy=f"name a YAML file, or one of the recipes {', '.join(recipes)}",
+        remedy=f"name a YAML file, or one of the presets {', '.join(presets)}",
     )
 
 
 def is_config(name: str) -> bool:
-    """Return whether a name is that of a recipe, or of a YAML file with sections of options."""
+    """Return whether a name is that of a preset, or of a YAML file with sections of options."""
     path = Path(name).expanduser()
     is_yaml = path.suffix.lower() in (".yaml", ".yml")
     if not is_there(path):
-        return is_yaml or (path.parent == Path() and name in describe_recipes())
+        return is_yaml or (path.parent == Path() and name in describe_presets())
     if not (is_yaml and path.is_file()) or path.stat().st_size > MAX_FILE_BYTES:
         return False
     sections = read_yaml(path)
@@ -99,11 +99,11 @@ def is_config(name: str) -> bool:
     return sections is None or is_section
 
 
-def describe_recipes() -> dict[str, str]:
-    """Return the first comment line of every recipe, by the recipe's name."""
+def describe_presets() -> dict[str, str]:
+    """Return the first comment line of every preset, by the preset's name."""
     return {
         path.stem: path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
-        for path in sorted(recipes_folder().glob("*.yaml"))
+        for path in sorted(presets_folder().glob("*.yaml"))
     }
 
 

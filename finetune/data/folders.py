@@ -41,7 +41,7 @@ def read_splits(paths: Sequence[Path], options: DataConfig) -> dict[str, RawTabl
     """Return the table of some files, as ``train``, or all splits of a folder, archive or file."""
     path = paths[0]
     try:
-        if options.member is None and holds_files(path):
+        if options.table is None and holds_files(path):
             tables = _read_folder(path, options)
             if len(tables) > 1 and isinstance(options, OtherData):
                 raise DataError(
@@ -56,10 +56,10 @@ def read_splits(paths: Sequence[Path], options: DataConfig) -> dict[str, RawTabl
             raise
 
         def read(member: str) -> RawTable:
-            return read_file(path, replace(options, member=member))
+            return read_file(path, replace(options, table=member))
 
         named = ", ".join(name for names in splits.values() for name in names)
-        emit(Info(f"splits from the tables in {path}: {named}; --member reads one alone"))
+        emit(Info(f"splits from the tables in {path}: {named}; --table reads one alone"))
         return {split: join_tables(list(map(read, names))) for split, names in splits.items()}
 
 
@@ -82,7 +82,7 @@ def _read_folder(path: Path, options: DataConfig) -> dict[str, RawTable]:
     raise DataNotFoundError(
         f"{path} has no tables, and no .txt files in folders named by their class",
         remedy="name a file as --data, or a folder with texts such as pos/1.txt and neg/2.txt;"
-        " choose one of several files with --member, or join one file per class in one table",
+        " choose one of several files with --table, or join one file per class in one table",
     )
 
 

@@ -204,7 +204,7 @@ def choose_member(names: Sequence[str], member: str | None, *, path: Path) -> st
         if member in (name, Path(name).name, Path(name).stem):
             return name
     raise DataNotFoundError(
-        f"{path} holds no table {member!r}", remedy=f"--member takes one of: {', '.join(names)}"
+        f"{path} holds no table {member!r}", remedy=f"--table takes one of: {', '.join(names)}"
     )
 
 

@@ -169,11 +169,11 @@ def read_source(path: Path, options: DataConfig, *, readable_only: bool = False)
     Args:
         readable_only: Leave out columns of a Parquet file that can't be texts or labels.
     """
-    content = unpack(path, TABLE_SUFFIXES, options.member)
+    content = unpack(path, TABLE_SUFFIXES, options.table)
     kind = _find_kind(content)
-    if options.member and content.path == path and kind not in WITH_MEMBERS:
+    if options.table and content.path == path and kind not in WITH_MEMBERS:
         raise DataNotFoundError(
-            f"{path} has one table only", remedy=f"leave out --member {options.member}"
+            f"{path} has one table only", remedy=f"leave out --table {options.table}"
         )
     if kind == "parquet":
         return _read_parquet(content, readable_only=readable_only)
@@ -346,7 +346,7 @@ def _read_json(
         raise DataUnreadableError(
             f"{text.path} holds no rows", remedy=f"{SHAPES}; a configuration is named by --config"
         )
-    rows = tables[choose_member(list(tables), options.member, path=text.path)]
+    rows = tables[choose_member(list(tables), options.table, path=text.path)]
 
     def place(row: int) -> str:
         return f"row {row + 1} of {text.path}"
@@ -500,14 +500,14 @@ def _read_workbook(content: Content, options: DataConfig) -> SourceTable:
             hidden = {
                 own.name
                 for own in book.sheets_metadata
-                if own.visible != SheetVisibleEnum.Visible and own.name != options.member
+                if own.visible != SheetVisibleEnum.Visible and own.name != options.table
             }
             sheets = {name: book.get_sheet_by_name(name) for name in book.sheet_names}
             sheets = {name: sheet for name, sheet in sheets.items() if sheet.height}
             shown = [name for name in sheets if name not in hidden] or list(sheets)
             if not shown:
                 raise DataUnreadableError(f"no sheet of {path} has rows", remedy=SAVE_AGAIN)
-            sheet = sheets[choose_member(shown, options.member, path=path)]
+            sheet = sheets[choose_member(shown, options.table, path=path)]
             cells = sheet.to_python(skip_empty_area=False)
             merged = sheet.merged_cell_ranges or []
     except (CalamineError, OSError) as error:

@@ -114,7 +114,7 @@ def read_tables(files: Mapping[str, Sequence[Path]], options: DataConfig) -> Loa
     """Read each split from its files; one file may hold several splits, and so may a folder."""
     tables = read_splits(files["train"], options)
     has_published_splits = len(tables) > 1 or options.data.startswith(HUB_PREFIX)
-    rest = replace(options, member=None)
+    rest = replace(options, table=None)
     for split, paths in files.items():
         if split != "train":
             read = read_splits(paths, rest)

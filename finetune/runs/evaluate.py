@@ -47,7 +47,7 @@ def load_split(folder: RunFolder, split: str) -> Dataset:
 def other_data(folder: RunFolder, source: str, options: dict[str, Any]) -> OtherData:
     """Return other data, read as a run's own except for options that are given."""
     own, manifest = vars(folder.read_config().data), Manifest.read(folder)
-    parts = ("member", *manifest.columns)
+    parts = ("table", *manifest.columns)
     own = {**own, **dict.fromkeys(parts), "data": source, **options}
     return OtherData(**own, earlier_columns=manifest.columns)
 

@@ -42,7 +42,7 @@ class Recipe:
 
 
 def choose_recipe(config: Config, task: Task, *, rows: int) -> Recipe:
-    """Return what ``contrastive`` and ``solve_head`` make of a configuration and its rows.
+    """Return what ``contrastive`` and ``fit_head`` make of a configuration and its rows.
 
     Raises:
         ConfigurationError: If one of them is on where it can't be.
@@ -50,19 +50,19 @@ def choose_recipe(config: Config, task: Task, *, rows: int) -> Recipe:
     training, obstacle = config.training, _find_obstacle(config)
     if config.model.mode.trains_encoder:
         option, choice = "contrastive", training.contrastive
-        if training.solve_head == "on" and choice == "off":
-            obstacle = "--solve-head on needs a frozen encoder, or contrastive steps"
+        if training.fit_head == "on" and choice == "off":
+            obstacle = "--fit-head on needs a frozen encoder, or contrastive steps"
         elif task.name != "single":
             obstacle = f"the task is {task.name}"
         elif training.label_smoothing:
             obstacle = "the labels are smoothed"
         rows_a_class = rows / max(len(task.class_names), 1)
-        is_due = rows_a_class <= MAX_ROWS_A_CLASS and training.solve_head != "off"
+        is_due = rows_a_class <= MAX_ROWS_A_CLASS and training.fit_head != "off"
         reason = f"{rows_a_class:.0f} rows a class are few: contrastive steps, then a solved head"
     else:
-        option, choice, is_due = "solve-head", training.solve_head, True
+        option, choice, is_due = "fit-head", training.fit_head, True
         reason = "the output layer is solved on the features of the frozen encoder"
-    if choice == "on" or (option == "contrastive" and training.solve_head == "on"):
+    if choice == "on" or (option == "contrastive" and training.fit_head == "on"):
         if obstacle:
             raise ConfigurationError(
                 f"--{option} on can't be used: {obstacle}", remedy=f"use --{option} auto"

@@ -100,7 +100,7 @@ class Preparation:
             "lora_alpha": config.model.lora and config.model.lora.alpha,
             "gradient_checkpointing": bool(config.training.gradient_checkpointing),
             "contrastive": "on" if self.recipe.is_contrastive else "off",
-            "solve_head": "on" if self.recipe.solves_head else "off",
+            "fit_head": "on" if self.recipe.solves_head else "off",
             "output_dir": None,
             "overwrite": False,
         }

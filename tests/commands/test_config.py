@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import Command
 
-from finetune.config.yaml_files import recipes_folder
+from finetune.config.yaml_files import presets_folder
 
 
 @pytest.fixture(autouse=True)
@@ -54,18 +54,18 @@ def test_validate_looks_at_the_file_alone(
     assert command("config", "validate", "mine.yaml").code == 0
 
 
-def test_ls_lists_every_recipe_with_its_purpose(command: Command) -> None:
+def test_ls_lists_every_preset_with_its_purpose(command: Command) -> None:
     listed = command("config", "ls").output.splitlines()
     assert dict(line.split(maxsplit=1) for line in listed) == {
         path.stem: path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
-        for path in recipes_folder().glob("*.yaml")
+        for path in presets_folder().glob("*.yaml")
     }
 
 
-def test_cp_copies_a_recipe_to_the_file_that_is_named(command: Command) -> None:
+def test_cp_copies_a_preset_to_the_file_that_is_named(command: Command) -> None:
     outcome = command("config", "cp", "offline", "my\x1bown.yaml")
     assert "finetune run 'my\\u001bown.yaml'" in outcome.output
-    assert Path("my\x1bown.yaml").read_bytes() == (recipes_folder() / "offline.yaml").read_bytes()
+    assert Path("my\x1bown.yaml").read_bytes() == (presets_folder() / "offline.yaml").read_bytes()
 
 
 def test_cp_overwrites_nothing(command: Command) -> None:
@@ -74,7 +74,7 @@ def test_cp_overwrites_nothing(command: Command) -> None:
     assert Path("offline.yaml").read_text() == "mine"
 
 
-def test_cp_of_an_unknown_recipe_names_those_there_are(command: Command) -> None:
+def test_cp_of_an_unknown_preset_names_those_there_are(command: Command) -> None:
     outcome = command("config", "cp", "trec_haed")
     outcome.assert_refused(2, "offline, stsb_scores, trec_full, trec_head, trec_top2")
     assert not Path("trec_haed.yaml").exists()

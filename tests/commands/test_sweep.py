@@ -131,7 +131,7 @@ def test_the_command_shows_the_trials_the_best_first(
     command: Command, tiny_folder: Path, tmp_path: Path
 ) -> None:
     space = tmp_path / "space.yaml"
-    space.write_text("solve_head: ['on']\nclass_weights: [none, balanced]")
+    space.write_text("fit_head: ['on']\nclass_weights: [none, balanced]")
     options = flags(max_train_samples=48, max_length=8)
     folder = tmp_path / "sweep"
     outcome = command(

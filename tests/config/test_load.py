@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from finetune.config import FORMER_NAMES
 from finetune.config.load import LoadedConfig, load_config, parse_size
 from finetune.config.schema import OPTIONS, Config
 from finetune.config.yaml_files import dump_config
@@ -139,10 +140,10 @@ def test_a_wrong_value_is_refused_with_the_name_of_its_option_and_where_it_came_
         ({"freeze_core": True, "gradient_checkpointing": True}, "a frozen encoder"),
         ({"focal_gamma": 1.0}, "--focal-gamma is for --loss focal"),
         ({"loss": "focal", "label_smoothing": 0.1}, "--loss focal and --label-smoothing"),
-        ({"loss": "focal", "solve_head": "on"}, "--loss focal and --solve-head on"),
+        ({"loss": "focal", "fit_head": "on"}, "--loss focal and --fit-head on"),
         ({"contrastive": "on", "loss": "focal"}, "--contrastive on and --loss focal"),
         ({"contrastive": "on", "label_smoothing": 0.1}, "--contrastive on and --label-smoothing"),
-        ({"contrastive": "on", "solve_head": "off"}, "--contrastive on and --solve-head off"),
+        ({"contrastive": "on", "fit_head": "off"}, "--contrastive on and --fit-head off"),
         ({"contrastive": "on", "head": "classifier"}, "--contrastive on and a frozen encoder"),
         ({"lora_rank": 8, "freeze_core": True}, "--lora-rank and a frozen encoder"),
         ({"lora_rank": 8, "merge": False, "pooling": "mean"}, "--no-merge and --pooling mean"),
@@ -290,3 +291,11 @@ def test_a_configuration_reads_back_as_it_was_written(
     file = tmp_path_factory.mktemp("config") / "config.yaml"
     file.write_text(text, encoding="utf-8")
     assert load(str(file)).config == config
+
+
+@pytest.mark.parametrize(("old", "new"), [("solve_head", "on"), ("member", "a.csv")])
+def test_former_names_of_options_stay_accepted(tmp_path: Path, old: str, new: str) -> None:
+    file = tmp_path / "old.yaml"
+    file.write_text(f"{'training' if old == 'solve_head' else 'data'}:\n  {old}: {new}\n")
+    for loaded in (load_config(flags={old: new}), load_config(file=str(file))):
+        assert OPTIONS[FORMER_NAMES[old]].value_in(loaded.config) == new

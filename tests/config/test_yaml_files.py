@@ -12,23 +12,23 @@ from finetune.config.load import load_config
 from finetune.config.schema import OPTIONS, Config
 from finetune.config.yaml_files import (
     MAX_LINE,
-    find_recipe,
+    find_preset,
     make_json_schema,
     make_starter,
-    recipes_folder,
+    presets_folder,
 )
 from finetune.data.load import load_splits
 from finetune.errors import ConfigurationError
 
-RECIPES = sorted(recipes_folder().glob("*.yaml"))
+PRESETS = sorted(presets_folder().glob("*.yaml"))
 
 
 def load(name: str) -> Config:
     return load_config(file=name).config
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_every_recipe_is_valid_and_says_what_it_is_for(path: Path) -> None:
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_every_preset_is_valid_and_says_what_it_is_for(path: Path) -> None:
     load(str(path))
     assert path.read_text(encoding="utf-8").startswith("# ")
 
@@ -42,7 +42,7 @@ def test_every_recipe_is_valid_and_says_what_it_is_for(path: Path) -> None:
         ("trec_top2", "trec", "bert-base-uncased", "last-2"),
     ],
 )
-def test_a_recipe_makes_what_its_name_says(name: str, data: str, model: str, mode: str) -> None:
+def test_a_preset_makes_what_its_name_says(name: str, data: str, model: str, mode: str) -> None:
     config = load(name)
     assert (config.data.data, config.model.model, config.model.mode) == (data, model, mode)
 
@@ -56,7 +56,7 @@ def test_a_recipe_makes_what_its_name_says(name: str, data: str, model: str, mod
         ("stsb_scores", ["sentence1", "sentence2"], "score", (0.5, 0.75), "regression"),
     ],
 )
-def test_a_recipe_reads_the_columns_of_its_dataset(
+def test_a_preset_reads_the_columns_of_its_dataset(
     name: str, texts: Sequence[str], label: str, values: Sequence[Any], task: str, tmp_path: Path
 ) -> None:
     """A table of ours with these columns stands in for that of the Hub."""
@@ -72,14 +72,14 @@ def test_a_recipe_reads_the_columns_of_its_dataset(
 
 
 @pytest.mark.parametrize("name", ["trec_head", "trec_head.yaml", "configs/trec_head.yaml"])
-def test_a_recipe_is_found_by_its_name_from_anywhere(
+def test_a_preset_is_found_by_its_name_from_anywhere(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert find_recipe(name) == recipes_folder() / "trec_head.yaml"
+    assert find_preset(name) == presets_folder() / "trec_head.yaml"
 
 
-def test_a_file_of_the_users_comes_before_a_recipe(
+def test_a_file_of_the_users_comes_before_a_preset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -87,10 +87,10 @@ def test_a_file_of_the_users_comes_before_a_recipe(
     assert load("trec_head.yaml").training.seed == 7
 
 
-def test_an_unknown_recipe_is_answered_with_those_that_there_are() -> None:
+def test_an_unknown_preset_is_answered_with_those_that_there_are() -> None:
     with pytest.raises(ConfigurationError, match="no configuration file trec_haed") as raised:
-        find_recipe("trec_haed")
-    assert all(path.stem in raised.value.remedy for path in RECIPES)
+        find_preset("trec_haed")
+    assert all(path.stem in raised.value.remedy for path in PRESETS)
 
 
 DEFAULTS = {
@@ -142,8 +142,8 @@ def validator() -> Draft202012Validator:
     return Draft202012Validator(schema)
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_the_schema_admits_every_recipe(path: Path, validator: Draft202012Validator) -> None:
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_the_schema_admits_every_preset(path: Path, validator: Draft202012Validator) -> None:
     validator.validate(yaml.safe_load(path.read_text(encoding="utf-8")))
 
 

@@ -77,12 +77,12 @@ def test_tables_named_as_splits_are_the_splits(write: Any, tmp_path: Path) -> No
     path, emitted = write(tmp_path / "d", files), list[Event]()
     assert rows_of(load(path, emitted)) == {"train": TRAIN, "test": TEST}
     said = " ".join(event.message for event in emitted if isinstance(event, Info))
-    assert "--member reads one alone" in said
-    loaded = load(path, member="train")
+    assert "--table reads one alone" in said
+    loaded = load(path, table="train")
     assert rows_of(loaded) == {"train": TRAIN}
     with pytest.raises(SeveralTablesError, match="holds 3 tables"):
         load_rows(OtherData(str(path)), task=loaded.task)
-    rows = load_rows(OtherData(str(path), member="my_test"), task=loaded.task)
+    rows = load_rows(OtherData(str(path), table="my_test"), task=loaded.task)
     assert rows["text"][:] == ["a start"]
 
 
@@ -91,7 +91,7 @@ def test_tables_of_other_names_are_asked_for(write: Any, tmp_path: Path) -> None
     path = write(tmp_path / "d", {"a.csv": csv(TRAIN), "b.csv": csv(TEST)})
     with pytest.raises(SeveralTablesError, match=r"holds 2 tables: a.*b") as raised:
         load(path)
-    assert "--member" in raised.value.remedy
+    assert "--table" in raised.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -164,8 +164,8 @@ def test_tables_below_a_folder_and_tables_of_tabs_are_no_classes(tmp_path: Path)
     path = write_folder(tmp_path / "b", {"amazon.txt": tabs, "yelp.txt": tabs})
     with pytest.raises(DataError, match="no tables") as raised:
         load(path)
-    assert "--member" in raised.value.remedy
-    assert rows_of(load(path, member="yelp.txt")) == {"train": TRAIN}
+    assert "--table" in raised.value.remedy
+    assert rows_of(load(path, table="yelp.txt")) == {"train": TRAIN}
 
 
 def test_fasttext_files_named_as_splits_are_splits(tmp_path: Path) -> None:

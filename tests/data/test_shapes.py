@@ -120,8 +120,8 @@ def packed(**members: str) -> bytes:
         ("a.zip", packed(), "holds no files", "pack it again"),
         ("a.zip", packed(a__csv="x,y\n")[:40], "can't be unpacked", "download it again"),
         ("a.csv.gz", gzip.compress(b"", mtime=0), "is empty", "again"),
-        ("a.zip", packed(a__csv="x,y\n", b__csv="x,y\n"), "2 tables: a.csv, b.csv", "--member"),
-        ("a.json", b'{"a": [{"x": "1"}], "b": [{"x": "1"}]}', "2 tables: a, b", "--member"),
+        ("a.zip", packed(a__csv="x,y\n", b__csv="x,y\n"), "2 tables: a.csv, b.csv", "--table"),
+        ("a.json", b'{"a": [{"x": "1"}], "b": [{"x": "1"}]}', "2 tables: a, b", "--table"),
         ("a.json", b'{"a": {"b": 1}}', "holds no rows", "list of objects"),
         ("a.json", b'[{"text": "a"},\n{"text": }]', "Expecting value: line 2 column 10", "correct"),
         ("a.json", b'[["a", "b"], ["c"]]', "several lengths", "list of objects"),
@@ -142,11 +142,11 @@ def test_a_member_is_chosen_by_its_name(tmp_path: Path) -> None:
     table = "text,label\nthe film,good\n"
     (tmp_path / "a.zip").write_bytes(packed(**{"in/x__csv": table, "in/y__csv": "a,b\nc,d\n"}))
     for member in ("in/x.csv", "x.csv", "x"):
-        assert rows_of(read(tmp_path / "a.zip", member=member)) == ROWS[:1]
+        assert rows_of(read(tmp_path / "a.zip", table=member)) == ROWS[:1]
     (tmp_path / "a.json").write_text(json.dumps({"a": OBJECTS, "b": {"c": OBJECTS[:1]}}))
-    assert rows_of(read(tmp_path / "a.json", member="b.c")) == ROWS[:1]
+    assert rows_of(read(tmp_path / "a.json", table="b.c")) == ROWS[:1]
     (tmp_path / "a.csv").write_text(table)
     for name in ("a.zip", "a.json", "a.csv"):
         with pytest.raises(DataError) as raised:
-            read(tmp_path / name, member="z")
-        assert "--member" in raised.value.remedy
+            read(tmp_path / name, table="z")
+        assert "--table" in raised.value.remedy

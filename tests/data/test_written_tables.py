@@ -183,7 +183,7 @@ def test_the_table_of_a_spreadsheet_is_found(
 @pytest.mark.parametrize(
     ("rows", "options", "complaint", "remedy"),
     [
-        ([NAMES, *CELLS], {"hidden": "visible"}, "holds 2 tables: Sheet, Codes", "--member"),
+        ([NAMES, *CELLS], {"hidden": "visible"}, "holds 2 tables: Sheet, Codes", "--table"),
         ([["Antwort", "Urteil"], *(['="a"&1', label] for label in LABEL)], {}, "formulas whose",
          "save it again"),
         ([["Urteil", "Antwort"], *zip(ONCE, PROSE, strict=True)], {}, "2 of 40 rows", "Blanks"),

@@ -119,7 +119,7 @@ def test_the_recipe_is_said_once_and_the_run_has_all_its_files(few_run: FewRun) 
     assert results["global_step"] == results["best_global_step"] == steps
     assert np.isfinite(results["train_loss"])
     config = RunFolder(run).read_config()
-    assert (config.training.contrastive, config.training.solve_head) == (
+    assert (config.training.contrastive, config.training.fit_head) == (
         "off" if options else "on",
         "on",
     )
@@ -329,9 +329,9 @@ def test_heads_of_numbers_and_of_several_labels_are_solved_over_a_frozen_encoder
 def test_each_part_can_be_switched_off(train: Train, tmp_path: Path) -> None:
     plain = train(tmp_path / "plain", contrastive="off", num_train_epochs=1)
     config = RunFolder(plain).read_config()
-    assert (config.training.contrastive, config.training.solve_head) == ("off", "off")
+    assert (config.training.contrastive, config.training.fit_head) == ("off", "off")
     assert config.model.pooling == "cls"
     first = RunFolder(train(tmp_path / "cls", pooling="cls", freeze_core=True)).read_config()
-    assert (first.model.pooling, first.training.solve_head) == ("cls", "on")
+    assert (first.model.pooling, first.training.fit_head) == ("cls", "on")
     with pytest.raises(ConfigurationError, match="frozen encoder"):
-        train(tmp_path / "no", contrastive="off", solve_head="on")
+        train(tmp_path / "no", contrastive="off", fit_head="on")

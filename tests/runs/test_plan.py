@@ -34,7 +34,7 @@ def test_steps_follow_from_epochs_rows_and_max_steps(
 
 def test_defaults_depend_on_model_and_mode(tiny_folder: Path) -> None:
     options: dict[str, Any] = {"learning_rate": None, "num_train_epochs": None}
-    options |= {"contrastive": "off", "solve_head": "off", "validation_fraction": 0.1}
+    options |= {"contrastive": "off", "fit_head": "off", "validation_fraction": 0.1}
     full = prepare_tiny(tiny_folder, **options).plan
     assert full.schedule.peak == pytest.approx(5e-5 * 768 / 32)
     assert (full.values.num_train_epochs, full.values.early_stopping_patience) == (
@@ -56,7 +56,7 @@ def test_the_configuration_keeps_what_was_chosen_by_default(
     Path("questions").mkdir(exist_ok=True)
     preparation = prepare_tiny(
         Path(tiny_folder.name), learning_rate=None, num_train_epochs=None, freeze_core=True,
-        cache_dir=".", output_dir="run", overwrite=True, solve_head="off", validation_fraction=0.1,
+        cache_dir=".", output_dir="run", overwrite=True, fit_head="off", validation_fraction=0.1,
     )  # fmt: skip
     config = preparation.resolved_config
     training = config.training

@@ -51,7 +51,7 @@ def test_a_head_over_a_frozen_encoder_is_solved_whatever_the_rows() -> None:
         {"learning_rate": 1e-3},
         {"num_train_epochs": 5.0},
         {"max_steps": 10},
-        {"solve_head": "off"},
+        {"fit_head": "off"},
         {"loss": "focal"},
     ],
 )
@@ -63,7 +63,7 @@ def test_who_asks_for_steps_or_for_what_no_solved_head_can_do_gets_steps(
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"), [({"solve_head": "on", "contrastive": "off"}, "frozen encoder")]
+    ("options", "reason"), [({"fit_head": "on", "contrastive": "off"}, "frozen encoder")]
 )
 def test_what_is_on_and_can_not_be_is_refused(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
@@ -76,9 +76,9 @@ def test_several_ranks_take_plain_steps(
 ) -> None:
     monkeypatch.setattr(distributed, "_current", distributed.Launch(0, 2))
     assert choose(**mode) == Recipe()
-    for option in ("contrastive", "solve_head"):
+    for option in ("contrastive", "fit_head"):
         with pytest.raises(ConfigurationError, match="2 processes"):
-            choose(freeze_core=option == "solve_head", **{option: "on"})
+            choose(freeze_core=option == "fit_head", **{option: "on"})
 
 
 def test_smoothed_labels_take_plain_steps_where_the_encoder_trains() -> None:
@@ -94,6 +94,6 @@ def test_numbers_take_plain_steps_and_their_head_is_solved() -> None:
 
 
 def test_a_configuration_that_a_run_has_written_gives_the_same_recipe_again() -> None:
-    assert choose(contrastive="on", solve_head="on", learning_rate=1e-4).is_contrastive
-    assert choose(freeze_core=True, contrastive="off", solve_head="on").solves_head
-    assert choose(contrastive="off", solve_head="off", learning_rate=1e-4) == Recipe()
+    assert choose(contrastive="on", fit_head="on", learning_rate=1e-4).is_contrastive
+    assert choose(freeze_core=True, contrastive="off", fit_head="on").solves_head
+    assert choose(contrastive="off", fit_head="off", learning_rate=1e-4) == Recipe()
