@@ -9,7 +9,7 @@ import yaml
 from tiny_runs import Command, run_tiny
 
 import finetune
-from finetune.commands.predict import read_texts
+from finetune.commands.predict import read_file
 
 WORDS = ("river", "city", "mountain", "animal", "color")
 
@@ -67,7 +67,7 @@ def test_columns_that_a_run_has_guessed_are_read_of_other_tables_that_have_them(
     )
     assert same == [expected, expected]
     expected, *same = (
-        [row.text for piece in read_texts(run, table) for row in piece]
+        [text for piece in read_file(run, table) for text in piece[:].texts]
         for table in (rows, more, other)
     )
     assert same == [expected, expected]
