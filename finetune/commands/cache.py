@@ -25,19 +25,19 @@ def command(*, action: str | None, as_json: bool, **options: Any) -> None:
 
     cache = flags.load(**options).config.cache
     store, measured = open_tensor_store(cache), measured_files(cache)
-    entries = len(store.entries())
-    size_bytes = sum(one.size_bytes for one in store.entries())
+    entries = store.entries()
+    size_bytes = sum(file.stat().st_size for file in entries)
     if action:
         size_bytes = store.clear()
         for file in measured:
             file.unlink(missing_ok=True)
     if as_json:
         title = "freed_bytes" if action else "size_bytes"
-        files = {"entries": entries, "measured_files": len(measured)}
+        files = {"entries": len(entries), "measured_files": len(measured)}
         show_json({"folder": str(store.folder), title: size_bytes, **files})
     else:
         deleted, size = "deleted " if action else "", format_size(size_bytes)
         show_lines(
-            f"{deleted}{size} in {store.folder}: features or token ids of {entries:,} splits",
+            f"{deleted}{size} in {store.folder}: features or token ids of {len(entries):,} splits",
             f"{deleted}{len(measured):,} files of batch sizes and timings next to it",
         )

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from finetune import distributed
-from finetune.devices.base import Device
+from finetune.devices.base import Device, DeviceMemory
 from finetune.events import Advance, Info, emit
 from finetune.model.feature_extractor import FeatureExtractor, pooled_inputs
 from finetune.model.tensor_store import TensorStore, key_of, map_tensors, write_rows
@@ -98,47 +99,23 @@ def with_features(
             indices = fill_batch(indices, batch_size=filled)
         return examples.inputs_of(indices, batch.padded_length)
 
-    def ingredients() -> Iterator[str | torch.Tensor]:
-        yield layers.key
-        for batch in batches:
-            for name, tensor in sorted(inputs_of_batch(batch).items()):
-                yield name
-                yield tensor
-
-    def compute(batch: Batch) -> torch.Tensor:
-        """Return features without padding, on the CPU."""
+    def compute(batch: Batch) -> tuple[int, torch.Tensor]:
+        """Return the number of the first vector, and features without padding, on the CPU."""
         inputs, count = inputs_of_batch(batch), len(batch.indices)
         features = layers.features(inputs)[:count].cpu()
-        if not is_per_token:
-            return features
-        mask = inputs["attention_mask"].reshape(-1, batch.padded_length)[:count]
-        return features[mask.bool()]
+        if is_per_token:
+            mask = inputs["attention_mask"].reshape(-1, batch.padded_length)[:count]
+            features = features[mask.bool()]
+        return int(first_vectors[batch.indices[0]]), features
 
-    def compute_share() -> Iterator[tuple[int, torch.Tensor]]:
-        share = batches[distributed.share(len(batches))]
-        done, total = 0, sum(len(batch.indices) for batch in share)
-        for batch in share:
-            features = first if batch is batches[0] else compute(batch)
-            yield int(first_vectors[batch.indices[0]]), features
-            before, done = done, done + len(batch.indices)
-            if PROGRESS_EVENTS * done // total > PROGRESS_EVENTS * before // total:
-                emit(Advance(done, total))
-
-    def create() -> Path | str:
-        shape = int(counts.sum()), layers.extractor.hidden_size
-        try:
-            return store.create(key, "features", shape, str(first.dtype).removeprefix("torch."))
-        except OSError as error:
-            return error.strerror or str(error)
-
-    key = distributed.broadcast(lambda: key_of(ingredients()))
+    inputs = (item for batch in batches for item in sorted(inputs_of_batch(batch).items()))
+    key = distributed.broadcast(lambda: key_of(chain([layers.key], chain.from_iterable(inputs))))
     stored = store.read(key)
     verb = "reusing" if stored else "computing"
     emit(Info(f"{verb} features of the frozen layers for {len(examples.labels):,} {split} rows"))
     if distributed.any_rank(stored is None):
-        with distributed.oom_on_all_ranks(layers.device.memory, seconds=distributed.MAX_SECONDS):
-            first = compute(batches[0])  # which has the dtype
-        stored = _write(store, key, create, compute_share, layers)
+        shape = int(counts.sum()), layers.extractor.hidden_size
+        stored = _store(store, key, shape, batches, compute, layers.device.memory)
     assert stored
     all_features = stored["features"]
 
@@ -157,20 +134,42 @@ def with_features(
     return replace(examples, inputs_of=inputs_of)
 
 
-def _write(
+def _store(
     store: TensorStore,
     key: str,
-    create: Callable[[], Path | str],
-    compute: Callable[[], Iterator[tuple[int, torch.Tensor]]],
-    layers: FrozenLayers,
+    shape: tuple[int, int],
+    batches: Sequence[Batch],
+    compute: Callable[[Batch], tuple[int, torch.Tensor]],
+    memory: DeviceMemory,
 ) -> dict[str, torch.Tensor]:
-    partial, failure = distributed.broadcast(create), ""
+    """Compute this rank's share of the batches, write it to the file of all, and map that."""
+
+    def create() -> Path | str:
+        try:
+            dtype = str(first[1].dtype).removeprefix("torch.")
+            return store.create(key, "features", shape, dtype)
+        except OSError as error:
+            return error.strerror or str(error)
+
+    def compute_share() -> Iterator[tuple[int, torch.Tensor]]:
+        share = batches[distributed.share(len(batches))]
+        done, total = 0, sum(len(batch.indices) for batch in share)
+        for batch in share:
+            yield first if batch is batches[0] else compute(batch)
+            before, done = done, done + len(batch.indices)
+            if PROGRESS_EVENTS * done // total > PROGRESS_EVENTS * before // total:
+                emit(Advance(done, total))
+
+    failure, seconds = "", distributed.MAX_SECONDS
+    with distributed.oom_on_all_ranks(memory, seconds=seconds):
+        first = compute(batches[0])  # which has the dtype
+    partial = distributed.broadcast(create)
     if isinstance(partial, str):
         raise FeaturesNotStoredError(partial)
     try:
-        with distributed.oom_on_all_ranks(layers.device.memory, seconds=distributed.MAX_SECONDS):
+        with distributed.oom_on_all_ranks(memory, seconds=seconds):
             try:
-                write_rows(partial, compute())
+                write_rows(partial, compute_share())
             except OSError as error:
                 failure = error.strerror or str(error)
         if distributed.any_rank(bool(failure)):

@@ -1,8 +1,7 @@
 """Tensors that runs keep for other runs: features of frozen layers, token ids of many texts.
 
 An entry is a safetensors file whose name is its key, a hash of everything that its tensors depend
-on. It is written under a temporary name, renamed at the end, and read through a memory map. Files
-without such a name and without the mark of this package are left as they are.
+on. Files without such a name and without the mark of this package are left as they are.
 """
 
 import errno
@@ -12,11 +11,11 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
@@ -29,20 +28,10 @@ if TYPE_CHECKING:
 
     Tensors = dict[str, torch.Tensor]
 
-_NAME = re.compile(r"[0-9a-f]{64}\.safetensors")
-_PARTIAL_NAME = re.compile(rf"{_NAME.pattern}\.[0-9a-f]{{32}}\{PARTIAL_SUFFIX}")
-# A killed run left a partial file that is this old.
+_NAME = re.compile(rf"[0-9a-f]{{64}}\.safetensors(\.[0-9a-f]{{32}}\{PARTIAL_SUFFIX})?")
+# A partial file that is this old was left by a killed run.
 LEFTOVER_SECONDS = 24 * 3600
-_MAX_HEADER_BYTES = 2**20
-_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int32": "I32"}
-
-
-class Entry(NamedTuple):
-    """An entry of the store. ``used_at`` counts seconds since 1970."""
-
-    file: Path
-    size_bytes: int
-    used_at: float
+_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
 @dataclass(frozen=True)
@@ -61,19 +50,13 @@ class TensorStore:
             message = f"{file} is damaged, or another program wrote it"
             emit(WarningMessage(message, remedy="delete it, so that its place can be used"))
             return None
-        try:
-            tensors = map_tensors(file)
-        except (OSError, SafetensorError):
-            emit(WarningMessage(f"{file} is damaged and is made again"))
-            file.unlink(missing_ok=True)
-            return None
         with suppress(OSError):  # a store that can only be read
             os.utime(file)
-        return tensors
+        return map_tensors(file)
 
     def create(self, key: str, name: str, shape: tuple[int, int], dtype: str) -> Path:
         """Return a new file for ``write_rows`` of one tensor. OSError if the disk is full."""
-        size_bytes = shape[0] * shape[1] * (4 if dtype.endswith("32") else 2)
+        size_bytes = shape[0] * shape[1] * (4 if dtype == "float32" else 2)
         self.make_room(size_bytes)
         tensor = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": [0, size_bytes]}
         header = json.dumps({"__metadata__": WRITTEN_BY, name: tensor}).encode()
@@ -108,56 +91,51 @@ class TensorStore:
     def make_room(self, size_bytes: int) -> None:
         """Evict entries, so that new ones fit into the limit. OSError if the disk is full."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for partial in self._files(_PARTIAL_NAME):
-            if time.time() - partial.used_at > LEFTOVER_SECONDS:
-                partial.file.unlink(missing_ok=True)
         total_bytes = size_bytes
-        for entry in self.entries() if size_bytes <= self.limit_bytes else ():
-            total_bytes += entry.size_bytes
-            if total_bytes > self.limit_bytes:
-                entry.file.unlink(missing_ok=True)
+        for file in self._files():
+            with suppress(FileNotFoundError):  # another process may be deleting it
+                status = file.stat()
+                if file.suffix == PARTIAL_SUFFIX:
+                    evicts = time.time() - status.st_mtime > LEFTOVER_SECONDS
+                else:
+                    total_bytes += status.st_size
+                    evicts = size_bytes <= self.limit_bytes < total_bytes
+                if evicts:
+                    file.unlink()
         if size_bytes > shutil.disk_usage(self.folder).free:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def entries(self) -> list[Entry]:
-        """Return the entries, the last used first."""
-        return sorted(self._files(_NAME), key=lambda entry: -entry.used_at)
+    def entries(self) -> list[Path]:
+        """Return the files of the entries, the last used first."""
+        return [file for file in self._files() if file.suffix != PARTIAL_SUFFIX]
 
     def clear(self) -> int:
-        """Delete all entries, those of killed runs too; return the number of bytes."""
-        entries = [*self._files(_NAME), *self._files(_PARTIAL_NAME)]
-        for entry in entries:
-            entry.file.unlink(missing_ok=True)
-        return sum(entry.size_bytes for entry in entries)
+        """Delete all entries and what killed runs left; return the number of bytes."""
+        size_bytes = 0
+        for file in self._files():
+            size_bytes += file.stat().st_size
+            file.unlink(missing_ok=True)
+        return size_bytes
 
     def _file(self, key: str) -> Path:
         return self.folder / f"{key}.safetensors"
 
-    def _files(self, name: re.Pattern[str]) -> list[Entry]:
-        """Return the files with such a name that a store wrote."""
-        entries = []
-        for path in self.folder.glob("*"):
-            if name.fullmatch(path.name) and not path.is_symlink() and _is_ours(path):
-                with suppress(FileNotFoundError):  # another process may be deleting it
-                    entries.append(Entry(path, path.stat().st_size, path.stat().st_mtime))
-        return entries
+    def _files(self) -> list[Path]:
+        """Return the files that a store wrote, partial ones too, the last used first."""
+        files = [file for file in self.folder.glob("*") if _NAME.fullmatch(file.name)]
+        used_at = {file: file.stat().st_mtime for file in files if _is_ours(file)}
+        return sorted(used_at, key=used_at.__getitem__, reverse=True)
 
 
 def write_rows(partial: Path, rows: "Iterable[tuple[int, torch.Tensor]]") -> None:
     """Write pieces of a tensor, each at the number of its first row, to a file of ``create``."""
     import torch
 
-    descriptor = os.open(partial, os.O_RDWR)
-    try:
-        start = 8 + int.from_bytes(os.pread(descriptor, 8, 0), "little")
+    with partial.open("r+b") as file:
+        start = 8 + int.from_bytes(file.read(8), "little")
         for first, piece in rows:
-            data = piece.contiguous().view(torch.uint8).numpy().data.cast("B")
-            place = start + first * piece.element_size() * piece.shape[-1]
-            while data:
-                written = os.pwrite(descriptor, data, place)
-                data, place = data[written:], place + written
-    finally:
-        os.close(descriptor)
+            file.seek(start + first * piece.element_size() * piece.shape[-1])
+            file.write(piece.contiguous().view(torch.uint8).numpy().data)
 
 
 def map_tensors(file: Path) -> "Tensors":
@@ -182,10 +160,9 @@ def key_of(parts: "Iterable[str | torch.Tensor]") -> str:
 
 
 def _is_ours(file: Path) -> bool:
-    try:
-        with file.open("rb") as opened:
-            header = opened.read(int.from_bytes(opened.read(8), "little") % _MAX_HEADER_BYTES)
-        metadata: Mapping[str, str] = json.loads(header)["__metadata__"]
-        return metadata.items() >= WRITTEN_BY.items()
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return False
+    """Return whether a store wrote a file, which is whole unless its name says otherwise."""
+    if file.is_symlink() or file.suffix == PARTIAL_SUFFIX:
+        return file.is_file() and not file.is_symlink()
+    with suppress(OSError, SafetensorError), safe_open(file, framework="numpy") as opened:
+        return (opened.metadata() or {}).items() >= WRITTEN_BY.items()
+    return False

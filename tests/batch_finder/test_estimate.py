@@ -3,9 +3,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
-from tiny_models import ARCHITECTURES, SIZES, tiny_case, tiny_config
-from transformers import BertConfig, LongformerConfig
+from tiny_models import SIZES, tiny_case, tiny_config
+from transformers import LongformerConfig
 
 from finetune.batch_finder import estimate as estimate_module
 from finetune.batch_finder.case import Case, Part, architecture_of
@@ -17,8 +16,6 @@ from finetune.devices.mps.chips import Mac
 from finetune.errors import ModelUnsupportedError
 
 NO_LIMIT = 10**9
-KIB = 1024
-MIB = 2**20
 GIB = 2**30
 
 
@@ -77,21 +74,6 @@ def test_fake_steps_take_what_real_ones_do(mode: str, part: Part) -> None:
     assert peaks_of(case, 4, 32) == pytest.approx(real, rel=0.02)
 
 
-@pytest.mark.parametrize(
-    "architecture",
-    [
-        pytest.param(one, marks=() if one == "modernbert" else pytest.mark.slow)
-        for one in ARCHITECTURES
-    ],
-)
-def test_every_architecture_takes_more_to_train_than_its_head(architecture: str) -> None:
-    full, head = (
-        peaks_of(small_case(architecture, layers=3, device="mps", mode=Mode(mode)), 64)
-        for mode in ("full", "head")
-    )
-    assert full > head
-
-
 @pytest.mark.slow
 def test_the_model_of_memory_holds_for_sizes_it_was_not_made_from() -> None:
     case = small_case()
@@ -121,35 +103,3 @@ def test_a_model_whose_operations_depend_on_numbers_can_not_be_estimated() -> No
 def test_an_estimate_for_macs_says_that_it_was_never_measured() -> None:
     found = estimate(small_case(device="mps"), mac_with(4 * GIB), limit=NO_LIMIT)
     assert "not on measurements of this project" in str(found.basis)
-
-
-def test_checkpointing_keeps_less_alive() -> None:
-    [plain] = peaks_of(small_case(), 64)
-    [checkpointed] = peaks_of(small_case(gradient_checkpointing=True), 64)
-    assert checkpointed < 0.6 * plain
-
-
-def test_a_layer_that_never_trains_takes_less_than_one_that_does() -> None:
-    [trained], [constant] = (
-        peaks_of(small_case(layers=4, has_mean_layer=is_constant), 64)
-        for is_constant in (False, True)
-    )
-    assert constant < trained
-
-
-def test_what_the_backward_pass_needs_stays_alive_until_then() -> None:
-    with LiveMemory() as memory:
-        weight = torch.ones(256, requires_grad=True)
-        loss = (weight * weight.detach().exp()).sum()
-        kept_bytes = memory.live_bytes
-        loss.backward()
-        assert kept_bytes == 2 * KIB + 4
-        # Weight, gradient and loss: the factor that the graph kept is gone.
-        assert memory.live_bytes == 2 * KIB + 4
-
-
-def test_the_origin_and_the_classes_do_not_change_an_architecture() -> None:
-    one = BertConfig(num_labels=2, name_or_path="here").to_dict()
-    other = BertConfig(num_labels=50, name_or_path="there", architectures=["BertModel"]).to_dict()
-    assert architecture_of(one) == architecture_of(other)
-    assert architecture_of(one) != architecture_of(BertConfig(hidden_size=96).to_dict())

@@ -1,7 +1,6 @@
 """What is searched, and what happens with the result of an earlier search."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -103,25 +102,6 @@ def test_an_earlier_result_is_confirmed_by_one_trial_if_it_fits_and_memory_is_th
         assert find_in(cache)[1] == [result.recommended]
 
 
-def test_more_memory_changes_nothing_if_it_did_not_end_the_search(
-    runner: SimulatedRunner, tmp_path: Path
-) -> None:
-    before, _ = find_in(tmp_path, limit=50)
-    assert (before.largest, before.first_failed) == (50, None)
-    runner.machine = SimulatedMachine(budget_bytes=80 * GIB)
-    result, sizes = find_in(tmp_path, limit=50)
-    assert sizes == [result.recommended]
-
-
-@pytest.mark.parametrize("damage", [lambda text: text[: len(text) // 2], lambda _: "[]"])
-def test_a_damaged_file_is_replaced(damage: Callable[[str], str], cache: Path) -> None:
-    [file] = cache.iterdir()
-    whole = file.read_text()
-    file.write_text(damage(whole))
-    assert len(find_in(cache)[1]) > 1
-    assert cached_in(cache) == json.loads(whole)
-
-
 def test_a_fresh_result_is_kept_unless_other_processes_took_memory(
     cache: Path, runner: SimulatedRunner
 ) -> None:
@@ -162,32 +142,12 @@ def test_no_size_is_tried_that_the_device_computes_incorrectly(
     assert (result.largest, result.first_failed, max(sizes)) == (50, None, 50)
 
 
-@pytest.mark.parametrize(("allowed", "expected"), [(None, 8 * GIB), ("4GiB", 4 * GIB)])
-def test_processes_of_one_host_divide_its_memory(
-    runner: SimulatedRunner, monkeypatch: pytest.MonkeyPatch, allowed: str | None, expected: int
-) -> None:
-    launch = type("Launch", (), {"local_world_size": 2})
-    monkeypatch.setattr(find_module, "read_launch", launch)
-    monkeypatch.setattr(find_module, "spare_bytes", lambda: 16 * GIB)
-    find_in(None, options=SearchConfig(time_limit=60.0, memory=allowed))
-    assert runner.limit_bytes == expected
-
-
 def search_parts(*, stores_features: bool = True) -> tuple[Result, list[str]]:
     emitted: list[Event] = []
     case = tiny_case(mode=Mode("head"))
     with sent_to(emitted.append):
         result = find_parts(case, replace(SEARCH), stores_features=stores_features)
     return result, [one.message for one in emitted if isinstance(one, Info | WarningMessage)]
-
-
-def test_a_whole_model_has_one_search(runner: SimulatedRunner) -> None:
-    result, messages = search_parts(stores_features=False)
-    assert messages == ["searching on cpu: head, 16 tokens"]
-    assert (result.largest, result.first_failed, result.stores_features) == (124, 126, False)
-    assert (result.features_batch_size, result.budget_bytes) == (None, 8 * GIB)
-    assert result.peak_bytes == SimulatedMachine().peak_bytes(124)
-    assert (result.device, result.mode, result.padded_length) == ("cpu", "head", 16)
 
 
 def test_the_extraction_of_features_has_a_batch_size_of_its_own(runner: SimulatedRunner) -> None:
@@ -203,21 +163,3 @@ def test_the_extraction_of_features_has_a_batch_size_of_its_own(runner: Simulate
     assert {trial.part for trial in result.trials} == {"features", "trainable"}
     fitting = [trial.peak_bytes or 0 for trial in result.trials if trial.status == "fits"]
     assert result.peak_bytes == max(fitting)
-
-
-@pytest.mark.parametrize("too_large", ["features", "trainable"])
-def test_if_one_part_does_not_fit_nothing_does(too_large: str, runner: SimulatedRunner) -> None:
-    runner.machines[too_large] = SimulatedMachine(capacity_share=0.001)
-    result, messages = search_parts()
-    assert (result.largest, result.recommended, result.fastest) == (0, 0, 0)
-    assert (result.first_failed, result.peak_bytes) == (1, None)
-    assert (result.features_batch_size is None) == (too_large == "features")
-    assert any("not even a batch of one example fits" in message for message in messages)
-
-
-def test_a_model_that_can_not_be_split_is_searched_as_a_whole(runner: SimulatedRunner) -> None:
-    runner.can_split = False
-    result, messages = search_parts()
-    assert [case.part for case in runner.cases] == ["features", "whole"]
-    assert (result.largest, result.stores_features) == (124, False)
-    assert any("can't be split off: the whole model runs" in message for message in messages)

@@ -68,15 +68,6 @@ def test_a_trial_trains_what_its_mode_names() -> None:
     }
 
 
-def test_a_trial_does_not_train_the_layer_of_the_mean() -> None:
-    for mode in ("full", "last-2"):
-        model = tiny_model(mode=Mode(mode), has_mean_layer=True)
-        model.begin()
-        changed = changed_names(model, 4)
-        assert any(name.startswith("bert.encoder.layer.1.") for name in changed)
-        assert not any(name.startswith("bert.encoder.layer.2.") for name in changed)
-
-
 @pytest.mark.parametrize(("mode", "tokens"), [("last-1", 16), ("head", 1), ("classifier", 1)])
 def test_the_parts_of_a_split_model_are_feature_extraction_and_a_step_on_features(
     mode: str, tokens: int
@@ -103,23 +94,6 @@ def test_the_parts_of_a_split_model_are_feature_extraction_and_a_step_on_feature
     assert changed_names(trainable, 3) == changed_names(whole, 3)
     trainable.evaluate(batch_size=3)
     assert ran == [3]
-
-
-def test_a_trial_of_feature_extraction_evaluates_beside_the_optimizers_state() -> None:
-    extraction = build_trial_model(
-        tiny_case(mode=Mode("last-1"), part="features"), device=CpuDevice()
-    )
-    training_state = extraction.training_state
-    evaluated: list[tuple[int, bool]] = []
-    training_state.model.get_submodule("classifier").register_forward_hook(
-        lambda module, given, result: evaluated.append((len(given[0]), module.training))
-    )
-    extraction.begin()
-    extraction.evaluate(batch_size=5)
-    assert evaluated[-1] == (5, False)
-    assert len(training_state.optimizer.state) > 0
-    extraction.begin()
-    assert len(training_state.optimizer.state) == 0
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ from finetune.devices import host_memory
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.device import MpsDevice
-from finetune.errors import FinetuneError
 
 TINY = tiny_case()
 TRY_AND_HANG = """
@@ -107,18 +106,6 @@ def test_a_child_is_used_again_until_it_fails_or_a_new_one_is_wanted(runner: Tri
     assert len(children()) == 1
 
 
-def test_a_failure_after_other_processes_took_memory_reports_that(
-    runner: TrialRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    free = iter((40, 40, 22))
-    monkeypatch.setattr(trials_module, "free_bytes_of", lambda _: next(free) * 2**30)
-    runner.run(odd_worker.NO_MEMORY)
-    assert not runner.is_crowded
-    trial = runner.run(odd_worker.NO_MEMORY)
-    assert runner.is_crowded
-    assert trial.reason.endswith("; another process has taken 18.0 GiB")
-
-
 def test_a_child_that_hangs_is_ended_after_the_time_limit(
     runner: TrialRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,24 +122,6 @@ def test_a_size_is_too_big_if_metal_only_writes_that_memory_did_not_suffice() ->
         trial = runner.run(odd_worker.SPEAKS_OF_MEMORY)
     assert trial.status == "too_big"
     assert "Insufficient Memory" in trial.reason
-
-
-def test_for_a_device_with_memory_of_its_own_the_next_children_are_ready() -> None:
-    device = CpuDevice()
-    device.memory.is_shared = False
-    with odd_runner(device=device) as runner:
-        first = runner.run(1).examples_per_second
-        spares = [child for child in children() if child != first]
-        assert runner.run(odd_worker.SEGFAULT).status == "failed"
-        assert runner.run(1).examples_per_second in spares
-        assert len(children()) == 3
-    assert children() == []
-
-
-def test_a_child_that_can_not_start_is_an_error() -> None:
-    runner = TrialRunner(TINY, CpuDevice(), limit_bytes=None, timeout_seconds=9, module="no_module")
-    with runner, pytest.raises(FinetuneError, match="No module named no_module"):
-        runner.run(1)
 
 
 def test_a_child_that_has_ended_is_killed_on_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:

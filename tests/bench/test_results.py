@@ -30,12 +30,6 @@ def test_the_rows_of_a_table_are_those_that_were_timed() -> None:
     assert table.remarks == ("VGG16, training, cpu: slow; published are 64 rows",)
 
 
-def test_remarks_say_where_a_device_is_faster_and_what_failed() -> None:
-    inference, _, training, *_ = tabulate(example_results())
-    assert inference.remarks == ("gpu is faster than the CPU from batch 8 on",)
-    assert training.remarks[0] == "full, 512 tokens, batch 32, training, gpu: out of memory"
-
-
 def test_a_device_is_faster_from_where_no_larger_workload_is_slower() -> None:
     seconds = {"1": (1, 0.5), "2": (1, 2), "4": (1, 0.5), "8": (1, 0.5), "16": (1, 0.0)}
     rows = [
@@ -45,9 +39,3 @@ def test_a_device_is_faster_from_where_no_larger_workload_is_slower() -> None:
     ]
     assert first_faster(rows, "gpu") == "4"
     assert first_faster(rows[:4], "gpu") is None
-
-
-def test_nothing_is_said_of_a_device_that_was_never_timed() -> None:
-    rows = [a_row("mlp", "small", "cpu", 1.0), a_row("mlp", "small", "gpu", 0.0, note="lost")]
-    [table] = tabulate(replace(example_results(), rows=tuple(rows)))
-    assert table.remarks == ("small, training, gpu: lost",)

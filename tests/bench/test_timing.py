@@ -2,7 +2,6 @@
 
 import time
 
-import pytest
 from bench.simulated_devices import LIMITS, SimulatedDevice, a_workload
 
 from finetune.bench.results import Row
@@ -20,20 +19,6 @@ def test_steps_that_pay_for_new_kernels_are_not_timed() -> None:
     device = SimulatedDevice(row_seconds=0.5, cold_steps=1)
     row = timed(a_workload(rows=8, min_rows=8), device)
     assert (row.seconds, row.rows_per_second) == ([4.0], 2.0)
-
-
-def test_quick_steps_are_timed_together_several_times() -> None:
-    row = timed(a_workload(rows=8, min_rows=8), SimulatedDevice(row_seconds=0.002))
-    assert row.seconds == pytest.approx([0.016] * 3)
-
-
-def test_a_repeat_adds_timings_of_as_many_rows() -> None:
-    device = SimulatedDevice(row_seconds=6.0)
-    first = timed(a_workload(), device)
-    device.row_seconds = 7.0
-    row = timed(a_workload(), device, before=first)
-    assert (row.timed_rows, row.seconds) == (1, [6.0, 7.0])
-    assert row.note == "8 rows per step would take too long"
 
 
 def test_a_step_that_takes_too_long_is_taken_with_fewer_rows_and_the_row_says_so() -> None:

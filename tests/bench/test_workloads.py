@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tiny_models import tiny_model
@@ -105,12 +104,6 @@ def test_a_network_of_the_users_own_is_trained_and_evaluated_with_its_batch(
         ("training", 5, ""),
         ("evaluation", 5, ""),
     ]
-
-
-def test_texts_are_as_long_as_those_of_trec_or_of_the_questions(tmp_path: Path) -> None:
-    (tmp_path / "train_5500.label").write_bytes(b"NUM:date When was caf\xe9 first served ?\n")
-    assert read_lengths(tmp_path) == [8]
-    assert 12.5 < float(np.mean(read_lengths(None))) < 13.5
 
 
 def test_a_folder_without_trec_is_refused(tmp_path: Path) -> None:

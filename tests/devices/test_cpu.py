@@ -3,9 +3,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
@@ -40,24 +38,6 @@ def test_allocations_beyond_the_cap_fail_and_those_within_it_do_not() -> None:
     assert device.memory.is_out_of_memory(caught.value)
     device.memory.set_memory_limit(device.memory.used_bytes() + 512 * 2**20)
     assert len(torch.ones(192, 2**20, dtype=torch.uint8)) == 192
-
-
-def test_a_peak_that_a_kernel_does_not_count_is_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """gVisor, the kernel of some clouds' containers, writes fewer lines than Linux."""
-    (tmp_path / "status").write_text("VmSize:  4096 kB\nVmRSS:  1024 kB\nVmData:  512 kB\n")
-    monkeypatch.setattr("finetune.devices.cpu._PROCESS", tmp_path)
-    monkeypatch.setattr(platform, "system", lambda: "Linux")
-    assert CpuDevice().memory.peak_bytes() is None
-
-
-def test_the_budget_is_what_is_free_with_what_the_process_holds_or_the_limit() -> None:
-    device = CpuDevice()
-    budget_bytes = device.memory.budget_bytes(None)
-    assert device.memory.used_bytes() < budget_bytes < psutil.virtual_memory().total
-    assert 0.97 * 2**20 < device.memory.budget_bytes(2**20) < 0.99 * 2**20
-    assert device.memory.budget_bytes(2**60) < psutil.virtual_memory().total
 
 
 @pytest.mark.parametrize(

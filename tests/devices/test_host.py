@@ -1,17 +1,9 @@
 from dataclasses import replace
 
 import pytest
-from machines import INTEL_MAC, LINUX, LINUX_WITH_CUDA, MACHINES, ROSETTA, Machine, a_mac, pretend
+from machines import INTEL_MAC, LINUX, LINUX_WITH_CUDA, Machine, a_mac, pretend
 
 from finetune.devices import host
-
-
-@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
-def test_only_rosetta_is_taken_for_rosetta(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend(machine, monkeypatch)
-    assert host.is_under_rosetta() == (machine is ROSETTA)
 
 
 @pytest.mark.parametrize(

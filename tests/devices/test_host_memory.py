@@ -8,13 +8,7 @@ import psutil
 import pytest
 
 from finetune.devices import host_memory
-from finetune.devices.host_memory import (
-    GroupLimit,
-    group_limits,
-    process_bytes,
-    spare_bytes,
-    why_short,
-)
+from finetune.devices.host_memory import GroupLimit, group_limits, process_bytes, why_short
 
 GIB = 2**30
 
@@ -32,18 +26,6 @@ def pretend_host(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(host_memory, "group_limits", lambda: iter(groups))
 
     return pretend
-
-
-def test_what_is_spared_is_free_memory_less_a_twentieth_of_all(
-    pretend_host: Callable[..., None],
-) -> None:
-    pretend_host(available=10)
-    assert spare_bytes() == 9 * GIB
-
-
-def test_the_tightest_of_all_groups_decides(pretend_host: Callable[..., None]) -> None:
-    pretend_host(groups=(GroupLimit(2**63, 0), GroupLimit(4 * GIB, GIB), GroupLimit(8 * GIB, GIB)))
-    assert spare_bytes() == pytest.approx((4 * 0.95 - 1) * GIB)
 
 
 @pytest.mark.parametrize(

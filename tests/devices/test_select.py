@@ -1,27 +1,14 @@
 from collections.abc import Callable
 
 import pytest
-from machines import LINUX, LINUX_WITH_CUDA, MACHINES, a_mac, pretend
+from machines import MACHINES, a_mac, pretend
 
 from finetune import events
-from finetune.devices import DEVICE_NAMES
-from finetune.devices.check import HIGH, Check
+from finetune.devices.check import HIGH
 from finetune.devices.cpu import CpuDevice
-from finetune.devices.select import (
-    check_device,
-    check_precision,
-    describe_cuda,
-    describe_mps,
-    select_device,
-)
+from finetune.devices.select import check_device, check_precision, describe_mps, select_device
 from finetune.errors import ConfigurationError, DeviceNotAvailableError
 from finetune.events import Event, sent_to
-
-MACHINE_WITH = {"auto": LINUX_WITH_CUDA, "cuda": LINUX_WITH_CUDA, "mps": a_mac(), "cpu": LINUX}
-
-
-def ignore(event: Event) -> None:
-    """Let nobody know."""
 
 
 def test_auto_passes_over_a_gpu_that_does_not_work(pretend_mac: Callable[..., None]) -> None:
@@ -39,12 +26,6 @@ def test_a_named_gpu_that_is_not_there_is_an_error(pretend_linux: None, name: st
         select_device(name)
     assert caught.value.exit_code == 4
     assert "--device cpu" in caught.value.remedy
-
-
-@pytest.mark.parametrize("name", DEVICE_NAMES)
-def test_every_offered_name_leads_to_a_device(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    pretend(MACHINE_WITH[name], monkeypatch)
-    assert select_device(name).name == ("cuda" if name == "auto" else name)
 
 
 def test_another_precision_is_refused_with_those_that_the_device_has() -> None:
@@ -81,11 +62,3 @@ def test_a_device_that_was_asked_for_is_a_failure_where_it_does_not_work(
         check = check_device(device)
         assert check.status == ("ok" if device in works else "failure"), device
         assert bool(check.remedy) == (device not in works), device
-
-
-def test_cuda_and_the_gpu_are_described(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(LINUX_WITH_CUDA, monkeypatch)
-    assert list(describe_cuda()) == [
-        Check("cuda", "ok", "usable: PyTorch is built for CUDA 13.0"),
-        Check("cuda_0", "ok", "NVIDIA H200, capability 9.0, 139.1 GiB of 139.8 GiB free"),
-    ]

@@ -179,34 +179,6 @@ def test_steps_above_the_split_are_those_of_the_whole_model_bit_for_bit(
         assert torch.equal(divided[parameter], expected), parameter
 
 
-@pytest.mark.parametrize("mode", ["head", "classifier", "last-2"])
-def test_a_model_that_does_not_read_the_padding_in_front_is_split(mode: str) -> None:
-    whole, divided = whole_and_split("modernbert, mean", mode, pads_left=True)
-    tolerance = 1e-6 if mode == "last-2" else 0
-    for parameter, expected in whole.items():
-        torch.testing.assert_close(divided[parameter], expected, rtol=0, atol=tolerance)
-
-
-@pytest.mark.parametrize("mode", ["last-1", "head"])
-@pytest.mark.parametrize("name", ["bert", "distilbert", "roberta", "electra"])
-def test_a_model_to_which_padding_in_front_of_a_text_matters_is_left_whole(
-    name: str, mode: str
-) -> None:
-    model = model_of(name)
-    assert find_split(model, freeze(model, mode), pads_left=True) is None
-
-
-@pytest.mark.parametrize(
-    ("name", "mode"), [("bert", "head"), ("modernbert", "last-2"), ("roberta", "classifier")]
-)
-def test_bf16_keeps_features_in_the_numbers_that_the_model_has_at_the_split(
-    name: str, mode: str
-) -> None:
-    whole, divided = whole_and_split(name, mode, precision="bf16")
-    for parameter, expected in whole.items():
-        assert torch.equal(divided[parameter], expected), parameter
-
-
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
@@ -219,36 +191,6 @@ def test_a_model_whose_upper_part_needs_more_than_features_is_left_whole(
 ) -> None:
     model = model_of(name)
     assert find_split(model, freeze(model, mode)) is None
-
-
-@pytest.mark.parametrize(
-    ("name", "mode", "place"),
-    [
-        ("bert", "last-1", "bert.encoder.layer.2"),
-        ("bert", "last-2", "bert.encoder.layer.1"),
-        ("bert", "head", "bert.pooler.dense"),
-        ("bert", "classifier", "classifier"),
-        ("distilbert", "classifier", "pre_classifier"),
-        ("roberta", "head", "classifier.dense"),
-        ("deberta-v2", "head", "pooler.dense"),
-        ("modernbert, mean", "head", "head"),
-        ("albert", "last-1", "albert.encoder.albert_layer_groups.0"),
-    ],
-)
-def test_the_split_is_right_below_what_trains(name: str, mode: str, place: str) -> None:
-    model = model_of(name)
-    extractor = split(model, freeze(model, mode))
-    assert extractor.split_at == place
-    assert extractor.per_token == mode.startswith("last")
-
-
-def test_large_numbers_in_the_features_and_what_they_lose_by_rounding_do_no_harm() -> None:
-    model = model_of("modernbert")
-    with torch.no_grad():
-        model.get_parameter("model.layers.0.mlp.Wo.weight")[:2] *= 1e5
-    structure = freeze(model, "last-1")
-    extractor = split(model, structure)
-    assert extractor.extract(batch_of(structure)).abs().max() > 1000
 
 
 @pytest.mark.parametrize(

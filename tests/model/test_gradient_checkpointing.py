@@ -1,7 +1,5 @@
 """Layers that run again in the backward pass: the same gradients, of fewer kept tensors."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
@@ -30,20 +28,6 @@ def train_once(model: nn.Module, inputs: Inputs, *, precision: torch.dtype) -> l
     return [*gradients, torch.rand(1)]
 
 
-def count_calls(model: nn.Module, act: Callable[[], object]) -> int:
-    """Return how often the first linear modules of the layers run in an action."""
-    calls: list[nn.Module] = []
-    hooks = [
-        module.register_forward_hook(lambda module, given, result: calls.append(module))
-        for name, module in model.named_modules()
-        if name.endswith("attention.self.query")
-    ]
-    act()
-    for hook in hooks:
-        hook.remove()
-    return len(calls)
-
-
 @pytest.mark.parametrize("mode", ["full", "last-1"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_gradients_and_random_numbers_are_those_without_it(architecture: str, mode: str) -> None:
@@ -60,17 +44,6 @@ def test_gradients_and_random_numbers_are_those_without_it(architecture: str, mo
 
     assert len(found[0]) == len(found[1])
     assert all(map(torch.equal, *found))
-
-
-def test_layers_that_train_run_twice_in_training_and_others_once() -> None:
-    model = tiny_model()
-    freeze_parameters(model, find_structure(model), mode=Mode("last-1"))
-    enable_gradient_checkpointing(model, CpuDevice())
-    inputs = random_examples(4).inputs_of(np.arange(4), 16)
-
-    assert count_calls(model, lambda: train_once(model, inputs, precision=torch.bfloat16)) == 4
-    model.train(False)
-    assert count_calls(model, lambda: model(**inputs).logits.sum().backward()) == 3
 
 
 def test_model_that_transformers_can_not_checkpoint_is_refused() -> None:

@@ -1,9 +1,6 @@
 import json
-import os
-import stat
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from logging import WARNING
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +19,10 @@ from tiny_models import (
 from torch import nn
 from transformers import AutoModel, ConvBertConfig, FNetConfig, PreTrainedModel, Qwen2Config
 from transformers.models.bert.modeling_bert import BertSelfAttention
-from transformers.utils import logging
 
 from finetune import events
 from finetune.errors import ModelUnsupportedError
 from finetune.events import sent_to
-from finetune.model import load as load_module
 from finetune.model import source as source_module
 from finetune.model.load import TextModel, load_model, save_model
 from finetune.tasks.single import Single
@@ -69,20 +64,6 @@ def folder(tmp_path: Path) -> Path:
     return save_tiny_model(tmp_path / "model")
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_encoder_is_that_of_the_folder(tmp_path: Path, architecture: str) -> None:
-    emitted: list[events.Event] = []
-
-    text_model = load(save_tiny_model(tmp_path, architecture), emitted=emitted)
-
-    saved = tiny_model(architecture).base_model.state_dict()
-    loaded = text_model.model.base_model.state_dict()
-    assert loaded.keys() == saved.keys()
-    for name, tensor in saved.items():
-        assert torch.equal(loaded[name], tensor)
-    assert emitted == []
-
-
 def test_new_head_depends_on_the_seed_alone(folder: Path) -> None:
     first, same, other = (weight_of(load(folder, seed=seed).model) for seed in (1, 1, 2))
 
@@ -102,18 +83,6 @@ def test_head_of_other_classes_is_not_taken_over(tmp_path: Path) -> None:
 
     assert weight_of(text_model.model).std().item() == pytest.approx(0.02, rel=0.3)
     assert not text_model.model.get_parameter("classifier.bias").any()
-
-
-def test_head_of_the_same_classes_comes_back_however_many(tmp_path: Path) -> None:
-    names = [f"class {number}" for number in range(12)]
-    folder = save_tiny_model(tmp_path)
-    trained = tiny_model(classes=len(names))
-    trained.config.id2label = dict(enumerate(names))
-    trained.save_pretrained(folder)
-
-    again = load(folder, class_names=names)
-
-    assert torch.equal(weight_of(again.model), weight_of(trained))
 
 
 def test_weights_saved_in_half_precision_train_in_fp32(tmp_path: Path) -> None:
@@ -270,18 +239,6 @@ def test_a_tokenizer_that_can_not_be_used_is_refused_with_the_true_cause(
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError, TypeError, AttributeError, KeyError])
-def test_a_fault_of_our_own_is_not_taken_for_one_of_the_model(
-    error: type[Exception], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise error("ours")
-
-    monkeypatch.setattr(load_module, "find_structure", fail)
-    with pytest.raises(error, match="ours"):
-        load(folder)
-
-
 Weights = dict[str, torch.Tensor]
 
 
@@ -328,28 +285,6 @@ def test_weights_that_do_not_fit_the_config_are_refused(
     load(folder, from_scratch=True)
 
 
-def test_a_missing_parameter_of_one_layer_is_reported_by_name(folder: Path) -> None:
-    weights = load_file(folder / "model.safetensors")
-    del weights["encoder.layer.1.output.dense.bias"]
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    emitted: list[events.Event] = []
-    load(folder, emitted=emitted)
-    [warning] = emitted
-    assert isinstance(warning, events.WarningMessage)
-    assert "such as bert.encoder.layer.1.output.dense.bias, are not in" in warning.message
-
-
-@pytest.mark.parametrize("old", [("LayerNorm.weight", "LayerNorm.gamma"), ("", "bert.")])
-def test_older_names_of_weights_are_known(old: tuple[str, str], folder: Path) -> None:
-    weights = load_file(folder / "model.safetensors")
-    weights = {name.replace(*old, 1): one for name, one in weights.items()}
-    weights["cls.predictions.bias"] = torch.zeros(300)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    emitted: list[events.Event] = []
-    load(folder, emitted=emitted)
-    assert emitted == []
-
-
 class MixesAllTokens(nn.Module):
     """Attention without a mask."""
 
@@ -376,14 +311,6 @@ def test_a_model_to_which_padding_matters_is_refused(
         load(folder)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("pooling", ["cls", "mean", "auto"])
-def test_padding_does_not_matter_to_common_models(
-    architecture: str, pooling: Any, tmp_path: Path
-) -> None:
-    load(save_tiny_model(tmp_path, architecture), pooling=pooling)
-
-
 @pytest.mark.parametrize("architecture", ["modernbert", "distilbert"])
 def test_weights_of_another_model_are_refused_unless_training_is_from_scratch(
     architecture: str, folder: Path
@@ -399,29 +326,6 @@ def test_weights_of_another_model_are_refused_unless_training_is_from_scratch(
     text_model = load(folder, from_scratch=True, emitted=emitted)
     assert text_model.model.config.model_type == config.model_type
     assert len(emitted) == 1
-
-
-def test_a_model_without_weights_is_trained_from_scratch_when_asked(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-
-    first, same, other = (load(folder, from_scratch=True, seed=seed) for seed in (1, 1, 2))
-
-    name = "bert.encoder.layer.1.output.dense.weight"
-    assert torch.equal(first.model.get_parameter(name), same.model.get_parameter(name))
-    assert not torch.equal(first.model.get_parameter(name), other.model.get_parameter(name))
-
-
-def test_a_pooler_that_the_weights_lack_is_new_and_not_reported(folder: Path) -> None:
-    weights = load_file(folder / "model.safetensors")
-    kept = {name: one for name, one in weights.items() if "pooler" not in name}
-    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
-
-    emitted: list[events.Event] = []
-
-    new = load(folder, emitted=emitted).structure.new
-
-    assert new >= {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
-    assert emitted == []
 
 
 def test_a_config_without_a_padding_id_takes_the_tokenizers(tmp_path: Path) -> None:
@@ -468,34 +372,3 @@ def test_a_saved_model_comes_back_bit_for_bit(text_model: TextModel, tmp_path: P
     assert again.tokenizer.get_vocab() == text_model.tokenizer.get_vocab()
     assert again.structure == replace(text_model.structure, new=frozenset())
     assert list(again.task.class_names) == NAMES
-
-
-def test_saving_and_loading_show_no_bar_and_no_report_and_leave_those_of_others(
-    text_model: TextModel, tiny_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    was_enabled, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.set_verbosity_warning()
-    for set_progress_bars in (logging.enable_progress_bar, logging.disable_progress_bar):
-        set_progress_bars()
-        enabled = logging.is_progress_bar_enabled()
-        save_model(text_model, tmp_path / "model", max_length=64)
-        load(tiny_folder)
-        assert logging.is_progress_bar_enabled() == enabled
-        assert logging.get_verbosity() == WARNING
-    (logging.enable_progress_bar if was_enabled else logging.disable_progress_bar)()
-    logging.set_verbosity(level)
-
-    assert capfd.readouterr().err == ""
-
-
-def test_files_have_the_permissions_that_the_user_gives_to_files(
-    text_model: TextModel, tmp_path: Path
-) -> None:
-    before = os.umask(0o007)
-    try:
-        save_model(text_model, tmp_path / "model", max_length=64)
-    finally:
-        os.umask(before)
-
-    modes = {stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "model").iterdir()}
-    assert modes == {0o660}

@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 
 from finetune.config.mode import Lora, Mode
 from finetune.errors import ModelUnsupportedError
-from finetune.model.feature_extractor import split_frozen
 from finetune.model.freeze import freeze_parameters
 from finetune.model.lora import Adapter, add_adapters
 from finetune.model.structure import Structure, encoder_layers, find_structure
@@ -51,33 +50,6 @@ def test_what_has_trained_is_merged_and_loaded_by_peft(architecture: str, tmp_pa
     assert torch.allclose(logits_of(merged), expected, atol=1e-5)
     assert torch.allclose(logits_of(loaded), expected, atol=1e-5)
     assert [*merged.state_dict()] == [*tiny_model(architecture).state_dict()]
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_layers_below_the_adapters_run_once(architecture: str) -> None:
-    model = tiny_model(architecture)
-    structure = adapt(model, mode="lora-last-1")
-
-    extractor = split_frozen(model, takes_4d_mask=structure.takes_4d_mask, pads_left=False)
-
-    assert extractor is not None
-    assert model.get_submodule(extractor.split_at) is encoder_layers(model)[2]
-    assert structure.adapters <= structure.layers[2]
-
-
-@pytest.mark.parametrize(
-    ("targets", "modules"),
-    [
-        ("auto", {"query", "key", "value", "dense"}),
-        ("all-linear", {"query", "key", "value", "dense"}),
-        ("query, value", {"query", "value"}),
-        ("intermediate.dense", {"dense"}),
-    ],
-)
-def test_adapters_are_beside_the_modules_that_are_named(targets: str, modules: set[str]) -> None:
-    structure = adapt(tiny_model(), targets=targets)
-
-    assert {name.split(".lora_")[0].rpartition(".")[2] for name in structure.adapters} == modules
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

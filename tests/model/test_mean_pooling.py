@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, SIZES, save_tiny_model, tiny_config, tiny_model
+from tiny_models import ARCHITECTURES, SIZES, save_tiny_model, tiny_model
 from tiny_training import random_texts
 from transformers import AlbertConfig, AutoModelForSequenceClassification, PreTrainedModel, pipeline
 
@@ -13,7 +13,7 @@ from finetune.config.mode import Mode
 from finetune.config.schema import Pooling
 from finetune.errors import ModelUnsupportedError
 from finetune.model.feature_extractor import split_frozen
-from finetune.model.freeze import freeze_parameters, trained_names
+from finetune.model.freeze import freeze_parameters
 from finetune.model.load import TextModel, load_model, save_model
 from finetune.model.mean_pooling import (
     compute_mean_alone,
@@ -98,19 +98,6 @@ def test_a_saved_model_is_a_plain_one_that_is_recognized_and_not_changed_again(
     assert len(encoder_layers(undone.model)) == len(text_model.structure.layers)
 
 
-def test_the_layer_of_the_mean_never_trains_and_is_no_layer_to_count() -> None:
-    model = tiny_model()
-    pool_by_mean(model)
-    structure = find_structure(model, has_mean_layer=has_mean_layer(model))
-    assert len(structure.layers) == SIZES["num_hidden_layers"]
-    assert structure.mean_layer
-    for mode in ("full", "last-1", "last-3", "head", "classifier"):
-        assert not structure.mean_layer & trained_names(structure, mode=Mode(mode))
-    freeze_parameters(model, structure, mode=Mode("last-3"))
-    with pytest.raises(Exception, match="has 3 layers, not 4"):
-        freeze_parameters(model, structure, mode=Mode("last-4"))
-
-
 @pytest.mark.parametrize("architecture", WITH_LAYER)
 @pytest.mark.parametrize("passes_through", [False, True])
 def test_a_frozen_encoder_gives_one_vector_for_each_text(
@@ -142,11 +129,3 @@ def test_a_model_whose_layers_share_weights_stays_as_it_is() -> None:
     assert (model.config.to_dict(), list(model.state_dict())) == (config, names)
     with pytest.raises(ModelUnsupportedError, match="AlbertForSequenceClassification can't read"):
         pool_shape_by_mean(model.config)
-
-
-@pytest.mark.parametrize("architecture", [*WITH_LAYER, "modernbert"])
-def test_a_config_alone_is_that_of_the_model_with_weights(architecture: str) -> None:
-    shape, model = tiny_config(architecture), tiny_model(architecture)
-    assert pool_by_mean(model)
-    assert pool_shape_by_mean(shape) == has_mean_layer(model)
-    assert shape.num_hidden_layers == model.config.num_hidden_layers

@@ -1,8 +1,6 @@
-from pathlib import Path
-
 import pytest
 import torch
-from tiny_models import SIZES, save_tiny_model
+from tiny_models import SIZES
 from transformers import (
     AutoModelForSequenceClassification,
     BertConfig,
@@ -39,13 +37,6 @@ def test_minilm_has_the_shape_of_the_model_that_is_shipped() -> None:
         "intermediate_size", "max_position_embeddings", "type_vocab_size", "hidden_act",
     ):  # fmt: skip
         assert getattr(shape, name) == getattr(shipped, name)
-
-
-def test_a_folder_needs_no_weights(tmp_path: Path) -> None:
-    folder = save_tiny_model(tmp_path / "tiny")
-    (folder / "model.safetensors").unlink()
-    shape = load_shape(str(folder), revision=None)
-    assert (shape.hidden_size, shape.num_hidden_layers) == (32, 3)
 
 
 @pytest.mark.parametrize(

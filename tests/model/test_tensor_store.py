@@ -9,7 +9,6 @@ from safetensors.torch import load_file, save
 
 from finetune.events import Event, WarningMessage, sent_to
 from finetune.files import temporary_path
-from finetune.model import tensor_store
 from finetune.model.tensor_store import TensorStore, key_of, map_tensors, write_rows
 
 GIB = 2**30
@@ -44,7 +43,7 @@ def file_of(store: TensorStore, letter: str = "a") -> Path:
 
 
 def letters_of(store: TensorStore) -> str:
-    return "".join(entry.file.name[0] for entry in store.entries())
+    return "".join(file.name[0] for file in store.entries())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -67,12 +66,11 @@ def test_tensors_come_back_bit_for_bit_written_at_once_or_in_pieces(
         assert str(file_of(store)) in Path("/proc/self/maps").read_text()
 
 
-def test_a_damaged_file_is_reported_and_replaced(store: TensorStore) -> None:
+def test_a_damaged_file_is_reported(store: TensorStore) -> None:
     keep(store, "a")
     file_of(store).write_bytes(file_of(store).read_bytes()[:-1])
     assert read(store, "a", warnings=1) is None
-    keep(store, "a")
-    assert read(store, "a") is not None
+    assert torch.equal(keep(store, "a"), FEATURES)
 
 
 @pytest.mark.parametrize(
@@ -90,16 +88,6 @@ def test_what_no_store_wrote_stays(content: bytes | None, store: TensorStore) ->
     assert (store.entries(), store.clear()) == ([], 0)
     assert file_of(store).is_dir() if content is None else file_of(store).read_bytes() == content
     assert len(list(store.folder.iterdir())) == 2
-
-
-def test_a_failure_leaves_nothing(store: TensorStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(file: Path) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(tensor_store, "flush_to_disk", fail)
-    with pytest.raises(KeyboardInterrupt):
-        keep(store, "a")
-    assert list(store.folder.iterdir()) == []
 
 
 def test_what_a_killed_run_left_goes_after_a_day(store: TensorStore) -> None:
@@ -140,17 +128,6 @@ def test_a_full_disk_is_noticed_before_anything_is_written(
     with pytest.raises(OSError, match="No space left"):
         keep(store, "a")
     assert list(store.folder.iterdir()) == []
-
-
-def test_a_store_that_can_only_be_read_is_read(
-    store: TensorStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*arguments: object) -> None:
-        raise OSError(30, "Read-only file system")
-
-    keep(store, "a")
-    monkeypatch.setattr(os, "utime", fail)
-    assert read(store, "a") is not None
 
 
 def test_every_part_of_a_key_and_their_order_count() -> None:

@@ -15,7 +15,6 @@ from batch_finder.simulated_machines import (
 )
 from prepared_runs import prepare_tiny, was_emitted
 from tiny_runs import run_tiny
-from tiny_training import give_few_shapes
 
 from finetune import events
 from finetune.config.schema import TrainingConfig
@@ -107,20 +106,6 @@ def test_where_features_are_stored_a_run_gets_two_sizes(
     assert Info("batch size: 16, and 64 without gradients") in emitted
 
 
-def test_where_shapes_are_few_a_run_evaluates_at_the_size_of_training(
-    runner: SimulatedRunner, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    give_few_shapes(monkeypatch)
-    runner.machine = SimulatedMachine(peak_bytes=lambda size: size * GIB)
-    options = {"freeze_core": True, "memory": "9GiB"}
-    emitted: list[Event] = []
-    preparation = prepare_auto(tiny_folder, tmp_path, **options)
-    with sent_to(emitted.append):
-        found = with_batch_sizes(preparation).config.training
-    assert found.batch_size == found.eval_batch_size < 9
-    assert max(tried_sizes(emitted)) == 16
-
-
 def short_machine(*, row_mib: float, row_seconds: float) -> SimulatedMachine:
     """Return a machine with 1 GiB on which every micro-batch costs half a second more."""
     return SimulatedMachine(
@@ -142,12 +127,3 @@ def test_checkpointing_is_used_where_larger_pieces_of_the_effective_batch_are_fa
     assert [case.gradient_checkpointing for case in runner.cases] == [False, True]
     assert kept["gradient_checkpointing"] is is_on
     assert was_emitted(emitted, Info, f"gradient checkpointing: {'on' if is_on else 'off'}")
-
-
-def test_checkpointing_is_used_where_nothing_fits_without_it(
-    runner: SimulatedRunner, tiny_folder: Path, tmp_path: Path
-) -> None:
-    runner.machine = short_machine(row_mib=1000, row_seconds=0.015)
-    runner.with_checkpointing = short_machine(row_mib=100, row_seconds=0.02)
-
-    assert find(prepare_auto(tiny_folder, tmp_path)).gradient_checkpointing

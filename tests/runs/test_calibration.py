@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from tiny_runs import run_tiny, weights_of
-from transformers import pipeline
 
 from finetune.evaluation.statistics import measure_reliability
 from finetune.files import read_json, read_jsonl
@@ -43,20 +42,6 @@ def test_the_predictions_are_those_of_the_run_without(runs: tuple[Path, Path]) -
     assert results.validation
     assert others.validation
     assert results.validation.metrics["loss"] < others.validation.metrics["loss"]
-
-
-def test_the_temperature_is_in_the_weights_of_the_last_layer_alone(runs: tuple[Path, Path]) -> None:
-    calibrated, plain = (weights_of(run) for run in runs)
-    temperature = read_json(runs[0] / "all_results.json")["calibration"]["temperature"]
-    assert temperature != 1
-    for name, tensor in calibrated.items():
-        factor = temperature if name.startswith("classifier") else 1
-        assert torch.allclose(factor * tensor, plain[name], rtol=1e-5), name
-    rows = read_jsonl(runs[0] / "predictions.jsonl")[:5]
-    found = pipeline("text-classification", str(runs[0] / "model"))([row["text"] for row in rows])
-    assert [one["score"] for one in found] == pytest.approx(
-        [row["probability"] for row in rows], abs=1e-5
-    )
 
 
 def test_a_model_that_trains_on_begins_without_its_temperature(runs: tuple[Path, Path]) -> None:

@@ -59,14 +59,6 @@ def test_a_head_that_is_fitted_at_once_is_compared_with_the_cpu(
     assert not (tmp_path / "run" / "model").exists()
 
 
-def test_no_check_device_leaves_the_comparison_out(tiny_folder: Path, tmp_path: Path) -> None:
-    preparation = prepare_on_other(tiny_folder, max_steps=2, check_device=False)
-    with begin_run(preparation, tmp_path / "run") as run:
-        plant(run.training_state, ZeroRows())
-        run.train()
-    assert run.progress.steps == 2
-
-
 @pytest.mark.parametrize(
     "trained",
     [pytest.param({"freeze_core": True}, marks=pytest.mark.slow), {"train_layers": 1}],

@@ -12,8 +12,7 @@ import torch
 from datasets import Dataset
 from prepared_runs import prepare_tiny, quick_config, was_emitted
 
-from finetune import distributed
-from finetune.events import Event, WarningMessage, ignore, sent_to
+from finetune.events import Event, WarningMessage, sent_to
 from finetune.model.load import TextModel
 from finetune.runs import encoding
 from finetune.runs.cache import open_tensor_store
@@ -37,14 +36,11 @@ def encode(plain: Preparation, tiny_folder: Path, tmp_path: Path) -> Encode:
     """Return what encodes the training rows, or others, with some options."""
 
     def encode_rows(rows: Dataset | None = None, **options: Any) -> Examples:
-        own = {one: options.pop(one) for one in ("emit", "processes") if one in options}
         config = quick_config(tiny_folder, **{"cache_dir": str(tmp_path / "cache")} | options)
         # Each process has a tokenizer of its own.
         text_model = replace(plain.text_model, tokenizer=deepcopy(plain.text_model.tokenizer))
         rows = rows or plain.data.splits["train"]
-        return encoding.encode_rows(
-            rows, "train", text_model, config=config, **{"emit": ignore} | own
-        )
+        return encoding.encode_rows(rows, "train", text_model, config=config)
 
     return encode_rows
 
@@ -99,17 +95,6 @@ def test_what_token_ids_depend_on_is_in_their_key(
         assert sum(encoded_texts)
     store = open_tensor_store(quick_config(tmp_path, cache_dir=str(tmp_path / "cache")).cache)
     assert len(store.entries()) == 3
-
-
-def test_the_second_of_two_ranks_reads_what_the_main_rank_encoded(
-    plain: Preparation, encode: Encode, encoded_texts: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(distributed, "barrier", lambda: None)
-    for rank in (0, 1):
-        monkeypatch.setattr(distributed, "_current", distributed.Launch(rank, 2))
-        encoded = encode()
-        assert sum(encoded_texts) == len(plain.data.splits["train"])
-    assert_same(encoded, encode(feature_cache=False))
 
 
 def test_token_ids_stay_in_memory_where_they_can_not_be_stored(

@@ -1,11 +1,8 @@
 """Whole runs on few labels: contrastive steps and a solved head, or a solved head alone."""
 
-import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +15,8 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 import finetune
-from finetune.config.schema import Config
-from finetune.errors import ConfigurationError, InterruptionError
-from finetune.events import Event, Info, StageStarted, Step, Validation, WarningMessage
+from finetune.errors import InterruptionError
+from finetune.events import Event, Info, StageStarted, Step, WarningMessage
 from finetune.files import read_json, read_jsonl
 from finetune.runs.folder import RunFolder
 from finetune.training import contrastive
@@ -53,19 +49,6 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 Train = Callable[..., Path]
-
-
-def run_until_killed(kill: tuple[Any, Any], **options: Any) -> None:
-    """Train in a new process, which kills itself at an event."""
-    child = get_context("spawn").Process(target=_run_and_die, args=(kill, options))
-    child.start()
-    child.join()
-    assert child.exitcode == -signal.SIGKILL
-
-
-def _run_and_die(kill: tuple[Any, Any], options: dict[str, Any]) -> None:
-    contrastive.MIN_STEPS = contrastive.MAX_STEPS = STEPS
-    finetune.run(**options, emit=at(*kill, lambda: os.kill(os.getpid(), signal.SIGKILL)))
 
 
 @pytest.fixture(scope="module")
@@ -127,22 +110,6 @@ def test_the_recipe_is_said_once_and_the_run_has_all_its_files(few_run: FewRun) 
     assert not (run / "checkpoints").exists()
 
 
-def test_what_is_cross_validated_is_named_so_in_results_report_and_card(few_run: FewRun) -> None:
-    run, events, _ = few_run
-    results = read_json(run / "all_results.json")
-    assert results["eval_kind"] == "cross-validated"
-    assert 0 <= results["eval_accuracy"] <= 1
-    for page in ("report.html", "model/README.md"):
-        assert "cross-validated" in (run / page).read_text(encoding="utf-8")
-    assert not [one for one in events if isinstance(one, Validation)]
-
-
-def test_its_configuration_makes_the_same_run_again(few_run: FewRun, tmp_path: Path) -> None:
-    run, _, _ = few_run
-    finetune.run(str(run / "config.yaml"), output_dir=str(tmp_path / "again"))
-    assert_same_run(tmp_path / "again", run)
-
-
 def test_its_model_answers_alike_everywhere(few_run: FewRun, command: Command) -> None:
     run, _, _ = few_run
     results, rows = read_json(run / "all_results.json"), read_jsonl(run / "predictions.jsonl")
@@ -175,15 +142,6 @@ def test_onnxruntime_gives_its_logits(few_run: FewRun, command: Command, tmp_pat
     np.testing.assert_allclose(logits, expected.logits.numpy(), atol=1e-4)
 
 
-def test_training_on_from_its_model_keeps_the_layer_of_the_mean(
-    few_run: FewRun, train: Train, tmp_path: Path
-) -> None:
-    run, _, options = few_run
-    again = train(tmp_path / "on", model=str(run / "model"), **options)
-    layers = [read_json(one / "model" / "config.json")["num_hidden_layers"] for one in (run, again)]
-    assert layers == [4, 4]
-
-
 def at(kind: type[Event], value: Any, act: Callable[[], None]) -> Callable[[Event], None]:
     """Return an ``Emit`` that acts at a step or when a stage begins."""
 
@@ -206,31 +164,6 @@ def test_a_run_stopped_within_the_contrastive_steps_resumes_bit_for_bit(
     if not (run / "all_results.json").exists():
         finetune.run(resume_from_checkpoint=run)
     assert_same_run(run, few_run[0])
-
-
-@pytest.mark.parametrize("kill", [(Step, 5), (StageStarted, "train"), (StageStarted, "test")])
-def test_a_run_that_is_killed_and_started_again_ends_the_same(
-    kill: tuple[Any, Any], few_run: FewRun, train: Train, tmp_path: Path
-) -> None:
-    whole, _, options = few_run
-    if options and kill[0] is Step:
-        pytest.skip("a solved head takes no steps")
-    if kill[0] is StageStarted:  # as a run that takes less time than there is between checkpoints
-        options = options | {"save_strategy": "no"}
-    run = tmp_path / "run"
-    train(run, call=partial(run_until_killed, kill), **options)
-    train(run, resume_from_checkpoint="auto", **options)
-    assert have_same_bits(weights_of(run), weights_of(whole))
-    assert logged_metrics(run) == logged_metrics(whole)
-    assert unfinished_files(run) == []
-
-
-def test_each_seed_is_a_run_of_its_own(few_run: FewRun, train: Train, tmp_path: Path) -> None:
-    run, _, options = few_run
-    train(tmp_path / "seeds", seeds=2, **options)
-    assert have_same_bits(weights_of(tmp_path / "seeds" / "seed-42"), weights_of(run))
-    other = read_json(tmp_path / "seeds" / "seed-43" / "all_results.json")
-    assert other["eval_kind"] == "cross-validated"
 
 
 @pytest.mark.parametrize(
@@ -256,36 +189,6 @@ def test_it_goes_with_other_options(options: dict[str, Any], train: Train, tmp_p
     assert results["eval_kind"] == "cross-validated"
     scores = finetune.evaluate(run, device="cpu").scores
     assert scores.loss == pytest.approx(results["test_loss"], abs=1e-5)
-
-
-def test_layers_below_those_that_train_stay_as_they_were(
-    train: Train, tiny_folder: Path, tmp_path: Path
-) -> None:
-    run = weights_of(train(tmp_path / "run", train_layers=1))
-    before = AutoModelForSequenceClassification.from_pretrained(tiny_folder).state_dict()
-    changed = {
-        name.split(".")[3]
-        for name, one in run.items()
-        if ".layer." in name and name in before and not torch.equal(one, before[name])
-    }
-    assert changed == {"2"}
-
-
-@pytest.mark.parametrize("options", RECIPES, ids=IDS)
-def test_rows_that_are_held_out_validate_the_model(
-    options: dict[str, Any], train: Train, tmp_path: Path
-) -> None:
-    events: list[Event] = []
-    run = train(tmp_path / "run", validation_fraction=0.3, emit=events.append, **options)
-    assert read_json(run / "all_results.json")["eval_kind"] == "held out"
-    assert len([one for one in events if isinstance(one, Validation)]) == 1
-    assert "cross-validated" not in (run / "report.html").read_text(encoding="utf-8")
-
-
-def test_all_texts_of_a_contrastive_step_share_one_loss(few_run: FewRun) -> None:
-    run, _, options = few_run
-    size = RunFolder(run).read_config().training.batch_size
-    assert size == (Config().training.batch_size if options else contrastive.TEXTS_A_STEP)
 
 
 def test_contrastive_steps_go_on_in_smaller_batches_when_memory_runs_out(
@@ -324,14 +227,3 @@ def test_heads_of_numbers_and_of_several_labels_are_solved_over_a_frozen_encoder
     assert was_emitted(events, Info, "recipe: the output layer is solved")
     results = read_json(run / "all_results.json")
     assert np.isfinite([results["eval_loss"], results["test_loss"]]).all()
-
-
-def test_each_part_can_be_switched_off(train: Train, tmp_path: Path) -> None:
-    plain = train(tmp_path / "plain", contrastive="off", num_train_epochs=1)
-    config = RunFolder(plain).read_config()
-    assert (config.training.contrastive, config.training.fit_head) == ("off", "off")
-    assert config.model.pooling == "cls"
-    first = RunFolder(train(tmp_path / "cls", pooling="cls", freeze_core=True)).read_config()
-    assert (first.model.pooling, first.training.fit_head) == ("cls", "on")
-    with pytest.raises(ConfigurationError, match="frozen encoder"):
-        train(tmp_path / "no", contrastive="off", fit_head="on")

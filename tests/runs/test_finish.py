@@ -1,20 +1,14 @@
 """What a finished run leaves in its folder."""
 
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import transformers
-from prepared_runs import train_tiny
 from tiny_runs import TEXTS, logged_metrics, run_tiny, unfinished_files
 
 import finetune
 from finetune.files import read_json, read_jsonl
-from finetune.model.features import FrozenLayers
-from finetune.runs.folder import RunFolder
-from finetune.runs.results import read_results
 
 
 @pytest.fixture(scope="module")
@@ -51,31 +45,6 @@ def test_the_results_have_the_names_that_trainer_gives_them(finished_run: Path) 
     assert 0 < stages["steps"] + stages["validation"] < seconds + stages["validation"]
     assert results["train_samples_per_second"] == pytest.approx(2 * 64 / seconds)
     assert results["train_steps_per_second"] == pytest.approx(8 / seconds)
-
-
-def test_the_time_of_the_training_includes_the_pass_through_the_frozen_layers(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compute = FrozenLayers.features
-
-    def compute_slowly(*arguments: Any) -> torch.Tensor:
-        time.sleep(0.2)
-        return compute(*arguments)
-
-    monkeypatch.setattr(FrozenLayers, "features", compute_slowly)
-    for options in ({"train_layers": 1}, {"freeze_core": True, "num_train_epochs": None}):
-        options |= {"cache_dir": str(tmp_path / str(len(options))), "learning_rate": None}
-        run = train_tiny(tmp_path / f"run-{len(options)}", model=tiny_folder, **options)
-        assert run.progress.seconds > 0.6  # three splits
-
-
-def test_lengths_training_rows_and_origins_of_options_are_kept(finished_run: Path) -> None:
-    found = read_results(RunFolder(finished_run))
-    assert [one.texts for one in found.details.lengths.values()] == [64, 81, 270]
-    assert sum(found.details.class_rows.values()) == 64
-    origins = read_json(finished_run / "environment.json")["origins"]
-    assert origins["batch_size"] == "--batch-size"
-    assert "seed" not in origins
 
 
 def test_the_predictions_are_those_of_the_test_split_and_give_its_accuracy(
@@ -128,11 +97,3 @@ def test_the_best_model_by_validation_is_the_one_that_is_kept(overfitted_run: Pa
     results = read_json(overfitted_run / "all_results.json")
     assert results["eval_loss"] == best["eval_loss"]
     assert results["best_global_step"] == best["step"]
-
-
-def test_the_metrics_are_those_of_the_model_that_is_kept(overfitted_run: Path) -> None:
-    results = read_json(overfitted_run / "all_results.json")
-    for split, prefix in (("validation", "eval"), ("test", "test")):
-        scores = finetune.evaluate(overfitted_run, split=split, device="cpu").scores
-        assert scores.accuracy == results[f"{prefix}_accuracy"]
-        assert scores.loss == pytest.approx(results[f"{prefix}_loss"], abs=1e-6)

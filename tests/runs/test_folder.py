@@ -32,16 +32,6 @@ def overwrite(path: Path) -> None:
         folder.start()
 
 
-def test_new_folder_is_created_with_its_parents_and_kept_once_something_is_in_it(
-    tmp_path: Path,
-) -> None:
-    with RunFolder(tmp_path / "runs" / "first").create(overwrite=False) as folder:
-        assert content_of(folder.path) == [".finetune.lock", "manifest.json"]
-        folder.config_file.touch()
-
-    assert content_of(tmp_path / "runs/first") == ["config.yaml", "manifest.json"]
-
-
 @pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
 def test_new_folder_is_deleted_with_its_parents_when_nothing_came_of_it(
     tmp_path: Path, error: type[BaseException]
@@ -50,18 +40,6 @@ def test_new_folder_is_deleted_with_its_parents_when_nothing_came_of_it(
         raise error
 
     assert content_of(tmp_path) == []
-
-
-@pytest.mark.parametrize("leftover", [".finetune.lock", ".DS_Store"])
-def test_empty_folder_of_the_user_may_be_used_and_is_not_deleted(
-    tmp_path: Path, leftover: str
-) -> None:
-    (tmp_path / leftover).touch()
-
-    with RunFolder(tmp_path).create(overwrite=False):
-        pass
-
-    assert tmp_path.is_dir()
 
 
 def test_folder_of_a_run_is_refused_with_three_suggestions(tmp_path: Path) -> None:
@@ -75,13 +53,6 @@ def test_folder_of_a_run_is_refused_with_three_suggestions(tmp_path: Path) -> No
 
     for flag in ("--resume-from-checkpoint", "--overwrite", "--output-dir"):
         assert flag in refusal.value.remedy
-
-
-def test_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("dear")
-
-    with pytest.raises(UsageError, match="is a file"):
-        overwrite(tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -131,16 +102,6 @@ def test_second_lock_is_refused_at_once_and_the_next_one_is_given(tmp_path: Path
     assert content_of(tmp_path) == content
 
 
-def test_a_refused_process_leaves_the_new_folder_to_the_one_that_has_it(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    with folder.create(overwrite=False):
-        with pytest.raises(RunFolderInUseError), folder.create(overwrite=True):
-            pass
-        folder.start()
-        folder.config_file.touch()
-    assert folder.is_ours
-
-
 def test_lock_of_a_killed_process_stops_nobody(tmp_path: Path) -> None:
     make_run(tmp_path)
     code = (
@@ -159,20 +120,6 @@ def test_lock_of_a_killed_process_stops_nobody(tmp_path: Path) -> None:
 
     with RunFolder(tmp_path).lock():
         pass
-
-
-def test_interrupted_run_opens_only_where_no_model_is_needed(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    folder.config_file.touch()
-
-    with pytest.raises(NotARunError, match="model"):
-        open_run_folder(tmp_path)
-    assert open_run_folder(tmp_path, needs_model=False).path == tmp_path
-
-    folder.model_folder.mkdir()
-    folder.model_config_file.touch()
-    folder.inference_file.touch()
-    assert open_run_folder(tmp_path).path == tmp_path
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,10 @@ import resource
 import signal
 from pathlib import Path
 
-import pytest
-
 from finetune.events import Emit, Event, Info, Step, Validation, WarningMessage, ignore, sent_to
 from finetune.files import read_jsonl
 from finetune.runs.folder import RunFolder
-from finetune.runs.journal import Journal, continue_journal, read_warnings
+from finetune.runs.journal import Journal, read_warnings
 
 
 def step_event(number: int) -> Step:
@@ -47,21 +45,6 @@ def test_steps_and_validations_are_kept_and_everything_is_passed_on(tmp_path: Pa
     assert (first["kind"], first["step"], first["loss"]) == ("step", 1, 1.5)
     assert (first["memory_bytes"], first["held_bytes"]) == (1024, 2048)
     assert (second["kind"], second["eval_accuracy"]) == ("validation", 0.5)
-
-
-@pytest.mark.parametrize(
-    "torn",
-    [b'{"kind": "step", "upd', b'{"kind": "step", "upd\n', b"\0" * 40 + b"\n", b"[]\n\xff\n",
-     b'{"step": null}\n'],
-)  # fmt: skip
-def test_what_a_kill_or_a_power_cut_has_torn_is_dropped(torn: bytes, tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    open_journal(folder)(step_event(1))
-    with folder.metrics_file.open("ab") as file:
-        file.write(torn)
-    continue_journal(folder, steps=1)
-    open_journal(folder)(step_event(2))
-    assert [row["step"] for row in read_jsonl(folder.metrics_file)] == [1, 2]
 
 
 def test_a_full_disk_leaves_no_torn_row(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Runs with LoRA: what trains, what is saved, what is refused."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 import finetune
 from finetune.model import lora
-from finetune.runs.folder import RunFolder
 
 LORA: dict[str, Any] = {"lora_rank": 4, "contrastive": "off", "learning_rate": 1e-2}
 
@@ -91,41 +89,6 @@ def test_adapter_takes_the_place_of_a_model_that_is_not_merged(
     AutoModelForSequenceClassification.from_config(other).base_model.save_pretrained(model)
     predict = command("predict", tmp_path / "run", "Who?")
     predict.assert_refused(3, "the model's weights", "restore")
-
-
-def test_frozen_layers_in_bf16_leave_no_trace_in_the_saved_model(
-    tmp_path: Path, tiny_folder: Path
-) -> None:
-    run_tiny(tmp_path / "run", model=tiny_folder, **LORA, precision="bf16", train_layers=1)
-
-    before = load_file(tiny_folder / "model.safetensors")
-    after = load_file(tmp_path / "run" / "model" / "model.safetensors")
-    frozen = [name for name in before if "layer.2" not in name]
-    assert [name for name in frozen if not torch.equal(before[name], after[f"bert.{name}"])] == []
-    score = finetune.evaluate(tmp_path / "run").scores.metrics
-    results = json.loads((tmp_path / "run" / "all_results.json").read_text(encoding="utf-8"))
-    assert score["loss"] == pytest.approx(results["test_loss"], abs=1e-6)
-
-
-@pytest.mark.slow
-def test_few_labels_train_adapters_by_contrastive_steps(tmp_path: Path, tiny_folder: Path) -> None:
-    options = {"lora_rank": 4, "learning_rate": None, "num_train_epochs": None}
-    run_tiny(tmp_path / "run", model=tiny_folder, **options, max_train_samples=60)
-
-    config = RunFolder(tmp_path / "run").read_config()
-
-    assert (config.training.contrastive, config.model.pooling) == ("on", "cls")
-    merged = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "model")
-    adapted = load_with_peft(tiny_folder, tmp_path / "run")
-    expected = logits_of(merged, tmp_path / "run")
-    assert torch.allclose(logits_of(adapted, tmp_path / "run"), expected, atol=1e-4)
-
-
-def test_adapter_is_not_saved_for_the_mean_of_the_tokens(tmp_path: Path, tiny_folder: Path) -> None:
-    run_tiny(tmp_path / "run", model=tiny_folder, **LORA, pooling="mean")
-
-    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
-    assert not (tmp_path / "run" / "adapter").exists()
 
 
 @pytest.mark.parametrize(

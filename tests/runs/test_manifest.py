@@ -12,8 +12,8 @@ from datasets import ClassLabel, Dataset, Features, Value
 from prepared_runs import prepare_tiny
 from safetensors.torch import load_file, save_file
 
-from finetune.errors import DataMismatchError, NotARunError
-from finetune.files import read_json, write_json
+from finetune.errors import DataMismatchError
+from finetune.files import write_json
 from finetune.runs.folder import RunFolder
 from finetune.runs.manifest import Manifest, digest_splits, read_environment, restore_threads
 from finetune.tasks.single import Single
@@ -29,26 +29,6 @@ def rows_of(*rows: tuple[str, int], names: tuple[str, ...] = ("a", "b")) -> Data
     features = Features({"text": Value("string"), "label": ClassLabel(names=list(names))})
     texts, labels = zip(*rows, strict=True)
     return Dataset.from_dict({"text": list(texts), "label": list(labels)}, features=features)
-
-
-def test_a_manifest_reads_back_as_it_was_written(tmp_path: Path) -> None:
-    MANIFEST.write(RunFolder(tmp_path))
-    assert Manifest.read(RunFolder(tmp_path)) == MANIFEST
-    assert read_json(tmp_path / "manifest.json")["schema_version"] == 1
-
-
-def test_the_second_texts_of_pairs_are_part_of_a_digest() -> None:
-    rows, others = [("one", 0), ("two", 1)], ["x", "y"]
-    single = rows_of(*rows)
-    digests = {digest(single.add_column("text_pair", one)) for one in (others, others[::-1])}
-    assert len(digests | {digest(single)}) == 3
-
-
-@pytest.mark.parametrize("content", ["{", "[]", '{"sources": 1}'])
-def test_one_that_makes_no_sense_is_refused(content: str, tmp_path: Path) -> None:
-    (tmp_path / "manifest.json").write_text(content)
-    with pytest.raises(NotARunError, match=r"manifest\.json"):
-        Manifest.read(RunFolder(tmp_path))
 
 
 def test_a_run_writes_what_it_was_made_from(tiny_folder: Path, tmp_path: Path) -> None:

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 from prepared_runs import finish_run, prepare_tiny, train_tiny
 from tiny_models import SIZES, tiny_tokenizer
-from tiny_runs import run_tiny
 from transformers import AlbertConfig, AlbertModel, AutoModelForSequenceClassification, pipeline
 
 import finetune
-from finetune.errors import ConfigurationError, ModelUnsupportedError
+from finetune.errors import ModelUnsupportedError
 from finetune.files import read_jsonl
 from finetune.model.mean_pooling import has_mean_layer
 from finetune.runs.folder import RunFolder
@@ -61,11 +60,3 @@ def test_what_can_not_read_the_mean_is_refused_only_where_that_is_asked(tmp_path
         prepare_tiny(tmp_path / "albert", pooling="mean")
     assert "--pooling mean" in refused.value.remedy
     assert prepare_tiny(tmp_path / "albert").resolved_config.model.pooling == "cls"
-
-
-def test_numbers_have_no_loss_of_classes(tiny_folder: Path, tmp_path: Path) -> None:
-    table = tmp_path / "table.csv"
-    table.write_text("text,label\n" + "".join(f"who wrote {n},{n / 7}\n" for n in range(60)))
-    for options in ({"loss": "focal"}, {"label_smoothing": 0.1}):
-        with pytest.raises(ConfigurationError, match="the labels are numbers"):
-            run_tiny(tmp_path / "run", model=tiny_folder, data=str(table), **options)

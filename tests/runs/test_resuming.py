@@ -13,15 +13,9 @@ from safetensors.torch import load_file
 from tiny_runs import QUICK, have_same_bits, logged_metrics, run_tiny, unfinished_files, weights_of
 
 import finetune
-from finetune.errors import (
-    ConfigurationError,
-    DataMismatchError,
-    InterruptionError,
-    NotARunError,
-    UsageError,
-)
+from finetune.errors import ConfigurationError, InterruptionError, NotARunError, UsageError
 from finetune.events import Emit, Event, Info, StageStarted, Step, WarningMessage
-from finetune.files import read_json, temporary_path
+from finetune.files import read_json
 from finetune.runs.checkpoint import read_checkpoint, write_checkpoint
 from finetune.runs.folder import RunFolder
 
@@ -136,13 +130,6 @@ def test_a_run_that_is_stopped_names_the_command_that_resumes_it_bit_for_bit(
     assert_same_run(run, whole_run)
 
 
-def test_ctrl_c_at_the_last_step_changes_nothing(
-    whole_run: Path, tiny_folder: Path, tmp_path: Path
-) -> None:
-    run_tiny(tmp_path / "run", model=tiny_folder, emit=at_step(4, press_ctrl_c), **SHORT)
-    assert_same_run(tmp_path / "run", whole_run)
-
-
 @pytest.mark.parametrize(
     ("strategy", "emit", "kept"),
     [
@@ -160,32 +147,6 @@ def test_a_run_without_checkpoints_still_keeps_one_when_it_is_stopped(
     assert [path.name for path in (run / "checkpoints").glob("step-*")] == [f"step-{kept}"]
     finetune.run(resume_from_checkpoint=run, save_strategy="epoch")
     assert have_same_bits(weights_of(run), weights_of(whole_run))
-
-
-def test_a_run_without_validation_keeps_no_best_model_before_its_end(
-    tiny_folder: Path, tmp_path: Path
-) -> None:
-    emitted: list[Event] = []
-    run, options = tmp_path / "run", SHORT | {"validation_fraction": 0}
-    stop_run(run, after_step=3, model=tiny_folder, **options)
-    assert not [*(run / "checkpoints").glob("best-*")]
-    finetune.run(resume_from_checkpoint=run, emit=emitted.append)
-    assert not [one for one in emitted if isinstance(one, WarningMessage) and "best" in one.message]
-    assert read_json(run / "all_results.json")["best_global_step"] == 4
-
-
-def test_an_early_stop_is_remembered(tiny_folder: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {
-        "learning_rate": 1e-12,  # too low for a parameter to change
-        "max_train_samples": 16,
-        "num_train_epochs": 10,
-        "early_stopping_patience": 2,
-    }
-    whole = run_tiny(tmp_path / "whole", model=tiny_folder, **options)
-    assert whole["epoch"] == 3
-    stop_run(tmp_path / "run", after_step=2, model=tiny_folder, **options)
-    finetune.run(resume_from_checkpoint=tmp_path / "run")
-    assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
 def test_a_checkpoint_with_lora_holds_what_trains_and_is_resumed_bit_for_bit(
@@ -273,20 +234,6 @@ def test_a_finished_run_can_be_trained_further_in_a_new_folder_beside_it(
     assert_same_run(run, whole_run)
 
 
-def test_a_finished_run_is_not_trained_further_on_other_data(
-    tiny_folder: Path, tmp_path: Path
-) -> None:
-    run, file = tmp_path / "run", tmp_path / "rows.csv"
-    lines = [f"what is {number}?,{'even' if number % 2 == 0 else 'odd'}" for number in range(64)]
-    file.write_text("\n".join(["text,label", *lines]))
-    run_tiny(run, model=tiny_folder, data=str(file), max_steps=1)
-    file.write_text(file.read_text().replace("what is 7?", "what is seven?"))
-    with pytest.raises(DataMismatchError, match=r"rows\.csv") as raised:
-        finetune.run(resume_from_checkpoint=run, num_train_epochs=6)
-    assert f"model {run / 'model'}" in raised.value.remedy
-    assert not (tmp_path / "run-2").exists()
-
-
 def test_auto_starts_resumes_and_leaves_a_finished_run_alone(
     whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
@@ -348,34 +295,6 @@ def test_the_checkpoint_before_a_damaged_one_is_used(
     assert_same_run(stopped_run, whole_run)
 
 
-def test_files_of_a_killed_process_do_not_keep_a_run_from_resuming(
-    whole_run: Path, stopped_run: Path
-) -> None:
-    """What SIGKILL leaves: half of files, torn lines, rows after the checkpoint."""
-    temporary_path(stopped_run / "config.yaml").write_bytes(b"half")
-    half = stopped_run / "checkpoints" / "step-4" / f".{'0' * 32}.partial"
-    half.mkdir(parents=True)
-    (half / "model.safetensors").write_bytes(b"half")
-    row = (stopped_run / "metrics.jsonl").read_text().splitlines()[-1]
-    with (stopped_run / "metrics.jsonl").open("a") as file:
-        file.write(row.replace('"step": 3', '"step": 4') + "\n" + row[:20])
-    with (stopped_run / "warnings.jsonl").open("a") as file:
-        file.write('{"message": "half')
-    finetune.run(resume_from_checkpoint=stopped_run)
-    assert_same_run(stopped_run, whole_run)
-
-
-def test_options_may_be_given_that_change_nothing(
-    stopped_run: Path, whole_run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FINETUNE_DATA", "questions")  # as it was when the run began
-    emitted: list[Event] = []
-    finetune.run(resume_from_checkpoint=stopped_run, seed=SHORT["seed"], emit=emitted.append)
-    assert any(isinstance(event, Info) and "step 3" in event.message for event in emitted)
-    assert [event.step for event in emitted if isinstance(event, Step)] == [4]
-    assert_same_run(stopped_run, whole_run)
-
-
 def test_a_configuration_that_was_edited_is_refused_with_all_changes(stopped_run: Path) -> None:
     config = stopped_run / "config.yaml"
     text = config.read_text()
@@ -395,15 +314,3 @@ def test_a_stopped_run_without_its_manifest_is_refused(stopped_run: Path) -> Non
     (stopped_run / "manifest.json").unlink()
     with pytest.raises(NotARunError, match=r"manifest\.json"):
         finetune.run(resume_from_checkpoint=stopped_run)
-
-
-def test_what_a_kill_after_the_last_file_leaves_is_deleted(
-    finished_run: Path, tmp_path: Path
-) -> None:
-    run = shutil.copytree(finished_run, tmp_path / "run")
-    best = run / "checkpoints" / "best-4" / "model.safetensors"
-    best.parent.mkdir(parents=True)
-    for file in (best, run / ".finetune.lock", temporary_path(run / "all_results.json")):
-        file.touch()
-    finetune.run(resume_from_checkpoint=run)
-    assert files_of(run) == files_of(finished_run)

@@ -1,7 +1,6 @@
 """Runs on texts that are longer than the model reads at once."""
 
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from tiny_training import give_few_shapes
 
 import finetune
 from finetune.errors import ConfigurationError
-from finetune.files import read_json, write_json
+from finetune.files import read_json
 
 LONG = " ".join(TEXTS)
 WINDOWS: dict[str, Any] = {
@@ -54,18 +53,6 @@ def test_evaluate_predict_and_the_cards_code_agree_with_the_run(run: Path) -> No
     probability, number = names["logits"].softmax(-1).max(-1)
     assert names["model"].config.id2label[number.item()] == answer.label
     assert answer.probability == pytest.approx(probability.item(), abs=1e-5)
-
-
-def test_predictions_follow_the_file_beside_the_model(run: Path, tmp_path: Path) -> None:
-    file = run / "model" / "inference.json"
-    saved = read_json(file)
-    reading = {name: saved[name] for name in ("max_length", "long_texts", "stride")}
-    assert reading == {"max_length": 10, "long_texts": "windows", "stride": 2}
-    whole = finetune.predict(run, [LONG], device="cpu")
-    copy = shutil.copytree(run, tmp_path / "run")
-    edited = copy / "model" / "inference.json"
-    write_json(edited, saved | {"long_texts": "truncate"})
-    assert finetune.predict(copy, [LONG], device="cpu") != whole
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 import pytest
 
-from finetune.devices.mps.chips import Mac, find_mac, generation
+from finetune.devices.mps.chips import Mac, find_mac
 from finetune.errors import UsageError
 
 GIB = 2**30
@@ -40,11 +40,3 @@ def test_a_name_without_chip_or_memory_is_answered_with_one_that_has_both(name: 
     with pytest.raises(UsageError) as caught:
         find_mac(name)
     assert "m1-8gb" in caught.value.remedy
-
-
-@pytest.mark.parametrize(
-    ("chip", "number"),
-    [("Apple M1", 1), ("Apple M1 (Virtual)", 1), ("m2-ultra", 2), ("Apple M10 Max", 10)],
-)
-def test_chips_have_generations(chip: str, number: int) -> None:
-    assert generation(chip) == number

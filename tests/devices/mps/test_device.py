@@ -8,10 +8,8 @@ from batch_finder.simulated_machines import UnifiedMemoryMac
 from machines import INTEL_MAC, LINUX, ROSETTA, VIRTUAL_MAC_TEXTS, Machine, a_mac, pretend
 from tiny_training import simulate_memory
 
-from finetune import distributed
 from finetune.devices import host_memory
 from finetune.devices.mps.device import MpsDevice, MpsMemory
-from finetune.errors import UsageError
 
 GIB = 2**30
 
@@ -20,13 +18,6 @@ GIB = 2**30
 def device(pretend_mac: Callable[..., None]) -> MpsDevice:
     pretend_mac()
     return MpsDevice()
-
-
-def test_it_takes_one_process(device: MpsDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    distributed.use_device(device)
-    monkeypatch.setattr(distributed, "_current", distributed.Launch(0, 2))
-    with pytest.raises(UsageError, match="a Mac's GPU is one device"):
-        distributed.use_device(device)
 
 
 @pytest.mark.parametrize(
@@ -137,18 +128,6 @@ def test_refused_memory_is_out_of_memory(error: Exception, is_out_of_memory: boo
     assert MpsMemory().is_out_of_memory(error) == is_out_of_memory
 
 
-def test_the_peak_is_unknown_where_the_allocator_does_not_count(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse() -> None:
-        raise RuntimeError("Allocator for mps is not a DeviceAllocator.")
-
-    monkeypatch.setattr(torch.accelerator, "max_memory_allocated", refuse)
-    monkeypatch.setattr(torch.accelerator, "reset_peak_memory_stats", refuse)
-    MpsMemory().reset_peak()
-    assert MpsMemory().peak_bytes() is None
-
-
 @pytest.fixture
 def pretend_memory(
     pretend_mac: Callable[..., None], monkeypatch: pytest.MonkeyPatch
@@ -218,18 +197,3 @@ def test_cache_of_many_shapes_runs_away_before_the_mac_swaps(
     assert mac.swap_bytes == 0
     torch.mps.empty_cache()
     assert not MpsMemory().cache_exceeds_limit()
-
-
-@pytest.mark.parametrize("rows", [16, 32, 64, 128])
-@pytest.mark.parametrize("physical_gib", [16, 32, 64])
-def test_cache_of_a_run_with_few_shapes_does_not_run_away(
-    physical_gib: int, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mac = UnifiedMemoryMac(physical_bytes=physical_gib * GIB, recommended_share=0.75)
-    simulate_memory(mac, monkeypatch)
-    fixed_and_widest_bytes = mac.fixed_bytes + 128 * rows * mac.token_bytes
-    if 4 * fixed_and_widest_bytes > mac.recommended_bytes:
-        pytest.skip("is too large for this Mac")
-    for padded_length in (128, 22, 43, 64, 86, 107):
-        mac.take_step(rows, padded_length)
-        assert not MpsMemory().cache_exceeds_limit()
