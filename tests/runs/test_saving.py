@@ -22,14 +22,14 @@ from finetune.runs.folder import RunFolder
 EVERY_THIRD: dict[str, Any] = {"save_strategy": "steps", "save_steps": 3, "logging_steps": 2}
 
 
-class PowerCut(Exception):
+class PowerCutError(Exception):
     pass
 
 
 def cut_power(*, at_step: int) -> Emit:
     def emit(event: Event) -> None:
         if isinstance(event, Step) and event.step == at_step:
-            raise PowerCut
+            raise PowerCutError
 
     return emit
 
@@ -53,7 +53,7 @@ def test_a_checkpoint_within_an_epoch_resumes_bit_for_bit(
     at_step: int, kept: list[int], whole_run: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    with pytest.raises(PowerCut):
+    with pytest.raises(PowerCutError):
         run_tiny(run, model=tiny_folder, emit=cut_power(at_step=at_step), **EVERY_THIRD)
     assert steps_in(run) == kept
     finetune.run(resume_from_checkpoint=run)
@@ -72,7 +72,7 @@ def test_no_checkpoint_is_ahead_of_the_journal(
         append_jsonl(path, rows)
 
     monkeypatch.setattr(journal, "append_jsonl", append_unless_refused)
-    with pytest.raises(PowerCut):
+    with pytest.raises(PowerCutError):
         run_tiny(run, model=tiny_folder, emit=cut_power(at_step=8), **EVERY_THIRD)
     assert steps_in(run) == [3]
     finetune.run(resume_from_checkpoint=run)
@@ -134,7 +134,7 @@ def test_overwriting_deletes_the_old_run_only_when_the_new_one_starts_its_work(
     with pytest.raises(UsageError):
         run_tiny(run, model=tmp_path / "none", overwrite=True)
     assert sorted(run.rglob("*")) == before
-    with pytest.raises(PowerCut):
+    with pytest.raises(PowerCutError):
         run_tiny(run, model=tiny_folder, overwrite=True, emit=cut_power(at_step=1))
     assert not (run / "model").exists()
 
