@@ -21,7 +21,7 @@ from finetune.runs.guess import guess_options, measure_tokens
 if TYPE_CHECKING:
     from finetune.audit.audit import Audit
     from finetune.data.check import Findings, Lengths, Suggestion
-    from finetune.runs.expectation import Expectation
+    from finetune.runs.expectation import BaselineEstimate
 
 EXAMPLES = """\b
 Examples:
@@ -51,7 +51,7 @@ class DataReport:
     findings: "Findings"
     lengths: "Lengths | None"
     suggestions: Sequence["Suggestion"]
-    expectation: "Expectation | None"
+    expectation: "BaselineEstimate | None"
     warnings: Sequence[str]
 
     def to_json(self) -> dict[str, Any]:

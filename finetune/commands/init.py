@@ -27,7 +27,7 @@ from finetune.runs.guess import guess
 
 if TYPE_CHECKING:
     from finetune.data.columns import Columns
-    from finetune.runs.expectation import Expectation
+    from finetune.runs.expectation import BaselineEstimate
 
 MAX_CLASSES_SHOWN = 20
 EXAMPLES = """\b
@@ -59,7 +59,7 @@ class TableFacts:
     guesses: Mapping[str, Any]
     suggested_max_length: int
     longer_fraction: float
-    expectation: "Expectation | None"
+    expectation: "BaselineEstimate | None"
 
 
 def look_at_table(options: DataConfig, *, model: str | None) -> TableFacts:

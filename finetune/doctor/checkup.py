@@ -1,10 +1,8 @@
 """Is this machine ready? All checks, one after the other."""
 
-import importlib.util
 import os
 import platform
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -35,7 +33,7 @@ def check_machine(*, device: str) -> Iterator[Check]:
     # A macOS that is too old for the GPU is named with the GPU.
     name = f"macOS {host.macos_version()}" if host.is_mac() else platform.platform()
     yield Check("system", "ok", name)
-    yield check_python()
+    yield Check("python", "ok", platform.python_version())
     yield from check_packages()
     yield check_memory()
     yield check_disk("run_disk", Path.cwd(), "make room, or give an --output-dir on another disk")
@@ -57,22 +55,6 @@ def check_cpu() -> Check:
         remedy = "use --device cpu; PyTorch's last packages for Intel Macs are of version 2.2"
         return Check("processor", "warning", finding, remedy)
     return Check("processor", "ok", finding)
-
-
-def check_python() -> Check:
-    """Say which Python it is, and whether it compiles PyTorch's source at each start.
-
-    It does in images that were made without bytecode, and takes 4 s longer (measured on an H200's
-    host). pip has compared its version with what the package needs.
-    """
-    torch, finding = importlib.util.find_spec("torch"), platform.python_version()
-    if not (sys.dont_write_bytecode and torch and torch.origin):
-        return Check("python", "ok", finding)
-    has_bytecode = os.path.exists(importlib.util.cache_from_source(torch.origin))
-    slow = "; without bytecode of PyTorch, each command takes seconds to compile it"
-    packages = Path(torch.origin).parents[1]
-    remedy = f"unset PYTHONDONTWRITEBYTECODE, or run: python -m compileall -q {packages}"
-    return Check.warn_unless(has_bytecode, "python", finding + slow * (not has_bytecode), remedy)
 
 
 def check_packages() -> Iterator[Check]:

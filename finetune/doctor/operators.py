@@ -7,7 +7,7 @@ forward may depend on its values.
 import copy
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 import torch
@@ -15,7 +15,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map_only
+from torch.utils._pytree import tree_iter
 from transformers import PreTrainedModel
 
 from finetune import events
@@ -86,16 +86,16 @@ def audit_classifier(
 ) -> OperatorReport:
     """Audit a step and one evaluation batch of a model, which stays as it was.
 
-    fp16 is recorded as bf16, which dispatches the same, with the scaling of the gradients added.
+    fp16 is recorded as bf16, which dispatches the same operators.
     """
     with FakeCopyMode(FakeTensorMode(allow_non_fake_inputs=True)):
         fake = copy.deepcopy(model)
-    device, is_fp16 = CpuDevice(), precision == "fp16"
+    device = CpuDevice()
     case = case_of(
         model,
         device=device,
         mode=mode,
-        precision="bf16" if is_fp16 else precision,
+        precision=precision.replace("fp16", "bf16"),
         padded_length=padded_length,
     )
     trial = prepare_trial_model(case, fake, find_structure(model), device=device)
@@ -103,9 +103,6 @@ def audit_classifier(
     optimizer = trial.training_state.optimizer
     optimizer.register_step_pre_hook(lambda *_: setattr(recorder, "outside", "optimizer"))
     optimizer.register_step_post_hook(lambda *_: setattr(recorder, "outside", "loss"))
-    if is_fp16:
-        scaler = torch.amp.GradScaler("cpu")
-        trial = replace(trial, training_state=replace(trial.training_state, scaler=scaler))
     trial.begin()
     with sdpa_kernel(SDPBackend.MATH), recorder:
         trial.take_step(batch_size=batch_size)
@@ -146,8 +143,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._modules: defaultdict[str, set[str]] = defaultdict(set)
         # The first operator of each place that MPS can't hold the tensors of.
         self._not_held: dict[str, str] = {}
-        # The composites that are being decomposed: some call themselves.
-        self._inside: list[str] = []
         for name, module in model.named_modules():
             # All layers share a name.
             starred = ".".join("*" if part.isdigit() else part for part in name.split("."))
@@ -186,11 +181,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         name: str = func.name()  # type: ignore[no-untyped-call]
         name = _NAMES_ON_MPS.get(name, name)
-        if not self._is_recording or func.namespace in _NOT_FOR_DEVICES or name in self._inside:
+        if not self._is_recording or func.namespace in _NOT_FOR_DEVICES:
             return func(*args, **kwargs)
-        is_composite = status_of(name) == "composite"
         # In training, such a composite is decomposed before a mode sees it.
-        if is_composite and func._can_decompose():
+        if status_of(name) == "composite" and func._can_decompose():
             with self:
                 return func.decompose(*args, **kwargs)
         place = self._place()
@@ -201,17 +195,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_forward = place != "clipping" and torch._C._current_autograd_node() is None
         if is_forward and any(map(_is_not_held, tree_iter((args, kwargs, result)))):
             self._not_held.setdefault(place, name)
-        if is_composite:
-            self._note_parts(func, name, args, kwargs)
         return result
-
-    def _note_parts(self, func: torch._ops.OpOverload, name: str, args: Any, kwargs: Any) -> None:
-        """Note the operators that a composite dispatches, by running its MPS kernel on zeros."""
-        args, kwargs = tree_map_only(torch.Tensor, _zeros_like, (args, kwargs))
-        self._inside.append(name)
-        with self:
-            func.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.MPS), *args, **kwargs)
-        self._inside.pop()
 
     def _place(self) -> str:
         if node := torch._C._current_autograd_node():

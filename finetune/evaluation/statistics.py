@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune.tasks.base import Labels, Logits, Task
-from finetune.tasks.metrics import WeightedMetrics
+from finetune.tasks.metrics import Metric, WeightedMetrics
 from finetune.tasks.tables import wilson_interval
 
 CONFIDENCE = 0.95
@@ -68,6 +68,14 @@ def percentile_interval(value: float, resampled: Floats) -> Interval:
     """Return a number of all rows with its percentile interval over resampled rows."""
     tail = (1 - CONFIDENCE) / 2
     return Interval(value, *np.quantile(resampled, [tail, 1 - tail]).tolist())
+
+
+def metric_interval(metric: Metric, value: float, rows: int, resampled: Floats) -> Interval:
+    """Return a metric with its interval: Wilson's for a proportion, else that of the bootstrap."""
+    if metric.is_proportion:
+        # The bootstrap of a proportion has no width if all rows are correct.
+        return Interval(value, *map(float, wilson_interval(value * rows, rows)))
+    return percentile_interval(value, resampled)
 
 
 def mcnemar_p_value(first_only: int, second_only: int) -> float:

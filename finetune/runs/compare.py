@@ -17,6 +17,7 @@ from finetune.evaluation.statistics import (
     Interval,
     bootstrap,
     mcnemar_p_value,
+    metric_interval,
     percentile_interval,
 )
 from finetune.events import WarningMessage, emit
@@ -27,53 +28,35 @@ from finetune.tasks.base import Task
 from finetune.tasks.metrics import METRICS, Metric
 from finetune.tasks.scores import MetricValue
 from finetune.tasks.shown import Shown
-from finetune.tasks.tables import (
-    Table,
-    capitalize,
-    duration,
-    format_number,
-    format_value,
-    text_of,
-    wilson_interval,
-)
+from finetune.tasks.tables import Table, capitalize, duration, format_number, format_value, text_of
 
 SCHEMA_VERSION = 1
 Baseline = Literal["first", "best"]
 
 
 @dataclass(frozen=True)
-class DifferingRow:
-    """A test row that one of two runs predicts better: its number from 0, label and predictions."""
+class PairedComparison:
+    """A run against the baseline: differences of metrics, with paired intervals.
 
-    row: int
-    text: str
-    label: Any
-    baseline: Any
-    run: Any
-
-
-@dataclass(frozen=True)
-class Versus:
-    """A run against the baseline: metrics minus the baseline's, with paired intervals.
-
-    ``better`` counts rows that only the run has right or, of numbers, where it is nearer; the first
-    are those where both differ most. The p-value is of McNemar's exact test, None for numbers.
+    ``better`` counts rows that only the run predicts correctly or, in regression, more closely. The
+    rows that differ most are listed with ``row`` (from 0), ``text``, ``label``, ``baseline`` and
+    ``run``. The p-value is that of McNemar's exact test, None in regression.
     """
 
     differences: Mapping[str, Interval]
     better: int
     worse: int
     p_value: float | None
-    better_rows: Sequence[DifferingRow]
-    worse_rows: Sequence[DifferingRow]
+    better_rows: Sequence[Mapping[str, Any]]
+    worse_rows: Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run, or ``seeds`` runs that differ in their seed alone, with means of their test metrics.
+    """A run, or the means of ``seeds`` runs that differ only in their seed.
 
-    The interval is that of the first metric, over rows; ``spread`` is its standard deviation over
-    seeds. A time is that of one run, or of one text in the batches of the test split.
+    The interval of the first metric is over rows, its ``spread`` is the standard deviation over
+    seeds.
     """
 
     name: str
@@ -85,7 +68,7 @@ class ComparedRun:
     train_seconds: float
     parameters: int
     ms_per_text: float | None
-    versus_baseline: Versus | None = None
+    versus_baseline: PairedComparison | None = None
 
 
 @dataclass(frozen=True)
@@ -125,9 +108,11 @@ class Comparison(Shown):
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``finetune compare --json`` prints."""
-        groups = [{**vars(one), "runs": [*map(asdict, one.runs)]} for one in self.groups]
-        named = [{**group, "task": group["task"].name} for group in groups]
-        return {"schema_version": SCHEMA_VERSION, "groups": named}
+        groups = [
+            {**vars(group), "task": group.task.name, "runs": [*map(asdict, group.runs)]}
+            for group in self.groups
+        ]
+        return {"schema_version": SCHEMA_VERSION, "groups": groups}
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,30 +161,26 @@ class _FinishedRun:
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        of_runs = [one.test.metrics for one in self.results]
-        return {name: float(np.mean([one[name] for one in of_runs])) for name in of_runs[0]}
+        runs = [results.test.metrics for results in self.results]
+        return {name: float(np.mean([run[name] for run in runs])) for name in runs[0]}
 
     def options(self, *left_out: str) -> dict[str, Any]:
         """Return the options by name, without some and those of its folder."""
         hidden = ("output_dir", "overwrite", *left_out)
         return {name: OPTIONS[name].value_in(self.config) for name in OPTIONS if name not in hidden}
 
-    def describe(self, versus: Versus | None) -> ComparedRun:
+    def describe(self, versus: PairedComparison | None) -> ComparedRun:
         """Return what is shown of it."""
         first, metric = self.results[0], METRICS[next(iter(self.metrics))]
         value, rows = self.metrics[metric.name], first.test.samples
-        interval = percentile_interval(value, self.resampled[metric.name])
-        if metric.is_proportion:
-            # That of the bootstrap has no width where all rows are right.
-            interval = Interval(value, *map(float, wilson_interval(value * rows, rows)))
-        values = [one.test.metrics[metric.name] for one in self.results]
-        seconds = [one.training.train_runtime for one in self.results]
+        values = [results.test.metrics[metric.name] for results in self.results]
+        seconds = [results.training.train_runtime for results in self.results]
         return ComparedRun(
             self.name,
             str(self.path),
             len(values),
             self.metrics,
-            interval,
+            metric_interval(metric, value, rows, self.resampled[metric.name]),
             float(np.std(values, ddof=1)) if len(values) > 1 else None,
             float(np.mean(seconds)),
             first.facts.total_parameters,
@@ -216,8 +197,7 @@ def compare_runs(
 
     Runs that were tested on different rows are in different groups.
     """
-    found = [folder for path in paths for folder in finished_runs(path)]
-    folders = {folder.path.resolve(): folder for folder in found}
+    folders = {folder.path.resolve(): folder for path in paths for folder in finished_runs(path)}
     if len(folders) < 2:
         raise UsageError(
             f"there is nothing to compare {' '.join(map(str, paths))} with",
@@ -256,8 +236,8 @@ def _compare_group(
     ]
     left_out = ["seed"] * any(run.seeds > 1 for run in compared)
     options = [run.options(*left_out) for run in settings]
-    columns = {name: [own[name] for own in options] for name in options[0]}
-    differing = {name: row for name, row in columns.items() if any(one != row[0] for one in row)}
+    columns = {name: [run[name] for run in options] for name in options[0]}
+    differing = {name: row for name, row in columns.items() if row.count(row[0]) < len(row)}
     first, verdict = base.results[0], _choose(settings)
     return ComparedGroup(
         first.task, first.facts.data, first.test.samples, base.name, compared, differing, verdict
@@ -272,8 +252,8 @@ def _group_seeds(runs: Sequence[_FinishedRun]) -> list[_FinishedRun]:
     merged: list[_FinishedRun] = []
     for group in alike.values():
         different = {run.config.training.seed for run in group}
-        is_one = len(alike) > 1 and len(different) == len(group)
-        merged += [_FinishedRun.merge(group)] if is_one else group
+        is_setting = len(alike) > 1 and len(different) == len(group)
+        merged += [_FinishedRun.merge(group)] if is_setting else group
     names_differ = len({run.path.name for run in merged}) == len(merged)
     named = []
     for run in merged:
@@ -304,8 +284,8 @@ def finished_runs(path: Path) -> list[RunFolder]:
     """Return a run, or the finished runs in a folder, by name."""
     # A link would name a run of this folder twice.
     paths = [path for path in path.glob("*/") if not path.is_symlink()]
-    seeds = [one for path in paths if isinstance(one := find_several(path), SeedsFolder)]
-    paths += [run.path for one in seeds for run in one.runs]
+    seeds = [seeds for path in paths if isinstance(seeds := find_several(path), SeedsFolder)]
+    paths += [run.path for folder in seeds for run in folder.runs]
     # With seed-9 before seed-10.
     paths.sort(key=lambda path: (path.name.rstrip("0123456789"), len(path.name), path.name))
     is_run = RunFolder(path).config_file.is_file()
@@ -325,27 +305,31 @@ def finished_runs(path: Path) -> list[RunFolder]:
     return finished
 
 
-def _compare_with(base: _FinishedRun, run: _FinishedRun, *, max_rows: int) -> Versus:
+def _compare_with(base: _FinishedRun, run: _FinishedRun, *, max_rows: int) -> PairedComparison:
     task, metrics, before = base.results[0].task, run.metrics, base.metrics
-    errors, base_errors = (task.row_errors(one.predictions) for one in (run, base))
+    errors, base_errors = task.row_errors(run.predictions), task.row_errors(base.predictions)
     is_better, is_worse = errors < base_errors, errors > base_errors
     if task.class_names:
         is_better, is_worse = is_better & (errors == 0), is_worse & (base_errors == 0)
 
-    def differing_rows(mask: NDArray[np.bool_]) -> list[DifferingRow]:
+    def differing_rows(mask: NDArray[np.bool_]) -> list[dict[str, Any]]:
         """Return the rows that differ most, the first of equals first."""
         gaps = np.where(mask, np.abs(errors - base_errors), 0)
         order = np.argsort(-gaps, kind="stable")[:max_rows]
         return [
-            DifferingRow(row, text_of(before), before["label"], before["predicted"],
-                         run.predictions[row]["predicted"])
+            {
+                "row": row,
+                "text": text_of(base.predictions[row]),
+                "label": base.predictions[row]["label"],
+                "baseline": base.predictions[row]["predicted"],
+                "run": run.predictions[row]["predicted"],
+            }
             for row in order[gaps[order] > 0].tolist()
-            for before in [base.predictions[row]]
-        ]  # fmt: skip
+        ]
 
     is_pair = len(base.results) == len(run.results) == 1
     better, worse = int(is_better.sum()), int(is_worse.sum())
-    return Versus(
+    return PairedComparison(
         differences={
             name: percentile_interval(metrics[name] - before[name], values - base.resampled[name])
             for name, values in run.resampled.items()
@@ -399,7 +383,7 @@ def _rank(group: ComparedGroup) -> Table:
 def _tabulate_metrics(group: ComparedGroup) -> Table:
     rows = []
     for name in group.runs[0].metrics:
-        for run in (one for one in group.runs if name in one.metrics):
+        for run in (run for run in group.runs if name in run.metrics):
             metric, versus = METRICS[name], run.versus_baseline
             difference = versus and versus.differences.get(name)
             rows.append((
@@ -450,7 +434,8 @@ def _tabulate_rows(group: ComparedGroup, run: ComparedRun) -> Iterator[Table]:
         (run.name, versus.better, versus.better_rows),
         (baseline, versus.worse, versus.worse_rows),
     ):
-        cells = [(row.text, *map(format_value, (row.label, row.baseline, row.run))) for row in rows]
+        names = ("text", "label", "baseline", "run")
+        cells = [[format_value(row[name]) for name in names] for row in rows]
         note = f"{len(rows):,} of {count:,} rows." if len(rows) < count else ""
         if rows:
             yield Table(f"Only {name} {how}", columns, cells, text_columns=4, note=note)

@@ -5,7 +5,6 @@ The head is that of ``--freeze-core``, and a run with that option reuses its fea
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 from datasets import Dataset, DatasetDict
 
 from finetune.config.schema import MAX_ESTIMATED_ROWS, Config, TrainingConfig
@@ -15,7 +14,7 @@ from finetune.devices.base import place
 from finetune.devices.select import select_device
 from finetune.errors import FinetuneError, ModelUnsupportedError
 from finetune.evaluation.predict import Predictor
-from finetune.evaluation.statistics import bootstrap
+from finetune.evaluation.statistics import bootstrap, metric_interval
 from finetune.events import Info, emit, muted
 from finetune.model.source import is_at_hand
 from finetune.model.structure import encoder_layers
@@ -28,7 +27,6 @@ from finetune.runs.solved_head import read_features
 from finetune.tasks.base import Labels, Task
 from finetune.tasks.metrics import METRICS
 from finetune.tasks.scores import MetricValue
-from finetune.tasks.tables import wilson_interval
 from finetune.training.linear_head import LabelledFeatures, choose_strength, cross_validate
 
 # With fewer rows a fold would have one or two.
@@ -42,7 +40,7 @@ KEPT_OPTIONS = ("device", "precision", "eval_batch_size", "class_weights", "seed
 
 
 @dataclass(frozen=True)
-class Expectation:
+class BaselineEstimate:
     """A metric with its 95% interval, cross-validated on ``sampled`` of the training rows.
 
     ``baseline`` is the metric of a constant prediction, ``recipe`` how ``finetune run`` trains.
@@ -76,7 +74,7 @@ class Expectation:
         ]
 
 
-def expect(config: Config, rows: Dataset, task: Task) -> Expectation | None:
+def expect(config: Config, rows: Dataset, task: Task) -> BaselineEstimate | None:
     """Cross-validate a linear head on training rows; None for a large table or without weights."""
     name, reason = config.model.model, ""
     if len(rows) > MAX_ESTIMATED_ROWS:
@@ -96,7 +94,7 @@ def expect(config: Config, rows: Dataset, task: Task) -> Expectation | None:
     return None
 
 
-def _cross_validate(config: Config, rows: Dataset, task: Task) -> Expectation:
+def _cross_validate(config: Config, rows: Dataset, task: Task) -> BaselineEstimate:
     is_balanced, count = config.training.class_weights == "balanced", len(rows)
     task = task.with_loss(_labels(rows, task), is_balanced=is_balanced)
     recipe = choose_recipe(config, task, rows=count)
@@ -109,21 +107,17 @@ def _cross_validate(config: Config, rows: Dataset, task: Task) -> Expectation:
     scores = task.score(logits, labels)
     metric = next(iter(scores.baselines))
     value = scores.metrics[metric]
-    if METRICS[metric].is_proportion:
-        interval = np.array(wilson_interval(value * sampled, sampled))
-    else:
-        compute = task.weighted_metrics(task.prediction_rows(logits, labels))
-        drawn = bootstrap(compute, rows=sampled, resamples=RESAMPLES)[metric]
-        interval = np.quantile(drawn, [0.025, 0.975])
-    low, high = interval.tolist()
-    return Expectation(
+    compute = task.weighted_metrics(task.prediction_rows(logits, labels))
+    drawn = bootstrap(compute, rows=sampled, resamples=RESAMPLES)[metric]
+    interval = metric_interval(METRICS[metric], value, sampled, drawn)
+    return BaselineEstimate(
         rows=count,
         sampled=sampled,
         classes=len(task.class_names),
         metric=metric,
         value=value,
-        low=low,
-        high=high,
+        low=interval.low,
+        high=interval.high,
         baseline=scores.baselines[metric],
         recipe=recipe.reason or f"steps of plain fine-tuning, mode {config.model.mode}",
     )

@@ -89,7 +89,6 @@ def test_calls_are_those_of_one_step_and_modules_those_that_call(
         "nll_loss_forward": ("loss",),
         "_fused_adamw_": ("optimizer",),
         "linalg_vector_norm": ("clipping",),
-        "index_select": found["aten::embedding"].modules,  # part of a composite
     }.items():
         assert found[f"aten::{name}"].modules == modules
     assert "aten::embedding_dense_backward" not in by_name(report_of(mode="head"))

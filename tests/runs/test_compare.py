@@ -38,8 +38,8 @@ def test_rows_that_one_has_right_are_counted_and_shown(
     # The most confident mistakes come first.
     surest = max(gained, key=lambda row: row["probability"])
     shown = found.better_rows[0]
-    assert (shown.text, shown.label, shown.run) == (surest["text"], surest["label"], shown.label)
-    assert rows[shown.row] == surest
+    assert (shown["text"], shown["run"]) == (surest["text"], surest["label"])
+    assert rows[shown["row"]] == surest
 
 
 def test_the_difference_of_the_loss_has_an_interval(finished_run: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from finetune.config.schema import Config, DataConfig, change_options
 from finetune.data.load import load_splits
 from finetune.events import Event, Info, sent_to
 from finetune.runs import expectation
-from finetune.runs.expectation import Expectation, expect
+from finetune.runs.expectation import BaselineEstimate, expect
 from finetune.tasks.base import Task
 
 QUESTIONS = Config(DataConfig("questions"))
@@ -28,7 +28,7 @@ def load(config: Config) -> tuple[Dataset, Task]:
     return data.splits["train"], data.task
 
 
-def expect_of(config: Config) -> Expectation:
+def expect_of(config: Config) -> BaselineEstimate:
     found = expect(config, *load(config))
     assert found
     return found
