@@ -21,6 +21,7 @@ from transformers import (
 from finetune.config.schema import ModelConfig, Pooling
 from finetune.devices.base import BatchShapes
 from finetune.errors import ModelUnsupportedError
+from finetune.events import WarningMessage, emit
 from finetune.model.mean_pooling import (
     compute_mean_alone,
     has_mean_layer,
@@ -167,7 +168,11 @@ def load_model(
         )
     if structure.output_layer.isdisjoint(not_loaded) and not has_own_outputs:
         _reinitialize_output_layer(model, structure)
-    if not from_scratch:
+    missing = not_loaded.keys() - structure.head - structure.mean_layer
+    if from_scratch and missing:
+        message = f"{len(missing)} parameters of the encoder are not in the weights of {name}"
+        emit(WarningMessage(f"{message} and start at random, such as {min(missing)}"))
+    elif not from_scratch:
         _check_fit(model, structure, source, not_loaded, info["unexpected_keys"])
     structure = replace(structure, new=structure.head.intersection(not_loaded))
     text_model = TextModel(model, tokenizer, structure, task, source)
