@@ -1,4 +1,4 @@
-"""Flags that several commands share, those of the configuration's schema among them."""
+"""Flags that several commands share, and those that are made from the schema."""
 
 import os
 import types
@@ -22,22 +22,16 @@ from finetune.runs.folder import RunFolder, find_latest, find_several, open_run_
 if TYPE_CHECKING:
     from finetune.config.load import LoadedConfig
 
-# Those of a first run.
-FIRST_OPTIONS = {
-    *("text_column", "label_column", "test_file", "model", "freeze_core", "train_layers", "seed"),
-    *("max_length", "device", "batch_size", "learning_rate", "num_train_epochs", "output_dir"),
-    "overwrite",
-}
 RARE_OPTIONS = {"config", "keep_models", "no_progress", "debug"}
 HELP_ALL = "finetune.help_all"
 T = TypeVar("T")
 Command = Callable[..., Any]
 
 
-# Of a name that need not be there: a Hub id, a preset, a new folder.
+# A name that may be something else than an existing file: a Hub ID, a preset, a new folder.
 NAME = click.Path(readable=False)
 config_option = click.option(
-    "-c", "--config", type=NAME, help="YAML file, or the name of a preset of the package."
+    "-c", "--config", type=NAME, help="YAML file, or the name of a preset: see finetune config ls."
 )
 assignments_option = click.option(
     "--set",
@@ -46,9 +40,7 @@ assignments_option = click.option(
     metavar="SECTION.OPTION=VALUE",
     help="Set any option; may be repeated.",
 )
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print the result as JSON, not as text."
-)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 # For commands that use a trained model.
 device_option = click.option(
     "--device",
@@ -62,7 +54,7 @@ PATH = click.Path(path_type=Path)
 
 
 class _Run(click.Path):
-    """The folder of a run; ``latest`` is the newest that has finished, whose name is printed."""
+    """A run folder; ``latest`` is the newest run that has finished, whose name is printed."""
 
     def convert(self, value: Any, *context: Any) -> Any:
         """Return the path of the folder."""
@@ -73,12 +65,12 @@ class _Run(click.Path):
 
 
 def source_options(command: Command) -> Command:
-    """Give a command the argument FILE and the options that name a configuration."""
+    """Add the argument FILE and the options that choose a configuration to a command."""
     file_argument = click.argument("file", required=False, metavar="[FILE]", type=_Run())
     return file_argument(config_option(assignments_option(command)))
 
 
-# Read by main, which alone sees errors.
+# main reads it, because only main sees errors.
 debug_option = click.option(
     "--debug", is_flag=True, expose_value=False, help="Show the traceback of an error."
 )
@@ -97,42 +89,45 @@ def chosen_options(*names: str, sections: Collection[str] = ()) -> Callable[[Com
 
 
 def table_options(command: Command) -> Command:
-    """Give a command that uses a trained model flags for how it reads other tables."""
+    """Add flags for how a command that uses a trained model reads other tables."""
     for option in (
         click.option("--encoding", help="Encoding of the table.  [default: detected]"),
-        click.option("--text-pair-column", help="Column of second texts.  [default: the run's]"),
-        click.option("--text-column", help="Column of the texts.  [default: the run's]"),
-        click.option("--table", help="Table to read of several in the file or folder."),
+        click.option(
+            "--text-pair-column", help="Column of second texts.  [default: as in the run]"
+        ),
+        click.option("--text-column", help="Column of the texts.  [default: as in the run]"),
+        click.option("--table", help="Table to read if the file or folder has several."),
     ):
         command = option(command)
     return command
 
 
 def output_file_option(description: str) -> Callable[[Command], Command]:
-    """Return a decorator that adds ``--output`` and whether that may replace a file."""
+    """Return a decorator that adds ``--output`` and ``--overwrite``."""
     output = click.option("--output", type=PATH, help=description)
     overwrite = click.option("--overwrite", is_flag=True, help="Replace the --output file.")
     return lambda command: output(overwrite(command))
 
 
 def run_argument(command: Command) -> Command:
-    """Give a command the argument RUN."""
+    """Add the argument RUN to a command."""
     return click.argument("run", type=_Run(path_type=Path))(command)
 
 
 class GroupedCommand(click.Command):
-    """``--help`` lists the options of a first run, ``--help-all`` all in groups."""
+    """``--help`` lists the options of a first run, ``--help-all`` lists all, in groups."""
 
     def get_params(self, context: click.Context) -> list[click.Parameter]:
-        """Return the parameters, ``--help-all`` among them."""
+        """Return the parameters and ``--help-all``."""
         return [*super().get_params(context), _help_all]
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write a list of options or, of all, one for each section of the schema."""
+        """Write one list of options, or one list per section of the schema."""
         is_short = HELP_ALL not in context.meta
-        hidden = RARE_OPTIONS | OPTIONS.keys() - FIRST_OPTIONS if is_short else set()
+        rare = {name for name, option in OPTIONS.items() if not option.is_first}
+        hidden = RARE_OPTIONS | rare if is_short else set()
         of_trec = "with --data trec"
-        names = ["options", *(one.section for one in OPTIONS.values()), of_trec]
+        names = ["options", *(option.section for option in OPTIONS.values()), of_trec]
         groups: dict[str, list[tuple[str, str]]] = {name: [] for name in names}
         for parameter in self.get_params(context):
             if parameter.name in hidden or not isinstance(parameter, click.Option):
@@ -165,7 +160,7 @@ _help_all = click.Option(
 
 @dataclass(frozen=True)
 class Display:
-    """How a command shows its progress and its result, by the flags for its output."""
+    """How a command shows its progress and its result."""
 
     as_json: bool
     quiet: bool
@@ -178,9 +173,9 @@ class Display:
             yield
 
     def run(self, work: Callable[..., T], as_text: Callable[[T], None], **options: Any) -> T:
-        """Call a function, show its events, print the dataclass that it returns, and return it.
+        """Call a function, show its events, print its result, and return that.
 
-        As JSON, with its ``to_json()`` or all its fields.
+        JSON has what ``to_json()`` of the result returns, or all its fields.
         """
         with self.progress():
             result: Any = work(**options)
@@ -192,13 +187,18 @@ class Display:
 
 
 def with_display(command: Command) -> Command:
-    """Give a command the flags for its output, and pass it the ``display`` that they describe.
+    """Add the flags for output to a command, and pass it the ``display`` that they describe.
 
-    It goes below the other decorators.
+    This decorator goes last, next to the function.
     """
 
     @json_option
-    @click.option("-q", "--quiet", is_flag=True, help="Print only the result, warnings and errors.")
+    @click.option(
+        "-q",
+        "--quiet",
+        is_flag=True,
+        help="Show no progress; print only the result, warnings and errors.",
+    )
     @click.option("--no-progress", is_flag=True, help="Print progress as lines, not live.")
     @debug_option
     @wraps(command)
@@ -215,9 +215,9 @@ def load(
     assignments: Sequence[str] = (),
     **flags: Any,
 ) -> "LoadedConfig":
-    """Return the configuration that a file, the environment and the flags given make.
+    """Return the configuration that a file, the environment and flags make.
 
-    ``file`` is a configuration, the name of a preset, the folder of a run to repeat, or data.
+    ``file`` is a YAML file, the name of a preset, the folder of a run to repeat, or data.
     """
     from finetune.config.load import load_config
     from finetune.config.yaml_files import is_config
@@ -228,7 +228,8 @@ def load(
         option = "config" if run or is_config(str(file)) else "data"
         if named[option] is not None:
             raise UsageError(
-                f"{file} and --{option} {named[option]} name two", remedy="leave one of them out"
+                f"{option} was set twice: {file} and --{option} {named[option]}",
+                remedy="drop one of them",
             )
         named[option] = str(run.config_file if run else file)
     loaded = load_config(
@@ -240,21 +241,22 @@ def load(
     for name in ("corrections", "label_map"):
         if name in loaded.sources and "data" not in loaded.sources:
             raise ConfigurationError(
-                f"{loaded.sources[name]}: no data is named whose labels {flag_of(name)} changes",
-                remedy="name the data too; for TREC add --data trec",
+                f"{loaded.sources[name]}: {flag_of(name)} needs the data whose labels it changes",
+                remedy="add the file of the data, or --data trec",
             )
     if run is None:
         return loaded
-    # It is repeated in a folder of its own.
+    # A repeated run gets a new folder, unless a flag sets one.
     place = {"output_dir": None, "overwrite": False}
-    own = [name for name in place if loaded.sources.get(name) == str(run.config_file)]
-    sources = {name: source for name, source in loaded.sources.items() if name not in own}
-    config_here = change_options(loaded.config, {name: place[name] for name in own})
-    return replace(loaded, config=config_here, sources=sources)
+    for name in [*place]:
+        if loaded.sources.get(name) != str(run.config_file):
+            del place[name]
+    sources = {name: source for name, source in loaded.sources.items() if name not in place}
+    return replace(loaded, config=change_options(loaded.config, place), sources=sources)
 
 
 def _find_run(path: Path) -> RunFolder | None:
-    """Return the run that a path names, if it does, or the best of several seeds."""
+    """Return the run in a folder, or the best of several seeds; None if it has none."""
     path = find_latest(path).expanduser()
     is_run = bool(find_several(path)) or RunFolder(path).config_file.is_file()
     return open_run_folder(path, needs_model=False) if is_run else None
@@ -271,13 +273,11 @@ def _flag(option: Option) -> Callable[[Command], Command]:
     if kind is bool:
         default = option.flag.removeprefix("--") if default else None
         flag, kind = f"{flag}/--no-{option.flag.removeprefix('--')}", None
-    return click.option(
-        flag,
-        option.name,
-        type=kind,
-        default=None,
-        help=option.description + (f"  [default: {default}]" if default is not None else ""),
-    )
+    if isinstance(kind, click.Choice):  # spelled as click shows the choices
+        default = default and default.replace("_", "-")
+    note = "; guessed for a table" if option.is_guessed else ""
+    help_text = option.description + (f"  [default: {default}{note}]" * (default is not None))
+    return click.option(flag, option.name, type=kind, default=None, help=help_text)
 
 
 def _flag_type(hint: Any) -> Any:
@@ -286,8 +286,8 @@ def _flag_type(hint: Any) -> Any:
         return get_args(hint)[0]
     if get_origin(hint) is Literal:
         return click.Choice(list(map(str, get_args(hint))))
-    members = [one for one in get_args(hint) if one is not types.NoneType]
-    # The configuration tells a number from a word.
+    members = [member for member in get_args(hint) if member is not types.NoneType]
+    # An option that is a number or a word is parsed with the configuration.
     return (_flag_type(members[0]) if len(members) == 1 else str) if members else hint
 
 

@@ -140,7 +140,7 @@ def make_config(facts: TableFacts) -> str:
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("table", metavar="FILE", type=flags.PATH)
+@click.argument("file", metavar="FILE", type=flags.PATH)
 @flags.output_file_option("Configuration to write.  [default: FILE's name with .yaml]")
 @flags.chosen_options(
     *("text_column", "text_pair_column", "label_column", "task", "encoding", "header"),
@@ -149,7 +149,7 @@ def make_config(facts: TableFacts) -> str:
 @flags.with_display
 def command(
     *,
-    table: Path,
+    file: Path,
     output: Path | None,
     overwrite: bool,
     model: str | None,
@@ -162,19 +162,19 @@ def command(
     columns are guessed. The configuration explains the most important options and can be run
     without changes.
     """
-    file = output or Path(f"{table.stem}.yaml")
-    check_output_file(file, overwrite=overwrite)
+    output = output or Path(f"{file.stem}.yaml")
+    check_output_file(output, overwrite=overwrite)
     with display.progress():
-        data = DataConfig(str(table), **flags.given(options))
+        data = DataConfig(str(file), **flags.given(options))
         facts = look_at_table(data, model=model)
-    write_text_atomically(file, make_config(facts))
+    write_text_atomically(output, make_config(facts))
     if display.as_json:
-        show_json({"config": str(file), **asdict(facts)})
+        show_json({"config": str(output), **asdict(facts)})
     else:
         _show(facts)
-        name = shlex.quote(str(file))
+        name = shlex.quote(str(output))
         show_lines(
-            f"written: {file}; check the data with: finetune data check {name}",
+            f"written: {output}; check the data with: finetune data check {name}",
             f"train with: finetune run {name}",
         )
 

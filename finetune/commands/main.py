@@ -34,22 +34,22 @@ from finetune.training.interruption import StopRequest, signal_of, stop_on_signa
 
 COMMANDS = {
     "run": "Fine-tune a classifier and write a run folder.",
-    "sweep": "Train trials of other options on the same rows, and name the best.",
-    "evaluate": "Evaluate a run's model on a split of its data.",
-    "runs": "List the runs in a folder, the newest first.",
-    "compare": "Compare runs on the same test rows: metrics, options, rows that differ.",
-    "predict": "Classify texts with a run's model.",
-    "report": "Write a run's report and model card anew.",
-    "export": "Write a run's model for another runtime: ONNX.",
-    "push": "Upload a run's model to the Hugging Face Hub.",
+    "sweep": "Search for better options: a grid or random values.",
+    "evaluate": "Compute the metrics of a trained model on a split or a file.",
+    "runs": "List the runs in a folder, newest first.",
+    "compare": "Compare runs on the same test rows: metrics, options, differing rows.",
+    "predict": "Classify texts with a trained model.",
+    "report": "Write the report and the model card of a run again.",
+    "export": "Export a trained model to ONNX.",
+    "push": "Upload a trained model to the Hugging Face Hub.",
     "init": "Write a configuration for a table of texts.",
-    "data": "Check a table, and audit it: wrong labels, duplicates, whether it is enough.",
-    "models": "List encoders: size, languages, licence, memory, what each is good for.",
+    "data": "Check a table for problems, or audit its labels.",
+    "models": "List encoders: size, languages, license, memory, uses.",
     "find-batch": "Find the largest batch size that fits, and the fastest.",
-    "bench": "Time this machine's devices at published workloads, side by side.",
-    "cache": "Show the size of stored features and token ids, or delete them.",
+    "bench": "Time the devices of this machine on published workloads.",
+    "cache": "Show the size of stored features and token IDs, or delete them.",
     "doctor": "Check whether this machine is ready.",
-    "config": "Show, check and copy configurations.",
+    "config": "Show, validate and copy configurations.",
 }
 
 EXAMPLES = """\b
@@ -60,29 +60,21 @@ Examples:
 _OTHERS_FIRST_SECONDS = 1.0
 # The commands that a launcher may start several times at once.
 LAUNCHED_COMMANDS = ("run", "evaluate")
-# What other tools call a command, or what may be typed in its place.
+# What other tools call a command, and an option that is not part of a configuration.
 MEANT_COMMANDS = {
-    "run": ("train", "fit", "finetune", "fine-tune", "start", "repeat", "tune"),
-    "run --resume-from-checkpoint auto": ("resume", "continue"),
-    "runs": ("ls", "list", "history"),
-    "evaluate": ("eval", "score", "validate"),
-    "predict": ("classify", "infer", "inference", "serve", "label"),
-    "compare": ("diff", "leaderboard"),
-    "push": ("upload", "publish"),
-    "data check": ("check", "inspect", "stats"),
-    "find-batch": ("batch", "batch-size", "find-batch-size", "memory"),
-    "bench": ("benchmark", "speed"),
-    "doctor": ("info", "env", "devices", "diagnose"),
-    "config ls": ("recipes", "configs"),
-    "--help": ("help",),
+    **dict.fromkeys(("train", "fit", "finetune"), "run"),
+    "resume": "run --resume-from-checkpoint auto",
+    "list": "runs",
+    "eval": "evaluate",
+    **dict.fromkeys(("classify", "infer"), "predict"),
+    "upload": "push",
+    "check": "data check",
+    "benchmark": "bench",
+    **dict.fromkeys(("info", "env"), "doctor"),
+    "recipes": "config ls",
+    "help": "--help",
 }
-# The same of options that are no part of a configuration, or were called otherwise before.
-MEANT_OPTIONS = {
-    **dict.fromkeys(("resume", "checkpoint", "continue"), "resume_from_checkpoint"),
-    **dict.fromkeys(("cv", "k_fold", "kfold", "cross_validation"), "folds"),
-    **dict.fromkeys(("format", "as_json"), "json"),
-    **{"file": "data", "f": "data", "rows": "limit", "mode": "head"},
-}
+MEANT_OPTIONS = {"resume": "resume_from_checkpoint", "cv": "folds", "file": "data", "mode": "head"}
 
 
 class _LazyGroup(click.Group):
@@ -95,13 +87,12 @@ class _LazyGroup(click.Group):
         return _import_command(name) if name in COMMANDS else None
 
     def resolve_command(self, context: click.Context, args: list[str]) -> Any:
-        """Return the command that is named, or name the one that was meant."""
+        """Return the command of this name, or suggest one."""
         name = args[0]
         if name in COMMANDS or name.startswith("-"):
             return super().resolve_command(context, args)
-        words = {word: command for command, own in MEANT_COMMANDS.items() for word in own}
-        near = difflib.get_close_matches(name.lower(), [*COMMANDS, *words], n=1)
-        meant = words.get(near[0], near[0]) if near else None
+        near = difflib.get_close_matches(name.lower(), [*COMMANDS, *MEANT_COMMANDS], n=1)
+        meant = MEANT_COMMANDS.get(near[0], near[0]) if near else None
         if os.path.exists(name):
             meant = f"run {shlex.quote(name)}"
         all_commands = f"commands are {', '.join(COMMANDS)}"
@@ -126,9 +117,9 @@ def _import_command(name: str) -> click.Command:
 
 
 def _check_name(parameter: click.Parameter) -> None:
-    """Let a parameter refuse an empty name, and expand ~ in paths.
+    """Make a parameter reject an empty name, and expand ~ in paths.
 
-    A shell leaves ``--output-dir=~/x`` as it is.
+    A shell does not expand ``--output-dir=~/x``.
     """
     process = parameter.process_value
 
@@ -162,36 +153,36 @@ def _normalize(name: str) -> str:
 @click.version_option(finetune.__version__, prog_name="finetune")
 @click.pass_context
 def cli(context: click.Context) -> None:
-    """Fine-tune BERT-like text classifiers on a Mac's GPU, on a CPU, or on CUDA.
+    """Fine-tune BERT-like text classifiers on the GPU of a Mac, on a CPU, or on CUDA.
 
-    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 bad data, 4 device not available, 5 out of
-    memory, 6 offline and not in the cache; 130 interrupted, by SIGTERM 143, by SIGHUP 129.
+    Exit codes: 0 success, 1 failure, 2 wrong usage, 3 bad data, 4 device not available, 5 out of
+    memory, 6 offline and not in the cache, 130 interrupted (143 by SIGTERM, 129 by SIGHUP).
     """
     name, launch = context.invoked_subcommand, read_launch()
     if name in LAUNCHED_COMMANDS and (note := describe_ignored_variables()):
         click.echo(f"warning: {note}", err=True)
     elif launch.world_size > 1 and name not in LAUNCHED_COMMANDS:
         raise UsageError(
-            f"finetune {name} is one process, and a launcher has started {launch.world_size}",
+            f"finetune {name} runs in one process, but a launcher started {launch.world_size}",
             remedy="start it without the launcher, or unset WORLD_SIZE",
         )
     elif launch.world_size > 1 and launch.rank == 0 and not {"-q", "--quiet"} & {*context.obj}:
-        click.echo(f"waiting for all {launch.world_size} processes, at most 5 min", err=True)
+        click.echo(f"waiting for all {launch.world_size} processes, for at most 5 min", err=True)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and leave the process with its exit code."""
     has_succeeded = threading.Event()
     if arguments is None:
-        # The process is the command's own, and may be set up for it.
+        # The process belongs to the command, which may set it up.
         arguments = sys.argv[1:]
-        # What is registered first is called last.
+        # The handler that is registered first is called last.
         atexit.register(_skip_teardown, has_succeeded)
         keep_freed_memory()
         reduce_gc_frequency()
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
-    # Keep the libraries' own progress and advice off the terminal, unless the user wants them.
+    # Keep progress and advice of libraries off the terminal, unless the user wants them.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
@@ -210,7 +201,7 @@ def main(arguments: list[str] | None = None) -> None:
         help_text.show()
         sys.exit(help_text.exit_code)
     except BrokenPipeError:
-        # The reader, such as head, has left; Python must not try to flush to it at exit.
+        # The reader, such as head, has ended; Python must not try to flush to it at exit.
         _discard_output()
         sys.exit(1)
     except (Exception, KeyboardInterrupt) as error:
@@ -229,11 +220,11 @@ def _skip_teardown(has_succeeded: threading.Event) -> None:
 
 
 def _explain(error: BaseException, request: StopRequest) -> FinetuneBaseError:
-    """Return any error as one of ours; after a signal, whatever it led to, as an interruption."""
-    # Click raises its own error in place of an interruption, and fails where a terminal is closed.
-    for one in (error, error.__cause__, error.__context__):
-        if isinstance(one, InterruptionError):
-            return one
+    """Return any error as one of ours; after a signal, any error as an interruption."""
+    # Click raises its own error instead of an interruption, and fails if the terminal is closed.
+    for raised in (error, error.__cause__, error.__context__):
+        if isinstance(raised, InterruptionError):
+            return raised
     stopped = error.__cause__ or error
     if request.number or isinstance(error, KeyboardInterrupt | click.Abort):
         number = request.number or signal_of(stopped)
@@ -241,10 +232,10 @@ def _explain(error: BaseException, request: StopRequest) -> FinetuneBaseError:
     if isinstance(error, click.UsageError):
         remedy = f"see {error.ctx.command_path if error.ctx else 'finetune'} --help"
         message = " ".join(error.format_message().split())
-        if flag := _find_meant(error):
-            # In place of click's own guess.
+        if meant := _find_meant(error):
+            # Instead of the suggestion by click.
             message = error.message if isinstance(error, click.NoSuchOption) else message
-            remedy = f"did you mean {flag}? {remedy}"
+            remedy = f"did you mean {meant} {remedy}"
         return UsageError(message, remedy=remedy)
     if isinstance(error, FinetuneError):
         return error
@@ -255,25 +246,28 @@ def _explain(error: BaseException, request: StopRequest) -> FinetuneBaseError:
     first_line = (str(error) or "no message").splitlines()[0]
     return FinetuneError(
         f"unexpected {type(error).__name__}: {first_line}",
-        remedy="run it again with --debug and report what it prints",
+        remedy="run it again with --debug, and report what it prints",
     )
 
 
 def _find_meant(error: click.UsageError) -> str | None:
-    """Return the flag that was meant, unless click's own guess, a name spelt alike, is better."""
-    from finetune.config.schema import OPTION_BY_OTHER_NAME, flag_of
+    """Return what to type instead, unless click itself suggests an option."""
+    from finetune.config.schema import OPTION_BY_OTHER_NAME, OPTIONS, flag_of
 
-    known = {flag for one in error.ctx.command.params for flag in one.opts} if error.ctx else set()
+    params = error.ctx.command.params if error.ctx else []
+    known = {flag for param in params for flag in param.opts}
     if isinstance(error, click.NoSuchOption):
         name = error.option_name.strip("-").replace("-", "_")
-        meant = flag_of((OPTION_BY_OTHER_NAME | MEANT_OPTIONS).get(name, ""))
-        return next((flag for flag in (meant, meant.removesuffix("-dir")) if flag in known), None)
+        meant = (OPTION_BY_OTHER_NAME | MEANT_OPTIONS).get(name, "")
+        if flag_of(meant) in known:
+            purpose = f"? ({OPTIONS[meant].purpose})" if meant in OPTIONS else "?"
+            return f"{flag_of(meant)}{purpose}"
     if isinstance(error, click.MissingParameter) and error.param and error.param.name == "run":
-        return "latest, the newest run"
+        return "latest, the newest run?"
     if isinstance(error, click.BadParameter) and error.param and error.param.name == "label":
-        return "--label-column"
+        return "--label-column?"
     if "unexpected extra argument" in error.message and "--test-file" in known:
-        return "--test-file FILE"
+        return "--test-file FILE?"
     return None
 
 

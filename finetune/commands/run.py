@@ -1,7 +1,6 @@
-"""``finetune run``: trains a classifier, several seeds or a cross-validation, and shows results.
+"""``finetune run``: trains a classifier, several seeds or a cross-validation.
 
-The libraries that training needs take seconds to import, so they are imported once the call is
-known to be right.
+Libraries for training take seconds to import, so they are imported after the options are checked.
 """
 
 from collections import Counter
@@ -34,13 +33,11 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
-  finetune run reviews.csv                    a classifier of your texts
-  finetune run                                BERT-base on TREC, from the Hub
-  finetune run offline                        a preset: without a network
-  finetune run --freeze-core --device mps     only its head, on a Mac's GPU
-  finetune run --freeze-core --seeds 5        mean and interval of five seeds
-  finetune run --lora-rank 8                  adapters: see docs/modes.md
-  finetune run --freeze-core --folds 5        cross-validation: tests all rows
+  finetune run reviews.csv                      a classifier of your texts
+  finetune run                                  BERT-base on TREC
+  finetune run offline                          a preset, needs no network
+  finetune run reviews.csv --freeze-core        trains only the head
+  finetune run reviews.csv --folds 5            cross-validation
 """
 
 
@@ -58,20 +55,17 @@ def run(
     """Fine-tune a classifier and write its run folder, as ``finetune run`` does.
 
     Args:
-        file: A table of texts; or a YAML file, the name of a preset, a run to repeat.
+        file: A table, the name of a dataset or preset, a YAML file, or a run to repeat.
         config: A YAML file or the name of a preset.
-        seeds: How many seeds to train, from ``seed`` on, with the same splits; each in a folder of
-            its own. A folder of them is resumed as that of a run.
-        folds: Of a cross-validation: how many models to train, each without the rows of its fold,
-            which are all but those of a test split. It is resumed in the same way.
-        keep_models: Whether models and reports of the folds are kept.
-        resume_from_checkpoint: The folder of an interrupted run, or a checkpoint in it; of a
-            finished run, whose model a new run trains to more ``num_train_epochs``; ``auto``
-            for the run in ``output_dir``, or for the newest of its default name that has not
-            finished, and a new run where there is none.
+        seeds: Number of seeds to train on the same splits, starting with ``seed``.
+        folds: Number of folds of a cross-validation. It excludes the rows of a test split.
+        keep_models: Whether to keep the model and the report of each fold.
+        resume_from_checkpoint: The folder of an interrupted run; or of a finished run, whose model
+            a new run trains to more ``num_train_epochs``; or ``auto``: the run in ``output_dir``,
+            or the newest unfinished run of its default name, or a new run if there is none.
         assignments: More options, as ``section.option=value``.
         emit: Is called with the events of ``finetune.events``.
-        options: The command's flags, with underscores: ``freeze_core=True``.
+        options: The flags of the command, with underscores: ``freeze_core=True``.
 
     Raises:
         FinetuneError: With an exit code and a remedy.
@@ -95,7 +89,7 @@ def run(
     def choose() -> Work:
         asked = given
         if resume_from_checkpoint is None:
-            # A folder that may not be written is refused before a table is read.
+            # A folder that can't be written to is reported before a table is read.
             asked.find_free_folder()
         if resume_from_checkpoint in (None, AUTO):
             asked = replace(asked, config=guess_options(loaded).config)
@@ -123,33 +117,34 @@ def read_options(
     resume_from_checkpoint: str | Path | None = None,
     **options: Any,
 ) -> "LoadedConfig":
-    """Return all options of a run, checked without its data and model."""
+    """Return all options of a run, checked without reading data and model."""
     several = {name: one for name, one in (("seeds", seeds), ("folds", folds)) if one is not None}
     if len(several) > 1:
-        raise UsageError("--seeds and --folds are two ways to repeat a run", remedy="give one")
+        raise UsageError("--seeds and --folds can't be combined", remedy="drop one of them")
     if keep_models and folds is None:
         raise UsageError(
-            "--keep-models is for --folds", remedy="leave it out: a run keeps its model"
+            "--keep-models has no effect without --folds",
+            remedy="drop it: a single run keeps its model",
         )
     for name, count in several.items():
         if count < 2:
-            raise UsageError(f"{count} {name} are not several", remedy=f"give --{name} 2 or more")
+            raise UsageError(f"--{name} is {count}", remedy=f"set --{name} to 2 or more")
         if (processes := distributed.read_launch().world_size) > 1:
             raise UsageError(
-                f"several {name} are trained by one process, not by {processes}",
-                remedy=f"leave out --{name}, or start without a launcher",
+                f"--{name} needs one process, but a launcher started {processes}",
+                remedy=f"drop --{name}, or start it without the launcher",
             )
     if (file or config) is not None and resume_from_checkpoint not in (None, "auto"):
         raise ConfigurationError(
-            "a run is resumed with its own configuration", remedy=f"leave out {file or '--config'}"
+            "a run resumes with its own configuration", remedy=f"drop {file or '--config'}"
         )
     return flags.load(file=file, config=config, **options)
 
 
 def dry_run(loaded: "LoadedConfig") -> dict[str, Any]:
-    """Prepare a run up to its first step, write nothing, and return what it would do as JSON.
+    """Prepare a run up to its first step, and return what it would do as JSON.
 
-    Whatever would keep the run from starting is raised here too.
+    It writes nothing, and raises whatever would keep the run from starting.
     """
     from finetune.commands.resuming import Work
     from finetune.data.check import check_splits, describe_lengths, suggest_changes
@@ -196,45 +191,45 @@ def dry_run(loaded: "LoadedConfig") -> dict[str, Any]:
     "--resume-from-checkpoint",
     metavar="RUN",
     type=flags.NAME,
-    help="Resume the run in this folder; auto: the one in --output-dir, or the newest of its "
-    "default name that has not finished, or else a new run.",
+    help="Resume the run in this folder. auto: the run in --output-dir, or the newest of its "
+    "default name; a new run if there is none.",
 )
 @click.option(
     "--seeds",
     type=click.IntRange(min=2),
     metavar="N",
-    help="Train N seeds, from --seed on, with the same splits; print mean and 95% intervals.",
+    help="Train N seeds on the same splits; print mean and intervals.",
 )
 @click.option(
     "--folds",
     type=click.IntRange(min=2),
     metavar="N",
-    help="Cross-validate: train N models, each without a fold of the rows, and predict these; "
-    "print metrics of all rows with 95% intervals.",
+    help="Cross-validate with N folds; print metrics of all rows.",
 )
 @click.option(
-    "--keep-models", is_flag=True, default=None, help="Keep the models and reports of --folds."
+    "--keep-models", is_flag=True, default=None, help="Keep the model and report of each fold."
 )
 @click.option(
     "--dry-run",
     "is_dry_run",
     is_flag=True,
-    help="Print what the run would do and, from a few steps, how long it takes.",
+    help="Print what the run would do and how long it takes, and stop.",
 )
 @flags.config_options
 @flags.with_display
 def command(*, display: flags.Display, is_dry_run: bool, seeds: int | None, **options: Any) -> None:
     """Fine-tune a classifier and write a run folder.
 
-    FILE is a table of texts, of which columns, model and length are guessed; a configuration or
-    the name of a preset; or a run to repeat. Without it, it is TREC.
+    FILE is a table of texts, whose columns, model and length are guessed; questions (bundled),
+    trec or hub:OWNER/NAME; a YAML file or preset; or a run to repeat. Default: trec, a benchmark,
+    which is downloaded.
     """
     options = flags.given(options)
     if is_dry_run:
         if seeds or options.keys() & {"folds", "resume_from_checkpoint"}:
             raise UsageError(
-                "--dry-run is for a new run of one seed",
-                remedy="leave it out, or --seeds, --folds and --resume-from-checkpoint",
+                "--dry-run can't be combined with --seeds, --folds and --resume-from-checkpoint",
+                remedy="drop --dry-run or these options",
             )
         with display.progress():
             loaded = guess_options(read_options(**options))
@@ -262,7 +257,7 @@ def _show_plan(plan: dict[str, Any], *, as_json: bool) -> None:
         show_json({**plan, "expectation": expected and asdict(expected)})
         return
     seconds = plan.pop("estimated_seconds")
-    # Hundreds of classes fit no line, and a number has none.
+    # Hundreds of classes don't fit a line, and regression has no classes.
     rows = "training_rows_by_class"
     show_facts({**plan, rows: listed_counts(plan[rows]) or "no classes"})
     show_lines(f"about {duration(seconds)} ({plan['total_steps']:,} steps)")

@@ -1,4 +1,4 @@
-"""One configuration out of defaults, a YAML file, environment variables and flags."""
+"""Makes one configuration from defaults, a YAML file, environment variables and flags."""
 
 import difflib
 import os
@@ -10,14 +10,7 @@ from typing import Any
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from finetune.config import FORMER_NAMES
-from finetune.config.schema import (
-    OPTION_BY_OTHER_NAME,
-    OPTIONS,
-    Config,
-    TrainingConfig,
-    change_options,
-    flag_of,
-)
+from finetune.config.schema import OPTION_BY_OTHER_NAME, OPTIONS, Config, change_options, flag_of
 from finetune.config.yaml_files import find_preset, read_yaml
 from finetune.errors import ConfigurationError
 
@@ -25,7 +18,7 @@ ENVIRONMENT_PREFIX = "FINETUNE_"
 SECTIONS = [section.name for section in fields(Config)]
 # Without a unit, a smaller number is a mistake: bytes were not meant.
 MIN_SIZE_BYTES = 10**6
-# A solved head needs a convex loss; the rest would not do what both say, or is not tested.
+# A fitted head needs a convex loss; the other pairs would not do what both say, or are not tested.
 _EXCLUSIVE = (
     ("--train-layers", "--freeze-core"),
     ("--train-layers", "--head classifier"),
@@ -36,19 +29,18 @@ _EXCLUSIVE = (
     ("--contrastive on", "--label-smoothing"),
     ("--contrastive on", "--fit-head off"),
     ("--contrastive on", "a frozen encoder"),
-    ("--lora-rank", "a frozen encoder"),
+    ("--lora-rank 8", "a frozen encoder"),
     ("--no-merge", "--pooling mean"),
 )
-_OF_LORA = ("lora_alpha", "lora_dropout", "lora_targets", "merge")
 # Source, section if it is named, option, value.
 Given = tuple[str, str | None, str, Any]
 
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """A valid configuration, and the source of each option that is given: file, variable, flag.
+    """A valid configuration, and the source of each option that is set: file, variable or flag.
 
-    ``guesses`` are options that nobody gave, with values guessed of the data.
+    ``guesses`` are options that nobody set, whose values were guessed from the data.
     """
 
     config: Config
@@ -99,8 +91,8 @@ def parse_size(text: str, *, source: str) -> int:
         size_bytes = 0
     if size_bytes < MIN_SIZE_BYTES:
         raise ConfigurationError(
-            f"{source} is {text!r}, which is no memory size of at least 1 MB",
-            remedy="write for example 4GiB",
+            f"{source} is {text!r}, which is not a memory size of at least 1 MB",
+            remedy="write, for example, 4GiB",
         )
     return size_bytes
 
@@ -112,9 +104,9 @@ def _read_file(file: str) -> Iterator[Given]:
         not isinstance(options, dict | None) for options in sections.values()
     ):
         raise ConfigurationError(
-            f"{path} has no options in sections",
-            remedy="write one `option: value` a line, indented, below training: or another of the "
-            f"sections {', '.join(SECTIONS)}; a table of texts is --data {file}",
+            f"{path} has no sections with options",
+            remedy="write one indented `option: value` per line, under training: or another "
+            f"section ({', '.join(SECTIONS)}); if it is a table of texts, use --data {file}",
         )
     for section, options in sections.items():
         for option, value in (options or {}).items():
@@ -126,8 +118,8 @@ def _read_assignment(assignment: str) -> Given:
     section, dot, option = key.strip().partition(".")
     if not separator or not dot:
         raise ConfigurationError(
-            f"--set {assignment} is not of the form section.option=value",
-            remedy="write for example --set training.learning_rate=3e-5",
+            f"--set {assignment} doesn't have the form section.option=value",
+            remedy="write, for example, --set training.learning_rate=3e-5",
         )
     return f"--set {key.strip()}", section, option, _from_text(text)
 
@@ -141,7 +133,9 @@ def check_name(option: str, section: str | None, *, source: str) -> None:
     if option not in OPTIONS:
         word = OPTION_BY_OTHER_NAME.get(option, option).replace("-", "_")
         near = difflib.get_close_matches(word, OPTIONS, n=1)
-        remedy = f"did you mean {near[0]}?" if near else f"known are: {', '.join(OPTIONS)}"
+        remedy = f"known options: {', '.join(OPTIONS)}"
+        if near:
+            remedy = f"did you mean {near[0]}? ({OPTIONS[near[0]].purpose})"
         where = "" if source == flag_of(option) else f"{source}: "
         raise ConfigurationError(f"{where}there is no option {option}", remedy=remedy)
     if section not in (None, OPTIONS[option].section):
@@ -163,7 +157,7 @@ def check_type(hint: Any, value: Any, *, words: str, is_strict: bool = True) -> 
     """Return a value as a type; raise ``ConfigurationError`` if it has another or is empty."""
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
     if isinstance(value, str) and not value:
-        raise ConfigurationError(f"{words} is empty", remedy="leave it out")
+        raise ConfigurationError(f"{words} is empty", remedy="set a value, or drop it")
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(hint)
         return adapter.validate_python(value, strict=is_strict)
@@ -171,20 +165,14 @@ def check_type(hint: Any, value: Any, *, words: str, is_strict: bool = True) -> 
         messages = (one["msg"].partition(", unable")[0] for one in error.errors())
         expected = " or ".join(message.removeprefix("Input should be ") for message in messages)
         raise ConfigurationError(
-            f"{words} is {reprlib.repr(value)}, and should be {expected}",
-            remedy="the command's --help shows what each option takes",
+            f"{words} is {reprlib.repr(value)}, but should be {expected}",
+            remedy="see --help-all for the values that each option accepts",
         ) from error
 
 
 def check_contradictions(config: Config) -> None:
-    """Raise ``ConfigurationError`` for options that do not go together."""
+    """Raise ``ConfigurationError`` for options that can't be combined."""
     model, training = config.model, config.training
-    if training.loss != "focal" and training.focal_gamma != TrainingConfig.focal_gamma:
-        raise ConfigurationError("--focal-gamma is for --loss focal", remedy="add --loss focal")
-    for name in () if model.lora_rank else _OF_LORA:
-        if OPTIONS[name].value_in(config) != OPTIONS[name].default:
-            flag = OPTIONS[name].flag if name != "merge" else "--no-merge"
-            raise ConfigurationError(f"{flag} is for LoRA", remedy="add --lora-rank 8")
     is_given = {
         "--train-layers": model.train_layers is not None,
         "--freeze-core": model.freeze_core,
@@ -196,12 +184,19 @@ def check_contradictions(config: Config) -> None:
         "--fit-head on": training.fit_head == "on",
         "--fit-head off": training.fit_head == "off",
         "a frozen encoder": not model.mode.trains_encoder,
-        "--lora-rank": model.lora_rank is not None,
+        "--lora-rank 8": model.lora_rank is not None,
         "--no-merge": not model.merge,
         "--pooling mean": model.pooling == "mean",
     }
+    for option in OPTIONS.values():
+        is_set = option.value_in(config) != option.default
+        if option.needs and is_set and not is_given[option.needs]:
+            flag = option.flag if option.default is not True else f"--no-{option.name}"
+            raise ConfigurationError(
+                f"{flag} has no effect without {option.needs}", remedy=f"add {option.needs}"
+            )
     for pair in _EXCLUSIVE:
         if all(map(is_given.__getitem__, pair)):
             raise ConfigurationError(
-                f"{' and '.join(pair)} do not go together", remedy="leave one of them out"
+                f"{' and '.join(pair)} can't be combined", remedy="drop one of them"
             )

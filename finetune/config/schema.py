@@ -32,23 +32,25 @@ def _option(default: Any, description: str, **marks: Any) -> Any:
     return field(default=default, metadata={"description": description, **marks})
 
 
+_first = partial(_option, is_first=True)
 _resumable = partial(_option, resumable=True)
 _of_trec = partial(_option, goes_with=("trec",))
 _of_files = partial(_option, path="file", goes_with=("a file",))
 _of_tables = partial(_option, goes_with=("a file", "a dataset of the Hub"))
+_of_lora = partial(_option, needs="--lora-rank 8")
 
-# The upper bounds refuse what would overflow in kernels, timeouts or byte counts later.
+# The upper bounds reject what would overflow in kernels, timeouts or byte counts later.
 PositiveInt = Annotated[int, Ge(1), Lt(2**31)]
 NonNegativeInt = Annotated[int, Ge(0), Lt(2**31)]
 Seed = Annotated[int, Ge(0), Lt(2**32)]
-Pooling = Literal["auto", "cls", "mean"]
-Switch = Literal["auto", "on", "off"]
-SaveStrategy = Literal["epoch", "time", "no", "steps"]
-Tracker = Literal["none", "tensorboard", "trackio", "wandb", "mlflow"]
 PositiveFloat = Annotated[float, Gt(0.0), Le(1e6)]
 NonNegativeFloat = Annotated[float, Ge(0.0), Le(1e6)]
 HalfOpenUnitInterval = Annotated[float, Ge(0.0), Lt(1.0)]
 UnitInterval = Annotated[float, Ge(0.0), Le(1.0)]
+Pooling = Literal["auto", "cls", "mean"]
+Switch = Literal["auto", "on", "off"]
+SaveStrategy = Literal["epoch", "time", "no", "steps"]
+Tracker = Literal["none", "tensorboard", "trackio", "wandb", "mlflow"]
 
 
 @dataclass(frozen=True)
@@ -57,101 +59,143 @@ class DataConfig:
 
     data: str = _option(
         "trec",
-        "trec; questions (part of the package); a .csv, .tsv, .jsonl, .json, .parquet, .xlsx or "
-        "other table, also in a .gz or .zip; a folder of tables, or of texts by class; or a "
-        "dataset of the Hub, hub:OWNER/NAME[:PART][@REVISION].",
+        "Data: a table (.csv, .tsv, .jsonl, .json, .parquet, .xlsx; .gz and .zip are unpacked); a "
+        "folder of tables, or of one folder of texts per class; hub:OWNER/NAME[:PART][@REVISION] "
+        "on the Hugging Face Hub; trec, which is downloaded; or questions, which is bundled.",
         path="file",
         names=("trec", "questions"),
+        other_names="dataset_name train_file dataset train",
     )
     table: str | None = _option(
-        None, "Table to read of several in --data: file of a .zip or folder, sheet, key of JSON.",
+        None,
+        "Table to read if --data has several: a file of a .zip or folder, a sheet, a key of JSON.",
         goes_with=("a file",),
-    )  # fmt: skip
-    validation_file: str | None = _of_files(None, "Validation split. Default: held out.")
-    test_file: str | None = _of_files(None, "Test split. Default: held out.")
-    text_column: str | None = _of_tables(
-        None, "Column of the texts, by name or number; several as title,body. Default: guessed."
     )
-    text_pair_column: str | None = _of_tables(None, "Column of second texts. Default: by its name.")
+    validation_file: str | None = _of_files(None, "Validation split. Default: rows of --data.")
+    test_file: str | None = _of_files(None, "Test split. Default: 10% of the rows.", is_first=True)
+    text_column: str | None = _of_tables(
+        None,
+        "Column of the texts, or several, such as title,body. Default: guessed.",
+        is_first=True,
+        other_names="text",
+    )
+    text_pair_column: str | None = _of_tables(
+        None, "Column of second texts, for sentence pairs. Default: guessed from its name."
+    )
     label_column: str | None = _of_tables(
-        None, "Column of the labels, or several of 0 and 1, such as joy,fear. Default: guessed."
+        None,
+        "Column of the labels, or several of 0 and 1, such as joy,fear. Default: guessed.",
+        is_first=True,
+        other_names="labels target",
     )
     task: str = _option(
-        "auto", "single (one class per text), multi (any number), regression, auto (by the labels)."
+        "auto",
+        "single (one class per text), multi (multi-label), regression, or auto (depends on the "
+        "labels).",
     )
     encoding: str | None = _of_tables(None, "Encoding, such as gb18030. Default: detected.")
-    header: bool | None = _of_tables(None, "The first row names columns. Default: detected.")
-    split_column: str | None = _of_tables(None, "Column of splits, or none. Default: by its name.")
-    label_names: str | None = _of_tables(None, "File of class names, one a line.", path="file")
-    skip_unknown_labels: bool = _of_tables(False, "Skip rows whose label no training row has.")
+    header: bool | None = _of_tables(
+        None, "Whether the first row has the names of the columns. Default: detected."
+    )
+    split_column: str | None = _of_tables(
+        None, "Column that says which split a row belongs to, or none. Default: guessed."
+    )
+    label_names: str | None = _of_tables(
+        None, "File with the names of the classes, one per line.", path="file"
+    )
+    skip_unknown_labels: bool = _of_tables(
+        False, "Skip validation and test rows whose label is in no training row."
+    )
     empty_labels: Literal["unlabeled", "none"] | None = _of_tables(
-        None, "Multi-label: an empty label is unlabeled (left out), or none of the classes."
+        None, "Multi-label: an empty cell means unlabeled (row left out) or none of the classes."
     )
     corrections: str | None = _option(
-        None, "File of decisions on labels, suspects.csv of finetune data audit.", path="file"
+        None, "suspects.csv of finetune data audit, with your decisions on labels.", path="file"
     )
     label_map: str | None = _option(
-        None, "File with a label and its new name in each row, to rename or merge.", path="file"
+        None, "File that renames or merges labels: a label and its new name per row.", path="file"
     )
     data_dir: str | None = _of_trec(None, "Folder with the raw files of TREC.", path="dir")
     label: Literal["label-coarse", "label-fine"] = _of_trec(
-        "label-coarse", "TREC: label-coarse (6 classes) or label-fine (50)."
+        "label-coarse", "Labels of TREC: label-coarse (6 classes) or label-fine (50 classes)."
     )
     max_train_samples: PositiveInt | None = _option(
-        None, "Train on N rows. TREC: the first N; otherwise a stratified sample."
+        None, "Train on N rows only: a stratified sample, or the first N rows of TREC."
     )
     validation_fraction: HalfOpenUnitInterval | None = _option(
         None,
-        "Fraction of rows held out for validation; or 0. Default: 0.1, but none of fewer than "
-        "1,000 rows, unless they have several labels.",
+        "Fraction of the rows held out for validation; 0 for none. Default: 0.1; 0 for fewer than "
+        "1,000 rows, except multi-label rows.",
+        other_names="val_split val_size validation_split",
     )
     test_fraction: Annotated[float, Gt(0.0), Lt(1.0)] = _option(
-        0.1, "Fraction of the rows held out as test split where the data has none."
+        0.1,
+        "Fraction of the rows held out for testing if the data has no test split.",
+        other_names="test_size test_split",
     )
     split_seed: Seed = _option(0, "Random seed of the held-out splits.")
-    private_data: bool = _option(False, "Keep the texts private: push refuses the report.")
+    private_data: bool = _option(
+        False, "Mark the texts as private: finetune push rejects the report."
+    )
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """Which pretrained model, and which part of it trains."""
 
-    model: str = _option(
+    model: str = _first(
         "bert-base-uncased",
-        "Hub id or folder of a text encoder, or minilm (works offline).",
+        "Text encoder: Hub ID, folder, or minilm (works offline).",
         path="dir",
         names=("minilm",),
+        is_guessed=True,
+        other_names="model_name_or_path",
     )
     revision: str | None = _option(None, "Branch, tag or commit of the model on the Hub.")
-    from_scratch: bool = _option(False, "Accept a model most of whose weights are missing.")
-    freeze_core: bool = _option(False, "Freeze the encoder; only the head trains.")
-    head: HeadName = _option(
-        "whole", "Part of the head that trains; classifier freezes a pretrained pooler too."
+    from_scratch: bool = _option(
+        False, "Accept a model folder that lacks most weights, which then start random."
     )
-    train_layers: PositiveInt | None = _option(None, "Train only the last N layers, and the head.")
+    freeze_core: bool = _first(
+        False,
+        "Freeze the encoder; fit a linear head on the mean of its tokens.",
+        other_names="freeze freeze_encoder",
+    )
+    head: HeadName = _option(
+        "whole",
+        "Part of the head to train. classifier: freeze the encoder as --freeze-core does and, with "
+        "--fit-head off, a pretrained pooler too.",
+    )
+    train_layers: PositiveInt | None = _first(None, "Train only the last N layers and the head.")
     lora_rank: PositiveInt | None = _option(
         None,
-        "Train LoRA adapters of this rank, such as 8, and the output layer; the layers stay frozen."
-        " Needs the extra lora.",
+        "Freeze the encoder, and train LoRA adapters of this rank, such as 8, and the head. Needs "
+        "the package peft.",
+        other_names="lora lora_r",
     )
-    lora_alpha: PositiveInt | None = _option(
-        None, "LoRA's updates count alpha / rank. Default: twice the rank."
+    lora_alpha: PositiveInt | None = _of_lora(
+        None, "Scale of the LoRA updates, which is alpha / rank. Default: twice the rank."
     )
-    lora_dropout: HalfOpenUnitInterval = _option(0.0, "Dropout of what LoRA's adapters read.")
-    lora_targets: str = _option(
+    lora_dropout: HalfOpenUnitInterval = _of_lora(0.0, "Dropout of the inputs of LoRA adapters.")
+    lora_targets: str = _of_lora(
         "auto",
-        "Linear layers with adapters: attention, all-linear, auto (which is all-linear), or names "
-        "such as query,value.",
+        "Linear layers that get adapters: attention, all-linear, names such as query,value, or "
+        "auto, which is all-linear.",
     )
-    merge: bool = _option(True, "Also save the model with LoRA's adapters merged into it.")
+    merge: bool = _of_lora(True, "Also save the model with the LoRA adapters merged into it.")
     pooling: Pooling = _option(
-        "auto", "What the head reads of a text: the first token (cls) or the mean of all."
+        "auto",
+        "What the head reads: the first token (cls) or the mean of all tokens. auto: mean if a "
+        "linear head is fitted, otherwise as pretrained.",
     )
-    max_length: Annotated[int, Ge(3), Lt(2**31)] = _option(128, "Maximum tokens of a text.")
+    max_length: Annotated[int, Ge(3), Lt(2**31)] = _first(
+        128, "Maximum tokens per text.", is_guessed=True, other_names="max_seq_length"
+    )
     long_texts: Literal["truncate", "windows"] = _option(
-        "truncate", "Truncate texts over --max-length, or read all of them in windows."
+        "truncate",
+        "Texts longer than --max-length: drop the end (truncate), or read everything in "
+        "overlapping windows.",
     )
-    stride: NonNegativeInt = _option(32, "Tokens of overlap between the windows of a text.")
+    stride: NonNegativeInt = _option(32, "Tokens that consecutive windows of a text share.")
 
     @property
     def window_stride(self) -> int | None:
@@ -181,73 +225,114 @@ class ModelConfig:
 class TrainingConfig:
     """How the model trains."""
 
-    device: DeviceName = _resumable("auto", "Device; auto takes cuda, then mps, then cpu.")
+    device: DeviceName = _resumable(
+        "auto",
+        "Device; auto prefers cuda, then mps, then cpu.",
+        is_first=True,
+        other_names="no_cuda use_cpu gpu cuda mps cpu",
+    )
     precision: PrecisionName = _option(
         "auto",
-        "Precision of the forward pass (autocast); the weights stay fp32. auto: bf16 on cuda GPUs "
-        "that have it; the faster for an encoder layer on cpu; on mps fp32 unless finetune doctor "
-        "--parity has passed in bf16.",
+        "Precision of the forward pass (autocast); weights stay fp32. auto: bf16 on cuda if the "
+        "GPU supports it; the faster one on cpu; on mps fp32, unless finetune doctor --parity "
+        "passed in bf16.",
+        other_names="bf16 fp16",
     )
     batch_size: PositiveInt | Literal["auto"] = _resumable(
         DEFAULT_BATCH_SIZE,
-        "Examples per forward and backward pass; auto searches for the fastest that fits.",
+        "Examples per forward and backward pass; auto finds the fastest.",
+        is_first=True,
+        other_names="per_device_train_batch_size",
     )
     check_device: bool | None = _resumable(
-        None, "Compare a GPU with the CPU on a few examples. Default: on mps."
+        None, "Compare a GPU with the CPU on a few examples before training. Default: on mps."
     )
     gradient_checkpointing: bool | None = _resumable(
-        None, "Recompute the layers in the backward pass. Default: off; --batch-size auto chooses."
+        None,
+        "Save memory by computing the layers again in the backward pass. Default: off; "
+        "--batch-size auto decides.",
     )
     effective_batch_size: PositiveInt | None = _option(
-        None, "Examples per optimizer step; gradients are accumulated. Default: the batch size."
+        None,
+        "Examples per optimizer step; gradients are accumulated. Default: the batch size.",
+        other_names="gradient_accumulation_steps",
     )
     eval_batch_size: PositiveInt = _resumable(
-        64, "Examples per forward pass in evaluation; on mps a run uses --batch-size."
+        64, "Examples per forward pass in evaluation; a run on mps uses --batch-size."
     )
-    learning_rate: PositiveFloat | None = _option(
-        None, "Peak learning rate. Default: by mode and hidden size."
+    learning_rate: PositiveFloat | None = _first(
+        None,
+        "Peak learning rate; selects plain gradient descent. Default: depends on the model.",
+        other_names="lr",
+        selects_steps=True,
     )
     head_lr_multiplier: PositiveFloat | None = _option(
-        None, "Multiple of the learning rate for the head. Default: 10, 1 for a head alone."
-    )
-    num_train_epochs: PositiveFloat | None = _option(
         None,
-        "Passes over the training split. Default: 3, for a head alone 100; adapted to the rows.",
+        "Learning rate of the head as a multiple of --learning-rate. Default: 10; 1 with LoRA or "
+        "a frozen encoder.",
     )
-    max_steps: PositiveInt | None = _option(None, "Stop after N steps, not after epochs.")
+    num_train_epochs: PositiveFloat | None = _first(
+        None,
+        "Passes over the training split; selects plain gradient descent. Default: 3, or more for "
+        "few rows; 100 with a frozen encoder.",
+        other_names="epochs",
+        selects_steps=True,
+    )
+    max_steps: PositiveInt | None = _option(
+        None,
+        "Stop after N steps instead of epochs; selects plain gradient descent.",
+        selects_steps=True,
+    )
     warmup_fraction: UnitInterval = _option(
-        0.1, "Fraction of the steps in which the learning rate rises."
+        0.1,
+        "Fraction of the steps during which the learning rate rises.",
+        other_names="warmup_steps",
     )
     weight_decay: NonNegativeFloat | None = _option(
-        None, "Decoupled weight decay; not on biases and norms. Default: 0.01, 0 for a head alone."
+        None,
+        "Decoupled weight decay, except on biases and norms. Default: 0.01; 0 with LoRA or a "
+        "frozen encoder.",
     )
     max_grad_norm: PositiveFloat = _option(1.0, "Gradients are clipped to this norm.")
     class_weights: Literal["none", "balanced"] = _option(
-        "none", "balanced weights the loss of each class by the inverse of its frequency."
+        "none", "balanced weights the loss of each class by its inverse frequency."
     )
     contrastive: Switch = _option(
-        "auto", "Contrastive steps on the encoder before the head is solved. auto: for few labels."
+        "auto",
+        "Few-shot training: train the encoder with a supervised contrastive loss, then fit a "
+        "linear head. auto: for at most 100 rows per class.",
     )
     fit_head: Switch = _option(
-        "auto", "Solve the output layer as a convex problem instead of stepping towards it."
+        "auto",
+        "Fit the head as a logistic regression instead of training it with gradient descent. "
+        "auto: with a frozen encoder, and after few-shot training.",
     )
     loss: Literal["cross_entropy", "focal"] = _option(
-        "cross_entropy", "Loss of classes; focal gives learned examples less weight."
+        "cross_entropy", "Loss of classes; focal gives examples that are easy less weight."
     )
-    focal_gamma: NonNegativeFloat = _option(2.0, "Exponent of the focal loss; 0 is cross-entropy.")
+    focal_gamma: NonNegativeFloat = _option(
+        2.0, "Exponent of the focal loss; 0 is cross-entropy.", needs="--loss focal"
+    )
     label_smoothing: HalfOpenUnitInterval = _option(
-        0.0, "Part of a label's weight that is spread over all classes."
+        0.0,
+        "Fraction of the weight of a label that is spread over all classes.",
+        other_names="label_smoothing_factor",
     )
     metric_for_best_model: str | None = _option(
         None,
         "Validation metric that selects the model to keep, such as macro_f1, mcc or loss. "
-        "Default: accuracy, micro_f1 for multi, pearson for regression.",
+        "Default: accuracy; micro_f1 for multi-label; pearson for regression.",
     )
     early_stopping_patience: NonNegativeInt | None = _option(
-        None, "Stop after N validations without gain. Default: 0 (never), few rows 8, a head 30."
+        None,
+        "Stop after N validations without improvement; 0 for never. Default: 0; 8 for few rows; "
+        "at most 30 with a frozen encoder.",
+        other_names="patience",
     )
-    calibrate: bool = _option(True, "Scale the logits so that probabilities match accuracy.")
-    seed: Seed = _option(42, "Random seed of the new head, the order of the examples and dropout.")
+    calibrate: bool = _option(
+        True, "Scale the logits so that predicted probabilities match the accuracy."
+    )
+    seed: Seed = _first(42, "Random seed of new weights, order and dropout.")
 
     @property
     def examples_per_step(self) -> int:
@@ -266,25 +351,26 @@ class TrainingConfig:
 class OutputConfig:
     """Where the results go and how often progress is reported and saved."""
 
-    output_dir: str | None = _option(
-        None, "Run folder. Default: a new folder runs/DATA-MODEL-MODE.", path="dir"
+    output_dir: str | None = _first(
+        None,
+        "Folder to write. Default: a new folder runs/DATA-MODEL-MODE.",
+        path="dir",
+        other_names="output out",
     )
-    overwrite: bool = _option(
-        False, "Start over: delete the earlier run's files in the folder, and no others."
-    )
+    overwrite: bool = _first(False, "Replace the earlier run in --output-dir; other files stay.")
     logging_steps: PositiveInt = _resumable(10, "Report the training loss every N steps.")
-    report_to: Tracker = _resumable("none", "Also report losses and validations to a tracker.")
+    report_to: Tracker = _resumable("none", "Tracker that also gets losses and validations.")
     save_strategy: SaveStrategy | None = _resumable(
         None,
-        "When to write checkpoints: time (as often as takes at most 3 % of the time), epoch, "
-        "steps, or no (only if the run is stopped). A crash loses the work since the last that the "
-        "disk has: while one is written, the next waits in memory. "
-        "Default: time, with --save-steps steps.",
+        "When to write checkpoints: time (at most 3% of the training time), epoch, steps, or no "
+        "(only if the run is stopped). Default: time; steps with --save-steps.",
     )
     save_steps: PositiveInt | None = _resumable(
         None, "Steps between two checkpoints. Default: 500."
     )
-    save_total_limit: PositiveInt = _resumable(2, "Keep the N newest checkpoints, and the best.")
+    save_total_limit: PositiveInt = _resumable(
+        2, "Keep the N newest checkpoints, and the best one."
+    )
 
     @property
     def saves(self) -> SaveStrategy:
@@ -296,20 +382,28 @@ class OutputConfig:
 class CacheConfig:
     """Whether and where the features of frozen layers are stored."""
 
-    feature_cache: bool = _resumable(True, "Store features and token ids for other runs.")
-    cache_dir: str | None = _resumable(
-        None, "Folder of what is stored. Default: finetune in the Hub's assets cache.", path="dir"
+    feature_cache: bool = _resumable(
+        True, "Store features of frozen layers and token IDs for other runs."
     )
-    cache_gib: PositiveFloat = _resumable(10.0, "Maximum GiB stored; the least recently used go.")
+    cache_dir: str | None = _resumable(
+        None,
+        "Folder of stored features. Default: finetune in the assets folder of the Hub cache.",
+        path="dir",
+    )
+    cache_gib: PositiveFloat = _resumable(
+        10.0, "Maximum GiB to store; the least recently used files are deleted."
+    )
 
 
 @dataclass(frozen=True)
 class SearchConfig:
     """How a batch size is searched for, by ``find-batch`` and by ``--batch-size auto``."""
 
-    memory: str | None = _option(None, "Memory to use, such as 4GiB. Default: all free.")
+    memory: str | None = _option(
+        None, "Memory to use, such as 4GiB. Default: all that is free.", other_names="memory_limit"
+    )
     time_limit: PositiveFloat = _option(
-        300.0, "Maximum seconds of the search for each device and mode."
+        300.0, "Maximum seconds of a search for batch sizes, for each device and mode."
     )
 
 
@@ -343,11 +437,21 @@ class Option:
     path: Literal["", "file", "dir"] = ""
     names: tuple[str, ...] = ()  # words with a meaning of their own, in place of a path
     goes_with: tuple[str, ...] = ()  # the sources of data that it is for; empty for all
+    needs: str = ""  # the option without which it has no effect
+    is_first: bool = False  # --help lists it, not only --help-all
+    is_guessed: bool = False  # of a table that the call names
+    selects_steps: bool = False  # setting it selects training with gradient descent
+    other_names: str = ""  # what transformers and other tools call it
 
     @property
     def flag(self) -> str:
         """Its name on the command line."""
         return flag_of(self.name)
+
+    @property
+    def purpose(self) -> str:
+        """The first sentence of its help."""
+        return self.description.partition(". ")[0].rstrip(".")
 
     @property
     def is_path(self) -> bool:
@@ -368,31 +472,8 @@ OPTIONS: dict[str, Option] = {
 }
 
 
-# What transformers, its examples and other tools call an option.
-_OTHER_NAMES = {
-    "data": "dataset_name train_file dataset input train",
-    "text_column": "text text_field",
-    "label_column": "labels target y",
-    "validation_fraction": "val_split val_size validation_split",
-    "test_fraction": "test_size test_split",
-    "model": "model_name_or_path base_model m",
-    "freeze_core": "freeze freeze_encoder",
-    "lora_rank": "lora lora_r",
-    "max_length": "max_seq_length max_len",
-    "device": "no_cuda use_cpu gpu cuda mps cpu",
-    "precision": "bf16 fp16",
-    "batch_size": "per_device_train_batch_size batch bs",
-    "effective_batch_size": "gradient_accumulation_steps",
-    "learning_rate": "lr",
-    "num_train_epochs": "epochs epoch num_epochs",
-    "warmup_fraction": "warmup_steps",
-    "early_stopping_patience": "patience",
-    "label_smoothing": "label_smoothing_factor",
-    "output_dir": "output out o",
-    "memory": "memory_limit",
-}
 OPTION_BY_OTHER_NAME = {
-    other: name for name, others in _OTHER_NAMES.items() for other in others.split()
+    other: option.name for option in OPTIONS.values() for other in option.other_names.split()
 }
 
 
@@ -429,18 +510,18 @@ class ModeDefaults:
 
 # A head over stored features trains until it stops improving: 100 epochs are a maximum, of fewer
 # steps than those of TREC. Larger data needs fewer epochs, and is validated after each.
-MAX_EPOCHS_OF_A_HEAD = 100
-MAX_STEPS_OF_A_HEAD = 14_000
+MAX_HEAD_EPOCHS = 100
+MAX_HEAD_STEPS = 14_000
 
 # Few rows need more epochs: from 250 steps on, five datasets of 150 to 1,000 rows came within a
 # point of their best of 3, 10, 20 and 40 epochs. TREC takes three (docs/measurements.md).
 MIN_EPOCHS = 3
 MIN_STEPS = 250
-MAX_EPOCHS_OF_FEW_ROWS = 40
-PATIENCE_OF_FEW_ROWS = 8
+MAX_FEW_ROWS_EPOCHS = 40
+FEW_ROWS_PATIENCE = 8
 # Of all other modes. The head's is the same. (docs/measurements.md)
 LORA_LR_MULTIPLIER = 20
-MIN_STEPS_OF_LORA = 400
+MIN_LORA_STEPS = 400
 # Half a point of accuracy on TREC over 10 splits; 5 and 20 times gave the same.
 LR_MULTIPLIER = 10.0
 
@@ -448,10 +529,10 @@ LR_MULTIPLIER = 10.0
 def mode_defaults(mode: Mode, *, steps_per_epoch: int) -> ModeDefaults:
     """Return the defaults that depend on the mode and the number of rows."""
     if mode.trains_encoder:
-        least = MIN_STEPS_OF_LORA if mode.is_lora else MIN_STEPS
-        epochs = min(math.ceil(least / steps_per_epoch), MAX_EPOCHS_OF_FEW_ROWS)
-        patience = PATIENCE_OF_FEW_ROWS if epochs > MIN_EPOCHS else 0
+        least = MIN_LORA_STEPS if mode.is_lora else MIN_STEPS
+        epochs = min(math.ceil(least / steps_per_epoch), MAX_FEW_ROWS_EPOCHS)
+        patience = FEW_ROWS_PATIENCE if epochs > MIN_EPOCHS else 0
         multiplier, decay = (1.0, 0.0) if mode.is_lora else (LR_MULTIPLIER, 0.01)
         return ModeDefaults(float(max(epochs, MIN_EPOCHS)), multiplier, decay, patience)
-    epochs = max(1, min(MAX_STEPS_OF_A_HEAD // steps_per_epoch, MAX_EPOCHS_OF_A_HEAD))
+    epochs = max(1, min(MAX_HEAD_STEPS // steps_per_epoch, MAX_HEAD_EPOCHS))
     return ModeDefaults(float(epochs), 1.0, 0.0, math.ceil(epochs * 30 / 100))

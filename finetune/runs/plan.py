@@ -2,12 +2,18 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from finetune import distributed
-from finetune.config.schema import Config, ModeDefaults, default_learning_rate, mode_defaults
+from finetune.config.schema import (
+    OPTIONS,
+    Config,
+    ModeDefaults,
+    default_learning_rate,
+    mode_defaults,
+)
 from finetune.devices.base import BatchShapes
 from finetune.errors import ConfigurationError
 from finetune.model.load import TextModel
@@ -19,8 +25,6 @@ from finetune.training.optimizers import Hyperparameters, Schedule
 
 # With more, plain fine-tuning is as good and takes less time (docs/measurements.md).
 MAX_ROWS_A_CLASS = 100
-# Options of training by steps; who gives one wants its steps.
-_STEP_OPTIONS = ("learning_rate", "num_train_epochs", "max_steps")
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Recipe:
 
     solves_head: bool = False
     is_contrastive: bool = False
-    reason: str = ""
+    reason: str = field(default="", compare=False)
 
     @property
     def takes_steps(self) -> bool:
@@ -67,13 +71,12 @@ def choose_recipe(config: Config, task: Task, *, rows: int) -> Recipe:
             raise ConfigurationError(
                 f"--{option} on can't be used: {obstacle}", remedy=f"use --{option} auto"
             )
-    elif (
-        choice == "off"
-        or obstacle
-        or not is_due
-        or any(getattr(training, name) is not None for name in _STEP_OPTIONS)
-    ):
+    elif choice == "off" or obstacle or not is_due:
         return Recipe()
+    elif names := [
+        one.flag for one in OPTIONS.values() if one.selects_steps and one.value_in(config)
+    ]:
+        return Recipe(reason=f"plain gradient descent, because {names[0]} is set")
     return Recipe(True, is_contrastive=option == "contrastive", reason=reason)
 
 

@@ -51,7 +51,7 @@ def test_a_file_called_like_a_split_is_other_data(
 
 
 def test_what_is_no_name_of_data_or_no_option_is_refused() -> None:
-    with pytest.raises(UsageError, match="data is 3, and should be a valid string"):
+    with pytest.raises(UsageError, match="data is 3, but should be a valid string"):
         finetune.run(data=3)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="text_colum"):
         finetune.evaluate("RUN", text_colum="text")  # type: ignore[call-arg]

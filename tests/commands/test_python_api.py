@@ -11,7 +11,7 @@ from finetune.commands import progress
 from finetune.commands.python_api import as_python
 from finetune.config.schema import OPTIONS, ModelConfig
 from finetune.errors import UsageError
-from finetune.events import Event, Info, WarningMessage, emit, ignore, sent_to
+from finetune.events import Event, Info, WarningMessage, emit, ignore
 from finetune.tasks.base import Predictions
 
 
@@ -50,8 +50,8 @@ def test_events_are_shown_to_those_who_watch_and_warnings_reach_all(
 
 def test_an_emit_receives_all_events() -> None:
     emitted: list[Event] = []
-    with pytest.warns(UserWarning, match="is odd"), sent_to(emitted.append):
-        work("it")
+    with pytest.warns(UserWarning, match="is odd"):
+        work("it", emit=emitted.append)
     assert [type(event) for event in emitted] == [Info, WarningMessage]
 
 
@@ -64,10 +64,10 @@ def test_the_package_offers_its_functions_and_nothing_that_is_not_there() -> Non
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"learning_rate": -1}, "learning_rate is -1, and should be greater than 0"),
-        ({"train_layers": 2, "freeze_core": True}, "train_layers and freeze_core do not go"),
+        ({"learning_rate": -1}, "learning_rate is -1, but should be greater than 0"),
+        ({"train_layers": 2, "freeze_core": True}, "train_layers and freeze_core can't be"),
         ({"batch_sze": 8}, "there is no option batch_sze"),
-        ({"seeds": 1}, "give seeds 2 or more"),
+        ({"seeds": 1}, "set seeds to 2 or more"),
     ],
 )
 def test_errors_name_arguments_and_no_flags(options: dict[str, Any], words: str) -> None:

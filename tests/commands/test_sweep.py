@@ -116,7 +116,7 @@ def test_trials_are_a_grid_or_drawn_in_the_ranges_the_same_every_time(tmp_path: 
         ("learning_rate: 1e-3", "neither a list nor low and high"),
         ("learning_rate: {low: 2, high: 1}", "neither a list nor low and high"),
         ("learning_rate: [fast]", "learning_rate is 'fast'"),
-        ("train_layers: [1]\nfreeze_core: [true]", "do not go together"),
+        ("train_layers: [1]\nfreeze_core: [true]", "can't be combined"),
     ],
 )
 def test_a_space_that_makes_no_sense_is_refused_before_anything_is_written(

@@ -106,7 +106,7 @@ def test_an_unknown_option_is_answered_with_the_nearest(write_yaml: WriteYaml) -
     for origin, error in errors.items():
         assert origin in error.message
         assert "rte" in error.message.lower()
-        assert error.remedy == "did you mean learning_rate?"
+        assert error.remedy.startswith("did you mean learning_rate?")
         assert error.exit_code == 2
 
 
@@ -129,7 +129,7 @@ def test_a_wrong_value_is_refused_with_the_name_of_its_option_and_where_it_came_
     option: str, value: object
 ) -> None:
     error = error_of(flags={option: value})
-    assert f"--{option.replace('_', '-')} is {value!r}, and should be " in error.message
+    assert f"--{option.replace('_', '-')} is {value!r}, but should be " in error.message
 
 
 @pytest.mark.parametrize(
@@ -138,17 +138,17 @@ def test_a_wrong_value_is_refused_with_the_name_of_its_option_and_where_it_came_
         ({"freeze_core": True, "train_layers": 2}, "--freeze-core"),
         ({"head": "classifier", "train_layers": 2}, "--head classifier"),
         ({"freeze_core": True, "gradient_checkpointing": True}, "a frozen encoder"),
-        ({"focal_gamma": 1.0}, "--focal-gamma is for --loss focal"),
+        ({"focal_gamma": 1.0}, "--focal-gamma has no effect without --loss focal"),
         ({"loss": "focal", "label_smoothing": 0.1}, "--loss focal and --label-smoothing"),
         ({"loss": "focal", "fit_head": "on"}, "--loss focal and --fit-head on"),
         ({"contrastive": "on", "loss": "focal"}, "--contrastive on and --loss focal"),
         ({"contrastive": "on", "label_smoothing": 0.1}, "--contrastive on and --label-smoothing"),
         ({"contrastive": "on", "fit_head": "off"}, "--contrastive on and --fit-head off"),
         ({"contrastive": "on", "head": "classifier"}, "--contrastive on and a frozen encoder"),
-        ({"lora_rank": 8, "freeze_core": True}, "--lora-rank and a frozen encoder"),
+        ({"lora_rank": 8, "freeze_core": True}, "--lora-rank 8 and a frozen encoder"),
         ({"lora_rank": 8, "merge": False, "pooling": "mean"}, "--no-merge and --pooling mean"),
-        ({"lora_alpha": 8}, "--lora-alpha is for LoRA"),
-        ({"merge": False}, "--no-merge is for LoRA"),
+        ({"lora_alpha": 8}, "--lora-alpha has no effect without --lora-rank"),
+        ({"merge": False}, "--no-merge has no effect without --lora-rank"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(
@@ -171,7 +171,7 @@ def test_an_option_in_another_section_is_refused_with_the_right_one(write_yaml: 
     ("text", "words"),
     [
         *(
-            (text, "no options in sections")
+            (text, "no sections with options")
             for text in ("training: 5", "training: [seed]", "seed: 1", "- seed", "7", "!!x y")
         ),
         *((text, "is not a YAML configuration") for text in ("a: b: c", "training: {", "x: \x00")),

@@ -126,8 +126,8 @@ def test_each_option_is_explained_by_its_help_and_a_note() -> None:
     lines = starter({"max_length": 64, "seed": 7}, seed="Any number will do.").splitlines()
     assert max(map(len, lines)) <= MAX_LINE
     comments = " ".join(line.strip(" #") for line in lines)
-    assert "Maximum tokens of a text. max_length: 64" in comments
-    assert "order of the examples and dropout. Any number will do. seed: 7" in comments
+    assert "Maximum tokens per text. max_length: 64" in comments
+    assert "order and dropout. Any number will do. seed: 7" in comments
 
 
 def test_options_stand_in_the_order_of_the_schema() -> None:
