@@ -30,7 +30,7 @@ BLOCK_ROWS = 1_024
 def normalize(features: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return features [texts, hidden] scaled to unit norm."""
     norms = np.linalg.norm(features, axis=1, keepdims=True)
-    return features / np.maximum(norms, np.finfo(np.float32).tiny)
+    return np.asarray(features / np.maximum(norms, np.finfo(np.float32).tiny), np.float32)
 
 
 def spread_labels(
