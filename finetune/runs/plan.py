@@ -20,7 +20,12 @@ from finetune.model.load import TextModel
 from finetune.tasks.base import Task
 from finetune.tokenization.buckets import Batch, plan_epoch
 from finetune.tokenization.examples import Examples
-from finetune.training.contrastive import TEXTS_A_STEP, count_steps, plan_contrast
+from finetune.training.contrastive import (
+    LEARNING_RATE_FACTOR,
+    TEXTS_A_STEP,
+    count_steps,
+    plan_contrast,
+)
 from finetune.training.optimizers import Hyperparameters, Schedule
 
 # With more, plain fine-tuning is as good and takes less time (docs/measurements.md).
@@ -180,6 +185,8 @@ def plan_training(
     learning_rate = options.learning_rate or default_learning_rate(
         mode, hidden_size=text_model.model.config.hidden_size, structure=text_model.structure
     )
+    if recipe.is_contrastive and options.learning_rate is None:
+        learning_rate *= LEARNING_RATE_FACTOR
     if shapes.max_shapes is not None and not mode.trains_encoder:
         # A head over stored features has a shape of its own: one vector a text.
         shapes = replace(shapes, max_shapes=shapes.max_shapes - 1)

@@ -92,10 +92,8 @@ def test_each_step_has_equally_many_texts_of_every_class_in_parts_by_length() ->
         assert batch.parts[-1][1] == 8
 
 
-def test_few_rows_take_fewer_steps() -> None:
-    assert [count_steps(rows) for rows in (2, 60, 320, 500, 640, 10_000)] == [
-        *(100, 100, 100, 156, 200, 200)
-    ]
+def test_large_tables_take_more_steps() -> None:
+    assert [count_steps(rows) for rows in (2, 320, 3_200, 10_000)] == [50, 50, 100, 200]
 
 
 def test_of_many_classes_some_are_drawn_at_each_step_and_all_in_the_end() -> None:
