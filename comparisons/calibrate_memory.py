@@ -18,7 +18,7 @@ import numpy as np
 from transformers import BertConfig
 
 from finetune.batch_finder.case import Case, architecture_of
-from finetune.batch_finder.estimate import live_peaks
+from finetune.batch_finder.estimate import allocated_peaks
 from finetune.batch_finder.trial_model import build_trial_model, measure
 from finetune.config.mode import Mode
 from finetune.devices.host import keep_freed_memory
@@ -73,7 +73,7 @@ def measure_alone(device: str, name: str) -> dict[str, Any]:
         "mode": case.mode,
         "batch": batch,
         **json.loads(answer),
-        "predicted_live_bytes": live_peaks(case, [batch, batch])[1],
+        "predicted_live_bytes": allocated_peaks(case, [batch, batch])[1],
     }
     print(json.dumps(line), flush=True)
     return line
@@ -87,7 +87,7 @@ def measure_here(device_name: str, name: str) -> None:
     trial = build_trial_model(case, device=device)
     measured = measure(trial, batch_size=batch, budget_bytes=device.memory.budget_bytes(None))
     # On the CPU both are resident memory.
-    peaks = {"held_bytes": measured.peak_bytes, "allocated_bytes": device.memory.peak_bytes()}
+    peaks = {"reserved_bytes": measured.peak_bytes, "allocated_bytes": device.memory.peak_bytes()}
     print(json.dumps(peaks))
 
 
@@ -105,7 +105,7 @@ def read_name(device: str, name: str) -> tuple[Case, int]:
 def fit(lines: list[dict[str, Any]]) -> dict[str, float]:
     """Fit ``held = offset + slope * live`` with the least squares of the relative errors."""
     live = np.array([line["predicted_live_bytes"] for line in lines], float)
-    held = np.array([line["held_bytes"] for line in lines], float)
+    held = np.array([line["reserved_bytes"] for line in lines], float)
     columns = np.stack([live / held, 1 / held], axis=1)
     (slope, offset), *_ = np.linalg.lstsq(columns, np.ones(len(lines)), rcond=None)
     errors = np.abs(1 - (offset + slope * live) / held)

@@ -23,7 +23,7 @@ import numpy as np
 from finetune import distributed
 from finetune.bench.workloads import CLASSES, SEED, bert_base, read_lengths, texts_of
 from finetune.config.mode import Mode
-from finetune.devices.base import Device, place
+from finetune.devices.base import Device, move_to_device
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.select import select_device
 from finetune.model.feature_extractor import split_frozen
@@ -100,7 +100,7 @@ def time_features(device: Device, *, rows: int, data_dir: Path | None) -> float:
     freeze_parameters(model, structure, mode=Mode("head"))
     extractor = split_frozen(model, takes_4d_mask=structure.takes_4d_mask, pads_left=False)
     assert extractor is not None
-    place(model, device.torch_device)
+    move_to_device(model, device.torch_device)
     layers = FrozenLayers(extractor, "", device, "bf16", structure.takes_4d_mask)
     folder = distributed.broadcast(lambda: tempfile.mkdtemp(prefix="weak-scaling-"))
     seconds = 0.0

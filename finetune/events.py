@@ -73,7 +73,7 @@ class Step:
     learning_rate: float
     examples_per_second: float
     memory_bytes: int
-    held_bytes: int
+    reserved_bytes: int
     budget_bytes: int
     remaining_seconds: float
 

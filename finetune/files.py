@@ -131,7 +131,7 @@ def write_json(path: Path, value: Any) -> None:
     write_text_atomically(path, json.dumps(value, **STRICT_JSON, indent=2) + "\n")
 
 
-def keep_json(path: Path, value: Any) -> None:
+def write_cache_json(path: Path, value: Any) -> None:
     """Write a value to a cache, if the disk takes it."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,7 @@ QUICK: dict[str, Any] = {
 """Two epochs of four steps, each of which is reported."""
 
 TEXTS = ["Who wrote Faust?", "How old is the river Nile?", "What does NASA stand for?"]
-SPEED_AND_MEMORY = {"examples_per_second", "memory_bytes", "held_bytes"}
+SPEED_AND_MEMORY = {"examples_per_second", "memory_bytes", "reserved_bytes"}
 
 
 @dataclass(frozen=True)

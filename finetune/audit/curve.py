@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.audit.duplicates import unit_rows
+from finetune.audit.duplicates import normalize_rows
 from finetune.data.split import find_folds
 from finetune.tasks.base import Labels, Logits, Task
 from finetune.training.linear_head import DEFAULT_STRENGTH, TRIED_GRADIENT, LabelledFeatures, solve
@@ -115,7 +115,7 @@ def choose_to_label(
     """
     generator = np.random.default_rng(0)
     pool = np.sort(generator.permutation(len(features))[:MAX_TEXTS])
-    unit = unit_rows(features[pool])
+    unit = normalize_rows(features[pool])
     sample = unit[generator.permutation(len(unit))[:SAMPLED_TEXTS]]
     value = np.sqrt(np.mean(np.maximum(unit @ sample.T, 0) ** 3, axis=1)) + 1e-6
     if probabilities is not None and probabilities.shape[1] > 1:

@@ -100,7 +100,7 @@ def _pairs_by_words(words: csr_matrix) -> Pairs:
 
 
 def _pairs_by_features(features: NDArray[np.float32]) -> Pairs:
-    unit = unit_rows(features)
+    unit = normalize_rows(features)
     pairs = []
     for start in range(0, len(unit), BLOCK):
         cosines = unit[start : start + BLOCK] @ unit[start:].T
@@ -110,7 +110,7 @@ def _pairs_by_features(features: NDArray[np.float32]) -> Pairs:
     return Pairs(low, high, np.minimum(similarity, 1.0))
 
 
-def unit_rows(features: NDArray[np.float32]) -> NDArray[np.float32]:
+def normalize_rows(features: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return centered features of norm 1, so that products are cosines: [rows, hidden]."""
     centered = features - features.mean(axis=0)
     norms = np.linalg.norm(centered, axis=1, keepdims=True)

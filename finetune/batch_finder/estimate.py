@@ -77,10 +77,10 @@ def estimate(case: Case, mac: Mac, *, limit: int) -> Result:
 
 def model_live_memory(case: Case) -> MemoryLine:
     """Model the bytes of tensors that are alive at the peak of a step, by the batch size."""
-    return fit_memory(dict(zip(_BATCH_SIZES, live_peaks(case, _BATCH_SIZES), strict=True)))
+    return fit_memory(dict(zip(_BATCH_SIZES, allocated_peaks(case, _BATCH_SIZES), strict=True)))
 
 
-def live_peaks(case: Case, batch_sizes: Sequence[int]) -> list[int]:
+def allocated_peaks(case: Case, batch_sizes: Sequence[int]) -> list[int]:
     """Take steps one after another; return the most bytes of tensors alive in each.
 
     The first begins without optimizer state. An evaluation keeps less and is left out.

@@ -20,11 +20,11 @@ from finetune.config.load import parse_size
 from finetune.config.schema import SearchConfig
 from finetune.devices.base import Device
 from finetune.devices.host import gibibytes
-from finetune.devices.host_memory import spare_bytes
+from finetune.devices.host_memory import available_bytes
 from finetune.distributed import read_launch
 from finetune.errors import BatchDoesNotFitError, ModelUnsupportedError
 from finetune.events import Info, WarningMessage, emit
-from finetune.files import WRITTEN_BY, keep_json
+from finetune.files import WRITTEN_BY, write_cache_json
 
 # Results depend on these packages. This package decides what is recommended.
 _PACKAGES = ("finetune-mps", "torch", "transformers", "accelerate")
@@ -52,7 +52,7 @@ class Search:
         limit, ranks = memory_limit_bytes(self.options), read_launch().local_world_size
         if ranks == 1 or not self.device.memory.is_shared:
             return limit
-        share = spare_bytes() // ranks
+        share = available_bytes() // ranks
         return share if limit is None else min(limit, share)
 
 
@@ -99,8 +99,8 @@ def find(case: Case, where: Search) -> Result:
             )
         except BatchDoesNotFitError as error:
             raise explain(error, device, limit_bytes) from None
-    if file and not runner.is_crowded:
-        keep_json(file, asdict(result) | WRITTEN_BY)
+    if file and not runner.had_memory_contention:
+        write_cache_json(file, asdict(result) | WRITTEN_BY)
     return result
 
 

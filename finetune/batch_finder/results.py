@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from finetune.events import Trial
-from finetune.tasks.shown import Shown
+from finetune.tasks.shown import DisplayMixin
 
 SCHEMA_VERSION = 1
 
@@ -59,7 +59,7 @@ class Result:
 
 
 @dataclass(frozen=True, repr=False)
-class FoundBatches(Shown):
+class FoundBatches(DisplayMixin):
     """What ``find-batch`` found on this machine, or estimated for another."""
 
     results: tuple[Result, ...]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
 from finetune.batch_finder.case import Case
-from finetune.devices.base import Device, place
+from finetune.devices.base import Device, move_to_device
 from finetune.errors import ModelUnsupportedError
 from finetune.evaluation.predict import predict_logits
 from finetune.events import Trial
@@ -145,7 +145,7 @@ def build_trial_model(case: Case, *, device: Device) -> TrialModel:
             remedy="use --no-feature-cache",
         )
     # The parts share their parameters, but each has buffers of its own.
-    place(model, device.torch_device)
+    move_to_device(model, device.torch_device)
     layers = FrozenLayers(extractor, "", device, case.precision, structure.takes_4d_mask)
     trial = prepare_trial_model(case, model, structure, device=device, frozen_layers=layers)
     features = trial.extract(batch_size=1)
@@ -202,4 +202,4 @@ def measure(model: TrialModel, *, batch_size: int, budget_bytes: int) -> Trial:
         timed_seconds += seconds
         steps *= 2
     model.evaluate(batch_size=batch_size)
-    return Trial(batch_size, "fits", memory.held_peak_bytes(), best_rate)
+    return Trial(batch_size, "fits", memory.peak_reserved_bytes(), best_rate)

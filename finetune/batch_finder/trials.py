@@ -15,7 +15,7 @@ from finetune.batch_finder.case import Case
 from finetune.batch_finder.child import Child, ChildEndedError, connect_to_parent
 from finetune.devices.base import Device
 from finetune.devices.host import gibibytes
-from finetune.devices.host_memory import process_bytes, spare_bytes, why_short
+from finetune.devices.host_memory import available_bytes, process_bytes, why_short
 from finetune.devices.select import select_device
 from finetune.errors import FinetuneError, ModelUnsupportedError
 from finetune.events import Trial, TrialStatus, emit
@@ -44,7 +44,7 @@ class TrialRunner:
     timeout_seconds: float
     module: str = "finetune.batch_finder.trials"
     # Whether a size failed while other programs held memory that was free when the search began.
-    is_crowded: bool = field(init=False, default=False)
+    had_memory_contention: bool = field(init=False, default=False)
     _free_bytes: int = field(init=False, default=0)
     _budget_bytes: int | None = field(init=False, default=None)
     _child: Child | None = field(init=False, default=None)
@@ -87,7 +87,7 @@ class TrialRunner:
         if trial.status == "too_big" and taken_bytes > max(
             _CROWDED_BYTES, _CROWDED_SHARE * self.budget_bytes()
         ):
-            self.is_crowded = True
+            self.had_memory_contention = True
             others = f"another process has taken {gibibytes(taken_bytes)}"
             trial = replace(trial, reason=f"{trial.reason}; {others}")
         emit(trial)
@@ -148,9 +148,9 @@ class TrialRunner:
             if reply is not None:
                 return reply
             if self.device.memory.is_shared:
-                held_bytes = process_bytes(child.process_id)
-                self._peak_bytes = max(self._peak_bytes, held_bytes)
-                self._check_budget(held_bytes)
+                reserved_bytes = process_bytes(child.process_id)
+                self._peak_bytes = max(self._peak_bytes, reserved_bytes)
+                self._check_budget(reserved_bytes)
             now = time.perf_counter()
             if now - host_sampled >= _HOST_SAMPLE_SECONDS:
                 host_sampled = now
@@ -159,8 +159,8 @@ class TrialRunner:
             if now - started > self.timeout_seconds:
                 raise _StoppedError("timed_out", f"not done after {self.timeout_seconds:g} s")
 
-    def _check_budget(self, held_bytes: int) -> None:
-        if self._budget_bytes is not None and held_bytes > self._budget_bytes:
+    def _check_budget(self, reserved_bytes: int) -> None:
+        if self._budget_bytes is not None and reserved_bytes > self._budget_bytes:
             raise _StoppedError("too_big", f"it held more than {gibibytes(self._budget_bytes)}")
 
     def _explain_end(self, child: Child) -> "_StoppedError":
@@ -181,7 +181,7 @@ class TrialRunner:
 
 def free_bytes_of(device: Device) -> int:
     """Return the memory of a device that other programs leave free."""
-    return spare_bytes() if device.memory.is_shared else device.memory.budget_bytes(None)
+    return available_bytes() if device.memory.is_shared else device.memory.budget_bytes(None)
 
 
 class _StoppedError(Exception):

@@ -113,7 +113,7 @@ def by_device(rows: Iterable[Row]) -> dict[tuple[str, Phase], dict[str, Row]]:
     return grouped
 
 
-def first_faster(rows: Sequence[Row], device: str) -> str | None:
+def crossover_workload(rows: Sequence[Row], device: str) -> str | None:
     """Return the workload from which on a device is faster than the CPU; None if never.
 
     The rows of a group go from small workloads to large ones; what failed says nothing.
@@ -164,7 +164,7 @@ def _remarks(group: str, rows: Sequence[Row], others: Iterable[str]) -> Iterator
             yield f"{row.workload}, {row.phase}, {row.device}: {row.note}{published}"
     for device in others if group in ("mlp", "inference") else ():
         if any(speedup_of(one, device) for one in by_device(rows).values()):
-            first = first_faster(rows, device)
+            first = crossover_workload(rows, device)
             where = f"from {first} on" if first else "at none of these"
             yield f"{device} is faster than the CPU {where}"
     if group == "training":

@@ -12,7 +12,7 @@ from finetune.config.schema import flag_of
 from finetune.devices import DeviceName
 from finetune.errors import UsageError
 from finetune.runs.folder import open_run_folder
-from finetune.tasks.shown import Shown
+from finetune.tasks.shown import DisplayMixin
 
 if TYPE_CHECKING:
     from finetune.tasks.scores import Scores
@@ -26,7 +26,7 @@ Examples:
 
 
 @dataclass(frozen=True, repr=False)
-class Evaluation(Shown):
+class Evaluation(DisplayMixin):
     """Metrics of a run's model on a split, or on the file or data set named in its place.
 
     Of other data, ``unseen`` are those without the rows that were in training, if only some were.

@@ -116,24 +116,24 @@ class DeviceMemory(ABC):
     # In the text of a RuntimeError that says that memory ran out.
     out_of_memory_texts: tuple[str, ...]
 
-    def used_bytes(self) -> int:
+    def allocated_bytes(self) -> int:
         """Return the memory of live tensors, or of the process where they are not counted."""
         return torch.accelerator.memory_allocated()
 
     def peak_bytes(self) -> int | None:
-        """Return the peak of ``used_bytes``, or None where it is not counted."""
+        """Return the peak of ``allocated_bytes``, or None where it is not counted."""
         return torch.accelerator.max_memory_allocated()
 
     def reset_peak(self) -> None:
         """Count peaks from now on, where the device can."""
         torch.accelerator.reset_peak_memory_stats()
 
-    def held_bytes(self) -> int:
+    def reserved_bytes(self) -> int:
         """Return the memory that this process holds on the device now, its cache included."""
         return torch.accelerator.memory_reserved()
 
-    def held_peak_bytes(self) -> int | None:
-        """Return the peak of ``held_bytes``, or None where another process has to watch it."""
+    def peak_reserved_bytes(self) -> int | None:
+        """Return the peak of ``reserved_bytes``, or None where another process has to watch it."""
         return torch.accelerator.max_memory_reserved()
 
     def total_bytes(self) -> int:
@@ -214,7 +214,7 @@ class Unusable:
     is_absent: bool = False
 
 
-def place(module: nn.Module, torch_device: torch.device) -> None:
+def move_to_device(module: nn.Module, torch_device: torch.device) -> None:
     """Move a module to a device, unless it is there: fake tensors can't be moved."""
     tensors = (*module.parameters(), *module.buffers())
     if any(one.device.type != torch_device.type for one in tensors):

@@ -60,7 +60,7 @@ class CpuMemory(DeviceMemory):
         # Where no limit can be set, allocations beyond the budget are swapped.
         self.swaps = not _CLEAR.exists()
 
-    def used_bytes(self) -> int:
+    def allocated_bytes(self) -> int:
         return int(self._process.memory_info().rss)
 
     def peak_bytes(self) -> int | None:
@@ -75,14 +75,14 @@ class CpuMemory(DeviceMemory):
         if _CLEAR.exists():
             _CLEAR.write_text("5")
 
-    def held_bytes(self) -> int:
-        return self.used_bytes()
+    def reserved_bytes(self) -> int:
+        return self.allocated_bytes()
 
-    def held_peak_bytes(self) -> int | None:
+    def peak_reserved_bytes(self) -> int | None:
         return self.peak_bytes() if _CLEAR.exists() else None
 
     def budget_bytes(self, limit_bytes: int | None) -> int:
-        free_bytes = host_memory.process_bytes(os.getpid()) + host_memory.spare_bytes()
+        free_bytes = host_memory.process_bytes(os.getpid()) + host_memory.available_bytes()
         max_bytes = free_bytes if limit_bytes is None else min(free_bytes, limit_bytes)
         return int(_STEADY_SHARE * max_bytes)
 

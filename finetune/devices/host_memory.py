@@ -54,7 +54,7 @@ def group_limits(
         group = group.parent
 
 
-def spare_bytes() -> int:
+def available_bytes() -> int:
     """Return the memory that is free for programs, less a reserve of a twentieth."""
     memory = psutil.virtual_memory()
     spare = [memory.available - memory.total * _RESERVE_SHARE]

@@ -11,10 +11,10 @@ from finetune.model.structure import Structure
 
 def freeze_parameters(model: nn.Module, structure: Structure, *, mode: Mode) -> None:
     """Let only the parameters of a mode require gradients."""
-    train_only(model, trained_names(structure, mode=mode), structure)
+    set_trainable(model, trainable_parameter_names(structure, mode=mode), structure)
 
 
-def train_only(model: nn.Module, trained: frozenset[str], structure: Structure) -> None:
+def set_trainable(model: nn.Module, trained: frozenset[str], structure: Structure) -> None:
     """Let only the parameters of some names require gradients.
 
     Over a frozen encoder there is no dropout, with which MiniLM's output layer alone stays 4 points
@@ -28,7 +28,7 @@ def train_only(model: nn.Module, trained: frozenset[str], structure: Structure) 
                 module.p = 0.0
 
 
-def trained_names(structure: Structure, *, mode: Mode) -> frozenset[str]:
+def trainable_parameter_names(structure: Structure, *, mode: Mode) -> frozenset[str]:
     """Return the names of the parameters that a mode trains."""
     if mode == "head":
         return structure.head

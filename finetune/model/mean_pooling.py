@@ -70,18 +70,18 @@ def pool_by_first_token(model: PreTrainedModel) -> None:
 
 
 def pool_shape_by_mean(shape: PreTrainedConfig) -> bool:
-    """Count the layer that ``pool_by_mean`` adds, if it adds one, or raise ``no_mean``."""
+    """Count the layer that ``pool_by_mean`` adds, if any; ModelUnsupportedError if it can't."""
     if hasattr(shape, "classifier_pooling"):
         return False
     with torch.device("meta"):
         model = AutoModelForSequenceClassification.from_config(shape)  # type: ignore[no-untyped-call]
     if _make_mean_layer(model) is None:
-        raise no_mean(model)
+        raise mean_pooling_unsupported_error(model)
     shape.num_hidden_layers += 1
     return True
 
 
-def no_mean(model: PreTrainedModel) -> ModelUnsupportedError:
+def mean_pooling_unsupported_error(model: PreTrainedModel) -> ModelUnsupportedError:
     """Return the error for a model that ``pool_by_mean`` can't change."""
     return ModelUnsupportedError(
         f"the head of {type(model).__name__} can't read the mean of the tokens: that takes one more"

@@ -208,7 +208,7 @@ def find_model(name: str, *, revision: str | None, with_weights: bool = True) ->
     return ModelSource(name, folder, commit=None)
 
 
-def is_at_hand(name: str, *, revision: str | None) -> bool:
+def is_available_locally(name: str, *, revision: str | None) -> bool:
     """Return whether the weights of a model are on this machine."""
     if name == MINILM and revision is None and _packaged_minilm():
         return True

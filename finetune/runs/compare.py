@@ -27,7 +27,7 @@ from finetune.runs.results import RunResults, best_of, read_results
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import METRICS, Metric
 from finetune.tasks.scores import MetricValue
-from finetune.tasks.shown import Shown
+from finetune.tasks.shown import DisplayMixin
 from finetune.tasks.tables import Table, capitalize, duration, format_number, format_value, text_of
 
 SCHEMA_VERSION = 1
@@ -93,7 +93,7 @@ class ComparedGroup:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Shown):
+class Comparison(DisplayMixin):
     """Finished runs in groups: each of one task, tested on the same rows."""
 
     groups: Sequence[ComparedGroup]

@@ -10,13 +10,13 @@ from datasets import Dataset, DatasetDict
 from finetune.config.schema import MAX_ESTIMATED_ROWS, Config, TrainingConfig
 from finetune.data.dataset import LoadedData, column_of, rows_where
 from finetune.data.split import sample_rows
-from finetune.devices.base import place
+from finetune.devices.base import move_to_device
 from finetune.devices.select import select_device
 from finetune.errors import FinetuneError, ModelUnsupportedError
 from finetune.evaluation.predict import Predictor
 from finetune.evaluation.statistics import bootstrap, metric_interval
 from finetune.events import Info, emit, muted
-from finetune.model.source import is_at_hand
+from finetune.model.source import is_available_locally
 from finetune.model.structure import encoder_layers
 from finetune.runs.batch_sizes import make_batch_sizes
 from finetune.runs.encoding import encode_rows
@@ -82,7 +82,7 @@ def expect(config: Config, rows: Dataset, task: Task) -> BaselineEstimate | None
     try:
         if len(rows) < MIN_ROWS:
             reason = f"{len(rows)} training rows are too few"
-        elif not is_at_hand(name, revision=config.model.revision):
+        elif not is_available_locally(name, revision=config.model.revision):
             reason = f"the weights of {name} are not on this machine; finetune run fetches them"
         else:
             emit(Info(f"estimating what to expect of {name}"))
@@ -162,7 +162,7 @@ def read_frozen_features(preparation: Preparation) -> LabelledFeatures:
         _, batch_size = make_batch_sizes(preparation)
     model, splits = stored_features(preparation, batch_size)
     precision = preparation.config.training.precision
-    place(model, device.torch_device)
+    move_to_device(model, device.torch_device)
     return read_features(
         preparation, Predictor(model, device, precision, batch_size), splits["train"]
     )

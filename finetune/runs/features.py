@@ -6,7 +6,7 @@ from torch import nn
 
 from finetune.config.mode import Mode
 from finetune.config.schema import CacheConfig
-from finetune.devices.base import place
+from finetune.devices.base import move_to_device
 from finetune.devices.batch_size import BatchSize
 from finetune.events import WarningMessage, emit
 from finetune.model.feature_extractor import FeatureExtractor, split_frozen
@@ -60,7 +60,7 @@ def stored_features(
     if preparation.checks_device:
         train = preparation.examples["train"]
         check = prepare_feature_check(extractor, train, device=device, precision=precision)
-    place(text_model.model, device.torch_device)
+    move_to_device(text_model.model, device.torch_device)
     layers = FrozenLayers(extractor, key, device, precision, text_model.structure.takes_4d_mask)
     store = open_tensor_store(config.cache)
 

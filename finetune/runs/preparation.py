@@ -19,11 +19,11 @@ from finetune.data.split import split_fold
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
 from finetune.events import Info, emit, stage
-from finetune.model.freeze import count_parameters, train_only, trained_names
+from finetune.model.freeze import count_parameters, set_trainable, trainable_parameter_names
 from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
 from finetune.model.load import TextModel, load_pretrained
 from finetune.model.lora import add_adapters, require_peft
-from finetune.model.mean_pooling import no_mean, pass_through_head
+from finetune.model.mean_pooling import mean_pooling_unsupported_error, pass_through_head
 from finetune.model.source import MINILM
 from finetune.runs.cache import cache_folder
 from finetune.runs.encoding import encode_rows
@@ -291,11 +291,11 @@ def load_for_training(
     seed = config.training.seed
     text_model = load_pretrained(config.model, task, seed=seed, pooling=pooling)
     if config.model.pooling == "mean" and text_model.pooling != "mean":
-        raise no_mean(text_model.model)
+        raise mean_pooling_unsupported_error(text_model.model)
     if is_mean and text_model.pooling != pooling:
-        emit(Info(f"pooling: cls, as {no_mean(text_model.model).message}"))
+        emit(Info(f"pooling: cls, as {mean_pooling_unsupported_error(text_model.model).message}"))
     mode, structure = config.model.mode, text_model.structure
-    trained = trained_names(structure, mode=mode)
+    trained = trainable_parameter_names(structure, mode=mode)
     if recipe.solves_head:
         new_layers = structure.new - structure.output_layer
         passes = not new_layers and text_model.pooling == "cls"
@@ -319,7 +319,7 @@ def load_for_training(
         if structure.mean_layer:
             message = "the head reads the mean of the tokens, which the pretrained model's does not"
             emit(Info(f"only the merged model is saved, and no adapter: {message}"))
-    train_only(text_model.model, trained, structure)
+    set_trainable(text_model.model, trained, structure)
     count, total = count_parameters(text_model.model.parameters())
     counts = f"{count:,} of {total:,} parameters train ({count / total:.1%})"
     emit(Info(f"model: {config.model.model}, mode {mode}, {counts}"))

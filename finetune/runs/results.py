@@ -13,7 +13,7 @@ from finetune.runs.folder import RunFolder
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import METRICS
 from finetune.tasks.scores import Scores, selection_score
-from finetune.tasks.shown import ShownRun
+from finetune.tasks.shown import RunResultMixin
 
 SCHEMA_VERSION = 1
 # The rows of all resamples together: they take about a second.
@@ -100,7 +100,7 @@ class RunFacts:
 
 
 @dataclass(frozen=True, repr=False)
-class RunResults(ShownRun):
+class RunResults(RunResultMixin):
     """What a finished run found; the metrics are those of the best model, as it is saved.
 
     The validations in ``metrics.jsonl`` come before its calibration, which changes their loss.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from finetune import distributed
 from finetune.config.yaml_files import dump_config
-from finetune.devices.base import place
+from finetune.devices.base import move_to_device
 from finetune.evaluation.predict import Predictor
 from finetune.evaluation.statistics import measure_calibration
 from finetune.events import Info, clock, emit, muted, sent_to, stage
@@ -267,7 +267,7 @@ class Run:
                 config.model, trained.task, seed=self.plan.seed, pooling=trained.pooling
             )
         adapter.merge_into(merged.model)
-        place(merged.model, self.preparation.device.torch_device)
+        move_to_device(merged.model, self.preparation.device.torch_device)
         self.predictor = replace(self.predictor, model=merged.model)
         # All of its layers read token ids.
         self.examples = self.preparation.examples

@@ -17,7 +17,7 @@ from finetune.runs.results import SCHEMA_VERSION, RunResults, best_of, read_resu
 from finetune.tasks.base import Labels, Outputs, Task
 from finetune.tasks.metrics import METRICS
 from finetune.tasks.scores import Scores
-from finetune.tasks.shown import ShownRun
+from finetune.tasks.shown import RunResultMixin
 
 if TYPE_CHECKING:
     from finetune.runs.journal import Journal
@@ -29,7 +29,7 @@ Options = Mapping[str, Any]
 
 
 @dataclass(frozen=True, repr=False)
-class SeveralResults(ShownRun):
+class SeveralResults(RunResultMixin):
     """What the finished runs of several have found, by number; the best by validation, if known.
 
     Of folds, ``scores`` are those of all rows, each predicted by the model that has not seen it,

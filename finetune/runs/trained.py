@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from finetune import distributed
 from finetune.config.schema import Config
-from finetune.devices.base import Device, place
+from finetune.devices.base import Device, move_to_device
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.select import select_device
 from finetune.errors import ModelUnsupportedError
@@ -41,7 +41,7 @@ class TrainedModel:
         load = _load_saved if config.model.merge else _load_with_adapter
         text_model = load(folder, config)
         chosen, options = select_device(device), config.training
-        place(text_model.model, chosen.torch_device)
+        move_to_device(text_model.model, chosen.torch_device)
         precision = options.precision
         if reason := why_not(chosen, precision):
             message = f"{reason}: fp32 takes the place of {precision}, in which the run computed"

@@ -21,7 +21,7 @@ from finetune.tasks.metrics import (
     compute_metrics,
 )
 from finetune.tasks.scores import Scores
-from finetune.tasks.shown import Shown
+from finetune.tasks.shown import DisplayMixin
 from finetune.tasks.tables import (
     MAX_LISTED,
     MAX_MISTAKES,
@@ -50,7 +50,7 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
 
 
 @dataclass(frozen=True, repr=False)
-class Prediction(Shown):
+class Prediction(DisplayMixin):
     """What a model predicts for a text; each value, such as ``label``, is an attribute too.
 
     The label is None where the model abstains or the text is missing; ``columns`` are those of
@@ -101,7 +101,7 @@ def rename_taken(values: Mapping[str, T], taken: Collection[str]) -> dict[str, T
     return renamed
 
 
-class Predictions(Shown, list[Prediction]):
+class Predictions(DisplayMixin, list[Prediction]):
     """The predictions of texts, in their order."""
 
     def records(self) -> list[dict[str, Any]]:

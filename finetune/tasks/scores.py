@@ -16,7 +16,7 @@ from finetune.tasks.metrics import (
     choose_metric,
     count_classes,
 )
-from finetune.tasks.shown import Shown
+from finetune.tasks.shown import DisplayMixin
 from finetune.tasks.tables import (
     Table,
     format_interval,
@@ -61,7 +61,7 @@ class MetricValue:
 
 
 @dataclass(frozen=True, repr=False)
-class Scores(Shown):
+class Scores(DisplayMixin):
     """The metrics of a model on a split; each is an attribute too, such as ``accuracy``.
 
     The baselines are those of always predicting the same. The confusion matrix, [true, predicted],

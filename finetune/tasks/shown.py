@@ -11,7 +11,7 @@ from finetune.escaping import escape_line
 MAX_ROWS, MAX_CHARACTERS = 4, 158
 
 
-class Shown(ABC):
+class DisplayMixin(ABC):
     """A result with a repr of at most five lines; a dataclass must leave the repr to this."""
 
     # What was odd, of what a function of the Python API has returned.
@@ -41,7 +41,7 @@ class Shown(ABC):
         return f"<p>{title}</p>{self.to_pandas().to_html(max_rows=20, index=False)}"
 
 
-class ShownRun(Shown, os.PathLike[str]):
+class RunResultMixin(DisplayMixin, os.PathLike[str]):
     """The results of a run or several, which stand for their folder where a run is asked for."""
 
     output_dir: str

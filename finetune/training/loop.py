@@ -236,8 +236,8 @@ class _StepLog:
                 loss=sum(losses) / len(losses),
                 learning_rate=rate,
                 examples_per_second=examples / seconds,
-                memory_bytes=memory.used_bytes(),
-                held_bytes=memory.held_bytes(),
+                memory_bytes=memory.allocated_bytes(),
+                reserved_bytes=memory.reserved_bytes(),
                 budget_bytes=self._budget_bytes,
                 remaining_seconds=seconds / len(losses) * (schedule.total_steps - done),
             )

@@ -17,7 +17,7 @@ from finetune import hub
 from finetune.devices import host
 from finetune.devices.base import Device
 from finetune.errors import ConfigurationError
-from finetune.files import WRITTEN_BY, keep_json, read_json
+from finetune.files import WRITTEN_BY, read_json, write_cache_json
 from finetune.model.tensor_store import key_of
 
 # bf16 has to gain so much, as no timing is exact.
@@ -57,7 +57,7 @@ def choose_precision(device: Device, *, hidden_size: int, cache: Path) -> Precis
         return replace(choice, reason=f"{choice.reason}, measured on {measured_on}")
     except (OSError, ValueError):
         choice = _time_layer(device, hidden_size)
-        keep_json(file, asdict(choice) | WRITTEN_BY)
+        write_cache_json(file, asdict(choice) | WRITTEN_BY)
         return choice
 
 
@@ -135,7 +135,7 @@ def has_parity(device: Device, *, precision: str) -> bool:
 def note_parity(device: Device, *, precision: str, subject: str, passes: bool) -> None:
     """Remember whether a device agrees with the CPU in a precision, by what was compared."""
     file, passed = _read_parity(device, precision)
-    keep_json(file, passed | {subject: passes})
+    write_cache_json(file, passed | {subject: passes})
 
 
 def _read_parity(device: Device, precision: str) -> tuple[Path, dict[str, bool]]:

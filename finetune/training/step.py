@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from finetune import distributed
-from finetune.devices.base import Device, place
+from finetune.devices.base import Device, move_to_device
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.captured import CapturedFunction, Tensors
 from finetune.errors import UsageError
@@ -242,7 +242,7 @@ def prepare_training(
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1 and not parameter.requires_grad and name not in head:
                 parameter.data = parameter.data.to(torch.bfloat16)
-    place(model, device.torch_device)
+    move_to_device(model, device.torch_device)
     scaler = torch.amp.GradScaler(device.torch_device.type, enabled=precision == "fp16")
     state = TrainingState(model, optimizer, device, precision, scaler, losses, hyperparameters)
     if state.cuda_graph_error:

@@ -176,7 +176,7 @@ class SimulatedRunner:
     machines: dict[str, SimulatedMachine] = field(default_factory=dict)
     with_checkpointing: SimulatedMachine | None = None
     can_split: bool = True
-    is_crowded: bool = False
+    had_memory_contention: bool = False
     cases: list[Case] = field(default_factory=list)
 
     def __call__(

@@ -8,7 +8,7 @@ from transformers import LongformerConfig
 
 from finetune.batch_finder import estimate as estimate_module
 from finetune.batch_finder.case import Case, Part, architecture_of
-from finetune.batch_finder.estimate import LiveMemory, estimate, live_peaks, model_live_memory
+from finetune.batch_finder.estimate import LiveMemory, allocated_peaks, estimate, model_live_memory
 from finetune.batch_finder.trial_model import build_trial_model
 from finetune.config.mode import Mode
 from finetune.devices.cpu import CpuDevice
@@ -27,11 +27,11 @@ def take_each_step_once() -> Iterator[None]:
     def peaks_once(case: Case, batch_sizes: Sequence[int]) -> list[int]:
         key = f"{case}{list(batch_sizes)}"
         if key not in known:
-            known[key] = live_peaks(case, batch_sizes)
+            known[key] = allocated_peaks(case, batch_sizes)
         return known[key]
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(estimate_module, "live_peaks", peaks_once)
+        monkeypatch.setattr(estimate_module, "allocated_peaks", peaks_once)
         yield
 
 
@@ -41,7 +41,7 @@ def mac_with(memory_bytes: int) -> Mac:
 
 
 def peaks_of(case: Case, *batch_sizes: int) -> list[int]:
-    return estimate_module.live_peaks(case, batch_sizes)
+    return estimate_module.allocated_peaks(case, batch_sizes)
 
 
 def small_case(architecture: str = "bert", *, layers: int = 2, **changes: Any) -> Case:

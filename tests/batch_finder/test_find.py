@@ -109,7 +109,7 @@ def test_a_fresh_result_is_kept_unless_other_processes_took_memory(
     result, sizes = find_in(cache, is_fresh=True)
     assert len(sizes) == len(result.trials) > 1
     assert cached_in(cache)["largest"] == result.largest
-    runner.machine, runner.is_crowded = SimulatedMachine(capacity_share=0.4), True
+    runner.machine, runner.had_memory_contention = SimulatedMachine(capacity_share=0.4), True
     assert find_in(cache, is_fresh=True)[0].largest < result.largest
     assert cached_in(cache)["largest"] == result.largest
 

@@ -53,9 +53,9 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrialRun
     numbers = count()
 
     def process_bytes(process_id: int) -> int:
-        held_bytes = host_memory.process_bytes(process_id)
+        reserved_bytes = host_memory.process_bytes(process_id)
         (tmp_path / str(next(numbers))).touch()
-        return held_bytes
+        return reserved_bytes
 
     monkeypatch.setattr(trials_module, "process_bytes", process_bytes)
     monkeypatch.setenv(odd_worker.LOOKS, str(tmp_path))

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from bench.example_results import a_row, example_results
 
-from finetune.bench.results import first_faster, tabulate
+from finetune.bench.results import crossover_workload, tabulate
 
 
 def test_the_json_has_the_rows_a_second_of_each_row() -> None:
@@ -37,5 +37,5 @@ def test_a_device_is_faster_from_where_no_larger_workload_is_slower() -> None:
         for name, pair in seconds.items()
         for device, one in zip(("cpu", "gpu"), pair, strict=True)
     ]
-    assert first_faster(rows, "gpu") == "4"
-    assert first_faster(rows[:4], "gpu") is None
+    assert crossover_workload(rows, "gpu") == "4"
+    assert crossover_workload(rows[:4], "gpu") is None

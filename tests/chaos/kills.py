@@ -73,7 +73,7 @@ def train_in_a_child(
 
 def journal_of(run: Path) -> list[Any]:
     """Return what the journal says but for speed and memory."""
-    mood = {"examples_per_second", "memory_bytes", "held_bytes"}
+    mood = {"examples_per_second", "memory_bytes", "reserved_bytes"}
     rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     return [{name: one for name, one in row.items() if name not in mood} for row in rows]
 

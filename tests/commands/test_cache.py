@@ -8,7 +8,7 @@ import torch
 from tiny_runs import Command
 
 from finetune import hub
-from finetune.files import WRITTEN_BY, keep_json
+from finetune.files import WRITTEN_BY, write_cache_json
 from finetune.model.tensor_store import TensorStore
 
 
@@ -27,7 +27,7 @@ def test_the_size_is_shown_and_all_is_deleted(command: Command, tmp_path: Path) 
     size_bytes = keep(tmp_path, rows=40_000)
     files = [tmp_path / "batches" / "a.json", tmp_path / "precision" / "b.json"]
     for file in files:
-        keep_json(file, WRITTEN_BY)
+        write_cache_json(file, WRITTEN_BY)
     place = ("--cache-dir", tmp_path)
     lines = lines_of(command("cache", *place).output)
     folder = tmp_path / "features"

@@ -8,7 +8,7 @@ from tiny_runs import Command
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from finetune.batch_finder.case import Case, architecture_of
-from finetune.batch_finder.estimate import live_peaks
+from finetune.batch_finder.estimate import allocated_peaks
 from finetune.commands.models import read_encoders
 from finetune.config.mode import Mode
 from finetune.config.schema import Config
@@ -44,7 +44,9 @@ def test_the_memory_of_an_encoder_is_that_of_a_step() -> None:
             "cpu", architecture, classes=6, mode=Mode(mode), padded_length=128, precision="fp32",
             optimizer="adamw", gradient_checkpointing=False, task="single", has_mean_layer=False,
         )  # fmt: skip
-        assert live_peaks(case, (32, 32))[1] / 2**30 == pytest.approx(expected, rel=0.05, abs=0.01)
+        assert allocated_peaks(case, (32, 32))[1] / 2**30 == pytest.approx(
+            expected, rel=0.05, abs=0.01
+        )
 
 
 def test_encoders_are_listed_with_what_they_take(command: Command) -> None:

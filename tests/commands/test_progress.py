@@ -36,7 +36,7 @@ EVENTS: list[Event] = [
         learning_rate=3e-5,
         examples_per_second=120.4,
         memory_bytes=3 * 2**29,
-        held_bytes=2 * 2**30,
+        reserved_bytes=2 * 2**30,
         budget_bytes=6 * 2**30,
         remaining_seconds=42.4,
     ),

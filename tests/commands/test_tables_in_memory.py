@@ -19,7 +19,7 @@ from finetune.errors import FinetuneError, NotARunError
 from finetune.files import file_sha256
 from finetune.runs.results import RunResults
 from finetune.runs.trained import TrainedModel
-from finetune.tasks.shown import Shown
+from finetune.tasks.shown import DisplayMixin
 
 OPTIONS = {name: QUICK[name] for name in QUICK if name not in ("data", "max_train_samples")}
 Row = namedtuple("Row", "text label")
@@ -172,7 +172,7 @@ def test_a_loaded_model_is_loaded_once(
 def test_results_show_themselves_in_five_lines_and_as_a_table(results: RunResults) -> None:
     long = finetune.predict(results, ["Who? " * 300] * 30, device="cpu", all_scores=True)
     evaluation = finetune.evaluate(results, device="cpu")
-    shown: list[Shown] = [results, results.test, long, long[0], evaluation]
+    shown: list[DisplayMixin] = [results, results.test, long, long[0], evaluation]
     for one in shown:
         assert 2 <= len(repr(one).splitlines()) <= 5
         assert len(repr(one)) <= 800

@@ -16,7 +16,7 @@ def test_the_peak_is_that_since_the_reset() -> None:
     before_bytes = device.memory.peak_bytes() or 0
     device.memory.reset_peak()
     assert (device.memory.peak_bytes() or 0) < before_bytes - 32 * 2**20
-    assert device.memory.held_peak_bytes() == device.memory.peak_bytes()
+    assert device.memory.peak_reserved_bytes() == device.memory.peak_bytes()
 
 
 @pytest.fixture
@@ -30,13 +30,13 @@ def _lift_cap() -> Iterator[None]:
 @pytest.mark.usefixtures("_lift_cap")
 def test_allocations_beyond_the_cap_fail_and_those_within_it_do_not() -> None:
     device = CpuDevice()
-    device.memory.set_memory_limit(device.memory.used_bytes() + 128 * 2**20)
+    device.memory.set_memory_limit(device.memory.allocated_bytes() + 128 * 2**20)
     assert len(torch.ones(64, 2**20, dtype=torch.uint8)) == 64
     with pytest.raises(RuntimeError) as caught:
         # More than what earlier tests have freed, which the C library keeps.
         torch.ones(2**10, 2**20, dtype=torch.uint8)
     assert device.memory.is_out_of_memory(caught.value)
-    device.memory.set_memory_limit(device.memory.used_bytes() + 512 * 2**20)
+    device.memory.set_memory_limit(device.memory.allocated_bytes() + 512 * 2**20)
     assert len(torch.ones(192, 2**20, dtype=torch.uint8)) == 192
 
 
@@ -71,14 +71,14 @@ def fill(mebibytes):
 
 keep_freed_memory()
 memory = CpuDevice().memory
-budget_bytes = memory.used_bytes() + 256 * 2**20
+budget_bytes = memory.allocated_bytes() + 256 * 2**20
 memory.set_memory_limit(budget_bytes)
 freed, kept = fill(200), fill(1)
-filled_bytes = memory.used_bytes()
+filled_bytes = memory.allocated_bytes()
 del freed
-assert memory.used_bytes() > filled_bytes - 2**26, "given back"
+assert memory.allocated_bytes() > filled_bytes - 2**26, "given back"
 memory.release()
-assert memory.used_bytes() < filled_bytes - 2**27, "not released"
+assert memory.allocated_bytes() < filled_bytes - 2**27, "not released"
 memory.set_memory_limit(budget_bytes)
 again = fill(190)
 try:

@@ -131,13 +131,13 @@ def test_allocations_beyond_the_cap_fail_on_a_real_gpu() -> None:
 def test_memory_is_counted_released_and_refused_on_a_real_gpu() -> None:
     device = CudaDevice()
     device.memory.reset_peak()
-    before_bytes = device.memory.used_bytes()
+    before_bytes = device.memory.allocated_bytes()
     filled = torch.ones(64, 2**20, dtype=torch.uint8, device=device.torch_device)
     device.synchronize()
-    assert device.memory.used_bytes() - before_bytes == filled.nbytes
+    assert device.memory.allocated_bytes() - before_bytes == filled.nbytes
     del filled
     device.memory.release()
-    assert device.memory.used_bytes() == before_bytes
+    assert device.memory.allocated_bytes() == before_bytes
     assert device.memory.peak_bytes() - before_bytes == 64 * 2**20
     device.memory.reset_peak()
     assert device.memory.peak_bytes() == before_bytes

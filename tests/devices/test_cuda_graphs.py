@@ -93,12 +93,12 @@ def test_all_shapes_share_one_memory_pool() -> None:
     graphs = graphs_of(work)
     arguments = [[{"x": torch.ones(size, device="cuda")}] for size in (256, 192, 128, 64)]
     assert graphs.prepare(arguments[0]) is None
-    calls, held_bytes = [], []
+    calls, reserved_bytes = [], []
     for one in arguments:
         calls.append(graphs.prepare(one))
-        held_bytes.append(torch.cuda.memory_reserved())
+        reserved_bytes.append(torch.cuda.memory_reserved())
     # The first takes two tensors of 256 MiB.
-    assert held_bytes[-1] - held_bytes[0] < 2**26
+    assert reserved_bytes[-1] - reserved_bytes[0] < 2**26
     for call in calls:
         assert call is not None
         assert call().item() == pytest.approx(torch.tensor(1.0).exp().sin().item())

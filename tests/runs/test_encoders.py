@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipe
 import finetune
 from finetune.config.mode import Mode
 from finetune.files import read_jsonl
-from finetune.model.freeze import trained_names
+from finetune.model.freeze import trainable_parameter_names
 from finetune.model.structure import find_structure
 
 MODES: dict[str, dict[str, Any]] = {
@@ -49,7 +49,7 @@ def test_encoder_trains_what_its_mode_says_and_predicts_in_a_pipeline(
     assert results.facts.mode == Mode(mode)
     saved = AutoModelForSequenceClassification.from_pretrained(folder / "model").eval()
     assert weights_of(folder).keys() == saved.state_dict().keys()
-    trained = trained_names(find_structure(saved), mode=Mode(mode))
+    trained = trainable_parameter_names(find_structure(saved), mode=Mode(mode))
     assert results.facts.trained_parameters == sum(
         parameter.numel() for name, parameter in saved.named_parameters() if name in trained
     )

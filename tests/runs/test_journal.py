@@ -17,7 +17,7 @@ def step_event(number: int) -> Step:
         learning_rate=1e-3,
         examples_per_second=10.0,
         memory_bytes=1024,
-        held_bytes=2048,
+        reserved_bytes=2048,
         budget_bytes=6 * 2**30,
         remaining_seconds=1.0,
     )
@@ -43,7 +43,7 @@ def test_steps_and_validations_are_kept_and_everything_is_passed_on(tmp_path: Pa
     assert emitted == events
     first, second = read_jsonl(folder.metrics_file)
     assert (first["kind"], first["step"], first["loss"]) == ("step", 1, 1.5)
-    assert (first["memory_bytes"], first["held_bytes"]) == (1024, 2048)
+    assert (first["memory_bytes"], first["reserved_bytes"]) == (1024, 2048)
     assert (second["kind"], second["eval_accuracy"]) == ("validation", 0.5)
 
 

@@ -18,7 +18,7 @@ from finetune.runs.tracking import tracked
 
 STEP = Step(
     step=4, total_steps=8, epoch=0.5, loss=1.5, learning_rate=1e-3, examples_per_second=1.0,
-    memory_bytes=1, held_bytes=1, remaining_seconds=1.0, budget_bytes=1,
+    memory_bytes=1, reserved_bytes=1, remaining_seconds=1.0, budget_bytes=1,
 )  # fmt: skip
 VALIDATION = Validation(4, 0.5, {"accuracy": 0.75, "loss": 1.25}, is_best=True)
 

@@ -123,7 +123,7 @@ def test_report_tells_the_state_of_the_run() -> None:
     assert second.loss == pytest.approx(np.mean(losses[3:6]))
     assert second.learning_rate == pytest.approx(0.7e-3)
     assert second.memory_bytes > 0
-    assert second.held_bytes > 0
+    assert second.reserved_bytes > 0
     assert second.remaining_seconds > 0
     assert last.remaining_seconds == 0
     assert diary.progress.loss_sum == pytest.approx(sum(losses))

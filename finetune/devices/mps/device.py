@@ -120,10 +120,10 @@ class MpsMemory(DeviceMemory):
         "kIOGPUCommandBufferCallbackErrorOutOfMemory",
     )
 
-    def used_bytes(self) -> int:
+    def allocated_bytes(self) -> int:
         return torch.mps.current_allocated_memory()
 
-    def held_bytes(self) -> int:
+    def reserved_bytes(self) -> int:
         """Return what Metal counts for the process: allocator pools and compiled graphs."""
         return torch.mps.driver_allocated_memory()
 
@@ -134,8 +134,10 @@ class MpsMemory(DeviceMemory):
         longest does. Half of the recommended memory does no harm; beyond all of it the Mac swaps.
         """
         recommended_bytes = torch.mps.recommended_max_memory()
-        needed_bytes = _MAX_OF_PEAK * (self.peak_bytes() or self.used_bytes())
-        return self.held_bytes() > min(recommended_bytes, max(recommended_bytes // 2, needed_bytes))
+        needed_bytes = _MAX_OF_PEAK * (self.peak_bytes() or self.allocated_bytes())
+        return self.reserved_bytes() > min(
+            recommended_bytes, max(recommended_bytes // 2, needed_bytes)
+        )
 
     def peak_bytes(self) -> int | None:
         # From PyTorch 2.13 on (pytorch#186748).
@@ -144,7 +146,7 @@ class MpsMemory(DeviceMemory):
         except RuntimeError:
             return None
 
-    def held_peak_bytes(self) -> None:
+    def peak_reserved_bytes(self) -> None:
         return None
 
     def reset_peak(self) -> None:
@@ -158,7 +160,7 @@ class MpsMemory(DeviceMemory):
         (pytorch#79840).
         """
         recommended_bytes = torch.mps.recommended_max_memory()
-        free_bytes = host_memory.process_bytes(os.getpid()) + host_memory.spare_bytes()
+        free_bytes = host_memory.process_bytes(os.getpid()) + host_memory.available_bytes()
         # A ratio of 0 is no limit.
         allowed_bytes = int(recommended_bytes * (high_ratio() or 1))
         budget_bytes = min(recommended_bytes, free_bytes, allowed_bytes)

@@ -68,13 +68,13 @@ def test_an_m1_with_macos_26_needs_two_examples_for_a_bias(
 def test_memory_is_counted_released_and_refused_on_a_real_gpu() -> None:
     device = MpsDevice()
     device.memory.reset_peak()
-    before_bytes = device.memory.used_bytes()
+    before_bytes = device.memory.allocated_bytes()
     filled = torch.ones(64, 2**20, dtype=torch.uint8, device=device.torch_device)
     device.synchronize()
-    assert device.memory.used_bytes() - before_bytes >= filled.nbytes
+    assert device.memory.allocated_bytes() - before_bytes >= filled.nbytes
     del filled
     device.memory.release()
-    assert device.memory.used_bytes() == before_bytes
+    assert device.memory.allocated_bytes() == before_bytes
     peak_bytes = device.memory.peak_bytes()
     assert peak_bytes is None or peak_bytes >= before_bytes + 64 * 2**20
     with pytest.raises(RuntimeError) as caught:
