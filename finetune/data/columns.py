@@ -13,58 +13,20 @@ import pyarrow
 import pyarrow.compute as pc
 
 from finetune.config.schema import DataConfig, flag_of
+from finetune.data.words import WORDS
 from finetune.errors import DataError, DataNotFoundError, UsageError
-from finetune.tasks.labels import NUMBER, distinct_values, map_values
+from finetune.tasks.labels import distinct_values, map_values
 
 # In place of the name of a column of splits.
 NO_COLUMN = "none"
 # The fields of DataConfig that name columns.
 TEXT, PAIR, LABEL = OPTIONS = ("text_column", "text_pair_column", "label_column")
-# Names that say what a column holds; the first of each leaves no doubt.
-TEXT_NAMES = (
-    *("text", "sentence", "question", "review", "content", "comment", "message", "tweet", "sms"),
-    *("utterance", "query", "document", "description", "headline", "title", "body"),
-    *("claim", "evidence", "answer", "passage", "context", "abstract", "subject", "summary"),
-)
-RATINGS = ("rating", "stars", "score", "polarity", "similarity")
-LABEL_NAMES = (
-    *("label", "labels", "class", "category", "target", "intent", "sentiment", "emotion"),
-    *("topic", "stance", "y", "label_coarse", "coarse_label", *RATINGS),
-)
-# Words in the names of columns that hold neither.
-OTHER_WORDS = frozenset(
-    (
-        *("id", "index", "date", "time", "timestamp", "created", "updated", "url", "link", "user"),
-        *("author", "name", "source", "confidence", "count", "latitude", "longitude"),
-        *("location", "coord", "retweet", "split", "fold", "partition"),
-    )
-)
-# Words in the names of flags that are no classes of a row, or not all the same kind.
-FLAG_WORDS = OTHER_WORDS | {
-    *("is", "has", "was", "verified", "truncated", "favorited", "retweeted", "sensitive", "edited"),
-    *("deleted", "locked", "archived", "stickied", "spoiler", "active", "premium", "duplicate"),
-    *("annotator", "rater", "worker", "coder", "judge", "final", "gold", "majority"),
-}
-# Without spaces and punctuation; the last is "#1 String" and "#2 String", as MRPC's authors wrote.
-PAIRS = (
-    *(("premise", "hypothesis"), ("sentence1", "sentence2"), ("question1", "question2")),
-    *(("text1", "text2"), ("sentencea", "sentenceb"), ("texta", "textb"), ("text", "textpair")),
-    *(("question", "sentence"), ("question", "context"), ("question", "passage")),
-    *(("sent1", "sent2"), ("q1", "q2"), ("string1", "string2"), ("sourcetext", "targettext")),
-    ("1string", "2string"),
-)
-# What all values of a column may look like. Words are without spaces and in ASCII, since the texts
-# of some scripts have no spaces; keys are ids, hashes, addresses and paths; tags those of tokens.
-LOOKS = {
-    "number": rf"{NUMBER}|[+-]?[0-9]+,[0-9]+",
-    "integer": r"[+-]?\d+(\.0*)?",
-    "date": r"\d{4}-\d\d?-\d\d?([T ].*)?|\d\d?[/.]\d\d?[/.]\d{2,4}( .*)?",
-    "list": r"\[.*\]",
-    "word": r"[!-~]+",
-    "key": r"[!-~]*[0-9/\\:_@][!-~]*",
-    "split": r"(?i)train(ing)?|valid(ation)?|val|dev|test(ing)?",
-    "tag": r"O|[BIESLUM]-\S+",
-}
+NAMES = {kind: tuple(words.split()) for kind, words in WORDS["columns"].items()}
+TEXT_NAMES, RATINGS, ID_NAMES = NAMES["text"], NAMES["rating"], NAMES["id"]
+LABEL_NAMES = NAMES["label"] + RATINGS
+OTHER_WORDS = frozenset(NAMES["other"])
+FLAG_WORDS = OTHER_WORDS | {*NAMES["flag"]}
+PAIRS = [pair.split("+") for pair in NAMES["pairs"]]
 # Texts of fewer characters, on average, are codes; and where they recur, classes.
 MIN_CHARACTERS, MAX_CLASS_CHARACTERS = 3, 30
 # Texts beside others are left out in silence only if they are shorter, with a name of texts or not.
@@ -73,21 +35,7 @@ SAMPLE_ROWS, PIECE_ROWS = 10_000, 2**14
 MAX_BYTES = 2**24
 # Columns with a mark for each class; two may well be something else.
 MIN_INDICATORS, MANY_INDICATORS = 3, 6
-# What people write where a row has a class, and where it has not, in lower case.
-YES = frozenset(
-    re.findall(
-        r"\S+",
-        "1 true yes y ja j oui si sí s sim tak t да evet on x ✓ ✔ ☑ wahr vrai vero verdadero"
-        " はい 是 예",
-    )
-)
-NO = frozenset(
-    re.findall(
-        r"\S+",
-        "0 false no n nein non não nao nie ne nee nej nei нет off falsch faux falso - – ✗ ✘ ☐"
-        " いいえ 否 不是 아니오 아니요",
-    )
-)
+YES, NO = (frozenset(WORDS["marks"][kind].split()) for kind in ("yes", "no"))
 # More different values are no marks; classes in several columns have at most so many.
 MAX_MARKS, MAX_CODES = 4, 20
 BLANK = frozenset({"", "nan", "<na>", "none", "null"})
@@ -121,7 +69,7 @@ class Facts:
         sample = sample.filter(pc.not_equal(sample, ""))
         looks = (
             look
-            for look, pattern in LOOKS.items()
+            for look, pattern in WORDS["patterns"].items()
             if len(sample) and pc.all(pc.match_substring_regex(sample, f"^({pattern})$")).as_py()
         )
         filled = pc.sum(pc.not_equal(column, "")).as_py() or 0

@@ -17,6 +17,7 @@ from pyarrow import csv as arrow_csv
 from finetune.config.schema import DataConfig
 from finetune.data.columns import LABEL_NAMES, OPTIONS, TEXT_NAMES, plain_name
 from finetune.data.encoding import TextFile
+from finetune.data.words import WORDS
 from finetune.errors import DataUnreadableError
 from finetune.events import Info, emit
 from finetune.tasks.labels import is_number
@@ -36,10 +37,7 @@ ADD_LABELS = "add a column of labels; texts without labels are for finetune pred
 ESCAPED_QUOTE = r"(?<!\\)((?:\\\\)*)\\%s"
 # A comma of a decimal number, or between words.
 PROSE_COMMA = re.compile(r"(?<=\d),(?=\d)|, ")
-TOTAL = re.compile(
-    r"(?i)\W*((grand |sub)?totals?|totale|summe|gesamt(summe)?|insgesamt|somme|suma|razem|totaal"
-    r"|итого|всего|合計|总计|總計|합계|sum)\b.*"
-)
+TOTAL = re.compile(WORDS["total"])
 # The module's own limit is 131,072 characters, fewer than a long document has.
 csv.field_size_limit(2**31 - 1)
 # A row, and the number of its first line.

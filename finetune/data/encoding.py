@@ -2,17 +2,20 @@
 
 import codecs
 import io
+import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
+from math import log
 from pathlib import Path
 from typing import TextIO
 
 import pyarrow
 
-from finetune.data.languages import detect_encoding
 from finetune.data.packed import Content
+from finetune.data.words import WORDS
 from finetune.errors import DataUnreadableError, UsageError
 from finetune.events import WarningMessage, emit
 from finetune.files import naming
@@ -24,6 +27,20 @@ BYTE_ORDER_MARKS = {
 }
 CHUNK_BYTES = 2**20
 SAMPLE_LINES = 1_000
+# What texts of all languages have between words.
+PUNCTUATION = frozenset("–—‘’‚“”„…«»‹›•·€£§°©®™¿¡²³½¼\u00a0")  # noqa: RUF001
+CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
+# Letters that make no words: a symbol after a letter, a quote before one, a letter of another
+# script next to one, a letter alone before a number, a capital after a small letter.
+MISREAD = re.compile(
+    r"(?<=[^\W\d_])[^\w\s'’\-./,:;!?()\[\]{}<>%#&*|\"«»“”„‘–—…@+=\u00a0。、，！？\x00-\x7f]"  # noqa: RUF001
+    r"|[”»](?=[^\W\d_])|[a-zA-Z](?=[\u0370-\u052f])|[\u0370-\u052f](?=[a-zA-Z])"
+    r"|(?<!\w)[^\W\d_a-zA-Z](?=[\d(])"
+)
+CAPITAL = re.compile(r"(?<=[a-z])[^\W\d_a-zA-Z]")
+# How much less likely each encoding is than the one before it.
+LESS_LIKELY = 0.1
+ERROR, COMMON_EAST, MARK = log(1e-6), log(5e-4), log(0.02)
 
 
 @dataclass(frozen=True)
@@ -160,3 +177,48 @@ def _detect(content: Content) -> str | None:
         lines = (line for line in file if not line.isascii())
         sample = b"".join(islice(lines, SAMPLE_LINES))
     return detect_encoding(sample)
+
+
+def detect_encoding(sample: bytes) -> str | None:
+    """Return the encoding whose result looks most like a language; ``None`` if none reads it.
+
+    A letter beyond ASCII counts the more, the more frequent it is in the language.
+
+    >>> detect_encoding("Zażółć gęślą jaźń".encode("cp1250"))
+    'cp1250'
+    """
+    if CONTROL.search(sample):
+        return None
+    scores = {}
+    for place, (encoding, group) in enumerate(WORDS["encodings"].items()):
+        with suppress(UnicodeError):
+            text = sample.decode(encoding)
+            if group == "east":
+                score = _score_east(text, **WORDS["east"][encoding])
+            else:
+                score = max(_score(text, letters) for letters in WORDS["letters"][group].values())
+            scores[encoding] = score - LESS_LIKELY * place
+    return max(scores, key=scores.__getitem__, default=None)
+
+
+def _score(text: str, letters: str) -> float:
+    ranks = {letter: log(0.5 / (rank + 1)) for rank, letter in enumerate(letters)}
+    errors = len(MISREAD.findall(text)) + sum(map(str.isupper, CAPITAL.findall(text)))
+    total = errors * (ERROR - MARK)
+    for character in filter("\x7f".__lt__, set(text)):
+        mark = MARK if character in PUNCTUATION else ERROR
+        total += text.count(character) * ranks.get(character, mark)
+    return total
+
+
+def _score_east(text: str, *, frequent: str, letters: str, common: str) -> float:
+    total = 0.0
+    for character in filter("\x7f".__lt__, set(text)):
+        if character in frequent:
+            score = log(0.2 / (frequent.index(character) + 5))
+        elif re.match(letters, character) and len(character.encode(common, errors="ignore")) == 2:
+            score = COMMON_EAST
+        else:
+            score = MARK if character in PUNCTUATION | {"\u3000"} else ERROR
+        total += text.count(character) * score
+    return total

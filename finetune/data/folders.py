@@ -13,19 +13,19 @@ import pyarrow
 from finetune.config.schema import DataConfig
 from finetune.data.columns import OtherData
 from finetune.data.encoding import find_text
-from finetune.data.foreign import DOCUMENTS
 from finetune.data.packed import (
     ABOUT,
-    SPLIT_OF_WORD,
     Content,
     find_tables,
     holds_files,
     names_in,
     read_members,
     reading_explained,
+    reject_document,
     splits_named,
 )
 from finetune.data.read import TABLE_SUFFIXES, RawTable, join_tables, read_file
+from finetune.data.words import SPLIT_OF_WORD
 from finetune.errors import DataError, DataNotFoundError, DataUnreadableError, SeveralTablesError
 from finetune.events import Info, emit
 
@@ -65,8 +65,7 @@ def read_splits(paths: Sequence[Path], options: DataConfig) -> dict[str, RawTabl
 
 def _read_folder(path: Path, options: DataConfig) -> dict[str, RawTable]:
     """Return the splits of a folder or an archive."""
-    if document := DOCUMENTS.get(path.suffix.lower()):  # such as those of Numbers
-        raise DataUnreadableError(f"{path} is {document[0]}", remedy=document[1])
+    reject_document(path, path.suffix.lower())  # such as those of Numbers
     names = names_in(path)
     saved = [name for name in names if PurePosixPath(name).name == SAVED_BY_DATASETS]
     if saved:

@@ -10,9 +10,9 @@ from pathlib import Path
 from finetune import hub
 from finetune.config.schema import HUB_PREFIX, DataConfig
 from finetune.data.dataset import DataSource, LoadedData
-from finetune.data.packed import SPLIT_OF_WORD
 from finetune.data.read import SUFFIXES
 from finetune.data.tables import read_tables
+from finetune.data.words import SPLIT_OF_WORD
 from finetune.errors import DataError, DataNotFoundError, HubNotReachableError
 from finetune.events import Info, emit
 

@@ -7,14 +7,11 @@ from typing import Any
 
 import pandas
 
+from finetune.data.words import WORDS
 from finetune.errors import DataError
 
 ANSWERS = {"accept", "reject", "ignore"}
-# What Label Studio writes next to the texts and labels of each annotation.
-LABEL_STUDIO = {
-    *("annotator", "annotation_id", "lead_time", "created_at", "updated_at", "completed_by"),
-    *("agreement", "cancelled_annotations", "total_annotations", "total_predictions"),
-}
+ABOUT_ANNOTATIONS = WORDS["label_studio"].split()
 MIN_PROBABILITY = 0.5
 
 
@@ -26,9 +23,8 @@ def convert(frame: pandas.DataFrame) -> pandas.DataFrame:
     """
     if _has(frame, "data", dict) and _has(frame, "annotations", list):
         return _convert_tasks(frame)
-    if len(LABEL_STUDIO.intersection(frame.columns)) > 1:
-        cells = frame.drop(columns=[*LABEL_STUDIO.intersection(frame.columns)])
-        return cells.apply(_convert_results)
+    if len(about := frame.columns.intersection(ABOUT_ANNOTATIONS)) > 1:
+        return frame.drop(columns=about).apply(_convert_results)
     if _has(frame, "answer", str) and ANSWERS.issuperset(frame["answer"].dropna().unique()):
         return _convert_prodigy(frame)
     for name in ("cats", "labels", "label"):  # of spaCy, and others

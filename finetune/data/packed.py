@@ -1,4 +1,4 @@
-"""The files in folders and archives, and the bytes of a file, unpacked within a limit."""
+"""The files in folders and archives, the bytes of a file, unpacked, and what is no table."""
 
 import bz2
 import gzip
@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 from zipfile import BadZipFile, ZipFile
 
+from finetune.data.words import SPLIT_OF_WORD, WORDS
 from finetune.errors import DataNotFoundError, DataUnreadableError, SeveralTablesError, explain
 from finetune.files import is_there, naming
 
@@ -36,11 +37,9 @@ MAX_DEPTH = 4
 HIDDEN = re.compile(r"(.*/)?(\.|__MACOSX/)")
 ABOUT = re.compile(r"[._]|readme|licen[cs]e|citation|requirements|dataset_info", re.IGNORECASE)
 PART = re.compile(r"part-?\d|\d-of-\d")
-SPLIT_OF_WORD = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
-    **dict.fromkeys(("test", "testing"), "test"),
-}
+START_BYTES = 4096
+WORKBOOK_PARTS = ("xl/workbook.xml", "xl/workbook.bin")
+SPREADSHEET = b"application/vnd.oasis.opendocument.spreadsheet"
 
 
 @contextmanager
@@ -233,3 +232,55 @@ def splits_named(names: Sequence[str]) -> Mapping[str, list[str]]:
                 return {}
             splits[split] = plain
     return splits
+
+
+def is_workbook(content: Content) -> bool:
+    """Return whether a file is a spreadsheet that can be read: .xlsx, .xlsb, .xls or .ods."""
+    if content.start(START_BYTES).startswith(b"\xd0\xcf\x11\xe0"):
+        return content.suffix not in WORDS["documents"]
+    names = _names_in_zip(content)
+    if "mimetype" in names:
+        with content.open() as file, ZipFile(file) as archive:
+            return archive.read("mimetype").startswith(SPREADSHEET)
+    return any(part in names for part in WORKBOOK_PARTS)
+
+
+def reject_foreign(content: Content) -> None:
+    """Raise an error that says what a file is and how to export it, if it can't be read."""
+    start, names = content.start(START_BYTES), _names_in_zip(content)
+    is_text = b"\0" not in start and not start.startswith((b"PK", b"{\\rtf", b"bplist"))
+    if not is_text or content.suffix in (".yml", ".yaml"):
+        reject_document(content.path, content.suffix)
+    for part, (kind, remedy) in WORDS["parts"].items():
+        if any(re.fullmatch(part, name) for name in names):
+            raise _not_a_table(content.path, kind, remedy)
+    if names:
+        raise _not_a_table(content.path, "a ZIP archive", "unpack")
+    if start.startswith(ZIP):
+        again = "copy, download or export it again"
+        raise _not_a_table(content.path, "a damaged spreadsheet or ZIP archive", again)
+    for beginning, kind, remedy in WORDS["beginnings"]:
+        if re.match(beginning.encode(), start):
+            raise _not_a_table(content.path, kind, remedy)
+
+
+def reject_document(path: Path, suffix: str) -> None:
+    """Raise an error for a file or folder with the suffix of a document."""
+    if document := WORDS["documents"].get(suffix):
+        raise _not_a_table(path, *document)
+
+
+def _not_a_table(path: Path, kind: str, remedy: str) -> DataUnreadableError:
+    remedy = WORDS["remedies"].get(remedy, remedy).replace("FILE", path.name)
+    return DataUnreadableError(f"{path} is {kind}", remedy=remedy)
+
+
+def _names_in_zip(content: Content) -> list[str]:
+    """Return the names in a ZIP file, none of another or a damaged one."""
+    if not content.start(len(ZIP)).startswith(ZIP):
+        return []
+    try:
+        with content.open() as file, ZipFile(file) as archive:
+            return archive.namelist()
+    except BadZipFile:
+        return []

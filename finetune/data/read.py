@@ -26,15 +26,22 @@ from python_calamine import CalamineError, CalamineWorkbook, SheetVisibleEnum
 from finetune.config.schema import DataConfig
 from finetune.data import delimited, labeling_tools
 from finetune.data.encoding import TextFile, find_text
-from finetune.data.foreign import is_workbook, reject_foreign
-from finetune.data.packed import PACKED_SUFFIXES, ZIP, Content, choose_member, unpack
+from finetune.data.packed import (
+    PACKED_SUFFIXES,
+    START_BYTES,
+    ZIP,
+    Content,
+    choose_member,
+    is_workbook,
+    reject_foreign,
+    unpack,
+)
 from finetune.errors import DataNotFoundError, DataUnreadableError
 from finetune.events import Info, emit
 from finetune.tasks.labels import map_lists, map_values
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".xlsx", ".xls", ".xlsb", ".ods", ".ft")
 TABLE_SUFFIXES = (*SUFFIXES, ".ndjson", *PACKED_SUFFIXES, ".zip")
-START_BYTES = 4096
 # How many rows are held as objects of Python at a time, and how many bytes Arrow reads at once.
 STREAM_ROWS, BLOCK_BYTES = 1_024, 2**24
 # One of the two escapes with which JSON writes a character beyond 16 bits.

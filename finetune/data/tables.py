@@ -6,7 +6,6 @@ The steps are in :func:`read_tables`, in the order in which a row takes them.
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
@@ -19,7 +18,9 @@ from numpy.typing import NDArray
 
 from finetune.config.schema import HUB_PREFIX, DataConfig
 from finetune.data.columns import (
+    ID_NAMES,
     LABEL,
+    NAMES,
     NO,
     NO_COLUMN,
     PAIR,
@@ -37,8 +38,9 @@ from finetune.data.dataset import LoadedData, make_dataset, return_freed_memory
 from finetune.data.delimited import ADD_LABELS
 from finetune.data.encoding import find_text
 from finetune.data.folders import read_splits
-from finetune.data.packed import SPLIT_OF_WORD, unpack
+from finetune.data.packed import unpack
 from finetune.data.read import RawTable
+from finetune.data.words import SPLIT_OF_VALUE
 from finetune.errors import DataError, DataNotFoundError, UsageError
 from finetune.events import Info, WarningMessage, emit
 from finetune.tasks.base import Task
@@ -67,47 +69,14 @@ FEW_ROWS = 10
 MANY_EMPTY = 0.05
 # In one row per text and label, so many rows repeat a text, and hardly any a text with its label.
 LONG_FORMAT_ROWS, LONG_FORMAT_REPEATS, LONG_FORMAT_SAMPLE = 0.2, 0.05, 50_000
-# The ends of names of columns.
-SPLIT_NAMES = ("split", "set", "partition", "fold", "folds")
-# Beside the names of files, the first words of values.
-OTHER_SPLITS = {
-    "train": "trn entrenamiento treino entraînement trainings addestramento 训练 训练集 学習",
-    "validation": "development validación validação validierung validazione 验证 验证集 検証",
-    "test": "eval evaluation holdout held heldout tst prueba teste prüfung 测试 测试集 テスト",
-}
-SPLIT_OF_VALUE = SPLIT_OF_WORD | {
-    word: split for split, words in OTHER_SPLITS.items() for word in words.split()
-}
+SPLIT_NAMES = NAMES["split"]
 MAX_SPLITS, MAX_SPLIT_LENGTH, MAX_UNUSED = 20, 30, 12
-ID_NAMES = ("id", "_id", "uid", "uuid", "doc_id", "row_id", "text_id", "item_id", "case_id")
 FILL_DOWN = (
     "write each label into all rows of its group: in Excel choose Go To Special, Blanks, type = and"
     " the cell above, and press Ctrl+Enter; in pandas, frame[column].ffill()"
 )
 INTEGERS = r"\W*\d+(\W+\d+)*\W*"
-# As which UTF-8 is read by mistake, and characters that such texts then are of. A few words read so
-# by chance, in Russian of cp866 many.
-CODE_PAGES = (
-    *("cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp1257", "latin_1"),
-    *("cp437", "cp850", "mac_roman", "koi8_r"),
-)
-COMMON = re.compile(
-    r"[\0-\u017f\u0386-\u03ce\u0400-\u045f\u0490\u0491\u05b0-\u05f4\u060c-\u0652\u0900-\u0e7f"
-    r"\u1e00-\u1fff\u2000-\u2122\u3000-\u30ff\u4e00-\u9fff\uac00-\ud7a3\ufe0f\uff00-\uffef"
-    r"\U0001f000-\U0001faff]*"
-)
-# What is left where a part of a text was read as Windows-1252.
-MOJIBAKE = re.compile("[ÃÂâðÐÑ][\u0080-\u00bf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]")  # noqa: RUF001
 SAMPLE_ROWS = 4_000
-
-
-def is_garbled(text: str) -> bool:
-    """Return whether a text with more than ASCII looks like UTF-8 read as another encoding."""
-    for page in CODE_PAGES:
-        with suppress(UnicodeError):
-            if COMMON.fullmatch(text.encode(page).decode()):
-                return True
-    return MOJIBAKE.search(text) is not None
 
 
 def read_tables(files: Mapping[str, Sequence[Path]], options: DataConfig) -> LoadedData:
@@ -345,9 +314,12 @@ def _report_texts(texts: pyarrow.ChunkedArray, *, path: Path) -> None:
         word = texts[pc.index(is_word, True).as_py()].as_py()
         finding = f"{count:,} texts of {path} are a word for a missing text, such as {word!r}"
         emit(WarningMessage(finding, remedy="leave the cell empty where there is no text"))
+    if pc.all(pc.string_is_ascii(texts)).as_py():
+        return
+    from ftfy.badness import is_bad
+
     others = texts.filter(pc.invert(pc.string_is_ascii(texts)))
-    sample = others.slice(0, SAMPLE_ROWS).to_pylist()
-    if garbled := list(filter(is_garbled, sample)):
+    if garbled := list(filter(is_bad, others.slice(0, SAMPLE_ROWS).to_pylist())):
         finding = f"{len(garbled):,} texts of {path} look like UTF-8 that was decoded as another"
         remedy = "export the file again as UTF-8, or name its encoding with --encoding"
         emit(WarningMessage(f"{finding} encoding, such as {garbled[0][:60]!r}", remedy=remedy))
