@@ -81,7 +81,7 @@ def test_prediction_between_steps_changes_nothing() -> None:
 
 def predictor(model: nn.Module, precision: str = "fp32", batch_size: int = 5) -> Predictor:
     device = CpuDevice()
-    size = BatchSize(batch_size, "batch size", device, lambda event: None)
+    size = BatchSize(batch_size, "batch size", device)
     return Predictor(model, device, precision, size)
 
 

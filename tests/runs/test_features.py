@@ -123,10 +123,10 @@ SMALL: dict[str, Any] = {"max_train_samples": 16, "validation_fraction": 0}
 def computes(preparation: Preparation) -> bool:
     """Return whether features of the training split had to be computed, not read from the store."""
     emitted: list[Event] = []
-    emit, rows = emitted.append, preparation.config.training.eval_batch_size
-    size = BatchSize(rows, "evaluation batch size", preparation.device, emit)
+    rows = preparation.config.training.eval_batch_size
+    size = BatchSize(rows, "evaluation batch size", preparation.device)
     train = {"train": preparation.examples["train"]}
-    with sent_to(emit):
+    with sent_to(emitted.append):
         stored_features(replace(preparation, examples=train), size)
     computed = was_emitted(emitted, Info, "computing features")
     assert computed != was_emitted(emitted, Info, "reusing features")

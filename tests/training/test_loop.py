@@ -59,7 +59,7 @@ class Diary:
             return score, {"accuracy": score, "loss": 1.0}
 
         settings: dict[str, Any] = {
-            "batch_size": BatchSize(BATCH, "batch size", CpuDevice(), self.emitted.append),
+            "batch_size": BatchSize(BATCH, "batch size", CpuDevice()),
             "steps_per_epoch": STEPS_PER_EPOCH,
             "logging_steps": 2,
             "patience": 0,
@@ -72,7 +72,6 @@ class Diary:
             "save_progress": lambda progress, writes: self.note("progress" if writes else "held"),
             "is_save_due": lambda: True,
             "should_stop": self.should_stop,
-            "emit": self.emitted.append,
         }
         return LoopSettings(**{**settings, **options})
 
@@ -92,7 +91,8 @@ def run(
 ) -> None:
     """Train for as long as the schedule says; options change the diary's settings."""
     examples = examples or random_examples(ROWS)
-    train(training_state, examples, diary.progress, diary.settings(examples, **options))
+    with events.sent_to(diary.emitted.append):
+        train(training_state, examples, diary.progress, diary.settings(examples, **options))
 
 
 def test_rows_come_in_the_order_of_the_plan() -> None:

@@ -20,7 +20,7 @@ from finetune.devices.batch_size import BatchSize
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.cuda import CudaDevice
 from finetune.errors import BatchDoesNotFitError
-from finetune.events import Event, WarningMessage
+from finetune.events import Event, WarningMessage, sent_to
 from finetune.training.optimizers import make_state
 from finetune.training.step import TrainingState
 
@@ -84,7 +84,7 @@ class Training:
         settings = {"dropout": 0.0, "peak": 1e-5, "device": self.device, **self.options}
         self.state: TrainingState = tiny_training_state(**settings)
         self.examples = random_examples(ROWS)
-        self.size = BatchSize(self.batch_size, "batch size", self.device, self.emitted.append)
+        self.size = BatchSize(self.batch_size, "batch size", self.device)
         torch.manual_seed(0)
 
     def take(self, number: int, memory: ScarceMemory | None = None) -> float:
@@ -93,7 +93,8 @@ class Training:
                 memory.begin(rows)
             return cut_all_rows(self.state, self.examples, batch_size=rows)
 
-        return self.state.step(number, cut, self.size).item()
+        with sent_to(self.emitted.append):
+            return self.state.step(number, cut, self.size).item()
 
     def parameters(self) -> dict[str, torch.Tensor]:
         return copied_parameters(self.state.model)
