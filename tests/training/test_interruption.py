@@ -1,9 +1,7 @@
 import signal
-import sys
 import threading
 import time
 from contextlib import suppress
-from types import SimpleNamespace
 
 import pytest
 
@@ -87,18 +85,6 @@ def test_other_threads_leave_the_signals_alone() -> None:
 
     assert seen == [True, False]
     assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
-
-
-def test_a_signal_waits_until_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = SimpleNamespace(_initializing=True)
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__spec__=spec))
-    with stop_on_signal(at_once=True) as request:
-        signal.raise_signal(signal.SIGTERM)
-        assert not request()
-        spec._initializing = False
-        with pytest.raises(Stopped) as stopped:
-            time.sleep(10)
-    assert stopped.value.number == signal.SIGTERM
 
 
 def test_a_signal_whose_exception_was_ignored_is_still_known() -> None:
