@@ -26,8 +26,7 @@ from finetune.config.mode import Mode
 from finetune.devices.base import Device, move_to_device
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.select import select_device
-from finetune.model.feature_extractor import split_frozen
-from finetune.model.features import FrozenLayers, with_features
+from finetune.model.features import FrozenLayers, split_frozen, with_features
 from finetune.model.freeze import freeze_parameters, set_training
 from finetune.model.structure import find_structure
 from finetune.model.tensor_store import TensorStore

@@ -1,6 +1,7 @@
 """Audit a table in one pass over its texts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -8,25 +9,86 @@ from typing import Any
 
 import numpy as np
 import pyarrow
+import torch
 from datasets import Dataset, DatasetDict, concatenate_datasets
 from numpy.typing import NDArray
 
 from finetune.audit.curve import Curve, choose_to_label, measure_curve
 from finetune.audit.duplicates import Pairs, find_near_duplicates
-from finetune.audit.suspects import mix_logits, one_thread, predict_out_of_fold, rank_suspects
 from finetune.config.schema import Config, DataConfig
 from finetune.data.dataset import LoadedData, column_of, make_dataset, rows_where, texts_of
 from finetune.data.load import load_data
-from finetune.data.split import sample_rows
+from finetune.data.split import find_folds, sample_rows
 from finetune.data.stream import read_texts
 from finetune.errors import DataError
 from finetune.events import WarningMessage, emit, stage
 from finetune.runs.expectation import prepare_head, read_frozen_features
-from finetune.runs.several import read_out_of_fold
-from finetune.tasks.base import Logits, Task
-from finetune.tasks.metrics import SINGLE
+from finetune.runs.several import OutOfFold, read_out_of_fold
+from finetune.tasks.base import Labels, Logits, Task
+from finetune.tasks.metrics import MULTI, SINGLE
 from finetune.tasks.regression import Regression
-from finetune.training.linear_head import LabelledFeatures, choose_strength, solve
+from finetune.training.linear_head import TRIED_GRADIENT, LabelledFeatures, choose_strength, solve
+
+SEEDS = 3
+# More features times outputs take a minute per seed.
+MAX_WORK = 1.2e8
+LOWEST_PROBABILITY = 1e-6
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute in one thread, which is 20 times as fast for small products on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def predict_out_of_fold(
+    rows: LabelledFeatures, groups: NDArray[np.int64], *, folds: int
+) -> NDArray[np.float32]:
+    """Return the mean logits of heads fitted without the group of each row: [rows, outputs]."""
+    if len(np.unique(groups)) == 1:  # all rows are near duplicates
+        groups = np.arange(len(groups))
+    folds = min(folds, len(np.unique(groups)))
+    strength, _ = choose_strength(rows, seed=0)
+    seeds = SEEDS if rows.features.size * rows.outputs <= MAX_WORK else 1
+    total = np.zeros((len(rows.labels), rows.outputs), np.float32)
+    for seed in range(seeds):
+        fold = find_folds(groups, rows.groups, folds=folds, seed=seed)
+        for number in range(folds):
+            training, test = rows.select(np.flatnonzero(fold != number)), fold == number
+            head = solve(training, strength=strength, max_gradient=TRIED_GRADIENT)
+            total[test] += head.logits(rows.features[test])
+    return np.asarray(total / seeds, np.float32)
+
+
+def mix_logits(logits: Logits, run: OutOfFold, task: Task) -> NDArray[np.float32]:
+    """Return the mean with the logits of a cross-validation, where it has the row."""
+    mixed, probabilities = logits.copy(), run.outputs.probabilities
+    if probabilities is not None and [*run.task.class_names] == [*task.class_names]:
+        clipped = np.clip(probabilities, LOWEST_PROBABILITY, 1 - LOWEST_PROBABILITY)
+        run_logits = np.log(clipped) - (np.log1p(-clipped) if task.problem_type == MULTI else 0)
+        mixed[run.rows] = (logits[run.rows] + run_logits) / 2
+    return mixed
+
+
+def rank_suspects(task: Task, logits: Logits, labels: Labels) -> tuple[NDArray[np.int64], Labels]:
+    """Return rows, the highest loss first, and the loss of every row of the table.
+
+    A row that is the only one of its class is left out, since no head learned that class from
+    other rows.
+    """
+    losses = np.asarray(task.evaluation_losses(logits, labels), np.float64)
+    rows, classes = task.class_rows(labels)
+    is_only = np.zeros(len(labels), bool)
+    if len(classes):
+        is_only[rows[np.bincount(classes)[classes] == 1]] = True
+    order = np.argsort(-losses, kind="stable")
+    return order[~is_only[order]], losses
+
 
 # Larger tables are sampled.
 MAX_ROWS = 100_000

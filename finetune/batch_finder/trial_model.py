@@ -15,10 +15,8 @@ from finetune.devices.base import Device, move_to_device
 from finetune.errors import ModelUnsupportedError
 from finetune.evaluation.predict import predict_logits
 from finetune.events import Trial
-from finetune.model.feature_extractor import split_frozen
-from finetune.model.features import FrozenLayers
-from finetune.model.freeze import freeze_parameters, set_training
-from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
+from finetune.model.features import FrozenLayers, split_frozen
+from finetune.model.freeze import enable_gradient_checkpointing, freeze_parameters, set_training
 from finetune.model.lora import add_adapters
 from finetune.model.mean_pooling import compute_mean_alone
 from finetune.model.structure import Structure, find_structure

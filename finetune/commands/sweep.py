@@ -50,7 +50,7 @@ def sweep(
     loaded = guess_options(flags.load(config=config, assignments=assignments, **options))
     from finetune.commands.resuming import Work, find_begun
     from finetune.config.load import check_contradictions
-    from finetune.runs.sweep import choose_trials, read_space
+    from finetune.runs.several import choose_trials, read_space
 
     if loaded.config.data.validation_fraction is None:
         held_out = {"validation_fraction": VALIDATION_FRACTION}

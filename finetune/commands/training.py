@@ -22,8 +22,14 @@ from finetune.runs.manifest import Manifest
 from finetune.runs.preparation import Preparation, prepare
 from finetune.runs.results import RunResults
 from finetune.runs.run import Run
-from finetune.runs.several import SeveralResults, Variant, run_variants, write_rows
-from finetune.runs.sweep import describe_request, read_failures
+from finetune.runs.several import (
+    SeveralResults,
+    Variant,
+    describe_request,
+    read_failures,
+    run_variants,
+    write_rows,
+)
 from finetune.tasks.metrics import choose_metric
 from finetune.tasks.tables import format_value
 

@@ -1,23 +1,242 @@
-"""The features of whole splits: computed by the frozen layers, or read from the store."""
+"""Splits a model into frozen layers, which need to run only once, and trainable layers.
 
-from collections.abc import Callable, Iterator, Sequence
+Where to split is found by recording a forward. A split is used only if a text's features do not
+depend on its padding, and if the trainable layers have the logits and gradients of the whole model.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.utils.generic import ModelOutput
 
 from finetune import distributed
 from finetune.devices.base import Device, DeviceMemory
 from finetune.events import Advance, Info, emit
-from finetune.model.feature_extractor import FeatureExtractor, pooled_inputs
+from finetune.model.freeze import set_training
+from finetune.model.structure import (
+    REFUSALS,
+    Call,
+    are_features,
+    encoder_layers,
+    find_features,
+    record_calls,
+)
 from finetune.model.tensor_store import TensorStore, key_of, map_tensors, write_rows
 from finetune.tokenization.buckets import Batch, plan_evaluation
-from finetune.tokenization.examples import Examples, Inputs, fill_batch
+from finetune.tokenization.encode import EncodedTexts
+from finetune.tokenization.examples import (
+    Examples,
+    Inputs,
+    fill_batch,
+    inputs_of_texts,
+    prepare_mask,
+)
+
+# Tokens of the two texts that are tried; they are padded by two more to see whether features stay.
+TRIED_LENGTHS = (5, 3)
+
+
+@dataclass(frozen=True)
+class FeatureExtractor:
+    """A model split at the input of one of its modules.
+
+    That is the first that trains or, if the head reads one vector per text, the module that reads
+    it. The trainable model has the same parameters and takes the features as ``inputs_embeds``.
+    """
+
+    model: PreTrainedModel
+    split_at: str
+    per_token: bool  # or the text as a whole has features
+    hidden_size: int
+    trainable: nn.Module
+
+    def extract(self, inputs: Inputs) -> torch.Tensor:
+        """Return features: floats [examples, tokens, hidden] or [examples, hidden]."""
+        self.model.train(False)
+        module = self.model.get_submodule(self.split_at)
+        with module.register_forward_pre_hook(_stop, with_kwargs=True), torch.no_grad():
+            try:
+                self.model(**inputs)
+            except _SplitReachedError as reached:
+                features: torch.Tensor = reached.args[0]
+                return features
+        raise RuntimeError(f"the forward did not call {self.split_at}")
+
+
+def split_frozen(
+    model: PreTrainedModel, *, takes_4d_mask: bool, pads_left: bool
+) -> FeatureExtractor | None:
+    """Split a model on the CPU below what trains; None if no split is exact."""
+    # Not a tensor's numbers: memory is estimated with fake tensors, which have none.
+    tokens = np.array([7, 6, 0, 0, 1, 1, 2, 3], np.int32)
+    offsets = np.concatenate([[0], np.cumsum(TRIED_LENGTHS)])
+    padding = {"input_ids": model.config.pad_token_id or 0}
+    texts = EncodedTexts({"input_ids": tokens}, offsets, padding, pads_left, 0)
+    inputs_of = inputs_of_texts(texts, takes_4d_mask=takes_4d_mask).inputs_of
+    inputs, padded_inputs = (
+        inputs_of(np.arange(len(TRIED_LENGTHS)), max(TRIED_LENGTHS) + more) for more in (0, 2)
+    )
+    model.train(False)
+    try:
+        calls = record_calls(model, inputs)
+    except REFUSALS:
+        return None
+    for name, features in _possible_splits(calls, set(encoder_layers(model))).items():
+        extractor = FeatureExtractor(
+            model,
+            name,
+            per_token=features.ndim == 3,
+            hidden_size=features.shape[-1],
+            trainable=_make_trainable(model, calls, name),
+        )
+        with suppress(*REFUSALS):
+            if _is_exact(extractor, inputs, padded_inputs, takes_4d_mask=takes_4d_mask):
+                return extractor
+    return None
+
+
+def pooled_inputs(features: torch.Tensor, *, takes_4d_mask: bool) -> Inputs:
+    """Return what the trainable layers take for vectors [examples, hidden]: texts of one token."""
+    mask = torch.ones(len(features), 1, dtype=torch.bool, device=features.device)
+    inputs = {"inputs_embeds": features[:, None], "attention_mask": mask}
+    return prepare_mask(inputs, takes_4d_mask=takes_4d_mask)
+
+
+def unread_parameters(trainable: nn.Module) -> set[str]:
+    """Return the names of the parameters of layers that return their input."""
+    return {
+        f"{name}.{parameter}"
+        for name, module in trainable.named_modules()
+        if getattr(vars(module).get("forward"), "func", None) is _pass_on
+        for parameter, _ in module.named_parameters()
+    }
+
+
+class _SplitReachedError(Exception):
+    """Carries the features, its argument, out of a forward that is stopped."""
+
+
+def _stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    raise _SplitReachedError(_require_features(args, kwargs))
+
+
+def _require_features(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
+    features = find_features(args, kwargs)
+    if features is None:
+        raise TypeError("a frozen layer was called without features")
+    return features
+
+
+def _possible_splits(calls: Mapping[str, Call], layers: set[nn.Module]) -> dict[str, torch.Tensor]:
+    """Return the features at the modules where a model may be split, the highest first."""
+    features = {
+        name: call.features
+        for name, call in calls.items()
+        if call.features is not None
+        and len(call.features) == len(TRIED_LENGTHS)
+        and list(call.module.parameters())
+    }
+    trained = []
+    for name in features:
+        module = calls[name].module
+        trains = [one.requires_grad for one in module.parameters()]
+        # Of a layer with adapters not all trains.
+        if all(trains) or (any(trains) and module in layers):
+            trained.append(name)
+    reads_vector = [name for name in features if features[name].ndim == 2]
+    trained_on_vector = [name for name in trained if name in reads_vector]
+    first = [*trained_on_vector[:1], *reads_vector[:1], *trained[:1]]
+    return {name: features[name] for name in first}
+
+
+def _make_trainable(model: nn.Module, calls: Mapping[str, Call], split_at: str) -> nn.Module:
+    """Return a model over the same parameters whose frozen layers return their input."""
+    tensors = [*model.parameters(), *model.buffers()]
+    trainable = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+    for name, call in takewhile(lambda item: item[0] != split_at, calls.items()):
+        parameters = list(call.module.parameters())
+        is_frozen = bool(parameters) and not any(one.requires_grad for one in parameters)
+        output = call.first_output
+        if is_frozen and are_features(output) and len(output) == len(TRIED_LENGTHS):
+            # Not the module itself: a model may read attributes of its layers.
+            trainable.get_submodule(name).forward = partial(_pass_on, call.output)
+    return trainable
+
+
+def _pass_on(output: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return the features among a module's arguments, in the form of what it would return."""
+    features = _require_features(args, kwargs)
+
+    def like(part: Any) -> torch.Tensor | None:
+        if not are_features(part):
+            return None
+        return features[:, 0] if (part.ndim, features.ndim) == (2, 3) else features
+
+    if isinstance(output, torch.Tensor):
+        return like(output)
+    if isinstance(output, ModelOutput):
+        return type(output)(**{name: like(part) for name, part in output.items()})
+    return tuple(map(like, output))
+
+
+def _is_exact(
+    extractor: FeatureExtractor, inputs: Inputs, padded_inputs: Inputs, *, takes_4d_mask: bool
+) -> bool:
+    """Whether features are the same at two padded lengths, and suffice for the same gradients."""
+    features, padded_features = extractor.extract(inputs), extractor.extract(padded_inputs)
+    if extractor.per_token:
+        # Features of padding are not kept, so that nothing may depend on them.
+        mask, padded_mask = (
+            one["attention_mask"].bool().reshape(len(TRIED_LENGTHS), -1)
+            for one in (inputs, padded_inputs)
+        )
+        embeddings = features * mask[..., None]
+        above = {"inputs_embeds": embeddings, "attention_mask": inputs["attention_mask"]}
+        features, padded_features = features[mask], padded_features[padded_mask]
+    else:
+        above = pooled_inputs(features, takes_4d_mask=takes_4d_mask)
+    if not _are_close(features, padded_features):
+        return False
+    expected = _logits_and_gradients(extractor.model, inputs)
+    actual = _logits_and_gradients(extractor.trainable, above)
+    return all(map(_are_close, expected, actual))
+
+
+def _are_close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    # The rounding of large numbers is in the small ones beside them too.
+    rounding = 1e-6 * other.abs().max().item()
+    return torch.allclose(one, other, rtol=1e-3, atol=1e-5 + rounding)
+
+
+def _logits_and_gradients(model: nn.Module, inputs: Inputs) -> list[torch.Tensor]:
+    """Return the logits with dropout and each trained parameter's gradient, ordered by name."""
+    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    set_training(model)
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        # Not torch.manual_seed, after which every seed would bring the same dropout on a GPU.
+        torch.default_generator.manual_seed(0)
+        logits = model(**inputs).logits
+        gradients = torch.autograd.grad(
+            # An output layer may be all zeros; then the logits' squares would have no gradient.
+            (logits + 1).square().sum(),
+            [trained[name] for name in sorted(trained)],
+            materialize_grads=True,
+        )
+    return [logits.detach(), *gradients]
+
 
 PROGRESS_EVENTS = 10
 

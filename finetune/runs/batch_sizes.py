@@ -14,7 +14,7 @@ from finetune.devices.batch_size import BatchSize
 from finetune.devices.host import gibibytes
 from finetune.errors import BatchDoesNotFitError
 from finetune.events import Info, emit, stage
-from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
+from finetune.model.freeze import enable_gradient_checkpointing
 from finetune.runs.cache import cache_folder
 from finetune.runs.features import make_feature_extractor, stores_features
 from finetune.runs.preparation import Preparation

@@ -9,11 +9,12 @@ from finetune.config.schema import CacheConfig
 from finetune.devices.base import move_to_device
 from finetune.devices.batch_size import BatchSize
 from finetune.events import WarningMessage, emit
-from finetune.model.feature_extractor import FeatureExtractor, split_frozen
 from finetune.model.features import (
+    FeatureExtractor,
     FeaturesNotStoredError,
     FrozenLayers,
     key_of_frozen_layers,
+    split_frozen,
     with_features,
 )
 from finetune.model.load import TextModel

@@ -19,8 +19,12 @@ from finetune.data.split import split_fold
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
 from finetune.events import Info, emit, stage
-from finetune.model.freeze import count_parameters, set_trainable, trainable_parameter_names
-from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
+from finetune.model.freeze import (
+    count_parameters,
+    enable_gradient_checkpointing,
+    set_trainable,
+    trainable_parameter_names,
+)
 from finetune.model.load import TextModel, load_pretrained
 from finetune.model.lora import add_adapters, require_peft
 from finetune.model.mean_pooling import mean_pooling_unsupported_error, pass_through_head

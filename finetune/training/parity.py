@@ -14,7 +14,7 @@ from finetune.devices.base import Device, without_tf32
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import DeviceMismatchError
 from finetune.events import WarningMessage, emit
-from finetune.model.feature_extractor import FeatureExtractor, unread_parameters
+from finetune.model.features import FeatureExtractor, unread_parameters
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.examples import Examples, Inputs
 from finetune.training.micro_batches import MicroBatch, cut_batch

@@ -18,7 +18,7 @@ from finetune.devices.base import Device, move_to_device
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.captured import CapturedFunction, Tensors
 from finetune.errors import UsageError
-from finetune.model.gradient_checkpointing import has_gradient_checkpointing
+from finetune.model.freeze import has_gradient_checkpointing
 from finetune.tokenization.examples import Inputs
 from finetune.training.contrastive import contrastive_losses
 from finetune.training.micro_batches import AnyMicroBatch, MicroBatch, WindowBatch

@@ -10,8 +10,7 @@ import finetune
 from finetune.errors import ConfigurationError, InterruptionError, NotARunError
 from finetune.events import Event, Info
 from finetune.files import read_json
-from finetune.runs.several import SeveralResults
-from finetune.runs.sweep import Range, choose_trials, read_space
+from finetune.runs.several import Range, SeveralResults, choose_trials, read_space
 
 OPTIONS: dict[str, Any] = QUICK | {"max_train_samples": 48, "num_train_epochs": 4}
 SPACE = "training:\n  learning_rate: [1e-3, 1e5, 1e-5, 1e-4]\nmax_length: [16]\n"

@@ -22,7 +22,7 @@ from transformers import (
 
 from finetune.config.mode import Mode
 from finetune.devices.cpu import CpuDevice
-from finetune.model.feature_extractor import FeatureExtractor, pooled_inputs, split_frozen
+from finetune.model.features import FeatureExtractor, pooled_inputs, split_frozen
 from finetune.model.freeze import freeze_parameters, set_training
 from finetune.model.structure import Structure, find_structure
 from finetune.tasks.single import Single

@@ -6,8 +6,7 @@ from tiny_training import FewShapesDevice, random_examples
 
 from finetune.config.mode import Mode
 from finetune.devices.base import Device
-from finetune.model.feature_extractor import split_frozen
-from finetune.model.features import FrozenLayers, with_features
+from finetune.model.features import FrozenLayers, split_frozen, with_features
 from finetune.model.freeze import freeze_parameters
 from finetune.model.structure import find_structure
 from finetune.model.tensor_store import TensorStore

@@ -11,8 +11,7 @@ from transformers import AlbertConfig, AlbertForSequenceClassification
 from finetune.config.mode import Mode
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import ModelUnsupportedError
-from finetune.model.freeze import freeze_parameters, set_training
-from finetune.model.gradient_checkpointing import enable_gradient_checkpointing
+from finetune.model.freeze import enable_gradient_checkpointing, freeze_parameters, set_training
 from finetune.model.structure import find_structure
 from finetune.tokenization.examples import Inputs
 

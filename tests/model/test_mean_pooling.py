@@ -12,7 +12,7 @@ from transformers import AlbertConfig, AutoModelForSequenceClassification, PreTr
 from finetune.config.mode import Mode
 from finetune.config.schema import Pooling
 from finetune.errors import ModelUnsupportedError
-from finetune.model.feature_extractor import split_frozen
+from finetune.model.features import split_frozen
 from finetune.model.freeze import freeze_parameters
 from finetune.model.load import TextModel, load_model, save_model
 from finetune.model.mean_pooling import (
