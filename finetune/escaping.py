@@ -30,5 +30,5 @@ def escape_line(text: str) -> str:
     return _IN_A_LINE.sub(_code, text)
 
 
-def _code(found: re.Match[str]) -> str:
-    return f"\\u{ord(found[0]):04x}"
+def _code(match: re.Match[str]) -> str:
+    return f"\\u{ord(match[0]):04x}"

@@ -188,8 +188,8 @@ def hash_in_thread(files: list[Path]) -> Future[str]:
         digests = [file_sha256(file) for file in files]
         if len(digests) == 1:
             return digests[0]
-        named = (f"{file.name} {digest}\n" for file, digest in zip(files, digests, strict=True))
-        return hashlib.sha256("".join(named).encode()).hexdigest()
+        lines = (f"{file.name} {digest}\n" for file, digest in zip(files, digests, strict=True))
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     thread = ThreadPoolExecutor(max_workers=1)
     sha256 = thread.submit(digest)

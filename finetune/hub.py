@@ -97,7 +97,7 @@ def resolve(repo_type: RepoType, name: str, *, revision: str | None) -> Reposito
             reference = _cache_of(repo_type, name) / "refs" / revision
             reference.parent.mkdir(parents=True, exist_ok=True)
             reference.write_text(info.sha)
-    files = frozenset(one.rfilename for one in info.siblings or ())
+    files = frozenset(sibling.rfilename for sibling in info.siblings or ())
     return Repository(repo_type, name, info.sha, files)
 
 
@@ -122,7 +122,7 @@ def fetch_model(name: str, *, revision: str | None, with_weights: bool = True) -
 def has_weights(name: str, *, revision: str | None) -> bool:
     """Return whether the cache holds weights of a model's newest revision, as far as is known."""
     with suppress(hub_errors.HFValidationError):
-        files = [try_to_load_from_cache(name, one, revision=revision) for one in _WEIGHT_FILES]
+        files = [try_to_load_from_cache(name, file, revision=revision) for file in _WEIGHT_FILES]
         return any(isinstance(file, str) for file in files)
     return False
 

@@ -145,8 +145,8 @@ class _Table:
         where: dict[str, Any] = {"split": self.splits[rows], "row": self.numbers[rows] + 1}
         if self.places:
             located = rows[: max(MIN_PLACES, MAX_SEARCHED_LINES // self.total)].tolist()
-            found = [self.places[self.splits[row]](int(self.numbers[row])) for row in located]
-            where["place"] = found + [""] * (len(rows) - len(found))
+            places = [self.places[self.splits[row]](int(self.numbers[row])) for row in located]
+            where["place"] = places + [""] * (len(rows) - len(places))
         texts = self.texts.take(pyarrow.array(rows))
         records: list[Record] = pyarrow.table({**where, **columns, "text": texts}).to_pylist()
         return records

@@ -71,4 +71,7 @@ class FoundBatches(DisplayMixin):
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``find-batch --json`` prints."""
-        return {"schema_version": SCHEMA_VERSION, "results": [asdict(one) for one in self.results]}
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "results": [asdict(result) for result in self.results],
+        }

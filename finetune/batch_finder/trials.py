@@ -175,7 +175,7 @@ class TrialRunner:
     def _find_oom_message(self, child: Child) -> str | None:
         texts = self.device.memory.out_of_memory_texts
         return next(
-            (one for one in child.error_lines() if any(text in one for text in texts)), None
+            (line for line in child.error_lines() if any(text in line for text in texts)), None
         )
 
 

@@ -147,7 +147,7 @@ def _measured(group: str, rows: Sequence[Row]) -> BenchTable:
             values[f"{device} ÷ {CPU}"] = _number(speedup_of(side_by_side, device))
         timed = dict.fromkeys(f"{row.timed_rows:,}" for row in side_by_side.values() if row.seconds)
         rows_timed = ", ".join(timed) or _NOT_TIMED
-        cells.append((workload, phase, rows_timed, *(values[one] for one in titles)))
+        cells.append((workload, phase, rows_timed, *(values[title] for title in titles)))
     return BenchTable(
         group=group,
         title=_TITLES[group],
@@ -163,7 +163,7 @@ def _remarks(group: str, rows: Sequence[Row], others: Iterable[str]) -> Iterator
             published = f"; published are {row.rows:,} rows" if row.timed_rows else ""
             yield f"{row.workload}, {row.phase}, {row.device}: {row.note}{published}"
     for device in others if group in ("mlp", "inference") else ():
-        if any(speedup_of(one, device) for one in by_device(rows).values()):
+        if any(speedup_of(side_by_side, device) for side_by_side in by_device(rows).values()):
             first = crossover_workload(rows, device)
             where = f"from {first} on" if first else "at none of these"
             yield f"{device} is faster than the CPU {where}"
@@ -173,7 +173,7 @@ def _remarks(group: str, rows: Sequence[Row], others: Iterable[str]) -> Iterator
 
 def _milliseconds(row: Row) -> str:
     seconds = (statistics.median(row.seconds), min(row.seconds), max(row.seconds))
-    median, lowest, highest = (_number(1e3 * one) for one in seconds)
+    median, lowest, highest = (_number(1e3 * value) for value in seconds)
     return f"{median} ({lowest}–{highest})" if len(row.seconds) > 1 else median
 
 

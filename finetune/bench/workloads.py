@@ -113,13 +113,13 @@ def build_module(
 
     def build(device: Device) -> MakeSteps:
         module = make().to(device.torch_device)
-        trained = [one for one in module.parameters() if one.requires_grad]
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         optimizer = make_optimizer(trained) if make_optimizer else None
 
         def make_steps(rows: int) -> Steps:
             device.choose_attention(longest_tokens=None)
             batch = tree_map_only(
-                torch.Tensor, lambda one: one.to(device.torch_device), dict(make_batch(rows))
+                torch.Tensor, lambda tensor: tensor.to(device.torch_device), dict(make_batch(rows))
             )
 
             def train() -> None:
@@ -155,7 +155,7 @@ def mlp_workloads() -> list[Workload]:
 
 def make_mlp(widths: list[int]) -> nn.Module:
     """Return linear layers of these widths, with ReLU between them."""
-    pairs = ((nn.Linear(one, other), nn.ReLU()) for one, other in pairwise(widths))
+    pairs = ((nn.Linear(before, after), nn.ReLU()) for before, after in pairwise(widths))
     *layers, _ = (layer for pair in pairs for layer in pair)
     return nn.Sequential(*layers)
 
@@ -237,7 +237,7 @@ def training_workloads(lengths: Sequence[int], *, is_quick: bool) -> list[Worklo
             workloads.append(Workload("training", name, build, rows))
         name, build = f"{mode}, as finetune run", partial(_build_run, mode, all_lengths)
         workloads.append(Workload("training", name, build, ARTICLE_TEXTS, min_rows=_BATCH_SIZE))
-    return [replace(one, phases=("training",)) for one in workloads]
+    return [replace(workload, phases=("training",)) for workload in workloads]
 
 
 def _make_articles_model(mode: Mode) -> nn.Module:

@@ -217,7 +217,7 @@ class Unusable:
 def move_to_device(module: nn.Module, torch_device: torch.device) -> None:
     """Move a module to a device, unless it is there: fake tensors can't be moved."""
     tensors = (*module.parameters(), *module.buffers())
-    if any(one.device.type != torch_device.type for one in tensors):
+    if any(tensor.device.type != torch_device.type for tensor in tensors):
         module.to(torch_device)
 
 
@@ -238,12 +238,12 @@ def random_state_kept() -> Iterator[None]:
     module = torch.get_device_module(accelerator) if accelerator else torch
     # A GPU that this process has not used yet has no state to keep.
     used = [torch, module] if getattr(module, "is_initialized", bool)() else [torch]
-    states = [one.get_rng_state() for one in used]
+    states = [module.get_rng_state() for module in used]
     try:
         yield
     finally:
-        for one, state in zip(used, states, strict=True):
-            one.set_rng_state(state)
+        for module, state in zip(used, states, strict=True):
+            module.set_rng_state(state)
 
 
 @contextmanager

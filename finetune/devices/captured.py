@@ -40,7 +40,9 @@ class CapturedFunction:
         if self.failure is not None or not self._is_warm:
             self._is_warm = True
             return None
-        shapes = tuple(tuple((name, one.shape) for name, one in each.items()) for each in arguments)
+        shapes = tuple(
+            tuple((name, tensor.shape) for name, tensor in each.items()) for each in arguments
+        )
         if shapes not in self._replays:
             try:
                 self._replays[shapes] = self._capture(arguments)
@@ -61,7 +63,7 @@ class CapturedFunction:
 
     def _capture(self, arguments: Sequence[Tensors]) -> Function:
         # A graph reads and writes tensors at fixed addresses.
-        fixed = [{name: one.clone() for name, one in each.items()} for each in arguments]
+        fixed = [{name: tensor.clone() for name, tensor in each.items()} for each in arguments]
         # The graphs' pool can't use the memory in the cache.
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
@@ -83,9 +85,9 @@ class CapturedFunction:
                 raise
 
         def replay(arguments: Sequence[Tensors]) -> torch.Tensor:
-            for mine, given in zip(fixed, arguments, strict=True):
+            for mine, argument in zip(fixed, arguments, strict=True):
                 for name, tensor in mine.items():
-                    tensor.copy_(given[name])
+                    tensor.copy_(argument[name])
             graph.replay()
             return result.clone()
 

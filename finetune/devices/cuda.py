@@ -77,7 +77,7 @@ class CudaDevice(Device):
     def snapshot(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Copy on the GPU, where BERT-base's weights take a millisecond instead of 200."""
         free_bytes, _ = torch.cuda.mem_get_info()
-        if sum(one.nbytes for one in tensors.values()) > _MAX_SNAPSHOT_SHARE * free_bytes:
+        if sum(tensor.nbytes for tensor in tensors.values()) > _MAX_SNAPSHOT_SHARE * free_bytes:
             return super().snapshot(tensors)
         return {name: tensor.clone() for name, tensor in tensors.items()}
 
@@ -93,9 +93,9 @@ class CudaDevice(Device):
 
     def make_group(self) -> distributed.ProcessGroup:
         """Return a group over NCCL, whose all-reduce can be captured."""
-        own = str(torch.cuda.get_device_properties().uuid)
-        gpus = [own] * distributed.get_world_size()
-        distributed.all_gather_object(gpus, own)
+        gpu = str(torch.cuda.get_device_properties().uuid)
+        gpus = [gpu] * distributed.get_world_size()
+        distributed.all_gather_object(gpus, gpu)
         if len(set(gpus)) < len(gpus):
             raise UsageError("several ranks have one GPU", remedy="start one process for each GPU")
         # All ranks would register the buffers of a captured all-reduce together, during a capture

@@ -19,7 +19,7 @@ from finetune.errors import ConfigurationError, DeviceNotAvailableError, UsageEr
 from finetune.events import emit, muted
 
 # In the order in which "auto" tries them.
-DEVICES: dict[str, type[Device]] = {one.name: one for one in (CudaDevice, MpsDevice, CpuDevice)}
+DEVICES: dict[str, type[Device]] = {kind.name: kind for kind in (CudaDevice, MpsDevice, CpuDevice)}
 # All of BERT-base trained on a Mac of this size at 512 tokens with a batch size of 1 and no larger.
 _TOO_SMALL_BYTES = 8 * 2**30
 
@@ -66,15 +66,15 @@ def check_gpus() -> Iterator[Check]:
             yield Check(name, "warning", unusable.reason, unusable.remedy)
 
 
-def check_device(asked: str) -> Check:
+def check_device(name: str) -> Check:
     """Say which device a run with this ``--device``, one of ``DEVICE_NAMES``, takes."""
     try:
         with muted():
-            device = select_device(asked)
+            device = select_device(name)
     except DeviceNotAvailableError as error:
         return Check("device", "failure", error.message, error.remedy)
     precisions = ", ".join(device.precisions)
-    finding = f"--device {asked} takes {device.name} ({device.description}), in {precisions}"
+    finding = f"--device {name} takes {device.name} ({device.description}), in {precisions}"
     return Check("device", "ok", finding)
 
 

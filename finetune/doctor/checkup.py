@@ -61,7 +61,11 @@ def check_packages() -> Iterator[Check]:
     """Yield a failure for each package that is missing or outside its range, or one ok."""
     requirements = map(Requirement, requires(_DISTRIBUTION) or ())
     # Those of extras, and of other systems, are left out.
-    needed = (one for one in requirements if not one.marker or one.marker.evaluate({"extra": ""}))
+    needed = (
+        requirement
+        for requirement in requirements
+        if not requirement.marker or requirement.marker.evaluate({"extra": ""})
+    )
     failures = list(filter(None, map(_check_package, needed)))
     if failures:
         yield from failures
@@ -72,13 +76,13 @@ def check_packages() -> Iterator[Check]:
 
 def _check_package(requirement: Requirement) -> Check | None:
     try:
-        found = version(requirement.name)
+        installed = version(requirement.name)
     except PackageNotFoundError:
         finding = f"{requirement.name} is not installed"
     else:
-        if requirement.specifier.contains(found, prereleases=True):
+        if requirement.specifier.contains(installed, prereleases=True):
             return None
-        finding = f"{requirement.name} {found} is outside {requirement.specifier}"
+        finding = f"{requirement.name} {installed} is outside {requirement.specifier}"
     wanted = f"{requirement.name}{requirement.specifier}"
     return Check("packages", "failure", finding, f"pip install '{wanted}'")
 
@@ -86,8 +90,10 @@ def _check_package(requirement: Requirement) -> Check | None:
 def check_memory() -> Check:
     """Say how much memory there is, and whether what is free holds BERT-base in training."""
     memory, limits = psutil.virtual_memory(), list(group_limits())
-    total_bytes = min([memory.total, *(one.limit_bytes for one in limits)])
-    free_bytes = min([memory.available, *(one.limit_bytes - one.used_bytes for one in limits)])
+    total_bytes = min([memory.total, *(group.limit_bytes for group in limits)])
+    free_bytes = min(
+        [memory.available, *(group.limit_bytes - group.used_bytes for group in limits)]
+    )
     finding = f"{free_bytes / 2**30:.1f} of {total_bytes / 2**30:.1f} GiB available"
     has_room = free_bytes >= ROOM_FOR_BERT_BASE_BYTES
     needed = f"; to train all of BERT-base takes {ROOM_FOR_BERT_BASE_BYTES / 2**30:.1f}"
@@ -117,7 +123,7 @@ def check_hub() -> Check:
     return Check("hub", "ok", f"{endpoint()} answers")
 
 
-def _check_devices(asked: str) -> Iterator[Check]:
+def _check_devices(name: str) -> Iterator[Check]:
     try:
         import torch  # noqa: F401
     except (ImportError, OSError) as error:
@@ -129,4 +135,4 @@ def _check_devices(asked: str) -> Iterator[Check]:
     from finetune.devices.select import check_device, check_gpus
 
     yield from check_gpus()
-    yield check_device(asked)
+    yield check_device(name)

@@ -44,13 +44,15 @@ class ParityReport:
     @property
     def failures(self) -> tuple[Difference, ...]:
         """The differences that are too large."""
-        return tuple(one for one in self.differences if not one.passes)
+        return tuple(difference for difference in self.differences if not difference.passes)
 
     def worst_by_part(self) -> dict[str, Difference]:
         """Return the worst difference of each part."""
         worst: dict[str, Difference] = {}
-        for one in self.differences:
-            worst[one.part] = max(worst.get(one.part, one), one, key=lambda each: each.error)
+        for difference in self.differences:
+            worst[difference.part] = max(
+                worst.get(difference.part, difference), difference, key=lambda each: each.error
+            )
         return worst
 
     def to_json(self) -> dict[str, Any]:
@@ -61,8 +63,9 @@ class ParityReport:
             "precision": self.precision,
             "passes": not self.failures,
             "differences": [
-                asdict(one) | {"error": one.error if math.isfinite(one.error) else None}
-                for one in self.differences
+                asdict(difference)
+                | {"error": difference.error if math.isfinite(difference.error) else None}
+                for difference in self.differences
             ],
         }
 
@@ -115,8 +118,8 @@ def compare_model(
     examples = Examples(inputs.inputs_of, inputs.lengths, labels, np.ones(_TEXTS, np.float32))
     case = case_of(model, device=device, mode=mode, precision=precision, padded_length=longest)
     state = prepare_trial_model(case, model, structure, device=device).training_state
-    lengths = sorted({min(device.shapes.padded_length(one), longest) for one in _LENGTHS})
-    sizes = sorted({*(min(one, max_batch_size) for one in _BATCH_SIZES), max_batch_size})
+    lengths = sorted({min(device.shapes.padded_length(tokens), longest) for tokens in _LENGTHS})
+    sizes = sorted({*(min(size, max_batch_size) for size in _BATCH_SIZES), max_batch_size})
     shapes = [(size, length) for length, size in product(lengths, sizes)]
     differences = compare_with_cpu(state, examples, [*shapes, (_GRADIENT_EXAMPLES, longest)])
     return ParityReport(device.name, precision, tuple(differences))

@@ -60,8 +60,10 @@ def bootstrap(
     """Return metrics of resampled rows by name, [resamples]; each call draws the same resamples."""
     generator = np.random.default_rng(0)
     drawn = (generator.integers(rows, size=rows) for _ in range(resamples))
-    metrics = [compute(np.bincount(own, minlength=rows).astype(np.float64)) for own in drawn]
-    return {name: np.array([own[name] for own in metrics]) for name in metrics[0]}
+    metrics = [
+        compute(np.bincount(rows_drawn, minlength=rows).astype(np.float64)) for rows_drawn in drawn
+    ]
+    return {name: np.array([of_resample[name] for of_resample in metrics]) for name in metrics[0]}
 
 
 def percentile_interval(value: float, resampled: Floats) -> Interval:
@@ -105,9 +107,9 @@ def measure_reliability(confidences: Floats, is_right: NDArray[np.bool_]) -> Rel
         np.bincount(numbers, weights, minlength=BINS) for weights in (None, values, is_right)
     )
     ece = float(np.abs(sums - right).sum() / len(values))
-    counts, sums, right = (one[counts > 0] for one in (counts, sums, right))
+    counts, sums, right = (column[counts > 0] for column in (counts, sums, right))
     columns = (sums / counts, right / counts, counts)
-    return Reliability(ece, *(one.tolist() for one in columns))
+    return Reliability(ece, *(column.tolist() for column in columns))
 
 
 def measure_calibration(task: Task, logits: Logits, labels: Labels) -> Calibration | None:
@@ -115,8 +117,8 @@ def measure_calibration(task: Task, logits: Logits, labels: Labels) -> Calibrati
     if task.temperature == 1:
         return None
     before, after = (
-        measure_reliability(*task.confidences(one, labels))
-        for one in (logits * np.float32(task.temperature), logits)
+        measure_reliability(*task.confidences(scaled, labels))
+        for scaled in (logits * np.float32(task.temperature), logits)
     )
     return Calibration(task.temperature, before, after)
 

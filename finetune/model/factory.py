@@ -14,7 +14,7 @@ def load_factory(name: str) -> tuple[nn.Module, dict[str, object]]:
     """Return the module and its keyword arguments that ``package.module:function`` returns."""
     module_name, _, function_name = name.partition(":")
     try:
-        made = getattr(importlib.import_module(module_name), function_name)()
+        result = getattr(importlib.import_module(module_name), function_name)()
     # A user's own code may raise anything, or leave.
     except (Exception, SystemExit) as error:
         raise UsageError(
@@ -22,7 +22,7 @@ def load_factory(name: str) -> tuple[nn.Module, dict[str, object]]:
             remedy="name a function of a module that python -c 'import ...' finds, as "
             "package.module:function; --debug shows where it fails",
         ) from error
-    match made:
+    match result:
         case (nn.Module() as module, dict() as batch):
             return module, batch
     raise UsageError(
@@ -36,8 +36,8 @@ def loss_of(output: Any) -> torch.Tensor:
     loss = getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor):
         return loss
-    tensors = (one for one in tree_iter(output) if isinstance(one, torch.Tensor))
-    sums = [one.sum() for one in tensors if one.is_floating_point()]
+    tensors = (tensor for tensor in tree_iter(output) if isinstance(tensor, torch.Tensor))
+    sums = [tensor.sum() for tensor in tensors if tensor.is_floating_point()]
     if not sums:
         raise UsageError(
             "the module's output has no loss and no floating-point tensor",

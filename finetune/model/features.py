@@ -152,7 +152,7 @@ def _possible_splits(calls: Mapping[str, Call], layers: set[nn.Module]) -> dict[
     trained = []
     for name in features:
         module = calls[name].module
-        trains = [one.requires_grad for one in module.parameters()]
+        trains = [parameter.requires_grad for parameter in module.parameters()]
         # Of a layer with adapters not all trains.
         if all(trains) or (any(trains) and module in layers):
             trained.append(name)
@@ -168,7 +168,9 @@ def _make_trainable(model: nn.Module, calls: Mapping[str, Call], split_at: str) 
     trainable = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
     for name, call in takewhile(lambda item: item[0] != split_at, calls.items()):
         parameters = list(call.module.parameters())
-        is_frozen = bool(parameters) and not any(one.requires_grad for one in parameters)
+        is_frozen = bool(parameters) and not any(
+            parameter.requires_grad for parameter in parameters
+        )
         output = call.first_output
         if is_frozen and are_features(output) and len(output) == len(TRIED_LENGTHS):
             # Not the module itself: a model may read attributes of its layers.
@@ -200,8 +202,8 @@ def _is_exact(
     if extractor.per_token:
         # Features of padding are not kept, so that nothing may depend on them.
         mask, padded_mask = (
-            one["attention_mask"].bool().reshape(len(TRIED_LENGTHS), -1)
-            for one in (inputs, padded_inputs)
+            batch["attention_mask"].bool().reshape(len(TRIED_LENGTHS), -1)
+            for batch in (inputs, padded_inputs)
         )
         embeddings = features * mask[..., None]
         above = {"inputs_embeds": embeddings, "attention_mask": inputs["attention_mask"]}
@@ -215,15 +217,17 @@ def _is_exact(
     return all(map(_are_close, expected, actual))
 
 
-def _are_close(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _are_close(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     # The rounding of large numbers is in the small ones beside them too.
-    rounding = 1e-6 * other.abs().max().item()
-    return torch.allclose(one, other, rtol=1e-3, atol=1e-5 + rounding)
+    rounding = 1e-6 * expected.abs().max().item()
+    return torch.allclose(actual, expected, rtol=1e-3, atol=1e-5 + rounding)
 
 
 def _logits_and_gradients(model: nn.Module, inputs: Inputs) -> list[torch.Tensor]:
     """Return the logits with dropout and each trained parameter's gradient, ordered by name."""
-    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    trained = {
+        name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+    }
     set_training(model)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         # Not torch.manual_seed, after which every seed would bring the same dropout on a GPU.
@@ -257,7 +261,7 @@ class FrozenLayers:
 
     def features(self, inputs: Inputs) -> torch.Tensor:
         """Return the features of a batch, given on the CPU, on the device."""
-        on_device = {name: self.device.copy(one) for name, one in inputs.items()}
+        on_device = {name: self.device.copy(tensor) for name, tensor in inputs.items()}
         with self.device.autocast(self.precision):
             return self.extractor.extract(on_device)
 
@@ -271,7 +275,9 @@ def key_of_frozen_layers(extractor: FeatureExtractor, *, device: Device, precisi
     names = ("id2label", "label2id", "problem_type", "task_specific_params", "_name_or_path")
     model = extractor.model
     frozen = [
-        (name, one.detach()) for name, one in model.named_parameters() if not one.requires_grad
+        (name, parameter.detach())
+        for name, parameter in model.named_parameters()
+        if not parameter.requires_grad
     ]
     config = model.config.to_dict() | dict.fromkeys(names, 0)
     ingredients = [

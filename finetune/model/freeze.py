@@ -59,7 +59,7 @@ def layers_of(structure: Structure, *, mode: Mode) -> tuple[frozenset[str], ...]
 def set_training(model: nn.Module) -> None:
     """Switch dropout on in what trains and off in what is frozen."""
     parameters = list(model.parameters())
-    is_frozen = bool(parameters) and not any(one.requires_grad for one in parameters)
+    is_frozen = bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
     model.train(not is_frozen)
     if not is_frozen:
         for child in model.children():
@@ -68,7 +68,7 @@ def set_training(model: nn.Module) -> None:
 
 def count_parameters(parameters: Iterable[nn.Parameter]) -> tuple[int, int]:
     """Return how many numbers of some parameters train, and how many there are."""
-    sizes = [(one.numel(), one.requires_grad) for one in parameters]
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in parameters]
     return sum(size for size, trains in sizes if trains), sum(size for size, _ in sizes)
 
 

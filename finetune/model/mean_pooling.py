@@ -95,9 +95,11 @@ def has_mean_layer(model: PreTrainedModel) -> bool:
     layers = encoder_layers(model)
     if len(layers) < 2:
         return False
-    linear = {name: one for name, one in layers[-1].named_modules() if isinstance(one, nn.Linear)}
-    zero = [one for name, one in linear.items() if name in _ZERO]
-    return bool(zero) and not any(one.weight.any() for one in zero)
+    linear = {
+        name: module for name, module in layers[-1].named_modules() if isinstance(module, nn.Linear)
+    }
+    zero = [module for name, module in linear.items() if name in _ZERO]
+    return bool(zero) and not any(module.weight.any() for module in zero)
 
 
 @torch.no_grad()
@@ -117,7 +119,9 @@ def _make_mean_layer(model: PreTrainedModel) -> nn.Module | None:
             module.reset_parameters()
         elif list(module.parameters(recurse=False)):
             return None
-    [size] = next(one for one in layer.modules() if isinstance(one, nn.LayerNorm)).normalized_shape
+    [size] = next(
+        module for module in layer.modules() if isinstance(module, nn.LayerNorm)
+    ).normalized_shape
     features = torch.arange(10.0 * size).sin().view(2, 5, size)
     with suppress(*REFUSALS):
         first_token = _compute_first_token(layer, features)
@@ -143,7 +147,7 @@ def _compute_first_token(
         weights = (row if row.dtype == torch.bool else row == 0).to(features.dtype)
         mean = (features * weights).sum(1, keepdim=True) / weights.sum(1, keepdim=True)
     output = SCALE * mean + features[:, :1]
-    for norm in (one for one in layer.modules() if isinstance(one, nn.LayerNorm)):
+    for norm in (module for module in layer.modules() if isinstance(module, nn.LayerNorm)):
         output = norm(output)
     return output
 
@@ -162,7 +166,10 @@ def pass_through_head(model: PreTrainedModel, structure: Structure) -> bool:
     }
     if not modules:
         return True
-    if any(one.bias is None or one.in_features != one.out_features for one in modules.values()):
+    if any(
+        module.bias is None or module.in_features != module.out_features
+        for module in modules.values()
+    ):
         return False
     saved = {name: copy.deepcopy(module.state_dict()) for name, module in modules.items()}
     for factor, shift in ((TANH_SCALE, 0.0), (1.0, SHIFT)):

@@ -136,14 +136,17 @@ class ModelSource:
         """The digest of the weights, which a thread computes at the first use in this process."""
         statuses = [(file, file.stat()) for file in self._weight_files()]
         return _hash_once(
-            *((file, one.st_ino, one.st_size, one.st_mtime_ns) for file, one in statuses)
+            *(
+                (file, status.st_ino, status.st_size, status.st_mtime_ns)
+                for file, status in statuses
+            )
         )
 
     @cached_property
     def tokenizer_sha256(self) -> str:
         """Digest of the files that the tokenizer is made from."""
-        named = (one for one in self.folder.iterdir() if _TOKENIZER_FILE.match(one.name))
-        return hash_in_thread(sorted(one for one in named if one.is_file())).result()
+        files = (file for file in self.folder.iterdir() if _TOKENIZER_FILE.match(file.name))
+        return hash_in_thread(sorted(file for file in files if file.is_file())).result()
 
     @contextmanager
     def failures_explained(self) -> Iterator[None]:

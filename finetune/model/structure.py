@@ -105,7 +105,9 @@ def encoder_layers(model: PreTrainedModel) -> nn.ModuleList:
         if isinstance(module, nn.ModuleList) and len({type(layer) for layer in module}) == 1
     ]
     default = nn.ModuleList()
-    return max(lists, key=lambda one: sum(map(torch.numel, one.parameters())), default=default)
+    return max(
+        lists, key=lambda layers: sum(map(torch.numel, layers.parameters())), default=default
+    )
 
 
 def record_sample(model: PreTrainedModel) -> dict[str, "Call"]:

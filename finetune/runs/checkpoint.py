@@ -79,7 +79,7 @@ class Checkpoints:
             if self._best is not None:
                 _, best = self._best
                 is_alone = distributed.world_size() == 1
-                return best if is_alone else {name: one.cpu() for name, one in best.items()}
+                return best if is_alone else {name: tensor.cpu() for name, tensor in best.items()}
             with suppress(CheckpointDamagedError, KeyError):
                 return read_checkpoint(self._best_folder(progress.best_step))[0]["model"]
             return {}

@@ -255,11 +255,11 @@ def _group_seeds(runs: Sequence[_FinishedRun]) -> list[_FinishedRun]:
         is_setting = len(alike) > 1 and len(different) == len(group)
         merged += [_FinishedRun.merge(group)] if is_setting else group
     names_differ = len({run.path.name for run in merged}) == len(merged)
-    named = []
+    with_names = []
     for run in merged:
         name, seeds = run.path.name if names_differ else str(run.path), len(run.results)
-        named.append(replace(run, name=f"{name} ({seeds} seeds)" if seeds > 1 else name))
-    return named
+        with_names.append(replace(run, name=f"{name} ({seeds} seeds)" if seeds > 1 else name))
+    return with_names
 
 
 def _choose(runs: Sequence[_FinishedRun]) -> str:

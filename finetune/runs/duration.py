@@ -49,7 +49,7 @@ def estimate_seconds(preparation: Preparation) -> float:
 
     batches = sorted(plan.batches(0), key=tokens)
     timed = [batches[int(at)] for at in np.linspace(0, len(batches) - 1, TIMED_STEPS + 2)[1:-1]]
-    timed_rows = np.concatenate([one.indices for one in timed])
+    timed_rows = np.concatenate([batch.indices for batch in timed])
     step_seconds = 0.0
     if plan.recipe.takes_steps:
         step_seconds = _time_steps(preparation, state, [batches[-1], *timed], batch_size)
@@ -62,7 +62,7 @@ def estimate_seconds(preparation: Preparation) -> float:
         lambda: predictor.logits(rows, padded_lengths=plan.padded_lengths), calls=1
     ) / int(rows.lengths.sum())
     frozen_seconds = _frozen_share(preparation) * forward_seconds
-    split_tokens = {name: int(one.lengths.sum()) for name, one in preparation.examples.items()}
+    split_tokens = {name: int(split.lengths.sum()) for name, split in preparation.examples.items()}
     epochs = plan.schedule.total_steps / plan.steps_per_epoch
     step_tokens = sum(map(tokens, batches)) / len(batches) * plan.schedule.total_steps
     # After each epoch, and of the model that is kept.

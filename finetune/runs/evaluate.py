@@ -46,10 +46,10 @@ def load_split(folder: RunFolder, split: str) -> Dataset:
 
 def other_data(folder: RunFolder, source: str, options: dict[str, Any]) -> OtherData:
     """Return other data, read as a run's own except for options that are given."""
-    own, manifest = vars(folder.read_config().data), Manifest.read(folder)
+    data_options, manifest = vars(folder.read_config().data), Manifest.read(folder)
     parts = ("table", *manifest.columns)
-    own = {**own, **dict.fromkeys(parts), "data": source, **options}
-    return OtherData(**own, earlier_columns=manifest.columns)
+    data_options = {**data_options, **dict.fromkeys(parts), "data": source, **options}
+    return OtherData(**data_options, earlier_columns=manifest.columns)
 
 
 def load_other_data(folder: RunFolder, source: str, columns: dict[str, Any]) -> Dataset:

@@ -61,9 +61,9 @@ class BaselineEstimate:
         """The sentences that are printed."""
         metric, limits = METRICS[self.metric], (self.low, self.high)
         baseline = MetricValue(metric, self.baseline)
-        interval = "–".join(f"{one:.2g}" for one in limits)
+        interval = "–".join(f"{limit:.2g}" for limit in limits)
         if metric.is_fraction:
-            interval = "{:.0f}–{:.0f}%".format(*(100 * one for one in limits))
+            interval = "{:.0f}–{:.0f}%".format(*(100 * limit for limit in limits))
         classes = f", {self.classes} classes" * (self.classes > 0)
         sample = f" on {self.sampled:,} of them" * (self.sampled < self.rows)
         return [
@@ -138,7 +138,7 @@ def prepare_head(config: Config, rows: Dataset, task: Task, *, samples: bool = T
     if not recipe.solves_head:
         raise ModelUnsupportedError("its head has new layers beneath the output layer", remedy="")
     layers = encoder_layers(text_model.model).parameters()
-    parameters, limit = sum(one.numel() for one in layers), MAX_ROWS
+    parameters, limit = sum(parameter.numel() for parameter in layers), MAX_ROWS
     while True:
         if samples and len(rows) > limit:
             strata = task.strata(_labels(rows, task))

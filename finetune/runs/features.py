@@ -82,7 +82,9 @@ def stored_features(
             whole_pool = compute("train", preparation.pool)
             features = {name: whole_pool.select(rows) for name, rows in preparation.rows.items()}
         else:
-            features = {name: compute(name, one) for name, one in preparation.examples.items()}
+            features = {
+                name: compute(name, examples) for name, examples in preparation.examples.items()
+            }
     except FeaturesNotStoredError as error:
         message = f"the features can't be stored ({error}): the frozen layers run at every step"
         remedy = "make room with finetune cache clear, or name a folder with --cache-dir"

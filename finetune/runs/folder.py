@@ -346,7 +346,7 @@ SEVERAL: list[type[SeveralFolder]] = [SeedsFolder, FoldsFolder, SweepFolder]
 
 def find_several(path: Path) -> SeveralFolder | None:
     """Return a path as the folder of several runs, if it is one."""
-    return next((one for kind in SEVERAL if (one := kind(path)).table_file.is_file()), None)
+    return next((folder for kind in SEVERAL if (folder := kind(path)).table_file.is_file()), None)
 
 
 def next_free_folder(parent: Path, name: str) -> Path:

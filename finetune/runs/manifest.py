@@ -67,8 +67,16 @@ class Manifest:
     @classmethod
     def of_data(cls, data: "LoadedData") -> "Manifest":
         """Return the part of a manifest that says what the data is now."""
-        files = {str(Path(one.name).resolve()): one.sha256 for one in data.sources if one.sha256}
-        commits = {one.name: one.commit for one in data.sources if one.commit and not one.sha256}
+        files = {
+            str(Path(source.name).resolve()): source.sha256
+            for source in data.sources
+            if source.sha256
+        }
+        commits = {
+            source.name: source.commit
+            for source in data.sources
+            if source.commit and not source.sha256
+        }
         return cls(files | commits, digest_splits(data.splits, data.task), model={})
 
     @classmethod
@@ -138,7 +146,8 @@ def read_environment(folder: RunFolder) -> tuple[int | None, Sequence[AutoTunedO
     choices = TypeAdapter(list[AutoTunedOption]).validate_python
     with suppress(NotARunError):
         return folder.read(
-            folder.environment_file, lambda one: (int(one["threads"]), choices(one["choices"]))
+            folder.environment_file,
+            lambda content: (int(content["threads"]), choices(content["choices"])),
         )
     return None, ()
 

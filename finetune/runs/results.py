@@ -122,7 +122,11 @@ class RunResults(RunResultMixin):
     def records(self) -> list[dict[str, Any]]:
         """Return the metrics of each split."""
         scores = {"test": self.test, "validation": self.validation}
-        return [{"split": name, **own.records()[0]} for name, own in scores.items() if own]
+        return [
+            {"split": name, **of_split.records()[0]}
+            for name, of_split in scores.items()
+            if of_split
+        ]
 
     @property
     def validation_note(self) -> str:
@@ -138,7 +142,7 @@ class RunResults(RunResultMixin):
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``all_results.json``, under the Trainer's names."""
         scores = {"eval": self.validation, "test": self.test}
-        of_splits = {split: one.to_json() for split, one in scores.items() if one}
+        of_splits = {split: of_split.to_json() for split, of_split in scores.items() if of_split}
         return {
             "schema_version": SCHEMA_VERSION,
             "task": self.task.name,
@@ -147,9 +151,9 @@ class RunResults(RunResultMixin):
             "stage_seconds": self.stage_seconds,
             "details": asdict(self.details),
             **{
-                f"{split}_{name}": one
-                for split, own in of_splits.items()
-                for name, one in own.items()
+                f"{split}_{name}": value
+                for split, of_split in of_splits.items()
+                for name, value in of_split.items()
             },
             "eval_kind": self.validation_kind,
             "calibration": self.calibration and asdict(self.calibration),
@@ -165,8 +169,8 @@ def with_intervals(scores: Scores, task: Task, rows: Sequence[Mapping[str, Any]]
     intervals = {}
     for name, values in drawn.items():
         if name in scores.metrics and name != "loss" and not METRICS[name].is_proportion:
-            found = percentile_interval(scores.metrics[name], values)
-            intervals[name] = (found.low, found.high)
+            interval = percentile_interval(scores.metrics[name], values)
+            intervals[name] = (interval.low, interval.high)
     return replace(scores, intervals=intervals)
 
 
@@ -181,7 +185,7 @@ def read_results(folder: RunFolder) -> RunResults:
 
         return RunResults(
             task=task,
-            facts=RunFacts(**{one.name: content[one.name] for one in fields(RunFacts)}),
+            facts=RunFacts(**{fact.name: content[fact.name] for fact in fields(RunFacts)}),
             training=TypeAdapter(TrainingMetrics).validate_python(content),
             details=TypeAdapter(RunDetails).validate_python(content["details"]),
             validation=scores("eval_") if content["eval_kind"] else None,

@@ -81,8 +81,8 @@ class SeveralResults(RunResultMixin):
     def _with_all_rows(self, rows: Rows) -> "SeveralResults":
         """Return the results with scores of the predictions of all folds."""
         task = next(iter(self.runs.values())).task
-        found = OutOfFold.of_rows(task, rows)
-        scores = task.score_outputs(found.outputs, found.losses, found.labels)
+        predictions = OutOfFold.of_rows(task, rows)
+        scores = task.score_outputs(predictions.outputs, predictions.losses, predictions.labels)
         drawn = bootstrap(task.weighted_metrics(rows), rows=len(rows))
         intervals = {
             name: percentile_interval(scores.metrics[name], values)
@@ -103,7 +103,7 @@ class SeveralResults(RunResultMixin):
         """The standard deviation of each test metric over the runs; empty for fewer than two."""
         metrics = [run.test.metrics for run in self.runs.values()]
         names = metrics[0] if len(metrics) > 1 else ()
-        return {name: float(np.std([one[name] for one in metrics], ddof=1)) for name in names}
+        return {name: float(np.std([of_run[name] for of_run in metrics], ddof=1)) for name in names}
 
     def value(self, number: int) -> float | None:
         """Return a run's validation metric, by which the best is chosen; None if not known."""
@@ -138,7 +138,7 @@ class SeveralResults(RunResultMixin):
         """Return the content of ``seeds.json``, ``folds.json`` or ``sweep.json``."""
 
         def name_of(number: int) -> str:
-            return next(one for one in SEVERAL if one.kind == self.kind).run_name(number)
+            return next(kind for kind in SEVERAL if kind.kind == self.kind).run_name(number)
 
         content = {
             "schema_version": SCHEMA_VERSION,
@@ -267,8 +267,8 @@ def read_out_of_fold(path: Path) -> OutOfFold:
 def read_rows(folder: SeveralFolder, folds: Sequence[int]) -> Rows:
     """Return the predictions of all folds, in the order of the table."""
     runs = map(folder.run, folds)
-    found = [row for run in runs for row in run.read(run.predictions_file, list)]
-    return sorted(found, key=lambda row: row["row"])
+    rows = [row for run in runs for row in run.read(run.predictions_file, list)]
+    return sorted(rows, key=lambda row: row["row"])
 
 
 def write_rows(folder: SeveralFolder, folds: Sequence[int]) -> Rows:

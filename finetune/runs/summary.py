@@ -38,24 +38,33 @@ def _hints(results: RunResults) -> Iterator[str]:
 
 def _weakest(scores: Scores) -> str:
     """Return the weakest class and its figures: by recall or, where rows have any number, by F1."""
-    classes = [one for one in (scores.per_class or {}).items() if one[1].support and one[1].f1 < 1]
-    if scores.confusion_matrix is None:
-        name, own = min(classes, key=lambda one: one[1].f1, default=("", None))
-        if own is None:
-            return ""
-        found = f"{round(own.recall * own.support):,} of {own.support:,} found"
-        return f"{quote_name(name)}, F1 {percent(own.f1)}, {found}"
-    name, own = min(classes, key=lambda one: _recall_at_most(one[1]), default=("", None))
-    if own is None or own.recall == 1:
+    classes = {
+        name: of_class
+        for name, of_class in (scores.per_class or {}).items()
+        if of_class.support and of_class.f1 < 1
+    }
+    if not classes:
         return ""
+    is_multi_label = scores.confusion_matrix is None
+    values = {
+        name: of_class.f1 if is_multi_label else _recall_at_most(of_class)
+        for name, of_class in classes.items()
+    }
+    name = min(values, key=values.__getitem__)
+    weakest = classes[name]
+    rows = f"{round(weakest.recall * weakest.support):,} of {weakest.support:,}"
+    if is_multi_label:
+        return f"{quote_name(name)}, F1 {percent(weakest.f1)}, {rows} found"
     others = confused_with(scores, name)[:1]
-    taken = "".join(f", {count:,} taken for {quote_name(other)}" for other, count in others)
-    return f"{quote_name(name)}, {round(own.recall * own.support):,} of {own.support:,}{taken}"
+    confused = "".join(
+        f", {count:,} misclassified as {quote_name(other)}" for other, count in others
+    )
+    return f"{quote_name(name)}, {rows}{confused}" if weakest.recall < 1 else ""
 
 
-def _recall_at_most(own: ClassScores) -> float:
+def _recall_at_most(scores: ClassScores) -> float:
     """Return the end of the interval: a class of one row, missed, is not surely the weakest."""
-    return float(wilson_interval(own.recall * own.support, own.support)[1])
+    return float(wilson_interval(scores.recall * scores.support, scores.support)[1])
 
 
 def _advise(results: RunResults) -> str:
@@ -64,10 +73,12 @@ def _advise(results: RunResults) -> str:
     options = ["`--class-weights balanced`"] * (not details.is_balanced)
     if details.metric_for_best_model == "accuracy" and results.validation:
         options += ["`--metric-for-best-model macro_f1`", "`mcc`"]
-    largest, found = test.baselines.get("accuracy", 0.0), test.metrics
-    is_lopsided = largest >= LOPSIDED and found["macro_f1"] < found["accuracy"] - GAP_OF_MACRO_F1
+    largest, metrics = test.baselines.get("accuracy", 0.0), test.metrics
+    is_lopsided = (
+        largest >= LOPSIDED and metrics["macro_f1"] < metrics["accuracy"] - GAP_OF_MACRO_F1
+    )
     if options and (is_lopsided or missed_classes(test)):
-        right = [name for name, own in (test.per_class or {}).items() if own.f1]
+        right = [name for name, of_class in (test.per_class or {}).items() if of_class.f1]
         alone = f"It gets {quote_name(right[0])} right alone: " if len(right) == 1 else ""
         return f"{alone}{' or '.join(options)} may help the classes that it misses."
     if test.is_better:
@@ -79,13 +90,13 @@ def _advise(results: RunResults) -> str:
 
 
 def confused_with(scores: Scores, name: str) -> list[tuple[str, int]]:
-    """Return the classes that rows of a class are taken for, as far as known, the most first."""
+    """Return the classes that rows of a class are misclassified as, the most frequent first."""
     names = [*(scores.per_class or {})]
     if not scores.confusion_matrix:
         return []
     counts = zip(names, scores.confusion_matrix[names.index(name)], strict=True)
     others = [(other, count) for other, count in counts if count and other != name]
-    return sorted(others, key=lambda one: -one[1])
+    return sorted(others, key=lambda item: -item[1])
 
 
 def compare_with_validation(results: RunResults) -> str:
@@ -95,7 +106,7 @@ def compare_with_validation(results: RunResults) -> str:
     the frozen encoder, and not of the same model.
     """
     validation, test = results.validation, results.test
-    shares = [one.metric for one in test.values if one.metric.is_proportion]
+    shares = [value.metric for value in test.values if value.metric.is_proportion]
     if validation is None or results.validation_kind != "held out" or not shares:
         return ""
     rows, name = validation.samples + test.samples, shares[0].name

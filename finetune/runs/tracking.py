@@ -53,8 +53,8 @@ class Tracking:
 
     def report(self, part: str, values: Mapping[str, float], *, step: int, epoch: float) -> None:
         """Report values of ``train``, ``eval`` or ``test``."""
-        named = {f"{part}/{name}": value for name, value in values.items()}
-        self.call("log", {**named, "train/epoch": epoch}, step=step)
+        full_names = {f"{part}/{name}": value for name, value in values.items()}
+        self.call("log", {**full_names, "train/epoch": epoch}, step=step)
 
     def call(self, method: str, *arguments: Any, **options: Any) -> None:
         """Call the tracker. If it fails, the run continues without it."""

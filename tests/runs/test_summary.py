@@ -25,7 +25,7 @@ def test_the_weakest_class_is_named_with_what_it_is_taken_for() -> None:
     text = summarize(results_of(Single(["bill", "ship", "back"]), np.eye(3)[predicted], labels))
     assert text.startswith("90% right on 20 test rows (95%: 70–97%), above always")
     for words in ("answering `bill` (50%)", "20 rows are few: `--folds 5`",
-                  "Weakest: `back`, 1 of 3, 2 taken for `bill`."):  # fmt: skip
+                  "Weakest: `back`, 1 of 3, 2 misclassified as `bill`."):  # fmt: skip
         assert words in text
 
 

@@ -20,8 +20,8 @@ _MAX_TOKENS = 32_766
 
 def generation(chip: str) -> int | None:
     """Return the 1 of ``Apple M1 Pro`` or ``m1-pro``, or None."""
-    found = re.search(r"\bm(\d+)\b", chip, re.IGNORECASE)
-    return int(found[1]) if found else None
+    match = re.search(r"\bm(\d+)\b", chip, re.IGNORECASE)
+    return int(match[1]) if match else None
 
 
 def max_tokens(chip: str) -> int | None:
@@ -58,11 +58,11 @@ class Mac:
 def find_mac(name: str) -> Mac:
     """Return the Mac of a name such as ``m1-8gb`` or ``MacBook Pro M4 Max, 128 GB``."""
     name = name.replace("_", "-")
-    found, memory = _CHIP.search(name), _MEMORY.search(name)
-    if not found or not memory:
+    match, memory = _CHIP.search(name), _MEMORY.search(name)
+    if not match or not memory:
         raise UsageError(
             f"no Mac is known as {name}",
             remedy="name a chip and its memory, such as m1-8gb or m4-max-64gb",
         )
-    chip = "-".join(part.lower() for part in found.groups() if part)
+    chip = "-".join(part.lower() for part in match.groups() if part)
     return Mac(f"{chip}-{memory[1]}gb", int(memory[1]) * 2**30, chip)
