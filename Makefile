@@ -55,7 +55,7 @@ browser: setup ## Get what the tests of pages in a browser need; without it they
 	cd .venv && npm pack --silent axe-core@$(AXE) && mkdir -p axe-core && \
 		tar -xzf axe-core-$(AXE).tgz -C axe-core --strip-components 1
 
-screenshots: browser ## Make docs/screenshots anew from a run
+screenshots: browser ## Make docs/screenshots again from a run
 	$(BIN)/python docs/screenshots.py
 
 check: setup ## Lint, check the format, the types, who imports whom, and the workflow of CI
