@@ -1,4 +1,4 @@
-"""``finetune bench``: this machine's devices at published workloads, side by side."""
+"""``finetune bench``: times the devices of this machine on published workloads."""
 
 import platform
 import time
@@ -30,9 +30,9 @@ Groups:
 \b
 Examples:
   finetune bench                         all groups, every device that works
-  finetune bench --quick                 few rows of each
+  finetune bench --quick                 a first impression
   finetune bench inference --device cpu --device mps
-  finetune bench --model my_models:make  a network of your own
+  finetune bench --model my_models:make  your own network
 """
 ALL = "all"
 
@@ -40,17 +40,21 @@ ALL = "all"
 def run_bench(
     groups: Sequence[Group] = GROUPS,
     *,
-    output_dir: Path,
+    output_dir: str | Path = "bench",
     devices: Sequence[str] = (),
     model: str | None = None,
-    data_dir: Path | None = None,
+    data_dir: str | Path | None = None,
     quick: bool = False,
 ) -> "BenchResults":
-    """Time workloads on devices, all that work if none is named; write JSON and a page.
+    """Time workloads on devices; write JSON and a page, even if the user stops it.
 
-    If the user stops it, what was measured is written.
+    Args:
+        output_dir: Folder for bench.json and bench.html: new, empty or an earlier bench.
+        model: Time your own network: MODULE:FUNCTION, which returns a module and a batch.
+        data_dir: Folder with the raw files of TREC, to use instead of the bundled questions.
+        quick: Time few rows, and stop sooner.
     """
-    own = OwnFolder(output_dir.expanduser(), "bench")
+    own = OwnFolder(Path(output_dir).expanduser(), "bench")
     own.check()
     from finetune.bench import timing
     from finetune.bench.results import BenchResults, Machine
@@ -62,7 +66,7 @@ def run_bench(
 
     names = [name for name in dict.fromkeys(devices) if name != "auto"]
     chosen = [select_device(name) for name in names] or [*usable_devices()]
-    lengths = read_lengths(data_dir)
+    lengths = read_lengths(Path(data_dir) if data_dir else None)
     workloads = list_workloads(groups, model=model, lengths=lengths, is_quick=quick)
     limits = timing.QUICK if quick else timing.FULL
     until = time.time() + (timing.QUICK_SECONDS if quick else timing.FULL_SECONDS)
@@ -105,40 +109,30 @@ def run_bench(
     "devices",
     type=click.Choice(DEVICE_NAMES),
     multiple=True,
-    help="Device to time; may be repeated.  [default: auto, all that work]",
+    help="Device to time; may be repeated. Default: all devices that work.",
 )
-@click.option("--quick", is_flag=True, help="Time few rows, and not for long.")
-@click.option("--model", metavar="MODULE:FUNCTION", help="Returns a network and a batch to time.")
-@click.option(
-    "--data-dir", type=flags.PATH, help="Folder with TREC's raw file, in place of questions."
-)
-@click.option(
-    "--output-dir",
-    type=flags.PATH,
-    default=Path("bench"),
-    help="Folder of bench.json and bench.html: new, empty or an earlier bench's.  [default: bench]",
-)
+@flags.options_of(run_bench, "devices")
 @flags.with_display
 def command(*, group: str | None, display: flags.Display, **options: Any) -> None:
-    """Time this machine's devices at published workloads, side by side.
+    """Time the devices of this machine on published workloads.
 
-    Without a group: all of them or, with --model, that alone.
+    Without a group, all groups are timed or, with --model, only the model.
     """
     is_all = group == ALL or (group is None and options["model"] is None)
-    chosen = [one for one in GROUPS if is_all or one == group]
+    chosen = [name for name in GROUPS if is_all or name == group]
     folder = options["output_dir"]
     display.run(run_bench, lambda found: _show(found, folder=folder), groups=chosen, **options)
 
 
-def _show(results: "BenchResults", *, folder: Path) -> None:
+def _show(results: "BenchResults", *, folder: str) -> None:
     from finetune.bench.results import tabulate
 
     for table in tabulate(results):
-        notes = [f"({table.source})"] if table.source else [f"- {one}" for one in table.remarks]
+        notes = [f"({table.source})"] if table.source else [f"- {note}" for note in table.remarks]
         show_lines(table.title + (" (published)" if table.source else ""), "")
         if table.rows:
             show_table(table.columns, table.rows, numbers=table.columns[table.text_columns :])
         show_lines(*notes)
     if failed := sum(not row.seconds for row in results.rows):
-        show_lines(f"{failed} of {len(results.rows)} rows have no timing: see the notes")
+        show_lines(f"{failed} of {len(results.rows)} rows have no timing; the notes say why")
     show_lines(f"results and page: {folder}")

@@ -1,17 +1,18 @@
-"""``finetune data``: what is odd about the data of a run, and which labels may be wrong."""
+"""``finetune data``: problems in the data of a run, and labels that may be wrong."""
 
 import csv
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
+from annotated_types import Ge, Le
 
 from finetune.commands import flags
 from finetune.commands.console import shorten, show_lines, show_table
-from finetune.config.schema import Config
+from finetune.config.schema import Config, PositiveInt
 from finetune.errors import DataError, RunFolderNotEmptyError
 from finetune.events import Event, WarningMessage, current_receiver, sent_to
 from finetune.ownership import OwnFolder
@@ -41,10 +42,7 @@ Examples:
 
 @dataclass(frozen=True)
 class DataReport:
-    """What a check of data has found: in the splits of the data, and for those of a run.
-
-    ``lengths`` are in tokens. What can't be measured without a model is None.
-    """
+    """The result of a check of data. ``lengths`` are in tokens, or None without a tokenizer."""
 
     data: str
     rows_of_a_run: dict[str, int]
@@ -98,16 +96,24 @@ def check_data(config: Config) -> DataReport:
 
 
 def audit_data(
+    file: str | None = None,
     *,
-    file: str | None,
-    output_dir: Path | None,
-    folds: int,
-    unlabeled: Path | None,
-    batch: int,
-    batches: int,
+    output_dir: str | Path | None = None,
+    folds: Annotated[int, Ge(2), Le(100)] = 5,
+    unlabeled: str | Path | None = None,
+    batch: PositiveInt = 50,
+    batches: PositiveInt = 5,
     **options: Any,
 ) -> "Audit":
-    """Audit data, with the out-of-fold predictions of a cross-validation if the file is one."""
+    """Audit data, with the out-of-fold predictions of a cross-validation if the file is one.
+
+    Args:
+        output_dir: Folder to write. Default: audits/ and the name of the data.
+        folds: Number of cross-validation folds.
+        unlabeled: File of texts from which the texts to label next are chosen.
+        batch: Texts per batch to label.
+        batches: Number of batches to choose.
+    """
     from finetune.audit.audit import audit
     from finetune.data.load import source_name
     from finetune.report.audit import SUSPECTS, files_of
@@ -120,14 +126,14 @@ def audit_data(
     with suppress(DataError):  # of a table without labels
         loaded = guess_options(loaded)
     config = loaded.config
-    folder = OwnFolder(output_dir or AUDITS_FOLDER / source_name(config.data.data), "audit")
+    folder = OwnFolder(Path(output_dir or AUDITS_FOLDER / source_name(config.data.data)), "audit")
     folder.check()
     _check_undecided(folder.path / SUSPECTS)
     found = audit(
         config,
         folds=folds,
         out_of_fold=out_of_fold,
-        unlabeled=unlabeled,
+        unlabeled=Path(unlabeled) if unlabeled else None,
         batch=batch,
         batches=batches,
     )
@@ -136,12 +142,12 @@ def audit_data(
 
 
 def _check_undecided(suspects: Path) -> None:
-    """Make sure that no decisions would be lost."""
+    """Raise an error if the audit would overwrite decisions."""
     if suspects.is_file():
         with suspects.open(newline="", encoding="utf-8", errors="replace") as file:
             if any(row.get("decision") for row in csv.DictReader(file)):
                 raise RunFolderNotEmptyError(
-                    f"{suspects} has decisions, which another audit would replace",
+                    f"{suspects} has decisions, which another audit would overwrite",
                     remedy="choose another folder with --output-dir",
                 )
 
@@ -156,13 +162,13 @@ def command() -> None:
 @flags.chosen_options("model", "revision", "max_length", sections=("data",))
 @flags.with_display
 def check(*, display: flags.Display, **options: Any) -> None:
-    """Print statistics of the data and suggest what to change.
+    """Report problems in the data, and suggest changes.
 
-    FILE is what finetune run takes: a table, a configuration, a run.
+    FILE is what finetune run accepts: a table, a configuration or a run.
 
-    Rows and classes, duplicates, texts with contradictory labels, test rows that are in the
-    training split too, and lengths in tokens. If the model is on this machine, also how good a
-    linear head on its frozen encoder is: about what to expect at least.
+    The report has rows and classes, duplicates, texts with contradictory labels, test rows that are
+    in the training split too, and lengths in tokens. If the model is on this machine, it has the
+    accuracy of a linear head on the frozen encoder: about what to expect at least.
     """
 
     def check_file() -> DataReport:
@@ -196,9 +202,9 @@ def _show_check(report: DataReport) -> None:
         }
         _show_by_split("tokens of a text", tokens)
         show_lines(
-            f"tokens counted by the tokenizer of {lengths.model}, truncated at --max-length "
-            f"{lengths.max_length}; --max-length {lengths.suggested_max_length} truncates "
-            f"{lengths.beyond_suggested:,} texts"
+            f"Tokens are counted by the tokenizer of {lengths.model}. --max-length is "
+            f"{lengths.max_length}; {lengths.suggested_max_length} would truncate "
+            f"{lengths.beyond_suggested:,} texts."
         )
     if examples:
         show_lines()
@@ -232,29 +238,7 @@ def _show_by_split(title: str, by_split: Mapping[str, Mapping[str, float]]) -> N
 
 @command.command("audit", cls=flags.GroupedCommand, epilog=AUDIT_EXAMPLES)
 @flags.source_options
-@click.option(
-    "--output-dir", type=flags.PATH, help="Folder to write.  [default: audits/ and the name]"
-)
-@click.option(
-    "--folds",
-    type=click.IntRange(2, 100),
-    default=5,
-    help="Number of cross-validation folds.  [default: 5]",
-)
-@click.option(
-    "--unlabeled",
-    type=flags.PATH,
-    help="File of texts from which the texts to label next are chosen.",
-)
-@click.option(
-    "--batch", type=click.IntRange(1), default=50, help="Texts per batch to label.  [default: 50]"
-)
-@click.option(
-    "--batches",
-    type=click.IntRange(1),
-    default=5,
-    help="Number of batches to choose.  [default: 5]",
-)
+@flags.options_of(audit_data)
 @flags.chosen_options(
     *("model", "revision", "max_length", "pooling", "device", "precision", "cache_dir"),
     sections=("data",),

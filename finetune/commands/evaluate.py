@@ -1,8 +1,8 @@
-"""``finetune evaluate``: a run's model scored on a split of its data, or on other data."""
+"""``finetune evaluate``: the metrics of the model of a run on a split or on other data."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -27,9 +27,9 @@ Examples:
 
 @dataclass(frozen=True, repr=False)
 class Evaluation(DisplayMixin):
-    """Metrics of a run's model on a split, or on the file or data set named in its place.
+    """Metrics of the model of a run on a split or on other data.
 
-    Of other data, ``unseen`` are those without the rows that were in training, if only some were.
+    ``unseen`` are the metrics without rows that were in training, if only some rows were.
     """
 
     split: str
@@ -40,7 +40,7 @@ class Evaluation(DisplayMixin):
     def records(self) -> list[dict[str, Any]]:
         """Return the metrics of all rows, and of those that were not in training."""
         scores = {self.split: self.scores, f"{self.split}, not in training": self.unseen}
-        return [{"rows": name, **own.records()[0]} for name, own in scores.items() if own]
+        return [{"rows": name, **part.records()[0]} for name, part in scores.items() if part]
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``finetune evaluate --json`` prints."""
@@ -52,7 +52,7 @@ class Evaluation(DisplayMixin):
 def evaluate(
     run: str | Path,
     *,
-    split: str | None = None,
+    split: Literal["test", "validation", "train"] | None = None,
     data: str | Path | None = None,
     table: str | None = None,
     text_column: str | None = None,
@@ -66,35 +66,38 @@ def evaluate(
 
     Args:
         run: The run folder.
-        split: ``test``, the default, ``validation`` or ``train`` of the run's data.
-        data: Other data to score, all rows of it, in place of a split of the run.
-        table: The table to read of several in the other data.
-        text_column: Of the other data, if it is not named as in the run's data.
-        encoding: Of the other data; None detects it.
-        evaluate_metric: Another metric, of the library ``evaluate``: a folder with its code, or an
-            id of the Hub. The code runs here.
+        split: Split of the run to evaluate on. Default: test.
+        data: Other data to evaluate on, all of its rows, such as a table.
+        table: Table to read if --data has several.
+        text_column: Column of the texts in --data. Default: as in the run.
+        text_pair_column: Column of second texts in --data. Default: as in the run.
+        label_column: Column of the labels in --data. Default: as in the run.
+        encoding: Encoding of --data. Default: detected.
+        evaluate_metric: Another metric, from the library evaluate: a folder with its code, or an ID
+            on the Hub. Its code runs on this machine.
+        device: Device to use.
         emit: Receives the events of ``finetune.events``.
     """
     columns = flags.given({"text_column": text_column, "text_pair_column": text_pair_column})
     columns |= flags.given({"label_column": label_column, "table": table, "encoding": encoding})
     if split is not None and data is not None:
         raise UsageError(
-            "both --split and --data were given", remedy="leave out --split to score other data"
+            "--split and --data can't be combined", remedy="drop --split to evaluate on other data"
         )
     if columns and data is None:
         flag = flag_of(next(iter(columns)))
-        raise UsageError(f"{flag} is of other data", remedy="add --data, or leave it out")
+        raise UsageError(f"{flag} only applies to other data", remedy=f"add a FILE, or drop {flag}")
     folder = open_run_folder(Path(run))
     from finetune.data import is_waiting
     from finetune.runs.evaluate import evaluate_rows, load_other_data, load_split
 
+    name: str = split or "test"
     if data is None:
-        name = split or "test"
         rows = load_split(folder, name)
     else:
         name = str(data)
         rows = load_other_data(folder, name, columns)
-        # A folder may be called like a split, and is none.
+        # A folder may have the name of a split.
         name = f"./{name}" if name in SPLITS else "the table" if is_waiting(name) else name
     found = evaluate_rows(folder, rows, name, device=device, metric=evaluate_metric)
     return Evaluation(name, *found)
@@ -103,21 +106,15 @@ def evaluate(
 @click.command(epilog=EXAMPLES)
 @flags.run_argument
 @click.argument("file", required=False, metavar="[FILE]")
-@click.option("--split", type=click.Choice(SPLITS), help="Split to score.  [default: test]")
-@click.option("--data", type=flags.NAME, help="Other data to score, such as a table.")
-@flags.table_options
-@click.option("--label-column", help="Column of the labels.  [default: the run's]")
-@click.option(
-    "--evaluate-metric",
-    metavar="PATH_OR_ID",
-    help="Another metric, of the library evaluate: a folder, or an id of the Hub. Its code runs.",
-)
-@flags.device_option
+@flags.options_of(evaluate)
 @flags.with_display
 def command(*, file: str | None, data: str | None, display: flags.Display, **options: Any) -> None:
-    """Evaluate the model in the run folder RUN on a split of its data, or on that in FILE."""
+    """Evaluate the model in the run folder RUN on a split of its data, or on FILE.
+
+    If some rows of FILE were in training, the main metric is reported without them, too.
+    """
     if file and data:
-        raise UsageError(f"{file} and --data {data} name two", remedy="leave one of them out")
+        raise UsageError(f"data was set twice: {file} and --data {data}", remedy="drop one of them")
     options["data"] = file or data
     display.run(evaluate, _show, **options)
 

@@ -1,4 +1,4 @@
-"""``finetune export``: a run's model written for onnxruntime."""
+"""``finetune export``: writes the model of a run for onnxruntime."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ Examples:
 
 @dataclass(frozen=True)
 class ExportedFile:
-    """A model's ONNX file, and how it compares with the run's model if that was asked for."""
+    """An ONNX file and, if it was verified, how it compares with the model of the run."""
 
     path: str
     size_bytes: int
@@ -39,7 +39,7 @@ class ExportedFile:
 
 @dataclass(frozen=True)
 class OnnxExport:
-    """A folder with a model's ONNX files, its config and its tokenizer."""
+    """A folder with ONNX files, the config of the model and its tokenizer."""
 
     folder: str
     files: Sequence[ExportedFile]
@@ -52,7 +52,13 @@ def export_onnx(
     int8: bool = False,
     verify: bool = False,
 ) -> OnnxExport:
-    """Write a run's model as ONNX; FinetuneError if it predicts otherwise than the run's model."""
+    """Export the model of a run to ONNX, or raise if the export predicts something else.
+
+    Args:
+        output_dir: Folder to write; an earlier export in it is replaced. Default: RUN/onnx.
+        int8: Also write int8 weights, and compare their predictions with PyTorch.
+        verify: Compare all predictions on the test split with PyTorch.
+    """
     folder, own, trained = _prepare(Path(run), output_dir)
     from finetune.export import onnx
 
@@ -71,9 +77,9 @@ def export_onnx(
         labels, difference = found.same_labels, found.largest_logit_difference
         if labels < 1 or difference > MAX_LOGIT_DIFFERENCE:
             raise FinetuneError(
-                f"{files[0].path} does not predict as the run's model: {1 - labels:.1%} of the "
-                f"labels differ, logits by up to {difference:.1e}",
-                remedy="use the run's model with transformers, and report this",
+                f"{files[0].path} does not predict like the model of the run: {1 - labels:.1%} of "
+                f"the labels differ, and logits differ by up to {difference:.1e}",
+                remedy="use the model of the run with transformers, and report this",
             )
     return OnnxExport(str(own.path), files)
 
@@ -81,7 +87,7 @@ def export_onnx(
 def _prepare(
     run: Path, output_dir: str | Path | None
 ) -> "tuple[RunFolder, OwnFolder, TrainedModel]":
-    """Return a run, the folder to export to, which must be new, empty or ours, and its model."""
+    """Return a run, the folder to export to (new, empty or an earlier export), and the model."""
     folder = open_run_folder(run)
     from finetune.export.onnx import import_runtime
     from finetune.runs.trained import TrainedModel
@@ -107,25 +113,17 @@ def _load_test_examples(folder: RunFolder, trained: "TrainedModel") -> "Examples
 
 @click.group(epilog=EXAMPLES)
 def command() -> None:
-    """Write a run's model for another runtime."""
+    """Export the model of a run for another runtime."""
 
 
-@command.command("onnx", epilog=EXAMPLES, short_help="As ONNX, for onnxruntime and others.")
+@command.command("onnx", epilog=EXAMPLES, short_help="Export to ONNX, for onnxruntime and others.")
 @flags.run_argument
-@click.option(
-    "--output-dir",
-    type=flags.PATH,
-    help="Folder to write; an earlier export there is replaced.  [default: RUN/onnx]",
-)
-@click.option("--int8", is_flag=True, help="Also write int8 weights, and compare the predictions.")
-@click.option(
-    "--verify", is_flag=True, help="Compare all predictions on the test split with PyTorch's."
-)
+@flags.options_of(export_onnx)
 @flags.with_display
 def onnx_command(*, display: flags.Display, **options: Any) -> None:
-    """Write the model of the run folder RUN as ONNX, for onnxruntime and others.
+    """Export the model in the run folder RUN to ONNX, for onnxruntime and others.
 
-    Needs pip install 'finetune-mps[onnx]'.
+    In a checkout, pip install '.[onnx]' installs what this needs.
     """
     display.run(export_onnx, _show_onnx, **options)
 
@@ -137,9 +135,9 @@ def _show_onnx(exported: OnnxExport) -> None:
             metric = next(iter(found.metrics))
             show_facts(
                 {
-                    "labels as PyTorch's": f"{found.same_labels:.1%} of {found.samples:,}",
+                    "same labels as PyTorch": f"{found.same_labels:.1%} of {found.samples:,}",
                     "largest difference": f"{found.largest_logit_difference:.1e}",
                     metric: f"{found.metrics[metric]:.4f}, "
-                    f"PyTorch's {found.pytorch_metrics[metric]:.4f}",
+                    f"PyTorch {found.pytorch_metrics[metric]:.4f}",
                 }
             )

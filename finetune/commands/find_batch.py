@@ -1,6 +1,6 @@
-"""``finetune find-batch``: the largest batch size that fits, and the fastest.
+"""``finetune find-batch``: finds the largest batch size that fits, and the fastest.
 
-Every device is searched, in a child process. For a Mac that is not here, sizes are estimated.
+It searches every device, in a child process. For a Mac that is not here, it estimates sizes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ import click
 from finetune.commands import flags
 from finetune.commands.console import show_lines, show_table
 from finetune.config.mode import Mode
-from finetune.config.schema import DEFAULT_LORA, Config, change_options
+from finetune.config.schema import DEFAULT_LORA, Config, PositiveInt, change_options
 from finetune.devices.mps.chips import Mac, find_mac
 from finetune.errors import (
     BatchDoesNotFitError,
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
-  finetune find-batch                  BERT-base and its head, on every device
-  finetune find-batch --model minilm --memory 2GiB --device cpu
-  finetune find-batch reviews.csv --train-layers 2
+  finetune find-batch                  BERT-base, on every device
+  finetune find-batch --model minilm --freeze-core
+  finetune find-batch reviews.csv
   finetune find-batch --for m1-8gb     a Mac that is not here
 """
 
 
 @dataclass(frozen=True)
 class _Texts:
-    """What a search needs to know of the data; by default a single label of TREC's six classes."""
+    """What a search needs to know about the data; by default, the six classes of TREC."""
 
     max_tokens: int
     rows: int
@@ -55,34 +55,35 @@ def find_batch(
     *,
     config: str | Path | None = None,
     machine: str | None = None,
-    limit: int | None = None,
+    limit: PositiveInt | None = None,
     fresh: bool = False,
+    output_dir: str | Path | None = None,
     assignments: Sequence[str] = (),
     **options: Any,
 ) -> "FoundBatches":
     """Find the largest batch size that fits, and the fastest, as ``finetune find-batch`` does.
 
     Args:
-        file: A table of texts; or a YAML file, the name of a preset, a run.
+        file: A table, the name of a dataset or preset, a YAML file, or a run.
         config: A YAML file or the name of a preset.
-        machine: A Mac such as ``m1-8gb``, to estimate its batch sizes instead of searching here.
-        limit: Largest batch size worth trying; None for the rows of the data.
-        fresh: Search even if an earlier search has found the batch sizes.
+        machine: A Mac such as ``m1-8gb``: estimate its batch sizes instead of searching here.
+        limit: Largest batch size to try. Default: the number of training rows.
+        fresh: Search again, even if an earlier search found the batch sizes.
+        output_dir: Folder for find-batch.json: new, empty or an earlier search.
         assignments: More options, as ``section.option=value``.
-        options: Those of ``finetune run`` for data, model, device, precision, cache and search.
-            If none names a mode, ``full``, ``lora`` of rank 8 if peft is installed, and ``head``
-            are searched. ``output_dir`` is for the results of a search as JSON.
+        options: The flags of ``finetune run`` for data, model, device, precision, cache and search.
+            If they set no mode, the modes full, head and, if peft is installed, LoRA of rank 8 are
+            searched.
     """
-    output_dir = options.pop("output_dir", None)
     loaded = flags.load(file=file, config=config, assignments=assignments, **options)
     loaded = guess_options(loaded)
     has_max_length = "max_length" in loaded.sources
     mac = None if machine is None else find_mac(machine)
     from finetune.batch_finder.results import FoundBatches
 
-    own = None if output_dir is None else OwnFolder(Path(output_dir).expanduser(), "find-batch")
-    if own:
-        own.check()
+    folder = None if output_dir is None else OwnFolder(Path(output_dir).expanduser(), "find-batch")
+    if folder:
+        folder.check()
     texts = _measure_texts(loaded.config, has_max_length, limit)
     if mac:
         iterator = estimate_modes(loaded.config, mac, texts)
@@ -91,8 +92,8 @@ def find_batch(
     results: list[Result] = []
     for result in iterator:
         results.append(result)
-        if own:
-            own.write_all({"find-batch.json": FoundBatches(tuple(results)).to_json()})
+        if folder:
+            folder.write_all({"find-batch.json": FoundBatches(tuple(results)).to_json()})
     return FoundBatches(tuple(results))
 
 
@@ -130,7 +131,7 @@ def search_modes(config: Config, texts: _Texts, *, is_fresh: bool) -> "Iterator[
 
 
 def _with_precision(config: Config, device: "Device") -> Config:
-    """Return the options with the precision in which a run would compute on a device."""
+    """Return the options with the precision that a run would use on a device."""
     from finetune.model.shape import load_shape
     from finetune.runs.cache import cache_folder
     from finetune.training.precision import choose_precision
@@ -168,9 +169,9 @@ def estimate_modes(config: Config, mac: Mac, texts: _Texts) -> "Iterator[Result]
 
 
 def _cases(config: Config, device: "Device", texts: _Texts) -> "list[Case]":
-    """Return the case of the longest text, within the model's positions, in each mode.
+    """Return one search case per mode, at the length of the longest text that the model reads.
 
-    That is the one that is given, or what there is to choose from.
+    If the options set no mode, the modes are full, head and, if peft is installed, LoRA.
     """
     from finetune.batch_finder.case import Case, architecture_of
     from finetune.model.lora import is_installed
@@ -197,7 +198,7 @@ def _cases(config: Config, device: "Device", texts: _Texts) -> "list[Case]":
 
 
 def _measure_texts(config: Config, has_max_length: bool, limit: int | None) -> _Texts:
-    """Read as much of the data as is needed: of TREC nothing where the length is given."""
+    """Read as much of the data as is needed: nothing of TREC if --max-length is set."""
     from finetune.data.dataset import texts_of
     from finetune.data.load import load_splits
     from finetune.data.trec import TRAINING_ROWS
@@ -225,7 +226,7 @@ def _measure_texts(config: Config, has_max_length: bool, limit: int | None) -> _
     ) as error:
         if not is_trec:
             raise
-        message = f"the length of TREC's texts is not known: {error.message}"
+        message = f"the lengths of the TREC texts are unknown: {error.message}"
         remedy = f"batch sizes are for texts of {model.max_length} tokens; see --max-length"
         emit(WarningMessage(message, remedy=remedy))
         return longest_of_trec
@@ -244,24 +245,17 @@ def _measure_texts(config: Config, has_max_length: bool, limit: int | None) -> _
     *("device", "precision", "gradient_checkpointing"),
     sections=("data", "model", "search", "cache"),
 )
-@click.option(
-    "--limit", type=click.IntRange(min=1), help="Largest size tried. Default: the rows of the data."
-)
-@click.option("--fresh", is_flag=True, help="Search again, even if an earlier search found sizes.")
 @click.option("--for", "machine", metavar="MACHINE", help="Estimate for a Mac, such as m1-8gb.")
-@click.option(
-    "--output-dir",
-    type=flags.NAME,
-    help="Write JSON to this folder: new, empty or an earlier search's.",
-)
+@flags.options_of(find_batch, "config", "machine", "assignments")
 @flags.with_display
 def command(*, display: flags.Display, **options: Any) -> None:
     """Find the largest batch size that fits, and the fastest.
 
-    FILE is what finetune run takes: a table, a configuration, a run. Takes real steps, each
-    device in a child process that may use no more memory than is free.
-    Without --freeze-core, --head, --train-layers or --lora-rank it searches for all layers, for
-    LoRA of rank 8 if peft is installed, and for the head alone.
+    FILE is what finetune run accepts: a table, a configuration or a run.
+
+    The search takes real training steps, in a child process that can't use more memory than is
+    free. Without --freeze-core, --head, --train-layers or --lora-rank, it searches three modes: all
+    layers, LoRA of rank 8 (if peft is installed), and only the head.
     """
     folder = options["output_dir"]
     display.run(
@@ -270,7 +264,7 @@ def command(*, display: flags.Display, **options: Any) -> None:
 
 
 def show_batches(found: "FoundBatches", *, folder: str | None) -> None:
-    """Print a line for each device or machine, length and mode, and notes below."""
+    """Print one line per device or machine, length and mode, and then notes."""
     rows = [_cells(result) for result in found.results]
     titles = list(rows[0])
     show_table(titles, [list(row.values()) for row in rows], numbers=titles[3:])
@@ -278,7 +272,7 @@ def show_batches(found: "FoundBatches", *, folder: str | None) -> None:
     for result in found.results:
         place = f"{result.mode} at {result.padded_length} tokens"
         if size := result.features_batch_size:
-            notes.append(f"{place}: features are extracted with --eval-batch-size {size:,}")
+            notes.append(f"{place}: use --eval-batch-size {size:,} to extract features")
         if maximum := result.predicted_largest:
             ended = "the time limit ended the search; memory is predicted to hold"
             notes.append(f"{place}: {ended} {maximum:,} examples")

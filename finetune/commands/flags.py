@@ -1,11 +1,13 @@
 """Flags that several commands share, and those that are made from the schema."""
 
 import os
+import re
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import wraps
+from inspect import Parameter, getdoc, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
@@ -16,7 +18,7 @@ from finetune.commands.progress import showing
 from finetune.config.schema import OPTIONS, Option, change_options, flag_of
 from finetune.devices import DEVICE_NAMES
 from finetune.errors import ConfigurationError, UsageError
-from finetune.events import sent_to
+from finetune.events import Emit, sent_to
 from finetune.runs.folder import RunFolder, find_latest, find_several, open_run_folder
 
 if TYPE_CHECKING:
@@ -83,6 +85,37 @@ def chosen_options(*names: str, sections: Collection[str] = ()) -> Callable[[Com
         for option in reversed(OPTIONS.values()):
             if option.name in names or option.section in sections:
                 command = _flag(option)(command)
+        return command
+
+    return add_flags
+
+
+def options_of(function: Callable[..., Any], *skipped: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds a flag for each keyword argument of a function.
+
+    The docstring of the function has the help of each flag.
+    """
+    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", str(getdoc(function)), re.MULTILINE)
+    texts = {name: " ".join(text.split()) for name, text in entries}
+
+    def add_flags(command: Command) -> Command:
+        for name, parameter in [*signature(function).parameters.items()][::-1]:
+            if parameter.kind is not Parameter.KEYWORD_ONLY or name in skipped:
+                continue
+            if name == "device":
+                command = device_option(command)
+                continue
+            kind = _flag_type(parameter.annotation, has_range=True)
+            command = click.option(
+                flag_of(name),
+                name,
+                type=kind,
+                metavar="N" if isinstance(kind, click.IntRange) else None,
+                is_flag=kind is bool,
+                default=parameter.default,
+                show_default=parameter.default is not None,
+                help=texts[name],
+            )(command)
         return command
 
     return add_flags
@@ -166,10 +199,14 @@ class Display:
     quiet: bool
     no_progress: bool
 
+    def view(self) -> AbstractContextManager[Emit]:
+        """Return a receiver that shows events on standard error."""
+        return showing(quiet=self.quiet, no_progress=self.no_progress)
+
     @contextmanager
     def progress(self) -> Iterator[None]:
         """Show events on standard error."""
-        with showing(quiet=self.quiet, no_progress=self.no_progress) as show, sent_to(show):
+        with self.view() as show, sent_to(show):
             yield
 
     def run(self, work: Callable[..., T], as_text: Callable[[T], None], **options: Any) -> T:
@@ -280,15 +317,24 @@ def _flag(option: Option) -> Callable[[Command], Command]:
     return click.option(flag, option.name, type=kind, default=None, help=help_text)
 
 
-def _flag_type(hint: Any) -> Any:
-    """Return the type of a flag: a plain type, or a choice."""
+def _flag_type(hint: Any, *, has_range: bool = False) -> Any:
+    """Return the type of a flag: a plain type, a choice, or a range."""
     if get_origin(hint) is Annotated:
-        return get_args(hint)[0]
+        kind, *bounds = get_args(hint)
+        if not has_range:
+            return kind
+        low, high = (bound for bound in bounds)
+        limits = {"min": low.ge, "max": getattr(high, "le", None)}
+        return click.IntRange(**limits) if kind is int else click.FloatRange(**limits)
+    if hint in (str | Path, str | Path | None):
+        return NAME
     if get_origin(hint) is Literal:
         return click.Choice(list(map(str, get_args(hint))))
     members = [member for member in get_args(hint) if member is not types.NoneType]
     # An option that is a number or a word is parsed with the configuration.
-    return (_flag_type(members[0]) if len(members) == 1 else str) if members else hint
+    if len(members) == 1:
+        return _flag_type(members[0], has_range=has_range)
+    return str if members else hint
 
 
 config_options = chosen_options(*OPTIONS)

@@ -1,4 +1,4 @@
-"""``finetune predict``: texts classified with a run's model, as they are read."""
+"""``finetune predict``: classifies texts with the model of a run, as they are read."""
 
 import os
 import re
@@ -21,7 +21,7 @@ from finetune.data.stream import Texts, not_unicode, read_lines
 from finetune.devices import DeviceName
 from finetune.errors import UsageError
 from finetune.escaping import escape_controls, escape_line
-from finetune.events import Emit, Info, WarningMessage, emit
+from finetune.events import Emit, Info, WarningMessage, emit, sent_to
 from finetune.runs.folder import RunFolder, open_run_folder
 
 if TYPE_CHECKING:
@@ -60,13 +60,14 @@ def predict(
 
     Args:
         run: The run folder, or the results of a run.
-        texts: A text, a list or Series of texts, or of pairs for a model of pairs; or a table with
-            the run's column of texts. The predictions have their order and number; the label of a
+        texts: A text; a list or Series of texts, or of pairs of texts; or a table with the text
+            column of the run. There is one prediction per text, in the same order; the label of a
             missing text is None.
-        all_scores: Give the probability of each class, not only that of the best.
-        min_confidence: Give no label whose probability is lower, in 0..1, but None.
-        target_precision: Abstain below the probability from which on, on the run's validation
-            rows, predictions of the class have at least this precision, in 0..1.
+        device: Device to use.
+        all_scores: Return the probability of each class, not only the best one.
+        min_confidence: Return no label if its probability is below this value, such as 0.9.
+        target_precision: Abstain below a confidence threshold per class, chosen so that this
+            precision, such as 0.95, is reached on the validation rows of the run.
         emit: Receives the events of ``finetune.events``.
     """
     return load(run, device=device).classify(
@@ -111,7 +112,7 @@ class LoadedModel:
         min_confidence: UnitInterval | None = None,
         target_precision: UnitInterval | None = None,
     ) -> "Predictions":
-        """Classify texts, which may be of any kind that ``finetune.predict`` takes."""
+        """Classify texts of any kind that ``finetune.predict`` accepts."""
         from finetune.data.in_memory import read_texts
         from finetune.runs.evaluate import other_data
         from finetune.tasks.base import Predictions
@@ -143,10 +144,10 @@ class LoadedModel:
         for chunk in _chunks(pieces):
             texts, pairs, is_filled = chunk.texts, chunk.pairs, chunk.is_filled
             if (pairs is not None) != model.reads_pairs:
-                kind = "pairs of texts" if model.reads_pairs else "single texts"
+                kind = "sentence pairs" if model.reads_pairs else "single texts"
                 raise UsageError(
-                    f"the model reads {kind}, and {reprlib.repr(texts[0])} is not one of them",
-                    remedy="give --text-pair for each text of a pair, and of no other",
+                    f"the model reads {kind}, unlike {reprlib.repr(texts[0])}",
+                    remedy="use --text-pair once per text of a sentence pair, otherwise never",
                 )
             found: Sequence[Prediction] = []
             if any(is_filled):
@@ -229,25 +230,13 @@ def _as_texts(texts: Sequence[str], pairs: Sequence[str]) -> Texts:
     type=flags.PATH,
     help="Table, or file with one text per line; - for standard input.",
 )
-@click.option("--text-pair", "pairs", multiple=True, help="Second text of a pair, for each TEXT.")
+@click.option("--text-pair", "pairs", multiple=True, help="Second text of each TEXT.")
 @flags.table_options
-@click.option("--lines", "as_lines", is_flag=True, help="Read the lines of a table as texts.")
+@click.option("--lines", "as_lines", is_flag=True, help="Read each line of a table as a text.")
 @flags.output_file_option(
     "Write the table with predictions to this csv, tsv, jsonl, json, parquet or xlsx file."
 )
-@click.option("--all-scores", is_flag=True, help="Give the probability of each class.")
-@click.option(
-    "--min-confidence",
-    type=click.FloatRange(0, 1),
-    help="Give no label whose probability is lower, such as 0.9.",
-)
-@click.option(
-    "--target-precision",
-    type=click.FloatRange(0, 1),
-    help="Abstain on texts below the probability from which on, on the run's validation "
-    "rows, predictions of their class have this precision, such as 0.95.",
-)
-@flags.device_option
+@flags.options_of(predict)
 @flags.with_display
 def command(
     *,
@@ -262,22 +251,24 @@ def command(
 ) -> None:
     """Classify texts with the model in the run folder RUN.
 
-    The texts are arguments, the rows of a table, or the lines of a file or of standard input (-).
-    One argument without spaces that ends like a table or a text file is a file. Each row and line
-    gets one line of output, in the same order; with --json an object with all columns of the table.
-    The label is empty (null in JSON) where the text is missing or the model abstains. --output
-    writes the table with the predictions added.
+    The texts are arguments, the rows of a table, or the lines of a file or of standard input (-). A
+    single argument that ends like a table or a text file is the name of a file.
+
+    The output has one line per text, in the same order; with --json, one object with all columns of
+    the table. The label is empty (null in JSON) if the text is missing or the model abstains.
+    --output writes the table with the predictions added.
     """
     if file is None and not pairs and texts and all(map(_is_file_name, texts)):
         if len(texts) > 1:
-            remedy = "name one file; words that look like files are read from standard input"
+            remedy = "pass one file; to classify words that look like files, use standard input"
             raise UsageError(f"{', '.join(texts[:3])} are several files", remedy=remedy)
         file, texts = Path(texts[0]), ()
     if texts and file is not None:
-        raise UsageError("both texts and --data were given", remedy="give one of them")
+        raise UsageError("texts and --data can't be combined", remedy="drop one of them")
     if pairs and len(pairs) != len(texts):
         raise UsageError(
-            f"{len(pairs)} --text-pair for {len(texts)} texts", remedy="give one for each text"
+            f"there are {len(pairs)} --text-pair for {len(texts)} texts",
+            remedy="add one --text-pair per text",
         )
     names = ("table", "text_column", "text_pair_column", "as_lines", "encoding")
     reading = {name: options.pop(name) for name in names}
@@ -285,11 +276,10 @@ def command(
     if reads_stdin:  # a live line would mix with what is typed
         display = replace(display, no_progress=True)
     if reads_stdin and sys.stdin is None:
-        raise UsageError("standard input is closed", remedy="give texts, or a file with --data")
-    with ExitStack() as progress:
-        progress.enter_context(display.progress())
+        raise UsageError("standard input is closed", remedy="pass texts, or a file with --data")
+    with ExitStack() as live, sent_to(live.enter_context(display.view())):
         if reads_stdin and sys.stdin.isatty():
-            emit(Info("classifies each line that is typed; Ctrl-D ends"))
+            emit(Info("type a text per line; Ctrl-D ends"))
         from finetune.evaluation.prediction_file import PredictionFile, json_line
 
         written = None
@@ -308,7 +298,7 @@ def command(
             pieces = written.reading(pieces)
         chunks = model.stream(pieces, **options, with_rows=written is None)
         first = next(chunks)
-        progress.close()  # a live line would stand between the predictions
+        live.close()  # a live line would stand between the predictions
         for predictions in chain([first], chunks):
             if written is not None:
                 written.add(predictions)

@@ -1,4 +1,4 @@
-"""``finetune push``: a finished run's model, uploaded to the Hugging Face Hub."""
+"""``finetune push``: uploads the model of a finished run to the Hugging Face Hub."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ Examples:
 
 @dataclass(frozen=True)
 class Push:
-    """What is on the Hub, or in a dry run would be: sizes in bytes by path in the repository.
+    """An upload, or what a dry run would upload: sizes in bytes by path in the repository.
 
     ``commit`` is None in a dry run.
     """
@@ -45,7 +45,16 @@ def push(
     allow_private_data: bool = False,
     dry_run: bool = False,
 ) -> Push:
-    """Upload a finished run's model or adapter, card and report; a dry run uses no network."""
+    """Upload the model of a finished run, its card and its report.
+
+    Args:
+        public: Make the repository public.
+        revision: Branch to upload to. Default: main.
+        report: Upload ``report.html``, which shows texts that the model gets wrong.
+        adapter: Upload the LoRA adapter instead of the model.
+        allow_private_data: Upload the report even if the data was marked with --private-data.
+        dry_run: List the files and their sizes, and stop. It needs no network.
+    """
     from finetune.hub import page_of_upload, upload_model
 
     url = page_of_upload(repository, revision=revision)
@@ -57,14 +66,14 @@ def push(
             remedy="finish it with --resume-from-checkpoint",
         )
     if not any(model_folder.glob("*.safetensors")):
-        remedy = f"{'leave out' if adapter else 'add'} --adapter"
+        remedy = f"{'drop' if adapter else 'add'} --adapter"
         raise UsageError(f"{model_folder} has no weights", remedy=remedy)
     named = sorted(model_folder.iterdir())
     if report and folder.report_file.is_file():
         if folder.read_config().data.private_data and not allow_private_data:
             raise UsageError(
-                f"the data of {folder.path} are marked as private, and its report shows texts",
-                remedy="leave the report out with --without-report, or give --allow-private-data",
+                f"the data of {folder.path} is marked as private, and its report shows texts",
+                remedy="leave out the report with --without-report, or add --allow-private-data",
             )
         named.append(folder.report_file)
     paths = {path.name: path for path in named if path.is_file() and path.name[0] != "."}
@@ -83,28 +92,16 @@ def push(
 @click.command(epilog=EXAMPLES)
 @flags.run_argument
 @click.argument("repository", metavar="OWNER/NAME")
-@click.option("--public", is_flag=True, help="Let everybody see it.  [default: private]")
-@click.option("--revision", metavar="BRANCH", help="Branch to upload to.  [default: main]")
 @click.option(
-    "--without-report",
-    "report",
-    flag_value=False,
-    default=True,
-    help="Leave out report.html, which shows texts that the model gets wrong.",
+    "--without-report", "report", flag_value=False, default=True, help="Leave out report.html."
 )
-@click.option("--adapter", is_flag=True, help="Upload LoRA's adapter instead of the model.")
-@click.option(
-    "--allow-private-data",
-    is_flag=True,
-    help="Upload the report of a run whose data are marked with --private-data, too.",
-)
-@click.option("--dry-run", is_flag=True, help="List the files and their sizes, and stop.")
+@flags.options_of(push, "report")
 @flags.with_display
 def command(*, display: flags.Display, **options: Any) -> None:
-    """Upload the model of the run folder RUN to the Hugging Face Hub, as OWNER/NAME.
+    """Upload the model in the run folder RUN to the Hugging Face Hub, as OWNER/NAME.
 
-    Its tokenizer, model card and report are uploaded too. A token is needed: run `hf auth login`,
-    or set HF_TOKEN.
+    The tokenizer, the model card and the report are uploaded with it. This needs a token: run
+    `hf auth login`, or set HF_TOKEN.
     """
     display.run(push, _show, **options)
 

@@ -87,7 +87,8 @@ def as_python(function: Callable[..., Any]) -> Callable[..., Any]:
     parameters = [one for name, one in shape.parameters.items() if name not in named]
     if parameters[-1].kind is Parameter.VAR_KEYWORD:
         parameters.pop()
-        named |= {option.name: option.default for option in OPTIONS.values()}
+        known = shape.parameters.keys()
+        named |= {name: one.default for name, one in OPTIONS.items() if name not in known}
     parameters += [
         Parameter(name, Parameter.KEYWORD_ONLY, default=default) for name, default in named.items()
     ]

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
+from annotated_types import Ge, Lt
 
 from finetune import distributed
 from finetune.commands import flags
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from finetune.runs.results import RunResults
     from finetune.runs.several import SeveralResults
 
+Several = Annotated[int, Ge(2), Lt(2**31)]
 EXAMPLES = """\b
 Examples:
   finetune run reviews.csv                      a classifier of your texts
@@ -45,8 +47,8 @@ def run(
     file: str | Path | None = None,
     *,
     config: str | Path | None = None,
-    seeds: int | None = None,
-    folds: int | None = None,
+    seeds: Several | None = None,
+    folds: Several | None = None,
     keep_models: bool = False,
     resume_from_checkpoint: str | Path | None = None,
     assignments: Sequence[str] = (),
@@ -57,12 +59,11 @@ def run(
     Args:
         file: A table, the name of a dataset or preset, a YAML file, or a run to repeat.
         config: A YAML file or the name of a preset.
-        seeds: Number of seeds to train on the same splits, starting with ``seed``.
-        folds: Number of folds of a cross-validation. It excludes the rows of a test split.
-        keep_models: Whether to keep the model and the report of each fold.
-        resume_from_checkpoint: The folder of an interrupted run; or of a finished run, whose model
-            a new run trains to more ``num_train_epochs``; or ``auto``: the run in ``output_dir``,
-            or the newest unfinished run of its default name, or a new run if there is none.
+        seeds: Train N seeds on the same splits; report mean and intervals.
+        folds: Cross-validate with N folds; report metrics of all rows.
+        keep_models: Keep the model and the report of each fold.
+        resume_from_checkpoint: Resume the run in this folder, or train a finished run for more
+            epochs. auto: the run in --output-dir, the newest unfinished one, or a new run.
         assignments: More options, as ``section.option=value``.
         emit: Is called with the events of ``finetune.events``.
         options: The flags of the command, with underscores: ``freeze_core=True``.
@@ -126,9 +127,7 @@ def read_options(
             "--keep-models has no effect without --folds",
             remedy="drop it: a single run keeps its model",
         )
-    for name, count in several.items():
-        if count < 2:
-            raise UsageError(f"--{name} is {count}", remedy=f"set --{name} to 2 or more")
+    for name in several:
         if (processes := distributed.read_launch().world_size) > 1:
             raise UsageError(
                 f"--{name} needs one process, but a launcher started {processes}",
@@ -187,28 +186,7 @@ def dry_run(loaded: "LoadedConfig") -> dict[str, Any]:
 
 @click.command(cls=flags.GroupedCommand, epilog=EXAMPLES)
 @flags.source_options
-@click.option(
-    "--resume-from-checkpoint",
-    metavar="RUN",
-    type=flags.NAME,
-    help="Resume the run in this folder. auto: the run in --output-dir, or the newest of its "
-    "default name; a new run if there is none.",
-)
-@click.option(
-    "--seeds",
-    type=click.IntRange(min=2),
-    metavar="N",
-    help="Train N seeds on the same splits; print mean and intervals.",
-)
-@click.option(
-    "--folds",
-    type=click.IntRange(min=2),
-    metavar="N",
-    help="Cross-validate with N folds; print metrics of all rows.",
-)
-@click.option(
-    "--keep-models", is_flag=True, default=None, help="Keep the model and report of each fold."
-)
+@flags.options_of(run, "config", "assignments")
 @click.option(
     "--dry-run",
     "is_dry_run",

@@ -1,4 +1,4 @@
-"""``finetune sweep``: trials of other options on the same rows."""
+"""``finetune sweep``: a search for better options."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ from finetune.runs.guess import guess_options
 if TYPE_CHECKING:
     from finetune.runs.several import SeveralResults
 
-# Where nothing is held out otherwise, and nobody says how much: a choice needs rows.
+# Held out for validation if --validation-fraction is not set.
 VALIDATION_FRACTION = 0.2
 EXAMPLES = """\b
 Examples:
@@ -41,7 +41,7 @@ def sweep(
 
     Args:
         space: A YAML file with the values of options: lists, or ``low``, ``high`` and ``log``.
-        trials: How many, drawn at random. Default: the whole grid.
+        trials: Number of trials, drawn at random. Default: the whole grid.
         config: A YAML file or the name of a preset.
         assignments: More options, as ``section.option=value``.
         emit: Is called with the events of ``finetune.events``.
@@ -72,20 +72,15 @@ def sweep(
 @click.command(cls=flags.GroupedCommand, epilog=EXAMPLES)
 @click.argument("space", type=flags.PATH)
 @flags.config_option
-@click.option(
-    "--trials",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Draw N trials at random.  [default: all of the grid]",
-)
+@flags.options_of(sweep, "config", "assignments")
 @flags.assignments_option
 @flags.config_options
 @flags.with_display
 def command(*, space: Path, display: flags.Display, **options: Any) -> None:
-    """Train a trial for each choice of the options in SPACE, a YAML file, and name the best.
+    """Search for better options: train one trial per choice of the options in SPACE, a YAML file.
 
-    Trials share data, token ids and features, and are compared on the validation rows. The same
-    command continues a sweep that was stopped.
+    Trials share data, token IDs and features, and are compared on validation rows. The command
+    reports the best trial. The same command continues a sweep that was stopped.
     """
     display.run(partial(sweep, space), _show, **flags.given(options))
 
@@ -113,7 +108,7 @@ def _show(results: "SeveralResults") -> None:
     columns = ("trial", *(name.replace("_", " ") for name in names), metric.title)
     show_lines(f"{validation.samples:,} validation rows", "")
     show_result_table(Table("Trials", columns, rows, text_columns=len(columns)))
-    note = "The best of many trials looks better here than it is: test it on other rows."
+    note = "The best of many trials looks better here than it is. Test it on other rows."
     show_lines(*click.wrap_text(note).splitlines())
     file = SweepFolder(Path(results.output_dir)).best_file
-    show_lines(f"train the best, and test it: finetune run {file}")
+    show_lines(f"train and test the best options: finetune run {file}")

@@ -353,7 +353,7 @@ class OutputConfig:
 
     output_dir: str | None = _first(
         None,
-        "Folder to write. Default: a new folder runs/DATA-MODEL-MODE.",
+        "Folder to write. Default: a new folder in runs/.",
         path="dir",
         other_names="output out",
     )

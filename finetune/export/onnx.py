@@ -78,7 +78,8 @@ def import_runtime() -> Any:
         if error.name not in _PACKAGES:
             raise
         raise UsageError(
-            f"this export needs the package {error.name}", remedy="pip install 'finetune-mps[onnx]'"
+            f"this export needs the package {error.name}",
+            remedy="pip install onnx onnxruntime onnxscript",
         ) from error
     return runtime
 

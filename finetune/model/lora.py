@@ -39,7 +39,7 @@ def is_installed() -> bool:
 def require_peft() -> None:
     """Raise ``UsageError`` if peft is missing."""
     if not is_installed():
-        raise UsageError("LoRA needs the package peft", remedy="pip install 'finetune-mps[lora]'")
+        raise UsageError("LoRA needs the package peft", remedy="pip install peft")
 
 
 def add_adapters(

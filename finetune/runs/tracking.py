@@ -20,8 +20,7 @@ def check_report_to(config: Config) -> None:
     """Raise ``UsageError`` if the package of the tracker is missing."""
     name = config.output.report_to
     if name != "none" and name not in map(str, get_available_trackers()):
-        package = "'finetune-mps[tensorboard]'" if name == "tensorboard" else name
-        raise UsageError(f"{name} is not installed", remedy=f"pip install {package}")
+        raise UsageError(f"{name} is not installed", remedy=f"pip install {name}")
 
 
 class Tracking:

@@ -39,5 +39,5 @@ def test_without_the_extra_an_error_names_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     done = command("export", "onnx", finished_run)
-    done.assert_refused(2, "onnxscript", "pip install 'finetune-mps[onnx]'")
+    done.assert_refused(2, "onnxscript", "pip install onnx")
     assert not (finished_run / "onnx").exists()

@@ -59,7 +59,7 @@ def quick_estimates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 def offline_trec(monkeypatch: pytest.MonkeyPatch) -> None:
     """TREC is neither in the cache nor within reach."""
 
-    def load_splits(options: Any, *, emit: Any) -> Any:
+    def load_splits(options: Any) -> Any:
         raise HubNotReachableError("TREC is not in the cache", remedy="go online")
 
     monkeypatch.setattr("finetune.data.load.load_splits", load_splits)
@@ -145,7 +145,7 @@ def test_every_device_that_works_is_searched(
 ) -> None:
     second = CpuDevice()
     second.name = "other"
-    monkeypatch.setattr(select, "usable_devices", lambda *, emit: [CpuDevice(), second])
+    monkeypatch.setattr(select, "usable_devices", lambda: [CpuDevice(), second])
     results = search(model=tiny_folder, limit=1, device="auto", freeze_core=True)
     assert [one.device for one in results] == ["cpu", "other"]
 
@@ -360,7 +360,7 @@ def test_the_table_of_a_search_has_its_notes(capsys: pytest.CaptureFixture[str])
     assert lines[1:] == [
         "cpu head fp32 48 8 9 0.50 1.00 7 6 2 2",
         "cpu full fp32 48 1,234 - 0.50 1.00 7 6 2 2",
-        "head at 48 tokens: features are extracted with --eval-batch-size 5",
+        "head at 48 tokens: use --eval-batch-size 5 to extract features",
         "full at 48 tokens: the time limit ended the search; memory is predicted to hold 2,000 "
         "examples",
         "results: runs/found",
@@ -376,7 +376,7 @@ def test_the_table_of_estimates_has_their_basis_once(capsys: pytest.CaptureFixtu
         "These are estimates: nothing was run on such a machine.",
         "measurements",
         "full: 2 to 4 examples fit",
-        "head at 512 tokens: features are extracted with --eval-batch-size 1,500",
+        "head at 512 tokens: use --eval-batch-size 1,500 to extract features",
         "head: 2 to 4 examples fit",
         "last-2, no stored features: 2 to 4 examples fit",
     ]

@@ -67,7 +67,7 @@ def test_the_package_offers_its_functions_and_nothing_that_is_not_there() -> Non
         ({"learning_rate": -1}, "learning_rate is -1, but should be greater than 0"),
         ({"train_layers": 2, "freeze_core": True}, "train_layers and freeze_core can't be"),
         ({"batch_sze": 8}, "there is no option batch_sze"),
-        ({"seeds": 1}, "set seeds to 2 or more"),
+        ({"seeds": 1}, "seeds is 1, but should be"),
     ],
 )
 def test_errors_name_arguments_and_no_flags(options: dict[str, Any], words: str) -> None:

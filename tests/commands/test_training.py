@@ -124,7 +124,7 @@ def test_seeds_whose_first_run_was_deleted_begin_with_it_again(
 @pytest.mark.parametrize(
     ("folder", "options", "words"),
     [
-        ("new", {"seeds": 1}, "--seeds is 1"),
+        ("new", {"seeds": 1}, "but should be"),
         ("parent", {}, "already holds runs of several seeds"),
         ("single", {}, "already holds a single run"),
         ("single", {"overwrite": True}, "already holds a single run"),

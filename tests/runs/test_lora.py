@@ -118,4 +118,4 @@ def test_without_peft_a_line_says_what_to_install(
     monkeypatch.setattr(lora, "is_installed", lambda: False)
     common = ("--data", "questions", "--model", tiny_folder, "--output-dir", tmp_path / "run")
 
-    command("run", *common, "--lora-rank", "8").assert_refused(2, "finetune-mps[lora]")
+    command("run", *common, "--lora-rank", "8").assert_refused(2, "pip install peft")

@@ -96,7 +96,7 @@ def test_a_tracker_that_fails_is_left_with_one_warning(
 
 @pytest.mark.parametrize(
     ("name", "remedy"),
-    [("trackio", "pip install trackio"), ("tensorboard", "'finetune-mps[tensorboard]'")],
+    [("trackio", "pip install trackio"), ("tensorboard", "pip install tensorboard")],
 )
 def test_a_missing_package_is_named_before_anything_is_loaded(
     name: str, remedy: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
