@@ -126,7 +126,7 @@ def _points(journal: Rows, key: str) -> Points:
 
 
 def tabulate_classes(results: RunResults) -> Table | None:
-    """Return the metrics of each class, what it is mostly taken for, and its training rows."""
+    """Return the metrics of each class, its training rows, and its most frequent wrong class."""
     table = results.test.table
     if table is None:
         return None
@@ -135,7 +135,7 @@ def tabulate_classes(results: RunResults) -> Table | None:
         taken = [f"{other} ({count})" for other, count in confused_with(results.test, row[0])[:1]]
         trained = format_value(results.details.class_rows.get(row[0]))
         rows.append([*row, trained, *(taken or ["–"])])
-    return replace(table, columns=[*table.columns, "training rows", "taken for"], rows=rows)
+    return replace(table, columns=[*table.columns, "training rows", "misclassified as"], rows=rows)
 
 
 def draw_scatter(points: Points) -> list[Chart]:
@@ -177,8 +177,8 @@ def tabulate_coverage(probabilities: NDArray[Any], is_right: NDArray[np.bool_]) 
             mean, fraction = float(covered.mean()), percent(rows / len(is_right))
             interval = format_interval(mean, rows)
             cells.append((percent(lowest), fraction, str(rows), percent(mean), interval))
-    columns = ("lowest probability", "coverage", "rows", "accuracy", "95% interval")
-    return Table("Accuracy from a probability on", columns, cells, text_columns=0)
+    columns = ("minimum probability", "coverage", "rows", "accuracy", "95% interval")
+    return Table("Accuracy above a probability", columns, cells, text_columns=0)
 
 
 def tabulate_costs(results: RunResults) -> Table:
@@ -186,7 +186,7 @@ def tabulate_costs(results: RunResults) -> Table:
     peak = results.training.train_peak_bytes
     rows = [(name, f"{seconds:,.1f} s") for name, seconds in results.stage_seconds.items()]
     rows += [
-        ("examples a second, on average", f"{results.training.train_samples_per_second:,.1f}"),
+        ("examples per second (mean)", f"{results.training.train_samples_per_second:,.1f}"),
         ("batch size on the device", f"{results.training.train_batch_size:,}"),
         ("tokens that are not padding", percent(results.facts.real_token_share)),
         *([("peak memory", f"{peak / 2**30:.2f} GiB")] if peak else []),
@@ -229,7 +229,7 @@ def write_folds_report(folder: SeveralFolder, results: SeveralResults, rows: Fol
         replace(mistakes, rows=worst, note=note, groups=()),
     ]
     names = (without_folder(one, getattr(first.facts, one)) for one in ("model", "data"))
-    subtitle = [*names, first.facts.mode, f"{scores.samples:,} rows out of fold"]
+    subtitle = [*names, first.facts.mode, f"{scores.samples:,} rows predicted out of fold"]
     page = TEMPLATES.get_template("tables.html.j2").render(
         title=folder.path.resolve().name, subtitle=" · ".join(subtitle), tables=tables
     )

@@ -467,7 +467,7 @@ class Task(ABC):
         return f"{len(self.class_names)} classes"
 
     def description(self, subject: str) -> str:
-        """Describe a model of this task; the subject is ``texts`` or ``pairs of texts``."""
+        """Describe a model of this task; the subject is ``texts`` or ``sentence pairs``."""
         if not self.class_names:
             return f"A regression model of {subject}"
         return f"A classifier of {subject} with {self.label_summary}"

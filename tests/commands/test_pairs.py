@@ -71,7 +71,7 @@ def test_a_run_of_pairs_says_so_in_manifest_report_and_card(run: Path) -> None:
     report = (run / "report.html").read_text()
     assert all(f"{row['text']} | {row['text_pair']}" in report for row in mistakes)
     card = (run / "model/README.md").read_text()
-    assert "A classifier of pairs of texts" in card
+    assert "A classifier of sentence pairs" in card
     assert 'classify({"text": "' in card
 
 

@@ -25,5 +25,5 @@ def test_the_page_says_what_was_measured_and_what_was_published() -> None:
 
 def test_a_page_of_a_bench_that_was_quick_or_stopped_says_so() -> None:
     page = Page(render_bench(replace(example_results(), is_quick=True, is_complete=False)))
-    assert "A quick bench" in page.text
+    assert "a quick benchmark" in page.text
     assert "rows are missing" in page.text

@@ -157,7 +157,7 @@ def test_details_warnings_and_calibration_are_shown(folder: RunFolder, results: 
 
     assert text.count("2 texts are cut.") == 1
     for shown in (
-        "divided by the temperature, 1.7",
+        "divided by a temperature of 1.7",
         "after scaling 10.00%",
         "before scaling 40.00%",
     ):

@@ -152,5 +152,5 @@ def test_the_command_shows_folds_all_rows_and_classes_and_leaves_test_rows_alone
     assert "95% over 810 rows" in outcome.output
     assert "the 270 test rows are not used" in outcome.errors
     page = (folder / "report.html").read_text(encoding="utf-8")
-    assert "810 rows out of fold" in page
+    assert "810 rows predicted out of fold" in page
     assert FoldsFolder(folder).has_finished

@@ -142,7 +142,7 @@ def test_report_and_card_show_the_task_type(run: Path) -> None:
         assert "average precision" in page
         assert "A classifier of texts with any number of 2 classes each" in card
     else:
-        assert "True and predicted numbers" in page
+        assert "True and predicted values" in page
         assert "A regression model of texts" in card
         # In the units of the table, which were learned as standard deviations from the mean.
         predictions = read_jsonl(run / "predictions.jsonl")
