@@ -469,25 +469,21 @@ def _guess(option: str, facts: Sequence[Facts], *, may_be_pair: bool, table: str
     lead = CLEAR_LEAD if is_named else CLEAR_LEAD_UNNAMED
     close = [
         column.name
-        for column in facts
+        for column in sorted(facts, key=lambda column: "number" in column.looks)
         if lead * scores[column] > scores[best]
         or (scores[column] and _may_be_meant_too(option, column, best))
     ]
     if len(close) > 1:
         candidates = list(dict.fromkeys((*close, *(column.name for column in ranked))))
-        remedy = f"choose one with {flag}"
-        if option == TEXT:
-            remedy += f", or several to be joined: {flag} {','.join(close)}"
-        else:
-            remedy += f", or several with a class or a mark in each: {flag} {','.join(close)}"
+        others = len(close) - MAX_CANDIDATES
+        listed = _listed(candidates[:MAX_CANDIDATES])
+        listed += f" and {others} others" if others > 0 else ""
+        joined = "to be joined" if option == TEXT else "with a class or a mark in each"
+        remedy = f"choose one with {flag}, or several {joined}: {flag} {','.join(close[:3])}"
         if may_be_pair:
             pair = f"{flag} {close[0]} {flag_of(PAIR)} {close[1]}"
             remedy += f", or, if the rows are pairs of texts: {pair}"
-        raise UsageError(
-            f"can't tell which column is the {names[0]}:"
-            f" {_listed(candidates[: max(len(close), MAX_CANDIDATES)])}",
-            remedy=remedy,
-        )
+        raise UsageError(f"can't tell which column is the {names[0]}: {listed}", remedy=remedy)
     if _name_factor(best, names) > 1:
         reason = "its name says so"
     elif option == LABEL:

@@ -169,7 +169,7 @@ def _find_dialect(text: TextFile, options: DataConfig) -> Delimited:
     skips_spaces = re.search(between, sample) is not None
     emit(Info(f"reading {text.path}: encoding {text.encoding}, delimiter {DELIMITERS[delimiter]}"))
     if lines_above:
-        emit(Info(f"{lines_above} lines above the table in {text.path} are left out"))
+        emit(Info(f"the table of {text.path} begins in line {lines_above + 1}, below a title"))
     file = Delimited(text, delimiter, quote, skips_spaces, lines_above)
     if quote == "'":
         emit(Info(f"values of {text.path} are in single quotes"))
@@ -316,6 +316,8 @@ def complete_names(header: Sequence[str], *, path: Path) -> list[str]:
 def _has_header(rows: Sequence[Sequence[str]], options: DataConfig) -> bool:
     """Return whether the first row looks like names and not like the values below it."""
     first = [value.strip() for value in rows[0]]
+    if count_survey_rows(rows[1:]):
+        return True
     if first == [str(number) for number in range(len(first))]:
         return True  # as pandas names columns
     others = [row for row in rows[1:] if row != rows[0]]  # a header may be repeated
@@ -329,6 +331,16 @@ def _has_header(rows: Sequence[Sequence[str]], options: DataConfig) -> bool:
         recurring.isdisjoint(names)
         and not any(is_number(name) or len(name) > MAX_NAME for name in names)
     )
+
+
+def count_survey_rows(rows: Sequence[Sequence[object]]) -> int:
+    """Return the number of rows below a header in which Qualtrics writes questions and ids."""
+    numbers = (
+        number
+        for number, row in enumerate(rows[:2], start=1)
+        if all(isinstance(cell, str) and cell.startswith('{"ImportId":') for cell in row)
+    )
+    return next(numbers, 0)
 
 
 def ends_with_total(table: pyarrow.Table) -> bool:

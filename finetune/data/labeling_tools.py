@@ -1,4 +1,4 @@
-"""Exports of labeling tools as texts and labels: recognized by what a table contains."""
+"""Exports of labeling tools, and intents of chatbots, as texts and labels."""
 
 import json
 from collections.abc import Mapping
@@ -27,6 +27,9 @@ def convert(frame: pandas.DataFrame) -> pandas.DataFrame:
         return frame.drop(columns=about).apply(_convert_results)
     if _has(frame, "answer", str) and ANSWERS.issuperset(frame["answer"].dropna().unique()):
         return _convert_prodigy(frame)
+    if _has(frame, "tag", str) and _has(frame, "patterns", list):  # intents of a chatbot
+        intents = frame[["patterns", "tag"]].explode("patterns")
+        return intents.set_axis(["text", "label"], axis="columns")
     for name in ("cats", "labels", "label"):  # of spaCy, and others
         if _has(frame, name, dict):
             return _replace_column(frame, name, frame[name].map(_names_in))

@@ -151,6 +151,9 @@ def read_file(path: Path, options: DataConfig) -> RawTable:
     if not len(source.frame.columns) and not len(source.frame):
         raise DataUnreadableError(f"{source.path} has no rows", remedy="add one row per text")
     frame = source.frame
+    if survey_rows := delimited.count_survey_rows(frame.head(2).values.tolist()):
+        emit(Info(f"the questions and ids below the header of {source.path} are left out"))
+        frame = frame.iloc[survey_rows:]
     if source.format.kind in ("csv", "json", "jsonl"):
         frame = labeling_tools.convert(frame)
     columns, left_out = {}, []
@@ -524,6 +527,8 @@ def _read_workbook(content: Content, options: DataConfig) -> SourceTable:
     if ignored := sorted(hidden & sheets.keys() - {sheet.name}):
         emit(Info(f"hidden sheets of {path} left out: {', '.join(ignored)}"))
     filled_down = 0
+    # Such a cell is a title, or stands above a group of columns.
+    wide = {top for (top, left), (_, right) in merged if right > left}
     for (top, left), (bottom, _) in merged:
         for row in range(top + 1, min(bottom + 1, len(cells))):
             cells[row][left] = cells[top][left]
@@ -535,10 +540,12 @@ def _read_workbook(content: Content, options: DataConfig) -> SourceTable:
     table = table.dropna(how="all").dropna(how="all", axis="columns")
     if not len(table):
         raise DataUnreadableError(f"sheet {sheet.name!r} of {path} has no rows", remedy=SAVE_AGAIN)
+    while table.index[0] in wide and len(table) > 1:
+        table = table.iloc[1:]
     rows = [[as_text(cell) or "" for cell in row] for row in table.head(1_000).values.tolist()]
     start = delimited.find_start(rows, options, is_grid=True)
     if start:
-        emit(Info(f"{start} lines above the table in {path} are left out"))
+        emit(Info(f"the table of {path} begins in row {table.index[start] + 1}, below a title"))
     names, has_header = delimited.find_names(rows[start:], options, path=path)
     body = table.iloc[start + int(has_header) :]
     if body.isna().all().any() and _has_unsaved_formulas(content):

@@ -200,11 +200,13 @@ def sample_rows(strata: NDArray[np.int64], *, rows: int, seed: int) -> NDArray[n
 
 
 def _warn_of_contradictions(texts: NDArray[np.int64], labels: NDArray[np.int64]) -> None:
-    classes = int(labels.max(initial=0)) + 1
-    counts = np.bincount(np.unique(texts * classes + labels) // classes)
-    if several := int(np.count_nonzero(counts > 1)):
-        found = f"{several:,} texts have contradictory labels in several rows"
-        emit(WarningMessage(found, remedy="decide on one each; finetune data check shows examples"))
+    label_of_text = np.zeros(int(texts.max(initial=0)) + 1, labels.dtype)
+    label_of_text[texts] = labels
+    contradicted = texts[labels != label_of_text[texts]]
+    if several := np.count_nonzero(np.bincount(contradicted)):
+        finding = f"{several:,} texts have contradictory labels in several rows"
+        remedy = "decide on one label for each text; finetune data check shows examples"
+        emit(WarningMessage(finding, remedy=remedy))
 
 
 def _warn_of_shared_texts(splits: dict[str, Dataset]) -> None:

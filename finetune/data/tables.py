@@ -68,7 +68,7 @@ FEW_ROWS = 10
 # Of rows that may have several labels, so many without one are asked about.
 MANY_EMPTY = 0.05
 # In one row per text and label, so many rows repeat a text, and hardly any a text with its label.
-LONG_FORMAT_ROWS, LONG_FORMAT_REPEATS, LONG_FORMAT_SAMPLE = 0.2, 0.05, 50_000
+LONG_FORMAT_ROWS, LONG_FORMAT_REPEATS, LONG_FORMAT_SAMPLE = 0.2, 0.05, 20_000
 SPLIT_NAMES = NAMES["split"]
 MAX_SPLITS, MAX_SPLIT_LENGTH, MAX_UNUSED = 20, 30, 12
 FILL_DOWN = (
@@ -110,12 +110,13 @@ def read_tables(files: Mapping[str, Sequence[Path]], options: DataConfig) -> Loa
         emit(WarningMessage(finding, remedy=remedy))
     _report_texts(rows["train"]["text"], path=tables["train"].path)
     splits, row_numbers = DatasetDict(), {}
-    for split, own in rows.items():
-        unknown = task.find_unknown(own["label"], training=rows["train"]["label"])
-        if unknown.null_count < len(unknown):
-            numbered = own.append_column("unknown", unknown)
-            _report_unknown(split, tables[split], numbered, options)
-        known = own.filter(unknown.is_null())
+    for split, known in rows.items():
+        if split != "train":
+            unknown = task.find_unknown(known["label"], training=rows["train"]["label"])
+            if unknown.null_count < len(unknown):
+                numbered = known.append_column("unknown", unknown)
+                _report_unknown(split, tables[split], numbered, options)
+                known = known.filter(unknown.is_null())
         pairs = known["text_pair"] if PAIR in columns else None
         splits[split] = make_dataset(known["text"], known["label"], task=task, pairs=pairs)
         row_numbers[split] = known["row"].to_numpy()
@@ -309,9 +310,10 @@ def _join_long_format(
 
 def _report_texts(texts: pyarrow.ChunkedArray, *, path: Path) -> None:
     """Warn of texts that were decoded wrongly, and of words for a missing text."""
-    is_word = pc.is_in(pc.utf8_lower(texts), value_set=pyarrow.array(MISSING))
-    if count := pc.sum(is_word).as_py():
-        word = texts[pc.index(is_word, True).as_py()].as_py()
+    short = texts.filter(pc.less_equal(pc.binary_length(texts), max(map(len, MISSING))))
+    words = short.filter(pc.is_in(pc.utf8_lower(short), value_set=pyarrow.array(MISSING)))
+    if count := len(words):
+        word = words[0].as_py()
         finding = f"{count:,} texts of {path} are a word for a missing text, such as {word!r}"
         emit(WarningMessage(finding, remedy="leave the cell empty where there is no text"))
     if pc.all(pc.string_is_ascii(texts)).as_py():

@@ -77,6 +77,8 @@ PLAIN = table(PROSE, LABEL, names="Antwort Urteil")
         ("a.csv", ["# exported, 2024-05-01\n", *table(PROSE, LABEL, names="text label")], {}),
         ("a.csv", ["Survey, May 2024\n", *table(PROSE, LABEL, names="text label")[:7]], {}),
         ("a.csv", table(range(ROWS), PROSE, LABEL, names="#id text label"), {}),
+        ("a.csv", [["Dauer", "Q1", "Q1_code"], ["Dauer", "Wie war es?", "Code"],
+                   *(['{"ImportId":"x"}'] * 3,), *zip(NUMBER, TEXT, LABEL, strict=True)], {}),
         ("a.csv", table(TEXT, PRICE, LABEL, names=""), {"delimiter": ";"}),
         ("text.xlsx", PLAIN, {}),
         ("text.xls", PLAIN, {"delimiter": "\t"}),
@@ -97,6 +99,7 @@ def test_text_and_label_are_found_between_any_delimiters(
 SENTENCES = {
     "Der Fisch war über Stunden kalt, größer und schön": ("cp1252", "mac_roman", "cp850"),
     "Für uns war es nichts": ("cp1252", "mac_roman"),
+    "Win a prize of £1000 or £250": ("cp1252",),
     "Le café était très bon à côté de la gare": ("cp1252", "mac_roman"),
     "El niño comió mañana, ¿qué más?": ("cp1252", "mac_roman"),
     "Byłem zadowolony, świetne jedzenie, wrócę": ("cp1250", "iso8859_2", "mac_latin2"),
@@ -167,6 +170,8 @@ ONCE = [label if n in (0, 20) else None for n, label in enumerate(["schlecht"] *
         ([NAMES, *CELLS], {"hidden": "veryHidden"}, 2),
         ([["Urteil", "Antwort"], *zip(ONCE, PROSE, strict=True)],
          {"merged": ["A2:A21", "A22:A41"]}, 2),
+        ([["Befragte", None, "Codierung"], ["Nr", "Antwort", "Urteil"],
+          *zip(range(ROWS), PROSE, LABEL, strict=True)], {"merged": ["A1:B1"]}, 3),
     ],
 )  # fmt: skip
 def test_the_table_of_a_spreadsheet_is_found(
