@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pyarrow
 from pyarrow import csv as arrow_csv
 
 from finetune.config.schema import DataConfig
-from finetune.data.columns import LABEL_NAMES, OPTIONS, TEXT_NAMES, plain_name
+from finetune.data.columns import LABEL_NAMES, OPTIONS, TEXT_NAMES, OtherData, plain_name
 from finetune.data.encoding import TextFile
 from finetune.data.words import WORDS
 from finetune.errors import DataUnreadableError
@@ -55,6 +56,7 @@ class Delimited:
     lines_above: int = 0
     escapes_quotes: bool = False
     has_header: bool = True
+    header: Sequence[str] = ()
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the table."""
@@ -122,7 +124,7 @@ def read_table(text: TextFile, options: DataConfig) -> tuple[pyarrow.Table, Deli
     file = _find_dialect(text, options)
     numbered = list(islice(file.values(), HEADER_ROWS))
     names, has_header = find_names([row for _, row in numbered], options, path=text.path)
-    file = replace(file, has_header=has_header)
+    file = replace(file, has_header=has_header, header=numbered[0][1])
     if len(numbered) > int(has_header):
         with suppress(csv.Error, pyarrow.ArrowInvalid):
             return _read_by_arrow(file, names, first=numbered[int(has_header)][0]), file
@@ -169,7 +171,7 @@ def _find_dialect(text: TextFile, options: DataConfig) -> Delimited:
     skips_spaces = re.search(between, sample) is not None
     emit(Info(f"reading {text.path}: encoding {text.encoding}, delimiter {DELIMITERS[delimiter]}"))
     if lines_above:
-        emit(Info(f"the table of {text.path} begins in line {lines_above + 1}, below a title"))
+        emit(Info(f"the table of {text.path} begins in line {lines_above + 1}, below other lines"))
     file = Delimited(text, delimiter, quote, skips_spaces, lines_above)
     if quote == "'":
         emit(Info(f"values of {text.path} are in single quotes"))
@@ -258,6 +260,8 @@ def find_start(rows: Sequence[Sequence[str]], options: DataConfig, *, is_grid: b
     for number, row in enumerate(rows[:MAX_TITLE_ROWS]):
         if len(_known(row, options)) >= 2 or named & set(map(plain_name, row)):
             return number
+    if not is_grid and len(rows[0]) == 2 and not rows[0][0].strip():  # an index without a name
+        return 0
     start = next((number for number, count in enumerate(counts) if count > 1), 0)
     widths = list(map(len, rows))
     below = max(i for i, width in enumerate([0, *widths[:-1]]) if width != widths[-1])
@@ -280,6 +284,14 @@ def _known(names: Iterable[str], options: DataConfig) -> set[str]:
     return plain & {*TEXT_NAMES, *LABEL_NAMES, *_named(options)}
 
 
+def has_columns_of_run(line: str, options: DataConfig) -> bool:
+    """Return whether a line names columns of a run, between delimiters other than commas."""
+    cells = {
+        plain_name(cell.strip('"')) for mark in "\t;|" if mark in line for cell in line.split(mark)
+    }
+    return bool(cells & {name for name in _named(options) if not name.isdigit()})
+
+
 def are_known_names(names: Iterable[object]) -> bool:
     """Return whether names of columns of texts or labels are among some."""
     return bool(_known(map(str, names), DataConfig()))
@@ -294,7 +306,8 @@ def find_names(
         has_header = _has_header(rows, options)
     names = complete_names(rows[0] if has_header else [""] * len(rows[0]), path=path)
     if not has_header:
-        emit(Info(f"{path} has no header row: its columns are {', '.join(names)}"))
+        hint = "" if options.header is False else "; --header reads the first row as names"
+        emit(Info(f"{path} has no header row: its columns are {', '.join(names)}{hint}"))
     if has_header and len(rows) == 1:
         raise DataUnreadableError(
             f"{path} has a header row, {names}, but no rows", remedy="add one row per text"
@@ -327,10 +340,29 @@ def _has_header(rows: Sequence[Sequence[str]], options: DataConfig) -> bool:
         if any(row[position : position + 1] == [rows[0][position]] for row in others)
     }
     names = [name for name in first if name]
-    return bool(_known((name for name in names if name not in recurring), options)) or (
-        recurring.isdisjoint(names)
-        and not any(is_number(name) or len(name) > MAX_NAME for name in names)
-    )
+    if _known((name for name in names if name not in recurring), options):
+        return True
+    is_odd = any(is_number(name) or len(name) > MAX_NAME for name in names)
+    if is_odd or not recurring.isdisjoint(names):
+        return False
+    return not (isinstance(options, OtherData) and _is_text(first, others))
+
+
+def _is_text(first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
+    """Return whether the first row has a text as those below it, and no names of other columns."""
+    rows = [row for row in others[:SAMPLE_ROWS] if len(row) == len(first)]
+    if not rows:
+        return False
+    columns = [*zip(*rows, strict=True)]
+    for name, values in zip(first, columns, strict=True):
+        kinds = (WORDS["patterns"][kind] for kind in ("number", "date"))
+        is_typed = any(all(re.fullmatch(kind, value) for value in values) for kind in kinds)
+        recurs = name not in values and 3 * len({*values}) <= len(values)
+        if is_typed or recurs:
+            return False
+    lengths = [sum(map(len, values)) / len(values) for values in columns]
+    text, length = max(zip(first, lengths, strict=True), key=itemgetter(1))
+    return " " in text and (text.endswith((".", "!", "?")) or 2 * len(text) > length)
 
 
 def count_survey_rows(rows: Sequence[Sequence[object]]) -> int:

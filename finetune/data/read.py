@@ -65,6 +65,7 @@ class FileFormat:
             ``fasttext``.
         encoding: As Python names it; ``utf-8-sig`` and ``utf-16`` begin with a byte-order mark.
         metadata: That of a Parquet file's schema, which holds the names of classes.
+        names: The names of its columns, some of which may be empty.
     """
 
     kind: str
@@ -74,6 +75,7 @@ class FileFormat:
     has_header: bool = True
     line_end: str = "\n"
     metadata: Mapping[bytes, bytes] | None = None
+    names: Sequence[str] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,7 @@ def read_source(path: Path, options: DataConfig, *, readable_only: bool = False)
         table, dialect = delimited.read_table(text, options)
         file_format = FileFormat(
             "csv", dialect.delimiter, dialect.quote, text.encoding, dialect.has_header,
-            text.line_end(),
+            text.line_end(), names=dialect.header if dialect.has_header else (),
         )  # fmt: skip
         return SourceTable(content.path, frame_of(table), file_format, dialect.place)
     emit(Info(f"reading {text.path}: encoding {text.encoding}"))
@@ -545,7 +547,7 @@ def _read_workbook(content: Content, options: DataConfig) -> SourceTable:
     rows = [[as_text(cell) or "" for cell in row] for row in table.head(1_000).values.tolist()]
     start = delimited.find_start(rows, options, is_grid=True)
     if start:
-        emit(Info(f"the table of {path} begins in row {table.index[start] + 1}, below a title"))
+        emit(Info(f"the table of {path} begins in row {table.index[start] + 1}, below other lines"))
     names, has_header = delimited.find_names(rows[start:], options, path=path)
     body = table.iloc[start + int(has_header) :]
     if body.isna().all().any() and _has_unsaved_formulas(content):

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 2**16
 # Columns are chosen by so many rows.
 SAMPLE_ROWS = 10_000
-GRIDS = ("csv", "excel")
 
 
 @dataclass(frozen=True)
@@ -90,6 +89,7 @@ def read_texts(
     path: Path, options: "DataConfig", *, as_lines: bool, reads_pairs: bool = False
 ) -> Iterator[Texts]:
     """Return the texts of a table's text column, or the lines of another file, as they are read."""
+    from finetune.data.delimited import has_columns_of_run
     from finetune.data.encoding import find_text
     from finetune.data.packed import Content, unpack
     from finetune.data.read import TABLE_SUFFIXES, read_source
@@ -101,36 +101,16 @@ def read_texts(
         raise DataNotFoundError(f"there is no file {path}", remedy="check the name and the folder")
     is_table = path.suffix.lower() in TABLE_SUFFIXES and path.suffixes[-2:-1] != [".txt"]
     if is_table and not as_lines:
-        source = read_source(path, options)
-        if options.header is None and _begins_with_data(source, options):
-            emit(Info(f"the first row of {path} is read as data; --header reads it as names"))
-            source = read_source(path, replace(options, header=False))
-        return iter([texts_of(source, options, reads_pairs=reads_pairs)])
+        return iter([texts_of(read_source(path, options), options, reads_pairs=reads_pairs)])
     content, encoding = Content(path), options.encoding
     if path.is_file():
         content = unpack(path)
-        encoding = find_text(content, encoding=encoding).encoding
+        text = find_text(content, encoding=encoding)
+        encoding = text.encoding
+        if not as_lines and has_columns_of_run(next(text.lines(), (0, ""))[1], options):
+            source = read_source(path, options)
+            return iter([texts_of(source, options, reads_pairs=reads_pairs)])
     return read_lines(content.open(), name=str(path), encoding=encoding)
-
-
-def _begins_with_data(source: "SourceTable", options: "DataConfig") -> bool:
-    """Return whether the names of columns are a text, as those beneath, and not the run's names."""
-    from finetune.data.columns import LABEL_NAMES, TEXT_NAMES, columns_named, plain_name
-    from finetune.tasks.labels import is_number
-
-    names = [*source.frame.columns]
-    wanted = [*getattr(options, "earlier_columns", {}).values(), options.text_column]
-    is_known = any(set(columns_named(name, names)) <= {*names} for name in wanted if name)
-    is_named = any(plain_name(name) in TEXT_NAMES + LABEL_NAMES for name in names)
-    if is_known or is_named or not (source.format.has_header and source.format.kind in GRIDS):
-        return False
-    sample = {name: own.astype(str) for name, own in source.frame.head(100).items()}
-    if any(not is_number(name) and all(map(is_number, own)) for name, own in sample.items()):
-        return False  # names of numbers are names
-    lengths = {name: own.str.len().mean() for name, own in sample.items()}
-    name = max(lengths, key=lengths.__getitem__)
-    is_sentence = " " in name and (name.endswith((".", "!", "?")) or 2 * len(name) > lengths[name])
-    return is_sentence or name in sample[name].values
 
 
 def texts_of(source: "SourceTable", options: "DataConfig", *, reads_pairs: bool) -> Texts:

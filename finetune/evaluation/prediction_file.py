@@ -120,7 +120,7 @@ def _write_delimited(path: Path, columns: Columns, written: "FileFormat") -> Non
             rows = SimpleNamespace(write=lambda row: file.write(row[:-2] + written.line_end))
             writer = csv.writer(rows, delimiter=written.delimiter, quotechar=written.quote or '"')
             if written.has_header:
-                writer.writerow(columns)
+                writer.writerow([*written.names, *[*columns][len(written.names) :]])
             writer.writerows(zip(*cells, strict=True))
 
     try:

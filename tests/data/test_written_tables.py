@@ -259,6 +259,27 @@ def test_the_columns_of_a_run_decide_where_its_table_begins(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("rows", "has_header"),
+    [
+        (table(DATE, TEXT, LABEL, names="") , False),
+        ([["Wann?", "Wie war das Essen? Bitte erklären"], *zip(DATE, TEXT, strict=True)], True),
+        ([["Wie war das Essen? Bitte erklären", "Ja?"], *zip(TEXT, LABEL, strict=True)], True),
+        ([["", "Antwort"], *zip(range(ROWS), TEXT, strict=True)], True),
+        ([["Das Essen war heute besonders gut"], *([text] for text in TEXT)], False),
+        ([["Antwort"], *([text] for text in TEXT)], True),
+    ],
+)  # fmt: skip
+def test_a_text_in_the_first_row_is_no_name(
+    rows: list[Any], has_header: bool, tmp_path: Path
+) -> None:
+    write(tmp_path / "a.csv", rows, ";")
+    source = read_source(tmp_path / "a.csv", OtherData())
+    assert len(source.frame) == ROWS + (not has_header and len(rows) > ROWS)
+    assert source.format.has_header == has_header
+    assert [*source.format.names] == (rows[0] if has_header else [])
+
+
+@pytest.mark.parametrize(
     ("options", "expected"),
     [
         ({"delimiter": ";", "encoding": "utf-8-sig"},
