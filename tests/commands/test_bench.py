@@ -51,17 +51,6 @@ def test_ctrl_c_keeps_what_was_measured(
     assert "rows are missing" in (tmp_path / "bench.html").read_text()
 
 
-def test_a_row_without_timing_is_a_note_and_no_failure(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lost = replace(ROWS[0], seconds=(), timed_rows=0, note="the process was killed by SIGABRT")
-    monkeypatch.setattr(timing, "measure", lambda *_, **__: iter([[lost, *ROWS[1:3]]]))
-    outcome = command("bench", "mlp", "--device", "cpu", "--output-dir", tmp_path)
-    assert outcome.code == 0, outcome.errors
-    assert "the process was killed by SIGABRT" in outcome.output
-    assert "1 of 3 rows have no timing" in outcome.output
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

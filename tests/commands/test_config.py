@@ -46,14 +46,6 @@ def test_validate_says_a_line_for_each_valid_file(command: Command) -> None:
     assert outcome.output == "mine.yaml: valid\nempty.yaml: valid\n"
 
 
-def test_validate_looks_at_the_file_alone(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FINETUNE_BATCH_SIZE", "many")
-    Path("mine.yaml").write_text("training: {seed: 1}")
-    assert command("config", "validate", "mine.yaml").code == 0
-
-
 def test_ls_lists_every_preset_with_its_purpose(command: Command) -> None:
     listed = command("config", "ls").output.splitlines()
     assert dict(line.split(maxsplit=1) for line in listed) == {
@@ -72,14 +64,3 @@ def test_cp_overwrites_nothing(command: Command) -> None:
     Path("offline.yaml").write_text("mine")
     command("config", "cp", "offline").assert_refused(2, "offline.yaml already exists")
     assert Path("offline.yaml").read_text() == "mine"
-
-
-def test_cp_of_an_unknown_preset_names_those_there_are(command: Command) -> None:
-    outcome = command("config", "cp", "trec_haed")
-    outcome.assert_refused(2, "offline, stsb_scores, trec_full, trec_head, trec_top2")
-    assert not Path("trec_haed.yaml").exists()
-
-
-def test_show_of_a_file_whose_data_is_elsewhere_shows_it(command: Command) -> None:
-    Path("mine.yaml").write_text("data: {data: elsewhere.csv}")
-    assert "elsewhere.csv" in command("config", "show", "mine.yaml").output

@@ -47,15 +47,6 @@ def test_findings_lengths_and_suggestions_come_together(table: Path, tiny_folder
     assert warning.startswith("1 of 21 rows")
 
 
-def test_texts_that_the_vocabulary_lacks_are_a_warning(tmp_path: Path, tiny_folder: Path) -> None:
-    path = tmp_path / "chinese.csv"
-    lines = [f"今天天气很好 {number},{number % 2}" for number in range(20)]
-    path.write_text("\n".join(["text,label", *lines]), encoding="utf-8")
-    found = check(path, tiny_folder)
-    assert found["lengths"]["unknown_share"] > 0.05
-    assert any("unknown to the vocabulary" in warning for warning in found["warnings"])
-
-
 @pytest.mark.parametrize("model", ["acme/unknown", "."])
 def test_without_a_tokenizer_the_rest_is_found(table: Path, model: str) -> None:
     emitted: list[Event] = []
@@ -129,24 +120,3 @@ def test_check_prints_one_json_object(command: Command, tiny_folder: Path) -> No
     assert found["classes"] == {"train": {"x": 20, "y": 20}}
     assert found["lengths"]["splits"]["train"]["cut_rows"] == 0
     assert found["suggestions"] == []
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("", ["rows.csv is empty"]),
-        ("text,label\n", ["no rows"]),
-        ("text,label\ngood,x\nbad, bad,y\n", ["line 3", "rows.csv", "'bad, bad,y'", "quotes"]),
-        ('text,label\n"good,x\nbad,y\n', ["line 2", "rows.csv", "quotes"]),
-        ("text,label\ngood,x\nbad,x\n", ["'x'", "--label-column"]),
-        ("text,label\ngood,x\ngood,y\n", ["1 different texts"]),
-        ("review,title,label\na,b,x\nc,d,y\n", ["'review', 'title'", "--text-column"]),
-        ("id,text\n1,good\n2,bad\n", ["rows.csv", "--label-column"]),
-        ("text,label\n,\n,\n", ["no row"]),
-    ],
-)
-def test_a_table_that_is_wrong_ends_with_what_and_where(
-    command: Command, content: str, words: list[str]
-) -> None:
-    write("rows.csv", content)
-    command("data", "check", "--data", "rows.csv").assert_refused(3, *words)

@@ -12,7 +12,7 @@ from machines import LINUX, pretend
 from tiny_runs import Command, run_tiny
 
 import finetune
-from finetune.errors import DataError, NotARunError, UsageError
+from finetune.errors import DataError, UsageError
 from finetune.files import read_json
 from finetune.runs.evaluate import load_split
 from finetune.runs.folder import open_run_folder
@@ -28,14 +28,6 @@ def test_a_split_of_the_run_has_scores(split: str, finished_run: Path) -> None:
     assert sum(map(sum, metrics["confusion_matrix"])) == metrics["samples"] == expected
 
 
-def test_a_split_that_is_not_there_is_answered_with_those_that_are(finished_run: Path) -> None:
-    with pytest.raises(UsageError, match="split is 'dev'") as raised:
-        finetune.evaluate(finished_run, split="dev", device="cpu")
-    assert "'validation'" in str(raised.value)
-    with pytest.raises(UsageError, match="split and data can't be combined"):
-        finetune.evaluate(finished_run, split="train", data="questions", device="cpu")
-
-
 @pytest.mark.parametrize("name", ["test", "train"])
 def test_a_file_called_like_a_split_is_other_data(
     name: str, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
@@ -48,13 +40,6 @@ def test_a_file_called_like_a_split_is_other_data(
     outcome = command("evaluate", finished_run, name, "--device", "cpu")
     assert "3 of these rows were in training" in outcome.output
     assert f"./{name}, 3 rows" in outcome.output
-
-
-def test_what_is_no_name_of_data_or_no_option_is_refused() -> None:
-    with pytest.raises(UsageError, match="data is 3, but should be a valid string"):
-        finetune.run(data=3)  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match="text_colum"):
-        finetune.evaluate("RUN", text_colum="text")  # type: ignore[call-arg]
 
 
 ERROR_RATE = """
@@ -88,12 +73,6 @@ def test_a_metric_of_the_library_evaluate_is_computed_too(
     assert "evaluate_error_rate" not in finetune.evaluate(finished_run, device="cpu").to_json()
     with pytest.raises(UsageError, match="evaluate_metric"):
         finetune.evaluate(finished_run, device="cpu", evaluate_metric=str(tmp_path / "missing"))
-
-
-@pytest.mark.parametrize("folder", [".", "missing"])
-def test_a_folder_without_a_run_is_refused(folder: str, tmp_path: Path) -> None:
-    with pytest.raises(NotARunError):
-        finetune.evaluate(tmp_path / folder, device="cpu")
 
 
 CLASSES = ("person", "place", "time")
@@ -232,12 +211,6 @@ def test_a_run_that_has_not_finished_is_refused(
 ) -> None:
     shutil.copy(finished_run / "config.yaml", tmp_path)
     command("evaluate", tmp_path).assert_refused(2, "--resume-from-checkpoint")
-
-
-def test_evaluating_changes_nothing_in_the_run(command: Command, finished_run: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in finished_run.rglob("*")}
-    assert command("evaluate", finished_run, "--device=cpu", "-q").code == 0
-    assert {path: path.stat().st_mtime_ns for path in finished_run.rglob("*")} == before
 
 
 @pytest.mark.parametrize("command_and_texts", [["evaluate"], ["predict", "Who?"]])

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from batch_finder.simulated_machines import GIB, SimulatedMachine, SimulatedRunner, runner
-from tiny_models import save_tiny_model
 from tiny_runs import Command, Outcome
 
 import finetune
@@ -17,10 +16,8 @@ from finetune.batch_finder import estimate as estimate_module
 from finetune.batch_finder.case import Case
 from finetune.batch_finder.results import FoundBatches, Result
 from finetune.commands.find_batch import show_batches
-from finetune.devices import select
-from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.chips import Mac
-from finetune.errors import ConfigurationError, HubNotReachableError, ModelUnsupportedError
+from finetune.errors import HubNotReachableError
 from finetune.events import Event, Info, Trial
 from finetune.training import precision as precision_module
 from finetune.training.precision import PrecisionChoice
@@ -100,17 +97,6 @@ def test_where_no_option_names_a_mode_all_and_the_head_are_looked_at(
     assert [one.largest for one in results] == [3] * len(modes)
 
 
-def test_the_trials_take_the_loss_of_the_task_type_that_the_data_has(
-    runner: SimulatedRunner, tiny_folder: Path, tmp_path: Path
-) -> None:
-    path = tmp_path / "table.csv"
-    labels = ["a|b", "a", "b"] * 20
-    rows = [f"{text},{label}" for text, label in zip(TEXTS, labels, strict=True)]
-    path.write_text("\n".join(["text,label", *rows]))
-    search(model=tiny_folder, data=path, freeze_core=True, feature_cache=False)
-    assert (runner.cases[0].task, runner.cases[0].classes) == ("multi", 2)
-
-
 def test_the_search_ends_at_the_rows_of_the_data_and_takes_their_longest_text(
     runner: SimulatedRunner, tiny_folder: Path, table: Path
 ) -> None:
@@ -121,33 +107,6 @@ def test_the_search_ends_at_the_rows_of_the_data_and_takes_their_longest_text(
     # Of 60 rows, 6 are held out to test; a tenth is too few to validate.
     assert (result.largest, result.padded_length) == (54, 15)
     assert Info(f"the longest text of {table} has 15 tokens") in emitted
-
-
-def test_trials_have_the_layer_of_the_mean_that_a_run_has(
-    runner: SimulatedRunner, tiny_folder: Path
-) -> None:
-    search(model=tiny_folder, pooling="mean", head="classifier", feature_cache=False, limit=2)
-    [case] = runner.cases
-    assert case.has_mean_layer
-    assert case.architecture["num_hidden_layers"] == 4
-
-
-def test_options_of_the_search_reach_the_child(runner: SimulatedRunner, tiny_folder: Path) -> None:
-    [result, *_] = search(model=tiny_folder, limit=1000, memory="4GiB", precision="bf16")
-    assert runner.limit_bytes == result.budget_bytes == 4 * GIB
-    assert runner.cases[0].precision == "bf16"
-    with pytest.raises(ConfigurationError, match="memory is 'much'"):
-        search(model="no such model", limit=1, memory="much")
-
-
-def test_every_device_that_works_is_searched(
-    runner: SimulatedRunner, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    second = CpuDevice()
-    second.name = "other"
-    monkeypatch.setattr(select, "usable_devices", lambda: [CpuDevice(), second])
-    results = search(model=tiny_folder, limit=1, device="auto", freeze_core=True)
-    assert [one.device for one in results] == ["cpu", "other"]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
@@ -162,38 +121,6 @@ def test_the_search_computes_in_the_precision_of_a_run(
     title, *lines = capsys.readouterr().out.splitlines()
     place = title.split().index("precision")
     assert all(line.split()[place] == precision for line in lines[:3])
-
-
-def test_a_model_that_can_not_be_split_is_estimated_as_a_whole(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = estimate_module.estimate
-
-    def estimate(case: Case, mac: Mac, **options: Any) -> Result:
-        if case.part != "whole":
-            raise ModelUnsupportedError("the frozen layers can't be split off", remedy="")
-        return whole(case, mac, **options)
-
-    monkeypatch.setattr(estimate_module, "estimate", estimate)
-    emitted: list[Event] = []
-    [found] = estimates(
-        model=tiny_folder, max_length=16, limit=50, freeze_core=True, emitted=emitted
-    )
-    assert not found.stores_features
-    [warning] = [one for one in emitted if isinstance(one, events.WarningMessage)]
-    assert "can't be split off: the whole model runs at every step" in warning.message
-
-
-@pytest.mark.usefixtures("offline_trec")
-def test_a_given_length_needs_no_data_and_is_the_only_one_within_the_models_positions(
-    tmp_path: Path,
-) -> None:
-    model = save_tiny_model(tmp_path / "tiny", "roberta")
-    options: dict[str, Any] = {"model": model, "freeze_core": True, "feature_cache": False}
-    [short] = estimates(max_length=20, **options)
-    [long] = estimates(max_length=512, **options)
-    # The positions of 64 that are behind the padding token's.
-    assert (short.padded_length, long.padded_length) == (20, 63)
 
 
 @pytest.mark.usefixtures("offline_trec")
@@ -223,28 +150,6 @@ def test_the_articles_mac_takes_one_row_of_512_tokens_and_63_where_the_encoder_i
         assert one.recommended <= one.largest <= one.highest
         assert (one.machine, one.padded_length) == (SMALL_MAC, 512)
         assert one.basis
-
-
-@pytest.mark.parametrize(("machine", "batch"), [("m2-8gb", 2047), ("m3-8gb", 5000)])
-def test_no_more_examples_are_estimated_than_m1_and_m2_compute_correctly(
-    machine: str, batch: int, tiny_folder: Path
-) -> None:
-    found = estimates(machine, model=tiny_folder, max_length=16, limit=5000, freeze_core=True)
-    assert {one.largest for one in found} == {batch}
-
-
-def test_estimates_keep_to_the_memory_allowed_and_too_little_of_it_holds_nothing(
-    tiny_folder: Path,
-) -> None:
-    options: dict[str, Any] = {
-        "model": tiny_folder, "max_length": 16, "freeze_core": True, "feature_cache": False
-    }  # fmt: skip
-    [large] = estimates("MacBook Air M1 16GB", **options)
-    [small] = estimates("m1-1gb", **options)
-    [limited] = estimates("m1-16gb", memory="1GiB", **options)
-    assert limited.budget_bytes == 2**30
-    assert large.machine == "m1-16gb"
-    assert large.largest > small.largest == small.highest == 0
 
 
 @pytest.fixture
@@ -280,22 +185,6 @@ def test_a_real_search_shows_a_table_and_keeps_its_results(
     assert len(list((tmp_path / "cache" / "batches").iterdir())) == 1
 
 
-def test_json_is_what_is_kept_in_the_folder(
-    runner: SimulatedRunner, find_batch: Command, tmp_path: Path
-) -> None:
-    options = ("--max-length", "16", "--limit", "9", "--json")
-    outcome = find_batch(*options)
-    assert outcome.code == 0, outcome.errors
-    printed = json.loads(outcome.output)
-    assert json.loads((tmp_path / "found" / "find-batch.json").read_text()) == printed
-    full, _, head = printed["results"]
-    assert {trial["part"] for trial in full["trials"]} == {"whole"}
-    assert {trial["part"] for trial in head["trials"]} == {"features", "trainable"}
-    again, *_ = json.loads(find_batch(*options).output)["results"]
-    fresh, *_ = json.loads(find_batch(*options, "--fresh").output)["results"]
-    assert len(again["trials"]) == 1 < len(fresh["trials"]) == len(full["trials"])
-
-
 def test_nothing_that_fits_is_exit_code_5(
     runner: SimulatedRunner, find_batch: Command, tmp_path: Path
 ) -> None:
@@ -324,20 +213,6 @@ def test_what_makes_no_sense_is_refused_before_any_search(
     outcome = find_batch(*arguments)
     outcome.assert_refused(2, *words)
     assert "searching" not in outcome.errors
-
-
-def test_estimates_are_called_so_and_keep_no_files(
-    command: Command, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    outcome = command(
-        "find-batch", "--model", tiny_folder, "--for", "M1 16GB", "--max-length", "16",
-        "--freeze-core", "--no-feature-cache", "--limit", "7",
-    )  # fmt: skip
-    assert outcome.code == 0, outcome.errors
-    assert "These are estimates: nothing was run on such a machine." in outcome.output
-    assert "m1-16gb  head, no stored features  fp32           16        7      -" in outcome.output
-    assert list(tmp_path.iterdir()) == []
 
 
 RESULT = Result(

@@ -97,13 +97,6 @@ def test_the_latest_run_is_the_newest_that_has_finished(
     assert f"latest: {newer}" in command("export", "onnx", "latest", "--output-dir", older).errors
 
 
-def test_latest_does_not_pass_over_folds(command: Command, finished_run: Path) -> None:
-    copy_run(finished_run, Path("runs/older"))
-    copy_run(finished_run, Path("runs/folds/fold-1"))
-    Path("runs/folds/folds.json").write_text('{"folds": {"1": {}}, "best": null}')
-    command("predict", "latest", "text").assert_refused(2, "runs/folds holds", "no model of all")
-
-
 @pytest.mark.parametrize(
     ("begun", "options", "words"),
     [

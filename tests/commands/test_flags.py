@@ -25,10 +25,6 @@ def options_given(*arguments: str) -> dict[str, Any]:
     return options
 
 
-def test_what_is_not_given_stays_out() -> None:
-    assert options_given() == {}
-
-
 @pytest.mark.parametrize(
     ("arguments", "options"),
     [

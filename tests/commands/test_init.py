@@ -9,11 +9,9 @@ import pytest
 import yaml
 from tiny_runs import Command
 
-from finetune.commands.data import check_data
 from finetune.commands.init import TableFacts, look_at_table, make_config
 from finetune.config.load import load_config
 from finetune.config.schema import Config, DataConfig
-from finetune.runs import guess
 
 Row = dict[str, Any]
 
@@ -64,36 +62,6 @@ def test_the_configuration_names_the_table_and_leaves_the_rest_at_its_default(
     }
 
 
-def test_long_texts_get_a_longer_limit_up_to_the_positions_of_bert(tmp_path: Path) -> None:
-    long = configured(look(tmp_path, rows(text="{} {} " + "word " * 200)), tmp_path)
-    assert Config().model.max_length < long.model.max_length < 512
-    longest = configured(look(tmp_path, rows(text="{} {} " + "word " * 900)), tmp_path)
-    assert longest.model.max_length == 512
-
-
-@pytest.mark.parametrize(
-    ("text", "model"),
-    [
-        ("{} {} 今天天气很好我们去公园", "bert-base-chinese"),
-        ("{} {} фильм мне очень понравился", "bert-base-multilingual-cased"),
-        ("{} {} maden var rigtig god på restauranten", "bert-base-multilingual-cased"),
-        ("{} {} 12 !", Config().model.model),
-    ],
-)
-def test_the_proposed_model_suits_the_script_of_the_texts(
-    tmp_path: Path, text: str, model: str
-) -> None:
-    assert configured(look(tmp_path, rows(text=text)), tmp_path).model.model == model
-
-
-def test_init_and_check_count_the_same_tokens(tmp_path: Path, tiny_folder: Path) -> None:
-    facts = look(tmp_path, rows(text="{} {} " + "the river " * 3), model=str(tiny_folder))
-    config = configured(facts, tmp_path)
-    lengths = check_data(config).lengths
-    assert lengths is not None
-    assert facts.suggested_max_length == lengths.suggested_max_length
-
-
 def test_what_the_user_said_of_the_file_is_configured(tmp_path: Path) -> None:
     file = tmp_path / "table.csv"
     lines = (f"отзыв {number},{number % 2}\n" for number in range(40))
@@ -104,17 +72,6 @@ def test_what_the_user_said_of_the_file_is_configured(tmp_path: Path) -> None:
     config = configured(facts, tmp_path).data
     assert (config.encoding, config.header) == ("koi8_r", False)
     assert (config.text_column, config.label_column) == ("column1", "column2")
-
-
-def test_of_a_large_table_a_sample_and_the_longest_texts_are_counted(
-    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    long = [{"no": 0, "text": "the " * words, "label": "praise"} for words in (*[30] * 10, 60)]
-    table = [*rows(praise=100), *long]
-    expected = look(tmp_path, table, model=str(tiny_folder)).suggested_max_length
-    monkeypatch.setattr(guess, "SAMPLE_TEXTS", 20)
-    monkeypatch.setattr(guess, "LONGEST_TEXTS", 1)
-    assert look(tmp_path, table, model=str(tiny_folder)).suggested_max_length == expected == 64
 
 
 SENTENCES = ("the river is long", "the food is called {}", "who wrote the word {}", "a city of {}")

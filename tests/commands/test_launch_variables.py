@@ -57,13 +57,3 @@ def test_a_run_with_closed_streams_writes_no_progress_into_its_files(
         (run / "config.yaml").read_text() for run in (tmp_path / "closed", finished_run)
     )
     assert len(config.splitlines()) == len(expected.splitlines())
-
-
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- 2>&-", ">&- 2>&-", "<&- >&-"])
-def test_closed_streams_are_the_null_device(
-    closed: str, finished_run: Path, tmp_path: Path
-) -> None:
-    predict = f'predict {finished_run} "How many?" --output answers.csv'
-    assert in_a_shell(f"{predict} {closed}", tmp_path) == 0
-    assert (tmp_path / "answers.csv").read_text().count("How many?") == 1
-    assert in_a_shell(f'predict {finished_run} "How many?" {closed}', tmp_path) == 0

@@ -118,24 +118,6 @@ runpy.run_module("finetune", run_name="__main__")
     assert (child.returncode, child.stdout, child.stderr) == (-signal.SIGINT, "", "")
 
 
-class InterruptedImport(RaisingInput):
-    """Standard input that turns an interruption into another error, as imports of libraries do."""
-
-    def read1(self, size: int) -> bytes:
-        try:
-            signal.raise_signal(signal.SIGTERM)
-        except KeyboardInterrupt:
-            raise self.error from None
-        return b""
-
-
-def test_an_interruption_that_a_library_has_made_another_error_of_has_its_exit_code(
-    command: Command, finished_run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdin", InterruptedImport(ImportError("No module named 'x'")))
-    command("predict", finished_run).assert_refused(143, "stopped")
-
-
 def test_an_error_that_nobody_foresaw_asks_for_a_report(
     command: Command, finished_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,31 +150,6 @@ print(json.dumps(sorted({HEAVY!r} & sys.modules.keys())))
     assert json.loads(child.stdout) == [], child.stderr
 
 
-def test_a_wrong_usage_is_told_before_what_takes_seconds_is_imported() -> None:
-    code = """
-import contextlib, json, sys
-from finetune.commands.main import main
-imported = {}
-for line in sys.stdin:
-    with contextlib.suppress(SystemExit):
-        main(line.split())
-    imported[line.strip()] = sorted({"torch", "transformers", "datasets"} & sys.modules.keys())
-print(json.dumps(imported))
-"""
-    lines = [
-        "run --config missing.yaml",
-        "run --batch-size 0",
-        "run --set training.sead=1",
-        "run --resume-from-checkpoint missing",
-        "predict missing text",
-        "evaluate missing",
-    ]
-    child = subprocess.run(
-        [sys.executable, "-c", code], input="\n".join(lines), capture_output=True, text=True
-    )
-    assert json.loads(child.stdout) == {line: [] for line in lines}, child.stderr
-
-
 def test_help_takes_little_longer_than_click_itself(tmp_path: Path) -> None:
     hello = tmp_path / "hello.py"
     hello.write_text("import click\n@click.command()\ndef hello():\n    pass\nhello()\n")
@@ -208,19 +165,6 @@ def test_help_takes_little_longer_than_click_itself(tmp_path: Path) -> None:
     rounds = [[cpu_seconds(*one, "--help") for one in commands] for _ in range(3)]
     hello_seconds, *others = map(statistics.median, zip(*rounds, strict=True))
     assert max(others) < 4 * hello_seconds
-
-
-def test_exit_handlers_of_libraries_run_before_a_command_ends() -> None:
-    code = """
-import atexit, sys
-sys.argv = ["finetune", "config", "ls"]
-from finetune.commands import main
-main.reduce_gc_frequency = lambda: atexit.register(print, "during")
-main.main()
-"""
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (child.returncode, child.stderr) == (0, "")
-    assert child.stdout.splitlines()[-1] == "during"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

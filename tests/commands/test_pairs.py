@@ -63,18 +63,6 @@ def test_the_answers_to_pairs_are_those_of_a_pipeline(run: Path) -> None:
     assert swapped.probability != answers[0].probability
 
 
-def test_a_run_of_pairs_says_so_in_manifest_report_and_card(run: Path) -> None:
-    assert read_json(run / "model" / "inference.json")["reads_pairs"] is True
-    mistakes = [
-        row for row in read_jsonl(run / "predictions.jsonl") if row["predicted"] != row["label"]
-    ]
-    report = (run / "report.html").read_text()
-    assert all(f"{row['text']} | {row['text_pair']}" in report for row in mistakes)
-    card = (run / "model/README.md").read_text()
-    assert "A classifier of sentence pairs" in card
-    assert 'classify({"text": "' in card
-
-
 def test_pairs_are_evaluated_and_other_data_must_be_pairs_too(run: Path, tmp_path: Path) -> None:
     again = finetune.evaluate(run, device="cpu").scores
     assert again.accuracy == read_json(run / "all_results.json")["test_accuracy"]

@@ -22,7 +22,6 @@ from tiny_runs import TEXTS, Command, Outcome
 import finetune
 from finetune.commands.predict import load
 from finetune.data.stream import Texts
-from finetune.errors import DataError, NotARunError, UsageError
 from finetune.events import Event, Info, WarningMessage
 from finetune.files import read_json, read_jsonl, write_json
 
@@ -66,23 +65,6 @@ def test_a_missing_text_keeps_its_row_without_a_label(texts: Any, finished_run: 
     assert found[0].probability is None
     assert {*found[2].probabilities.values()} == {None}
     assert len(found.to_pandas()) == 3
-
-
-@pytest.mark.parametrize(
-    "texts", [b"Who?", None, {"Who?": 1}, [7.0], ["a", 1], [["a", "b", "c"]], [("who", "what")]]
-)
-def test_what_is_no_list_of_texts_is_refused_with_what_is_taken(
-    texts: Any, finished_run: Path
-) -> None:
-    with pytest.raises((UsageError, DataError), match="text"):
-        finetune.predict(finished_run, texts, device="cpu")
-
-
-def test_a_text_with_half_a_surrogate_pair_is_refused(finished_run: Path, command: Command) -> None:
-    for texts in (["a\ud800"], pandas.DataFrame({"text": pandas.Series(["\ud800"], dtype=object)})):
-        with pytest.raises(DataError, match="UTF-8: surrogates not allowed"):
-            finetune.predict(finished_run, texts, device="cpu")
-    command("predict", finished_run, "a\ud800").assert_refused(3, "UTF-8")
 
 
 def test_a_run_keeps_its_model_when_its_data_has_gone(finished_run: Path, tmp_path: Path) -> None:
@@ -144,25 +126,6 @@ def test_classes_without_the_precision_are_never_predicted(run_with_confidences:
     assert all(one.label is None for one in easier if one.probability < 0.9 and one.label == missed)
 
 
-@pytest.mark.parametrize(
-    ("content", "error", "expected"),
-    [
-        (None, UsageError, "no confidences of validation"),
-        ('{"classes": {}}', NotARunError, "can't be read"),
-    ],
-)
-def test_a_target_needs_the_confidences_of_the_run(
-    content: str | None, error: type[Exception], expected: str, run_with_confidences: Path
-) -> None:
-    file = run_with_confidences / "model/confidences.json"
-    file.unlink()
-    if content is not None:
-        file.write_text(content)
-    assert finetune.predict(run_with_confidences, TEXTS, device="cpu", min_confidence=0)
-    with pytest.raises(error, match=expected):
-        finetune.predict(run_with_confidences, TEXTS, device="cpu", target_precision=0.9)
-
-
 TypeIn = Callable[[bytes], None]
 
 
@@ -192,29 +155,6 @@ def test_the_predictions_are_those_of_the_python_api_in_the_order_of_the_texts(
     ]
     assert [prediction["text"] for prediction in predictions] == TEXTS
     assert all(prediction.keys() == {"text", "label", "probability"} for prediction in predictions)
-
-
-def test_a_terminal_that_is_waited_for_is_said_to_be(
-    command: Command, finished_run: Path, type_in: TypeIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    type_in(b"Who is it?\n")
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    outcome = command("predict", finished_run)
-    assert outcome.code == 0, outcome.errors
-    assert "Ctrl-D" in outcome.errors
-    assert "Ctrl-D" not in command("predict", finished_run, "Who is it?").errors
-
-
-def test_a_table_is_shown_with_each_text_as_it_is(command: Command, finished_run: Path) -> None:
-    texts = ["[bold]x[/]", "[red]", ":smile:", "Ä 漢字 ☃", "a | b"]
-    outcome = command("predict", finished_run, *texts)
-    assert outcome.code == 0, outcome.errors
-    header, *lines = outcome.output.splitlines()
-    assert header.split() == ["label", "probability", "text"]
-    for text, line in zip(texts, lines, strict=True):
-        assert line.rstrip().endswith(text)
-        assert line.split()[0] in {"ABBR", "ENTY", "DESC", "HUM", "LOC", "NUM"}
-    assert "\x1b" not in outcome.output
 
 
 def test_texts_come_from_arguments_a_file_or_standard_input_alike(
@@ -393,38 +333,6 @@ def test_an_output_is_the_input_with_columns_added(
     assert len(list(tmp_path.iterdir())) == 2
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".json", ".parquet", ".xlsx"])
-def test_an_output_has_the_format_of_its_name(
-    suffix: str, command: Command, finished_run: Path, tmp_path: Path
-) -> None:
-    output = tmp_path / f"predicted{suffix}"
-    table = write_table(tmp_path / "t.xlsx")
-    outcome = command("predict", finished_run, table, "--output", output)
-    assert outcome.code == 0, outcome.errors
-    names, *rows = read_rows(output, delimiter="\t" if suffix == ".tsv" else ",")
-    assert [name.split()[0] for name in names][-2:] == ["predicted_label", "probability"]
-    assert len(rows) == 5
-
-
-@pytest.mark.parametrize(
-    ("content", "count"),
-    [
-        ("Who wrote this book ?\nWhere is the Nile ?\nWhat is it ?\n", 3),
-        ("Who wrote this book ?,1\nWhere is the Nile ?,2\nWhat is it ?,3\n", 3),
-        ("id,What is new ?\n1,Where is the river Nile ?\n2,Who was the man there ?\n", 2),
-        ("answer\nWhere is the Nile ?\nWhat is it ?\n", 2),
-        ("text\nWhere is the Nile ?\nWhat is it ?\n", 2),
-        ("Antwort offen\nWhere is the long river Nile ?\nWhat is that over there ?\n", 2),
-    ],
-)
-def test_the_first_row_is_data_if_it_is_like_the_others(
-    content: str, count: int, command: Command, finished_run: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "t.csv").write_text(content)
-    outcome = command("predict", finished_run, tmp_path / "t.csv", "--json")
-    assert outcome.output.count("\n") == count, outcome.errors
-
-
 def test_the_text_column_can_be_named_and_lines_can_be_asked_for(
     command: Command, finished_run: Path, tmp_path: Path
 ) -> None:
@@ -473,14 +381,6 @@ def test_predictions_appear_while_more_lines_may_come(finished_run: Path) -> Non
 
     first = next(load(finished_run, device="cpu").stream(lines()))
     assert [prediction.text for prediction in first] == ["one ?", "two ?"]
-
-
-def test_the_first_pieces_are_small(finished_run: Path) -> None:
-    texts = [f"what is {number} ?" for number in range(100)]
-    given = [Texts(texts[:60]), Texts(texts[60:])]
-    pieces = list(load(finished_run, device="cpu").stream(given))
-    assert [len(piece) for piece in pieces] == [16, 32, 12, 40]
-    assert [one.text for piece in pieces for one in piece] == texts
 
 
 def test_texts_without_a_prediction_have_no_label(

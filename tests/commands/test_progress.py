@@ -20,7 +20,6 @@ from finetune.events import (
     Validation,
     WarningMessage,
 )
-from finetune.tasks.tables import format_rate
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7][0-9;]*m")
 EVENTS: list[Event] = [
@@ -118,17 +117,6 @@ def test_a_terminal_without_a_cursor_or_a_reader_has_plain_lines(
     assert "\x1b" not in shown.getvalue()
 
 
-def test_the_moving_line_goes_when_an_error_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail_halfway() -> None:
-        with showing(quiet=False, no_progress=False) as emit:
-            emit(EVENTS[4])
-            raise ZeroDivisionError
-
-    with terminal(monkeypatch, "stderr") as shown, pytest.raises(ZeroDivisionError):
-        fail_halfway()
-    assert shown.getvalue().endswith(("\x1b[?25h", "\x1b[2K"))  # the cursor shows, the line is gone
-
-
 def view(*, width: int = 80, has_bar: bool = False) -> tuple[View, io.StringIO]:
     shown = io.StringIO()
     return View(Console(file=shown, width=width, **LITERAL), has_bar=has_bar), shown
@@ -148,14 +136,6 @@ def test_the_bar_shows_the_running_stage_and_fits_a_terminal() -> None:
     [line] = drawn.get().splitlines()
     assert "train" in line
     assert "13,999/14,000  loss 1.500  12,310 examples/s  1.50 GiB" in line
-
-
-def test_the_count_of_one_split_gives_way_to_that_of_the_next() -> None:
-    shown, _ = view(has_bar=True)
-    for event in (Advance(7, 10), Advance(10, 10), Advance(3, 10)):
-        shown.show(event)
-    [task] = shown.bar.tasks
-    assert (task.completed, task.fields["report"]) == (3, "3/10")
 
 
 @pytest.mark.parametrize(
@@ -180,10 +160,3 @@ def test_a_pipe_gets_few_lines_whatever_the_number_of_epochs(
     assert progress[-1].startswith(f"epoch {epochs}.00: validation accuracy 0.5000")
     assert progress[-1].endswith("(best so far: accuracy 0.5000 at epoch 2)")
     assert last == f"train: 1 min 12 s, {total:,}/{total:,} steps, best at epoch 2"
-
-
-@pytest.mark.parametrize(
-    ("rate", "shown"), [(1234.5, "1,234"), (10.4, "10"), (9.44, "9.4"), (0.044, "0.04")]
-)
-def test_a_slow_speed_is_not_zero(rate: float, shown: str) -> None:
-    assert format_rate(rate) == f"{shown} examples/s"

@@ -9,7 +9,7 @@ from tiny_runs import QUICK
 
 import finetune
 from finetune.commands.resuming import Work
-from finetune.config.schema import Config, DataConfig, ModelConfig
+from finetune.config.schema import Config, DataConfig
 from finetune.errors import FinetuneError, InterruptionError, ModelNotFoundError
 from finetune.events import Event, Info
 
@@ -27,19 +27,6 @@ ONE_UPDATE: dict[str, Any] = QUICK | {
 def test_the_run_folder_is_named_after_the_data(data: str, name: str) -> None:
     config = Config(data=DataConfig(data=data))
     assert Work(config).default_name == f"{name}-bert-base-uncased-full"
-
-
-def test_the_run_folder_is_named_after_the_mode() -> None:
-    config = Config(model=ModelConfig(model="some/tiny", freeze_core=True))
-    assert Work(config).default_name == "trec-tiny-head"
-
-
-def test_a_folder_of_seeds_under_its_default_name_is_one_of_seeds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with Work(Config(), seeds=2).lock() as folder:
-        assert (folder.kind, folder.is_ours) == ("seeds", True)
 
 
 def test_runs_without_a_folder_are_numbered_and_reserve_theirs_before_anything_is_loaded(

@@ -1,11 +1,9 @@
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from hub_server import hub_client
 from huggingface_hub import close_session
@@ -26,7 +24,6 @@ from finetune.commands.run import dry_run
 from finetune.config.load import load_config
 from finetune.errors import RunFolderNotEmptyError
 from finetune.files import read_json
-from finetune.runs import batch_sizes
 
 CLOSED = "http://127.0.0.1:9"
 
@@ -180,32 +177,6 @@ def test_what_keeps_a_run_from_starting_is_told_in_two_lines(
     assert {path.name for path in tmp_path.iterdir()} == {"empty", "damaged"}
 
 
-@pytest.mark.parametrize("device", ["cuda", "mps"])
-def test_a_device_that_is_not_there_is_an_error_and_never_a_quiet_cpu(
-    device: str, command: Command, tiny_folder: Path, tmp_path: Path
-) -> None:
-    if torch.cuda.is_available() or torch.backends.mps.is_available():
-        pytest.skip("this machine has a GPU")
-    run = tmp_path / "run"
-    arguments = ("run", "--model", tiny_folder, "--output-dir", run, *flags(device=device))
-    command(*arguments).assert_refused(4, "--device cpu")
-    assert not run.exists()
-
-
-def test_a_folder_that_is_not_empty_is_refused(
-    command: Command, finished_run: Path, tiny_folder: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "mine.txt").write_text("mine")
-    run = ("run", "--model", tiny_folder, *flags())
-    command(*run, "--output-dir", tmp_path).assert_refused(2, "--output-dir")
-    command(*run, "--output-dir", tmp_path, "--overwrite").assert_refused(2, "--output-dir")
-    command(*run, "--output-dir", tmp_path / "mine.txt").assert_refused(2, "is a file")
-    command(*run, "--output-dir", finished_run).assert_refused(
-        2, "--resume-from-checkpoint", "--overwrite"
-    )
-    assert (tmp_path / "mine.txt").read_text() == "mine"
-
-
 def test_without_a_network_the_default_run_says_so_and_offers_a_way(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,21 +219,6 @@ def test_run_takes_a_file_with_options_on_top_and_returns_what_it_writes(
 def plan_of(model: Path, output_dir: Path, **options: Any) -> dict[str, Any]:
     flags = {**options, "model": str(model), "output_dir": str(output_dir)}
     return dry_run(load_config(flags=flags))
-
-
-@pytest.mark.parametrize(("size", "expected"), [(4, 4), ("auto", 3)])
-@pytest.mark.parametrize("contrastive", ["on", "off"])
-def test_a_dry_run_has_the_batch_size_of_the_run(
-    contrastive: str, size: Any, expected: int, tiny_folder: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    found = SimpleNamespace(
-        recommended=3, trials=(), first_failed=None, budget_bytes=1, is_short_of_memory=False,
-        examples_per_second=1.0,
-    )  # fmt: skip
-    monkeypatch.setattr(batch_sizes, "find", lambda *_: found)
-    options = QUICK | {"max_train_samples": 16, "contrastive": contrastive, "batch_size": size}
-    facts = plan_of(tiny_folder, tmp_path / "run", **options)
-    assert facts["batch_size"] == expected
 
 
 def test_a_dry_run_reports_what_the_run_does(tiny_folder: Path, tmp_path: Path) -> None:

@@ -1,12 +1,11 @@
 """Runs on tables of the user's."""
 
-import csv
 import json
 from pathlib import Path
 
 import pytest
 import yaml
-from tiny_runs import Command, run_tiny
+from tiny_runs import run_tiny
 
 import finetune
 from finetune.commands.predict import read_file
@@ -71,24 +70,3 @@ def test_columns_that_a_run_has_guessed_are_read_of_other_tables_that_have_them(
         for table in (rows, more, other)
     )
     assert same == [expected, expected]
-
-
-GREETINGS = ("صباح الخير", "Dobré ráno", "सुप्रभात", "おはようございます", "อรุณสวัสดิ์")
-
-
-def test_a_table_in_several_languages_is_trained_on_as_init_says(
-    command: Command, tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    rows = [
-        (f'{greeting} 👩🏽‍🚀\n"{greeting}", {number}', greeting[:3])
-        for greeting in GREETINGS
-        for number in range(12)
-    ]
-    with Path("greetings.csv").open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([("what was said", "where"), *rows])
-    assert command("init", "greetings.csv", "--model", tiny_folder).code == 0
-    options = ("--config", "greetings.yaml", "--device", "cpu", "--max-steps", "2")
-    outcome = command("run", *options)
-    assert outcome.code == 0, outcome.errors
-    assert "5 classes" in outcome.errors

@@ -1,10 +1,7 @@
 """``finetune run`` by torchrun on this host, where some processes die."""
 
-import os
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -124,79 +121,3 @@ def test_a_launcher_that_ends_stops_all_processes_after_one_step(
     assert process.returncode != 0
     assert output == ""
     assert errors.count("error: stopped after step") == errors.count("error: ") == 1
-
-
-class TwoHosts:
-    """Two network namespaces of this machine, joined by one cable."""
-
-    def __init__(self, name: str) -> None:
-        self.names = [f"{name}{host}" for host in range(2)]
-        ends = [f"{one}e" for one in self.names]
-        for one in self.names:
-            ip("netns", "add", one)
-        ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
-        for host, (one, end) in enumerate(zip(self.names, ends, strict=True)):
-            ip("link", "set", end, "netns", one)
-            ip("-n", one, "addr", "add", f"10.199.0.{host + 1}/24", "dev", end)
-            ip("-n", one, "link", "set", "lo", "up")
-        self.plug("up")
-
-    def plug(self, state: str) -> None:
-        """Connect the cable, or cut it at the second host: ``up`` or ``down``."""
-        for one in self.names if state == "up" else self.names[1:]:
-            ip("-n", one, "link", "set", f"{one}e", state)
-
-    def start(self, start: Start, *command: str, hold: Hold) -> list[subprocess.Popen[str]]:
-        """Start the command in one process on each host with torchrun."""
-        return [
-            start(
-                "ip", "netns", "exec", one, sys.executable, "-m", "torch.distributed.run",
-                "--nnodes=2", f"--node-rank={host}", "--nproc-per-node=1",
-                "--master-addr=10.199.0.1", "--master-port=29512", "-m", "finetune", *command,
-                environment={"GLOO_SOCKET_IFNAME": f"{one}e", **hold.environment()},
-            )
-            for host, one in enumerate(self.names)
-        ]  # fmt: skip
-
-    def close(self) -> None:
-        for one in self.names:
-            ip("netns", "del", one)
-
-
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
-
-
-@pytest.fixture
-def two_hosts() -> Iterator[TwoHosts]:
-    try:
-        hosts = TwoHosts(f"ft{os.getpid() % 10000}")
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no network namespace can be made here: {error}")
-    yield hosts
-    hosts.close()
-
-
-def test_a_host_that_is_cut_off_ends_the_run_on_both_which_is_started_again(
-    start: Start, two_hosts: TwoHosts, hold: Hold, tmp_path: Path, model_without_dropout: Path,
-    whole_run: Path,
-) -> None:  # fmt: skip
-    folder = tmp_path / "run"
-    arguments = [*run_flags(folder, model_without_dropout), "--resume-from-checkpoint", "auto"]
-    started = two_hosts.start(start, *arguments, hold=hold)
-    hold.wait(started[1])
-    two_hosts.plug("down")
-    hold.let_go()
-
-    for process in started:
-        _, errors = process.communicate(timeout=ENDS_WITHIN_SECONDS)
-        assert process.returncode == 1
-        assert "another process of the run has ended, or no longer answers" in errors
-
-    two_hosts.plug("up")
-    started = two_hosts.start(start, *arguments, hold=hold)
-    ended = [process.communicate(timeout=300) for process in started]
-
-    assert [process.returncode for process in started] == [0, 0], ended
-    assert "resuming after step" in ended[0][1]
-    assert_same_weights(folder, whole_run)

@@ -5,19 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import (
-    QUICK,
-    TEXTS,
-    Command,
-    flags,
-    have_same_bits,
-    logged_metrics,
-    run_tiny,
-    weights_of,
-)
+from tiny_runs import QUICK, TEXTS, Command, flags, have_same_bits, weights_of
 
 import finetune
-from finetune.errors import ConfigurationError, FinetuneError, InterruptionError, NotARunError
+from finetune.errors import FinetuneError, InterruptionError, NotARunError
 from finetune.events import Event, Info
 from finetune.files import read_json
 from finetune.runs.folder import RunFolder, SeedsFolder
@@ -86,12 +77,6 @@ def test_the_folder_of_all_stands_for_the_best(parent: Path, tmp_path: Path) -> 
     with pytest.raises(NotARunError, match="best is not known") as caught:
         finetune.predict(tmp_path, TEXTS)
     assert f"{tmp_path}/seed-1" in caught.value.remedy
-
-
-def test_options_of_seeds_that_have_begun_may_not_change(parent: Path, tiny_folder: Path) -> None:
-    for option, value in {"learning_rate": 2e-3, "seed": 1}.items():
-        with pytest.raises(ConfigurationError, match=f"has begun .*: {option} is"):
-            run_seeds(parent, model=tiny_folder, resume_from_checkpoint="auto", **{option: value})
 
 
 def test_auto_adds_a_seed_to_the_finished_ones_of_the_default_name(
@@ -177,17 +162,3 @@ def test_the_command_shows_each_seed_and_replaces_what_may_be_overwritten(
     assert any("truncated" in one.message for one in warnings[0])
     config = (folder / "seed-42" / "config.yaml").read_text(encoding="utf-8")
     assert "max_train_samples: 16" in config
-
-
-def test_a_seed_does_not_begin_with_the_task_that_the_one_before_has_finished(
-    tiny_folder: Path, tmp_path: Path
-) -> None:
-    """A finished model of numbers gives units; one that learns, standard deviations."""
-    table = tmp_path / "table.csv"
-    rows = (f"row {n},{50 * n},{split}" for split in ("train", "validation", "test")
-            for n in range(8))  # fmt: skip
-    table.write_text("\n".join(["text,label,split", *rows]))
-    options: dict[str, Any] = {"data": str(table), "task": "regression", "num_train_epochs": 1}
-    run_seeds(tmp_path / "both", model=tiny_folder, **options)
-    run_tiny(tmp_path / "alone", model=tiny_folder, seed=43, **options)
-    assert logged_metrics(tmp_path / "both" / "seed-43") == logged_metrics(tmp_path / "alone")

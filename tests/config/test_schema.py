@@ -11,7 +11,6 @@ from finetune.config.schema import (
     Config,
     ModeDefaults,
     ModelConfig,
-    change_options,
     default_learning_rate,
     mode_defaults,
 )
@@ -26,23 +25,10 @@ def test_every_option_has_a_name_of_its_own_and_help_in_a_sentence() -> None:
     ] == []
 
 
-def test_options_change_in_their_sections() -> None:
-    config = change_options(Config(), {"seed": 3, "max_steps": 5, "data": "x.csv"})
-    assert (config.training.seed, config.training.max_steps, config.data.data) == (3, 5, "x.csv")
-    assert change_options(config, {"seed": 42, "max_steps": None, "data": "trec"}) == Config()
-
-
 def test_only_what_leaves_the_result_as_it_is_may_change_on_resuming() -> None:
     resumable = {one.name for one in OPTIONS.values() if one.resumable}
     assert {"device", "batch_size", "save_steps", "cache_dir"} <= resumable
     assert resumable.isdisjoint({"data", "model", "seed", "learning_rate", "effective_batch_size"})
-
-
-def test_paths_are_options_that_name_files_alone() -> None:
-    assert {one.name for one in OPTIONS.values() if one.is_path} == {
-        *("data_dir", "validation_file", "test_file", "label_names", "output_dir", "cache_dir"),
-        *("corrections", "label_map"),
-    }
 
 
 @pytest.mark.parametrize(

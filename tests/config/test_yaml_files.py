@@ -9,7 +9,7 @@ import yaml
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from finetune.config.load import load_config
-from finetune.config.schema import OPTIONS, Config
+from finetune.config.schema import Config
 from finetune.config.yaml_files import (
     MAX_LINE,
     find_preset,
@@ -18,7 +18,6 @@ from finetune.config.yaml_files import (
     presets_folder,
 )
 from finetune.data.load import load_splits
-from finetune.errors import ConfigurationError
 
 PRESETS = sorted(presets_folder().glob("*.yaml"))
 
@@ -87,12 +86,6 @@ def test_a_file_of_the_users_comes_before_a_preset(
     assert load("trec_head.yaml").training.seed == 7
 
 
-def test_an_unknown_preset_is_answered_with_those_that_there_are() -> None:
-    with pytest.raises(ConfigurationError, match="no configuration file trec_haed") as raised:
-        find_preset("trec_haed")
-    assert all(path.stem in raised.value.remedy for path in PRESETS)
-
-
 DEFAULTS = {
     option: value for section in asdict(Config()).values() for option, value in section.items()
 }
@@ -128,11 +121,6 @@ def test_each_option_is_explained_by_its_help_and_a_note() -> None:
     comments = " ".join(line.strip(" #") for line in lines)
     assert "Maximum tokens per text. max_length: 64" in comments
     assert "order and dropout. Any number will do. seed: 7" in comments
-
-
-def test_options_stand_in_the_order_of_the_schema() -> None:
-    sections = yaml.safe_load(starter({option: "other" for option in reversed(OPTIONS)}))
-    assert [option for options in sections.values() for option in options] == list(OPTIONS)
 
 
 @pytest.fixture(scope="module")
@@ -173,13 +161,3 @@ def test_the_schema_refuses_typos_and_values_out_of_range(
     content: Any, validator: Draft202012Validator
 ) -> None:
     assert not validator.is_valid(content)
-
-
-def test_the_schema_explains_every_option_as_the_help_does() -> None:
-    definitions = make_json_schema()["$defs"].values()
-    explained = {
-        name: option["description"]
-        for definition in definitions
-        for name, option in definition["properties"].items()
-    }
-    assert explained == {name: option.description for name, option in OPTIONS.items()}

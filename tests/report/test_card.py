@@ -69,17 +69,6 @@ def test_body_tells_use_figures_training_and_limits(card_of: CardOf) -> None:
         assert emitted in text
 
 
-def test_the_lines_of_the_table_follow_one_another_as_markdown_wants(card_of: CardOf) -> None:
-    lines = card_of().text.splitlines()
-    first = lines.index("| Class | Precision | Recall | 95% interval | F1 | Rows |")
-    end = lines.index("", first)
-    assert lines[first - 1] == ""
-    assert len(lines[first:end]) == 2 + len({line for line in lines if "% |" in line})
-    assert lines[first + 1] == "| --- | ---: | ---: | ---: | ---: | ---: |"
-    # Names of classes do not break the table.
-    assert "| a\\|b &lt;i&gt; | 100.0% | 50.0% | 9.5–90.5% | 66.7% | 2 |" in lines
-
-
 def test_configuration_in_the_card_reads_back(tmp_path: Path, card_of: CardOf) -> None:
     block = card_of(split_seed=7).text.split("```yaml\n")[1].split("```")[0]
 
@@ -120,13 +109,3 @@ def test_models_and_data_of_the_hub_have_their_ids(
 ) -> None:
     card = card_of(model=model, data=data)
     assert (card.data.base_model, card.data.datasets) == (base_model, datasets)
-
-
-def test_a_folder_that_looks_like_an_id_is_none(
-    tmp_path: Path, card_of: CardOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "models" / "encoder").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    card = card_of(model="models/encoder")
-    assert card.data.base_model is None
-    assert "models/" not in card.content

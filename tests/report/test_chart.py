@@ -1,12 +1,11 @@
 import math
-import re
 import xml.etree.ElementTree as ElementTree
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune.report.chart import Axis, Chart, Scale, Series, in_percent
-from finetune.report.page import draw_curves, draw_scatter
+from finetune.report.chart import Axis, Chart, Series
+from finetune.report.page import draw_curves
 
 UPDATES = [{"epoch": step, "loss": 1 / step} for step in range(10, 100, 10)]
 VALIDATIONS = [
@@ -35,16 +34,6 @@ def test_every_point_is_within_the_picture_and_every_axis_has_ticks(
     ElementTree.fromstring(chart.draw())
 
 
-def test_ticks_are_round_numbers() -> None:
-    assert Scale.of(Axis("x"), [3.0, 97.0], 0, 100).ticks == [0, 20, 40, 60, 80, 100]
-    shares = Scale.of(Axis("y", high=1.0), [0.93], 0, 100).ticks
-    assert [in_percent(one) for one in shares] == ["92%", "94%", "96%", "98%", "100%"]
-    always_right = Scale.of(Axis("y", high=1.0), [1.0, 1.0], 0, 100)
-    assert (always_right.low, always_right.high) == (0.0, 1.0)
-    prices = Scale.of(Axis("x"), [0.0, 2e6], 0, 100)
-    assert [Axis("x").show(one) for one in prices.ticks[:2]] == ["0", "500,000"]
-
-
 def test_a_chart_says_its_figures_in_words_and_has_the_colours_of_the_page() -> None:
     loss, metrics = draw_curves(UPDATES + VALIDATIONS, METRICS, [])
     picture = ElementTree.fromstring(loss.draw())
@@ -54,15 +43,6 @@ def test_a_chart_says_its_figures_in_words_and_has_the_colours_of_the_page() -> 
     assert "validation: 0.5 at 30" in words
     assert "80%" in texts_of(metrics)
     assert "#" not in loss.draw()
-
-
-def test_what_has_no_points_is_not_drawn() -> None:
-    [loss] = draw_curves(UPDATES, METRICS, [])
-    assert [one.name for one in loss.series] == ["training"]
-    assert draw_curves([], METRICS, []) == []
-    assert draw_scatter([]) == []
-    [scatter] = draw_scatter([(2.0, 1.0), (1.0, 3.0)])
-    assert len(re.findall("M", scatter.paths[0][1])) == 2
 
 
 def test_a_long_run_gives_a_short_picture_with_its_last_point() -> None:

@@ -16,10 +16,8 @@ from report.example_run import (
 
 from finetune.files import write_json, write_jsonl
 from finetune.report.page import write_report
-from finetune.report.templates import TEMPLATES
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import RunResults
-from finetune.tasks.scores import ClassScores, Scores
 
 
 class Page(HTMLParser):
@@ -164,12 +162,6 @@ def test_details_warnings_and_calibration_are_shown(folder: RunFolder, results: 
         assert shown in " ".join(text.split()), shown
 
 
-def test_cross_validated_metrics_are_called_so(folder: RunFolder, results: RunResults) -> None:
-    page = report_of(folder, replace(results, validation_kind="cross-validated"))
-    note = "39.6–98.7%, cross-validated on 4 training rows (output layer only)"
-    assert f"Validation accuracy 87.5% 95% interval {note}" in " ".join(page.text.split())
-
-
 def test_run_without_validation_has_a_report(folder: RunFolder, results: RunResults) -> None:
     write_jsonl(folder.metrics_file, UPDATES)
     # Nor has it mistakes, or rows of each class.
@@ -180,13 +172,3 @@ def test_run_without_validation_has_a_report(folder: RunFolder, results: RunResu
     assert "alidation" not in page.text.partition("Use the model")[0]
     assert "75.0%" in page.text
     assert "0 of 1 test rows are misclassified." in page.text
-
-
-def test_a_matrix_of_many_classes_stays_small() -> None:
-    names = [f"a class {number}" for number in range(150)]
-    counts = [[int(row == column) for column in range(150)] for row in range(150)]
-    source = '{% from "parts.html.j2" import matrix_of %}{{ matrix_of(matrix) }}'
-    scores = Scores(150, {}, {}, dict.fromkeys(names, ClassScores(1, 1, 1, 1)), counts)
-    html = TEMPLATES.from_string(source).render(matrix=scores)
-    assert html.count('class="right" style="--shade: 1.00">1</td>') == 150
-    assert len(html) < 300_000
