@@ -8,14 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finetune import files
-from finetune.files import (
-    append_jsonl,
-    read_json,
-    read_jsonl,
-    write_json,
-    write_jsonl,
-    write_text_atomically,
-)
+from finetune.files import append_jsonl, read_jsonl, write_json, write_jsonl, write_text_atomically
 
 JSON_VALUES = st.recursive(
     st.none()
@@ -27,17 +20,6 @@ JSON_VALUES = st.recursive(
     lambda inner: st.lists(inner) | st.dictionaries(st.text("abc"), inner),
     max_leaves=10,
 )
-
-
-@given(value=JSON_VALUES)
-def test_json_reads_back_what_was_written(
-    tmp_path_factory: pytest.TempPathFactory, value: object
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "value.json"
-
-    write_json(path, value)
-
-    assert repr(read_json(path)) == repr(value)
 
 
 @settings(max_examples=25)  # each has many values

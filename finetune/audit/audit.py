@@ -163,14 +163,11 @@ def audit(
 ) -> Audit:
     """Audit all rows of the data with linear heads on the frozen encoder.
 
-    Args:
-        folds: Number of cross-validation folds.
-        out_of_fold: The folder of a cross-validation whose predictions are used as well.
-        unlabeled: A file of texts, from which ``batches`` times ``batch`` are chosen for labeling.
+    ``out_of_fold`` is the folder of a cross-validation whose predictions are used as well. From a
+    file of ``unlabeled`` texts, ``batches`` times ``batch`` are chosen for labeling.
     """
     with stage("data"):
         table = _load_table(config)
-    count = len(table.rows)
     with stage("features"):
         features = _read_features(config, table.rows, table.task)
     with stage("duplicates"):
@@ -180,16 +177,16 @@ def audit(
         data=config.data.data,
         model=config.model.model,
         rows=table.total,
-        sampled=count,
+        sampled=len(table.rows),
         classes=table.task.count_classes(features.labels) if table.has_labels else {},
         near_duplicates=[pair for pair in duplicates if pair["split"] == pair["of_split"]],
         leaks=[pair for pair in duplicates if pair["split"] != pair["of_split"]],
     )
     if table.has_labels:
-        groups = pairs.groups(count)
+        groups = pairs.groups(len(table.rows))
         with stage("heads"), one_thread():
             logits = predict_out_of_fold(features, groups, folds=folds)
-            if out_of_fold is not None and count == table.total:
+            if out_of_fold is not None and len(table.rows) == table.total:
                 logits = mix_logits(logits, read_out_of_fold(out_of_fold), table.task)
         with stage("curve"), one_thread():
             curve = measure_curve(table.task, features, groups)

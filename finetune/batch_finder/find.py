@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from finetune.batch_finder.case import Case, Part, parts_of
 from finetune.batch_finder.results import Result
 from finetune.batch_finder.search import search
-from finetune.batch_finder.trials import TrialRunner, free_bytes_of
+from finetune.batch_finder.trials import TrialRunner
 from finetune.config.load import parse_size
 from finetune.config.schema import SearchConfig
 from finetune.devices.base import Device
@@ -99,7 +99,7 @@ def find(case: Case, where: Search) -> Result:
             )
         except BatchDoesNotFitError as error:
             raise explain(error, device, limit_bytes) from None
-    if file and not runner.had_memory_contention:
+    if file:
         write_cache_json(file, asdict(result) | WRITTEN_BY)
     return result
 
@@ -155,3 +155,8 @@ def _key(case: Case, device: Device, bounds: Mapping[str, Any]) -> str:
     case_json, limits = (json.dumps(part, sort_keys=True) for part in (asdict(case), bounds))
     ingredients = "\n".join([case_json, device.description, *versions, limits])
     return hashlib.sha256(ingredients.encode()).hexdigest()
+
+
+def free_bytes_of(device: Device) -> int:
+    """Return the memory of a device that other programs leave free."""
+    return available_bytes() if device.memory.is_shared else device.memory.budget_bytes(None)

@@ -15,7 +15,7 @@ from finetune.batch_finder.case import Case
 from finetune.batch_finder.child import Child, ChildEndedError, connect_to_parent
 from finetune.devices.base import Device
 from finetune.devices.host import gibibytes
-from finetune.devices.host_memory import available_bytes, process_bytes, why_short
+from finetune.devices.host_memory import process_bytes, why_short
 from finetune.devices.select import select_device
 from finetune.errors import FinetuneError, ModelUnsupportedError
 from finetune.events import Trial, TrialStatus, emit
@@ -24,8 +24,6 @@ from finetune.events import Trial, TrialStatus, emit
 _SAMPLE_SECONDS = 0.02
 # The state of the machine changes more slowly, and takes longer to read.
 _HOST_SAMPLE_SECONDS = 0.25
-# If other processes took this much since the start of the search, a failure proves little.
-_CROWDED_SHARE, _CROWDED_BYTES = 0.05, 2**28
 # Most searches need three fresh children within a few seconds, or one more.
 _SPARES = 2
 
@@ -43,9 +41,6 @@ class TrialRunner:
     limit_bytes: int | None
     timeout_seconds: float
     module: str = "finetune.batch_finder.trials"
-    # Whether a size failed while other programs held memory that was free when the search began.
-    had_memory_contention: bool = field(init=False, default=False)
-    _free_bytes: int = field(init=False, default=0)
     _budget_bytes: int | None = field(init=False, default=None)
     _child: Child | None = field(init=False, default=None)
     _spares: list[Child] = field(init=False, default_factory=list)
@@ -64,7 +59,6 @@ class TrialRunner:
     def budget_bytes(self) -> int:
         """Return the memory that each trial may hold, which the first child measures."""
         if self._budget_bytes is None:
-            self._free_bytes = free_bytes_of(self.device)
             try:
                 self._budget_bytes = int(self._await_reply(self._start_child()))
             except _StoppedError as stop:
@@ -76,20 +70,10 @@ class TrialRunner:
         return self._budget_bytes
 
     def run(self, batch_size: int, *, new_process: bool = False) -> Trial:
-        """Train at a batch size, in a child that has not trained before if that is wanted.
-
-        The result notes if the trial failed after other programs took memory.
-        """
+        """Train at a batch size, in a child that has not trained before if that is wanted."""
         if new_process and self._has_trained:
             self._end_child()
         trial = self._try(batch_size)
-        taken_bytes = self._free_bytes - free_bytes_of(self.device)
-        if trial.status == "too_big" and taken_bytes > max(
-            _CROWDED_BYTES, _CROWDED_SHARE * self.budget_bytes()
-        ):
-            self.had_memory_contention = True
-            others = f"another process has taken {gibibytes(taken_bytes)}"
-            trial = replace(trial, reason=f"{trial.reason}; {others}")
         emit(trial)
         return trial
 
@@ -177,11 +161,6 @@ class TrialRunner:
         return next(
             (line for line in child.error_lines() if any(text in line for text in texts)), None
         )
-
-
-def free_bytes_of(device: Device) -> int:
-    """Return the memory of a device that other programs leave free."""
-    return available_bytes() if device.memory.is_shared else device.memory.budget_bytes(None)
 
 
 class _StoppedError(Exception):

@@ -265,6 +265,23 @@ class FrozenLayers:
         with self.device.autocast(self.precision):
             return self.extractor.extract(on_device)
 
+    def inputs_of(self, batch: Batch, examples: Examples, *, batch_size: int) -> Inputs:
+        """Return the inputs of a batch, filled up if the device pads batches."""
+        indices, shapes = batch.indices, self.device.shapes
+        if shapes.pads_batches:
+            filled = max(len(indices), batch_size, shapes.min_examples)
+            indices = fill_batch(indices, batch_size=filled)
+        return examples.inputs_of(indices, batch.padded_length)
+
+    def vectors(self, inputs: Inputs, batch: Batch) -> torch.Tensor:
+        """Return the features of a batch without padding, on the CPU: [vectors, hidden]."""
+        count = len(batch.indices)
+        features = self.features(inputs)[:count].cpu()
+        if not self.extractor.per_token:
+            return features
+        mask = inputs["attention_mask"].reshape(-1, batch.padded_length)[:count]
+        return features[mask.bool()]
+
 
 def key_of_frozen_layers(extractor: FeatureExtractor, *, device: Device, precision: str) -> str:
     """Return a key of everything that features depend on, except the inputs.
@@ -307,10 +324,13 @@ def with_features(
     Several ranks each compute a share of the batches and write it to the same file.
     FeaturesNotStoredError if one of them can't.
     """
-    shapes, is_per_token = layers.device.shapes, layers.extractor.per_token
+    is_per_token = layers.extractor.per_token
     # The last bits of features depend on the batch, so the same texts are always batched together.
     batches = plan_evaluation(
-        examples.lengths, batch_size=batch_size, padded_lengths=padded_lengths, shapes=shapes
+        examples.lengths,
+        batch_size=batch_size,
+        padded_lengths=padded_lengths,
+        shapes=layers.device.shapes,
     )
     counts = examples.lengths if is_per_token else np.ones_like(examples.lengths)
     order = np.concatenate([batch.indices for batch in batches])
@@ -318,20 +338,12 @@ def with_features(
     first_vectors[order] = np.cumsum(counts[order]) - counts[order]
 
     def inputs_of_batch(batch: Batch) -> Inputs:
-        indices = batch.indices
-        if shapes.pads_batches:
-            filled = max(len(indices), batch_size, shapes.min_examples)
-            indices = fill_batch(indices, batch_size=filled)
-        return examples.inputs_of(indices, batch.padded_length)
+        return layers.inputs_of(batch, examples, batch_size=batch_size)
 
     def compute(batch: Batch) -> tuple[int, torch.Tensor]:
-        """Return the number of the first vector, and features without padding, on the CPU."""
-        inputs, count = inputs_of_batch(batch), len(batch.indices)
-        features = layers.features(inputs)[:count].cpu()
-        if is_per_token:
-            mask = inputs["attention_mask"].reshape(-1, batch.padded_length)[:count]
-            features = features[mask.bool()]
-        return int(first_vectors[batch.indices[0]]), features
+        """Return the number of the first vector, and the vectors."""
+        vectors = layers.vectors(inputs_of_batch(batch), batch)
+        return int(first_vectors[batch.indices[0]]), vectors
 
     inputs = (item for batch in batches for item in sorted(inputs_of_batch(batch).items()))
     key = distributed.broadcast(lambda: key_of(chain([layers.key], chain.from_iterable(inputs))))

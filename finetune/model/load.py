@@ -130,16 +130,12 @@ def load_model(
     strict: bool = False,
     pooling: Pooling = "auto",
 ) -> TextModel:
-    """Load a pretrained encoder with a new head for a task, or with ``strict`` with its own.
+    """Load a pretrained encoder with a new head, or with ``strict`` a model exactly as saved.
 
-    A new head is drawn from torch's global random state. Only safetensors are read and no code that
-    comes with a model is run. Only ``from_scratch`` may most or all weights be missing; with
-    ``strict`` none may be missing or be left over. With ``pooling`` ``auto`` the head reads what it
-    did; whether ``mean`` could be had, the model's ``pooling`` says.
+    A new head is drawn from torch's global random state.
     """
     source = find_model(name, revision=revision)
     config, tokenizer = source.read_model_config(), source.read_tokenizer()
-    weights = source.read_weights(may_be_missing=from_scratch)
     has_own_outputs = [*(config.id2label or {}).values()] == [*task.output_names]
     saved = (getattr(config, "task_specific_params", None) or {}).get(PIPELINE, {})
     task.configure(config)
@@ -147,7 +143,7 @@ def load_model(
         # A head that reads a text's last token looks for it before the padding.
         config.pad_token_id = tokenizer.pad_token_id
     with source.failures_explained(), silence_transformers():
-        model, info = _build(config, weights)
+        model, info = _build(config, source.read_weights(may_be_missing=from_scratch))
         if pooling == "mean":
             pool_by_mean(model)
         elif pooling == "cls":
@@ -155,11 +151,7 @@ def load_model(
         structure = find_structure(model, has_mean_layer=has_mean_layer(model))
         if structure.mean_layer:
             compute_mean_alone(model)
-    # A buffer that is missing has the value that the model gives it.
-    buffers = {name for name, _ in model.named_buffers()}
-    not_loaded = {name: " is missing" for name in info["missing_keys"] if name not in buffers}
-    for name, saved_shape, shape in info["mismatched_keys"]:
-        not_loaded[name] = f" has shape {list(saved_shape)}, and not {list(shape)}"
+    not_loaded = _describe_not_loaded(model, info)
     if strict and (wrong := {*not_loaded, *info["unexpected_keys"]}):
         raise ModelUnsupportedError(
             f"the weights of {name} are not those of its config.json: {len(wrong)} are missing, of"
@@ -234,6 +226,17 @@ def _build(
         output_loading_info=True,
     )
     return model, info
+
+
+def _describe_not_loaded(model: PreTrainedModel, info: Mapping[str, Any]) -> dict[str, str]:
+    """Return what is wrong with each parameter that the weights do not have in its shape."""
+    # A buffer that is missing has the value that the model gives it.
+    buffers = {name for name, _ in model.named_buffers()}
+    missing = {name: " is missing" for name in info["missing_keys"] if name not in buffers}
+    return missing | {
+        name: f" has shape {list(saved_shape)}, and not {list(shape)}"
+        for name, saved_shape, shape in info["mismatched_keys"]
+    }
 
 
 def _reinitialize_output_layer(model: PreTrainedModel, structure: Structure) -> None:

@@ -56,17 +56,7 @@ def find_structure(model: PreTrainedModel, *, has_mean_layer: bool = False) -> S
             "for a list of like modules, each of which runs",
             remedy="choose a BERT-like encoder, such as bert-base-uncased",
         )
-    outputs = model.config.num_labels
-    linear = [call for call in calls.values() if isinstance(call.module, nn.Linear)]
-    linear = [call for call in linear if call.output.shape[-1] == outputs]
-    if not linear:
-        raise ModelUnsupportedError(
-            f"no output layer was found in {type(model).__name__}: looked for a linear module with "
-            f"{outputs} outputs",
-            remedy="choose a model that AutoModelForSequenceClassification knows",
-        )
-    output_layer = max(linear, key=lambda call: call.ended)
-
+    output_layer = _find_output_layer(model, calls.values())
     outside = set(model.parameters()) - set(base.parameters())
     below = set(base.parameters()).difference(*(layer.parameters() for layer in layers))
     final_norm: set[nn.Parameter] = set()
@@ -95,6 +85,20 @@ def find_structure(model: PreTrainedModel, *, has_mean_layer: bool = False) -> S
         output_layer_input=0.0 if features is None else features.square().mean().sqrt().item(),
         takes_4d_mask=_takes_4d_mask(model),
     )
+
+
+def _find_output_layer(model: PreTrainedModel, calls: "Iterable[Call]") -> "Call":
+    """Return the call of the last linear module with an output for each class."""
+    outputs = model.config.num_labels
+    linear = [call for call in calls if isinstance(call.module, nn.Linear)]
+    linear = [call for call in linear if call.output.shape[-1] == outputs]
+    if not linear:
+        raise ModelUnsupportedError(
+            f"no output layer was found in {type(model).__name__}: looked for a linear module with "
+            f"{outputs} outputs",
+            remedy="choose a model that AutoModelForSequenceClassification knows",
+        )
+    return max(linear, key=lambda call: call.ended)
 
 
 def encoder_layers(model: PreTrainedModel) -> nn.ModuleList:

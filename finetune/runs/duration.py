@@ -24,9 +24,7 @@ TIMED_ROWS = 256
 def estimate_seconds(preparation: Preparation) -> float:
     """Return the seconds of the whole command, with what it has taken so far.
 
-    A few steps of a pass over the data are taken, which change the model, and their texts are
-    predicted. Steps and predictions are taken to last as long as their tokens are many, frozen
-    layers to run once for each text, and nothing to be stored or to stop early.
+    A few steps are timed, which change the model, and predictions. Time grows with the tokens.
     """
     spent_seconds = sum(clock.seconds().values())
     plan, text_model = preparation.plan, preparation.text_model

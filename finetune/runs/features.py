@@ -1,6 +1,7 @@
 """The features of a run's frozen layers: computed once, or read from the store."""
 
 from collections.abc import Mapping
+from functools import partial
 
 from torch import nn
 
@@ -43,39 +44,34 @@ def stored_features(
 ) -> tuple[nn.Module, Mapping[str, Examples]]:
     """Return the model that runs at every step, and the splits as it reads them.
 
-    That is the trainable layers and features, computed now or read from the store, or the whole
-    model and token ids if nothing is frozen or the model can't be split.
+    If layers are frozen and can be split off, these are the trainable layers and features.
     """
     config, text_model, device = preparation.config, preparation.text_model, preparation.device
-    whole = text_model.model, preparation.examples
+    whole, precision = (text_model.model, preparation.examples), config.training.precision
     if not stores_features(config.cache, preparation.mode):
         return whole
     extractor = make_feature_extractor(text_model)
     if extractor is None:
-        message = f"{type(text_model.model).__name__} can't be split into frozen and trainable "
-        emit(WarningMessage(f"{message}layers: the frozen ones run at every step"))
+        name = type(text_model.model).__name__
+        message = f"{name} can't be split into frozen and trainable layers"
+        emit(WarningMessage(f"{message}: the frozen ones run at every step"))
         return whole
-    precision = config.training.precision
     # The key is made of tensors on the CPU, and so are the features to compare with.
     key, check = key_of_frozen_layers(extractor, device=device, precision=precision), None
     if preparation.checks_device:
-        train = preparation.examples["train"]
-        check = prepare_feature_check(extractor, train, device=device, precision=precision)
+        check = prepare_feature_check(
+            extractor, preparation.examples["train"], device=device, precision=precision
+        )
     move_to_device(text_model.model, device.torch_device)
     layers = FrozenLayers(extractor, key, device, precision, text_model.structure.takes_4d_mask)
     store = open_tensor_store(config.cache)
 
     def compute(split: str, examples: Examples) -> Examples:
-        return batch_size.retry_on_out_of_memory(
-            lambda size: with_features(
-                examples,
-                layers,
-                store,
-                padded_lengths=preparation.plan.padded_lengths,
-                batch_size=size,
-                split=split,
-            )
-        )
+        attempt = partial(
+            with_features, examples, layers, store, split=split,
+            padded_lengths=preparation.plan.padded_lengths,
+        )  # fmt: skip
+        return batch_size.retry_on_out_of_memory(lambda size: attempt(batch_size=size))
 
     try:
         if preparation.pool:

@@ -176,7 +176,6 @@ class SimulatedRunner:
     machines: dict[str, SimulatedMachine] = field(default_factory=dict)
     with_checkpointing: SimulatedMachine | None = None
     can_split: bool = True
-    had_memory_contention: bool = False
     cases: list[Case] = field(default_factory=list)
 
     def __call__(

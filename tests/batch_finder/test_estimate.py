@@ -8,7 +8,7 @@ from transformers import LongformerConfig
 
 from finetune.batch_finder import estimate as estimate_module
 from finetune.batch_finder.case import Case, Part, architecture_of
-from finetune.batch_finder.estimate import LiveMemory, allocated_peaks, estimate, model_live_memory
+from finetune.batch_finder.estimate import LiveMemory, allocated_peaks, estimate
 from finetune.batch_finder.trial_model import build_trial_model
 from finetune.config.mode import Mode
 from finetune.devices.cpu import CpuDevice
@@ -72,16 +72,6 @@ def test_fake_steps_take_what_real_ones_do(mode: str, part: Part) -> None:
             trial.take_step(batch_size=batch_size)
             real.append(memory.peak_bytes)
     assert peaks_of(case, 4, 32) == pytest.approx(real, rel=0.02)
-
-
-@pytest.mark.slow
-def test_the_model_of_memory_holds_for_sizes_it_was_not_made_from() -> None:
-    case = small_case()
-    sizes = [1, 7, 3000]
-    # The first step at all begins without optimizer state.
-    _, *peaks = peaks_of(case, 1, *sizes)
-    predicted = [model_live_memory(case).peak_bytes(size) for size in sizes]
-    assert predicted == pytest.approx(peaks, rel=0.02)
 
 
 def test_the_largest_batch_is_the_last_whose_peak_fits() -> None:

@@ -102,18 +102,6 @@ def test_an_earlier_result_is_confirmed_by_one_trial_if_it_fits_and_memory_is_th
         assert find_in(cache)[1] == [result.recommended]
 
 
-def test_a_fresh_result_is_kept_unless_other_processes_took_memory(
-    cache: Path, runner: SimulatedRunner
-) -> None:
-    runner.machine = SimulatedMachine(capacity_share=0.5)
-    result, sizes = find_in(cache, is_fresh=True)
-    assert len(sizes) == len(result.trials) > 1
-    assert cached_in(cache)["largest"] == result.largest
-    runner.machine, runner.had_memory_contention = SimulatedMachine(capacity_share=0.4), True
-    assert find_in(cache, is_fresh=True)[0].largest < result.largest
-    assert cached_in(cache)["largest"] == result.largest
-
-
 @pytest.mark.parametrize(
     ("free_gib", "remedy", "others"), [(6, "close it and", "18.0 GiB"), (20, "lower", "batch")]
 )

@@ -1,7 +1,6 @@
 import copy
 import resource
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,35 +36,6 @@ def test_every_architecture_takes_steps_and_evaluates(architecture: str) -> None
     for batch_size in (1, 3):
         assert changed_names(model, batch_size)
         model.evaluate(batch_size=batch_size)
-
-
-@pytest.mark.parametrize(
-    ("task", "classes", "loss"), [("single", 3, 1.1), ("multi", 3, 0.69), ("regression", 1, 0.42)]
-)
-def test_a_step_has_the_loss_of_its_task_type(task: str, classes: int, loss: float) -> None:
-    """At logits of nearly 0; the numbers of a regression are 0, 1/2 and 1."""
-    model = tiny_model(task=task, classes=classes)
-    found: list[torch.Tensor] = []
-    losses = model.training_state.losses
-
-    def recorded(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        found.append(losses(logits * 0, labels))
-        return losses(logits, labels)
-
-    model = replace(model, training_state=replace(model.training_state, losses=recorded))
-    model.begin()
-    model.take_step(batch_size=3)
-    assert found[0].mean().item() == pytest.approx(loss, abs=0.01)
-
-
-def test_a_trial_trains_what_its_mode_names() -> None:
-    model = tiny_model(mode=Mode("head"))
-    model.begin()
-    changed = changed_names(model, 4)
-    assert changed == {"bert.pooler.dense.weight", "bert.pooler.dense.bias"} | {
-        "classifier.weight",
-        "classifier.bias",
-    }
 
 
 @pytest.mark.parametrize(("mode", "tokens"), [("last-1", 16), ("head", 1), ("classifier", 1)])

@@ -1,14 +1,12 @@
 from collections.abc import Callable
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch import distributed
 
 from finetune.devices.cuda import CudaDevice
 from finetune.errors import UsageError
-from finetune.tokenization.buckets import choose_padded_lengths
 
 GIB = 2**30
 NO_DRIVER = (
@@ -66,16 +64,6 @@ def test_processes_that_have_one_gpu_together_are_refused(
             device.make_group()
 
 
-def test_texts_are_padded_to_multiples_of_8_of_which_there_are_16_at_most(
-    pretend_nvidia: Callable[..., None],
-) -> None:
-    pretend_nvidia()
-    shapes = CudaDevice().shapes
-    assert [shapes.padded_length(tokens) for tokens in (1, 8, 9, 41)] == [8, 8, 16, 48]
-    padded_lengths = choose_padded_lengths(np.arange(1, 513), shapes)
-    assert padded_lengths == list(range(32, 513, 32))
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -111,20 +99,6 @@ def test_the_budget_is_what_is_free_and_cached_less_a_reserve_or_the_limit(
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 2 * GIB)
     limit_bytes = limit_gib and limit_gib * GIB
     assert CudaDevice().memory.budget_bytes(limit_bytes) == budget_gib * GIB
-
-
-@pytest.mark.cuda
-def test_allocations_beyond_the_cap_fail_on_a_real_gpu() -> None:
-    device = CudaDevice()
-    device.memory.release()
-    device.memory.set_memory_limit(2**30)
-    try:
-        with pytest.raises(RuntimeError) as caught:
-            torch.empty(2 * 2**30, dtype=torch.uint8, device=device.torch_device)
-        assert device.memory.is_out_of_memory(caught.value)
-        torch.empty(2**29, dtype=torch.uint8, device=device.torch_device)
-    finally:
-        device.memory.set_memory_limit(2**60)
 
 
 @pytest.mark.cuda

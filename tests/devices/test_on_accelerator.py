@@ -103,14 +103,3 @@ def test_a_run_goes_the_same_way_twice(gpu: Device, tiny_folder: Path, tmp_path:
     for name in ("first", "second"):
         run_tiny(tmp_path / name, model=tiny_folder, device=gpu.name, freeze_core=True)
     assert have_same_bits(weights_of(tmp_path / "first"), weights_of(tmp_path / "second"))
-
-
-def test_random_numbers_go_on_where_their_state_was_taken(gpu: Device) -> None:
-    def draw() -> list[torch.Tensor]:
-        return [torch.rand(5), torch.rand(5, device=gpu.torch_device).cpu()]
-
-    torch.rand(3, device=gpu.torch_device)
-    state = gpu.random_state()
-    expected = draw()
-    gpu.set_random_state(state)
-    assert all(map(torch.equal, draw(), expected))

@@ -12,7 +12,7 @@ import torch
 from prepared_runs import was_emitted
 from tiny_runs import Command, have_same_bits, logged_metrics, unfinished_files, weights_of
 from torch import nn
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+from transformers import pipeline
 
 import finetune
 from finetune.errors import InterruptionError
@@ -123,23 +123,6 @@ def test_its_model_answers_alike_everywhere(few_run: FewRun, command: Command) -
         assert ours.label == plain["label"] == row["predicted"]
         assert ours.probability == pytest.approx(row["probability"], abs=1e-5)
         assert plain["score"] == pytest.approx(row["probability"], abs=1e-5)
-
-
-@pytest.mark.slow
-def test_onnxruntime_gives_its_logits(few_run: FewRun, command: Command, tmp_path: Path) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
-    run, _, _ = few_run
-    exported = command("export", "onnx", run, "--output-dir", tmp_path / "onnx")
-    assert exported.code == 0, exported.errors
-    encode = AutoTokenizer.from_pretrained(run / "model")
-    inputs = encode(["who wrote the book of 12?", "water"], padding=True, return_tensors="pt")
-    model = AutoModelForSequenceClassification.from_pretrained(run / "model").eval()
-    with torch.inference_mode():
-        expected = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
-    session = onnxruntime.InferenceSession(tmp_path / "onnx" / "model.onnx")
-    names = [one.name for one in session.get_inputs()]
-    [logits] = session.run(None, {name: inputs[name].numpy() for name in names})
-    np.testing.assert_allclose(logits, expected.logits.numpy(), atol=1e-4)
 
 
 def at(kind: type[Event], value: Any, act: Callable[[], None]) -> Callable[[Event], None]:

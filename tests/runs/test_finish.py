@@ -80,15 +80,6 @@ def test_a_pipeline_that_truncates_reads_as_much_of_a_long_text(
     assert read_json(tmp_path / "third" / "model" / "inference.json")["max_length"] == 64
 
 
-def test_the_model_loads_in_transformers_and_predicts_as_the_tool_does(finished_run: Path) -> None:
-    classify = transformers.pipeline("text-classification", str(finished_run / "model"))
-    theirs = classify(TEXTS)
-    ours = finetune.predict(finished_run, TEXTS, device="cpu")
-    assert [answer.label for answer in ours] == [answer["label"] for answer in theirs]
-    for our, their in zip(ours, theirs, strict=True):
-        assert our.probability == pytest.approx(their["score"], abs=1e-5)
-
-
 def test_the_best_model_by_validation_is_the_one_that_is_kept(overfitted_run: Path) -> None:
     rows = logged_metrics(overfitted_run)
     validations = [row for row in rows if row["kind"] == "validation"]

@@ -3,14 +3,12 @@
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from finetune.errors import NotARunError, RunFolderInUseError, RunFolderNotEmptyError, UsageError
+from finetune.errors import NotARunError, RunFolderInUseError, RunFolderNotEmptyError
 from finetune.runs.folder import RunFolder, SeedsFolder, open_run_folder
 
 
@@ -53,21 +51,6 @@ def test_folder_of_a_run_is_refused_with_three_suggestions(tmp_path: Path) -> No
 
     for flag in ("--resume-from-checkpoint", "--overwrite", "--output-dir"):
         assert flag in refusal.value.remedy
-
-
-@pytest.mark.parametrize(
-    "create",
-    [
-        lambda path: RunFolder(path / "file" / "run").create(overwrite=False),
-        lambda path: RunFolder.create_next(path / "file", "run"),
-    ],
-)
-def test_folder_that_can_not_be_created_is_refused(
-    tmp_path: Path, create: Callable[..., Any]
-) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="is a file"), create(tmp_path):
-        pass
 
 
 @pytest.mark.parametrize("runs", [8, pytest.param(1_000, marks=pytest.mark.slow)])
@@ -138,13 +121,3 @@ def test_a_file_that_is_missing_or_makes_no_sense_is_named(
     else:
         with pytest.raises(NotARunError, match=r"metrics\.jsonl is missing or can't be read"):
             folder.read(folder.metrics_file, list)
-
-
-@pytest.mark.parametrize("name", ["", "b", "a/model"])
-def test_error_for_a_folder_without_a_run_names_runs_nearby(tmp_path: Path, name: str) -> None:
-    (tmp_path / "a" / "model").mkdir(parents=True)
-    RunFolder(tmp_path / "a").config_file.touch()
-    with pytest.raises(NotARunError) as caught:
-        open_run_folder(tmp_path / name)
-    assert caught.value.remedy.endswith(str(tmp_path / "a"))
-    assert ("there is no folder" in caught.value.message) == (name == "b")

@@ -3,7 +3,6 @@
 import hashlib
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,6 @@ from finetune.files import write_json
 from finetune.runs.folder import RunFolder
 from finetune.runs.manifest import Manifest, digest_splits, read_environment, restore_threads
 from finetune.tasks.single import Single
-
-MANIFEST = Manifest(
-    sources={"/data/rows.csv": "aa", "hub:acme/rows": "c0ffee"},
-    splits={"train": "11", "test": "22"},
-    model={"weights": "bb", "tokenizer": "cc"},
-)
 
 
 def rows_of(*rows: tuple[str, int], names: tuple[str, ...] = ("a", "b")) -> Dataset:
@@ -90,25 +83,6 @@ ROWS = rows_of(("one", 0), ("two", 1), ("three", 0))
 )
 def test_a_digest_depends_on_texts_labels_and_class_names_in_their_order(other: Dataset) -> None:
     assert digest(other) != digest(ROWS)
-
-
-@pytest.mark.parametrize(
-    ("now", "words"),
-    [
-        (replace(MANIFEST, sources={**MANIFEST.sources, "/data/rows.csv": "ab"}), "/data/rows.csv"),
-        (replace(MANIFEST, sources={"hub:acme/rows": "f00d"}), "hub:acme/rows"),
-        (replace(MANIFEST, splits={"train": "12", "test": "22"}), "the train split"),
-        (replace(MANIFEST, splits={"train": "12", "test": "23"}),
-         "the train split, the test split"),
-        (replace(MANIFEST, model={"weights": "bb", "tokenizer": "cd"}), "the model's tokenizer"),
-    ],
-    ids=["file", "commit", "split", "splits", "model"],
-)  # fmt: skip
-def test_what_differs_is_named(now: Manifest, words: str) -> None:
-    with pytest.raises(DataMismatchError) as raised:
-        MANIFEST.check(now, remedy="restore it")
-    assert raised.value.message == f"changed since the run began: {words}"
-    assert (raised.value.exit_code, raised.value.remedy) == (3, "restore it")
 
 
 @pytest.mark.parametrize(
