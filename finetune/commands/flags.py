@@ -53,6 +53,7 @@ device_option = click.option(
     help="Device to use.  [default: auto]",
 )
 PATH = click.Path(path_type=Path)
+PORT = click.IntRange(0, 65535)
 
 
 class _Run(click.Path):

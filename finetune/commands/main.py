@@ -39,6 +39,8 @@ COMMANDS = {
     "runs": "List the runs in a folder, newest first.",
     "compare": "Compare runs on the same test rows: metrics, options, differing rows.",
     "predict": "Classify texts with a trained model.",
+    "label": "Label texts in the browser, helped by a model.",
+    "serve": "Serve a trained model over HTTP.",
     "report": "Write the report and the model card of a run again.",
     "export": "Export a trained model to ONNX.",
     "push": "Upload a trained model to the Hugging Face Hub.",

@@ -15,6 +15,8 @@ from finetune.config.yaml_files import find_preset, read_yaml
 from finetune.errors import ConfigurationError
 
 ENVIRONMENT_PREFIX = "FINETUNE_"
+# Variables with the prefix that are not options: the token of finetune serve.
+OTHER_VARIABLES = {"FINETUNE_API_TOKEN"}
 SECTIONS = [section.name for section in fields(Config)]
 # Without a unit, a smaller number is a mistake: bytes were not meant.
 MIN_SIZE_BYTES = 10**6
@@ -61,7 +63,7 @@ def load_config(
     """
     given = [] if file is None else list(_read_file(file))
     for variable, text in (environment or {}).items():
-        if variable.startswith(ENVIRONMENT_PREFIX):
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in OTHER_VARIABLES:
             option = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
             given.append((variable, None, option, _from_text(text)))
     for option, value in (flags or {}).items():

@@ -1,0 +1,103 @@
+"""``finetune label``: unlabeled texts become a labeled table, in the browser."""
+
+import secrets
+import webbrowser
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from finetune.commands import flags
+from finetune.commands.console import show_json
+from finetune.escaping import escape_line
+from finetune.events import Info, emit
+from finetune.web import require_packages
+
+EXAMPLES = """\b
+Examples:
+  finetune label texts.csv --classes refund,praise,bug
+  finetune label tickets.txt --model minilm
+  finetune run texts.labels.csv                     train from the labels
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("file", type=flags.PATH)
+@click.option("--classes", help="Names of the classes, such as refund,praise,bug.")
+@click.option("--multi-label", is_flag=True, help="Let a text have any number of classes.")
+@flags.chosen_options(
+    *("text_column", "text_pair_column", "label_column", "encoding", "model", "revision"),
+    *("max_length", "device", "cache_dir"),
+)
+@click.option("--port", type=flags.PORT, default=0, help="Port.  [default: a free one]")
+@click.option("--no-browser", is_flag=True, help="Print the address without opening it.")
+@flags.with_display
+def command(
+    *,
+    file: Path,
+    classes: str | None,
+    multi_label: bool,
+    port: int,
+    no_browser: bool,
+    display: flags.Display,
+    **options: Any,
+) -> None:
+    """Label the texts of FILE in the browser.
+
+    FILE is a table or has one text per line. Every label is written at once, next to FILE: for
+    texts.csv into texts.labels.csv, which finetune run reads. The same command continues. Ctrl-C
+    stops it.
+    """
+    require_packages()
+    with display.progress():
+        from finetune.web.journal import LabelJournal
+        from finetune.web.label_app import make_label_app
+        from finetune.web.labeling import LabelingSession
+        from finetune.web.security import Guard, local_hosts
+        from finetune.web.server import bind, make_server, render
+        from finetune.web.source import TextEncoder, read_label_source
+
+        loaded = flags.load(data=str(file), **options)
+        file = file.expanduser()
+        config = loaded.config
+        source = read_label_source(file, config.data, is_multi_label=multi_label)
+        if "model" not in loaded.sources:
+            config = replace(config, model=replace(config.model, model=source.suggested_model))
+            emit(Info(f"guessed: --model {source.suggested_model}"))
+    journal = LabelJournal(
+        file,
+        source.texts,
+        digest=source.digest,
+        is_multi_label=source.is_multi_label,
+        initial=source.labels,
+    )
+    names = [
+        LabelingSession.check_name(name) for name in (classes or "").split(",") if name.strip()
+    ]
+    journal.start(names)
+
+    encoder = TextEncoder(config)
+    session = LabelingSession(source.texts, journal, encoder, is_blank=source.is_blank)
+    token, listener = secrets.token_urlsafe(16), bind("127.0.0.1", port)
+    port = listener.getsockname()[1]
+    page = render(
+        "label.html.j2", name=file.name, count=len(source.texts[0]),
+        multi_label=source.is_multi_label,
+    )  # fmt: skip
+    app = Guard(
+        make_label_app(session, page=page, token=token), hosts=local_hosts(port), token=token
+    )
+    address = f"http://127.0.0.1:{port}/?token={token}"
+    if display.as_json:
+        show_json({"address": address, "file": str(journal.table_path)})
+    else:
+        click.echo(f"label {escape_line(str(file))} at {address} (Ctrl-C stops)")
+    session.start()
+    if not no_browser:
+        webbrowser.open(address)
+    make_server(app).run(sockets=[listener])
+    session.stop()
+    if not display.quiet:
+        count = f"{len(journal.labels.rows):,} labeled texts"
+        click.echo(f"{count}; train with: {escape_line(session.command)}", err=True)

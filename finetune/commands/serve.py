@@ -1,0 +1,90 @@
+"""``finetune serve``: a run's model behind an HTTP endpoint."""
+
+import os
+from pathlib import Path
+
+import click
+
+from finetune.commands import flags
+from finetune.commands.console import show_json
+from finetune.errors import UsageError
+from finetune.runs.folder import open_run_folder
+from finetune.web import require_packages
+
+TOKEN_VARIABLE = "FINETUNE_API_TOKEN"
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+EXAMPLES = """\b
+Examples:
+  finetune serve latest                             then open the address
+  finetune serve runs/reviews --port 9000
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@flags.run_argument
+@click.option("--host", default="127.0.0.1", help="Address to listen at.  [default: 127.0.0.1]")
+@click.option(
+    "--port", type=flags.PORT, default=8000, help="Port; 0 is a free one.  [default: 8000]"
+)
+@click.option(
+    "--allowed-host",
+    "allowed_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Name under which clients reach another --host; may be repeated.",
+)
+@flags.device_option
+@flags.with_display
+def command(
+    *,
+    run: Path,
+    host: str,
+    port: int,
+    allowed_hosts: tuple[str, ...],
+    device: str,
+    display: flags.Display,
+) -> None:
+    """Classify texts over HTTP with the model in the run folder RUN.
+
+    Requests and answers have the shape of the Hugging Face inference API. With another --host, the
+    environment variable FINETUNE_API_TOKEN has the token that clients must send, and --allowed-host
+    the name under which they reach the server. Ctrl-C and SIGTERM stop the server after it has
+    answered what it accepted.
+    """
+    token = os.environ.get(TOKEN_VARIABLE)
+    if host not in LOCAL_HOSTS:
+        if not token:
+            raise UsageError(
+                f"--host {host} lets other machines in, and {TOKEN_VARIABLE} is not set",
+                remedy=f"set {TOKEN_VARIABLE} to a secret that clients send as bearer token",
+            )
+        if not allowed_hosts:
+            raise UsageError(
+                f"--host {host} needs the name under which clients reach the server",
+                remedy="add --allowed-host, such as --allowed-host models.example.org",
+            )
+    require_packages()
+    with display.progress():
+        from finetune.runs.trained import TrainedModel
+        from finetune.web.security import Guard, local_hosts
+        from finetune.web.serve_app import ServedModel, make_serve_app
+        from finetune.web.server import bind, make_server, render
+
+        folder = open_run_folder(run)
+        listener = bind(host, port)
+        model = TrainedModel.load(folder, device=device)
+    port = listener.getsockname()[1]
+    address = f"http://{allowed_hosts[0] if allowed_hosts else '127.0.0.1'}:{port}"
+    page = render(
+        "serve.html.j2", name=folder.path.name, classes=model.text_model.task.class_names,
+        reads_pairs=model.reads_pairs, address=address, needs_token=bool(token),
+    )  # fmt: skip
+    hosts = [*local_hosts(port), *allowed_hosts, *(f"{name}:{port}" for name in allowed_hosts)]
+    served = make_serve_app(ServedModel(folder, model), page=page, token=token)
+    if display.as_json:
+        show_json({"address": address, "run": str(folder.path)})
+    else:
+        click.echo(f"{folder.path.name} at {address} (Ctrl-C stops)")
+    make_server(Guard(served, hosts=hosts, token=token, open_paths=["/health"])).run(
+        sockets=[listener]
+    )

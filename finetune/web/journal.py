@@ -1,0 +1,248 @@
+"""The labels of a labeling session, and the journal that keeps them.
+
+Each action is one line of ``texts.labels.jsonl``, flushed before the action is answered. The labels
+are what these actions lead to, so that undoing one means to leave it out.
+"""
+
+import csv
+import fcntl
+import io
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from finetune.errors import DataError, UsageError
+from finetune.files import write_text_atomically
+
+How = Literal["file", "spread", "uncertain", "rare", "random", "chosen"]
+"""Why a text was shown; ``file`` if its label was in the file, ``chosen`` if a person picked it."""
+_FORMAT = "finetune labels 1"
+
+
+@dataclass(frozen=True)
+class Action:
+    """One thing that a person did; ``kind`` says which of the other fields it uses.
+
+    ``start`` has the classes named on the command line, which can't be undone.
+    """
+
+    kind: Literal["label", "skip", "add", "rename", "undo", "start"]
+    row: int | None = None  # from 0
+    classes: tuple[str, ...] = ()
+    how: How | None = None
+    new_name: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the line of the journal."""
+        return {name: value for name, value in asdict(self).items() if value not in (None, ())}
+
+    @classmethod
+    def from_json(cls, line: dict[str, Any]) -> "Action":
+        """Return the action of a line."""
+        return cls(**{**line, "classes": tuple(line.get("classes", ()))})
+
+
+@dataclass
+class Labels:
+    """The labels so far: classes in the order in which they were added, and those of each row."""
+
+    classes: list[str] = field(default_factory=list)
+    rows: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    how: dict[int, How] = field(default_factory=dict)
+    skipped: set[int] = field(default_factory=set)
+
+    def apply(self, action: Action) -> None:
+        """Change the labels as an action does."""
+        if action.kind == "rename":
+            [old] = action.classes
+            new = action.new_name or old
+            self.classes = list(
+                dict.fromkeys(new if name == old else name for name in self.classes)
+            )
+            for row, names in self.rows.items():
+                self.rows[row] = tuple(
+                    dict.fromkeys(new if name == old else name for name in names)
+                )
+            return
+        self.classes += [name for name in action.classes if name not in self.classes]
+        if action.row is None:
+            return
+        self.skipped.discard(action.row)
+        self.rows.pop(action.row, None)
+        if action.kind == "skip":
+            self.skipped.add(action.row)
+        else:
+            self.rows[action.row] = action.classes
+            self.how[action.row] = action.how or self.how.get(action.row, "chosen")
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of labeled rows of each class."""
+        counts = Counter(name for names in self.rows.values() for name in names)
+        return {name: counts[name] for name in self.classes}
+
+
+class LabelJournal:
+    """The files next to a table of texts: the journal, and the labeled rows as a table.
+
+    Args:
+        path: The table of texts: ``texts.csv`` leads to ``texts.labels.jsonl`` and ``.csv``.
+        texts: A column of texts, or two of text pairs.
+        digest: What identifies the texts. A journal of other texts is rejected.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        texts: Sequence[Sequence[str]],
+        *,
+        digest: str,
+        is_multi_label: bool,
+        initial: Labels,
+    ) -> None:
+        stem = path.name.partition(".")[0] or path.name
+        self.path = path.with_name(f"{stem}.labels.jsonl")
+        self.table_path = path.with_name(f"{stem}.labels.csv")
+        self._texts, self.is_multi_label = texts, is_multi_label
+        self._initial, self.actions = initial, list[Action]()
+        header = {"format": _FORMAT, "texts": digest, "multi_label": is_multi_label}
+        if path.resolve() == self.table_path.resolve():
+            raise UsageError(f"{path} has labels already", remedy="label the file it was made from")
+        self._check_table()
+        self._file = self.path.open("a+b")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._file.close()
+            raise UsageError(
+                f"{path} is being labeled by another finetune label",
+                remedy="use the page that it opened, or stop it first",
+            ) from error
+        self._read(header)
+        self.labels = self._replay()
+        if self.actions:
+            self.write_table()
+
+    def _check_table(self) -> None:
+        if self.table_path.exists():
+            with self.table_path.open("rb") as table:
+                if not (self.path.exists() and table.readline().startswith(b"text,")):
+                    raise _foreign(self.table_path)
+
+    def _read(self, header: dict[str, Any]) -> None:
+        self._file.seek(0)
+        content = self._file.read()
+        # A line without an end was being written when the server was killed, and never answered.
+        complete, _, cut = content.rpartition(b"\n")
+        lines = complete.split(b"\n")
+        if not complete and _line_of(header).startswith(cut):
+            self._file.truncate(0)
+            self._append(header)
+            return
+        with suppress(ValueError, TypeError):
+            first = json.loads(lines[0])
+            if first == header:
+                self.actions = [Action.from_json(json.loads(line)) for line in lines[1:]]
+                self._file.truncate(len(content) - len(cut))
+                return
+            if first.get("format") == _FORMAT and first["texts"] != header["texts"]:
+                raise DataError(
+                    f"{self.path} has labels of other texts than this file has now",
+                    remedy="restore the file, or move the labels elsewhere to start again",
+                )
+            if first.get("format") == _FORMAT:
+                changed = "single-label" if first["multi_label"] else "multi-label"
+                raise UsageError(
+                    f"{self.path} was not made for {changed} data",
+                    remedy="start finetune label as before, or move the labels elsewhere",
+                )
+        raise _foreign(self.path)
+
+    def _replay(self) -> Labels:
+        first = self._initial
+        labels = Labels([*first.classes], {**first.rows}, {**first.how})
+        starts = [action for action in self.actions if action.kind == "start"]
+        for action in starts + self.effective:
+            labels.apply(action)
+        return labels
+
+    @property
+    def effective(self) -> list[Action]:
+        """The actions without those that were undone, and without the starts."""
+        kept: list[Action] = []
+        for action in self.actions:
+            if action.kind == "undo":
+                kept = kept[:-1]
+            elif action.kind != "start":
+                kept.append(action)
+        return kept
+
+    def start(self, classes: Sequence[str]) -> None:
+        """Add classes that neither the labels nor the journal has had."""
+        known = {name for action in self.actions for name in action.classes}
+        new = [name for name in classes if name not in known | {*self._initial.classes}]
+        if new:
+            self.record(Action("start", classes=tuple(new)))
+
+    def record(self, action: Action) -> None:
+        """Write an action, then change the labels and their table."""
+        self._append(action.to_json())
+        self.actions.append(action)
+        if action.kind == "undo":
+            self.labels = self._replay()
+        else:
+            self.labels.apply(action)
+        self.write_table()
+
+    def _append(self, line: dict[str, Any]) -> None:
+        self._file.write(_line_of(line))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def write_table(self) -> None:
+        """Write the labeled rows as a table that ``finetune run`` reads.
+
+        Rows that were drawn at random are its test split, except for the first ones of classes
+        that no training row has. All others are training rows. Without test rows, there is no
+        column ``split``.
+        """
+        rows, how = self.labels.rows, self.labels.how
+        trained = {name for row, names in rows.items() if how[row] != "random" for name in names}
+        tested = set[int]()
+        for row, names in rows.items():
+            if how[row] == "random" and trained.issuperset(names):
+                tested.add(row)
+            trained.update(names)
+        table = io.StringIO()
+        writer = csv.writer(table)
+        names_of_texts = ("text", "text_pair")[: len(self._texts)]
+        writer.writerow([*names_of_texts, "label", "row", "how", *["split"] * bool(tested)])
+        writer.writerows(
+            [
+                *(column[row] for column in self._texts),
+                json.dumps(names, ensure_ascii=False) if self.is_multi_label else names[0],
+                row + 1,
+                how[row],
+                *["test" if row in tested else "train"] * bool(tested),
+            ]
+            for row, names in rows.items()
+        )
+        write_text_atomically(self.table_path, table.getvalue())
+
+    def close(self) -> None:
+        """Release the lock."""
+        self._file.close()
+
+
+def _line_of(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, ensure_ascii=False).encode() + b"\n"
+
+
+def _foreign(path: Path) -> DataError:
+    return DataError(
+        f"{path} was not written by finetune label", remedy="rename it, or label another file"
+    )

@@ -1,0 +1,90 @@
+"""``finetune label`` in a real browser: texts labeled by keyboard, on a phone and a screen."""
+
+import csv
+import re
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from finetune.web.journal import LabelJournal, Labels
+from finetune.web.label_app import make_label_app
+from finetune.web.labeling import LabelingSession
+from finetune.web.security import Guard, local_hosts
+from finetune.web.server import bind, make_server, render
+
+if TYPE_CHECKING:
+    from browser.conftest import Browser
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+HOSTILE = "<img src=x onerror=alert(1)> {{ 7 * 7 }}"
+TEXTS = [f"{HOSTILE} {word} {number}" for number in range(16) for word in ("good", "bad")]
+
+
+def no_features(columns: object) -> None:
+    raise ValueError("no weights")
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1280, "light")])
+def test_texts_are_labeled_by_keyboard(
+    width: int, scheme: str, browser: "Browser", tmp_path: Path
+) -> None:
+    journal = LabelJournal(
+        tmp_path / "texts.csv", [TEXTS], digest="d", is_multi_label=False, initial=Labels()
+    )
+    session = LabelingSession([TEXTS], journal, no_features)  # type: ignore[arg-type]
+    session.start()
+    listener = bind("127.0.0.1", 0)
+    port, token = listener.getsockname()[1], "secret"
+    page = render("label.html.j2", name="texts.csv", count=len(TEXTS), multi_label=False)
+    app = make_label_app(session, page=page, token=token)
+    server = make_server(Guard(app, hosts=local_hosts(port), token=token))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    base = f"http://127.0.0.1:{port}"
+    visit = browser.open(f"{base}/?token={token}", width=width, scheme=scheme)
+    shown = visit.page.locator("#text .text")
+
+    def press(key: str, *, labeled: int) -> None:
+        visit.page.keyboard.press(key)
+        progress = re.compile(rf"^{labeled} of")
+        visit.page.locator("#progress", has_text=progress).wait_for()
+        visit.page.locator("body:not([data-busy])").wait_for()
+
+    try:
+        shown.wait_for()
+        for name in ("good", "bad"):
+            visit.page.fill("#class-name", name)
+            visit.page.keyboard.press("Enter")
+            visit.page.locator("#classes button", has_text=name).wait_for()
+        for number in range(30):
+            assert HOSTILE in shown.inner_text()
+            key = "1" if " good " in shown.inner_text() else "2"
+            press(key, labeled=number + 1)
+        for number in range(3):
+            press("Backspace", labeled=29 - number)
+        visit.page.reload()
+        shown.wait_for()
+        assert visit.overflow <= 0
+        for number in range(5):
+            press("1" if " good " in shown.inner_text() else "2", labeled=28 + number)
+        visit.page.get_by_text("All texts are labeled or skipped.").wait_for()
+        assert "texts.labels.csv" in visit.page.locator("#command").inner_text()
+        for view in ("Labeled texts", "Contradictions", "Label"):
+            visit.page.get_by_role("button", name=view, exact=True).click()
+            visit.page.wait_for_timeout(300)
+            assert visit.find_violations() == [], view
+            assert visit.overflow <= 0, view
+        assert all(url.startswith(base) for url in visit.requests), visit.requests
+        # The last text is followed by the answer 404, which a browser reports.
+        assert [each for each in visit.messages if "404" not in each] == []
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        session.stop()
+    with journal.table_path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert sorted(row["text"] for row in rows) == sorted(TEXTS)
+    assert all(f" {row['label']} " in row["text"] for row in rows)

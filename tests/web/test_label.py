@@ -1,0 +1,277 @@
+"""``finetune label`` over HTTP: what it reads, what it answers, what it rejects."""
+
+import csv
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from finetune.config.schema import DataConfig
+from finetune.web.journal import LabelJournal, Labels
+from finetune.web.label_app import make_label_app
+from finetune.web.labeling import LabelingSession
+from finetune.web.security import Guard
+from finetune.web.server import render
+from finetune.web.source import read_label_source
+
+TOKEN = "secret"
+WORDS = {"refund": "money back please", "praise": "very good indeed", "bug": "it crashes often"}
+TEXTS = [f"{words} {number}" for number in range(30) for words in WORDS.values()]
+TRUE = [name for _ in range(30) for name in WORDS]
+
+
+def read_features(columns: Sequence[Sequence[str]]) -> Any:
+    """Return a vector near that of its class, for texts and for the names of classes."""
+    random = np.random.default_rng(0)
+    keys = [[name in text or words in text for name, words in WORDS.items()] for text in columns[0]]
+    return np.array(keys, np.float32) + random.normal(0, 0.1, (len(keys), 3)).astype(np.float32)
+
+
+def make_session(
+    folder: Path, *, multi: bool = False, read: Any = read_features
+) -> LabelingSession:
+    path, initial = folder / "texts.csv", Labels()
+    journal = LabelJournal(path, [TEXTS], digest="d", is_multi_label=multi, initial=initial)
+    return LabelingSession([TEXTS], journal, read)
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[LabelingSession]:
+    session = make_session(tmp_path)
+    yield session
+    session.stop()
+
+
+def client_of(session: LabelingSession, **options: Any) -> TestClient:
+    page = render("label.html.j2", name="<b>.csv", count=90, multi_label=False)
+    app = Guard(make_label_app(session, page=page, token=TOKEN), hosts=["testserver"], token=TOKEN)
+    return TestClient(app, **{"headers": {"Authorization": f"Bearer {TOKEN}"}, **options})
+
+
+def test_texts_are_labeled_one_after_another(session: LabelingSession) -> None:
+    client = client_of(session)
+    session.start()
+    assert session.wait(seconds=30)
+    shown = {}
+    for number in range(len(TEXTS)):
+        row = client.get("/api/next").json()
+        assert client.get("/api/next").json()["row"] == row["row"]
+        assert row["text"] == TEXTS[row["row"] - 1]
+        shown[row["row"]] = row["how"]
+        label = None if number == 7 else TRUE[row["row"] - 1]
+        status = client.post("/api/label", json={"row": row["row"], "label": label}).json()
+        assert status["labeled"] + status["skipped"] == number + 1
+    assert client.get("/api/next").status_code == 404
+    assert sorted(shown) == list(range(1, len(TEXTS) + 1))
+    assert {*shown.values()} >= {"random", "spread"}
+    with open(session.journal.table_path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(TEXTS) - 1
+    assert all(row["text"] == TEXTS[int(row["row"]) - 1] for row in rows)
+    assert all((row["split"] == "test") == (row["how"] == "random") for row in rows)
+    undone = client.post("/api/undo", json={}).json()
+    assert undone["labeled"] == len(TEXTS) - 2
+    assert client.get("/api/next").json()["row"] == undone["row"]
+
+
+def test_classes_are_added_renamed_merged_and_found(session: LabelingSession) -> None:
+    client = client_of(session)
+    for row, name in ((1, " a "), (2, "b"), (3, "c")):
+        client.post("/api/label", json={"row": row, "label": name})
+    client.post("/api/classes", json={"name": "d"})
+    status = client.post("/api/classes", json={"name": "b", "new_name": "a"}).json()
+    assert status["classes"] == {"a": 2, "c": 1, "d": 0}
+    found = client.get("/api/texts?class=a&search=GOOD").json()
+    assert [row["row"] for row in found] == [2]
+    assert client.post("/api/undo", json={}).json()["classes"] == {"a": 1, "b": 1, "c": 1, "d": 0}
+
+
+def test_a_head_learns_and_contradicts_a_wrong_label(session: LabelingSession) -> None:
+    for row in range(40):
+        session.label(row, ["bug" if row == 3 else TRUE[row]])
+    session.start()
+    client = client_of(session)
+    for _ in range(500):
+        status = client.get("/api/status").json()
+        if status["agreement"] and status["curve"]:
+            break
+        time.sleep(0.02)
+    assert status["agreement"]["agreed"] >= status["agreement"]["texts"] - 1
+    assert status["curve"][-1]["texts"] == status["agreement"]["texts"]
+    if 3 not in session._selection.random_rows:
+        found = client.get("/api/contradictions").json()
+        assert [row["row"] for row in found] == [4]
+    assert client.get("/api/next").json()["suggestion"]["label"] in WORDS
+
+
+def test_labeling_works_without_a_model(tmp_path: Path) -> None:
+    def fail(columns: Any) -> Any:
+        raise ValueError("no weights")
+
+    session = make_session(tmp_path, multi=True, read=fail)
+    session.start()
+    assert not session.wait(seconds=30)
+    client = client_of(session)
+    hows = set()
+    for _ in range(8):
+        row = client.get("/api/next").json()
+        hows.add(row["how"])
+        client.post("/api/label", json={"row": row["row"], "label": ["a", "b"]})
+    assert hows == {"spread", "random"}
+    status = client.get("/api/status").json()
+    assert "no weights" in status["error"]
+    assert status["classes"] == {"a": 8, "b": 8}
+    session.stop()
+
+
+POST = {"content-type": "application/json", "authorization": f"Bearer {TOKEN}"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "body", "code"),
+    [
+        ("GET", "/api/next", POST, "", 200),
+        ("GET", "/api/next", {}, "", 401),
+        ("GET", "/", {}, "", 401),
+        ("GET", "/api/next", {"authorization": "Bearer wrong"}, "", 401),
+        ("GET", "/api/next", {"authorization": f"Basic {TOKEN}"}, "", 401),
+        ("GET", "/api/next", {"cookie": f"finetune-token={TOKEN}"}, "", 401),
+        ("GET", f"/?token={TOKEN}", {}, "", 200),
+        ("GET", "/api/next", {**POST, "host": "evil.example"}, "", 403),
+        ("GET", "/api/next", {**POST, "host": "testserver:1"}, "", 403),
+        ("GET", "/api/next", {**POST, "origin": "http://evil.example"}, "", 403),
+        ("GET", "/api/next", {**POST, "origin": "null"}, "", 403),
+        ("GET", "/api/next", {**POST, "origin": "http://testserver"}, "", 200),
+        ("GET", "/api/nothing", POST, "", 404),
+        ("GET", "/api/label", POST, "", 405),
+        ("POST", "/api/label", {**POST, "content-type": "text/plain"}, "{}", 415),
+        ("POST", "/api/label", POST, "{", 400),
+        ("POST", "/api/label", POST, "[]", 422),
+        ("POST", "/api/label", POST, '{"row": 1}', 422),
+        ("POST", "/api/label", POST, '{"row": "1", "label": "a"}', 422),
+        ("POST", "/api/label", POST, '{"row": 1, "label": 3}', 422),
+        ("POST", "/api/label", POST, '{"row": 1, "label": " "}', 422),
+        ("POST", "/api/label", POST, '{"row": 1, "label": ["a", "b"]}', 422),
+        ("POST", "/api/label", POST, '{"row": 1, "label": "a", "more": 1}', 422),
+        ("POST", "/api/label", POST, '{"row": 0, "label": "a"}', 404),
+        ("POST", "/api/label", POST, '{"row": 91, "label": "a"}', 404),
+        ("POST", "/api/undo", POST, "{}", 409),
+        ("POST", "/api/classes", POST, '{"name": "x", "new_name": "y"}', 404),
+        ("POST", "/api/label", POST, '{"row": 1, "label": "' + "a" * 2**20 + '"}', 413),
+    ],
+)
+def test_a_request_is_answered_or_rejected_with_a_sentence(
+    method: str, path: str, headers: dict[str, str], body: str, code: int, session: LabelingSession
+) -> None:
+    response = client_of(session, headers={}).request(method, path, headers=headers, content=body)
+    assert response.status_code == code, response.text
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+    if code >= 400:
+        assert len(response.json()["error"]) > 5
+        assert not session.journal.actions
+
+
+def test_the_page_escapes_names_and_sets_a_cookie(session: LabelingSession) -> None:
+    client = client_of(session, headers={})
+    page = client.get(f"/?token={TOKEN}")
+    assert "&lt;b&gt;.csv" in page.text
+    assert "HttpOnly" in page.headers["set-cookie"]
+    assert "SameSite=strict" in page.headers["set-cookie"]
+    assert client.get("/api/status").status_code == 200
+    for file in ("style.css", "label.js"):
+        assert file in page.text
+        assert client.get(f"/{file}").status_code == 200
+    assert not re.search(r"(src|href)=\"(?!/(style\.css|label\.js))", page.text)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "multi", "texts", "labels"),
+    [
+        ("a.txt", "one\n\ntwo", False, [["one", "", "two"]], {}),
+        ("a.csv", "id,text\n1,one text\n2,two text", False, [["one text", "two text"]], {}),
+        (
+            "a.csv", "text,label\none text,x\ntwo text,\nthree,x", False,
+            [["one text", "two text", "three"]], {0: ("x",), 2: ("x",)},
+        ),
+        (
+            "a.csv", 'text,label\none text,"[""x"", ""y""]"\ntwo text,', True,
+            [["one text", "two text"]], {0: ("x", "y")},
+        ),
+        (
+            "a.csv", "premise,hypothesis\nIt rains now.,It is wet.\nIt snows.,It is warm.", False,
+            [["It rains now.", "It snows."], ["It is wet.", "It is warm."]], {},
+        ),
+        ("a.jsonl", '{"text": "one text", "label": 1}\n{"text": "two"}', False,
+         [["one text", "two"]], {0: ("1",)}),
+    ],
+)  # fmt: skip
+def test_a_file_is_read_with_its_labels(
+    name: str, content: str, multi: bool, texts: Any, labels: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    source = read_label_source(path, DataConfig(), is_multi_label=False)
+    assert source.texts == texts
+    assert source.labels.rows == labels
+    assert source.is_multi_label == multi
+    assert source.is_blank.tolist() == [not text for text in texts[0]]
+
+
+class Served:
+    """A ``finetune label`` in a process of its own."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        arguments = [*("label", "texts.txt", "--no-browser", "--json"), *options]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "finetune", *arguments],
+            cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self.process.stdout
+        self.address = json.loads(self.process.stdout.readline() or "{}").get("address", "")
+
+    def ask(self, path: str, body: Any = None) -> Any:
+        base, _, token = self.address.partition("/?token=")
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        with urlopen(Request(base + path, data, headers), timeout=60) as response:
+            return json.load(response)
+
+
+@pytest.mark.slow
+def test_kills_lose_no_label_and_a_signal_ends_it_well(tmp_path: Path, tiny_folder: Path) -> None:
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    options = ["--model", str(tiny_folder), "--classes", ",".join(WORDS), "--device", "cpu"]
+    answered: dict[int, str] = {}
+    random = np.random.default_rng(0)
+    for _ in range(3):
+        served = Served(tmp_path, *options)
+        end, row = time.monotonic() + random.uniform(0.1, 1.0), 0
+        while time.monotonic() < end and len(answered) < len(TEXTS):
+            row = served.ask("/api/next")["row"]
+            assert row not in answered
+            answered[row] = TRUE[row - 1]
+            served.ask("/api/label", {"row": row, "label": TRUE[row - 1]})
+        served.process.kill()
+        served.process.wait()
+    served = Served(tmp_path, *options)
+    second = Served(tmp_path, *options)
+    assert second.process.wait(60) == 2
+    assert served.ask("/api/status")["labeled"] == len(answered)
+    with pytest.raises(HTTPError, match="403"):
+        urlopen(Request(served.address, headers={"Host": "evil.example"}), timeout=60)
+    served.process.send_signal(signal.SIGTERM)
+    assert served.process.wait(60) == 0
+    with open(tmp_path / "texts.labels.csv", newline="") as file:
+        labels = {int(row["row"]): row["label"] for row in csv.DictReader(file)}
+    assert labels == answered

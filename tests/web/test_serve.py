@@ -1,0 +1,233 @@
+"""``finetune serve`` over HTTP: the predictions of ``predict``, and rejections."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+from huggingface_hub import InferenceClient
+from starlette.testclient import TestClient
+from tiny_runs import TEXTS, Command
+
+import finetune
+from finetune.runs.folder import RunFolder
+from finetune.runs.trained import TrainedModel
+from finetune.web import batching
+from finetune.web.batching import Batcher
+from finetune.web.security import Guard, RequestError, local_hosts
+from finetune.web.serve_app import ServedModel, make_serve_app
+from finetune.web.server import bind, make_server, render
+
+
+@pytest.fixture(scope="module")
+def model(finished_run: Path) -> ServedModel:
+    folder = RunFolder(finished_run)
+    return ServedModel(folder, TrainedModel.load(folder, device="cpu"))
+
+
+def client_of(model: ServedModel, *, token: str | None = None, **options: Any) -> TestClient:
+    page = render(
+        "serve.html.j2", name="<i>", classes=["a"], reads_pairs=False, address="here",
+        needs_token=False,
+    )  # fmt: skip
+    app = make_serve_app(model, page=page, token=token)
+    guard = Guard(app, hosts=["testserver"], token=token, open_paths=["/health"])
+    return TestClient(guard, **options)
+
+
+@pytest.fixture(scope="module")
+def address(model: ServedModel) -> Iterator[str]:
+    """Serve the model on a real socket."""
+    listener = bind("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    server = make_server(Guard(make_serve_app(model, page=""), hosts=local_hosts(port), token=None))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    yield f"http://127.0.0.1:{port}"
+    server.should_exit = True
+    thread.join(30)
+
+
+def test_an_inference_client_gets_what_predict_says(address: str, finished_run: Path) -> None:
+    expected = finetune.predict(finished_run, TEXTS, device="cpu", all_scores=True)
+    client = InferenceClient(model=address, token="hf_xxx")
+    for text, prediction in zip(TEXTS, expected, strict=True):
+        [found] = client.text_classification(text)
+        assert found.label == prediction.label
+        assert found.score == pytest.approx(prediction.probability, abs=1e-6)
+        ranked = client.text_classification(text, top_k=3, function_to_apply="softmax")
+        assert len(ranked) == 3
+        assert ranked[0].label == prediction.label
+
+
+def test_many_clients_get_their_own_answers(address: str, finished_run: Path) -> None:
+    texts = [f"{text} {'very ' * number}" for number in range(20) for text in TEXTS]
+    expected = finetune.predict(finished_run, texts, device="cpu")
+
+    def ask(text: str) -> Any:
+        body = json.dumps({"inputs": text}).encode()
+        request = Request(address, body, {"Content-Type": "application/json"})
+        with urlopen(request, timeout=60) as response:
+            return json.load(response)
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(ask, texts))
+    for [[answer]], prediction in zip(answers, expected, strict=True):
+        assert answer["label"] == prediction.label
+        assert answer["score"] == pytest.approx(prediction.probability, abs=1e-6)
+
+
+JSON = {"content-type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "words"),
+    [
+        ('{"inputs": "a"}', 200, ""),
+        ('{"inputs": ["a", {"text": "b"}], "parameters": {"top_k": 2}}', 200, ""),
+        ('{"inputs": ["", " "]}', 200, "[[], []]"),
+        ('{"inputs": "a", "parameters": {"min_confidence": 1.0}}', 200, "[[]]"),
+        ('{"inputs": []}', 422, "0 texts"),
+        ('{"inputs": 3}', 422, "inputs"),
+        ('{"inputs": [["a"]]}', 422, "inputs"),
+        ('{"text": "a"}', 422, "inputs"),
+        ('{"inputs": "a", "parameters": {"top": 1}}', 422, "parameters.top"),
+        ('{"inputs": "a", "parameters": {"top_k": 0}}', 422, "top_k"),
+        ('{"inputs": "a", "parameters": {"min_confidence": 2}}', 422, "min_confidence"),
+        (
+            '{"inputs": "a", "parameters": {"min_confidence": 0.5, "target_precision": 0.5}}',
+            422, "give one of them",
+        ),
+        ('{"inputs": {"text": "a", "text_pair": "b"}}', 422, "single texts"),
+        ('{"inputs": "\\ud800"}', 400, "hex escape"),
+        ('{"inputs": "a"', 400, "JSON"),
+        (json.dumps({"inputs": ["a"] * 513}), 422, "513 texts"),
+        (json.dumps({"inputs": "a" * 2**20}), 413, "1 MiB"),
+    ],
+)  # fmt: skip
+def test_a_request_is_answered_or_rejected_with_a_sentence(
+    body: str, code: int, words: str, model: ServedModel
+) -> None:
+    for path in ("/", "/predict"):
+        response = client_of(model).post(path, content=body, headers=JSON)
+        assert response.status_code == code, response.text
+        assert words in response.text
+        assert ("error" in response.json()) == (code != 200)
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "code"),
+    [
+        ("/health", {}, 200),
+        ("/info", {}, 401),
+        ("/info", {"authorization": "Bearer wrong"}, 401),
+        ("/info", {"authorization": "Bearer secret"}, 200),
+        ("/?token=secret", {}, 200),
+        ("/health", {"host": "evil.example"}, 403),
+        ("/health", {"origin": "https://evil.example"}, 403),
+    ],
+)
+def test_a_token_and_the_names_of_the_server_are_checked(
+    path: str, headers: dict[str, str], code: int, model: ServedModel
+) -> None:
+    assert client_of(model, token="secret").get(path, headers=headers).status_code == code
+
+
+def test_info_and_the_page_say_what_is_served(model: ServedModel) -> None:
+    client = client_of(model)
+    info = client.get("/info").json()
+    assert "LOC" in info["classes"]
+    assert info["metrics"]["test_accuracy"] >= 0
+    assert "torch" in info["versions"]
+    assert "&lt;i&gt;" in client.get("/").text
+    assert client.get("/serve.js").status_code == client.get("/style.css").status_code == 200
+
+
+def test_waiting_requests_form_a_batch_and_keep_their_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batching, "MAX_WAITING_TEXTS", 6)
+    batches, has_started, go = [], threading.Event(), threading.Event()
+
+    def predict(texts: Sequence[tuple[str, None]]) -> Sequence[str]:
+        batches.append(len(texts))
+        has_started.set()
+        assert go.wait(30)
+        return [f"{text}!" for text, _ in texts]
+
+    async def ask_all() -> list[Sequence[str]]:
+        batcher = Batcher(predict)
+        requests = [asyncio.create_task(batcher.submit([("a", None)]))]
+        await asyncio.to_thread(has_started.wait)
+        for name in "bc":
+            requests.append(asyncio.create_task(batcher.submit([(name, None)] * 3)))
+        await asyncio.sleep(0)
+        with pytest.raises(RequestError, match="too many texts are waiting"):
+            await batcher.submit([("d", None)])
+        go.set()
+        return await asyncio.gather(*requests)
+
+    assert asyncio.run(ask_all()) == [["a!"], ["b!"] * 3, ["c!"] * 3]
+    assert batches == [1, 6]
+
+
+def test_a_full_queue_says_when_to_come_back(
+    model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batching, "MAX_WAITING_TEXTS", 0)
+    response = client_of(model).post("/", json={"inputs": "a"})
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "words"),
+    [
+        (["--host", "0.0.0.0"], {}, ["FINETUNE_API_TOKEN"]),
+        (["--host", "0.0.0.0"], {"FINETUNE_API_TOKEN": "x"}, ["--allowed-host"]),
+        (["--host", "192.0.2.1", "--allowed-host", "x"], {"FINETUNE_API_TOKEN": "x"}, ["--port"]),
+    ],
+)
+def test_another_host_needs_a_token_and_names(
+    arguments: list[str],
+    variables: dict[str, str],
+    words: list[str],
+    finished_run: Path,
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    command("serve", finished_run, "--port", "0", *arguments).assert_refused(2, *words)
+
+
+@pytest.mark.slow
+def test_a_signal_lets_the_server_answer_what_it_accepted(finished_run: Path) -> None:
+    arguments = ["serve", str(finished_run), "--port", "0", "--json", "--device", "cpu"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "finetune", *arguments], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    address = json.loads(process.stdout.readline())["address"]
+    answers: list[int] = []
+
+    def ask() -> None:
+        body = json.dumps({"inputs": ["Who wrote Faust? " * 20] * 512}).encode()
+        with urlopen(Request(address, body, JSON), timeout=60) as response:
+            answers.append(len(json.load(response)))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    thread.join(60)
+    assert process.wait(60) == 0
+    assert answers == [512]
