@@ -14,7 +14,7 @@ from playwright.sync_api import sync_playwright
 import finetune
 from finetune.commands.report import report
 
-RUN = Path("runs/questions-minilm-last-2")
+RUN = Path("runs/questions-minilm-full")
 PICTURE = Path(__file__).parent / "screenshots" / "report.png"
 WIDTH, HEIGHT = 1000, 1130
 # With a palette, the file has a third of its size, and looks the same.
@@ -24,7 +24,7 @@ COLORS = 96
 def main() -> None:
     """Train the model if needed, and save the top of its report as a PNG."""
     if not RUN.exists():
-        finetune.run(data="questions", model="minilm", train_layers=2, output_dir=str(RUN))
+        finetune.run(data="questions", model="minilm", output_dir=str(RUN))
     address = report(RUN).resolve().as_uri()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
