@@ -102,8 +102,8 @@ class Split:
 
     def labels_of(self, row: int, *, of: "Split") -> list[str]:
         """Return the names of the labels that the text of another split's row has here."""
-        own = self.labels[self.numbers == of.numbers[row]]
-        return sorted({self.label_names[label] for label in own})
+        labels = self.labels[self.numbers == of.numbers[row]]
+        return sorted({self.label_names[label] for label in labels})
 
 
 def find_repeats(split: Split, train: Split) -> Finding:
@@ -184,7 +184,7 @@ CHECKS = {
 def check_splits(splits: DatasetDict, task: Task) -> Findings:
     """Look for what is odd in splits, ``train`` among them, without a model."""
     texts = {split: texts_of(rows) for split, rows in splits.items()}
-    text_numbers = number_splits({split: own.columns for split, own in texts.items()})
+    text_numbers = number_splits({split: columns.columns for split, columns in texts.items()})
     labels = {split: task.labels(column_of(rows, "label")) for split, rows in splits.items()}
     together = np.concatenate(list(labels.values()))
     distinct, label_numbers = np.unique(together, axis=0, return_inverse=True)
@@ -197,12 +197,14 @@ def check_splits(splits: DatasetDict, task: Task) -> Findings:
     train = parts["train"]
     return Findings(
         rows={split: len(rows) for split, rows in splits.items()},
-        classes={split: task.count_classes(own) for split, own in labels.items()},
+        classes={split: task.count_classes(array) for split, array in labels.items()},
         checks={
-            name: {split: found for split, own in parts.items() if (found := find(own, train))}
+            name: {
+                split: finding for split, part in parts.items() if (finding := find(part, train))
+            }
             for name, (find, _, _) in CHECKS.items()
         },
-        figures={split: task.describe(own) for split, own in labels.items()},
+        figures={split: task.describe(array) for split, array in labels.items()},
     )
 
 
@@ -211,11 +213,11 @@ def find_imbalance(counts: Mapping[str, int]) -> Iterator[Suggestion]:
     present = sorted(filter(counts.__getitem__, counts), key=counts.__getitem__)
     smallest, largest = present[0], present[-1]
     if (ratio := counts[largest] / counts[smallest]) >= STRONG_IMBALANCE:
-        found = f"{largest} has {ratio:.1f} times the training rows of {smallest}"
-        yield Suggestion(found, "--class-weights balanced")
+        finding = f"{largest} has {ratio:.1f} times the training rows of {smallest}"
+        yield Suggestion(finding, "--class-weights balanced")
     if rare := {name: count for name, count in counts.items() if count < RARE_ROWS}:
-        found = f"classes with fewer than {RARE_ROWS} training rows: {listed_counts(rare)}"
-        yield Suggestion(found, "add rows of these classes, or merge them with others")
+        finding = f"classes with fewer than {RARE_ROWS} training rows: {listed_counts(rare)}"
+        yield Suggestion(finding, "add rows of these classes, or merge them with others")
 
 
 def find_misspelled_names(counts: Mapping[str, int]) -> Iterator[Suggestion]:
@@ -268,17 +270,21 @@ def suggest_model(
     """Suggest another model if this one's vocabulary does not know the language of the texts."""
     share = unknown_tokens / max(tokens, 1)
     if share > MAX_UNKNOWN:
-        found = f"{share:.0%} of the tokens are unknown to the vocabulary of the model, which can't"
-        found += " tell these words apart"
+        finding = (
+            f"{share:.0%} of the tokens are unknown to the vocabulary of the model, which can't"
+        )
+        finding += " tell these words apart"
     elif script := find_spelt_script(tokenizer, texts):
-        found = f"the texts are in {script} letters, and the vocabulary of the model has these but"
-        found += " hardly a word: it spells them"
+        finding = (
+            f"the texts are in {script} letters, and the vocabulary of the model has these but"
+        )
+        finding += " hardly a word: it spells them"
     else:
         return None
     model = (
         f"--model {MULTILINGUAL_MODEL}, which is multilingual, or a model of the texts' language"
     )
-    return Suggestion(found, model)
+    return Suggestion(finding, model)
 
 
 def find_spelt_script(
@@ -294,15 +300,15 @@ def find_spelt_script(
         letter = next(filter(str.isalpha, word), "")
         if letter >= FIRST_LETTER_BEYOND_LATIN:
             scripts.setdefault(unicodedata.name(letter, "").split(" ")[0], []).append(word)
-    script, words = max(scripts.items(), key=lambda one: len(one[1]), default=("", []))
+    script, words = max(scripts.items(), key=lambda item: len(item[1]), default=("", []))
     if 2 * len(words) <= len(all_words):
         return None
     letters = sum(map(str.isalpha, "".join(words)))
-    found = tokenizer.backend_tokenizer.encode_batch_fast(words, add_special_tokens=False)
+    tokens = tokenizer.backend_tokenizer.encode_batch_fast(words, add_special_tokens=False)
     is_east_asian = script in ("CJK", "HIRAGANA", "KATAKANA")
     most = (MAX_TOKENS_A_SIGN if is_east_asian else MAX_TOKENS_A_LETTER) * letters
     name = script if script == "CJK" else script.capitalize()
-    return name if sum(map(len, found)) > most else None
+    return name if sum(map(len, tokens)) > most else None
 
 
 def suggest_changes(
@@ -314,9 +320,9 @@ def suggest_changes(
     changes += [Suggestion(*oddity) for oddity in find_odd_names(classes)]
     changes += find_misspelled_names(classes)
     for name, (_, titles, remedy) in CHECKS.items():
-        for split, found in findings.checks[name].items():
-            counts = [f"{title}: {found[key]:,}" for key, title in titles.items()]
-            if remedy and found[next(iter(titles))]:
+        for split, finding in findings.checks[name].items():
+            counts = [f"{title}: {finding[key]:,}" for key, title in titles.items()]
+            if remedy and finding[next(iter(titles))]:
                 changes.append(Suggestion(f"{split}: {', '.join(counts)}", remedy))
     if lengths and lengths.suggested_max_length > lengths.max_length:
         train = lengths.splits["train"]

@@ -204,22 +204,32 @@ def choose_columns(
         return {TEXT: ChosenColumn((names[0],), "there is no other")}
     for option in missing:
         if option not in chosen:
-            taken = {name for column in chosen.values() for name in column.names}
-            is_number = option == LABEL and options.task == "regression"
-            free = [column for column in facts if column.name not in taken]
-            numbers = [column for column in free if column.is_quantity and is_number]
-            names_of = _find_names(sample, free) if option == LABEL and not is_number else {}
-            # Of a number and its name, the one that looks more like a label stands for both.
-            left_out = {min(pair, key=_score_label).name for pair in names_of.items()}
-            free = [column for column in free if column.name not in left_out]
-            may_be_pair = option == TEXT and PAIR in wanted and PAIR not in chosen
-            guess = _guess(option, numbers or free, may_be_pair=may_be_pair, table=table)
-            for number, name in names_of.items():
-                if guess.name in (number.name, name.name):
-                    reason = f"the names of the numbers in {number.name!r}"
-                    guess = ChosenColumn((name.name,), reason)
-            chosen[option] = guess
+            used = {name for column in chosen.values() for name in column.names}
+            free = [column for column in facts if column.name not in used]
+            if option == TEXT:
+                may_be_pair = PAIR in wanted and PAIR not in chosen
+                chosen[TEXT] = _guess(TEXT, free, may_be_pair=may_be_pair, table=table)
+            else:
+                chosen[LABEL] = _guess_label(sample, free, options, table=table)
     return chosen
+
+
+def _guess_label(
+    sample: pyarrow.Table, free: Sequence[Facts], options: DataConfig, *, table: str
+) -> ChosenColumn:
+    """Return the column of labels: numbers of a regression, or classes by their names."""
+    if options.task == "regression":
+        numbers = [column for column in free if column.is_quantity]
+        return _guess(LABEL, numbers or free, may_be_pair=False, table=table)
+    names_of = _find_names(sample, free)
+    # Of a number and its name, the one that looks more like a label stands for both.
+    left_out = {min(pair, key=_score_label).name for pair in names_of.items()}
+    others = [column for column in free if column.name not in left_out]
+    guess = _guess(LABEL, others, may_be_pair=False, table=table)
+    for number, name in names_of.items():
+        if guess.name in (number.name, name.name):
+            return ChosenColumn((name.name,), f"the names of the numbers in {number.name!r}")
+    return guess
 
 
 def columns_named(name: str, names: Sequence[str]) -> tuple[str, ...]:
@@ -238,14 +248,14 @@ def _named_columns(
 ) -> Columns:
     """Return the column of each option: the one named, or the run's if the table has it."""
     earlier = getattr(options, "earlier_columns", {})
-    given = {option: getattr(options, option) for option in wanted}
-    found: Columns = {}
-    for option, name in given.items():
-        own = columns_named(earlier.get(option, "") if name is None else name, names)
-        unknown = [column for column in own if column not in names]
+    requested = {option: getattr(options, option) for option in wanted}
+    columns: Columns = {}
+    for option, name in requested.items():
+        named = columns_named(earlier.get(option, "") if name is None else name, names)
+        unknown = [column for column in named if column not in names]
         if name is None:
-            if option in earlier and not unknown and earlier[option] not in given.values():
-                found[option] = ChosenColumn(own, "as in the run")
+            if option in earlier and not unknown and earlier[option] not in requested.values():
+                columns[option] = ChosenColumn(named, "as in the run")
             continue
         if unknown:
             folded = {known.casefold(): known for known in names}
@@ -255,14 +265,14 @@ def _named_columns(
                 f"{table} has no column {unknown[0]!r} of texts or numbers",
                 remedy=f"{guess}{flag_of(option)} takes one of: {_listed(names)}",
             )
-        found[option] = ChosenColumn(own, f"as {flag_of(option)} says")
-    for one, other in combinations(found, 2):
-        if found[one].names == found[other].names:
+        columns[option] = ChosenColumn(named, f"as {flag_of(option)} says")
+    for option, other in combinations(columns, 2):
+        if columns[option].names == columns[other].names:
             raise UsageError(
-                f"{flag_of(one)} and {flag_of(other)} are both {found[one].name!r}",
+                f"{flag_of(option)} and {flag_of(other)} are both {columns[option].name!r}",
                 remedy="name two columns",
             )
-    return found
+    return columns
 
 
 def _find_pair(
@@ -271,9 +281,13 @@ def _find_pair(
     """Return the columns with the names of a pair of texts, the second one as it is named."""
     free = [name for name in reversed(names) if label is None or name not in label.names]
     plain = {re.sub(r"[\W_]", "", name).casefold(): name for name in free}
-    for one, two in PAIRS:
-        if one in plain and two in plain and (pair is None or pair.name == plain[two]):
-            first, second = plain[one], plain[two]
+    for first_name, second_name in PAIRS:
+        if (
+            first_name in plain
+            and second_name in plain
+            and (pair is None or pair.name == plain[second_name])
+        ):
+            first, second = plain[first_name], plain[second_name]
             reason = f"{first!r} and {second!r} are names of pairs; --text-column reads one text"
             return {TEXT: ChosenColumn((first,), reason), PAIR: ChosenColumn((second,), reason)}
     return {}
@@ -409,9 +423,9 @@ def _find_code_columns(columns: pyarrow.Table, facts: Sequence[Facts]) -> tuple[
         classes = [{*map(_plain, distinct_values([sample[name]]))} - BLANK for name in names]
         repeats = any(
             pc.any(
-                pc.and_(pc.equal(sample[one], sample[other]), pc.not_equal(sample[one], ""))
+                pc.and_(pc.equal(sample[name], sample[other]), pc.not_equal(sample[name], ""))
             ).as_py()
-            for one, other in combinations(names, 2)
+            for name, other in combinations(names, 2)
         )
         shared = len(set().union(*classes[1:]) & classes[0])
         if (

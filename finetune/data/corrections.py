@@ -44,9 +44,9 @@ def apply_corrections(loaded: LoadedData, options: DataConfig) -> LoadedData:
     }
     kept = {split: np.ones(len(rows), bool) for split, rows in loaded.splits.items()}
     names = {name: name for name in loaded.task.class_names}
-    files = [Path(one).expanduser() for one in (options.corrections, options.label_map) if one]
+    files = [Path(name).expanduser() for name in (options.corrections, options.label_map) if name]
     with reading_explained():
-        sources = [*loaded.sources, *(DataSource(str(one), file_sha256(one)) for one in files)]
+        sources = [*loaded.sources, *(DataSource(str(path), file_sha256(path)) for path in files)]
     if options.corrections is not None:
         path = Path(options.corrections).expanduser()
         changed = _decide(loaded, path, labels, kept)
@@ -59,8 +59,8 @@ def apply_corrections(loaded: LoadedData, options: DataConfig) -> LoadedData:
         emit(Info(f"{path}: {len(new.keys() & names):,} classes renamed{missing}"))
         names = {name: new.get(name, name) for name in names}
         labels = {
-            split: map_values(own, lambda name: names.get(name, name))
-            for split, own in labels.items()
+            split: map_values(column, lambda name: names.get(name, name))
+            for split, column in labels.items()
         }
     task = type(loaded.task).of_labels(
         labels["train"].filter(pyarrow.array(kept["train"])), names=[*dict.fromkeys(names.values())]
@@ -68,8 +68,8 @@ def apply_corrections(loaded: LoadedData, options: DataConfig) -> LoadedData:
     splits = DatasetDict()
     for split, rows in loaded.splits.items():
         texts = texts_of(rows_where(rows, kept[split]))
-        own = labels[split].filter(pyarrow.array(kept[split]))
-        splits[split] = make_dataset(texts.texts, own, task=task, pairs=texts.pairs)
+        parsed = labels[split].filter(pyarrow.array(kept[split]))
+        splits[split] = make_dataset(texts.texts, parsed, task=task, pairs=texts.pairs)
     row_numbers = {split: loaded.numbers_of(split)[mask] for split, mask in kept.items()}
     return replace(loaded, splits=splits, task=task, sources=sources, row_numbers=row_numbers)
 
@@ -97,11 +97,11 @@ def _decide(
     for split in made["split"].unique().to_pylist():
         if split not in labels:
             raise DataError(f"{path} has rows of {split!r}, which the data has not", remedy=REMEDY)
-        own = made.filter(pc.equal(made["split"], split))
-        rows = _find_rows(loaded, split, own, path)
-        is_drop = pc.equal(own["decision"], DROP).to_numpy()
+        rows_of_split = made.filter(pc.equal(made["split"], split))
+        rows = _find_rows(loaded, split, rows_of_split, path)
+        is_drop = pc.equal(rows_of_split["decision"], DROP).to_numpy()
         kept[split][rows[is_drop]] = False
-        [parsed] = loaded.task.parse([own["decision"].filter(pyarrow.array(~is_drop))])
+        [parsed] = loaded.task.parse([rows_of_split["decision"].filter(pyarrow.array(~is_drop))])
         known = set(loaded.task.class_names)
         for name in flat_values(parsed).unique().to_pylist() if known else ():
             if name not in known:
@@ -132,9 +132,9 @@ def _find_rows(
     )
     for number, text, now in rows:
         if now is None or now.split() != text.split():
-            found = "is not in the data" if now is None else f"now has the text {now[:60]!r}"
+            reason = "is not in the data" if now is None else f"now has the text {now[:60]!r}"
             raise DataMismatchError(
-                f"{path} decides on row {number} of {split} ({text[:60]!r}), which {found}",
+                f"{path} decides on row {number} of {split} ({text[:60]!r}), which {reason}",
                 remedy=REMEDY,
             )
     return np.asarray(places.to_numpy(), np.int64)

@@ -164,9 +164,12 @@ def number_splits(
     """Return the numbers of the texts, or pairs, of each split: the same texts share one in all."""
     columns = zip(*splits.values(), strict=True)
     numbers = number_texts(
-        *(pyarrow.chunked_array([chunk for one in own for chunk in one.chunks]) for own in columns)
+        *(
+            pyarrow.chunked_array([chunk for column in parts for chunk in column.chunks])
+            for parts in columns
+        )
     )
-    ends = np.cumsum([len(own[0]) for own in splits.values()])[:-1]
+    ends = np.cumsum([len(columns_of_split[0]) for columns_of_split in splits.values()])[:-1]
     return dict(zip(splits, np.split(numbers, ends), strict=True))
 
 
@@ -182,10 +185,10 @@ def _digest(texts: pyarrow.ChunkedArray) -> bytes:
     # Arrow folds no case but that of ASCII, and is slow to join what it has split at spaces.
     has_gaps = pc.match_substring_regex(texts, "[[:cntrl:]]|  ")
     is_other = pc.or_(has_gaps, pc.invert(pc.string_is_ascii(texts))).combine_chunks()
-    others = (" ".join(one.casefold().split()) for one in texts.filter(is_other).to_pylist())
+    others = (" ".join(text.casefold().split()) for text in texts.filter(is_other).to_pylist())
     forms = pc.replace_with_mask(normal, is_other, pyarrow.array(others, "string"))
     return b"".join(
-        blake2b(one, digest_size=8).digest() for one in forms.cast("binary").to_pylist()
+        blake2b(form, digest_size=8).digest() for form in forms.cast("binary").to_pylist()
     )
 
 

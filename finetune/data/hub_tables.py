@@ -73,8 +73,8 @@ def find_splits(
     )
     folders: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name in sorted(names):
-        if found := pattern.fullmatch(name):
-            folder, word = found.groups()
+        if match := pattern.fullmatch(name):
+            folder, word = match.groups()
             folders[folder or ""][SPLIT_OF_WORD[word]].append(name)
     whole = {
         folder: {split: files for split, files in splits.items() if _is_complete(files)}

@@ -146,7 +146,9 @@ def _array(values: Any, *, mixes: bool = True) -> Any:
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError):
         if not mixes:
             raise
-        values = [sorted(one) if isinstance(one, set | frozenset) else one for one in values]
+        values = [
+            sorted(value) if isinstance(value, set | frozenset) else value for value in values
+        ]
         return pyarrow.array(map(as_text, values), "string")
 
 

@@ -50,7 +50,7 @@ def load_files(options: DataConfig) -> LoadedData:
         kinds = (*KNOWN_BY_NAME, f"a file ({', '.join(SUFFIXES)})", "a folder of texts")
         raise UsageError(
             f"there is no data {options.data!r}",
-            remedy="".join(f"did you mean {one}? " for one in guesses)
+            remedy="".join(f"did you mean {guess}? " for guess in guesses)
             + f"--data takes {', '.join(kinds)} or {HUB_PREFIX}OWNER/NAME",
         )
     named = (options.data, options.validation_file, options.test_file)
@@ -93,16 +93,16 @@ def load_splits(options: DataConfig, *, folds: int | None = None) -> LoadedData:
 
     For a cross-validation, all rows that may be trained on are ``train``, with their folds.
     """
-    given = load_data(options)
+    before = load_data(options)
     if folds is None:
-        splits = split_table(given.splits, options, task=given.task)
+        splits = split_table(before.splits, options, task=before.task)
     else:
         seed = options.split_seed
-        splits = pool_rows(given.splits, folds=folds, task=given.task, seed=seed)
+        splits = pool_rows(before.splits, folds=folds, task=before.task, seed=seed)
     counts = ", ".join(f"{len(rows):,} {split}" for split, rows in splits.items())
-    emit(Info(f"data: {options.data}, {counts} rows, {given.task.label_summary}"))
-    loaded = replace(given, splits=splits)
-    del given  # the rows before they were split
+    emit(Info(f"data: {options.data}, {counts} rows, {before.task.label_summary}"))
+    loaded = replace(before, splits=splits)
+    del before  # the rows before they were split
     return_freed_memory()
     return loaded
 
@@ -129,8 +129,8 @@ def load_rows(options: OtherData, *, task: Task) -> Dataset:
 
 def _check_options(options: DataConfig, source: str) -> None:
     """Raise an error for an option that does not go with the source."""
-    for one in fields(DataConfig):
-        option, value = OPTIONS[one.name], getattr(options, one.name)
+    for known_field in fields(DataConfig):
+        option, value = OPTIONS[known_field.name], getattr(options, known_field.name)
         text = str(value)
         if "\0" in text or text != text.encode(errors="replace").decode():
             raise UsageError(f"the name {value!r} is not UTF-8", remedy="rename it")

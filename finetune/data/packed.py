@@ -129,7 +129,11 @@ def _walk(path: Path) -> Iterator[str]:
     for name, folders, files in os.walk(path):
         folder = Path(name).relative_to(path)
         is_deep = len(folder.parts) == MAX_DEPTH
-        folders[:] = [] if is_deep else [one for one in folders if not one.startswith(".")]
+        folders[:] = (
+            []
+            if is_deep
+            else [folder_name for folder_name in folders if not folder_name.startswith(".")]
+        )
         yield from ((folder / file).as_posix() for file in files)
 
 
@@ -158,7 +162,9 @@ def unpack(path: Path, suffixes: Sequence[str] = (), member: str | None = None) 
 
 def _unpack_file(content: Content) -> Content:
     start = content.start(10)
-    unpackers = (own for beginning, own in UNPACKERS.items() if re.match(beginning, start))
+    unpackers = (
+        unpack_file for beginning, unpack_file in UNPACKERS.items() if re.match(beginning, start)
+    )
     if not (unpacker := next(unpackers, None)):
         return content
     with content.open() as packed:
@@ -225,9 +231,9 @@ def splits_named(names: Sequence[str]) -> Mapping[str, list[str]]:
         words = [SPLIT_OF_WORD.get(word) for word in re.split(r"[\W_]|\d", name.casefold())]
         if split := next(filter(None, reversed(words)), None):
             splits.setdefault(split, []).append(name)
-    for split, own in splits.items():
-        plain = [name for name in own if Path(name).stem.casefold() in SPLIT_OF_WORD]
-        if len({re.sub(r"\d", "", name) for name in own}) > 1:
+    for split, split_names in splits.items():
+        plain = [name for name in split_names if Path(name).stem.casefold() in SPLIT_OF_WORD]
+        if len({re.sub(r"\d", "", name) for name in split_names}) > 1:
             if len(plain) != 1:
                 return {}
             splits[split] = plain

@@ -98,8 +98,10 @@ class SourceTable:
         """Yield the rows in pieces, with missing values as ``None``."""
         for start in range(0, len(self.frame), STREAM_ROWS):
             piece = self.frame.iloc[start : start + STREAM_ROWS]
-            columns = (arrow_of(own) for _, own in piece.items())
-            values = [own if isinstance(own, list) else own.to_pylist() for own in columns]
+            columns = (arrow_of(series) for _, series in piece.items())
+            values = [
+                column if isinstance(column, list) else column.to_pylist() for column in columns
+            ]
             yield [dict(zip(piece.columns, row, strict=True)) for row in zip(*values, strict=True)]
 
 
@@ -136,7 +138,9 @@ def join_tables(tables: Sequence[RawTable]) -> RawTable:
     if len(tables) == 1:
         return tables[0]
     names = [set(table.columns.column_names) for table in tables]
-    shared = [name for name in tables[0].columns.column_names if all(name in own for own in names)]
+    shared = [
+        name for name in tables[0].columns.column_names if all(name in columns for columns in names)
+    ]
     starts = np.cumsum([0, *(len(table.columns) for table in tables)])
 
     def place(row: int) -> str:
@@ -409,22 +413,24 @@ def _rows_of_object(value: dict[str, Any]) -> list[Any]:
     first, kinds = inner[0], {*map(type, inner)}
     if isinstance(value.get("columns"), list) and isinstance(value.get("data"), list):  # split
         return [dict(zip(value["columns"], row, strict=False)) for row in value["data"]]
-    if kinds == {dict} and all(own.keys() == first.keys() for own in inner):
-        if any(isinstance(cell, dict) for own in inner for cell in own.values()):
+    if kinds == {dict} and all(row.keys() == first.keys() for row in inner):
+        if any(isinstance(cell, dict) for row in inner for cell in row.values()):
             return []
         is_named = delimited.are_known_names(value)
         if is_named:  # columns: {"text": {"0": ...}, "label": {"0": ...}}
-            return [{name: own[key] for name, own in value.items()} for key in first]
+            return [{name: cells[key] for name, cells in value.items()} for key in first]
         is_index = delimited.are_known_names(first) or len(inner) > len(first)
         return inner if is_index else []
     if kinds == {list}:
-        is_plain = not any(isinstance(cell, dict | list) for own in inner for cell in own[:1])
-        recurs = any(2 * len(set(map(str, own))) <= len(own) for own in inner)
+        is_plain = not any(isinstance(cell, dict | list) for values in inner for cell in values[:1])
+        recurs = any(2 * len(set(map(str, values))) <= len(values) for values in inner)
         are_columns = len(value) > 1 and len(set(map(len, inner))) == 1
         if is_plain and are_columns and (recurs or delimited.are_known_names(value)):
             return [dict(zip(value, row, strict=True)) for row in zip(*inner, strict=True)]
-        if all(isinstance(text, str) for own in inner for text in own):
-            return [{"text": text, "label": label} for label, own in value.items() for text in own]
+        if all(isinstance(text, str) for values in inner for text in values):
+            return [
+                {"text": text, "label": label} for label, values in value.items() for text in values
+            ]
         return []
     # One row alone, such as a text to classify.
     is_row = delimited.are_known_names(value) and not kinds & {dict, list}
@@ -439,7 +445,7 @@ def _read_fasttext(
 ) -> tuple[pandas.DataFrame, Callable[[int], str]]:
     numbers, lines = zip(*text.lines(), strict=True)
     labels = list(map(FASTTEXT_LABEL.findall, lines))
-    has_several = any(len(own) > 1 for own in labels)
+    has_several = any(len(names) > 1 for names in labels)
     columns = {
         "text": [FASTTEXT_LABEL.sub("", line).strip() for line in lines],
         "label": labels if has_several else list(map("".join, labels)),
@@ -460,8 +466,10 @@ def _read_parquet(content: Content, *, readable_only: bool) -> SourceTable:
             source = pyarrow.BufferReader(content.unpacked)
         file = parquet.ParquetFile(source, memory_map=content.unpacked is None)
         schema = file.schema_arrow
-        wanted = [own.name for own in schema if not readable_only or _is_readable(own.type)]
-        _report_left_out([own for own in schema.names if own not in wanted], path=path)
+        wanted = [
+            column.name for column in schema if not readable_only or _is_readable(column.type)
+        ]
+        _report_left_out([column for column in schema.names if column not in wanted], path=path)
         table = file.read(columns=wanted)
         table.validate(full=True)  # texts may be other bytes than UTF-8
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -506,13 +514,40 @@ def _read_workbook(content: Content, options: DataConfig) -> SourceTable:
     """Return the one sheet with rows that is not hidden, or the chosen one."""
     path = content.path
     emit(Info(f"reading {path}: a spreadsheet"))
+    table = _read_sheet(content, options)
+    rows = [[as_text(cell) or "" for cell in row] for row in table.head(1_000).values.tolist()]
+    start = delimited.find_start(rows, options, is_grid=True)
+    if start:
+        emit(Info(f"the table of {path} begins in row {table.index[start] + 1}, below other lines"))
+    names, has_header = delimited.find_names(rows[start:], options, path=path)
+    body = table.iloc[start + int(has_header) :]
+    if body.isna().all().any() and _has_unsaved_formulas(content):
+        raise DataUnreadableError(
+            f"{path} has formulas whose values were not saved",
+            remedy="open it in Excel or LibreOffice and save it again, which computes the values",
+        )
+    columns = {
+        name: [_plain_cell(cell) for cell in column.tolist()]
+        for name, (_, column) in zip(names, body.items(), strict=True)
+    }
+    numbers = body.index.to_numpy() + 1
+    frame = pandas.DataFrame({name: pandas.Series(v, dtype=object) for name, v in columns.items()})
+    return SourceTable(
+        path, frame, FileFormat("excel", has_header=has_header),
+        lambda row: f"row {numbers[row]} of {path}",
+    )  # fmt: skip
+
+
+def _read_sheet(content: Content, options: DataConfig) -> pandas.DataFrame:
+    """Return the cells of the sheet without empty rows and columns, merged ones filled down."""
+    path = content.path
     try:
         with content.open() as file:
             book = CalamineWorkbook.from_filelike(file)
             hidden = {
-                own.name
-                for own in book.sheets_metadata
-                if own.visible != SheetVisibleEnum.Visible and own.name != options.table
+                sheet.name
+                for sheet in book.sheets_metadata
+                if sheet.visible != SheetVisibleEnum.Visible and sheet.name != options.table
             }
             sheets = {name: book.get_sheet_by_name(name) for name in book.sheet_names}
             sheets = {name: sheet for name, sheet in sheets.items() if sheet.height}
@@ -544,27 +579,7 @@ def _read_workbook(content: Content, options: DataConfig) -> SourceTable:
         raise DataUnreadableError(f"sheet {sheet.name!r} of {path} has no rows", remedy=SAVE_AGAIN)
     while table.index[0] in wide and len(table) > 1:
         table = table.iloc[1:]
-    rows = [[as_text(cell) or "" for cell in row] for row in table.head(1_000).values.tolist()]
-    start = delimited.find_start(rows, options, is_grid=True)
-    if start:
-        emit(Info(f"the table of {path} begins in row {table.index[start] + 1}, below other lines"))
-    names, has_header = delimited.find_names(rows[start:], options, path=path)
-    body = table.iloc[start + int(has_header) :]
-    if body.isna().all().any() and _has_unsaved_formulas(content):
-        raise DataUnreadableError(
-            f"{path} has formulas whose values were not saved",
-            remedy="open it in Excel or LibreOffice and save it again, which computes the values",
-        )
-    columns = {
-        name: [_plain_cell(cell) for cell in own.tolist()]
-        for name, (_, own) in zip(names, body.items(), strict=True)
-    }
-    numbers = body.index.to_numpy() + 1
-    frame = pandas.DataFrame({name: pandas.Series(v, dtype=object) for name, v in columns.items()})
-    return SourceTable(
-        path, frame, FileFormat("excel", has_header=has_header),
-        lambda row: f"row {numbers[row]} of {path}",
-    )  # fmt: skip
+    return table
 
 
 def _plain_cell(cell: Any) -> Any:
@@ -644,8 +659,8 @@ def _is_readable(kind: pyarrow.DataType) -> bool:
     if isinstance(kind, pyarrow.BaseExtensionType):
         kind = kind.storage_type
     if types.is_list(kind) or types.is_large_list(kind) or _is_other_list(kind):
-        own = kind.value_type
-        return _is_readable(own) and not (types.is_floating(own) or types.is_nested(own))
+        inner = kind.value_type
+        return _is_readable(inner) and not (types.is_floating(inner) or types.is_nested(inner))
     return not (
         types.is_nested(kind)
         or any(is_kind(kind) for is_kind in (types.is_binary, types.is_large_binary))
@@ -662,7 +677,7 @@ def as_text(value: Any) -> str | None:
     """
     if isinstance(value, str):
         return value
-    if isinstance(value, list) and all(isinstance(own, str | int | None) for own in value):
+    if isinstance(value, list) and all(isinstance(item, str | int | None) for item in value):
         return json.dumps(list(map(as_text, value)), ensure_ascii=False)
     if isinstance(value, bytes | list | dict):
         return None

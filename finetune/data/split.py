@@ -126,13 +126,13 @@ def find_held_out(
 def _find_fitting(sizes: NDArray[np.int64], quota: int) -> NDArray[np.int64]:
     """Return the positions of the sizes that are taken if each is that still fits into a quota."""
     left = np.arange(len(sizes))
-    taken = [left[:0]]
+    parts = [left[:0]]
     while len(left := left[sizes[left] <= quota]):
         count = np.searchsorted(np.cumsum(sizes[left]), quota, side="right")
-        taken.append(left[:count])
+        parts.append(left[:count])
         quota -= int(sizes[left[:count]].sum())
         left = left[count:]
-    return np.concatenate(taken)
+    return np.concatenate(parts)
 
 
 def _strata_of(table: Dataset, task: Task) -> NDArray[np.int64]:
@@ -215,12 +215,9 @@ def _warn_of_shared_texts(splits: dict[str, Dataset]) -> None:
         return
     numbers = number_splits({name: texts_of(rows).columns for name, rows in splits.items()})
     train = numbers.pop("train")
-    for name, own in numbers.items():
-        if shared := int(np.isin(own, train).sum()):
-            emit(
-                WarningMessage(
-                    f"{shared:,} of the {len(own):,} {name} rows have a text that is in train too,"
-                    " which makes a model look better than it is",
-                    remedy="remove them from train; finetune data check shows examples",
-                )
-            )
+    for name, split_numbers in numbers.items():
+        if shared := int(np.isin(split_numbers, train).sum()):
+            finding = f"{shared:,} of the {len(split_numbers):,} {name} rows have a text that is in"
+            finding += " train too, which makes a model look better than it is"
+            remedy = "remove them from train; finetune data check shows examples"
+            emit(WarningMessage(finding, remedy=remedy))

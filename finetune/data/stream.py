@@ -39,8 +39,8 @@ class Texts:
     def __getitem__(self, rows: slice) -> "Texts":
         """Return some of the texts, as lists."""
         texts, pairs = (
-            own[rows].to_pylist() if hasattr(own, "to_pylist") else own and own[rows]
-            for own in (self.texts, self.pairs)
+            column[rows].to_pylist() if hasattr(column, "to_pylist") else column and column[rows]
+            for column in (self.texts, self.pairs)
         )
         frame = self.source and self.source.frame.iloc[rows]
         return Texts(texts, pairs, self.source and replace(self.source, frame=frame))
@@ -48,7 +48,7 @@ class Texts:
     @property
     def is_filled(self) -> list[bool]:
         """Whether each text, or both of a pair, are more than spaces."""
-        columns = [own for own in (self.texts, self.pairs) if own is not None]
+        columns = [column for column in (self.texts, self.pairs) if column is not None]
         return [
             all(text and not text.isspace() for text in row) for row in zip(*columns, strict=True)
         ]
@@ -123,7 +123,7 @@ def texts_of(source: "SourceTable", options: "DataConfig", *, reads_pairs: bool)
 
     def texts_in(frame: Any) -> pyarrow.Table:
         columns = {name: as_texts(values) for name, values in frame.items()}
-        return pyarrow.table({name: own for name, own in columns.items() if own is not None})
+        return pyarrow.table({name: texts for name, texts in columns.items() if texts is not None})
 
     wanted = (TEXT, PAIR) if reads_pairs else (TEXT,)
     sample = texts_in(source.frame.head(SAMPLE_ROWS))
@@ -131,9 +131,9 @@ def texts_of(source: "SourceTable", options: "DataConfig", *, reads_pairs: bool)
     named = " and ".join(repr(column.name) for column in chosen.values())
     emit(Info(f"texts from column {named} of {source.path}"))
     texts, pairs = (
-        join_columns(texts_in(source.frame[[*chosen[own].names]]), chosen[own].names)
-        if own in chosen
+        join_columns(texts_in(source.frame[[*chosen[option].names]]), chosen[option].names)
+        if option in chosen
         else None
-        for own in (TEXT, PAIR)
+        for option in (TEXT, PAIR)
     )
     return Texts(texts, pairs, source)

@@ -133,11 +133,13 @@ def read_tables(files: Mapping[str, Sequence[Path]], options: DataConfig) -> Loa
 def _choose_columns(train: RawTable, options: DataConfig) -> Columns:
     """Return the columns of texts and labels, and report those that were guessed."""
     if len(names := train.columns.column_names) < 2:
-        found = f"one column, {names[0]!r}, and no labels" if names else "no columns of text"
+        columns_found = (
+            f"one column, {names[0]!r}, and no labels" if names else "no columns of text"
+        )
         objects = "; of objects inside rows, write each value into a column of its own"
         has_objects = train.path.suffix not in (".csv", ".tsv", ".txt", "")
         remedy = ADD_LABELS + (objects if has_objects else "")
-        raise DataError(f"{train.path} has {found}", remedy=remedy)
+        raise DataError(f"{train.path} has {columns_found}", remedy=remedy)
     try:
         columns = choose_columns(train.columns, options, table=str(train.path))
     except (DataError, UsageError) as error:
@@ -330,7 +332,7 @@ def _report_texts(texts: pyarrow.ChunkedArray, *, path: Path) -> None:
 def _check_split(split: str, table: RawTable, columns: Columns, *, train: RawTable) -> None:
     """Make sure that the table of a split has the columns of the training split, and labels."""
     names, known = table.columns.column_names, train.columns.column_names
-    missing = [one for own in columns.values() for one in own.names if one not in names]
+    missing = [name for column in columns.values() for name in column.names if name not in names]
     label = columns[LABEL].names
     listed = ", ".join(repr(name[:MAX_LABEL_LENGTH]) for name in names)
     predict = f"texts without labels are for finetune predict RUN {table.path}"
@@ -440,9 +442,9 @@ def _name_labels(
             remedy="write one class name per line",
         )
     plain = {value: re.sub(r"\.0+$", "", value.strip()) for value in distinct_values(labels)}
-    given = {value: one for value, one in plain.items() if one not in ("", "-1")}
-    wrong = sorted(one for one in given.values() if not re.fullmatch(INTEGERS, one))
-    numbers = {int(number) for one in given.values() for number in re.findall(r"\d+", one)}
+    known = {value: number for value, number in plain.items() if number not in ("", "-1")}
+    wrong = sorted(label for label in known.values() if not re.fullmatch(INTEGERS, label))
+    numbers = {int(number) for label in known.values() for number in re.findall(r"\d+", label)}
     first = int(0 not in numbers and len(names) in numbers)
     wrong += [str(number) for number in sorted(numbers) if number - first >= len(names)]
     if wrong:
@@ -451,12 +453,12 @@ def _name_labels(
             remedy="leave out --label-names, or list all classes in the file, one per line",
         )
     named = {
-        value: re.sub(r"\d+", lambda number: names[int(number[0]) - first], one)
-        for value, one in given.items()
+        value: re.sub(r"\d+", lambda number: names[int(number[0]) - first], label)
+        for value, label in known.items()
     }
     shortest = min(named, key=len, default="")
     emit(Info(f"names of labels from {path}: {shortest} is {named.get(shortest)}"))
-    return [map_values(own, lambda value: named.get(value, "")) for own in labels], names
+    return [map_values(column, lambda value: named.get(value, "")) for column in labels], names
 
 
 def _labelled_rows(
@@ -465,19 +467,19 @@ def _labelled_rows(
     """Return the rows that have their texts and a label, and ``row``, their number in the file."""
     chosen = [columns[option] for option in (TEXT, PAIR) if option in columns]
     texts = {
-        name: read_texts(table.columns, own.names)
-        for name, own in zip(("text", "text_pair"), chosen, strict=False)
+        name: read_texts(table.columns, chosen_column.names)
+        for name, chosen_column in zip(("text", "text_pair"), chosen, strict=False)
     }
     is_kept = pc.is_valid(labels)
     empty = {columns[LABEL].name: labels.null_count}
-    for own, column in zip(chosen, texts.values(), strict=True):
+    for chosen_column, column in zip(chosen, texts.values(), strict=True):
         is_blank = pc.or_(pc.equal(column, ""), pc.utf8_is_space(column))
         is_kept = pc.and_not(is_kept, is_blank)
-        empty[own.name] = pc.sum(is_blank).as_py()
+        empty[chosen_column.name] = pc.sum(is_blank).as_py()
     numbered = {**texts, "label": labels, "row": pyarrow.array(table.numbers)}
     rows = pyarrow.table(numbered).filter(is_kept)
     if not len(rows):
-        named = " and in ".join(repr(one.name) for one in chosen)
+        named = " and in ".join(repr(column.name) for column in chosen)
         raise DataError(
             f"no row of {table.path} has a text in {named} and a label in {columns[LABEL].name!r}",
             remedy="name the right columns with --text-column and --label-column",
