@@ -273,8 +273,15 @@ class FrozenLayers:
             indices = fill_batch(indices, batch_size=filled)
         return examples.inputs_of(indices, batch.padded_length)
 
-    def vectors(self, inputs: Inputs, batch: Batch) -> torch.Tensor:
+    def key_of(self, batches: Sequence[Batch], examples: Examples, *, batch_size: int) -> str:
+        """Return a key of everything that the features of batches depend on."""
+        inputs = (self.inputs_of(batch, examples, batch_size=batch_size) for batch in batches)
+        items = (item for tensors in inputs for item in sorted(tensors.items()))
+        return key_of(chain([self.key], chain.from_iterable(items)))
+
+    def vectors(self, batch: Batch, examples: Examples, *, batch_size: int) -> torch.Tensor:
         """Return the features of a batch without padding, on the CPU: [vectors, hidden]."""
+        inputs = self.inputs_of(batch, examples, batch_size=batch_size)
         count = len(batch.indices)
         features = self.features(inputs)[:count].cpu()
         if not self.extractor.per_token:
@@ -319,10 +326,9 @@ def with_features(
     batch_size: int,
     split: str,
 ) -> Examples:
-    """Return a split that has features for inputs, from one file of the store.
+    """Return a split that has features for inputs, from a file to which each rank writes a share.
 
-    Several ranks each compute a share of the batches and write it to the same file.
-    FeaturesNotStoredError if one of them can't.
+    FeaturesNotStoredError if a rank can't.
     """
     is_per_token = layers.extractor.per_token
     # The last bits of features depend on the batch, so the same texts are always batched together.
@@ -337,16 +343,12 @@ def with_features(
     first_vectors = np.empty_like(counts)
     first_vectors[order] = np.cumsum(counts[order]) - counts[order]
 
-    def inputs_of_batch(batch: Batch) -> Inputs:
-        return layers.inputs_of(batch, examples, batch_size=batch_size)
-
     def compute(batch: Batch) -> tuple[int, torch.Tensor]:
         """Return the number of the first vector, and the vectors."""
-        vectors = layers.vectors(inputs_of_batch(batch), batch)
+        vectors = layers.vectors(batch, examples, batch_size=batch_size)
         return int(first_vectors[batch.indices[0]]), vectors
 
-    inputs = (item for batch in batches for item in sorted(inputs_of_batch(batch).items()))
-    key = distributed.broadcast(lambda: key_of(chain([layers.key], chain.from_iterable(inputs))))
+    key = distributed.broadcast(lambda: layers.key_of(batches, examples, batch_size=batch_size))
     stored = store.read(key)
     verb = "reusing" if stored else "computing"
     emit(Info(f"{verb} features of the frozen layers for {len(examples.labels):,} {split} rows"))
