@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from transformers import BertConfig
 
-from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.estimate import allocated_peaks
+from finetune.batch_finder.results import Case, architecture_of
 from finetune.batch_finder.trial_model import build_trial_model, measure
 from finetune.config.mode import Mode
 from finetune.devices.host import keep_freed_memory

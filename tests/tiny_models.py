@@ -21,7 +21,7 @@ from transformers import (
     RobertaConfig,
 )
 
-from finetune.batch_finder.case import Case, architecture_of
+from finetune.batch_finder.results import Case, architecture_of
 from finetune.config.mode import Mode
 
 VOCABULARY_SIZE = 300

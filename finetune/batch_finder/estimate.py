@@ -17,8 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.initialization import no_init_weights
 
-from finetune.batch_finder.case import Case, parts_of
-from finetune.batch_finder.results import Result
+from finetune.batch_finder.results import Case, Result, parts_of
 from finetune.batch_finder.search import MemoryLine, fit_memory
 from finetune.batch_finder.trial_model import build_trial_model
 from finetune.devices.cpu import CpuDevice

@@ -12,8 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from finetune.batch_finder.case import Case, Part, parts_of
-from finetune.batch_finder.results import Result
+from finetune.batch_finder.results import Case, Part, Result, parts_of
 from finetune.batch_finder.search import search
 from finetune.batch_finder.trials import TrialRunner
 from finetune.config.load import parse_size

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
-from finetune.batch_finder.case import Case
+from finetune.batch_finder.results import Case
 from finetune.devices.base import Device, move_to_device
 from finetune.errors import ModelUnsupportedError
 from finetune.evaluation.predict import predict_logits

@@ -11,8 +11,8 @@ from typing import Any
 
 import psutil
 
-from finetune.batch_finder.case import Case
 from finetune.batch_finder.child import Child, ChildEndedError, connect_to_parent
+from finetune.batch_finder.results import Case
 from finetune.devices.base import Device
 from finetune.devices.host import gibibytes
 from finetune.devices.host_memory import process_bytes, why_short

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils._pytree import tree_iter, tree_map_only
 from transformers import PreTrainedModel, ResNetConfig, ResNetForImageClassification
 
-from finetune.batch_finder.case import Case, architecture_of
+from finetune.batch_finder.results import Case, architecture_of
 from finetune.batch_finder.trial_model import build_trial_model
 from finetune.bench import Group, Phase
 from finetune.bench.results import ARTICLE_TEXTS, ARTICLE_TOKENS, Row

@@ -21,7 +21,7 @@ Examples:
 @flags.debug_option
 def command(*, action: str | None, as_json: bool, **options: Any) -> None:
     """Show the size of stored features, token ids, batch sizes and timings, or delete them."""
-    from finetune.runs.cache import measured_files, open_tensor_store
+    from finetune.model.tensor_store import measured_files, open_tensor_store
 
     cache = flags.load(**options).config.cache
     store, measured = open_tensor_store(cache), measured_files(cache)

@@ -27,8 +27,7 @@ from finetune.ownership import OwnFolder
 from finetune.runs.guess import guess_options
 
 if TYPE_CHECKING:
-    from finetune.batch_finder.case import Case
-    from finetune.batch_finder.results import FoundBatches, Result
+    from finetune.batch_finder.results import Case, FoundBatches, Result
     from finetune.devices.base import Device
 
 EXAMPLES = """\b
@@ -101,7 +100,7 @@ def search_modes(config: Config, texts: _Texts, *, is_fresh: bool) -> "Iterator[
     """Search on each device in each mode, and yield each result as soon as it is known."""
     from finetune.batch_finder.find import Search, explain, find_parts, memory_limit_bytes
     from finetune.devices.select import select_device, usable_devices
-    from finetune.runs.cache import cache_folder
+    from finetune.model.tensor_store import cache_folder
     from finetune.runs.features import stores_features
 
     cache, name = cache_folder(config.cache, "batches"), config.training.device
@@ -133,7 +132,7 @@ def search_modes(config: Config, texts: _Texts, *, is_fresh: bool) -> "Iterator[
 def _with_precision(config: Config, device: "Device") -> Config:
     """Return the options with the precision that a run would use on a device."""
     from finetune.model.shape import load_shape
-    from finetune.runs.cache import cache_folder
+    from finetune.model.tensor_store import cache_folder
     from finetune.training.precision import choose_precision
 
     if config.training.precision != "auto":
@@ -173,7 +172,7 @@ def _cases(config: Config, device: "Device", texts: _Texts) -> "list[Case]":
 
     If the options set no mode, the modes are full, head and, if peft is installed, LoRA.
     """
-    from finetune.batch_finder.case import Case, architecture_of
+    from finetune.batch_finder.results import Case, architecture_of
     from finetune.model.lora import is_installed
     from finetune.model.mean_pooling import pool_shape_by_mean
     from finetune.model.shape import load_shape, max_positions

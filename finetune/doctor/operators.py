@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_iter
 from transformers import PreTrainedModel
 
 from finetune import events
-from finetune.batch_finder.case import Case, architecture_of
+from finetune.batch_finder.results import Case, architecture_of
 from finetune.batch_finder.trial_model import prepare_trial_model
 from finetune.config.mode import Mode
 from finetune.config.schema import ModelConfig

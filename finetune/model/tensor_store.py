@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
+from finetune import hub
+from finetune.config.schema import CacheConfig
 from finetune.events import WarningMessage, emit
-from finetune.files import PARTIAL_SUFFIX, WRITTEN_BY, flush_to_disk, temporary_path
+from finetune.files import PARTIAL_SUFFIX, WRITTEN_BY, flush_to_disk, read_json, temporary_path
 
-# Listing or deleting entries does not import torch.
 if TYPE_CHECKING:
     import torch
 
@@ -166,3 +167,29 @@ def _is_ours(file: Path) -> bool:
     with suppress(OSError, SafetensorError), safe_open(file, framework="numpy") as opened:
         return (opened.metadata() or {}).items() >= WRITTEN_BY.items()
     return False
+
+
+def cache_folder(options: CacheConfig, name: str) -> Path:
+    """Return the folder of one kind of files that are kept from run to run."""
+    if options.cache_dir is None:
+        return hub.cache_folder(name)
+    return Path(options.cache_dir).expanduser() / name
+
+
+def measured_files(options: CacheConfig) -> list[Path]:
+    """Return our files of batch sizes and of timings of precisions that were measured."""
+    folders = (cache_folder(options, name) for name in ("batches", "precision"))
+    return [file for folder in folders for file in folder.glob("*.json") if _is_measurement(file)]
+
+
+def _is_measurement(file: Path) -> bool:
+    with suppress(OSError, ValueError):
+        content = read_json(file)
+        return isinstance(content, dict) and content.items() >= WRITTEN_BY.items()
+    return False
+
+
+def open_tensor_store(options: CacheConfig) -> TensorStore:
+    """Return the store that a configuration names."""
+    folder = cache_folder(options, "features")
+    return TensorStore(folder, limit_bytes=int(options.cache_gib * 2**30))

@@ -6,16 +6,15 @@ from contextlib import suppress
 from dataclasses import replace
 
 from finetune import distributed
-from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.find import Search, find
-from finetune.batch_finder.results import Result
+from finetune.batch_finder.results import Case, Result, architecture_of
 from finetune.config.schema import change_options
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.host import gibibytes
 from finetune.errors import BatchDoesNotFitError
 from finetune.events import Info, emit, stage
 from finetune.model.freeze import enable_gradient_checkpointing
-from finetune.runs.cache import cache_folder
+from finetune.model.tensor_store import cache_folder
 from finetune.runs.features import make_feature_extractor, stores_features
 from finetune.runs.preparation import Preparation
 from finetune.runs.results import AutoTunedOption

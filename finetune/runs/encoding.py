@@ -13,8 +13,7 @@ from finetune.data.check import suggest_model
 from finetune.data.dataset import TextColumns, column_of, texts_of, update_with_texts
 from finetune.events import Info, WarningMessage, emit
 from finetune.model.load import TextModel
-from finetune.model.tensor_store import key_of
-from finetune.runs.cache import open_tensor_store
+from finetune.model.tensor_store import key_of, open_tensor_store
 from finetune.tokenization.encode import EncodedTexts
 from finetune.tokenization.examples import Examples
 

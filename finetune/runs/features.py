@@ -19,7 +19,7 @@ from finetune.model.features import (
     with_features,
 )
 from finetune.model.load import TextModel
-from finetune.runs.cache import open_tensor_store
+from finetune.model.tensor_store import open_tensor_store
 from finetune.runs.preparation import Preparation
 from finetune.tokenization.examples import Examples
 from finetune.training.parity import prepare_feature_check

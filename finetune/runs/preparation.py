@@ -29,7 +29,7 @@ from finetune.model.load import TextModel, load_pretrained
 from finetune.model.lora import add_adapters, require_peft
 from finetune.model.mean_pooling import mean_pooling_unsupported_error, pass_through_head
 from finetune.model.source import MINILM
-from finetune.runs.cache import cache_folder
+from finetune.model.tensor_store import cache_folder
 from finetune.runs.encoding import encode_rows
 from finetune.runs.folder import RunFolder
 from finetune.runs.plan import Recipe, TrainingPlan, choose_recipe, plan_training

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from finetune.batch_finder import find
-from finetune.batch_finder.case import Case
+from finetune.batch_finder.results import Case
 from finetune.devices.base import Device
 from finetune.errors import ModelUnsupportedError
 from finetune.events import Trial, TrialStatus, emit

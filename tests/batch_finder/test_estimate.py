@@ -7,8 +7,8 @@ from tiny_models import SIZES, tiny_case, tiny_config
 from transformers import LongformerConfig
 
 from finetune.batch_finder import estimate as estimate_module
-from finetune.batch_finder.case import Case, Part, architecture_of
 from finetune.batch_finder.estimate import LiveMemory, allocated_peaks, estimate
+from finetune.batch_finder.results import Case, Part, architecture_of
 from finetune.batch_finder.trial_model import build_trial_model
 from finetune.config.mode import Mode
 from finetune.devices.cpu import CpuDevice

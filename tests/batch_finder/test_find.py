@@ -16,9 +16,8 @@ from batch_finder.simulated_machines import (
 from tiny_models import tiny_case
 
 from finetune.batch_finder import find as find_module
-from finetune.batch_finder.case import Case
 from finetune.batch_finder.find import Search, find, find_parts
-from finetune.batch_finder.results import Result
+from finetune.batch_finder.results import Case, Result
 from finetune.config.mode import Mode
 from finetune.config.schema import SearchConfig
 from finetune.devices.base import BatchShapes

@@ -9,7 +9,7 @@ import torch
 from tiny_models import ARCHITECTURES, tiny_case
 
 from finetune.batch_finder import trial_model
-from finetune.batch_finder.case import Part
+from finetune.batch_finder.results import Part
 from finetune.batch_finder.trial_model import TrialModel, build_trial_model, measure
 from finetune.config.mode import Mode
 from finetune.devices.cpu import CpuDevice

@@ -26,7 +26,7 @@ TINY = tiny_case()
 TRY_AND_HANG = """
 import sys
 from odd_worker import HANGS
-from finetune.batch_finder.case import Case
+from finetune.batch_finder.results import Case
 from finetune.batch_finder.trials import TrialRunner
 from finetune.devices.cpu import CpuDevice
 from finetune.config.mode import Mode

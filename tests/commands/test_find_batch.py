@@ -13,8 +13,7 @@ from tiny_runs import Command, Outcome
 import finetune
 from finetune import events
 from finetune.batch_finder import estimate as estimate_module
-from finetune.batch_finder.case import Case
-from finetune.batch_finder.results import FoundBatches, Result
+from finetune.batch_finder.results import Case, FoundBatches, Result
 from finetune.commands.find_batch import show_batches
 from finetune.devices.mps.chips import Mac
 from finetune.errors import HubNotReachableError

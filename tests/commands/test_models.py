@@ -7,8 +7,8 @@ import torch
 from tiny_runs import Command
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from finetune.batch_finder.case import Case, architecture_of
 from finetune.batch_finder.estimate import allocated_peaks
+from finetune.batch_finder.results import Case, architecture_of
 from finetune.commands.models import read_encoders
 from finetune.config.mode import Mode
 from finetune.config.schema import Config

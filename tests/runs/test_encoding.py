@@ -14,8 +14,8 @@ from prepared_runs import prepare_tiny, quick_config, was_emitted
 
 from finetune.events import Event, WarningMessage, sent_to
 from finetune.model.load import TextModel
+from finetune.model.tensor_store import open_tensor_store
 from finetune.runs import encoding
-from finetune.runs.cache import open_tensor_store
 from finetune.runs.preparation import Preparation
 from finetune.tokenization.examples import Examples
 
