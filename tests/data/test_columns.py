@@ -129,3 +129,16 @@ def test_columns_are_named_by_their_number_and_several_are_joined() -> None:
     assert read_texts(table, ["a", "b"]).to_pylist() == ["x\n1", "2", "y"]
     assert read_texts(table, ["a,b"]).to_pylist() == ["p", "q", "r"]
     assert join_texts(["", "2"]) == "2"
+
+
+def test_what_is_open_names_the_options_to_choose_from() -> None:
+    texts = [f"The film number {row} was long." for row in range(60)]
+    columns = [texts, [f"Again, {text}" for text in texts], [MOODS[row % 4] for row in range(60)]]
+    with pytest.raises(UsageError, match="which column is the text: 'query', 'document'") as raised:
+        choose("query", "document", "label", columns=columns)
+    assert "to be joined: --text-column query,document" in raised.value.remedy
+    assert "--text-column query --text-pair-column document" in raised.value.remedy
+    marks = [[str(row % count // (count - 1)) for row in range(60)] for count in (2, 3, 4)]
+    with pytest.raises(UsageError, match="which column is the label") as raised:
+        choose("said", "is_reply", "has_link", "verified", columns=[texts, *marks])
+    assert "several with a class or a mark in each: --label-column " in raised.value.remedy
