@@ -122,20 +122,6 @@ def options_of(function: Callable[..., Any], *skipped: str) -> Callable[[Command
     return add_flags
 
 
-def table_options(command: Command) -> Command:
-    """Add flags for how a command that uses a trained model reads other tables."""
-    for option in (
-        click.option("--encoding", help="Encoding of the table.  [default: detected]"),
-        click.option(
-            "--text-pair-column", help="Column of second texts.  [default: as in the run]"
-        ),
-        click.option("--text-column", help="Column of the texts.  [default: as in the run]"),
-        click.option("--table", help="Table to read if the file or folder has several."),
-    ):
-        command = option(command)
-    return command
-
-
 def output_file_option(description: str) -> Callable[[Command], Command]:
     """Return a decorator that adds ``--output`` and ``--overwrite``."""
     output = click.option("--output", type=PATH, help=description)

@@ -1,8 +1,8 @@
-"""``finetune init``: a first configuration, from a look at what a table holds."""
+"""``finetune init``: writes a first configuration for a table."""
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from finetune.config.mode import Mode
 from finetune.config.schema import (
     DEFAULT_BATCH_SIZE,
     MAX_ESTIMATED_ROWS,
+    OPTIONS,
     Config,
     DataConfig,
     ModelConfig,
@@ -26,10 +27,12 @@ from finetune.ownership import check_output_file
 from finetune.runs.guess import guess
 
 if TYPE_CHECKING:
-    from finetune.data.columns import Columns
     from finetune.runs.expectation import BaselineEstimate
 
 MAX_CLASSES_SHOWN = 20
+READING = ("table", "encoding", "header", "split_column", "label_names", "empty_labels")
+# Options that the configuration explains; those with their default are commented out.
+EXPLAINED = ("freeze_core", "num_train_epochs", "batch_size", "long_texts", "class_weights")
 EXAMPLES = """\b
 Examples:
   finetune init reviews.csv                     writes reviews.yaml
@@ -40,40 +43,33 @@ Examples:
 
 @dataclass(frozen=True)
 class TableFacts:
-    """What a table holds: ``rows`` with a text and a label, ``examples`` of each class.
+    """What a table holds: ``rows`` with a text and a label; an example of each class.
 
-    ``chosen`` are columns by option. ``longer_fraction`` of the texts do not fit the model.
+    ``longer_fraction`` of the texts is longer than the model reads at once.
     """
 
-    options: DataConfig
-    columns: Sequence[str]
-    chosen: "Columns"
-    rows_of_a_run: Mapping[str, int]
-    task: str
+    columns: list[str]
+    chosen: dict[str, str]
     rows: int
+    rows_of_a_run: dict[str, int]
+    task: str
     class_rows: Mapping[str, int]
     label_figures: Mapping[str, float]
-    examples: Mapping[str, str]
-    mean_characters: float
-    longest_characters: int
+    examples: dict[str, str]
     guesses: Mapping[str, Any]
-    suggested_max_length: int
     longer_fraction: float
     expectation: "BaselineEstimate | None"
 
 
 def look_at_table(options: DataConfig, *, model: str | None) -> TableFacts:
     """Return what a table holds, and what to expect of a run on it."""
-    import pyarrow.compute as pc
-
     from finetune.data.dataset import column_of, texts_of
     from finetune.data.split import split_table
 
     guesses = guess(options, model=model)
     table = guesses.table
     rows, task = table.splits["train"], table.task
-    texts, labels = texts_of(rows), task.labels(column_of(rows, "label"))
-    characters = pc.utf8_length(texts.joined)
+    texts, labels = texts_of(rows).joined, task.labels(column_of(rows, "label"))
     splits = split_table(table.splits, options, task=task)
     expectation = None
     if len(splits["train"]) <= MAX_ESTIMATED_ROWS:
@@ -82,69 +78,54 @@ def look_at_table(options: DataConfig, *, model: str | None) -> TableFacts:
         config = Config(data=options, model=ModelConfig(model=guesses.values["model"]))
         expectation = expect(config, splits["train"], task)
     return TableFacts(
-        options=options,
-        columns=table.column_names,
-        chosen=table.chosen,
+        columns=[*table.column_names],
+        chosen={
+            option: f"{column.name} ({column.reason})" for option, column in table.chosen.items()
+        },
+        rows=len(rows),
         rows_of_a_run={split: len(rows) for split, rows in splits.items()},
         task=task.name,
-        rows=len(rows),
         class_rows=task.count_classes(labels),
         label_figures=task.describe(labels),
-        examples={name: texts.joined[row].as_py() for name, row in task.first_rows(labels).items()},
-        mean_characters=pc.mean(characters).as_py(),
-        longest_characters=pc.max(characters).as_py(),
+        examples={name: texts[row].as_py() for name, row in task.first_rows(labels).items()},
         guesses=guesses.values,
-        suggested_max_length=guesses.suggested_max_length,
         longer_fraction=guesses.longer_fraction,
         expectation=expectation,
     )
 
 
-def make_config(facts: TableFacts) -> str:
+def make_config(options: DataConfig, facts: TableFacts) -> str:
     """Return a YAML configuration for a table, with comments, that runs as it is."""
-    defaults, options = Config(), facts.options
-    reading = (*("table", "encoding", "header", "split_column", "label_names", "empty_labels"),)
+    defaults = Config()
     values = {
-        **flags.given({name: getattr(options, name) for name in reading}),
+        **flags.given({name: getattr(options, name) for name in READING}),
         **facts.guesses,
         "data": options.data,
-        "freeze_core": defaults.model.freeze_core,
-        "num_train_epochs": defaults.training.num_train_epochs,
-        "batch_size": defaults.training.batch_size,
+        **{name: OPTIONS[name].value_in(defaults) for name in EXPLAINED},
     }
-    if facts.longer_fraction and "text_pair_column" not in facts.chosen:
-        values["long_texts"] = defaults.model.long_texts
-    if facts.class_rows:
-        values["class_weights"] = defaults.training.class_weights
-    rows = [count for count in facts.class_rows.values() if count] or [facts.rows]
     steps_per_epoch = math.ceil(facts.rows_of_a_run["train"] / DEFAULT_BATCH_SIZE)
-    full, head = (
-        mode_defaults(Mode(name), steps_per_epoch=steps_per_epoch) for name in ("full", "head")
-    )
+    epochs = mode_defaults(Mode("full"), steps_per_epoch=steps_per_epoch).num_train_epochs
+    counts = [count for count in facts.class_rows.values() if count] or [facts.rows]
     notes = {
-        "data": "A path that is not absolute counts from the folder in which finetune runs.",
-        "max_length": f"Here a text has {facts.mean_characters:,.0f} characters on average and "
-        f"{facts.longest_characters:,} at most; a token is about 4 of English, 1 of Chinese.",
-        "long_texts": f"Here about {facts.longer_fraction:.1%} of the texts are longer than "
-        "the model reads at once.",
-        "num_train_epochs": f"Here it is {full.num_train_epochs:g}, or at most "
-        f"{head.num_train_epochs:g} if only the head trains.",
-        "class_weights": f"Here the smallest class has {min(rows):,} rows and the largest "
-        f"{max(rows):,}: balanced finds more of the small classes and may cost accuracy.",
+        "data": "A relative path starts in the folder in which finetune runs.",
+        "long_texts": f"Here, {facts.longer_fraction:.1%} of the texts are longer than the model "
+        "reads at once.",
+        "num_train_epochs": f"Here, the default is {epochs:g}.",
+        "class_weights": f"Here, the smallest class has {min(counts):,} rows, the largest "
+        f"{max(counts):,}.",
     }
     heading = (
-        f"Written by `finetune init` for a table of {facts.rows:,} rows. An "
-        "option behind a # has its default; `finetune run --help` explains all of them."
+        f"Written by `finetune init` for a table of {facts.rows:,} rows. An option after a # has "
+        "its default. `finetune run --help-all` explains all options."
     )
     return make_starter(values, notes=notes, heading=heading)
 
 
 @click.command(epilog=EXAMPLES)
 @click.argument("file", metavar="FILE", type=flags.PATH)
-@flags.output_file_option("Configuration to write.  [default: FILE's name with .yaml]")
+@flags.output_file_option("Configuration to write. Default: the name of FILE with .yaml.")
 @flags.chosen_options(
-    *("text_column", "text_pair_column", "label_column", "task", "encoding", "header"),
-    *("split_column", "label_names", "empty_labels", "model", "table"),
+    *("text_column", "text_pair_column", "label_column", "task", "model"), *READING
 )
 @flags.with_display
 def command(
@@ -158,16 +139,15 @@ def command(
 ) -> None:
     """Write a configuration for a table of texts.
 
-    FILE is a table, as finetune run takes it, or a folder of texts in folders of classes. The
-    columns are guessed. The configuration explains the most important options and can be run
-    without changes.
+    FILE is a table or a folder, as for finetune run. The columns are guessed. The configuration
+    explains the most important options, and runs without changes.
     """
     output = output or Path(f"{file.stem}.yaml")
     check_output_file(output, overwrite=overwrite)
     with display.progress():
         data = DataConfig(str(file), **flags.given(options))
         facts = look_at_table(data, model=model)
-    write_text_atomically(output, make_config(facts))
+    write_text_atomically(output, make_config(data, facts))
     if display.as_json:
         show_json({"config": str(output), **asdict(facts)})
     else:
@@ -183,7 +163,7 @@ def _show(facts: TableFacts) -> None:
     described = {
         "rows": facts.rows,
         "columns": ", ".join(facts.columns),
-        **{option: f"{one.name} ({one.reason})" for option, one in facts.chosen.items()},
+        **facts.chosen,
         "task": facts.task,
         **facts.label_figures,
         "rows of a run": facts.rows_of_a_run,

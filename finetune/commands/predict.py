@@ -191,19 +191,33 @@ def _chunks(pieces: Iterable[Texts]) -> Iterator[Texts]:
 
 
 def read_file(
-    run: Path, file: Path, *, as_lines: bool = False, **options: str | None
+    run: Path,
+    file: Path,
+    *,
+    table: str | None = None,
+    text_column: str | None = None,
+    text_pair_column: str | None = None,
+    encoding: str | None = None,
+    lines: bool = False,
 ) -> Iterator[Texts]:
     """Return the rows of a table, or the lines of a file, as they are read.
 
-    If a table has the run's columns of texts, they are read unless others are named.
+    Args:
+        table: Table to read if the file or folder has several.
+        text_column: Column of the texts. Default: as in the run.
+        text_pair_column: Column of second texts. Default: as in the run.
+        encoding: Encoding of the table. Default: detected.
+        lines: Read each line of a table as a text.
     """
+    options = {"table": table, "text_column": text_column, "text_pair_column": text_pair_column}
+    options["encoding"] = encoding
     folder = open_run_folder(run)
     from finetune.data.stream import read_texts
     from finetune.runs.evaluate import other_data
     from finetune.runs.inference import reads_pairs
 
     data = other_data(folder, str(file), flags.given(options))
-    return read_texts(file, data, as_lines=as_lines, reads_pairs=reads_pairs(folder))
+    return read_texts(file, data, as_lines=lines, reads_pairs=reads_pairs(folder))
 
 
 def _is_file_name(text: str) -> bool:
@@ -231,8 +245,7 @@ def _as_texts(texts: Sequence[str], pairs: Sequence[str]) -> Texts:
     help="Table, or file with one text per line; - for standard input.",
 )
 @click.option("--text-pair", "pairs", multiple=True, help="Second text of each TEXT.")
-@flags.table_options
-@click.option("--lines", "as_lines", is_flag=True, help="Read each line of a table as a text.")
+@flags.options_of(read_file)
 @flags.output_file_option(
     "Write the table with predictions to this csv, tsv, jsonl, json, parquet or xlsx file."
 )
@@ -270,7 +283,7 @@ def command(
             f"there are {len(pairs)} --text-pair for {len(texts)} texts",
             remedy="add one --text-pair per text",
         )
-    names = ("table", "text_column", "text_pair_column", "as_lines", "encoding")
+    names = ("table", "text_column", "text_pair_column", "lines", "encoding")
     reading = {name: options.pop(name) for name in names}
     reads_stdin = not texts and file in (None, Path("-"))
     if reads_stdin:  # a live line would mix with what is typed

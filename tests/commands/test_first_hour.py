@@ -65,7 +65,7 @@ def test_what_is_guessed_of_a_table_is_shown(command: Command, mails: Path) -> N
 def test_two_columns_that_may_be_the_label_are_asked_for(
     typed: tuple[str, ...], command: Command, two_labels: Path
 ) -> None:
-    command(*typed, two_labels).assert_refused(2, "'priority', 'team'", "--label-column")
+    command(*typed, two_labels).assert_refused(2, "'priority'", "'team'", "--label-column")
     assert not Path("runs").exists()
 
 
@@ -80,7 +80,7 @@ def test_a_configuration_is_told_from_data(command: Command, mails: Path) -> Non
         outcome = command("config", "show", file, "--json")
         found = {one["option"]: one["value"] for one in json.loads(outcome.output)["options"]}
         assert found[option] == value
-    command("run", "texts.yaml").assert_refused(3, "all 1 training rows have")
+    command("run", "texts.yaml").assert_refused(3, "texts.yaml is YAML")
     outcome = command("run", "mine.yaml", "--config", "offline")
     outcome.assert_refused(2, "mine.yaml and --config offline")
 
@@ -149,9 +149,7 @@ def test_runs_are_listed_the_newest_first(command: Command, finished_run: Path) 
         ("help", "finetune --help?"),
         ("run mails.csv --lr 1e-4", "--learning-rate?"),
         ("run mails.csv --epochs 3", "--num-train-epochs?"),
-        ("run mails.csv --batch 8", "--batch-size?"),
         ("run mails.csv --gpu", "--device?"),
-        ("run mails.csv -o out", "--output-dir?"),
         ("run mails.csv --target verdict", "--label-column?"),
         ("run mails.csv --label verdict", "--label-column?"),
         ("run mails.csv --cv 5", "--folds?"),
