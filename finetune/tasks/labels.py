@@ -43,6 +43,7 @@ WRAPPED = (
 )
 ARRAY = r"<\w*Array>\s*(\[.*\])\s*Length:.*|(\[.*?\])\s*(?:Length: \d+\s*)?Categories \(.*"
 QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+TAGS = r"(?:<[^<>\s]+>)+"  # as Stack Overflow has them
 BRACKETED = r"\[.*\]|\{.*\}|\(\s*\)|\(\s*['\"].*\)|\(\d+\s*,[\d\s,]*\)"
 UNREADABLE = r"<[\w. ]+ object (?:.* )?at 0x[0-9a-f]+>|.*\ndtype: \w+"
 
@@ -164,7 +165,9 @@ def find_separator(labels: Iterable[str]) -> str | None:
 
 def is_list(label: str) -> bool:
     """Return whether a cell may hold several values as a program writes them."""
-    return re.fullmatch(f"{BRACKETED}|{WRAPPED}|{ARRAY}", label.strip(), re.DOTALL) is not None
+    return (
+        re.fullmatch(f"{BRACKETED}|{WRAPPED}|{ARRAY}|{TAGS}", label.strip(), re.DOTALL) is not None
+    )
 
 
 def are_lists(labels: Iterable[str]) -> bool:
@@ -197,6 +200,8 @@ def split_labels(label: str, separator: str | None) -> list[str]:
 
 def _read_list(text: str) -> list[object]:
     """Return the values of a list, set, array or mapping that is written out."""
+    if re.fullmatch(TAGS, text):
+        return [*text[1:-1].split("><")]
     text = re.sub(r"\b(?:np|numpy)\.\w+_?\((.*?)\)", r"\1", text)
     while match := re.fullmatch(f"{WRAPPED}|{ARRAY}", text, re.DOTALL):
         text = next(filter(None, match.groups()), "").strip()

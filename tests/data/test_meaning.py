@@ -68,6 +68,8 @@ def load(
          ["price", "team"]),
         (cycle("{'price': 1, 'team': 0}", "{'team': 1}", "set()", "{'price': 1, 'team': 1}"),
          ["price", "team"], ["price", "team"]),
+        (cycle("<price>", "<team>", "<food>", "<price><team>"), sorted(TOPICS),
+         ["price", "team"]),
         (cycle("caf\u00e9", "cafe\u0301", "bar", "bar"), ["bar", "caf\u00e9"], "bar"),
         (cycle("['a']", "['b']", "['b']", "['b']"), ["a", "b"], "b"),
         ([f"{number},{number % 10}" for number in range(10, 50)], [], 13.3),
