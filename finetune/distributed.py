@@ -80,11 +80,7 @@ def describe_ignored_variables() -> str | None:
 
 @contextmanager
 def joined() -> Iterator[None]:
-    """Work together with the other processes that a launcher started, if there are any.
-
-    ``torchrun --max-restarts`` needs ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``: the store that it
-    otherwise keeps holds the addresses of the processes before the restart.
-    """
+    """Work together with the other processes that a launcher started, if there are any."""
     launch = read_launch()
     if launch.world_size > 1 and not _has_joined:
         _join(launch)

@@ -1,7 +1,4 @@
-"""Every error that the tool raises on purpose, by exit code.
-
-Each has one line that says what is wrong and one, the remedy, that says what to do.
-"""
+"""Every error that the tool raises on purpose: what is wrong, and a remedy that says what to do."""
 
 import errno
 import os
@@ -180,10 +177,7 @@ def system_error(error: BaseException) -> OSError | None:
 
 
 def explain(error: BaseException) -> FinetuneError | None:
-    """Return an error of the system in words, by its errno; None for one that no user can cause.
-
-    What reads or writes a file names it; so without a name it is standard output.
-    """
+    """Return an error of the system in words; None for an error that no user can cause."""
     if (cause := system_error(error)) and cause.errno in _OF_SYSTEM:
         kind, message, remedy = _OF_SYSTEM[cause.errno]
         place = cause.filename or ("standard output" if cause is error else "a file")

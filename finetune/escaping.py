@@ -1,8 +1,4 @@
-r"""Text from data, shown so that neither a terminal nor a page obeys it.
-
-Control characters move a terminal's cursor, clear its screen or change its title; marks of
-direction show text in another order than it has. Each is shown by its code, as JSON writes it.
-"""
+"""Text from data without control characters and marks of direction, which show as their codes."""
 
 import re
 

@@ -75,10 +75,7 @@ def write_bytes_atomically(path: Path, content: bytes | memoryview) -> None:
 
 @contextmanager
 def replacing(target: Path, *, last: str) -> Iterator[Path]:
-    """Yield an empty folder whose files replace those of the same names in the target at the end.
-
-    The file ``last`` is there only as long as all others are.
-    """
+    """Yield an empty folder whose files move to the target at the end, ``last`` after others."""
     partial = target / f".{uuid4().hex}{PARTIAL_SUFFIX}"
     partial.mkdir(parents=True)
     try:
@@ -144,10 +141,7 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Add rows to a file of JSON lines, which need not exist; none of them if the disk is full.
-
-    They replace a last line without its end, which a power cut leaves.
-    """
+    """Append all rows to a JSON Lines file or none, in place of a torn last line."""
     lines = "".join(json.dumps(row, **STRICT_JSON) + "\n" for row in rows).encode()
     with path.open("a+b", buffering=0) as file:
         if end := file.seek(0, os.SEEK_END):

@@ -130,10 +130,7 @@ def has_weights(name: str, *, revision: str | None) -> bool:
 def upload_model(
     files: Mapping[str, Path], name: str, *, public: bool, revision: str | None, message: str
 ) -> tuple[str, bool]:
-    """Upload files, by their paths in the repository, in one commit; return that and who sees it.
-
-    A public repository is refused unless ``public``; one that is private stays so.
-    """
+    """Upload files by their paths in one commit; return it, and whether all can see it."""
     api = HfApi()
     with _errors_explained("model", name, f"the upload to {name} broke off"):
         try:
@@ -199,10 +196,7 @@ def _without_password(text: str) -> str:
 
 
 def _is_of_library(error: BaseException) -> bool:
-    """Return whether the Hub's client has raised an error, or its download library hf_xet.
-
-    hf_xet reports every failure as a bare RuntimeError, and a page that is no JSON is a ValueError.
-    """
+    """Return whether the Hub client or hf_xet raised an error; some are a bare RuntimeError."""
     if isinstance(error, HTTPError | OSError):
         return True
     return not {"huggingface_hub", "hf_xet"}.isdisjoint(errors.packages_of(error))

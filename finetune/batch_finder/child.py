@@ -109,10 +109,7 @@ class Child:
 
 
 def _environment() -> dict[str, str]:
-    """Return variables for a child that imports what this process does and has the same GPU.
-
-    With a variable of torchrun left, the child would wait for the other ranks.
-    """
+    """Return variables for a child that has the same GPU, and no launcher."""
     launch = read_launch()
     variables = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
     if launch.world_size == 1:
@@ -128,10 +125,7 @@ def _environment() -> dict[str, str]:
 
 
 def connect_to_parent() -> tuple[Callable[[], Any], Callable[[object], None]]:
-    """Bind this process to its parent; return what waits for a request, and what sends a reply.
-
-    It is killed with its parent, and before others for memory; it ends with the connection.
-    """
+    """Bind this process to its parent; return what waits for a request, and what sends a reply."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if platform.system() == "Linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

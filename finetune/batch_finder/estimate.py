@@ -80,10 +80,7 @@ def model_live_memory(case: Case) -> MemoryLine:
 
 
 def allocated_peaks(case: Case, batch_sizes: Sequence[int]) -> list[int]:
-    """Take steps one after another; return the most bytes of tensors alive in each.
-
-    The first begins without optimizer state. An evaluation keeps less and is left out.
-    """
+    """Take steps one after another; return the most bytes of tensors alive in each."""
     # Where a model with trainable layers can be split depends on the tensors' values; unsplit, its
     # frozen layers run as well and keep nothing.
     part = "whole" if case.part == "trainable" and case.mode.trains_encoder else case.part

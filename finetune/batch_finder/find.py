@@ -62,11 +62,7 @@ def memory_limit_bytes(options: SearchConfig) -> int | None:
 
 
 def find(case: Case, where: Search) -> Result:
-    """Search for the batch sizes of a case, or confirm an earlier result with one trial.
-
-    No size is tried that the device computes incorrectly. With more memory than in an earlier
-    search, this search starts with the largest size of that one.
-    """
+    """Search for the batch sizes of a case, or confirm an earlier result with one trial."""
     started = time.perf_counter()
     device, time_limit = where.device, where.options.time_limit
     max_correct = device.shapes.max_examples(padded_length=case.padded_length)
@@ -115,10 +111,7 @@ def explain(
 
 
 def find_parts(case: Case, where: Search, *, stores_features: bool) -> Result:
-    """Search for the batch sizes of all parts of a model, whatever part the case names.
-
-    A model that can't be split is searched as a whole, even if features should be stored.
-    """
+    """Search for the batch sizes of all parts of a model, or of the whole if it can't be split."""
     started = time.perf_counter()
     results: dict[Part, Result] = {}
     parts = parts_of(stores_features=stores_features)

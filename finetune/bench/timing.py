@@ -37,10 +37,7 @@ QUICK = Limits(step_seconds=0.3, repeat_seconds=0.3)
 def measure(
     workloads: Sequence[Workload], devices: Sequence[Device], limits: Limits, *, until: float
 ) -> Iterator[list[Row]]:
-    """Yield all rows so far after each workload on each device, and repeat while time is left.
-
-    Other work comes and goes, so the timings are spread out instead of taken back to back.
-    """
+    """Yield all rows so far after each workload on each device, and repeat while time is left."""
     for device in devices:
         # So that a step that does not fit fails instead of making the machine swap.
         device.memory.set_memory_limit(device.memory.budget_bytes(None))
@@ -101,10 +98,7 @@ def _time_steps(
 def _warm_up(
     row: Row, device: Device, make_steps: MakeSteps, limits: Limits, *, min_rows: int
 ) -> tuple[Row, Callable[[], object]]:
-    """Take a step of all rows, or of as many as time and memory allow, and return that step.
-
-    The first step also pays for new memory and kernels.
-    """
+    """Take a step of all rows, or of as many as time and memory allow, and return that step."""
     rows = row.timed_rows or row.rows
     if not row.timed_rows and min_rows < rows:
         step = make_steps(min_rows)[row.phase]

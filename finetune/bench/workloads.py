@@ -105,11 +105,7 @@ def build_module(
     make_batch: Callable[[int], Batch],
     make_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
 ) -> Callable[[Device], MakeSteps]:
-    """Return what builds a module that is given a batch of keyword arguments.
-
-    The loss is the output's, or the sum of its floating-point tensors. Without an optimizer a step
-    is a forward and a backward.
-    """
+    """Return what builds a module; without an optimizer a step is a forward and a backward."""
 
     def build(device: Device) -> MakeSteps:
         module = make().to(device.torch_device)

@@ -87,10 +87,7 @@ class CpuMemory(DeviceMemory):
         return int(_STEADY_SHARE * max_bytes)
 
     def set_memory_limit(self, budget_bytes: int) -> None:
-        """Let allocations fail that would take the resident memory beyond a budget, on Linux.
-
-        What libraries have mapped but not touched the first time does not count.
-        """
+        """Let allocations fail that would take the resident memory beyond a budget, on Linux."""
         if not _is_linux():
             return
         # The threads' stacks are mapped with the first operation that takes several of them.

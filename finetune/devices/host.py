@@ -22,11 +22,7 @@ _MAX_KEPT_BYTES = 2**30
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep freed memory for later tensors.
-
-    Otherwise each step waits until the pages of its gradients are cleared: a tenth of BERT-base's
-    time.
-    """
+    """Let glibc keep freed memory for later tensors: clearing pages takes a tenth of a step."""
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, _MAX_KEPT_BYTES)
@@ -62,12 +58,10 @@ def is_under_rosetta() -> bool:
 
 
 def macos_version() -> str:
-    """Return the version of macOS, such as ``14.5``; empty on other systems.
-
-    A Python built for an older macOS reports 10.16 or 16.0 (python/cpython#135675).
-    """
+    """Return the version of macOS, such as ``14.5``; empty on other systems."""
     if not is_mac():
         return ""
+    # A Python built for an older macOS reports 10.16 or 16.0 (python/cpython#135675).
     return read_sysctl("kern.osproductversion") or platform.mac_ver()[0]
 
 

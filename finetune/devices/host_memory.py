@@ -65,10 +65,8 @@ def available_bytes() -> int:
 
 
 def process_bytes(process_id: int) -> int:
-    """Return the memory that a process holds; 0 if it has ended.
-
-    On macOS the footprint: resident memory leaves out most of a GPU's tensors.
-    """
+    """Return the memory that a process holds; 0 if it has ended."""
+    # On macOS the footprint: resident memory leaves out most of a GPU's tensors.
     if host.is_mac():
         usage = (ctypes.c_uint64 * _USAGE_NUMBERS)()
         library = ctypes.CDLL(None)

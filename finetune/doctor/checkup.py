@@ -25,10 +25,7 @@ _HUB_TIMEOUT_SECONDS = 3.0
 
 
 def check_machine(*, device: str) -> Iterator[Check]:
-    """Yield one check after the other, last the ``device``, a failure if it can't be used.
-
-    What needs no PyTorch comes first, so that it is shown even where PyTorch ends the process.
-    """
+    """Yield the checks, first those without PyTorch, last the ``device``."""
     yield check_cpu()
     # A macOS that is too old for the GPU is named with the GPU.
     name = f"macOS {host.macos_version()}" if host.is_mac() else platform.platform()

@@ -73,10 +73,7 @@ class ParityReport:
 def check_parity(
     device: str, *, model: str | None, mode: Mode, precision: str, batch_size: int
 ) -> ParityReport:
-    """Compare a device with the CPU; keep the result, which ``--precision auto`` may need.
-
-    The model is a folder, a Hub id or ``minilm``; by default BERT-base with random weights.
-    """
+    """Compare a device with the CPU; keep the result, which ``--precision auto`` may need."""
     there = select_device(device)
     check_precision(there, precision)
     if model is None:

@@ -153,11 +153,7 @@ def _compute_first_token(
 
 
 def pass_through_head(model: PreTrainedModel, structure: Structure) -> bool:
-    """Let the output layer read a linear function of what the head reads; False if it can't.
-
-    The head's linear modules below the output layer become multiples of the identity, in the range
-    in which the activation behind them is linear.
-    """
+    """Let the output layer read a linear function of what the head reads; False if it can't."""
     modules = {
         name: module
         for name, module in model.named_modules()

@@ -42,10 +42,7 @@ class Structure:
 
 
 def find_structure(model: PreTrainedModel, *, has_mean_layer: bool = False) -> Structure:
-    """Find encoder, layers and head of a model, which is left in evaluation mode.
-
-    The caller says if there is a layer of ``mean_pooling``, as an estimate has no weights.
-    """
+    """Find encoder, layers and head of a model, which is left in evaluation mode."""
     base = model.base_model
     layers = encoder_layers(model)
     calls = record_sample(model)
@@ -123,11 +120,8 @@ def record_sample(model: PreTrainedModel) -> dict[str, "Call"]:
 
 @torch.no_grad()
 def _takes_4d_mask(model: PreTrainedModel) -> bool:
-    """Try whether a 4-D mask gives the same logits as the usual one.
-
-    With the usual mask transformers asks the device at every forward whether it masks anything. In
-    models with sliding windows (ModernBERT) one 4-D mask for all layers would undo the windows.
-    """
+    """Try whether a 4-D mask, for which the host needs not wait, gives the same logits."""
+    # One mask for all layers would undo sliding windows (ModernBERT).
     if any(getattr(model.config, name, None) for name in ("local_attention", "sliding_window")):
         return False
     tokens = model.dummy_inputs["input_ids"][:2].to(model.device)

@@ -151,10 +151,7 @@ class Checkpoints:
             self.folder.delete(path.relative_to(self.folder.path).as_posix())
 
     def restore(self, training_state: TrainingState) -> Progress:
-        """Restore model, optimizer and random state from the newest checkpoint that can be used.
-
-        Damaged ones are skipped with a warning: a power cut may have torn the newest.
-        """
+        """Restore the newest checkpoint that can be used; report and skip damaged ones."""
 
         def restore_main() -> tuple[tuple[dict[str, Tensors], dict[str, Any]], Progress]:
             for folder in self.folder.checkpoints:

@@ -193,10 +193,7 @@ class _FinishedRun:
 def compare_runs(
     paths: Sequence[Path], *, baseline: Baseline = "first", max_rows: int
 ) -> Comparison:
-    """Compare the runs in folders, or in folders of folders, with the first or the best of them.
-
-    Runs that were tested on different rows are in different groups.
-    """
+    """Compare runs with the first or the best of them, in a group for each set of test rows."""
     folders = {folder.path.resolve(): folder for path in paths for folder in finished_runs(path)}
     if len(folders) < 2:
         raise UsageError(

@@ -84,10 +84,7 @@ def guess(options: DataConfig, *, model: str | None) -> Guesses:
 
 
 def guess_options(loaded: "LoadedConfig") -> "LoadedConfig":
-    """Return options with what ``init`` would guess of a table that the call names.
-
-    Each guess is reported. A configuration file has no gaps to fill.
-    """
+    """Return options with what ``init`` would guess of a table that the call names; report it."""
     data = loaded.config.data
     is_table = data.data not in OPTIONS["data"].names and is_there(Path(data.data).expanduser())
     if not is_table or loaded.sources.get("data") != flag_of("data"):

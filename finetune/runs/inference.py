@@ -69,10 +69,7 @@ def write_confidences(folder: RunFolder, task: Task, logits: Logits, labels: Lab
 def find_lowest_probabilities(
     folder: RunFolder, *, min_confidence: float | None = None, target_precision: float | None = None
 ) -> Mapping[str, float] | None:
-    """Return the probability of each class below which the model abstains; None for never.
-
-    It is infinite for classes with too little evidence, of which a warning tells.
-    """
+    """Return the probability per class below which the model abstains (maybe infinite), or None."""
     if min_confidence is None and target_precision is None:
         return None
     if min_confidence is not None and target_precision is not None:

@@ -189,11 +189,7 @@ def run_variants(
     write_table: Callable[[Mapping[int, str]], object],
     failures: Mapping[int, str],
 ) -> dict[int, str]:
-    """Train those variants that have not finished; return why some trials of a sweep failed.
-
-    All use the same device and token ids, which are prepared once. What is measured for one seed
-    or fold is not measured again for the next.
-    """
+    """Train those variants that have not finished; return why some trials of a sweep failed."""
     from finetune.runs.run import Run
 
     failed, is_sweep = dict(failures), folder.kind == SweepFolder.kind
@@ -292,10 +288,7 @@ Space = Mapping[str, Values]
 
 
 def read_space(path: Path) -> Space:
-    """Return the values of each option that a YAML file names: a list, or low and high.
-
-    Options are in sections, as in a configuration, or alone: ``learning_rate: [1e-4, 1e-3]``.
-    """
+    """Return the values of each option that a YAML file names, in sections or without."""
     space: dict[str, Values] = {}
     content = read_yaml(path)
     for name, value in content.items() if isinstance(content, dict) else ():
@@ -331,10 +324,7 @@ def _read_values(option: str, values: Any, *, source: str) -> Values:
 
 
 def choose_trials(space: Space, *, trials: int | None, seed: int) -> list[dict[str, Any]]:
-    """Return the options of each trial: the whole grid of lists, or random ones; always the same.
-
-    Of lists alone no combination is drawn twice.
-    """
+    """Return the options of each trial, always the same: the whole grid of lists, or random ones."""
     generator = np.random.default_rng(seed)
     lists = [values for values in space.values() if not isinstance(values, Range)]
     if len(lists) == len(space):

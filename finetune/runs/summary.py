@@ -100,11 +100,7 @@ def confused_with(scores: Scores, name: str) -> list[tuple[str, int]]:
 
 
 def compare_with_validation(results: RunResults) -> str:
-    """Return a sentence if held-out validation and test rows differ by more than chance.
-
-    That is by the pooled test of two proportions, at 5%. A cross-validated output layer is that of
-    the frozen encoder, and not of the same model.
-    """
+    """Return a sentence if held-out validation and test rows differ by a pooled test at 5%."""
     validation, test = results.validation, results.test
     shares = [value.metric for value in test.values if value.metric.is_proportion]
     if validation is None or results.validation_kind != "held out" or not shares:

@@ -89,11 +89,7 @@ def tracked(config: Config, folder: RunFolder) -> Iterator[Tracking]:
 
 @contextmanager
 def _accelerate_state() -> Iterator[None]:
-    """Give Accelerate's trackers the state that they read, unless the process has one.
-
-    A state that a tracker makes itself reads the variables of an incomplete launch. On MPS it also
-    lets missing operators run on the CPU in all processes that start later.
-    """
+    """Give Accelerate's trackers the state that they read, without a change of the environment."""
     if PartialState._shared_state:
         yield
         return

@@ -167,10 +167,7 @@ class MpsMemory(DeviceMemory):
         return budget_bytes if limit_bytes is None else min(budget_bytes, limit_bytes)
 
     def set_memory_limit(self, budget_bytes: int) -> None:
-        """Let the allocator refuse what would take the process's footprint beyond a budget.
-
-        This moves the high watermark; the low one matters only where the environment sets it.
-        """
+        """Let the allocator refuse what would take the process's footprint beyond a budget."""
         gpu_bytes = torch.mps.driver_allocated_memory()
         other_bytes = host_memory.process_bytes(os.getpid()) - gpu_bytes
         fraction = (budget_bytes - other_bytes) / torch.mps.recommended_max_memory()

@@ -19,10 +19,7 @@ _COMPOSITES = {
 
 
 def status_of(name: str) -> Status:
-    """Return how MPS runs an operator, such as ``aten::addmm``.
-
-    ``native`` has a kernel, ``composite`` is made of others; what is ``missing`` raises.
-    """
+    """Return how MPS runs an operator: by a kernel, as a composite of others, or not at all."""
     return _statuses().get(name.removeprefix("aten::"), "missing")
 
 
