@@ -188,7 +188,7 @@ def load_pretrained(options: ModelConfig, task: Task, *, seed: int, pooling: Poo
 def save_model(
     text_model: TextModel, folder: Path, *, max_length: int, with_weights: bool = True
 ) -> None:
-    """Save a model in an empty folder; a pipeline with ``truncation=True`` reads as the run does."""
+    """Save a model in a folder; a pipeline with ``truncation=True`` reads as the run does."""
     text_model.task.configure(text_model.model.config)
     with silence_transformers():
         (text_model.model if with_weights else text_model.model.config).save_pretrained(folder)

@@ -324,7 +324,7 @@ def _read_values(option: str, values: Any, *, source: str) -> Values:
 
 
 def choose_trials(space: Space, *, trials: int | None, seed: int) -> list[dict[str, Any]]:
-    """Return the options of each trial, always the same: the whole grid of lists, or random ones."""
+    """Return the options of each trial, always the same: the grid of lists, or random ones."""
     generator = np.random.default_rng(seed)
     lists = [values for values in space.values() if not isinstance(values, Range)]
     if len(lists) == len(space):
