@@ -34,8 +34,8 @@ from finetune.tasks.single import Single
 from finetune.tokenization.buckets import choose_padded_lengths, plan_epoch
 from finetune.tokenization.examples import Examples, inputs_of_texts
 from finetune.training.micro_batches import move_batches
-from finetune.training.optimizers import Hyperparameters, Schedule
-from finetune.training.step import prepare_training
+from finetune.training.plan import Plan
+from finetune.training.trainer import Trainer
 
 FEATURES_BATCH_SIZE = 64
 STORE_BYTES = 2**40
@@ -58,20 +58,15 @@ def time_steps(device: Device, *, rows: int, steps: int, data_dir: Path | None) 
     padded_lengths = choose_padded_lengths(examples.lengths, device.shapes)
     device.choose_attention(longest_tokens=padded_lengths[-1])
     model = bert_base()
-    state = prepare_training(
+    trainer = Trainer(
         model,
-        head=find_structure(model).head,
+        Plan(peak=1e-5, total_steps=steps, precision="bf16"),
+        task=Single(),
         device=device,
-        precision="bf16",
-        losses=Single().losses,
-        hyperparameters=Hyperparameters(
-            schedule=Schedule(peak=1e-5, warmup_steps=0, total_steps=steps),
-            head_lr_multiplier=1.0,
-            weight_decay=0.01,
-            max_grad_norm=1.0,
-        ),
+        head=find_structure(model).head,
+        batch_size=BatchSize(rows, "batch size", device),
     )
-    set_training(state.model)
+    set_training(trainer.model)
     batches = plan_epoch(
         examples.lengths, effective_batch_size=effective, padded_lengths=padded_lengths, seed=SEED,
         epoch=0,
@@ -82,13 +77,12 @@ def time_steps(device: Device, *, rows: int, steps: int, data_dir: Path | None) 
         distributed.barrier()
         started = time.perf_counter()
         moved = move_batches(examples, batches, device=device)
-        size = BatchSize(rows, "batch size", device)
         for number, (_, cut) in enumerate(moved):
-            state.step(number, cut, size)
+            trainer.step(number, cut)
         device.synchronize()
         seconds = time.perf_counter() - started
-    if state.cuda_graph_error:
-        print(f"not captured: {state.cuda_graph_error}", file=sys.stderr)
+    if trainer.cuda_graph_error:
+        print(f"not captured: {trainer.cuda_graph_error}", file=sys.stderr)
     return len(examples.labels) / seconds
 
 

@@ -16,7 +16,7 @@ import psutil
 
 Start = Callable[..., "subprocess.Popen[str]"]
 FINETUNE = (sys.executable, "-m", "finetune")
-STEP = "finetune.training.step:TrainingState.step"
+STEP = "finetune.training.trainer:Trainer.step"
 FEATURES = "finetune.model.features:FrozenLayers.features"
 _HOLD = "HOLD_OF_A_TEST"
 

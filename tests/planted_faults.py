@@ -9,7 +9,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from finetune.training.step import TrainingState
+from finetune.training.trainer import Trainer
 
 _IN_PLACE = (torch.ops.aten.addcmul_.default, torch.ops.aten.addcdiv_.default)
 _LISTS_OF_FUSED_ADAMW = 6
@@ -134,9 +134,9 @@ class WrongNormGradients(TorchFunctionMode):
         return func(*args, **options)
 
 
-def plant(training_state: TrainingState, fault: TorchFunctionMode) -> None:
+def plant(trainer: Trainer, fault: TorchFunctionMode) -> None:
     """Let forwards of a model with its own weights, but not with copies, run under a fault."""
-    model = training_state.model
+    model = trainer.model
     last = list(model.parameters())[-1]
 
     def has_own_weights() -> bool:
@@ -154,9 +154,9 @@ def plant(training_state: TrainingState, fault: TorchFunctionMode) -> None:
     model.register_forward_hook(end, always_call=True)
 
 
-def plant_in_steps(training_state: TrainingState, fault: TorchDispatchMode) -> None:
+def plant_in_steps(trainer: Trainer, fault: TorchDispatchMode) -> None:
     """Let the optimizer's steps run under a fault."""
-    optimizer = training_state.optimizer
+    optimizer = trainer.optimizer
     step = optimizer.step
 
     def step_under_fault() -> None:

@@ -14,9 +14,9 @@ import torch
 import finetune
 from finetune.errors import InterruptionError
 from finetune.runs import encoding
-from finetune.training.step import TrainingState
+from finetune.training.trainer import Trainer
 
-compute_gradients = TrainingState.compute_gradients
+compute_gradients = Trainer.compute_gradients
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,6 @@ def _run(work: Work) -> None:
         return finish
 
     if os.environ["RANK"] == "1":
-        TrainingState.compute_gradients = compute  # type: ignore[method-assign]
+        Trainer.compute_gradients = compute  # type: ignore[method-assign]
     with suppress(InterruptionError):
         finetune.run(**work.options)

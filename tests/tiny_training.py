@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,8 +23,8 @@ from finetune.tokenization.buckets import Batch
 from finetune.tokenization.encode import EncodedTexts
 from finetune.tokenization.examples import Examples, inputs_of_texts
 from finetune.training.micro_batches import MicroBatch, cut_batch
-from finetune.training.optimizers import Hyperparameters, Schedule
-from finetune.training.step import TrainingState, prepare_training
+from finetune.training.plan import Plan
+from finetune.training.trainer import Trainer
 
 CLASSES = 6
 
@@ -98,7 +99,7 @@ def random_examples(
     return Examples(inputs.inputs_of, inputs.lengths, labels, weights[labels])
 
 
-def tiny_training_state(
+def tiny_trainer(
     *,
     architecture: str = "bert",
     mode: str = "full",
@@ -109,8 +110,12 @@ def tiny_training_state(
     head_lr_multiplier: float = 1.0,
     max_grad_norm: float = 1.0,
     dropout: float = 0.1,
-) -> TrainingState:
-    """Return a small model in training mode, ready for steps; the same for the same arguments."""
+    **options: Any,
+) -> Trainer:
+    """Return the trainer of a small model, ready for steps; the same for the same arguments.
+
+    Options are further fields of its plan.
+    """
     model = tiny_model(architecture, classes=CLASSES)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -118,45 +123,35 @@ def tiny_training_state(
     structure = find_structure(model)
     freeze_parameters(model, structure, mode=Mode(mode))
     set_training(model)
-    return prepare_training(
-        model,
-        head=structure.head,
-        device=device or CpuDevice(),
+    plan = Plan(
+        peak=peak,
+        total_steps=total_steps,
+        warmup_steps=2,
+        head_lr_multiplier=head_lr_multiplier,
+        max_grad_norm=max_grad_norm,
         precision=precision,
-        losses=Single().losses,
-        hyperparameters=Hyperparameters(
-            schedule=Schedule(peak=peak, warmup_steps=2, total_steps=total_steps),
-            head_lr_multiplier=head_lr_multiplier,
-            weight_decay=0.01,
-            max_grad_norm=max_grad_norm,
-        ),
+        **options,
     )
+    device = device or CpuDevice()
+    return Trainer(model, plan, task=Single(), device=device, head=structure.head)
 
 
-def cut_all_rows(
-    training_state: TrainingState, examples: Examples, *, batch_size: int
-) -> Iterator[MicroBatch]:
-    """Cut an effective batch of all rows, 16 tokens wide, for an training_state's device."""
+def cut_all_rows(trainer: Trainer, examples: Examples, *, batch_size: int) -> Iterator[MicroBatch]:
+    """Cut an effective batch of all rows, 16 tokens wide, for a trainer's device."""
     return cut_batch(
         examples,
         Batch(np.arange(len(examples.labels)), padded_length=16),
         batch_size=batch_size,
-        device=training_state.device,
+        device=trainer.device,
     )
 
 
 def take_steps(
-    training_state: TrainingState,
-    examples: Examples,
-    numbers: Iterable[int],
-    *,
-    batch_size: int = 4,
+    trainer: Trainer, examples: Examples, numbers: Iterable[int], *, batch_size: int = 4
 ) -> list[float]:
     """Take the steps of these numbers, each on all rows; return their losses."""
     return [
-        training_state.take_step(
-            number, cut_all_rows(training_state, examples, batch_size=batch_size)
-        ).item()
+        trainer.take_step(number, cut_all_rows(trainer, examples, batch_size=batch_size)).item()
         for number in numbers
     ]
 

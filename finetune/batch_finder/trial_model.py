@@ -24,8 +24,8 @@ from finetune.tasks.choose import task_of_shape
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.examples import Examples, Inputs, ModelInputs, prepare_mask
 from finetune.training.micro_batches import cut_batch
-from finetune.training.optimizers import Hyperparameters, Schedule
-from finetune.training.step import TrainingState, prepare_training
+from finetune.training.plan import Plan
+from finetune.training.trainer import Trainer
 
 # Shorter timings measure other work on the machine, or a GPU that was idle before.
 _MIN_TIMED_SECONDS = 1.0
@@ -35,12 +35,12 @@ _MIN_TIMED_SECONDS = 1.0
 class TrialModel:
     """Trains as ``run`` does, on random examples of the largest padded length.
 
-    With ``frozen_layers``, ``training_state`` has only the trainable layers. ``features`` are for
+    With ``frozen_layers``, ``trainer`` has only the trainable layers. ``features`` are for
     one example: [1, tokens, hidden], or [1, 1, hidden] if they are pooled.
     """
 
     case: Case
-    training_state: TrainingState
+    trainer: Trainer
     vocabulary_size: int
     takes_4d_mask: bool
     frozen_layers: FrozenLayers | None = None
@@ -49,13 +49,13 @@ class TrialModel:
     @property
     def device(self) -> Device:
         """Where it trains."""
-        return self.training_state.device
+        return self.trainer.device
 
     def begin(self) -> None:
         """Return to the state at the start of a run, except for the weights."""
-        self.training_state.discard_gradients()
-        self.training_state.optimizer.state.clear()
-        set_training(self.training_state.model)
+        self.trainer.discard_gradients()
+        self.trainer.optimizer.state.clear()
+        set_training(self.trainer.model)
 
     def take_step(self, *, batch_size: int) -> None:
         """Take one step of a single micro-batch, or extract the features of one batch."""
@@ -74,10 +74,10 @@ class TrialModel:
         """Predict one batch, as the validation between steps does."""
         if self.case.part == "features":
             self._train(1)  # which makes the optimizer's state
-        self.training_state.optimizer.zero_grad(set_to_none=True)
+        self.trainer.optimizer.zero_grad(set_to_none=True)
         with self.device.autocast(self.case.precision):
             predict_logits(
-                self.training_state.model,
+                self.trainer.model,
                 ModelInputs(self._inputs_of, np.full(batch_size, self.case.padded_length)),
                 padded_lengths=[self.case.padded_length],
                 batch_size=batch_size,
@@ -93,7 +93,7 @@ class TrialModel:
             weights=np.ones(batch_size, np.float32),
         )
         batch = Batch(np.arange(batch_size), self.case.padded_length)
-        self.training_state.take_step(
+        self.trainer.take_step(
             0, cut_batch(examples, batch, batch_size=batch_size, device=self.device)
         )
 
@@ -160,21 +160,17 @@ def prepare_trial_model(
 ) -> TrialModel:
     """Make a model of the case's architecture ready for its steps, in place; by default whole."""
     freeze_parameters(model, structure, mode=case.mode)
-    # These numbers change the weights alone, and neither memory nor time.
-    schedule = Schedule(peak=1e-5, warmup_steps=0, total_steps=1)
-    state = prepare_training(
+    trainer = Trainer(
         frozen_layers.extractor.trainable if frozen_layers else model,
-        head=structure.head,
+        # These numbers only change the weights, and neither memory nor time.
+        Plan(peak=1e-5, total_steps=1, precision=case.precision),
+        task=task_of_shape(case.task, outputs=case.classes),
         device=device,
-        precision=case.precision,
-        losses=task_of_shape(case.task, outputs=case.classes).losses,
-        hyperparameters=Hyperparameters(
-            schedule, head_lr_multiplier=1.0, weight_decay=0.01, max_grad_norm=1.0
-        ),
+        head=structure.head,
         frozen_in_bf16=case.mode.is_lora,
     )
     vocabulary_size = model.config.vocab_size
-    return TrialModel(case, state, vocabulary_size, structure.takes_4d_mask, frozen_layers)
+    return TrialModel(case, trainer, vocabulary_size, structure.takes_4d_mask, frozen_layers)
 
 
 def measure(model: TrialModel, *, batch_size: int, budget_bytes: int) -> Trial:

@@ -253,7 +253,6 @@ def _build_run(mode: Mode, lengths: np.ndarray, device: Device) -> MakeSteps:
         part="whole" if mode == "full" else "features",
     )
     trial = build_trial_model(case, device=device)
-    state = trial.training_state
     padded_lengths = choose_padded_lengths(lengths, device.shapes)
 
     def make_steps(rows: int) -> Steps:
@@ -272,9 +271,9 @@ def _build_run(mode: Mode, lengths: np.ndarray, device: Device) -> MakeSteps:
                 examples.lengths, effective_batch_size=_BATCH_SIZE, padded_lengths=padded_lengths,
                 seed=SEED, epoch=0,
             )  # fmt: skip
-            set_training(state.model)
+            set_training(trial.trainer.model)
             for _, cut in move_batches(examples, batches, device=device):
-                state.take_step(0, cut(_BATCH_SIZE))
+                trial.trainer.take_step(0, cut(_BATCH_SIZE))
 
         return {"training": train}
 

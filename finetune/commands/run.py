@@ -157,26 +157,27 @@ def dry_run(loaded: "LoadedConfig") -> dict[str, Any]:
     preparation = with_batch_sizes(preparation.with_precision())
     seconds = estimate_seconds(preparation)
     plan, facts = preparation.plan, asdict(preparation.facts)
+    trained = preparation.examples["train"]
     # Nothing has been timed.
     del facts["class_names"], facts["precision_reason"]
-    lengths = Counter(batch.padded_length for batch in plan.batches(0))
+    lengths = Counter(batch.padded_length for batch in plan.batches(trained, epoch=0))
     rows = preparation.data.splits["train"]
     findings = check_splits(preparation.data.splits, preparation.task)
     for one in suggest_changes(findings, lengths=None):
         emit(WarningMessage(one.finding))
-    class_rows = preparation.task.count_classes(preparation.examples["train"].labels)
+    class_rows = preparation.task.count_classes(trained.labels)
     return {
         **facts,
         "rows": dict(preparation.data.splits.num_rows),
         "training_rows_by_class": class_rows,
-        "tokens_of_a_training_text": describe_lengths(plan.examples.lengths),
+        "tokens_of_a_training_text": describe_lengths(trained.lengths),
         "batch_size": preparation.config.training.batch_size,
         "effective_batch_size": plan.effective_batch_size,
-        "num_train_epochs": plan.values.num_train_epochs,
+        "num_train_epochs": plan.num_train_epochs,
         "steps_per_epoch": plan.steps_per_epoch,
-        "total_steps": plan.schedule.total_steps,
-        "warmup_steps": plan.schedule.warmup_steps,
-        "learning_rate": plan.schedule.peak,
+        "total_steps": plan.total_steps,
+        "warmup_steps": plan.warmup_steps,
+        "learning_rate": plan.peak,
         "estimated_seconds": round(seconds, 1),
         "output_dir": str(folder),
         "batches_of_an_epoch_by_padded_length": dict(sorted(lengths.items())),

@@ -100,7 +100,7 @@ def audit_classifier(
     )
     trial = prepare_trial_model(case, fake, find_structure(model), device=device)
     recorder = _Recorder(fake)
-    optimizer = trial.training_state.optimizer
+    optimizer = trial.trainer.optimizer
     optimizer.register_step_pre_hook(lambda *_: setattr(recorder, "outside", "optimizer"))
     optimizer.register_step_post_hook(lambda *_: setattr(recorder, "outside", "loss"))
     trial.begin()

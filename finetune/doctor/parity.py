@@ -114,9 +114,9 @@ def compare_model(
     labels = np.random.default_rng(0).integers(CLASSES, size=_TEXTS)
     examples = Examples(inputs.inputs_of, inputs.lengths, labels, np.ones(_TEXTS, np.float32))
     case = case_of(model, device=device, mode=mode, precision=precision, padded_length=longest)
-    state = prepare_trial_model(case, model, structure, device=device).training_state
+    trainer = prepare_trial_model(case, model, structure, device=device).trainer
     lengths = sorted({min(device.shapes.padded_length(tokens), longest) for tokens in _LENGTHS})
     sizes = sorted({*(min(size, max_batch_size) for size in _BATCH_SIZES), max_batch_size})
     shapes = [(size, length) for length, size in product(lengths, sizes)]
-    differences = compare_with_cpu(state, examples, [*shapes, (_GRADIENT_EXAMPLES, longest)])
+    differences = compare_with_cpu(trainer, examples, [*shapes, (_GRADIENT_EXAMPLES, longest)])
     return ParityReport(device.name, precision, tuple(differences))

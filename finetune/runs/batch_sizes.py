@@ -30,13 +30,20 @@ def make_batch_sizes(preparation: Preparation) -> tuple[BatchSize, BatchSize]:
     examples, ranks = options.batch_size, distributed.world_size()
     if ranks > 1:
         # Where batches are filled up, a larger size would fill them with repeated examples.
-        examples = min(examples, math.ceil(plan.rows_per_step / ranks))
+        examples = min(examples, math.ceil(_rows_per_step(preparation) / ranks))
     batch_size = eval_batch_size = BatchSize(examples, "batch size", device)
     if not device.shapes.counts_evaluation:
         eval_batch_size = BatchSize(options.eval_batch_size, "evaluation batch size", device)
     for size in (batch_size, eval_batch_size):
         size.clamp(padded_length=plan.padded_lengths[-1])
     return batch_size, eval_batch_size
+
+
+def _rows_per_step(preparation: Preparation) -> int:
+    """Return the texts or windows in a step, on average."""
+    examples = preparation.examples["train"]
+    windows_per_text = len(examples.lengths) / len(examples.labels)
+    return math.ceil(windows_per_text * preparation.plan.effective_batch_size)
 
 
 def with_batch_sizes(preparation: Preparation) -> Preparation:
@@ -51,7 +58,7 @@ def with_batch_sizes(preparation: Preparation) -> Preparation:
         return preparation
     choices: list[AutoTunedOption] = []
     cache = cache_folder(config.cache, "batches")
-    rows_per_step = math.ceil(preparation.plan.rows_per_step / distributed.world_size())
+    rows_per_step = math.ceil(_rows_per_step(preparation) / distributed.world_size())
 
     def search(case: Case, largest: int = rows_per_step) -> Result:
         with distributed.alone():

@@ -22,6 +22,7 @@ from finetune.errors import CheckpointDamagedError, UsageError, system_error
 from finetune.events import WarningMessage, emit
 from finetune.files import file_sha256, flush_to_disk, read_json, replacing, write_json
 from finetune.runs.folder import RunFolder
+from finetune.runs.journal import Journal
 from finetune.training.snapshot import (
     Progress,
     StateUnusableError,
@@ -31,7 +32,7 @@ from finetune.training.snapshot import (
     restore_state,
     trained_tensors,
 )
-from finetune.training.step import TrainingState
+from finetune.training.trainer import Trainer
 
 MANIFEST_NAME = "manifest.json"
 STATE_NAME = "state.json"
@@ -53,9 +54,9 @@ class Checkpoints:
     Only the main process reads and writes; all call each method.
     """
 
-    def __init__(self, folder: RunFolder, *, keep: int, device: Device) -> None:
-        self.folder, self.keep, self.emit = folder, keep, emit
-        self._device = device
+    def __init__(self, folder: RunFolder, *, keep: int, device: Device, journal: Journal) -> None:
+        self.folder, self.keep = folder, keep
+        self._device, self._journal = device, journal
         # Steps and parameters, until they are on the disk.
         self._best: tuple[int, Tensors] | None = None
         self._saved_at, self._seconds = time.monotonic(), EXPECTED_SECONDS
@@ -65,13 +66,15 @@ class Checkpoints:
         needed = max(MIN_SECONDS_BETWEEN, self._seconds / MAX_TIME_SHARE)
         return distributed.is_main() and time.monotonic() - self._saved_at >= needed
 
-    def save_best(self, training_state: TrainingState, progress: Progress) -> None:
+    def save_best(self, trainer: Trainer) -> None:
         """Keep the trained parameters as those of the best model."""
         if distributed.is_main():
-            self._best = progress.steps, self._device.snapshot(trained_tensors(training_state))
+            tensors = self._device.snapshot(trained_tensors(trainer))
+            self._best = trainer.progress.steps, tensors
 
-    def load_best(self, training_state: TrainingState, progress: Progress) -> None:
+    def load_best(self, trainer: Trainer) -> None:
         """Copy the best model's parameters back, in place; where that is lost, keep the last."""
+        progress = trainer.progress
         if progress.best_step == progress.steps:
             return
 
@@ -85,7 +88,7 @@ class Checkpoints:
             return {}
 
         try:
-            load_trained_tensors(training_state, distributed.broadcast(read))
+            load_trained_tensors(trainer, distributed.broadcast(read))
         except StateUnusableError:
             folder = self.folder.checkpoints_folder
             message = f"the best model, of step {progress.best_step:,}, can't be read from {folder}"
@@ -93,14 +96,16 @@ class Checkpoints:
             emit(WarningMessage(message, remedy=remedy))
             progress.best_score, progress.best_step = None, progress.steps
 
-    def save(
-        self, training_state: TrainingState, progress: Progress, *, is_over: bool = False
-    ) -> None:
+    def save(self, trainer: Trainer) -> None:
         """Write what resuming needs, and delete what is older than those that are kept."""
-        tensors, state = capture_state(training_state, progress)
+        # A checkpoint ahead of the journal would leave a gap in it after resuming.
+        if not distributed.broadcast(self._journal.write):
+            return
+        tensors, state = capture_state(trainer)
+        progress = trainer.progress
         if not distributed.is_main():
             return
-        if is_over:
+        if trainer.is_over:
             # No step is left that needs it.
             tensors["optimizer"] = {}
         started = time.monotonic()
@@ -150,25 +155,24 @@ class Checkpoints:
         for path in {*self.folder.checkpoints_folder.iterdir()} - needed:
             self.folder.delete(path.relative_to(self.folder.path).as_posix())
 
-    def restore(self, training_state: TrainingState) -> Progress:
+    def restore(self, trainer: Trainer) -> None:
         """Restore the newest checkpoint that can be used; report and skip damaged ones."""
 
-        def restore_main() -> tuple[tuple[dict[str, Tensors], dict[str, Any]], Progress]:
+        def restore_main() -> tuple[dict[str, Tensors], dict[str, Any]]:
             for folder in self.folder.checkpoints:
                 try:
                     checkpoint = read_checkpoint(folder)
-                    progress = restore_state(training_state, *checkpoint)
+                    restore_state(trainer, *checkpoint)
                 except (CheckpointDamagedError, StateUnusableError) as error:
                     message = f"checkpoint {folder} is damaged: {error.__cause__ or error}"
                     emit(WarningMessage(message, remedy="an older one is taken"))
                     continue
-                return checkpoint, progress
+                return checkpoint
             raise nothing_to_resume(self.folder)
 
-        checkpoint, progress = distributed.broadcast(restore_main)
+        checkpoint = distributed.broadcast(restore_main)
         if not distributed.is_main():
-            restore_state(training_state, *checkpoint)
-        return progress
+            restore_state(trainer, *checkpoint)
 
 
 def nothing_to_resume(folder: RunFolder) -> UsageError:

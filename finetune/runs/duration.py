@@ -4,16 +4,15 @@ from functools import partial
 
 import numpy as np
 
-from finetune.devices.batch_size import BatchSize
-from finetune.evaluation.predict import Predictor
 from finetune.events import clock
 from finetune.model.freeze import set_training
 from finetune.runs.batch_sizes import make_batch_sizes
 from finetune.runs.features import stores_features
 from finetune.runs.preparation import Preparation
 from finetune.tokenization.buckets import Batch
+from finetune.tokenization.examples import Examples
 from finetune.training.micro_batches import move_batches
-from finetune.training.step import TrainingState, prepare_training
+from finetune.training.trainer import Trainer
 
 # Beside the first, with the most tokens, which warms up.
 TIMED_STEPS = 3
@@ -29,15 +28,16 @@ def estimate_seconds(preparation: Preparation) -> float:
     spent_seconds = sum(clock.seconds().values())
     plan, text_model = preparation.plan, preparation.text_model
     batch_size, eval_batch_size = make_batch_sizes(preparation)
-    state = prepare_training(
+    trainer = Trainer(
         text_model.model,
-        head=text_model.structure.head,
+        plan,
+        task=preparation.task,
         device=preparation.device,
-        precision=preparation.config.training.precision,
-        losses=preparation.task.losses,
-        hyperparameters=plan.hyperparameters,
+        head=text_model.structure.head,
+        batch_size=batch_size,
+        eval_batch_size=eval_batch_size,
     )
-    examples = plan.examples
+    examples = preparation.examples["train"]
 
     def tokens(batch: Batch) -> int:
         sequences = len(examples.sequences_of(batch.indices))
@@ -45,24 +45,23 @@ def estimate_seconds(preparation: Preparation) -> float:
             rows * length for rows, length in batch.parts or [(sequences, batch.padded_length)]
         )
 
-    batches = sorted(plan.batches(0), key=tokens)
+    batches = sorted(plan.batches(examples, epoch=0), key=tokens)
     timed = [batches[int(at)] for at in np.linspace(0, len(batches) - 1, TIMED_STEPS + 2)[1:-1]]
     timed_rows = np.concatenate([batch.indices for batch in timed])
     step_seconds = 0.0
-    if plan.recipe.takes_steps:
-        step_seconds = _time_steps(preparation, state, [batches[-1], *timed], batch_size)
+    if plan.method.takes_steps:
+        step_seconds = _time_steps(trainer, examples, [batches[-1], *timed])
         step_seconds /= sum(map(tokens, timed))
     else:
         timed_rows = timed_rows[:: 1 + len(timed_rows) // TIMED_ROWS]
     rows = examples.subset(examples.sequences_of(timed_rows))
-    predictor = Predictor(state.model, state.device, state.precision, eval_batch_size)
-    forward_seconds = state.device.time_calls(
-        lambda: predictor.logits(rows, padded_lengths=plan.padded_lengths), calls=1
+    forward_seconds = trainer.device.time_calls(
+        lambda: trainer.predictor.logits(rows, padded_lengths=plan.padded_lengths), calls=1
     ) / int(rows.lengths.sum())
     frozen_seconds = _frozen_share(preparation) * forward_seconds
     split_tokens = {name: int(split.lengths.sum()) for name, split in preparation.examples.items()}
-    epochs = plan.schedule.total_steps / plan.steps_per_epoch
-    step_tokens = sum(map(tokens, batches)) / len(batches) * plan.schedule.total_steps
+    epochs = plan.total_steps / plan.steps_per_epoch
+    step_tokens = sum(map(tokens, batches)) / len(batches) * plan.total_steps
     # After each epoch, and of the model that is kept.
     predicted_tokens = split_tokens.get("validation", 0) * (epochs + 1) + split_tokens["test"]
     return (
@@ -73,18 +72,16 @@ def estimate_seconds(preparation: Preparation) -> float:
     )
 
 
-def _time_steps(
-    preparation: Preparation, state: TrainingState, batches: list[Batch], batch_size: BatchSize
-) -> float:
+def _time_steps(trainer: Trainer, examples: Examples, batches: list[Batch]) -> float:
     """Return the seconds of steps over batches, but the first."""
-    set_training(state.model)
+    set_training(trainer.model)
     seconds = []
-    moved = move_batches(preparation.plan.examples, batches, device=state.device)
+    moved = move_batches(examples, batches, device=trainer.device)
     for number, (_, cut) in enumerate(moved):
-        step = partial(state.step, number, cut, batch_size)
-        if state.captured:
+        step = partial(trainer.step, number, cut)
+        if trainer.captured:
             step()  # captures
-        seconds.append(state.device.time_calls(step, calls=1))
+        seconds.append(trainer.device.time_calls(step, calls=1))
     return sum(seconds[1:])
 
 

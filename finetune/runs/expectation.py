@@ -21,7 +21,7 @@ from finetune.model.structure import encoder_layers
 from finetune.runs.batch_sizes import make_batch_sizes
 from finetune.runs.encoding import encode_rows
 from finetune.runs.features import stored_features
-from finetune.runs.plan import choose_recipe
+from finetune.runs.plan import choose_method
 from finetune.runs.preparation import Preparation, load_for_training
 from finetune.runs.solved_head import read_features
 from finetune.tasks.base import Labels, Task
@@ -35,7 +35,7 @@ MAX_ROWS = 2_000
 # Parameters of the layers times tokens, on a CPU: about 15 s of two cores.
 MAX_WORK = 5e11
 RESAMPLES = 500
-# All others are about steps, which a solved head does not take.
+# All others are about steps, which fitting a head does not take.
 KEPT_OPTIONS = ("device", "precision", "eval_batch_size", "class_weights", "seed")
 
 
@@ -43,7 +43,7 @@ KEPT_OPTIONS = ("device", "precision", "eval_batch_size", "class_weights", "seed
 class BaselineEstimate:
     """A metric with its 95% interval, cross-validated on ``sampled`` of the training rows.
 
-    ``baseline`` is the metric of a constant prediction, ``recipe`` how ``finetune run`` trains.
+    ``baseline`` is the metric of a constant prediction, ``method`` how ``finetune run`` trains.
     """
 
     rows: int
@@ -54,7 +54,7 @@ class BaselineEstimate:
     low: float
     high: float
     baseline: float
-    recipe: str
+    method: str
 
     @property
     def lines(self) -> list[str]:
@@ -70,7 +70,7 @@ class BaselineEstimate:
             f"{self.rows:,} training rows{classes}: a linear head on the frozen encoder, "
             f"cross-validated{sample}: {metric.sentence.format(interval)} "
             f"(always the {metric.baseline}: {baseline})",
-            f"finetune run: {self.recipe}",
+            f"finetune run: {self.method}",
         ]
 
 
@@ -97,7 +97,7 @@ def expect(config: Config, rows: Dataset, task: Task) -> BaselineEstimate | None
 def _cross_validate(config: Config, rows: Dataset, task: Task) -> BaselineEstimate:
     is_balanced, count = config.training.class_weights == "balanced", len(rows)
     task = task.with_loss(_labels(rows, task), is_balanced=is_balanced)
-    recipe = choose_recipe(config, task, rows=count)
+    method = choose_method(config, task, rows=count)
     features = read_frozen_features(prepare_head(config, rows, task))
     seed = config.training.seed
     strength, logits = choose_strength(features, seed=seed)
@@ -119,7 +119,7 @@ def _cross_validate(config: Config, rows: Dataset, task: Task) -> BaselineEstima
         low=interval.low,
         high=interval.high,
         baseline=scores.baselines[metric],
-        recipe=recipe.reason or f"steps of plain fine-tuning, mode {config.model.mode}",
+        method=method.reason or f"steps of plain fine-tuning, mode {config.model.mode}",
     )
 
 
@@ -132,10 +132,10 @@ def prepare_head(config: Config, rows: Dataset, task: Task, *, samples: bool = T
     training = TrainingConfig(check_device=False, **options)
     config = replace(config, model=model, training=training)
     device = select_device(training.device)
-    recipe = choose_recipe(config, task, rows=len(rows))
+    method = choose_method(config, task, rows=len(rows))
     with muted():
-        text_model, recipe = load_for_training(config, recipe, task=task, device=device)
-    if not recipe.solves_head:
+        text_model, method = load_for_training(config, method, task=task, device=device)
+    if not method.fits_head:
         raise ModelUnsupportedError("its head has new layers beneath the output layer", remedy="")
     layers = encoder_layers(text_model.model).parameters()
     parameters, limit = sum(parameter.numel() for parameter in layers), MAX_ROWS
@@ -149,7 +149,7 @@ def prepare_head(config: Config, rows: Dataset, task: Task, *, samples: bool = T
         if not samples or len(rows) <= limit:
             break
     data = LoadedData(DatasetDict(train=rows), task)
-    preparation = Preparation(config, device, data, {"train": examples}, text_model, recipe)
+    preparation = Preparation(config, device, data, {"train": examples}, text_model, method)
     with muted():
         return preparation.with_precision()
 

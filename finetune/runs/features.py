@@ -58,7 +58,7 @@ def stored_features(
         return whole
     # The key is made of tensors on the CPU, and so are the features to compare with.
     key, check = key_of_frozen_layers(extractor, device=device, precision=precision), None
-    if preparation.checks_device:
+    if preparation.plan.checks_device:
         check = prepare_feature_check(
             extractor, preparation.examples["train"], device=device, precision=precision
         )

@@ -1,5 +1,6 @@
 """What all trainings of a configuration share: prepared once, trained many times."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -18,6 +19,7 @@ from finetune.data.load import KNOWN_BY_NAME, load_splits
 from finetune.data.split import split_fold
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
+from finetune.errors import UsageError
 from finetune.events import Info, emit, stage
 from finetune.model.freeze import (
     count_parameters,
@@ -32,15 +34,18 @@ from finetune.model.source import MINILM
 from finetune.model.tensor_store import cache_folder
 from finetune.runs.encoding import encode_rows
 from finetune.runs.folder import RunFolder
-from finetune.runs.plan import Recipe, TrainingPlan, choose_recipe, plan_training
+from finetune.runs.plan import choose_method, plan_training
 from finetune.runs.results import AutoTunedOption, RunDetails, RunFacts, TextLengths
 from finetune.runs.tracking import check_report_to
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import choose_metric
 from finetune.tokenization.examples import Examples
-from finetune.training.contrastive import TEXTS_A_STEP
+from finetune.training.contrastive import TEXTS_PER_STEP
+from finetune.training.plan import Plan, TrainingMethod
 from finetune.training.precision import check_speed, choose_precision
 
+# Set by ``accelerate launch``. Each process of a run has the whole model.
+_SPLIT_MODELS = tuple(f"ACCELERATE_USE_{name}" for name in ("FSDP", "DEEPSPEED", "MEGATRON_LM"))
 # Options that token ids depend on.
 _READING = {"model", "revision", "max_length", "long_texts", "stride"}
 
@@ -59,7 +64,7 @@ class Preparation:
     data: LoadedData
     examples: Mapping[str, Examples]
     text_model: TextModel
-    recipe: Recipe
+    method: TrainingMethod
     option_sources: Mapping[str, str] = field(default_factory=dict)
     choices: Sequence[AutoTunedOption] = ()
     pool: Examples | None = None
@@ -76,11 +81,9 @@ class Preparation:
         return self.config.model.mode
 
     @cached_property
-    def plan(self) -> TrainingPlan:
+    def plan(self) -> Plan:
         """The steps of a run."""
-        return plan_training(
-            self.config, self.examples, self.text_model, self.device.shapes, self.recipe
-        )
+        return plan_training(self.config, self.examples, self.text_model, self.device, self.method)
 
     @property
     def resolved_config(self) -> Config:
@@ -103,8 +106,8 @@ class Preparation:
             "pooling": self.text_model.pooling,
             "lora_alpha": config.model.lora and config.model.lora.alpha,
             "gradient_checkpointing": bool(config.training.gradient_checkpointing),
-            "contrastive": "on" if self.recipe.is_contrastive else "off",
-            "fit_head": "on" if self.recipe.solves_head else "off",
+            "contrastive": "on" if self.method.is_contrastive else "off",
+            "fit_head": "on" if self.method.fits_head else "off",
             "output_dir": None,
             "overwrite": False,
         }
@@ -123,12 +126,13 @@ class Preparation:
         return replace(self, config=config, data=replace(self.data, sources=sources))
 
     def _pinned_steps(self) -> dict[str, Any]:
-        """Return the options of training by steps; a head that is solved has none."""
-        rate = {"learning_rate": self.plan.schedule.peak}
-        if self.recipe.solves_head:
-            return rate if self.recipe.is_contrastive else {}
-        size = self.plan.effective_batch_size
-        return {**vars(self.plan.values), **rate, "effective_batch_size": size}
+        """Return the options of training with steps; a fitted head has none."""
+        plan, rate = self.plan, {"learning_rate": self.plan.peak}
+        if plan.method.fits_head:
+            return rate if plan.method.is_contrastive else {}
+        names = ("num_train_epochs", "head_lr_multiplier", "weight_decay", "effective_batch_size")
+        pinned = {name: getattr(plan, name) for name in names}
+        return {**pinned, **rate, "early_stopping_patience": plan.patience}
 
     @property
     def facts(self) -> RunFacts:
@@ -146,7 +150,7 @@ class Preparation:
             precision_reason=reasons.get("precision"),
             trained_parameters=trained,
             total_parameters=total,
-            real_token_share=self.plan.real_token_fraction(),
+            real_token_share=self.plan.real_token_fraction(self.examples["train"]),
         )
 
     @property
@@ -162,13 +166,6 @@ class Preparation:
             ).name,
             is_balanced=options.class_weights == "balanced",
         )
-
-    @property
-    def checks_device(self) -> bool:
-        """Whether this process compares its device with the CPU during the run."""
-        asked, device = self.config.training.check_device, self.device
-        is_checked = device.has_silent_faults if asked is None else asked
-        return is_checked and not device.is_reference and distributed.is_main()
 
     def with_choices(self, *choices: AutoTunedOption) -> "Preparation":
         """Return the same with more that was chosen by measurements."""
@@ -198,10 +195,10 @@ class Preparation:
     def with_seed(self, seed: int) -> "Preparation":
         """Return the same data with the pretrained model and a new head for another seed."""
         config = change_options(self.config, {"seed": seed})
-        text_model, recipe = load_for_training(
-            config, self.recipe, task=self.task, device=self.device
+        text_model, method = load_for_training(
+            config, self.method, task=self.task, device=self.device
         )
-        return replace(self, config=config, text_model=text_model, recipe=recipe)
+        return replace(self, config=config, text_model=text_model, method=method)
 
     def with_options(self, changes: Mapping[str, Any]) -> "Preparation":
         """Return the same rows for a run of which other options of training and model differ."""
@@ -230,6 +227,7 @@ def prepare(
 ) -> Preparation:
     """Select the device, load the data and the model, and encode the texts."""
     check_report_to(config)
+    _check_model_is_whole()
     if config.model.lora:
         require_peft()
     device, precision = select_device(config.training.device), config.training.precision
@@ -262,14 +260,14 @@ def _prepare_model(
         label_smoothing=training.label_smoothing,
     )
     choose_metric(training.metric_for_best_model, task.problem_type)
-    recipe = choose_recipe(config, task, rows=len(labels))
+    method = choose_method(config, task, rows=len(labels))
     with stage("model"):
-        text_model, recipe = load_for_training(config, recipe, task=task, device=device)
+        text_model, method = load_for_training(config, method, task=task, device=device)
     # The manifest needs it: half a second of BERT-base.
     _ = text_model.source.weights_digest
-    if recipe.is_contrastive and "batch_size" not in option_sources:
+    if method.is_contrastive and "batch_size" not in option_sources:
         # A text is contrasted with those of its micro-batch.
-        config = change_options(config, {"batch_size": TEXTS_A_STEP})
+        config = change_options(config, {"batch_size": TEXTS_PER_STEP})
     with stage("tokenize"):
         encode = partial(encode_rows, config=config)
         examples = {
@@ -278,19 +276,19 @@ def _prepare_model(
             else encode(rows, name, text_model)
             for name, rows in data.splits.items()
         }
-    return Preparation(config, device, data, examples, text_model, recipe, option_sources)
+    return Preparation(config, device, data, examples, text_model, method, option_sources)
 
 
 def load_for_training(
-    config: Config, recipe: Recipe, *, task: Task, device: Device
-) -> tuple[TextModel, Recipe]:
+    config: Config, method: TrainingMethod, *, task: Task, device: Device
+) -> tuple[TextModel, TrainingMethod]:
     """Load the pretrained model with a new head, and freeze the layers that are not trained.
 
-    A recipe that the model does not allow is replaced by plain steps.
+    A training method that the model does not allow is replaced by plain steps.
     """
     # Of many rows a mean gains little in fine-tuning, and its layer takes time. LoRA's adapter is
     # to fit the plain pretrained model.
-    is_mean = recipe.solves_head and config.model.pooling == "auto" and not config.model.lora
+    is_mean = method.fits_head and config.model.pooling == "auto" and not config.model.lora
     pooling: Pooling = "mean" if is_mean else config.model.pooling
     seed = config.training.seed
     text_model = load_pretrained(config.model, task, seed=seed, pooling=pooling)
@@ -300,22 +298,22 @@ def load_for_training(
         emit(Info(f"pooling: cls, as {mean_pooling_unsupported_error(text_model.model).message}"))
     mode, structure = config.model.mode, text_model.structure
     trained = trainable_parameter_names(structure, mode=mode)
-    if recipe.solves_head:
+    if method.fits_head:
         new_layers = structure.new - structure.output_layer
         passes = not new_layers and text_model.pooling == "cls"
         passes = passes or pass_through_head(text_model.model, structure)
-        if not passes and new_layers and not recipe.is_contrastive:
+        if not passes and new_layers and not method.is_contrastive:
             emit(Info("the head takes steps: the layers beneath its output layer are new"))
-            recipe = Recipe()
-        elif recipe.is_contrastive:
+            method = TrainingMethod()
+        elif method.is_contrastive:
             # Without gradients of the embeddings a step takes two thirds of the time, for the same
             # accuracy.
             frozen = structure.embeddings | (structure.head if passes else frozenset())
             trained = trained - frozen | structure.output_layer
         else:
             trained = structure.output_layer
-    if recipe.reason:
-        emit(Info(f"recipe: {recipe.reason}"))
+    if method.reason:
+        emit(Info(f"training method: {method.reason}"))
     if lora := config.model.lora:
         adapted = add_adapters(text_model.model, structure, lora, mode=mode)
         trained, structure = trained | adapted.adapters, adapted
@@ -329,7 +327,7 @@ def load_for_training(
     emit(Info(f"model: {config.model.model}, mode {mode}, {counts}"))
     if config.training.gradient_checkpointing:
         enable_gradient_checkpointing(text_model.model, device)
-    return text_model, recipe
+    return text_model, method
 
 
 def _text_lengths(examples: Examples) -> TextLengths:
@@ -344,3 +342,13 @@ def _absolute(source: str) -> str:
     """Return the absolute path of a file or folder; anything else, such as a Hub id, as it is."""
     path = Path(source).expanduser()
     return str(path.resolve()) if path.exists() else source
+
+
+def _check_model_is_whole() -> None:
+    """Raise ``UsageError`` if the user has configured Accelerate to split the model."""
+    for name in _SPLIT_MODELS:
+        if os.environ.get(name, "").lower() in ("true", "1"):
+            raise UsageError(
+                f"Accelerate is configured to split the model ({name}), which a run does not do",
+                remedy="choose multi-GPU or multi-CPU with accelerate config, or use torchrun",
+            )

@@ -5,7 +5,7 @@ checkpoint, ``Run.train`` takes the steps, ``Run.finish`` saves and evaluates th
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from finetune import distributed
 from finetune.config.yaml_files import dump_config
 from finetune.devices.base import move_to_device
-from finetune.evaluation.predict import Predictor
 from finetune.evaluation.statistics import measure_calibration
 from finetune.events import Info, clock, emit, muted, sent_to, stage
 from finetune.files import replacing, write_json, write_jsonl, write_text_atomically
@@ -36,27 +35,19 @@ from finetune.runs.results import RunResults, TrainingMetrics, ValidationKind, w
 from finetune.runs.solved_head import HeadSolver
 from finetune.runs.tracking import Tracking, tracked
 from finetune.tasks.base import Labels, Task
-from finetune.tasks.scores import Scores, selection_score
-from finetune.training.contrastive import contrastive_losses
-from finetune.training.interruption import DistributedStopFlag, Stopped, stop_on_signal
-from finetune.training.loop import LoopSettings, is_over, solve_at_once, train
-from finetune.training.parity import check_device
+from finetune.tasks.scores import Scores
 from finetune.training.snapshot import Progress
-from finetune.training.step import prepare_training
+from finetune.training.trainer import Trainer
 
 Predicted = tuple[NDArray[np.float32], Labels]
 WritePages = Callable[[RunFolder, RunResults], object]
-
-DEFAULT_SAVE_STEPS = 500
-# A scheduler sends a signal to all ranks, and their launcher sends it to each once more.
-_COPIES_SECONDS = 1.0
 
 
 class Run:
     """One training of a classifier, ready for its next step.
 
-    Its examples are token ids and its training state has the whole model; or they are features, and
-    it has the trainable layers. ``journal`` keeps events in the folder; ``tracking`` reports some.
+    Its trainer has token ids and the whole model, or features and the trainable layers. ``journal``
+    keeps events in the folder; ``tracking`` reports some.
     """
 
     tracking: Tracking
@@ -88,7 +79,7 @@ class Run:
                 preparation = replace(preparation, choices=choices)
             run = cls(preparation, folder, journal)
             if resumes:
-                run.progress = run.checkpoints.restore(run.training_state)
+                run.checkpoints.restore(run.trainer)
                 emit(Info(f"resuming after step {run.progress.steps:,}"))
             if distributed.is_main():
                 if resumes:
@@ -105,8 +96,8 @@ class Run:
                     yield run
                 except BaseException:
                     # Of several processes the others may be waiting elsewhere.
-                    if run.has_trained and distributed.world_size() == 1:
-                        run.checkpoints.save(run.training_state, run.progress, is_over=True)
+                    if run.trainer.has_trained and distributed.world_size() == 1:
+                        run.checkpoints.save(run.trainer)
                     raise
 
     def __init__(self, preparation: Preparation, folder: RunFolder, journal: Journal) -> None:
@@ -116,144 +107,48 @@ class Run:
             preparation = preparation.with_precision()
         self.preparation = preparation = with_batch_sizes(preparation)
         self.config, self.plan = preparation.resolved_config, preparation.plan
-        self.recipe = preparation.recipe
-        self.batch_size, eval_batch_size = make_batch_sizes(preparation)
+        batch_size, eval_batch_size = make_batch_sizes(preparation)
         device.choose_attention(longest_tokens=self.plan.padded_lengths[-1])
         # The pass through the frozen layers is a part of the training.
         started = time.perf_counter()
         with stage("features"):
-            model, self.examples = stored_features(preparation, eval_batch_size)
-        self.progress, self.has_trained = Progress(), False
-        precision = preparation.config.training.precision
-        self.training_state = prepare_training(
+            model, examples = stored_features(preparation, eval_batch_size)
+        self.trainer = trainer = Trainer(
             model,
-            head=preparation.text_model.structure.head,
+            self.plan,
+            task=preparation.task,
             device=device,
-            precision=precision,
-            losses=contrastive_losses if self.recipe.is_contrastive else preparation.task.losses,
-            hyperparameters=self.plan.hyperparameters,
+            head=preparation.text_model.structure.head,
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
             frozen_in_bf16=preparation.mode.is_lora,
+        )
+        trainer.examples = examples
+        keep = self.config.output.save_total_limit
+        self.checkpoints = trainer.checkpoints = Checkpoints(
+            folder, keep=keep, device=device, journal=journal
         )
         if not distributed.is_main():
             # With the same dropout on every rank the gradient would be noisier.
             torch.manual_seed(self.plan.seed + distributed.rank())
-        self.predictor = Predictor(self.training_state.model, device, precision, eval_batch_size)
         self.head: HeadSolver | None = None
-        if self.recipe.solves_head:
+        if self.plan.method.fits_head:
             with stage("cross-validate"):
-                self.head = HeadSolver(
-                    preparation, self.training_state, self.predictor, self.examples["train"]
+                self.head = trainer.fitter = HeadSolver(
+                    preparation, trainer, trainer.predictor, examples["train"]
                 )
         self._seconds_before_steps = time.perf_counter() - started
-        self.checkpoints = Checkpoints(
-            folder, keep=self.config.output.save_total_limit, device=device
-        )
+
+    @property
+    def progress(self) -> Progress:
+        """How far the run has come."""
+        return self.trainer.progress
 
     def train(self) -> None:
         """Take the steps that are left. A signal stops them: ``Stopped``."""
-        plan, output, checkpoints = self.plan, self.config.output, self.checkpoints
-        total_steps = plan.schedule.total_steps
-        with (
-            stage("train", counts_as="steps"),
-            stop_on_signal(
-                apart_seconds=_COPIES_SECONDS * (distributed.world_size() > 1)
-            ) as request,
-        ):
-            if self.recipe.takes_steps:
-                message = f"training: {total_steps:,} steps of {plan.effective_batch_size} examples"
-                rate, real = plan.schedule.peak, plan.real_token_fraction()
-                message += f", learning rate {rate:g}, {real:.1%} of the tokens are not padding"
-                if (patience := plan.values.early_stopping_patience) and self._validates:
-                    message += f"; {patience} validations without improvement end it"
-                emit(Info(message))
-            self._since = time.perf_counter() - self._seconds_before_steps
-            self._seconds_before_steps = 0.0
-            all_reduce = partial(distributed.all_reduce_max, seconds=distributed.SECONDS_LATE)
-            stop = DistributedStopFlag(request, all_reduce)
-            settings = LoopSettings(
-                batch_size=self.batch_size,
-                steps_per_epoch=plan.steps_per_epoch,
-                logging_steps=output.logging_steps,
-                patience=plan.values.early_stopping_patience,
-                plan_epoch=plan.batches,
-                finish=self.head.finish if self.head and self.recipe.takes_steps else None,
-                validate=self._validate if self._validates else None,
-                save_best=clock("saving")(partial(checkpoints.save_best, self.training_state)),
-                save_progress=self._save_checkpoint,
-                saves=output.saves,
-                save_steps=output.save_steps or DEFAULT_SAVE_STEPS,
-                is_save_due=checkpoints.is_due,
-                check_device=self._check_device,
-                should_stop=stop,
-            )
-            try:
-                if self.head and not self._is_over():
-                    self.head.start()
-                if self.recipe.takes_steps:
-                    train(self.training_state, self.examples["train"], self.progress, settings)
-                elif self.head and not self._is_over():
-                    solve_at_once(
-                        self.training_state, self.progress, settings, solve=self.head.finish
-                    )
-            finally:
-                self._count_seconds()
-            # If a rank exited now, the launcher would kill the main one before the last checkpoint
-            # is on disk.
-            distributed.barrier()
-            if stop.number and not self._is_over():
-                done = self.progress.steps
-                raise Stopped(stop.number, f"stopped after step {done:,} of {total_steps:,}")
-        self.has_trained = self._is_over()
-
-    @property
-    def _validates(self) -> bool:
-        return "validation" in self.examples
-
-    def _count_seconds(self) -> None:
-        now = time.perf_counter()
-        self.progress.seconds += now - self._since
-        self._since = now
-
-    def _check_device(self) -> None:
-        if not self.preparation.checks_device:
-            return
-        with clock("device check"), distributed.alone():
-            check_device(
-                self.training_state,
-                self.examples["train"],
-                step=self.progress.steps,
-                padded_lengths=self.plan.padded_lengths,
-                batch_size=self.batch_size.examples,
-            )
-
-    @clock("validation")
-    def _validate(self) -> tuple[float, Mapping[str, float]]:
-        task, name = self.preparation.task, self.config.training.metric_for_best_model
-        scores = task.score(*self.predict("validation"))
-        return selection_score(name, task.problem_type, scores), scores.metrics
-
-    @clock("saving")
-    def _save_checkpoint(self, progress: Progress, writes: bool) -> None:
-        self._count_seconds()
-        if not writes:
-            return
-        # A checkpoint ahead of the journal would leave a gap in it after resuming.
-        if distributed.broadcast(self.journal.write):
-            is_over, state = self._is_over(), self.training_state
-            self.checkpoints.save(state, progress, is_over=is_over)
-
-    def _is_over(self) -> bool:
-        return is_over(
-            self.progress,
-            total_steps=self.plan.schedule.total_steps,
-            patience=self.plan.values.early_stopping_patience,
-        )
-
-    def predict(self, split: str) -> Predicted:
-        """Return logits and labels of a split."""
-        examples = self.examples[split]
-        logits = self.predictor.logits(examples, padded_lengths=self.plan.padded_lengths)
-        return logits, examples.labels
+        self.progress.seconds += self._seconds_before_steps
+        self._seconds_before_steps = 0.0
+        self.trainer.train()
 
     def _merge_adapter(self) -> tuple[TextModel, Adapter]:
         """Return the pretrained model with the adapter merged into it, which predicts from now on.
@@ -268,9 +163,9 @@ class Run:
             )
         adapter.merge_into(merged.model)
         move_to_device(merged.model, self.preparation.device.torch_device)
-        self.predictor = replace(self.predictor, model=merged.model)
+        self.trainer.predictor = replace(self.trainer.predictor, model=merged.model)
         # All of its layers read token ids.
-        self.examples = self.preparation.examples
+        self.trainer.examples = self.preparation.examples
         return merged, adapter
 
     def finish(self, *, write_pages: WritePages | None) -> RunResults:
@@ -282,7 +177,7 @@ class Run:
         folder, is_main = self.folder, distributed.is_main()
         config_name = folder.model_config_file.name
         peak_bytes = self.preparation.device.memory.peak_bytes()
-        self.checkpoints.load_best(self.training_state, self.progress)
+        self.checkpoints.load_best(self.trainer)
         saved, adapter = self.preparation.text_model, None
         if self.config.model.lora:
             saved, adapter = self._merge_adapter()
@@ -304,10 +199,10 @@ class Run:
         if validation:
             scores, kind = task.score(*validation), "held out"
         elif self.head and self.head.cross_validated is not None:
-            labels, kind = self.examples["train"].labels, "cross-validated"
+            labels, kind = self.trainer.examples["train"].labels, "cross-validated"
             scores = self.preparation.task.score(self.head.cross_validated, labels)
         with stage("test"):
-            test = self.predict("test")
+            test = self.trainer.predict("test")
             test_rows = _prediction_rows(preparation, "test", test)
             test_scores = with_intervals(task.score(*test), task, test_rows)
         results = RunResults(
@@ -326,11 +221,11 @@ class Run:
             if write_pages:
                 with stage("report"):
                     write_pages(folder, replace(results, stage_seconds=clock.seconds()))
-            self.journal.close()
             # Last, as without checkpoints it is what makes the run finished.
             results = replace(results, stage_seconds=clock.take())
             write_json(folder.results_file, results.to_json())
-            self.has_trained = False  # resuming has nothing left to do
+            self.journal.close()
+            self.trainer.has_trained = False  # resuming has nothing left to do
             folder.delete_checkpoints()
         self.tracking.report(
             "test", results.test.metrics, step=self.progress.steps, epoch=results.training.epoch
@@ -362,9 +257,9 @@ class Run:
         Returned are logits and labels of those rows for the scaled model, None without any.
         """
         task, parameters = text_model.task, text_model.output_parameters
-        if not self._validates:
+        if "validation" not in self.trainer.examples:
             return task.scale_output_layer(parameters), None
-        predict = partial(self.predict, "validation")
+        predict = partial(self.trainer.predict, "validation")
         fits_temperature = self.config.training.calibrate
         task = task.calibrate(cache(predict), fits_temperature=fits_temperature)
         if task.temperature != 1:
@@ -379,14 +274,14 @@ class Run:
         return TrainingMetrics(
             epoch=steps / plan.steps_per_epoch,
             global_step=steps,
-            max_steps=plan.schedule.total_steps,
+            max_steps=plan.total_steps,
             best_global_step=progress.best_step,
-            train_samples=len(plan.examples.labels),
+            train_samples=len(self.trainer.examples["train"].labels),
             train_runtime=seconds,
             train_samples_per_second=steps * plan.effective_batch_size / seconds,
             train_steps_per_second=steps / seconds,
             train_loss=progress.loss_sum / steps,
-            train_batch_size=self.batch_size.examples,
+            train_batch_size=self.trainer.batch_size.examples,
             train_peak_bytes=peak_bytes,
         )
 

@@ -18,7 +18,7 @@ from finetune.training.linear_head import (
     cross_validate,
     solve,
 )
-from finetune.training.step import TrainingState
+from finetune.training.trainer import Trainer
 
 
 class HeadSolver:
@@ -29,15 +29,11 @@ class HeadSolver:
     """
 
     def __init__(
-        self,
-        preparation: Preparation,
-        state: TrainingState,
-        predictor: Predictor,
-        examples: Examples,
+        self, preparation: Preparation, trainer: Trainer, predictor: Predictor, examples: Examples
     ) -> None:
-        self._preparation, self._state = preparation, state
+        self._preparation, self._trainer = preparation, trainer
         self._predictor, self._examples = predictor, examples
-        is_contrastive, seed = preparation.recipe.is_contrastive, preparation.plan.seed
+        is_contrastive, seed = preparation.method.is_contrastive, preparation.plan.seed
         rows = read_features(preparation, predictor, examples)
         self._strength, logits = DEFAULT_STRENGTH, None
         if not is_contrastive:
@@ -53,7 +49,7 @@ class HeadSolver:
         self._embeddings = ExitStack()
         self._pretrained = {
             name: one.detach().to("cpu", copy=True)
-            for name, one in state.trained_parameters().items()
+            for name, one in trainer.trained_parameters().items()
             if is_contrastive
         }
 
@@ -61,7 +57,7 @@ class HeadSolver:
         """Let the model give embeddings in contrastive steps, until ``finish``."""
         if self._rows is None:
             layer = output_layer(self._preparation.text_model)
-            self._embeddings.enter_context(giving_embeddings(self._state.model, layer))
+            self._embeddings.enter_context(giving_embeddings(self._trainer.model, layer))
 
     def finish(self) -> float:
         """Interpolate an encoder that has taken contrastive steps; solve the layer for its loss."""
@@ -71,7 +67,7 @@ class HeadSolver:
             assert self.cross_validated is not None
             predicted = text_model.task.read_logits(self.cross_validated).predicted
             accuracy = float((predicted == self._examples.labels).mean())
-            interpolate(self._state.model, self._pretrained, share=trained_share(accuracy))
+            interpolate(self._trainer.model, self._pretrained, share=trained_share(accuracy))
             rows = read_features(self._preparation, self._predictor, self._examples)
         head = solve(rows, strength=self._strength)
         with torch.no_grad():

@@ -22,10 +22,10 @@ MIN_STEPS, MAX_STEPS = 50, 200
 PASSES = 2
 # Times the learning rate of plain fine-tuning.
 LEARNING_RATE_FACTOR = 1.5
-TEXTS_A_STEP = 64
-CLASSES_A_STEP = 16
+TEXTS_PER_STEP = 64
+CLASSES_PER_STEP = 16
 # A random batch of TREC's questions is half padding; in four parts by length it is a sixth.
-PARTS_A_STEP = 4
+PARTS_PER_STEP = 4
 TEMPERATURE = 0.1
 
 
@@ -60,7 +60,7 @@ def contrastive_losses(
 
 def count_steps(rows: int) -> int:
     """Return the number of steps for a table with this many rows."""
-    return min(max(PASSES * rows // TEXTS_A_STEP, MIN_STEPS), MAX_STEPS)
+    return min(max(PASSES * rows // TEXTS_PER_STEP, MIN_STEPS), MAX_STEPS)
 
 
 def plan_contrast(
@@ -83,8 +83,8 @@ def plan_contrast(
     padded = np.asarray(padded_lengths)[np.searchsorted(padded_lengths, lengths)]
     names = np.unique(classes)
     rows_of = [np.flatnonzero(classes == name) for name in names]
-    count = min(CLASSES_A_STEP, len(names))
-    each = TEXTS_A_STEP // count
+    count = min(CLASSES_PER_STEP, len(names))
+    each = TEXTS_PER_STEP // count
     batches = []
     for _ in range(steps):
         chosen = random.choice(len(names), count, replace=False)
@@ -93,7 +93,7 @@ def plan_contrast(
         )
         indices = indices[np.argsort(-padded[indices], kind="stable")]
         parts = [
-            (len(part), int(padded[part].max())) for part in np.array_split(indices, PARTS_A_STEP)
+            (len(part), int(padded[part].max())) for part in np.array_split(indices, PARTS_PER_STEP)
         ]
         batches.append(Batch(indices, int(padded[indices].max()), parts if is_padded_right else ()))
     return batches

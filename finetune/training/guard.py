@@ -1,19 +1,34 @@
-"""Checks that what should train has changed and that what is frozen has not.
+"""Checks that losses are finite, that what trains has changed and what is frozen has not.
 
 On MPS an optimizer's operations once failed silently on tensors of some layouts: an encoder stayed
 frozen though it should have trained, and nothing said so (pytorch#118115).
 """
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
-from finetune.errors import FinetuneError
+from finetune.errors import FinetuneError, LossNotFiniteError
+from finetune.tokenization.buckets import Batch
 
 # AdamW's epsilon. A smaller gradient moves a number by less than the learning rate, maybe by less
 # than fp32 shows, as in layers whose attention is still even.
 _MIN_GRADIENT = 1e-8
 _INTEGERS = {2: torch.int16, 4: torch.int32}
 _NUMBERS_AT_ONCE = 2**22
+
+
+def check_losses(losses: Sequence[float], batches: Sequence[Batch], *, last_step: int) -> None:
+    """Raise ``LossNotFiniteError`` with step and examples of the first loss that isn't finite."""
+    for index, (loss, batch) in enumerate(zip(losses, batches, strict=True)):
+        if not math.isfinite(loss):
+            raise LossNotFiniteError(
+                f"the loss is {loss} at step {last_step - len(losses) + index + 1}",
+                remedy="lower --learning-rate, use --precision fp32, or look at these texts",
+                examples=batch.indices.tolist(),
+            )
 
 
 class ParameterGuard:

@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -38,20 +38,6 @@ class StopRequest:
     def __call__(self) -> bool:
         """Return whether a signal has come."""
         return self.number is not None
-
-
-class DistributedStopFlag:
-    """A request to all ranks at once, which all call it at the same points of their work."""
-
-    number = 0
-
-    def __init__(self, request: StopRequest, all_reduce_max: Callable[[int], int]) -> None:
-        self._request, self._all_reduce_max = request, all_reduce_max
-
-    def __call__(self) -> bool:
-        """Return whether a signal has come to any process; ``number`` is the signal's."""
-        self.number = self._all_reduce_max(self._request.number or 0)
-        return self.number > 0
 
 
 def _is_importing_torch() -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import pairwise, starmap
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,6 +19,9 @@ from finetune import distributed
 from finetune.devices.base import Device
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.examples import Examples, Inputs, fill_batch
+
+if TYPE_CHECKING:
+    from finetune.training.trainer import Trainer
 
 # Indices of examples and their loss weights.
 _Weighted = tuple[NDArray[np.int64], NDArray[np.float32]]
@@ -233,3 +237,22 @@ def _cut_windows(
             labels=device.copy(torch.from_numpy(examples.labels[indices])),
             loss_weights=device.copy(torch.from_numpy(all_weights[chosen])),
         )
+
+
+def backward_by_slices(trainer: "Trainer", batch: WindowBatch) -> torch.Tensor:
+    """Go backward through one example in slices of its windows; return its loss.
+
+    The first pass gives the logits of all windows, and so the gradient of the loss with respect to
+    each logit. The second pass goes backward from these gradients with the same dropout.
+    """
+    random_state = trainer.device.random_state()
+    # With a graph, though none is kept: the second pass has to take the same kernels.
+    logits = torch.cat([trainer.logits(inputs).detach() for inputs in batch.slices()])
+    loss = trainer.loss(logits.requires_grad_(), batch)
+    [gradient] = torch.autograd.grad(loss, [logits])
+    trainer.device.set_random_state(random_state)
+    gradients = torch.split(gradient, batch.slice_sizes)
+    for inputs, slice_gradient in zip(batch.slices(), gradients, strict=True):
+        slice_loss = (trainer.logits(inputs) * slice_gradient).sum()
+        torch.autograd.backward(trainer.scaler.scale(slice_loss))
+    return loss

@@ -1,48 +1,21 @@
-"""AdamW, its state, and the learning rate of each step."""
+"""AdamW, its state, its learning rate and its gradients."""
 
-from collections.abc import Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from finetune.devices.base import Device
+from finetune.training.plan import Plan
 
-
-@dataclass(frozen=True)
-class Schedule:
-    """Linear warm-up to a peak and linear decay to zero, as a function of the step.
-
-    >>> schedule = Schedule(peak=1.0, warmup_steps=2, total_steps=4)
-    >>> [schedule.learning_rate_at(step) for step in range(4)]
-    [0.5, 1.0, 1.0, 0.5]
-    """
-
-    peak: float
-    warmup_steps: int
-    total_steps: int
-
-    def learning_rate_at(self, step: int) -> float:
-        """Return the learning rate of a step, counted from 0; never zero, so none is wasted."""
-        if step < self.warmup_steps:
-            return self.peak * (step + 1) / self.warmup_steps
-        decaying = self.total_steps - self.warmup_steps
-        return self.peak * (self.total_steps - step) / max(1, decaying)
-
-
-@dataclass(frozen=True)
-class Hyperparameters:
-    """How gradients become steps."""
-
-    schedule: Schedule
-    head_lr_multiplier: float
-    weight_decay: float
-    max_grad_norm: float
+# Biases and norms have fewer numbers: most of a model's tensors, and few of its numbers.
+_SMALL_NUMBERS = 2**16
 
 
 def build_optimizer(
-    model: nn.Module, hyperparameters: Hyperparameters, *, head: Set[str], device: Device
+    model: nn.Module, plan: Plan, *, head: Set[str], device: Device
 ) -> torch.optim.Optimizer:
     """Return AdamW over the parameters that require gradients.
 
@@ -57,8 +30,8 @@ def build_optimizer(
     groups_of_adamw: list[dict[str, Any]] = [
         {
             "params": parameters,
-            "weight_decay": hyperparameters.weight_decay if is_matrix else 0.0,
-            "lr_multiplier": hyperparameters.head_lr_multiplier if is_head else 1.0,
+            "weight_decay": plan.weight_decay if is_matrix else 0.0,
+            "lr_multiplier": plan.head_lr_multiplier if is_head else 1.0,
         }
         for (is_head, is_matrix), parameters in groups.items()
         if parameters
@@ -97,3 +70,48 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"].fill_(group_rate)
         else:
             group["lr"] = group_rate
+
+
+def gradients_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return the gradients of the parameters that an optimizer changes."""
+    return [one.grad for one in trained_by(optimizer) if one.grad is not None]
+
+
+def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float, *, device: Device) -> None:
+    """Scale gradients down to a norm, at the latest in the optimizer's kernel."""
+    norm = total_norm(gradients_of(optimizer))
+    if device.fused_adamw_scales_gradients:
+        # The kernel divides by it, as by the scale of a GradScaler.
+        optimizer.grad_scale = (norm / max_norm).clamp(min=1)  # type: ignore[attr-defined]
+    else:
+        clip_grads_with_norm_(trained_by(optimizer), max_norm, norm)
+
+
+def total_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return the 2-norm of all tensors as one vector: a scalar on their device, not yet read.
+
+    Small tensors are joined first: MPS needs an operation for the norm of each tensor.
+    """
+    small: list[torch.Tensor] = []
+    large: list[torch.Tensor] = []
+    for tensor in tensors:
+        (small if tensor.numel() <= _SMALL_NUMBERS else large).append(tensor)
+    joined = [torch.cat([tensor.reshape(-1) for tensor in small])] if small else []
+    return get_total_norm(joined + large)
+
+
+def flatten(tensors: list[torch.Tensor], *, dtype: torch.dtype) -> torch.Tensor:
+    """Return a copy of all tensors end to end, of shape [numbers], for one all-reduce."""
+    flat = tensors[0].new_empty(sum(tensor.numel() for tensor in tensors), dtype=dtype)
+    torch._foreach_copy_(_views(flat, tensors), tensors)
+    return flat
+
+
+def unflatten(flat: torch.Tensor, tensors: list[torch.Tensor]) -> None:
+    """Copy the numbers of ``flatten`` back into the tensors."""
+    torch._foreach_copy_(tensors, _views(flat, tensors))
+
+
+def _views(flat: torch.Tensor, shaped: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    parts = torch.split(flat, [tensor.numel() for tensor in shaped])
+    return [part.view_as(tensor) for part, tensor in zip(parts, shaped, strict=True)]

@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,7 +19,10 @@ from finetune.model.features import FeatureExtractor, unread_parameters
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.examples import Examples, Inputs
 from finetune.training.micro_batches import MicroBatch, cut_batch
-from finetune.training.step import Losses, TrainingState, total_norm, weighted_loss
+from finetune.training.optimizers import total_norm
+
+if TYPE_CHECKING:
+    from finetune.training.trainer import Trainer
 
 # By part and name, as in a Difference.
 Results = dict[tuple[str, str], torch.Tensor]
@@ -60,29 +64,23 @@ class Difference:
         return f"{self.part} ({self.tensor}) {size}, {self.tolerance:.2%} passes"
 
 
-def check_device(
-    state: TrainingState,
-    examples: Examples,
-    *,
-    step: int,
-    padded_lengths: Sequence[int],
-    batch_size: int,
-) -> None:
-    """Compare the device with the CPU between two steps; the state stays as it is.
+def check_device(trainer: "Trainer", examples: Examples) -> None:
+    """Compare the device with the CPU between two steps; weights and optimizer stay as they are.
 
-    Of the padded lengths, ascending, it takes the smallest, for which attention has been wrong, and
+    Of the padded lengths it takes the smallest, for which attention has been wrong, and
     the largest that is quick. Raises ``DeviceMismatchError``; without enough memory it only warns.
     """
-    examples, device = examples.without_windows(), state.device
+    examples, device, step = examples.without_windows(), trainer.device, trainer.progress.steps
+    padded_lengths, batch_size = trainer.plan.padded_lengths, trainer.batch_size.examples
     shortest, *longer = [one for one in padded_lengths if one >= examples.lengths.min()]
     shapes = [
         (min(_MAX_EXAMPLES, _MAX_TOKENS // length or 1, batch_size), length)
         for length in (shortest, *[one for one in longer if one <= _MAX_LENGTH][-1:])
     ]
-    attempts = 1 if state.precision == "fp32" else _ATTEMPTS_IN_16_BITS
+    attempts = 1 if trainer.plan.precision == "fp32" else _ATTEMPTS_IN_16_BITS
     try:
         for attempt in range(attempts):
-            differences = compare_with_cpu(state, examples, shapes, seed=step + attempt)
+            differences = compare_with_cpu(trainer, examples, shapes, seed=step + attempt)
             failures = [one for one in differences if not one.passes]
             if not failures:
                 return
@@ -105,32 +103,32 @@ def _remedy(device: Device) -> str:
 
 
 def compare_with_cpu(
-    state: TrainingState, examples: Examples, shapes: Shapes, *, seed: int = 0
+    trainer: "Trainer", examples: Examples, shapes: Shapes, *, seed: int = 0
 ) -> list[Difference]:
     """Compare logits of random examples, and the gradients of the last batch, with the CPU's.
 
     A shape is a batch's number of examples and padded length. The model is left in evaluation mode.
     """
-    model = state.model
-    loss_scale = max(1.0, state.scaler.get_scale() / _LOSS_SCALE_MARGIN)
-    least = state.device.shapes.min_examples
+    model = trainer.model
+    loss_scale = max(1.0, trainer.scaler.get_scale() / _LOSS_SCALE_MARGIN)
+    least = trainer.device.shapes.min_examples
     shapes = [(max(count, least), length) for count, length in shapes]
-    state.optimizer.zero_grad(set_to_none=True)
+    trainer.optimizer.zero_grad(set_to_none=True)
     model.train(False)
     weights = _weights_on_cpu(model)
-    trained = state.trained_parameters()
+    trained = trainer.trained_parameters()
     cpu_trained = {name: weights[name] for name in trained}
 
     def on_cpu(inputs: Inputs) -> torch.Tensor:
         logits: torch.Tensor = functional_call(model, weights, kwargs=inputs).logits
         return logits
 
-    batches = _pick_batches(examples, shapes, state.device, seed)
+    batches = _pick_batches(examples, shapes, trainer.device, seed)
     cpu_batches = _pick_batches(examples, shapes, CpuDevice(), seed)
     with without_tf32():
-        actual = _compute(state.logits, trained, batches, state.losses, loss_scale)
-        expected = _compute(on_cpu, cpu_trained, cpu_batches, state.losses)
-    return list(_differences(actual, expected, _TOLERANCES[state.precision]))
+        actual = _compute(trainer.logits, trained, batches, trainer.loss, loss_scale)
+        expected = _compute(on_cpu, cpu_trained, cpu_batches, trainer.loss)
+    return list(_differences(actual, expected, _TOLERANCES[trainer.plan.precision]))
 
 
 def _weights_on_cpu(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -164,7 +162,7 @@ def _compute(
     forward: Callable[[Inputs], torch.Tensor],
     trained: Mapping[str, torch.Tensor],
     batches: Mapping[str, MicroBatch],
-    losses: Losses,
+    loss_of: Callable[[torch.Tensor, MicroBatch], torch.Tensor],
     loss_scale: float = 1.0,
 ) -> Results:
     """Return logits of all batches, and the gradients of the last, on the CPU."""
@@ -175,7 +173,7 @@ def _compute(
             logits = forward(one.inputs).float()
         results["logits", shape] = logits.detach().cpu()
     with torch.enable_grad():
-        loss = weighted_loss(logits, batch, losses)
+        loss = loss_of(logits, batch)
         # Once an example is learned, its gradient is only rounding noise: add one of the logits.
         signs = 1 - 2 * (torch.arange(logits.numel(), device=logits.device) % 2)
         signed_mean = (logits * signs.reshape(logits.shape)).sum() / len(logits)

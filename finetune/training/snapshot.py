@@ -3,13 +3,15 @@
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from pydantic import TypeAdapter
 
 from finetune import distributed
-from finetune.training.step import TrainingState
+
+if TYPE_CHECKING:
+    from finetune.training.trainer import Trainer
 
 Tensors = dict[str, torch.Tensor]
 
@@ -49,14 +51,27 @@ class Progress:
         return is_best
 
 
-def trained_tensors(state: TrainingState) -> Tensors:
+class Checkpoints(Protocol):
+    """Where a run keeps its best model, and what resuming needs."""
+
+    def is_due(self) -> bool:
+        """Return whether so much time has passed since the last that ``time`` saves."""
+
+    def save_best(self, trainer: "Trainer") -> None:
+        """Keep the trained parameters as those of the best model."""
+
+    def save(self, trainer: "Trainer") -> None:
+        """Write what resuming needs."""
+
+
+def trained_tensors(trainer: "Trainer") -> Tensors:
     """Return the parameters that train, by name; frozen ones need not be saved."""
-    return {name: one.detach() for name, one in state.trained_parameters().items()}
+    return {name: one.detach() for name, one in trainer.trained_parameters().items()}
 
 
-def load_trained_tensors(state: TrainingState, tensors: Mapping[str, torch.Tensor]) -> None:
+def load_trained_tensors(trainer: "Trainer", tensors: Mapping[str, torch.Tensor]) -> None:
     """Copy saved parameters back in place; ``StateUnusableError`` if others train."""
-    parameters = trained_tensors(state)
+    parameters = trained_tensors(trainer)
     if {name: one.shape for name, one in tensors.items()} != {
         name: one.shape for name, one in parameters.items()
     }:
@@ -65,46 +80,44 @@ def load_trained_tensors(state: TrainingState, tensors: Mapping[str, torch.Tenso
         parameters[name].copy_(tensor)
 
 
-def capture_state(
-    state: TrainingState, progress: Progress
-) -> tuple[dict[str, Tensors], dict[str, Any]]:
+def capture_state(trainer: "Trainer") -> tuple[dict[str, Tensors], dict[str, Any]]:
     """Return all that the next step depends on, on all ranks: tensors and JSON values."""
     optimizer = {
         f"{index}.{name}": torch.as_tensor(value)
-        for index, values in state.optimizer.state_dict()["state"].items()
+        for index, values in trainer.optimizer.state_dict()["state"].items()
         for name, value in values.items()
     }
-    main, *others = distributed.gather(state.device.random_state())
+    main, *others = distributed.gather(trainer.device.random_state())
     random = dict(main)
     for index, of_rank in enumerate(others, start=1):
         random |= {f"{index}.{name}": one for name, one in of_rank.items()}
-    tensors = {"model": trained_tensors(state), "optimizer": optimizer, "random": random}
-    values = {"progress": asdict(progress), "gradient_scaler": state.scaler.state_dict()}
+    tensors = {"model": trained_tensors(trainer), "optimizer": optimizer, "random": random}
+    values = {"progress": asdict(trainer.progress), "gradient_scaler": trainer.scaler.state_dict()}
     return tensors, values
 
 
 def restore_state(
-    state: TrainingState, tensors: Mapping[str, Tensors], values: Mapping[str, Any]
-) -> Progress:
-    """Put a training state and its random numbers where a captured state was."""
+    trainer: "Trainer", tensors: Mapping[str, Tensors], values: Mapping[str, Any]
+) -> None:
+    """Put a trainer and its random numbers where a captured state was."""
     try:
-        load_trained_tensors(state, tensors["model"])
-        _restore_optimizer(state.optimizer, tensors["optimizer"])
-        state.scaler.load_state_dict(values["gradient_scaler"])
+        load_trained_tensors(trainer, tensors["model"])
+        _restore_optimizer(trainer.optimizer, tensors["optimizer"])
+        trainer.scaler.load_state_dict(values["gradient_scaler"])
         random, index = tensors["random"], distributed.rank()
         prefix = f"{index}." if index else ""
         if f"{prefix}cpu" in random:  # unless the run had fewer ranks
             own = {name.removeprefix(prefix): one for name, one in random.items()}
-            state.device.set_random_state(own)
+            trainer.device.set_random_state(own)
         progress = TypeAdapter(Progress).validate_python(values["progress"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateUnusableError(f"its state makes no sense ({error!r})") from error
-    total_steps = state.schedule.total_steps
+    total_steps = trainer.plan.total_steps
     if not 0 <= progress.steps <= total_steps:
         raise StateUnusableError(
             f"it is of step {progress.steps:,}, and the run has {total_steps:,}"
         )
-    return progress
+    trainer.progress = progress
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:

@@ -23,9 +23,9 @@ def tiny_model(architecture: str = "bert", **changes: Any) -> TrialModel:
 
 
 def changed_names(model: TrialModel, batch_size: int) -> set[str]:
-    before = copy.deepcopy(model.training_state.model.state_dict())
+    before = copy.deepcopy(model.trainer.model.state_dict())
     model.take_step(batch_size=batch_size)
-    after = model.training_state.model.state_dict()
+    after = model.trainer.model.state_dict()
     return {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
 
 
@@ -56,7 +56,7 @@ def test_the_parts_of_a_split_model_are_feature_extraction_and_a_step_on_feature
     trainable = tiny_model(mode=Mode(mode), part="trainable")
     features = trainable._inputs_of(np.arange(3), 16)["inputs_embeds"]
     assert (features.shape, features.requires_grad) == ((3, tokens, 32), False)
-    first_layer = trainable.training_state.model.get_submodule("bert.encoder.layer.0.attention")
+    first_layer = trainable.trainer.model.get_submodule("bert.encoder.layer.0.attention")
     first_layer.register_forward_hook(lambda module, given, result: ran.append(len(given[0])))
     trainable.begin()
     whole = tiny_model(mode=Mode(mode))

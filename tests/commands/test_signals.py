@@ -21,7 +21,7 @@ STAGES = {
     "loading": "finetune.runs.preparation.load_pretrained",
     "encoding": "finetune.model.load.encode_texts",
     "frozen pass": "finetune.model.features.plan_evaluation",
-    "first step": "finetune.training.step.TrainingState.step",
+    "first step": "finetune.training.trainer.Trainer.step",
     "validation": "finetune.tasks.base.compute_metrics",
     "saving": "finetune.runs.checkpoint.save_file",
     "final model": "finetune.runs.run.save_model",

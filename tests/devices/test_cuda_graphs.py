@@ -3,29 +3,29 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_training import copied_parameters, cut_all_rows, random_examples, tiny_training_state
+from tiny_training import copied_parameters, cut_all_rows, random_examples, tiny_trainer
 from torch import nn
 
 from finetune.devices.captured import CapturedFunction, Tensors
 from finetune.devices.cuda import CudaDevice
-from finetune.training.step import TrainingState
+from finetune.training.trainer import Trainer
 
 pytestmark = pytest.mark.cuda
 
 
 def take_steps(
-    training_state: TrainingState, *, steps: int = 60, batch_size: int = 13
+    trainer: Trainer, *, steps: int = 60, batch_size: int = 13
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Take steps of batches of three sizes in turn; return losses and parameters."""
     torch.manual_seed(0)
     batches = [random_examples(rows) for rows in (13, 11, 12)]
     losses = [
-        training_state.take_step(
-            number, cut_all_rows(training_state, batches[number % 3], batch_size=batch_size)
+        trainer.take_step(
+            number, cut_all_rows(trainer, batches[number % 3], batch_size=batch_size)
         ).item()
         for number in range(steps)
     ]
-    return losses, copied_parameters(training_state.model)
+    return losses, copied_parameters(trainer.model)
 
 
 def without_capture(device: CudaDevice) -> CudaDevice:
@@ -41,8 +41,8 @@ def test_captured_updates_are_those_that_are_launched_one_by_one(
     mode: str, precision: str, dropout: float, batch_size: int
 ) -> None:
     options: dict[str, Any] = {"mode": mode, "precision": precision, "dropout": dropout}
-    captured = tiny_training_state(device=CudaDevice(), total_steps=60, **options)
-    plain = tiny_training_state(device=without_capture(CudaDevice()), total_steps=60, **options)
+    captured = tiny_trainer(device=CudaDevice(), total_steps=60, **options)
+    plain = tiny_trainer(device=without_capture(CudaDevice()), total_steps=60, **options)
     losses, parameters = take_steps(captured, batch_size=batch_size)
     expected_losses, expected = take_steps(plain, batch_size=batch_size)
     assert captured.cuda_graph_error is None
@@ -64,8 +64,8 @@ class Branching(nn.Module):
 
 
 def test_a_model_that_can_not_be_captured_trains_as_without_capture() -> None:
-    def make(device: CudaDevice) -> TrainingState:
-        state = tiny_training_state(device=device, total_steps=60)
+    def make(device: CudaDevice) -> Trainer:
+        state = tiny_trainer(device=device, total_steps=60)
         state.model.classifier = Branching(state.model.classifier)
         return state
 
@@ -78,7 +78,7 @@ def test_a_model_that_can_not_be_captured_trains_as_without_capture() -> None:
 
 
 def test_gradients_that_are_scaled_are_not_captured() -> None:
-    state = tiny_training_state(device=CudaDevice(), precision="fp16")
+    state = tiny_trainer(device=CudaDevice(), precision="fp16")
     assert state.cuda_graph_error == "gradients are scaled in fp16"
 
 

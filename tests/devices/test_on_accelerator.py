@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_models import ARCHITECTURES, tiny_model
 from tiny_runs import TEXTS, have_same_bits, run_tiny, weights_of
-from tiny_training import random_examples, take_steps, tiny_training_state
+from tiny_training import random_examples, take_steps, tiny_trainer
 
 import finetune
 from finetune.config.mode import Mode
@@ -51,10 +51,10 @@ def test_it_computes_nearly_the_same_in_16_bits(gpu: Device, precision: str) -> 
 
 @pytest.mark.parametrize("mode", ["full", "last-1", "head", "classifier"])
 def test_what_trains_changes_and_what_is_frozen_does_not(gpu: Device, mode: str) -> None:
-    training_state = tiny_training_state(device=gpu, mode=Mode(mode))
-    guard = ParameterGuard(training_state.model)
-    take_steps(training_state, random_examples(), range(2))
-    guard.check(training_state.model)
+    trainer = tiny_trainer(device=gpu, mode=Mode(mode))
+    guard = ParameterGuard(trainer.model)
+    take_steps(trainer, random_examples(), range(2))
+    guard.check(trainer.model)
 
 
 @pytest.mark.parametrize("mode", OPTIONS_OF_MODE)

@@ -59,7 +59,7 @@ def plant_fault(monkeypatch: pytest.MonkeyPatch) -> Any:
 
         def prepare_with_fault(*arguments: Any, **options: Any) -> TrialModel:
             trial = prepare(*arguments, **options)
-            by(trial.training_state, fault)
+            by(trial.trainer, fault)
             return trial
 
         monkeypatch.setattr(parity, "prepare_trial_model", prepare_with_fault)

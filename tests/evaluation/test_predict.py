@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_models import ARCHITECTURES, tiny_model
-from tiny_training import FewShapesDevice, random_examples, take_steps, tiny_training_state
+from tiny_training import FewShapesDevice, random_examples, take_steps, tiny_trainer
 from torch import nn
 
 from finetune.devices.base import Device
@@ -70,12 +70,12 @@ def test_prediction_between_steps_changes_nothing() -> None:
     examples = random_examples(ROWS)
     losses = []
     for predicts in (False, True):
-        training_state = tiny_training_state(precision="bf16")  # autocast keeps copies of weights
-        first = take_steps(training_state, examples, [0])
+        trainer = tiny_trainer(precision="bf16")  # autocast keeps copies of weights
+        first = take_steps(trainer, examples, [0])
         if predicts:
-            predict(training_state.model, examples)
-            training_state.model.train()
-        losses.append(first + take_steps(training_state, examples, [1, 2]))
+            predict(trainer.model, examples)
+            trainer.model.train()
+        losses.append(first + take_steps(trainer, examples, [1, 2]))
     assert losses[0] == losses[1]
 
 

@@ -28,8 +28,8 @@ from finetune.model.structure import Structure, find_structure
 from finetune.tasks.single import Single
 from finetune.tokenization.examples import collate, prepare_mask
 from finetune.training.micro_batches import MicroBatch
-from finetune.training.optimizers import Hyperparameters, Schedule
-from finetune.training.step import TrainingState, prepare_training
+from finetune.training.plan import Plan
+from finetune.training.trainer import Trainer
 
 Inputs = dict[str, torch.Tensor]
 
@@ -128,28 +128,17 @@ def above(extractor: FeatureExtractor, inputs: Inputs, structure: Structure) -> 
 
 def train_steps(
     model: nn.Module, inputs: Inputs, structure: Structure, *, precision: str = "fp32"
-) -> TrainingState:
+) -> Trainer:
     """Take four steps on one batch, with the same dropout for the same batch."""
-    training_state = prepare_training(
-        model,
-        head=structure.head,
-        device=CpuDevice(),
-        precision=precision,
-        losses=Single().losses,
-        hyperparameters=Hyperparameters(
-            schedule=Schedule(peak=1e-3, warmup_steps=1, total_steps=4),
-            head_lr_multiplier=1.0,
-            weight_decay=0.01,
-            max_grad_norm=1.0,
-        ),
-    )
-    set_training(training_state.model)
+    plan = Plan(peak=1e-3, warmup_steps=1, total_steps=4, precision=precision)
+    trainer = Trainer(model, plan, task=Single(), device=CpuDevice(), head=structure.head)
+    set_training(trainer.model)
     torch.manual_seed(7)
     labels = torch.arange(len(next(iter(inputs.values())))) % CLASSES
     batch = MicroBatch(inputs, labels, torch.full((len(labels),), 1 / len(labels)))
     for number in range(4):
-        training_state.take_step(number, [batch])
-    return training_state
+        trainer.take_step(number, [batch])
+    return trainer
 
 
 def whole_and_split(

@@ -27,7 +27,7 @@ def test_a_run_of_a_device_that_begins_to_err_keeps_no_model(
 
     def plant_once(event: Event) -> None:
         if isinstance(event, Step) and event.step == 5:
-            plant(run.training_state, ZeroRows())
+            plant(run.trainer, ZeroRows())
 
     with (
         sent_to(plant_once),
@@ -48,12 +48,12 @@ def test_a_head_that_is_fitted_at_once_is_compared_with_the_cpu(
     options: dict[str, Any] = {"learning_rate": None, "num_train_epochs": None}
     options |= {"feature_cache": feature_cache, "freeze_core": True, "cache_dir": str(tmp_path)}
     preparation = prepare_on_other(tiny_folder, **options)
-    assert preparation.recipe.solves_head
+    assert preparation.method.fits_head
     with begin_run(preparation, tmp_path / "run") as run:
         if not errs:
             run.train()
             return
-        plant(run.training_state, ZeroRows())
+        plant(run.trainer, ZeroRows())
         with pytest.raises(DeviceMismatchError, match="logits"):
             run.train()
     assert not (tmp_path / "run" / "model").exists()

@@ -40,7 +40,7 @@ def test_a_run_of_the_head_uses_the_same_features(tiny_folder: Path, tmp_path: P
     assert (found.rows, found.sampled, found.classes, found.metric) == (64, 64, 6, "accuracy")
     assert 0 < found.low < found.value < found.high < 1
     assert found.lines[0].startswith("64 training rows, 6 classes: a linear head on the frozen ")
-    assert "solved" in found.recipe
+    assert "fitted" in found.method
 
     emitted: list[Event] = []
     run_tiny(

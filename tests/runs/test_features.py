@@ -76,7 +76,7 @@ def counting_examples() -> Iterator[list[int]]:
 
 
 def logits_of(run: Run, split: str) -> np.ndarray:
-    return run.predictor.logits(run.examples[split], padded_lengths=run.plan.padded_lengths)
+    return run.trainer.predict(split)[0]
 
 
 def train_both(model: Path, tmp_path: Path, **options: Any) -> tuple[Run, Run]:

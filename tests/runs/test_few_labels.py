@@ -92,8 +92,8 @@ def assert_same_run(run: Path, other: Path) -> None:
 def test_the_recipe_is_said_once_and_the_run_has_all_its_files(few_run: FewRun) -> None:
     run, events, options = few_run
     said = [one.message for one in events if isinstance(one, Info)]
-    words = "frozen encoder" if options else "4 rows a class are few: contrastive steps"
-    [recipe] = [one for one in said if one.startswith("recipe: ")]
+    words = "frozen encoder" if options else "4 rows per class are few: contrastive steps"
+    [recipe] = [one for one in said if one.startswith("training method: ")]
     assert words in recipe
     steps = 1 if options else STEPS
     assert len([one for one in events if isinstance(one, Step)]) == (0 if options else STEPS)
@@ -207,6 +207,6 @@ def test_heads_of_numbers_and_of_several_labels_are_solved_over_a_frozen_encoder
         tmp_path / "run", data=str(tmp_path / "train.csv"), test_file=str(tmp_path / "test.csv"),
         freeze_core=True, emit=events.append,
     )  # fmt: skip
-    assert was_emitted(events, Info, "recipe: the output layer is solved")
+    assert was_emitted(events, Info, "training method: a linear head is fitted")
     results = read_json(run / "all_results.json")
     assert np.isfinite([results["eval_loss"], results["test_loss"]]).all()

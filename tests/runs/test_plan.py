@@ -23,29 +23,26 @@ from prepared_runs import prepare_tiny
 def test_steps_follow_from_epochs_rows_and_max_steps(
     options: dict[str, Any], steps_per_epoch: int, total_steps: int, tiny_folder: Path
 ) -> None:
-    plan = prepare_tiny(tiny_folder, **options).plan
-    assert plan.steps_per_epoch == len(plan.batches(0)) == steps_per_epoch
-    assert plan.schedule.total_steps == total_steps
-    assert max(len(batch.indices) for batch in plan.batches(0)) <= plan.effective_batch_size
-    assert sum(len(batch.indices) for batch in plan.batches(0)) == len(plan.examples.lengths)
-    tokens = sum(len(batch.indices) * batch.padded_length for batch in plan.batches(0))
-    assert plan.real_token_fraction() == plan.examples.lengths.sum() / tokens
+    preparation = prepare_tiny(tiny_folder, **options)
+    plan, examples = preparation.plan, preparation.examples["train"]
+    batches = plan.batches(examples, epoch=0)
+    assert plan.steps_per_epoch == len(batches) == steps_per_epoch
+    assert plan.total_steps == total_steps
+    assert max(len(batch.indices) for batch in batches) <= plan.effective_batch_size
+    assert sum(len(batch.indices) for batch in batches) == len(examples.lengths)
+    tokens = sum(len(batch.indices) * batch.padded_length for batch in batches)
+    assert plan.real_token_fraction(examples) == examples.lengths.sum() / tokens
 
 
 def test_defaults_depend_on_model_and_mode(tiny_folder: Path) -> None:
     options: dict[str, Any] = {"learning_rate": None, "num_train_epochs": None}
     options |= {"contrastive": "off", "fit_head": "off", "validation_fraction": 0.1}
     full = prepare_tiny(tiny_folder, **options).plan
-    assert full.schedule.peak == pytest.approx(5e-5 * 768 / 32)
-    assert (full.values.num_train_epochs, full.values.early_stopping_patience) == (
-        40,
-        8,
-    )  # few rows
+    assert full.peak == pytest.approx(5e-5 * 768 / 32)
+    assert (full.num_train_epochs, full.patience) == (40, 8)  # few rows
     head = prepare_tiny(tiny_folder, freeze_core=True, **options).plan
-    assert head.schedule.peak == 5e-4
-    assert head.values.num_train_epochs == 100
-    assert head.values.early_stopping_patience == 30
-    assert head.hyperparameters.weight_decay == 0
+    assert head.peak == 5e-4
+    assert (head.num_train_epochs, head.patience, head.weight_decay) == (100, 30, 0)
 
 
 def test_the_configuration_keeps_what_was_chosen_by_default(

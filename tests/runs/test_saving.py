@@ -18,6 +18,7 @@ from finetune.events import Emit, Event, Step, WarningMessage
 from finetune.runs import checkpoint, journal
 from finetune.runs.checkpoint import Checkpoints
 from finetune.runs.folder import RunFolder
+from finetune.runs.journal import Journal
 
 EVERY_THIRD: dict[str, Any] = {"save_strategy": "steps", "save_steps": 3, "logging_steps": 2}
 
@@ -147,7 +148,9 @@ def test_checkpoints_take_a_small_share_of_the_time(
     for seconds_of_one, seconds in ((0.0, 30.0), (6.0, 200.0)):
         monkeypatch.setattr(checkpoint, "EXPECTED_SECONDS", seconds_of_one)
         now[0] = 0.0
-        checkpoints = Checkpoints(RunFolder(tmp_path), keep=1, device=CpuDevice())
+        checkpoints = Checkpoints(
+            RunFolder(tmp_path), keep=1, device=CpuDevice(), journal=Journal()
+        )
         now[0] = seconds - 1
         assert not checkpoints.is_due()
         now[0] = seconds + 1

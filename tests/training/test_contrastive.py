@@ -1,7 +1,5 @@
 """Behaviour of supervised contrastive steps."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +8,7 @@ from tiny_training import (
     copied_parameters,
     random_examples,
     take_steps,
-    tiny_training_state,
+    tiny_trainer,
 )
 from torch import nn
 
@@ -22,6 +20,7 @@ from finetune.training.contrastive import (
     interpolate,
     plan_contrast,
 )
+from finetune.training.plan import TrainingMethod
 
 PLAN = {"padded_lengths": [8, 16], "is_padded_right": True, "steps": 50, "seed": 1, "epoch": 0}
 
@@ -66,8 +65,9 @@ def test_what_fills_up_a_batch_does_not_change_a_contrastive_step(
 ) -> None:
     steps = []
     for device in (CpuDevice(), FewShapesDevice()):
-        state = tiny_training_state(device=device, mode="head" if head_alone else "full", dropout=0)
-        state = replace(state, losses=contrastive_losses)
+        method = TrainingMethod(fits_head=True, is_contrastive=True)
+        mode = "head" if head_alone else "full"
+        state = tiny_trainer(device=device, mode=mode, dropout=0, method=method)
         with giving_embeddings(state.model, "classifier"):
             losses = take_steps(state, random_examples(rows), range(3), batch_size=16)
         steps.append((losses, copied_parameters(state.model)))

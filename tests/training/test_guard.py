@@ -3,7 +3,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from tiny_training import random_examples, take_steps, tiny_training_state
+from tiny_training import random_examples, take_steps, tiny_trainer
 from torch import nn
 
 from finetune.errors import FinetuneError
@@ -14,10 +14,10 @@ LAYER = "bert.encoder.layer.1.output.dense.weight"
 
 def guarded(mode: str) -> tuple[nn.Module, Callable[[], None]]:
     """Return a model after two steps, and the comparison with what it was before them."""
-    training_state = tiny_training_state(mode=mode)
-    guard = ParameterGuard(training_state.model)
-    take_steps(training_state, random_examples(), range(2))
-    return training_state.model, lambda: guard.check(training_state.model)
+    trainer = tiny_trainer(mode=mode)
+    guard = ParameterGuard(trainer.model)
+    take_steps(trainer, random_examples(), range(2))
+    return trainer.model, lambda: guard.check(trainer.model)
 
 
 @pytest.mark.parametrize("mode", ["full", "last-1", "head", "classifier"])
@@ -69,7 +69,7 @@ class SkipsOddLayouts(torch.optim.AdamW):
 
 
 def test_optimizer_that_skips_a_parameter_silently_is_noticed() -> None:
-    model = tiny_training_state().model
+    model = tiny_trainer().model
     transposed = model.get_parameter(LAYER)
     transposed.data = transposed.detach().T.contiguous().T
     guard = ParameterGuard(model)

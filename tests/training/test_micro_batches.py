@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_training import CLASSES, FewShapesDevice, random_examples, take_steps, tiny_training_state
+from tiny_training import CLASSES, FewShapesDevice, random_examples, take_steps, tiny_trainer
 
 from finetune.devices.cpu import CpuDevice
 from finetune.tasks.single import Single
@@ -14,7 +14,7 @@ from finetune.tokenization.buckets import Batch
 from finetune.tokenization.encode import Windows
 from finetune.tokenization.examples import Examples
 from finetune.training.micro_batches import MicroBatch, WindowBatch, cut_batch, move_batches
-from finetune.training.step import TrainingState
+from finetune.training.trainer import Trainer
 
 ROWS = np.array([4, 0, 7, 11, 2, 9, 3])
 labels_of_rows = st.lists(st.integers(0, CLASSES - 1), min_size=1, max_size=60).map(np.array)
@@ -127,11 +127,11 @@ def examples_with_windows() -> Examples:
     )
 
 
-def gradients_of(state: TrainingState) -> dict[str, torch.Tensor]:
+def gradients_of(state: Trainer) -> dict[str, torch.Tensor]:
     return {name: one.grad for name, one in state.trained_parameters().items()}  # type: ignore[misc]
 
 
-def undivided_step(examples: Examples, state: TrainingState) -> float:
+def undivided_step(examples: Examples, state: Trainer) -> float:
     """Give the gradients of one forward and backward of all windows; return the loss."""
     assert examples.windows is not None
     logits = state.model(**examples.inputs_of(np.arange(COUNTS.sum()), 16)).logits
@@ -150,11 +150,11 @@ def undivided_step(examples: Examples, state: TrainingState) -> float:
 @pytest.mark.parametrize("batch_size", [2, 5, 40])
 def test_gradients_of_slices_are_those_of_all_windows_at_once(batch_size: int) -> None:
     examples = examples_with_windows()
-    undivided = tiny_training_state(dropout=0.0)
+    undivided = tiny_trainer(dropout=0.0)
     expected_loss = undivided_step(examples, undivided)
 
     for device in (CpuDevice(), FewShapesDevice(min_examples=2)):
-        state = tiny_training_state(dropout=0.0, device=device, max_grad_norm=NO_LIMIT)
+        state = tiny_trainer(dropout=0.0, device=device, max_grad_norm=NO_LIMIT)
         [loss] = take_steps(state, examples, [0], batch_size=batch_size)
 
         assert loss == pytest.approx(expected_loss, abs=1e-6)
@@ -172,7 +172,7 @@ def test_both_passes_of_a_text_have_the_same_dropout() -> None:
         assert isinstance(found, WindowBatch)
         return found
 
-    one_graph, sliced = (tiny_training_state(dropout=0.3, max_grad_norm=NO_LIMIT) for _ in range(2))
+    one_graph, sliced = (tiny_trainer(dropout=0.3, max_grad_norm=NO_LIMIT) for _ in range(2))
     torch.manual_seed(7)
     logits = torch.cat([one_graph.model(**inputs).logits for inputs in part().slices()])
     loss = torch.nn.functional.cross_entropy(logits.mean(0, keepdim=True), part().labels)
@@ -190,7 +190,7 @@ def test_both_passes_of_a_text_have_the_same_dropout() -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 3, 4, 8, 40])
 def test_no_forward_takes_more_windows_than_the_batch_size(batch_size: int) -> None:
-    state, seen = tiny_training_state(), []
+    state, seen = tiny_trainer(), []
     state.model.register_forward_pre_hook(
         lambda _, __, inputs: seen.append(inputs["input_ids"].shape), with_kwargs=True
     )

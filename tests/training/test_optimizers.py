@@ -1,30 +1,27 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tiny_models import tiny_model
 from torch import nn
+from transformers import get_linear_schedule_with_warmup
 
 from finetune.config.mode import Mode
 from finetune.devices.cpu import CpuDevice
 from finetune.model.freeze import freeze_parameters
 from finetune.model.structure import find_structure
-from finetune.training.optimizers import (
-    Hyperparameters,
-    Schedule,
-    build_optimizer,
-    make_state,
-    set_learning_rate,
-)
+from finetune.training.optimizers import build_optimizer, make_state, set_learning_rate, total_norm
+from finetune.training.plan import Plan
 
 
 def optimizer_of(
     model: nn.Module, *, head: frozenset[str] = frozenset(), **options: Any
 ) -> torch.optim.Optimizer:
-    settings = {"head_lr_multiplier": 1.0, "weight_decay": 0.01, **options}
-    schedule = Schedule(peak=1e-3, warmup_steps=0, total_steps=1)
-    hyperparameters = Hyperparameters(**settings, schedule=schedule, max_grad_norm=1.0)
-    return build_optimizer(model, hyperparameters, head=head, device=CpuDevice())
+    plan = Plan(peak=1e-3, total_steps=1, **options)
+    return build_optimizer(model, plan, head=head, device=CpuDevice())
 
 
 def by_name(model: nn.Module, optimizer: torch.optim.Optimizer, setting: str) -> dict[str, float]:
@@ -103,3 +100,47 @@ def test_state_made_ahead_is_what_the_first_step_makes() -> None:
             )
     for left, right in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.equal(left, right)
+
+
+# Steps of the warm-up and of the run.
+runs = st.integers(1, 300).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total)))
+
+
+def rates_of_transformers(plan: Plan) -> list[float]:
+    """Return the rates of a scheduler that is asked before each step, and after the last."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=plan.peak)
+    scheduler = get_linear_schedule_with_warmup(optimizer, plan.warmup_steps, plan.total_steps)
+    rates = []
+    for _ in range(plan.total_steps + 1):
+        rates.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+@settings(max_examples=25)
+@given(peak=st.floats(1e-7, 1.0), run=runs)
+def test_lines_are_those_of_transformers_without_its_step_at_rate_zero(
+    peak: float, run: tuple[int, int]
+) -> None:
+    plan = Plan(peak=peak, warmup_steps=run[0], total_steps=run[1])
+    expected = rates_of_transformers(plan)
+    # Where all is warm-up, transformers' last rate is one of decay.
+    expected[run[0]] = peak
+
+    # transformers' first warm-up rate is 0; ours are those of the step that follows.
+    warmup, decay = expected[1 : run[0] + 1], expected[run[0] : run[1]]
+
+    rates = [plan.rate_at(step) for step in range(plan.total_steps)]
+    assert rates == pytest.approx(warmup + decay, rel=1e-9, abs=0)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("numbers", [3, 2**17])
+def test_norm_shows_what_is_not_finite_in_small_and_large_tensors(
+    numbers: int, value: float
+) -> None:
+    odd = torch.ones(numbers).index_fill(0, torch.tensor(2), value)
+    tensors = [torch.ones(3), torch.ones(2**17), odd]
+    assert total_norm(tensors[:2]) == pytest.approx((3 + 2**17) ** 0.5)
+    assert not total_norm(tensors).isfinite()

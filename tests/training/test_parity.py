@@ -1,7 +1,7 @@
 """What the comparison with the CPU finds, shown by faults that are planted on a device."""
 
 import os
-from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,13 +17,7 @@ from planted_faults import (
     ZeroRows,
     plant,
 )
-from tiny_training import (
-    OtherDevice,
-    copied_parameters,
-    random_examples,
-    take_steps,
-    tiny_training_state,
-)
+from tiny_training import OtherDevice, copied_parameters, random_examples, take_steps, tiny_trainer
 from torch.overrides import TorchFunctionMode
 
 from finetune import events
@@ -35,7 +29,7 @@ from finetune.model.freeze import set_training
 from finetune.tokenization.examples import Examples
 from finetune.training import parity
 from finetune.training.parity import Difference, check_device
-from finetune.training.step import TrainingState
+from finetune.training.trainer import Trainer
 
 EXAMPLES = random_examples(23)
 
@@ -49,19 +43,15 @@ class AnyShapes(OtherDevice):
 
 
 def check(
-    state: TrainingState,
-    *,
-    examples: Examples = EXAMPLES,
-    step: int = 0,
-    batch_size: int = 4,
-    emit: Callable[[events.Event], None] = events.ignore,
+    state: Trainer, *, examples: Examples = EXAMPLES, step: int = 0, batch_size: int = 4
 ) -> None:
-    lengths = sorted({state.device.shapes.padded_length(one) for one in (8, 12)})
-    with sent_to(emit):
-        check_device(state, examples, step=step, padded_lengths=lengths, batch_size=batch_size)
+    lengths = sorted({state.device.shapes.padded_length(length) for length in (8, 12)})
+    state.plan = replace(state.plan, padded_lengths=lengths)
+    state.batch_size.examples, state.progress.steps = batch_size, step
+    check_device(state, examples)
 
 
-def lively(state: TrainingState) -> TrainingState:
+def lively(state: Trainer) -> Trainer:
     """Let attention make a difference, unlike with BERT's first weights."""
     with torch.no_grad():
         for parameter in state.model.parameters():
@@ -86,7 +76,7 @@ FAULTS: dict[str, tuple[TorchFunctionMode, str]] = {
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found(fault: str, precision: str) -> None:
-    state = lively(tiny_training_state(device=AnyShapes(), precision=precision, peak=1e-5))
+    state = lively(tiny_trainer(device=AnyShapes(), precision=precision, peak=1e-5))
     take_steps(state, EXAMPLES, range(2))
     mode, part = FAULTS[fault]
     check(state)
@@ -101,7 +91,7 @@ def test_a_fault_is_found(fault: str, precision: str) -> None:
 
 
 def test_a_dropped_bias_of_single_vectors_is_found_where_they_are_what_trains() -> None:
-    state = lively(tiny_training_state(device=AnyShapes(), mode="head"))
+    state = lively(tiny_trainer(device=AnyShapes(), mode="head"))
     plant(state, DroppedBiasOfVectors())
     with pytest.raises(DeviceMismatchError):
         check(state, batch_size=1)
@@ -110,7 +100,7 @@ def test_a_dropped_bias_of_single_vectors_is_found_where_they_are_what_trains() 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_check_finds_nothing_on_a_healthy_device_and_changes_nothing(precision: str) -> None:
     def train(*, is_checked: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
-        state, losses = tiny_training_state(device=OtherDevice(), precision=precision), []
+        state, losses = tiny_trainer(device=OtherDevice(), precision=precision), []
         for number in range(4):
             losses += take_steps(state, EXAMPLES, [number])
             if is_checked:
@@ -134,7 +124,7 @@ def test_a_run_continues_unchecked_where_memory_does_not_suffice(
 
     monkeypatch.setattr(parity, "_weights_on_cpu", run_out)
     emitted: list[events.Event] = []
-    state = tiny_training_state(device=OtherDevice())
+    state = tiny_trainer(device=OtherDevice())
     with sent_to(emitted.append):
         check(state)
     [warning] = emitted
@@ -151,7 +141,7 @@ def test_in_16_bits_a_difference_counts_if_other_examples_show_it_too(
     off = Difference("gradients", "classifier.bias", error=0.12, tolerance=0.1)
     found = iter([[off]] * differing)
     monkeypatch.setattr(parity, "compare_with_cpu", lambda *_, **__: next(found, []))
-    state = tiny_training_state(device=OtherDevice(), precision=precision)
+    state = tiny_trainer(device=OtherDevice(), precision=precision)
     if is_fault:
         with pytest.raises(DeviceMismatchError, match="off by 12"):
             check(state)
@@ -175,7 +165,7 @@ def test_thousands_of_steps_of_a_healthy_device_raise_no_alarm(name: str, precis
     """``CHECKED_STEPS=N`` in the environment for another number of steps."""
     device = select_device(name)
     steps = int(os.environ.get("CHECKED_STEPS", "2000"))
-    state = tiny_training_state(
+    state = tiny_trainer(
         device=OtherDevice() if device.is_reference else device,
         precision=precision,
         total_steps=steps,

@@ -2,15 +2,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_training import copied_parameters, random_examples, take_steps, tiny_training_state
+from tiny_training import copied_parameters, random_examples, take_steps, tiny_trainer
 
 from finetune.runs.checkpoint import read_checkpoint, write_checkpoint
 from finetune.training.snapshot import Progress, capture_state, restore_state
-from finetune.training.step import TrainingState
+from finetune.training.trainer import Trainer
 
 
-def save(folder: Path, training_state: TrainingState, progress: Progress) -> None:
-    tensors, state = capture_state(training_state, progress)
+def save(folder: Path, trainer: Trainer, progress: Progress) -> None:
+    trainer.progress = progress
+    tensors, state = capture_state(trainer)
     write_checkpoint(folder, tensors=tensors, state=state)
 
 
@@ -19,16 +20,16 @@ def test_interrupted_training_goes_on_bit_for_bit(
     tmp_path: Path, mode: str, precision: str
 ) -> None:
     examples = random_examples(6)
-    whole = tiny_training_state(mode=mode, precision=precision)
+    whole = tiny_trainer(mode=mode, precision=precision)
     expected_losses = take_steps(whole, examples, range(6))
 
-    first = tiny_training_state(mode=mode, precision=precision)
+    first = tiny_trainer(mode=mode, precision=precision)
     losses = take_steps(first, examples, range(3))
     save(tmp_path / "checkpoint", first, Progress(steps=3))
-    second = tiny_training_state(mode=mode, precision=precision)
+    second = tiny_trainer(mode=mode, precision=precision)
     torch.manual_seed(99)
-    progress = restore_state(second, *read_checkpoint(tmp_path / "checkpoint"))
-    losses += take_steps(second, examples, range(progress.steps, 6))
+    restore_state(second, *read_checkpoint(tmp_path / "checkpoint"))
+    losses += take_steps(second, examples, range(second.progress.steps, 6))
 
     assert losses == expected_losses
     expected = copied_parameters(whole.model)
@@ -41,11 +42,11 @@ def test_progress_comes_back(tmp_path: Path) -> None:
         steps=7, seconds=1.5, loss_sum=0.1 + 0.2, best_score=0.75, best_step=4,
         lowest_loss=0.5, validations_since_best=2,
     )  # fmt: skip
-    save(tmp_path / "checkpoint", tiny_training_state(), progress)
+    save(tmp_path / "checkpoint", tiny_trainer(), progress)
 
-    assert (
-        restore_state(tiny_training_state(), *read_checkpoint(tmp_path / "checkpoint")) == progress
-    )
+    trainer = tiny_trainer()
+    restore_state(trainer, *read_checkpoint(tmp_path / "checkpoint"))
+    assert trainer.progress == progress
 
 
 def test_first_score_is_the_best_and_equal_ones_are_no_better() -> None:

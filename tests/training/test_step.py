@@ -1,13 +1,10 @@
 import os
-import traceback
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny_runs import run_tiny
 from tiny_training import (
     CLASSES,
     FewShapesDevice,
@@ -15,19 +12,16 @@ from tiny_training import (
     cut_all_rows,
     random_examples,
     take_steps,
-    tiny_training_state,
+    tiny_trainer,
 )
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import BertForSequenceClassification
 
 from finetune.devices.base import Device
 from finetune.devices.captured import CapturedFunction, Tensors
 from finetune.devices.cpu import CpuDevice
-from finetune.errors import UsageError
 from finetune.tasks.single import Single
 from finetune.tokenization.examples import Examples
-from finetune.training.step import total_norm
 
 ROWS = 13
 NO_LIMIT = 1e9
@@ -43,7 +37,7 @@ def examples_of(class_weights: str, *, takes_4d_mask: bool = True) -> Examples:
 
 def undivided_gradients(class_weights: str, **options: Any) -> tuple[float, dict[str, Any]]:
     """Return loss and gradients as PyTorch's own weighted cross-entropy gives them."""
-    state = tiny_training_state(dropout=0.0, **options)
+    state = tiny_trainer(dropout=0.0, **options)
     examples = examples_of(class_weights, takes_4d_mask=False)
     weights = np.zeros(CLASSES, np.float32)
     weights[examples.labels] = examples.weights
@@ -68,7 +62,7 @@ def test_gradients_of_micro_batches_add_up_to_those_of_the_undivided_batch(
     device: Device, class_weights: str, batch_size: int
 ) -> None:
     expected_loss, expected = undivided_gradients(class_weights)
-    state = tiny_training_state(device=device, dropout=0.0, max_grad_norm=NO_LIMIT)
+    state = tiny_trainer(device=device, dropout=0.0, max_grad_norm=NO_LIMIT)
 
     [loss] = take_steps(state, examples_of(class_weights), [0], batch_size=batch_size)
 
@@ -81,7 +75,7 @@ def test_gradients_of_micro_batches_add_up_to_those_of_the_undivided_batch(
 @pytest.mark.parametrize("architecture", ["roberta", "deberta-v2", "modernbert"])
 def test_gradients_add_up_in_other_architectures(architecture: str) -> None:
     _, expected = undivided_gradients("balanced", architecture=architecture)
-    state = tiny_training_state(
+    state = tiny_trainer(
         architecture=architecture, device=FewShapesDevice(), dropout=0.0, max_grad_norm=NO_LIMIT
     )
     examples = examples_of("balanced", takes_4d_mask=architecture == "roberta")
@@ -93,7 +87,7 @@ def test_gradients_add_up_in_other_architectures(architecture: str) -> None:
 
 
 def test_a_step_takes_the_learning_rate_of_its_number() -> None:
-    state = tiny_training_state(peak=1e-3, total_steps=12, head_lr_multiplier=8.0)
+    state = tiny_trainer(peak=1e-3, total_steps=12, head_lr_multiplier=8.0)
 
     for number, rate in ((0, 5e-4), (1, 1e-3), (11, 1e-4)):
         take_steps(state, examples_of("none"), [number])
@@ -113,7 +107,7 @@ def test_a_step_is_that_of_gradients_clipped_by_pytorch(
     max_grad_norm: float, device: Device
 ) -> None:
     def make() -> Any:
-        state = tiny_training_state(dropout=0.0, device=device, max_grad_norm=max_grad_norm)
+        state = tiny_trainer(dropout=0.0, device=device, max_grad_norm=max_grad_norm)
         for group in state.optimizer.param_groups:
             group["eps"] = 1.0  # so that the size of gradients matters
         return state
@@ -132,17 +126,6 @@ def test_a_step_is_that_of_gradients_clipped_by_pytorch(
     others = copied_parameters(expected.model)
     for name, parameter in copied_parameters(state.model).items():
         torch.testing.assert_close(parameter, others[name], rtol=1e-5, atol=1e-7, msg=name)
-
-
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-@pytest.mark.parametrize("numbers", [3, 2**17])
-def test_norm_shows_what_is_not_finite_in_small_and_large_tensors(
-    numbers: int, value: float
-) -> None:
-    odd = torch.ones(numbers).index_fill(0, torch.tensor(2), value)
-    tensors = [torch.ones(3), torch.ones(2**17), odd]
-    assert total_norm(tensors[:2]) == pytest.approx((3 + 2**17) ** 0.5)
-    assert not total_norm(tensors).isfinite()
 
 
 class NoReads(TorchDispatchMode):
@@ -180,7 +163,7 @@ def no_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[NoReads]:
 def test_nothing_is_read_during_a_step(
     architecture: str, precision: str, no_reads: NoReads
 ) -> None:
-    state = tiny_training_state(architecture=architecture, precision=precision)
+    state = tiny_trainer(architecture=architecture, precision=precision)
     micro_batches = cut_all_rows(state, examples_of("balanced"), batch_size=5)
 
     with no_reads:
@@ -228,7 +211,7 @@ def captured_calls(state: Any) -> int:
 
 
 def test_captured_steps_are_the_same_steps() -> None:
-    captured, plain = tiny_training_state(device=CapturingDevice()), tiny_training_state()
+    captured, plain = tiny_trainer(device=CapturingDevice()), tiny_trainer()
     torch.manual_seed(0)
     losses = take_steps(captured, random_examples(), range(4))
     torch.manual_seed(0)
@@ -242,7 +225,7 @@ def test_captured_steps_are_the_same_steps() -> None:
 
 
 def test_captured_steps_are_dropped_with_the_state_of_the_optimizer() -> None:
-    state = tiny_training_state(device=CapturingDevice())
+    state = tiny_trainer(device=CapturingDevice())
     take_steps(state, random_examples(), range(3))
     state.discard_gradients()
     state.optimizer.state.clear()
@@ -251,55 +234,30 @@ def test_captured_steps_are_dropped_with_the_state_of_the_optimizer() -> None:
 
 
 def test_a_reason_is_given_where_steps_are_not_captured() -> None:
-    state = tiny_training_state(device=CapturingDevice())
+    state = tiny_trainer(device=CapturingDevice())
     assert isinstance(state.captured, CapturedOnCpu)
     state.captured.failure = "it branches"
     take_steps(state, random_examples(), range(2))
     assert (captured_calls(state), state.cuda_graph_error) == (0, "it branches")
-    assert tiny_training_state().cuda_graph_error is None
-
-
-def test_four_functions_lie_between_a_run_and_its_model(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = []
-    forward = BertForSequenceClassification.forward
-
-    def look_up(model: nn.Module, *arguments: Any, **options: Any) -> Any:
-        if model.training:
-            frames = [frame for frame in traceback.extract_stack() if "finetune/" in frame.filename]
-            names = [f"{Path(frame.filename).stem}.{frame.name}" for frame in frames]
-            seen.append(names[names.index("run.train") + 1 :])
-        return forward(model, *arguments, **options)
-
-    monkeypatch.setattr(BertForSequenceClassification, "forward", look_up)
-    run_tiny(tmp_path / "run", model=tiny_folder, max_steps=2)
-    assert seen == [["loop.train", "step.step", "step.compute_gradients", "step.logits"]] * 2
+    assert tiny_trainer().cuda_graph_error is None
 
 
 def test_bf16_is_for_the_arithmetic_alone() -> None:
     examples = random_examples()
-    in_fp32 = tiny_training_state(precision="fp32", dropout=0.0)
+    in_fp32 = tiny_trainer(precision="fp32", dropout=0.0)
     [expected] = take_steps(in_fp32, examples, [0])
 
-    training_state = tiny_training_state(precision="bf16", dropout=0.0)
-    before = copied_parameters(training_state.model)
-    [loss] = take_steps(training_state, examples, [0])
+    trainer = tiny_trainer(precision="bf16", dropout=0.0)
+    before = copied_parameters(trainer.model)
+    [loss] = take_steps(trainer, examples, [0])
 
     assert loss != expected
     assert loss == pytest.approx(expected, abs=0.02)
-    for name, parameter in training_state.trained_parameters().items():
+    for name, parameter in trainer.trained_parameters().items():
         assert parameter.dtype == torch.float32
         assert parameter.grad is not None
         assert parameter.grad.dtype == torch.float32
         assert not torch.equal(parameter, before[name])
-
-
-def test_a_configuration_that_splits_the_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-
-    with pytest.raises(UsageError, match="FSDP"):
-        tiny_training_state()
 
 
 def test_the_accelerator_and_the_environment_of_the_users_process_are_untouched() -> None:
@@ -307,7 +265,7 @@ def test_the_accelerator_and_the_environment_of_the_users_process_are_untouched(
 
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=3)
     before = dict(os.environ)
-    tiny_training_state()
+    tiny_trainer()
     assert accelerator.num_processes == 1
     assert accelerator.state.initialized
     assert dict(os.environ) == before
@@ -317,7 +275,7 @@ def test_the_accelerator_and_the_environment_of_the_users_process_are_untouched(
 def test_step_that_fp16_leaves_out_after_resuming_is_noticed() -> None:
     from finetune.devices.cuda import CudaDevice
 
-    state = tiny_training_state(device=CudaDevice(), precision="fp16")
+    state = tiny_trainer(device=CudaDevice(), precision="fp16")
     take_steps(state, random_examples(), [0])
     # As after many good steps; the next has gradients that are too large.
     state.scaler.load_state_dict({**state.scaler.state_dict(), "scale": 2.0**60})

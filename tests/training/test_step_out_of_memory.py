@@ -11,7 +11,7 @@ from tiny_training import (
     copied_parameters,
     cut_all_rows,
     random_examples,
-    tiny_training_state,
+    tiny_trainer,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -22,7 +22,6 @@ from finetune.devices.cuda import CudaDevice
 from finetune.errors import BatchDoesNotFitError
 from finetune.events import Event, WarningMessage, sent_to
 from finetune.training.optimizers import make_state
-from finetune.training.step import TrainingState
 
 ROWS = 13
 CPU_TEXT = (
@@ -82,9 +81,10 @@ class Training:
         # Steps as small as these show no rounding errors, out of which Adam makes steps of the
         # learning rate's size.
         settings = {"dropout": 0.0, "peak": 1e-5, "device": self.device, **self.options}
-        self.state: TrainingState = tiny_training_state(**settings)
+        self.state = tiny_trainer(**settings)
         self.examples = random_examples(ROWS)
         self.size = BatchSize(self.batch_size, "batch size", self.device)
+        self.state.batch_size = self.size
         torch.manual_seed(0)
 
     def take(self, number: int, memory: ScarceMemory | None = None) -> float:
@@ -94,7 +94,7 @@ class Training:
             return cut_all_rows(self.state, self.examples, batch_size=rows)
 
         with sent_to(self.emitted.append):
-            return self.state.step(number, cut, self.size).item()
+            return self.state.step(number, cut).item()
 
     def parameters(self) -> dict[str, torch.Tensor]:
         return copied_parameters(self.state.model)

@@ -8,41 +8,42 @@ import pytest
 from finetune import distributed
 from finetune.config.schema import Config, ModelConfig, TrainingConfig
 from finetune.errors import ConfigurationError
-from finetune.runs.plan import MAX_ROWS_A_CLASS, Recipe, choose_recipe
+from finetune.runs.plan import MAX_ROWS_PER_CLASS, choose_method
 from finetune.tasks.regression import Regression
 from finetune.tasks.single import Single
+from finetune.training.plan import TrainingMethod
 
 TASK = Single(class_names=["no", "yes"])
 
 
-def choose(*, rows: int = 20, **options: Any) -> Recipe:
-    """Return the recipe of a configuration for two classes."""
+def choose(*, rows: int = 20, **options: Any) -> TrainingMethod:
+    """Return the method of a configuration for two classes."""
     model = {name: options.pop(name) for name in [*options] if hasattr(ModelConfig, name)}
     config = replace(
         Config(), model=replace(ModelConfig(), **model), training=TrainingConfig(**options)
     )
-    return choose_recipe(config, TASK, rows=rows)
+    return choose_method(config, TASK, rows=rows)
 
 
 def test_few_rows_a_class_take_contrastive_steps_and_a_solved_head() -> None:
-    recipe = choose(rows=20)
+    method = choose(rows=20)
 
-    assert recipe.is_contrastive
-    assert recipe.solves_head
-    assert recipe.reason.startswith("10 rows a class are few")
+    assert method.is_contrastive
+    assert method.fits_head
+    assert method.reason.startswith("10 rows per class are few")
 
 
 def test_many_rows_a_class_take_plain_steps() -> None:
-    assert choose(rows=2 * MAX_ROWS_A_CLASS).is_contrastive
-    assert choose(rows=2 * MAX_ROWS_A_CLASS + 2) == Recipe()
+    assert choose(rows=2 * MAX_ROWS_PER_CLASS).is_contrastive
+    assert choose(rows=2 * MAX_ROWS_PER_CLASS + 2) == TrainingMethod()
     assert choose(rows=10_000, contrastive="on").is_contrastive
 
 
 def test_a_head_over_a_frozen_encoder_is_solved_whatever_the_rows() -> None:
     for mode in ({"freeze_core": True}, {"head": "classifier"}):
-        recipe = choose(rows=100_000, **mode)
-        assert recipe.solves_head
-        assert not recipe.is_contrastive
+        method = choose(rows=100_000, **mode)
+        assert method.fits_head
+        assert not method.is_contrastive
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_a_head_over_a_frozen_encoder_is_solved_whatever_the_rows() -> None:
 def test_who_asks_for_steps_or_for_what_no_solved_head_can_do_gets_steps(
     mode: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    assert choose(**mode, **options) == Recipe()
+    assert choose(**mode, **options) == TrainingMethod()
 
 
 @pytest.mark.parametrize(
@@ -75,25 +76,25 @@ def test_several_ranks_take_plain_steps(
     mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(distributed, "_current", distributed.Launch(0, 2))
-    assert choose(**mode) == Recipe()
+    assert choose(**mode) == TrainingMethod()
     for option in ("contrastive", "fit_head"):
         with pytest.raises(ConfigurationError, match="2 processes"):
             choose(freeze_core=option == "fit_head", **{option: "on"})
 
 
 def test_smoothed_labels_take_plain_steps_where_the_encoder_trains() -> None:
-    assert choose(label_smoothing=0.1) == Recipe()
-    assert choose(label_smoothing=0.1, freeze_core=True).solves_head
+    assert choose(label_smoothing=0.1) == TrainingMethod()
+    assert choose(label_smoothing=0.1, freeze_core=True).fits_head
 
 
 def test_numbers_take_plain_steps_and_their_head_is_solved() -> None:
     config = Config()
-    assert choose_recipe(config, Regression(), rows=20) == Recipe()
+    assert choose_method(config, Regression(), rows=20) == TrainingMethod()
     frozen = replace(config, model=replace(config.model, freeze_core=True))
-    assert choose_recipe(frozen, Regression(), rows=20).solves_head
+    assert choose_method(frozen, Regression(), rows=20).fits_head
 
 
 def test_a_configuration_that_a_run_has_written_gives_the_same_recipe_again() -> None:
     assert choose(contrastive="on", fit_head="on", learning_rate=1e-4).is_contrastive
-    assert choose(freeze_core=True, contrastive="off", fit_head="on").solves_head
-    assert choose(contrastive="off", fit_head="off", learning_rate=1e-4) == Recipe()
+    assert choose(freeze_core=True, contrastive="off", fit_head="on").fits_head
+    assert choose(contrastive="off", fit_head="off", learning_rate=1e-4) == TrainingMethod()

@@ -1,0 +1,325 @@
+"""What a training does between its steps, in which order, and what ends it."""
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import VOCABULARY_SIZE
+from tiny_training import FewShapesDevice, random_examples, tiny_trainer
+
+from finetune import events
+from finetune.devices.base import Device
+from finetune.devices.batch_size import BatchSize
+from finetune.devices.cpu import CpuDevice, CpuMemory
+from finetune.errors import FinetuneError, LossNotFiniteError
+from finetune.events import sent_to
+from finetune.tasks.metrics import SINGLE
+from finetune.tokenization.buckets import choose_padded_lengths
+from finetune.tokenization.examples import Examples
+from finetune.training import trainer as trainer_module
+from finetune.training.interruption import Stopped
+from finetune.training.snapshot import Progress
+from finetune.training.trainer import Trainer
+
+ROWS, BATCH, STEPS_PER_EPOCH = 23, 4, 6
+PLAN: dict[str, Any] = {
+    "effective_batch_size": BATCH,
+    "steps_per_epoch": STEPS_PER_EPOCH,
+    "padded_lengths": range(1, 17),
+    "logging_steps": 2,
+    "metric_for_best_model": "accuracy",
+}
+
+
+@dataclass
+class Diary:
+    """The checkpoints of a run, which note when they are written, and its validations.
+
+    ``scores`` are what the validations will return, none without a validation split. A signal comes
+    at ``stop_at``: what happens then, and after how many steps.
+    """
+
+    scores: Sequence[float] = ()
+    stop_at: tuple[str, int] | None = None
+    entries: list[tuple[str, int]] = field(default_factory=list)
+    emitted: list[events.Event] = field(default_factory=list)
+
+    def note(self, what: str, trainer: Trainer) -> None:
+        self.entries.append((what, trainer.progress.steps))
+        if self.entries[-1] == self.stop_at:
+            signal.raise_signal(signal.SIGTERM)
+
+    def times(self, what: str) -> list[int]:
+        return [steps for entry, steps in self.entries if entry == what]
+
+    def reports(self) -> list[events.Step]:
+        return [event for event in self.emitted if isinstance(event, events.Step)]
+
+    def is_due(self) -> bool:
+        return True
+
+    def save_best(self, trainer: Trainer) -> None:
+        self.note("best", trainer)
+
+    def save(self, trainer: Trainer) -> None:
+        self.note("save", trainer)
+
+    def run(self, trainer: Trainer, examples: Examples | None = None) -> Progress:
+        """Train to the end, or until the signal."""
+        trainer.batch_size, trainer.checkpoints = BatchSize(BATCH, "batch size", CpuDevice()), self
+        train = examples or random_examples(ROWS)
+        trainer.examples = {"train": train} | ({"validation": train} if self.scores else {})
+        scores, step = iter(self.scores), trainer.step
+
+        def score(*_: Any) -> Any:
+            self.note("validate", trainer)
+            return SimpleNamespace(metrics={"accuracy": next(scores), "loss": 1.0})
+
+        def noted_step(number: int, cut: Any) -> torch.Tensor:
+            self.note("step", trainer)
+            return step(number, cut)
+
+        trainer.task = SimpleNamespace(score=score, problem_type=SINGLE)  # type: ignore[assignment]
+        trainer.predict = lambda split: ()  # type: ignore[assignment, method-assign, return-value]
+        trainer.step = noted_step  # type: ignore[method-assign]
+        with sent_to(self.emitted.append), suppress(Stopped):
+            trainer.train()
+        return trainer.progress
+
+
+def trainer_of(**options: Any) -> Trainer:
+    return tiny_trainer(**PLAN | options)
+
+
+def test_rows_come_in_the_order_of_the_plan() -> None:
+    examples, seen = random_examples(ROWS), list[int]()
+
+    def inputs_of(rows: np.ndarray, padded_length: int) -> dict[str, torch.Tensor]:
+        seen.extend(rows.tolist())
+        return examples.inputs_of(rows, padded_length)
+
+    trainer = trainer_of(total_steps=9)
+    Diary().run(trainer, replace(examples, inputs_of=inputs_of))
+
+    plan = [trainer.plan.batches(examples, epoch=epoch) for epoch in (0, 1)]
+    planned = np.concatenate([batch.indices for batch in [*plan[0], *plan[1][:3]]])
+    assert seen == planned.tolist()
+
+
+def test_a_report_tells_the_state_of_the_run() -> None:
+    single, diary = Diary(), Diary()
+    single.run(trainer_of(logging_steps=1))
+    losses = [report.loss for report in single.reports()]
+    progress = diary.run(trainer_of(logging_steps=3))
+
+    first, second, _, last = diary.reports()
+    assert (first.step, first.total_steps, first.epoch) == (3, 12, 0.5)
+    assert first.loss == pytest.approx(np.mean(losses[:3]))
+    assert second.loss == pytest.approx(np.mean(losses[3:6]))
+    assert second.learning_rate == pytest.approx(0.7e-3)
+    assert min(second.memory_bytes, second.reserved_bytes, second.remaining_seconds) > 0
+    assert last.remaining_seconds == 0
+    assert progress.loss_sum == pytest.approx(sum(losses))
+
+
+def test_speed_is_that_of_training_without_validation(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_seconds, examples = 0.0, random_examples(ROWS)
+    monkeypatch.setattr(time, "perf_counter", lambda: now_seconds)
+
+    def inputs_of(rows: np.ndarray, padded_length: int) -> dict[str, torch.Tensor]:
+        nonlocal now_seconds
+        now_seconds += 0.5
+        return examples.inputs_of(rows, padded_length)
+
+    class SlowDiary(Diary):
+        def note(self, what: str, trainer: Trainer) -> None:
+            nonlocal now_seconds
+            now_seconds += 100.0 * (what == "validate")
+
+    diary, trainer = SlowDiary(scores=[0.5, 0.6]), trainer_of(logging_steps=3)
+    diary.run(trainer, replace(examples, inputs_of=inputs_of))
+
+    plan = [trainer.plan.batches(examples, epoch=epoch) for epoch in (0, 1)]
+    sizes = [len(batch.indices) for batches in plan for batch in batches]
+    rates = [sum(sizes[start : start + 3]) / 1.5 for start in range(0, 12, 3)]
+    assert [report.examples_per_second for report in diary.reports()] == rates
+    assert [report.remaining_seconds for report in diary.reports()] == [4.5, 3.0, 1.5, 0.0]
+
+
+def test_the_best_model_is_kept_and_later_ones_that_are_no_better_are_not() -> None:
+    diary = Diary(scores=[0.5, 0.7, 0.7, 0.6, 0.8])
+    progress = diary.run(trainer_of(total_steps=30))
+
+    assert diary.times("best") == [6, 12, 30]
+    assert (progress.best_score, progress.best_step) == (0.8, 30)
+    validations = [event for event in diary.emitted if isinstance(event, events.Validation)]
+    assert [(each.is_best, each.step, each.epoch) for each in validations] == [
+        (True, 6, 1), (True, 12, 2), (False, 18, 3), (False, 24, 4), (True, 30, 5)
+    ]  # fmt: skip
+    assert [each.metrics["accuracy"] for each in validations] == diary.scores
+
+
+def test_training_stops_when_the_model_no_longer_improves() -> None:
+    diary = Diary(scores=[0.5, 0.4, 0.6, 0.6, 0.5, 0.9])
+    progress = diary.run(trainer_of(total_steps=60, patience=2))
+
+    assert progress.steps == 30
+    assert diary.times("best") == [6, 18]
+    stopped = "stopped: 2 validations without improvement; kept epoch 3"
+    assert events.Info(stopped) in diary.emitted
+
+
+@pytest.mark.parametrize(
+    ("saves", "saved"), [("epoch", [6, 12]), ("steps", [7]), ("time", [4, 6, 8, 12]), ("no", [])]
+)
+def test_checkpoints_are_written_when_the_strategy_says(saves: str, saved: list[int]) -> None:
+    diary = Diary(scores=[0.5, 0.4, 0.6])
+    diary.run(trainer_of(total_steps=14, saves=saves, save_steps=7, logging_steps=4))
+    # At the end not before the validation, which a run that is resumed there would leave out.
+    assert diary.times("save") == saved
+    if saves == "epoch":
+        entries = [what for what, _ in diary.entries if what != "step"]
+        assert entries[:3] == ["validate", "best", "save"]
+
+
+@pytest.mark.parametrize(
+    ("stop_at", "steps_before", "checked"),
+    [(None, 0, [0, 12]), (("step", 7), 0, [0]), (None, 12, [12])],
+)
+def test_the_device_is_checked_before_the_first_step_and_after_the_last(
+    stop_at: Any, steps_before: int, checked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diary, trainer = Diary(stop_at=stop_at), trainer_of(checks_device=True)
+    monkeypatch.setattr(
+        trainer_module, "check_device", lambda trainer, _: diary.note("check", trainer)
+    )
+    trainer.progress = Progress(steps=steps_before)
+    diary.run(trainer)
+    assert diary.times("check") == checked
+
+
+@pytest.mark.parametrize(
+    ("stop_at", "saves", "steps"),
+    [(("step", 0), "no", 1), (("step", 7), "no", 8), (("step", 5), "no", 6),
+     (("validate", 6), "no", 6), (("best", 6), "no", 6), (("save", 8), "steps", 9),
+     (("save", 6), "epoch", 7)],
+)  # fmt: skip
+def test_a_signal_ends_training_with_a_checkpoint_after_the_step(
+    stop_at: tuple[str, int], saves: str, steps: int
+) -> None:
+    diary = Diary(scores=[0.5, 0.6], stop_at=stop_at)
+    progress = diary.run(trainer_of(total_steps=30, logging_steps=5, saves=saves, save_steps=4))
+    assert progress.steps == diary.times("save")[-1] == diary.reports()[-1].step == steps
+
+
+def test_a_signal_in_the_last_step_changes_nothing_for_a_run_that_is_over() -> None:
+    diary, trainer = Diary(stop_at=("step", 11)), trainer_of()
+    diary.run(trainer)
+    assert trainer.has_trained
+
+
+@pytest.mark.parametrize("logging_steps", [1, 4, 100])
+def test_a_loss_that_is_not_a_number_is_told_with_its_step_and_examples(logging_steps: int) -> None:
+    examples, trainer = random_examples(ROWS), trainer_of(logging_steps=logging_steps)
+    poison = VOCABULARY_SIZE - 1
+    with torch.no_grad():
+        trainer.model.get_parameter("bert.embeddings.word_embeddings.weight")[poison] = np.inf
+    [*_, batch, _] = trainer.plan.batches(examples, epoch=0)
+
+    def inputs_of(rows: np.ndarray, padded_length: int) -> dict[str, torch.Tensor]:
+        inputs = examples.inputs_of(rows, padded_length)
+        inputs["input_ids"][rows == batch.indices[1], 0] = poison
+        return inputs
+
+    with pytest.raises(LossNotFiniteError, match=r"the loss is nan at step 5\n") as caught:
+        Diary().run(trainer, replace(examples, inputs_of=inputs_of))
+    assert caught.value.examples == batch.indices.tolist()
+
+
+def test_a_model_that_a_last_step_has_broken_is_not_kept_and_validation_finds_no_gradients() -> (
+    None
+):
+    """The loss of a step is that of the model before it."""
+    gradients = list[Any]()
+    trainer = trainer_of()
+    weight = trainer.model.get_parameter("classifier.weight")
+    weight.register_hook(
+        lambda gradient: gradient * (np.inf if trainer.progress.steps == 11 else 1)
+    )
+
+    class Watching(Diary):
+        def note(self, what: str, trainer: Trainer) -> None:
+            super().note(what, trainer)
+            if what == "validate":
+                gradients.extend(each.grad for each in trainer.model.parameters())
+
+    diary = Watching(scores=[0.5, 0.6])
+    with pytest.raises(LossNotFiniteError):
+        diary.run(trainer)
+    assert (diary.times("best"), set(gradients)) == ([6], {None})
+
+
+def test_a_model_that_does_not_train_is_noticed_unless_its_run_was_resumed() -> None:
+    def run(steps_before: int) -> Progress:
+        trainer = trainer_of()
+        trainer.optimizer.step = lambda: None  # type: ignore[method-assign, misc]
+        trainer.progress = Progress(steps=steps_before)
+        return Diary().run(trainer)
+
+    with pytest.raises(FinetuneError, match="trained but the same"):
+        run(0)
+    assert run(9).steps == 12
+
+
+@pytest.mark.parametrize("logging_steps", [1, 100])
+def test_steps_too_small_for_the_numbers_they_change_are_no_fault(logging_steps: int) -> None:
+    # Norms begin at 1.0, where the next number is 6e-8 away. A warm-up of 1,000 steps to 2e-5
+    # begins so, and so ends any long run, whose last steps may be all that is left after a stop.
+    Diary().run(trainer_of(peak=2e-8, total_steps=6, logging_steps=logging_steps))
+
+
+def test_a_cache_that_exceeds_its_limit_is_emptied_at_each_report() -> None:
+    class FullCache(CpuMemory):
+        releases = 0
+
+        def cache_exceeds_limit(self) -> bool:
+            return True
+
+        def release(self) -> None:
+            self.releases += 1
+
+    device, diary = CpuDevice(), Diary()
+    memory = device.memory = FullCache()
+    diary.run(trainer_of(device=device, total_steps=6))
+    assert memory.releases == len(diary.reports()) > 1
+
+
+@pytest.mark.parametrize("make", [CpuDevice, FewShapesDevice], ids=["any", "few shapes"])
+def test_the_widest_batch_comes_first_where_memory_is_kept_by_shape(
+    make: Callable[[], Device],
+) -> None:
+    device, examples = make(), random_examples(ROWS, longest_tokens=48)
+    lengths = choose_padded_lengths(examples.lengths, device.shapes)
+    trainer, seen = trainer_of(device=device, seed=4, padded_lengths=lengths), list[int]()
+    trainer.model.register_forward_pre_hook(
+        lambda _, __, inputs: seen.append(inputs["input_ids"].shape[1]), with_kwargs=True
+    )
+    Diary().run(trainer, examples)
+
+    planned = [
+        [batch.padded_length for batch in trainer.plan.batches(examples, epoch=epoch)]
+        for epoch in (0, 1)
+    ]
+    assert planned[0][0] < max(planned[0])
+    if device.shapes.pads_batches:
+        assert seen[0] == seen[STEPS_PER_EPOCH] == max(planned[0])
+        assert sorted(seen) == sorted(planned[0] + planned[1])
+    else:
+        assert seen == planned[0] + planned[1]
