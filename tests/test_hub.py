@@ -48,18 +48,6 @@ def hub(tmp_path: Path, model_folder: Path) -> Iterator[HubServer]:
         yield server
 
 
-@pytest.mark.parametrize("error", [RuntimeError("a bug"), ValueError("a bug"), KeyError("a bug")])
-def test_an_error_of_our_own_code_is_not_the_hubs(
-    error: Exception, hub: HubServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise error
-
-    monkeypatch.setattr("finetune.hub.snapshot_download", fail)
-    with pytest.raises(type(error), match="a bug"):
-        fetch_model(MODEL, revision=None)
-
-
 @pytest.mark.parametrize("error", ["RuntimeError('lost')", "ValueError('no JSON')"])
 def test_an_error_of_the_hubs_client_says_that_the_download_broke_off(
     error: str, hub: HubServer, monkeypatch: pytest.MonkeyPatch

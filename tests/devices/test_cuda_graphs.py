@@ -77,31 +77,8 @@ def test_a_model_that_can_not_be_captured_trains_as_without_capture() -> None:
     assert all(torch.equal(one, expected[name]) for name, one in parameters.items())
 
 
-def test_gradients_that_are_scaled_are_not_captured() -> None:
-    state = tiny_trainer(device=CudaDevice(), precision="fp16")
-    assert state.cuda_graph_error == "gradients are scaled in fp16"
-
-
 def graphs_of(function: Callable[[Sequence[Tensors]], torch.Tensor]) -> CapturedFunction:
     return CapturedFunction(function, is_out_of_memory=CudaDevice().memory.is_out_of_memory)
-
-
-def test_all_shapes_share_one_memory_pool() -> None:
-    def work(arguments: Sequence[Tensors]) -> torch.Tensor:
-        return arguments[0]["x"].expand(2**18, -1).exp().sin().mean()
-
-    graphs = graphs_of(work)
-    arguments = [[{"x": torch.ones(size, device="cuda")}] for size in (256, 192, 128, 64)]
-    assert graphs.prepare(arguments[0]) is None
-    calls, reserved_bytes = [], []
-    for one in arguments:
-        calls.append(graphs.prepare(one))
-        reserved_bytes.append(torch.cuda.memory_reserved())
-    # The first takes two tensors of 256 MiB.
-    assert reserved_bytes[-1] - reserved_bytes[0] < 2**26
-    for call in calls:
-        assert call is not None
-        assert call().item() == pytest.approx(torch.tensor(1.0).exp().sin().item())
 
 
 def test_memory_that_runs_out_in_a_capture_is_raised_and_leaves_random_numbers_in_order() -> None:

@@ -10,10 +10,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from finetune.config.mode import Lora, Mode
-from finetune.errors import ModelUnsupportedError
 from finetune.model.freeze import freeze_parameters
 from finetune.model.lora import Adapter, add_adapters
-from finetune.model.structure import Structure, encoder_layers, find_structure
+from finetune.model.structure import Structure, find_structure
 
 
 def adapt(model: PreTrainedModel, *, mode: str = "lora", targets: str = "auto") -> Structure:
@@ -50,23 +49,3 @@ def test_what_has_trained_is_merged_and_loaded_by_peft(architecture: str, tmp_pa
     assert torch.allclose(logits_of(merged), expected, atol=1e-5)
     assert torch.allclose(logits_of(loaded), expected, atol=1e-5)
     assert [*merged.state_dict()] == [*tiny_model(architecture).state_dict()]
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_attention_leaves_the_feed_forward_blocks_alone(architecture: str) -> None:
-    everywhere = adapt(tiny_model(architecture)).adapters
-    attention = adapt(tiny_model(architecture), targets="attention").adapters
-
-    assert set() < attention < everywhere
-
-
-def test_a_model_without_linear_layers_is_refused() -> None:
-    model = tiny_model()
-    structure = find_structure(model)
-    for layer in encoder_layers(model):
-        for name, module in [*layer.named_modules()]:
-            if isinstance(module, nn.Linear):
-                layer.set_submodule(name, nn.Identity())
-
-    with pytest.raises(ModelUnsupportedError, match="no linear modules"):
-        add_adapters(model, structure, Lora(2, 4, 0.0, "auto"), mode=Mode("lora"))

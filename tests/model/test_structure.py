@@ -71,14 +71,6 @@ def test_ready_mask_is_taken_where_it_means_the_same(architecture: str) -> None:
         assert (model(**unmasked).logits - expected).abs().max() > 1e-4
 
 
-def test_model_without_a_linear_output_layer_is_refused() -> None:
-    model = tiny_model()
-    model.config.num_labels = 7
-
-    with pytest.raises(ModelUnsupportedError, match="no output layer"):
-        find_structure(model)
-
-
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

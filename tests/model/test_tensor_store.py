@@ -1,5 +1,4 @@
 import os
-import shutil
 import time
 from pathlib import Path
 
@@ -118,16 +117,6 @@ def test_the_least_recently_used_goes_first_and_stays_readable(tmp_path: Path) -
     store.clear()
     assert mapped is not None
     assert torch.equal(mapped, FEATURES)
-
-
-def test_a_full_disk_is_noticed_before_anything_is_written(
-    store: TensorStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = shutil.disk_usage("/")._replace(free=500)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(OSError, match="No space left"):
-        keep(store, "a")
-    assert list(store.folder.iterdir()) == []
 
 
 def test_every_part_of_a_key_and_their_order_count() -> None:
