@@ -77,7 +77,7 @@ class PredictionFile:
         columns = dict[str, Any](self._texts)
         written = FileFormat("txt", has_header=suffix != ".txt")
         if source is not None:
-            columns = {name: arrow_of(own) for name, own in source.frame.items()}
+            columns = {name: arrow_of(series) for name, series in source.frame.items()}
             written = source.format
             if WRITERS[suffix] is not WRITERS.get(source.path.suffix.lower()):
                 written = FileFormat(written.kind, has_header=written.has_header)
@@ -104,7 +104,7 @@ def _as_cells(values: Any) -> list[Any]:
     cells = values if isinstance(values, list) else values.to_pylist()
     if {*map(type, cells)} <= PLAIN:
         return cells
-    return [own if type(own) in PLAIN else _as_text(own) for own in cells]
+    return [cell if type(cell) in PLAIN else _as_text(cell) for cell in cells]
 
 
 def _as_text(value: Any) -> str:
@@ -130,7 +130,9 @@ def _write_delimited(path: Path, columns: Columns, written: "FileFormat") -> Non
 
 
 def _json_rows(columns: Columns) -> Iterator[str]:
-    values = (own if isinstance(own, list) else own.to_pylist() for own in columns.values())
+    values = (
+        column if isinstance(column, list) else column.to_pylist() for column in columns.values()
+    )
     rows = (dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True))
     return (json.dumps(row, ensure_ascii=False, default=str) for row in rows)
 
@@ -146,19 +148,19 @@ def _write_json(path: Path, columns: Columns, written: "FileFormat") -> None:
 
 
 def _write_parquet(path: Path, columns: Columns, written: "FileFormat") -> None:
-    table = pyarrow.table({name: _as_arrow(own) for name, own in columns.items()})
+    table = pyarrow.table({name: _as_arrow(column) for name, column in columns.items()})
     parquet.write_table(table.replace_schema_metadata(written.metadata), path)
 
 
 def _as_arrow(values: Any) -> Any:
     if not isinstance(values, list):
         return values
-    if all(own is None for own in values):
+    if all(value is None for value in values):
         return pyarrow.array(values, "string")
     try:
         return pyarrow.array(values)
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError):
-        return pyarrow.array([own and _as_text(own) for own in values], "string")
+        return pyarrow.array([value and _as_text(value) for value in values], "string")
 
 
 def _write_excel(path: Path, columns: Columns, written: "FileFormat") -> None:
@@ -180,7 +182,9 @@ def _write_excel(path: Path, columns: Columns, written: "FileFormat") -> None:
         is_plain = type(value) in PLAIN or (isinstance(value, date | time) and not _has_zone(value))
         return value if is_plain else _as_text(value)
 
-    values = [own if isinstance(own, list) else own.to_pylist() for own in columns.values()]
+    values = [
+        column if isinstance(column, list) else column.to_pylist() for column in columns.values()
+    ]
     if len(values[0]) >= EXCEL_ROWS:
         rows = f"{len(values[0]):,} rows and their names are more than an Excel sheet holds"
         raise DataError(rows, remedy="name a .csv or .parquet file")
@@ -215,7 +219,7 @@ def _flatten(result: Mapping[str, Any]) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for name, value in result.items():
         if isinstance(value, Mapping):
-            row |= {f"probability_{label}": own for label, own in value.items()}
+            row |= {f"probability_{label}": probability for label, probability in value.items()}
         else:
             row[name] = joined(value) if isinstance(value, list) else value
     return row
@@ -223,4 +227,4 @@ def _flatten(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def joined(values: Sequence[str | float]) -> str:
     """Return labels, or their probabilities, with a bar between them."""
-    return "|".join(own if isinstance(own, str) else f"{own:.3f}" for own in values)
+    return "|".join(value if isinstance(value, str) else f"{value:.3f}" for value in values)

@@ -91,11 +91,11 @@ class Prediction(DisplayMixin):
         return [{**rename_taken(self.result, row), **row}]
 
 
-def rename_taken(values: Mapping[str, T], taken: Collection[str]) -> dict[str, T]:
+def rename_taken(values: Mapping[str, T], column_names: Collection[str]) -> dict[str, T]:
     """Return predicted values by name; those whose name a column has are ``predicted_...``."""
     renamed = {}
     for name, value in values.items():
-        while name in taken:
+        while name in column_names:
             name = f"predicted_{name}"
         renamed[name] = value
     return renamed
@@ -106,7 +106,7 @@ class Predictions(DisplayMixin, list[Prediction]):
 
     def records(self) -> list[dict[str, Any]]:
         """Return a row for each text."""
-        return [row for one in self for row in one.records()]
+        return [row for prediction in self for row in prediction.records()]
 
 
 class Outputs(NamedTuple):
@@ -331,8 +331,10 @@ class Task(ABC):
 
         # The loss is convex in 1 / temperature, so that there is one minimum.
         bounds = np.log([MIN_TEMPERATURE, MAX_TEMPERATURE])
-        found = minimize_scalar(mean_loss, bounds=bounds, method="bounded", options={"xatol": 1e-4})
-        return replace(self, temperature=float(np.exp(found.x)))
+        optimum = minimize_scalar(
+            mean_loss, bounds=bounds, method="bounded", options={"xatol": 1e-4}
+        )
+        return replace(self, temperature=float(np.exp(optimum.x)))
 
     def scale_output_layer(self, parameters: "Sequence[torch.nn.Parameter]") -> Self:
         """Scale the output layer, by default by the temperature; return the task to save."""
@@ -383,7 +385,9 @@ class Task(ABC):
             "losses": losses,
         }
         metrics = compute_metrics(self.problem_type, labels, needed, weights)
-        metrics |= {one.name: one.compute(labels, outputs.predicted, weights) for one in others}
+        metrics |= {
+            metric.name: metric.compute(labels, outputs.predicted, weights) for metric in others
+        }
         baseline = self.baseline_predictions(labels)
         baselines = {
             name: METRICS[name].compute(labels, baseline, weights)
@@ -528,7 +532,10 @@ def scale_parameters(
 
 def abstain(predictions: Sequence[Prediction], lowest: Mapping[str, float]) -> list[Prediction]:
     """Replace labels whose probability is below the threshold of their class by None."""
-    return [replace(one, values=_withhold(one.values, lowest)) for one in predictions]
+    return [
+        replace(prediction, values=_withhold(prediction.values, lowest))
+        for prediction in predictions
+    ]
 
 
 def _withhold(values: Mapping[str, Any], lowest: Mapping[str, float]) -> Mapping[str, Any]:
@@ -537,6 +544,6 @@ def _withhold(values: Mapping[str, Any], lowest: Mapping[str, float]) -> Mapping
             return {**values, "label": None}
         case {"labels": list(labels), "label_probabilities": probabilities} if labels:
             pairs = zip(labels, probabilities, strict=True)
-            kept = {name: one for name, one in pairs if one >= lowest[name]}
+            kept = {name: probability for name, probability in pairs if probability >= lowest[name]}
             return {**values, "labels": [*kept] or None, "label_probabilities": [*kept.values()]}
     return values

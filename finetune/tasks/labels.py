@@ -121,8 +121,8 @@ def find_missing_names(names: Sequence[str]) -> Iterator[tuple[str, str]]:
     if len(names) > 3 and {*names} == {"-1", *map(str, range(len(names) - 1))}:
         missing.append("-1")
     if missing:
-        found = f"classes named as a missing label: {', '.join(map(repr, missing))}"
-        yield found, "if the label is missing there, leave it empty, and the rows are skipped"
+        finding = f"classes named as a missing label: {', '.join(map(repr, missing))}"
+        yield finding, "if the label is missing there, leave it empty, and the rows are skipped"
 
 
 def sort_classes(labels: Iterable[str]) -> list[str]:

@@ -108,9 +108,9 @@ class Multi(Task):
     def _columns_of(self, outputs: Outputs, name: str) -> dict[str, list[Any]]:
         assert outputs.probabilities is not None
         ends = np.cumsum(np.count_nonzero(outputs.predicted, axis=1)).tolist()
-        given = outputs.probabilities[outputs.predicted].tolist()
-        own = [given[start:end] for start, end in pairwise([0, *ends])]
-        return super()._columns_of(outputs, name) | {"label_probabilities": own}
+        probabilities = outputs.probabilities[outputs.predicted].tolist()
+        by_row = [probabilities[start:end] for start, end in pairwise([0, *ends])]
+        return super()._columns_of(outputs, name) | {"label_probabilities": by_row}
 
     def from_json(self, values: Sequence[Any]) -> Indicators:
         numbers = self.class_numbers
@@ -198,12 +198,13 @@ def find_thresholds(
     """Return the threshold of each class: its own and that of all classes, by the class's rows."""
     from scipy.special import expit, logit
 
-    own = list(map(find_threshold, probabilities.T, true.T))
+    own_thresholds = list(map(find_threshold, probabilities.T, true.T))
     common = find_threshold(probabilities.ravel(), true.ravel())
     rows = true.sum(axis=0)
     weights = rows / (rows + ROWS_OF_COMMON_THRESHOLD)
     own_logits, common_logit = (
-        logit(np.clip(one, MIN_THRESHOLD, 1 - MIN_THRESHOLD)) for one in (own, common)
+        logit(np.clip(threshold, MIN_THRESHOLD, 1 - MIN_THRESHOLD))
+        for threshold in (own_thresholds, common)
     )
     thresholds: NDArray[np.float64] = expit(weights * own_logits + (1 - weights) * common_logit)
     return thresholds

@@ -91,7 +91,13 @@ class Scores(DisplayMixin):
 
     def records(self) -> list[dict[str, Any]]:
         """Return one row with all numbers but those of the classes."""
-        return [{name: one for name, one in self.to_json().items() if isinstance(one, float | int)}]
+        return [
+            {
+                name: value
+                for name, value in self.to_json().items()
+                if isinstance(value, float | int)
+            }
+        ]
 
     def limits(self, name: str) -> tuple[float, float] | None:
         """Return the ends of the 95% interval of a metric; None where it is not known."""
@@ -141,7 +147,7 @@ class Scores(DisplayMixin):
 
         value, same = self.metrics[name], f"the {metric.baseline}"
         if name == "accuracy" and self.per_class:
-            same = quote_name(max(self.per_class.items(), key=lambda one: one[1].support)[0])
+            same = quote_name(max(self.per_class.items(), key=lambda item: item[1].support)[0])
         words = f"{metric.sentence.format(show(value))} on {samples:,} {rows}"
         if interval := self.interval(name, digits=digits):
             words += f" (95%: {interval})"
@@ -155,16 +161,19 @@ class Scores(DisplayMixin):
         if not self.per_class:
             return None
         rows: list[dict[str, str]] = []
-        for name, own in self.per_class.items():
+        for name, class_scores in self.per_class.items():
             row = {"class": name}
-            if own.threshold is not None:
-                row["threshold"] = f"{own.threshold:.2f}"
-            row["precision"], row["recall"] = percent(own.precision), percent(own.recall)
-            row["95% interval"] = format_interval(own.recall, own.support)
-            row["F1"] = percent(own.f1)
-            if own.average_precision is not None:
-                row["average precision"] = percent(own.average_precision)
-            rows.append({**row, "rows": str(own.support)})
+            if class_scores.threshold is not None:
+                row["threshold"] = f"{class_scores.threshold:.2f}"
+            row["precision"], row["recall"] = (
+                percent(class_scores.precision),
+                percent(class_scores.recall),
+            )
+            row["95% interval"] = format_interval(class_scores.recall, class_scores.support)
+            row["F1"] = percent(class_scores.f1)
+            if class_scores.average_precision is not None:
+                row["average precision"] = percent(class_scores.average_precision)
+            rows.append({**row, "rows": str(class_scores.support)})
         return Table("Classes of the test split", [*rows[0]], [[*row.values()] for row in rows])
 
     def to_json(self) -> dict[str, Any]:
@@ -173,8 +182,8 @@ class Scores(DisplayMixin):
         values |= {BASELINE + name: value for name, value in self.baselines.items()}
         if self.per_class is not None:
             values["per_class"] = {
-                name: {key: value for key, value in vars(own).items() if value is not None}
-                for name, own in self.per_class.items()
+                name: {key: value for key, value in vars(class_scores).items() if value is not None}
+                for name, class_scores in self.per_class.items()
             }
         if self.confusion_matrix is not None:
             values["confusion_matrix"] = self.confusion_matrix
@@ -190,7 +199,9 @@ class Scores(DisplayMixin):
         right, chosen, true = count_classes(labels, predicted, weights, classes=count)
         f1 = 2 * right / np.maximum(chosen + true, 1)
         columns = (right / np.maximum(chosen, 1), right / np.maximum(true, 1), f1)
-        rows = zip(*(own.tolist() for own in (*columns, true.astype(int), *others)), strict=True)
+        rows = zip(
+            *(column.tolist() for column in (*columns, true.astype(int), *others)), strict=True
+        )
         per_class = {name: ClassScores(*row) for name, row in zip(names, rows, strict=True)}
         matrix: list[list[int]] | None = None if labels.ndim == 2 else []
         if matrix is not None and count <= MAX_CLASSES_OF_MATRIX:
@@ -206,7 +217,7 @@ class Scores(DisplayMixin):
             for prefix in ("", BASELINE)
         )
         classes = values.get("per_class")
-        per_class = classes and {name: ClassScores(**own) for name, own in classes.items()}
+        per_class = classes and {name: ClassScores(**columns) for name, columns in classes.items()}
         intervals = {name: (low, high) for name, (low, high) in values.get("intervals", {}).items()}
         matrix = values.get("confusion_matrix")
         return cls(values["samples"], metrics, baselines, per_class, matrix, intervals)
@@ -219,9 +230,9 @@ def missed_classes(scores: Scores) -> dict[str, float]:
     least = max(LARGE_CLASS * scores.samples, MIN_ROWS_OF_CLASS)
     classes = (scores.per_class or {}).items()
     return {
-        name: own.support / scores.samples
-        for name, own in classes
-        if own.support >= least and not own.f1
+        name: class_scores.support / scores.samples
+        for name, class_scores in classes
+        if class_scores.support >= least and not class_scores.f1
     }
 
 

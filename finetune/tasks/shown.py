@@ -26,7 +26,9 @@ class DisplayMixin(ABC):
 
         lines = [f"{type(self).__name__} {getattr(self, 'output_dir', '')}".rstrip()]
         for row in self.records()[:MAX_ROWS]:
-            cells = (f"{name} {format_value(one)}" for name, one in row.items() if one is not None)
+            cells = (
+                f"{name} {format_value(value)}" for name, value in row.items() if value is not None
+            )
             lines.append(f"  {', '.join(cells)}")
         return "\n".join(escape_line(line)[:MAX_CHARACTERS] for line in lines)
 

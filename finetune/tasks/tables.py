@@ -50,7 +50,7 @@ def format_value(value: Any) -> str:
         case list() | tuple():
             return ", ".join(map(format_value, value)) or "none"
         case Mapping():
-            return ", ".join(f"{key}: {format_value(one)}" for key, one in value.items())
+            return ", ".join(f"{key}: {format_value(item)}" for key, item in value.items())
     return str(value)
 
 
