@@ -109,6 +109,14 @@ class DataConfig:
     empty_labels: Literal["unlabeled", "none"] | None = _of_tables(
         None, "Multi-label: an empty cell means unlabeled (row left out) or none of the classes."
     )
+    unlabeled: str | None = _option(
+        None,
+        "File of unlabeled texts, which few-label training learns from, too; best the texts that "
+        "you want to classify. none: ignore rows without a label. Default: the rows of --data "
+        "without a label.",
+        path="file",
+        names=("none",),
+    )
     corrections: str | None = _option(
         None, "suspects.csv of finetune data audit, with your decisions on labels.", path="file"
     )

@@ -36,7 +36,8 @@ class LoadedData:
     """Splits, ``train`` among them; of a table, the columns that were read, and all.
 
     ``row_numbers`` are those of each split's rows in their table, which may have others too, and
-    ``places`` say where such a row is: ``line 7 of reviews.csv (id 5)``.
+    ``places`` say where such a row is: ``line 7 of reviews.csv (id 5)``. ``unlabeled`` are texts
+    without a label, in the columns of a split.
     """
 
     splits: DatasetDict
@@ -46,6 +47,7 @@ class LoadedData:
     column_names: Sequence[str] = ()
     row_numbers: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     places: Mapping[str, Callable[[int], str]] = field(default_factory=dict)
+    unlabeled: pyarrow.Table | None = None
 
     def numbers_of(self, split: str) -> NDArray[np.int64]:
         """Return the number of each row of a split in its table, from 0: [rows]."""

@@ -10,9 +10,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
+from functools import reduce
 from pathlib import Path
 
-from datasets import Dataset
+import pyarrow
+import pyarrow.compute as pc
+from datasets import Dataset, DatasetDict
 
 from finetune.config.schema import HUB_PREFIX, OPTIONS, DataConfig
 from finetune.data.columns import NO_COLUMN, OtherData
@@ -20,6 +23,7 @@ from finetune.data.corrections import apply_corrections
 from finetune.data.dataset import (
     DataSource,
     LoadedData,
+    TextColumns,
     column_of,
     make_dataset,
     return_freed_memory,
@@ -29,6 +33,7 @@ from finetune.data.folders import digest_folder
 from finetune.data.hub_tables import load_from_hub
 from finetune.data.read import SUFFIXES, TABLE_SUFFIXES
 from finetune.data.split import pool_rows, split_table
+from finetune.data.stream import read_texts
 from finetune.data.tables import read_tables
 from finetune.data.trec import load_questions, load_trec
 from finetune.errors import DataError, UsageError
@@ -101,10 +106,41 @@ def load_splits(options: DataConfig, *, folds: int | None = None) -> LoadedData:
         splits = pool_rows(before.splits, folds=folds, task=before.task, seed=seed)
     counts = ", ".join(f"{len(rows):,} {split}" for split, rows in splits.items())
     emit(Info(f"data: {options.data}, {counts} rows, {before.task.label_summary}"))
-    loaded = replace(before, splits=splits)
+    loaded = replace(before, splits=splits, unlabeled=_find_unlabeled(before, splits, options))
     del before  # the rows before they were split
     return_freed_memory()
     return loaded
+
+
+def _find_unlabeled(
+    loaded: LoadedData, splits: DatasetDict, options: DataConfig
+) -> pyarrow.Table | None:
+    """Return different texts without a label: those of a file, or of the table's own rows.
+
+    Texts of the table that are also in a split are left out. A file is read as it is.
+    """
+    table = loaded.unlabeled
+    if options.unlabeled not in (None, "none"):
+        path = Path(options.unlabeled or "").expanduser()
+        pairs = "text_pair" in splits["train"].column_names
+        other = OtherData(data=str(path), earlier_columns=loaded.columns)
+        pieces = [piece[:] for piece in read_texts(path, other, as_lines=False, reads_pairs=pairs)]
+        columns = [[text or "" for piece in pieces for text in piece.texts]]
+        if pairs:
+            columns += [[text or "" for piece in pieces for text in piece.pairs or ()]]
+        table = pyarrow.table(columns, names=["text", "text_pair"][: len(columns)])
+        trimmed = map(pc.utf8_trim_whitespace, table.columns)
+        is_blank = reduce(pc.or_, [pc.equal(column, "") for column in trimmed])
+        table = table.filter(pc.invert(is_blank))
+    elif table is not None:
+        known = pyarrow.chunked_array(
+            [chunk for rows in splits.values() for chunk in texts_of(rows).joined.chunks], "string"
+        )
+        is_known = pc.is_in(TextColumns(*table.columns).joined, value_set=known)
+        table = table.filter(pc.invert(is_known))
+    if table is None or options.unlabeled == "none" or not len(table):
+        return None
+    return table.group_by(table.column_names, use_threads=False).aggregate([])
 
 
 def load_rows(options: OtherData, *, task: Task) -> Dataset:

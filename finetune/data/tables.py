@@ -102,7 +102,7 @@ def read_tables(files: Mapping[str, Sequence[Path]], options: DataConfig) -> Loa
             del tables[split]
         else:
             _check_split(split, table, columns, train=tables["train"])
-    task, rows = _read_rows(tables, columns, options)
+    task, rows, unlabeled = _read_rows(tables, columns, options)
     for finding, remedy in (
         *find_missing_names(task.class_names),
         *find_odd_names(task.class_names),
@@ -126,8 +126,9 @@ def read_tables(files: Mapping[str, Sequence[Path]], options: DataConfig) -> Loa
         for split, table in tables.items()
     }
     return LoadedData(
-        splits, task, chosen=columns, column_names=names, row_numbers=row_numbers, places=places
-    )
+        splits, task, chosen=columns, column_names=names, row_numbers=row_numbers, places=places,
+        unlabeled=unlabeled,
+    )  # fmt: skip
 
 
 def _choose_columns(train: RawTable, options: DataConfig) -> Columns:
@@ -155,8 +156,8 @@ def _choose_columns(train: RawTable, options: DataConfig) -> Columns:
 
 def _read_rows(
     tables: Mapping[str, RawTable], columns: Columns, options: DataConfig
-) -> tuple[Task, dict[str, pyarrow.Table]]:
-    """Return the task, and the rows of each split that have their texts and a label."""
+) -> tuple[Task, dict[str, pyarrow.Table], pyarrow.Table]:
+    """Return the task, the rows of each split with texts and a label, and unlabeled texts."""
     train, label = tables["train"], columns[LABEL].names
     labels = [read_labels(table.columns, label) for table in tables.values()]
     if len(label) == 1:
@@ -177,14 +178,16 @@ def _read_rows(
         has_lists = len(label) == 1 and are_lists({*distinct} - {""})
         has_missing = has_lists or (len(label) > 1 and say_no(train.columns, label))
         labels = _read_empty(labels, options, has_missing=has_missing, path=train.path)
-    rows = {
+    read = {
         split: _labelled_rows(table, columns, column)
         for (split, table), column in zip(tables.items(), kind.parse(labels), strict=True)
     }
+    rows = {split: labeled for split, (labeled, _) in read.items()}
+    _, unlabeled = read["train"]
     may_join = options.task in (AUTO, Multi.name) and kind is not Regression
     if may_join and _is_long_format(rows["train"]):
         rows = _join_long_format(rows, options, path=train.path)
-    return kind.of_labels(rows["train"]["label"], names=names), rows
+    return kind.of_labels(rows["train"]["label"], names=names), rows, unlabeled
 
 
 def place_of(table: RawTable, row: int) -> str:
@@ -463,19 +466,23 @@ def _name_labels(
 
 def _labelled_rows(
     table: RawTable, columns: Columns, labels: pyarrow.ChunkedArray
-) -> pyarrow.Table:
-    """Return the rows that have their texts and a label, and ``row``, their number in the file."""
+) -> tuple[pyarrow.Table, pyarrow.Table]:
+    """Return the rows that have their texts and a label, and the texts that have no label.
+
+    The column ``row`` has the number of each row in the file.
+    """
     chosen = [columns[option] for option in (TEXT, PAIR) if option in columns]
     texts = {
         name: read_texts(table.columns, chosen_column.names)
         for name, chosen_column in zip(("text", "text_pair"), chosen, strict=False)
     }
-    is_kept = pc.is_valid(labels)
+    is_labeled, has_texts = pc.is_valid(labels), pyarrow.scalar(True)
     empty = {columns[LABEL].name: labels.null_count}
     for chosen_column, column in zip(chosen, texts.values(), strict=True):
         is_blank = pc.or_(pc.equal(column, ""), pc.utf8_is_space(column))
-        is_kept = pc.and_not(is_kept, is_blank)
+        has_texts = pc.and_not(has_texts, is_blank)
         empty[chosen_column.name] = pc.sum(is_blank).as_py()
+    is_kept = pc.and_(is_labeled, has_texts)
     numbered = {**texts, "label": labels, "row": pyarrow.array(table.numbers)}
     rows = pyarrow.table(numbered).filter(is_kept)
     if not len(rows):
@@ -495,7 +502,7 @@ def _labelled_rows(
                 f"{named}, the first in {first}"
             )
         )
-    return rows
+    return rows, pyarrow.table(texts).filter(pc.and_not(has_texts, is_labeled))
 
 
 def _report_unknown(split: str, table: RawTable, rows: pyarrow.Table, options: DataConfig) -> None:
