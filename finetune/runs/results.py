@@ -46,6 +46,25 @@ class TextLengths:
 
 
 @dataclass(frozen=True)
+class UnlabeledTexts:
+    """Texts without a label that a head was fitted on, and what they changed.
+
+    ``changed`` is the fraction of test rows that a head without them predicts differently.
+    """
+
+    texts: int
+    changed: float
+
+    @property
+    def sentence(self) -> str:
+        """The texts in words."""
+        return (
+            f"the head also learned from {self.texts:,} unlabeled texts, which changed "
+            f"{self.changed:.1%} of the predictions on test rows"
+        )
+
+
+@dataclass(frozen=True)
 class RunDetails:
     """What people want to see of a run beside its metrics."""
 
@@ -55,6 +74,7 @@ class RunDetails:
     class_rows: Mapping[str, int] = field(default_factory=dict)
     metric_for_best_model: str = ""
     is_balanced: bool = False
+    unlabeled: UnlabeledTexts | None = None
 
 
 @dataclass(frozen=True)

@@ -205,11 +205,12 @@ class Run:
             test = self.trainer.predict("test")
             test_rows = _prediction_rows(preparation, "test", test)
             test_scores = with_intervals(task.score(*test), task, test_rows)
+        unlabeled = self.head.unlabeled if self.head else None
         results = RunResults(
             task=task,
             facts=preparation.facts,
             training=self._training_metrics(peak_bytes),
-            details=preparation.details,
+            details=replace(preparation.details, unlabeled=unlabeled),
             validation=scores,
             test=test_scores,
             calibration=measure_calibration(task, *test) if validation else None,

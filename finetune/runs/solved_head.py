@@ -7,18 +7,22 @@ import torch
 from numpy.typing import NDArray
 
 from finetune.evaluation.predict import Predictor
+from finetune.events import Info, emit
 from finetune.model.load import TextModel
 from finetune.runs.preparation import Preparation
+from finetune.runs.results import UnlabeledTexts
 from finetune.tokenization.examples import Examples
 from finetune.training.contrastive import giving_embeddings, interpolate, trained_share
 from finetune.training.linear_head import (
     DEFAULT_STRENGTH,
     LabelledFeatures,
+    LinearHead,
     choose_strength,
     cross_validate,
     solve,
 )
 from finetune.training.trainer import Trainer
+from finetune.training.unlabeled import MAX_TEXTS, fit_with_texts
 
 
 class HeadSolver:
@@ -44,6 +48,7 @@ class HeadSolver:
             if logits is None:
                 logits = cross_validate(rows, [self._strength], seed=seed)[self._strength]
             self.cross_validated = logits
+        self.unlabeled: UnlabeledTexts | None = None
         # Contrastive steps change the features; the way back to the weights before them is kept.
         self._rows = None if is_contrastive else rows
         self._embeddings = ExitStack()
@@ -62,19 +67,56 @@ class HeadSolver:
     def finish(self) -> float:
         """Interpolate an encoder that has taken contrastive steps; solve the layer for its loss."""
         self._embeddings.close()
-        rows, text_model = self._rows, self._preparation.text_model
+        rows, text_model, texts = self._rows, self._preparation.text_model, None
+        accuracy = 1.0
         if rows is None:
             assert self.cross_validated is not None
             predicted = text_model.task.read_logits(self.cross_validated).predicted
             accuracy = float((predicted == self._examples.labels).mean())
             interpolate(self._trainer.model, self._pretrained, share=trained_share(accuracy))
             rows = read_features(self._preparation, self._predictor, self._examples)
-        head = solve(rows, strength=self._strength)
+            texts = self._read_unlabeled()
+        if texts is None:
+            head = solve(rows, strength=self._strength)
+        else:
+            head = fit_with_texts(rows, texts, accuracy=accuracy)
+            self._report_unlabeled(rows, texts, head)
         with torch.no_grad():
             for parameter in text_model.output_parameters:
                 values = head.bias if parameter.ndim == 1 else head.weight
                 parameter.copy_(torch.from_numpy(values))
         return head.loss
+
+    def _read_unlabeled(self) -> NDArray[np.float32] | None:
+        """Return the features of unlabeled texts, at most a fixed sample: [texts, hidden]."""
+        table, options = self._preparation.data.unlabeled, self._preparation.config.model
+        if table is None:
+            return None
+        if len(table) > MAX_TEXTS:
+            table = table.take(
+                np.random.default_rng(0).choice(len(table), MAX_TEXTS, replace=False)
+            )
+        text_model = self._preparation.text_model
+        encoded = text_model.encode(
+            *table.columns, max_length=options.max_length, stride=options.window_stride
+        )
+        shapes, layer = self._preparation.device.shapes, output_layer(text_model)
+        with giving_embeddings(self._predictor.model, layer):
+            return self._predictor.logits(
+                text_model.inputs(encoded),
+                padded_lengths=text_model.padded_lengths(encoded.lengths, shapes),
+            )
+
+    def _report_unlabeled(
+        self, rows: LabelledFeatures, texts: NDArray[np.float32], head: LinearHead
+    ) -> None:
+        """Say how many texts there are, and how many predictions on test rows they change."""
+        test = self._preparation.examples["test"]
+        features = read_features(self._preparation, self._predictor, test).features
+        plain = solve(rows, strength=self._strength).logits(features).argmax(axis=1)
+        changed = float((plain != head.logits(features).argmax(axis=1)).mean())
+        self.unlabeled = UnlabeledTexts(len(texts), changed)
+        emit(Info(f"few-shot: {self.unlabeled.sentence}"))
 
 
 def read_features(

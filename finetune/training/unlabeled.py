@@ -5,10 +5,21 @@ neighbors, and each class flows along the links. This runs after contrastive tra
 features of a pretrained encoder it costs TREC nine points (docs/measurements.md).
 """
 
+from dataclasses import replace
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, diags_array
 from scipy.special import softmax
+
+from finetune.training.linear_head import (
+    DEFAULT_STRENGTH,
+    TRIED_GRADIENT,
+    LabelledFeatures,
+    LinearHead,
+    solve,
+)
 
 # More texts are sampled. 2,000 give most of the gain.
 MAX_TEXTS = 5_000
@@ -77,9 +88,35 @@ def _link_neighbors(features: NDArray[np.float32]) -> csr_array:
     return csr_array(scale @ graph @ scale, dtype=np.float32)
 
 
-def total_weight(*, rows: int, texts: int) -> float:
-    """Return what all unlabeled texts together count, where the rows together count 1."""
-    return min(MAX_WEIGHT, WEIGHT_PER_TEXT * texts / rows)
+def fit_with_texts(
+    rows: LabelledFeatures, texts: NDArray[np.float32], *, accuracy: float
+) -> LinearHead:
+    """Fit a linear head on rows and on the features of unlabeled texts, float32 [texts, hidden].
+
+    ``accuracy`` is what a head on the pretrained encoder reaches, in 0..1.
+    """
+    soft_labels = spread_labels(rows.features, rows.labels, texts, class_count=rows.outputs)
+    weight = min(MAX_WEIGHT, WEIGHT_PER_TEXT * len(texts) / len(rows.labels))
+    weight_of_text = weight * rows.weights.sum() / len(texts)
+    together = replace(
+        rows,
+        features=np.concatenate([rows.features, texts]),
+        labels=np.concatenate([np.eye(rows.outputs, dtype=np.float32)[rows.labels], soft_labels]),
+        weights=np.concatenate([rows.weights, np.full(len(texts), weight_of_text, np.float32)]),
+        losses=_soft_losses,
+        groups=np.zeros(len(rows.labels) + len(texts), np.int64),
+    )
+    # The penalty stays that of the rows without texts.
+    share = len(rows.labels) * (1 + weight) / len(together.labels)
+    head = solve(together, strength=DEFAULT_STRENGTH * share, max_gradient=TRIED_GRADIENT)
+    if rows.outputs > MAX_CLASSES_TO_SHIFT:
+        return head
+    shift = shift_bias(head.logits(texts), accuracy=accuracy)
+    return replace(head, bias=head.bias + shift)
+
+
+def _soft_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return -(labels.to(logits) * logits.log_softmax(dim=1)).sum(dim=1)
 
 
 def shift_bias(logits: NDArray[np.float32], *, accuracy: float) -> NDArray[np.float64]:

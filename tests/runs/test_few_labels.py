@@ -210,3 +210,17 @@ def test_heads_of_numbers_and_of_several_labels_are_solved_over_a_frozen_encoder
     assert was_emitted(events, Info, "training method: a linear head is fitted")
     results = read_json(run / "all_results.json")
     assert np.isfinite([results["eval_loss"], results["test_loss"]]).all()
+
+
+def test_a_head_also_learns_from_unlabeled_texts(train: Train, tmp_path: Path) -> None:
+    texts = tmp_path / "new.txt"
+    texts.write_text(
+        "\n".join(f"what is the {thing} of it, number {n}" for thing in THINGS for n in range(9))
+    )
+    results = read_json(train(tmp_path / "run", unlabeled=str(texts)) / "all_results.json")
+    used = results["details"]["unlabeled"]
+    assert used["texts"] == 9 * len(THINGS)
+    assert 0 <= used["changed"] <= 1
+    assert "Unlabeled texts" in (tmp_path / "run/report.html").read_text()
+    again = train(tmp_path / "again", unlabeled=str(texts))
+    assert have_same_bits(weights_of(tmp_path / "run"), weights_of(again))

@@ -1,9 +1,12 @@
 import time
+from functools import partial
 
 import numpy as np
 import pytest
+from torch.nn import functional
 
-from finetune.training.unlabeled import shift_bias, spread_labels, total_weight
+from finetune.training.linear_head import LabelledFeatures, solve
+from finetune.training.unlabeled import fit_with_texts, shift_bias, spread_labels
 
 
 def draw_clusters(rows, texts, *, classes, hidden=32, noise=0.3, shares=None, seed=0):
@@ -51,9 +54,19 @@ def test_equal_texts_and_empty_features_give_finite_probabilities():
     assert np.isfinite(probabilities).all()
 
 
-def test_texts_never_count_more_than_three_times_the_rows():
-    assert total_weight(rows=320, texts=125) == pytest.approx(0.25 * 125 / 320)
-    assert total_weight(rows=30, texts=2000) == 3
+def test_a_head_learns_from_unlabeled_texts() -> None:
+    rows, classes, texts, _ = draw_clusters(8, 2000, classes=4, noise=1.1)
+    *_, new_texts, new_truth = draw_clusters(8, 2000, classes=4, noise=1.1, seed=0)
+    labeled = LabelledFeatures(
+        rows, classes, np.ones(8, np.float32),
+        partial(functional.cross_entropy, reduction="none"), 4, classes,
+    )  # fmt: skip
+    plain = solve(labeled, strength=10.0)
+    head = fit_with_texts(labeled, texts, accuracy=0.8)
+    accuracies = [
+        (fit.logits(new_texts).argmax(axis=1) == new_truth).mean() for fit in (plain, head)
+    ]
+    assert accuracies[1] > accuracies[0] + 0.02
 
 
 def test_the_bias_moves_towards_classes_that_are_frequent_among_the_texts():
