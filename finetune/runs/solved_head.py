@@ -68,7 +68,6 @@ class HeadSolver:
         """Interpolate an encoder that has taken contrastive steps; solve the layer for its loss."""
         self._embeddings.close()
         rows, text_model, texts = self._rows, self._preparation.text_model, None
-        accuracy = 1.0
         if rows is None:
             assert self.cross_validated is not None
             predicted = text_model.task.read_logits(self.cross_validated).predicted
@@ -79,7 +78,7 @@ class HeadSolver:
         if texts is None:
             head = solve(rows, strength=self._strength)
         else:
-            head = fit_with_texts(rows, texts, accuracy=accuracy)
+            head = fit_with_texts(rows, texts)
             self._report_unlabeled(rows, texts, head)
         with torch.no_grad():
             for parameter in text_model.output_parameters:

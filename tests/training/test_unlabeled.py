@@ -62,7 +62,7 @@ def test_a_head_learns_from_unlabeled_texts() -> None:
         partial(functional.cross_entropy, reduction="none"), 4, classes,
     )  # fmt: skip
     plain = solve(labeled, strength=10.0)
-    head = fit_with_texts(labeled, texts, accuracy=0.8)
+    head = fit_with_texts(labeled, texts)
     accuracies = [
         (fit.logits(new_texts).argmax(axis=1) == new_truth).mean() for fit in (plain, head)
     ]
@@ -74,7 +74,7 @@ def test_the_bias_moves_towards_classes_that_are_frequent_among_the_texts():
     *_, truth = draw_clusters(9, 2000, classes=3, shares=shares)
     logits = np.random.default_rng(1).normal(size=(2000, 3)).astype(np.float32)
     logits[np.arange(2000), truth] += 2
-    shift = shift_bias(logits, accuracy=0.8)
+    shift = shift_bias(logits)
     assert shift[0] > 0 > shift[2]
     accuracy = ((logits + shift).argmax(axis=1) == truth).mean()
     assert accuracy > (logits.argmax(axis=1) == truth).mean()
@@ -82,7 +82,7 @@ def test_the_bias_moves_towards_classes_that_are_frequent_among_the_texts():
 
 def test_equal_shares_leave_the_bias_nearly_as_it_is():
     logits = np.tile(np.eye(4, dtype=np.float32) * 3, (100, 1))
-    assert shift_bias(logits, accuracy=0.9) == pytest.approx(0, abs=1e-6)
+    assert shift_bias(logits) == pytest.approx(0, abs=1e-6)
 
 
 def test_five_thousand_texts_take_less_than_a_few_seconds():
