@@ -123,7 +123,7 @@ def compute_metrics(
     hub_name="accuracy",
     is_proportion=True,
     baseline="largest class",
-    sentence="{} right",
+    sentence="Accuracy {}",
 )
 def accuracy(labels: Array, predicted: Array, weights: Floats) -> float:
     """Return the fraction of rows whose class is right."""

@@ -116,7 +116,7 @@ class Scores(DisplayMixin):
 
     @property
     def standing(self) -> str:
-        """Where the model is from always answering the same: ``above`` or ``far above`` it, or not.
+        """How the model compares with a constant prediction: ``above``, ``far above`` it, or not.
 
         It ``may be no better than`` a baseline that its interval contains.
         """
@@ -133,7 +133,7 @@ class Scores(DisplayMixin):
 
     @property
     def is_better(self) -> bool:
-        """Whether the rows tell the model from always answering the same."""
+        """Whether the interval shows that the model is better than a constant prediction."""
         return "no better" not in self.standing
 
     def describe(self, rows: str = "test rows") -> str:
@@ -145,15 +145,16 @@ class Scores(DisplayMixin):
         def show(value: float) -> str:
             return percent(value, digits=digits) if metric.is_fraction else format_number(value)
 
-        value, same = self.metrics[name], f"the {metric.baseline}"
+        value, constant = self.metrics[name], f"always predicting the {metric.baseline} ("
         if name == "accuracy" and self.per_class:
-            same = quote_name(max(self.per_class.items(), key=lambda item: item[1].support)[0])
+            largest, _ = max(self.per_class.items(), key=lambda item: item[1].support)
+            constant = f"the majority-class baseline ({quote_name(largest)}, "
         words = f"{metric.sentence.format(show(value))} on {samples:,} {rows}"
         if interval := self.interval(name, digits=digits):
-            words += f" (95%: {interval})"
+            words += f" (95% CI {interval})"
         is_open = self.standing.startswith("may")
-        words += f", {'which ' * is_open}{self.standing} always answering {same} ({show(baseline)})"
-        return f"{words}: {samples:,} rows can't tell." if is_open else f"{words}."
+        words += f", {'which ' * is_open}{self.standing} {constant}{show(baseline)})"
+        return f"{words}: {samples:,} rows are too few to tell." if is_open else f"{words}."
 
     @property
     def table(self) -> Table | None:

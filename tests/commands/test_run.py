@@ -38,7 +38,7 @@ def test_a_run_shows_its_figures_and_where_they_are(
         "test split of questions, 270 rows",
         f"accuracy {100 * results['test_accuracy']:.1f}%",
         f"macro F1 {100 * results['test_macro_f1']:.1f}%",
-        "right on 270 test rows (95%: ",
+        "on 270 test rows (95% CI ",
         f"Next: finetune predict {tmp_path / 'run'} FILE",
         f"report: {tmp_path / 'run' / 'report.html'}",
         *results["class_names"],

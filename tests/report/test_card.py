@@ -60,7 +60,7 @@ def test_body_tells_use_figures_training_and_limits(card_of: CardOf) -> None:
     for emitted in (
         "Validation accuracy **87.5%**, 95% interval 39.6–98.7%, on 4 held-out rows.",
         *("# my-run", 'pipeline("text-classification"', "truncation=True"),
-        "75% right on 4 test rows (95%: 30–95%), which may be no better than always answering",
+        "Accuracy 75% on 4 test rows (95% CI 30–95%), which may be no better than the",
         *("On the test split: accuracy **75.0%**, macro F1 **73.3%**", "## Limits\n\n- Every"),
         "| DESC | 66.7% | 100.0% | 34.2–100.0% | 80.0% | 2 |",
         *("770 of 109,483,778 parameters", "4,906 rows", "83 seconds"),

@@ -64,7 +64,7 @@ def test_report_shows_metrics_curves_mistakes_configuration_and_environment(
 
     for shown in (
         *("trec-minilm-full", "bert-base-uncased · trec · head"),
-        "75% right on 4 test rows (95%: 30–95%), which may be no better than always answering",
+        "Accuracy 75% on 4 test rows (95% CI 30–95%), which may be no better than the",
         *("75.0%", "73.3%", "87.5%"),
         *("1 min 23 s", "177 examples/s", "a slow CPU, fp32", "770", "of 109,483,778"),
         *("Loss", "training", "accuracy", "macro F1", "epoch"),
@@ -87,7 +87,7 @@ def test_a_model_that_does_not_beat_the_baseline_is_marked(
 ) -> None:
     test = replace(results.test, metrics={"accuracy": 0.5, "macro_f1": 0.3, "loss": 1.0})
     page = report_of(folder, replace(results, test=test))
-    assert "no better than always answering DESC" in " ".join(page.text.split())
+    assert "no better than the majority-class baseline" in " ".join(page.text.split())
 
 
 def test_folders_of_this_machine_do_not_show(folder: RunFolder, results: RunResults) -> None:

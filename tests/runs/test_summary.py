@@ -23,8 +23,8 @@ def test_the_weakest_class_is_named_with_what_it_is_taken_for() -> None:
     labels = np.array([0] * 10 + [1] * 7 + [2] * 3)
     predicted = np.where(np.arange(20) >= 18, 0, labels)
     text = summarize(results_of(Single(["bill", "ship", "back"]), np.eye(3)[predicted], labels))
-    assert text.startswith("90% right on 20 test rows (95%: 70–97%), above always")
-    for words in ("answering `bill` (50%)", "20 rows are few: `--folds 5`",
+    assert text.startswith("Accuracy 90% on 20 test rows (95% CI 70–97%), above the")
+    for words in ("baseline (`bill`, 50%)", "20 rows are few: `--folds 5`",
                   "Weakest: `back`, 1 of 3, 2 misclassified as `bill`."):  # fmt: skip
         assert words in text
 
@@ -66,19 +66,19 @@ def test_metrics_that_are_no_proportion_have_an_interval_in_the_summary(task: Ta
     for name, (low, high) in scores.intervals.items():
         assert low <= scores.metrics[name] <= high
     text = summarize(replace(example_results(), task=task, test=scores, validation=None))
-    assert " on 200 test rows (95%: " in text
+    assert " on 200 test rows (95% CI " in text
 
 
 def test_several_labels_and_numbers_have_sentences_of_their_own() -> None:
     labels = np.tile(np.eye(2, dtype=np.float32), (100, 1))
     several = summarize(results_of(Multi(["a", "b"]), labels * 2 - 1, labels))
-    assert several.startswith("Micro F1 100.0% on 200 test rows, far above always answering the")
+    assert several.startswith("Micro F1 100.0% on 200 test rows, far above always predicting the")
     numbers = np.arange(200, dtype=np.float32)
     task = Regression(mean=99.5, deviation=1.0, is_scaled=True)
     text = summarize(results_of(task, numbers[:, None] + 1, numbers))
     assert (
         text
-        == "Off by 1 on average on 200 test rows, far better than always answering the mean (50)."
+        == "Off by 1 on average on 200 test rows, far better than always predicting the mean (50)."
     )
 
 

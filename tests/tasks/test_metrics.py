@@ -153,14 +153,14 @@ def test_chance_is_not_called_better_than_the_largest_class() -> None:
     assert claims <= 1
     six = score_classes(Single(["a", "b"]), "baaaa", rows=6)
     assert six.accuracy == 1
-    assert six.describe().endswith("6 rows can't tell.")
+    assert six.describe().endswith("6 rows are too few to tell.")
 
 
 def test_always_the_most_frequent_classes_is_the_baseline_of_several_labels() -> None:
     labels = (np.random.default_rng(0).random((200, 3)) < [0.6, 0.5, 0.05]).astype(np.float32)
     scores = Multi(["a", "b", "c"]).score(np.full((200, 3), [1, 1, -1], np.float32), labels)
     assert scores.baseline_micro_f1 == scores.micro_f1
-    assert "no better than always answering the most frequent" in scores.describe()
+    assert "no better than always predicting the most frequent" in scores.describe()
 
 
 @pytest.mark.parametrize(("right", "rows"), [(0, 10), (19, 19), (95, 100)])

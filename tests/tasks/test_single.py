@@ -35,9 +35,9 @@ def test_metrics_of_a_small_example_are_those_by_hand() -> None:
 @pytest.mark.parametrize(
     ("right", "words"),
     [
-        (6, "on 10 test rows (95%: 31–83%), no better than always answering `DESC` (70%)."),
-        (8, "which may be no better than always answering `DESC` (70%): 10 rows can't tell."),
-        (10, "100% right on 10 test rows (95%: 72–100%), above always answering `DESC` (70%)."),
+        (6, "(95% CI 31–83%), no better than the majority-class baseline (`DESC`, 70%)."),
+        (8, "than the majority-class baseline (`DESC`, 70%): 10 rows are too few to tell."),
+        (10, "Accuracy 100% on 10 test rows (95% CI 72–100%), above the majority-class "),
     ],
 )
 def test_a_model_is_described_beside_always_answering_the_largest_class(
