@@ -10,6 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from finetune.config.schema import DataConfig
+from finetune.data.columns import OtherData
 from finetune.data.stream import read_lines, read_texts
 from finetune.errors import DataNotFoundError, DataUnreadableError, UsageError
 
@@ -83,6 +84,15 @@ def test_what_is_no_text_is_not_classified(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"text": [b"bytes"]}), tmp_path / "rows.parquet")
     with pytest.raises(DataNotFoundError, match="looks like texts"):
         texts_in(tmp_path / "rows.parquet")
+
+
+def test_lines_below_the_columns_of_a_run_are_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "rows.txt"
+    path.write_text("Nr\tAntwort\n1\tsehr gut\n2\tna ja\n")
+    options = OtherData(str(path), earlier_columns={"text_column": "Antwort"})
+    [texts] = read_texts(path, options, as_lines=False)
+    assert texts[:].texts == ["sehr gut", "na ja"]
+    assert texts_in(path)[0] == "Nr\tAntwort"
 
 
 class Pipe(io.BytesIO):
