@@ -96,14 +96,6 @@ class LabelingSession:
         self._changed.set()
         self.journal.close()
 
-    def wait(self, *, seconds: float) -> bool:
-        """Wait until the features are there; return whether they are."""
-        for _ in range(int(seconds / 0.02)):
-            if self._features is not None or self.error:
-                break
-            self._stopped.wait(0.02)
-        return self._features is not None
-
     # What the endpoints ask for.
 
     def next(self) -> tuple[int, How] | None:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -59,10 +59,18 @@ def client_of(session: LabelingSession, **options: Any) -> TestClient:
     return TestClient(app, **{"headers": {"Authorization": f"Bearer {TOKEN}"}, **options})
 
 
+def wait_until(client: TestClient, is_true: Callable[[Any], Any]) -> Any:
+    end = time.monotonic() + 30
+    while not is_true(status := client.get("/api/status").json()):
+        assert time.monotonic() < end, status
+        time.sleep(0.02)
+    return status
+
+
 def test_texts_are_labeled_one_after_another(session: LabelingSession) -> None:
     client = client_of(session)
     session.start()
-    assert session.wait(seconds=30)
+    wait_until(client, lambda status: status["features"] == 1)
     shown = {}
     for number in range(len(TEXTS)):
         row = client.get("/api/next").json()
@@ -102,11 +110,7 @@ def test_a_head_learns_and_contradicts_a_wrong_label(session: LabelingSession) -
         session.label(row, ["bug" if row == 3 else TRUE[row]])
     session.start()
     client = client_of(session)
-    for _ in range(500):
-        status = client.get("/api/status").json()
-        if status["agreement"] and status["curve"]:
-            break
-        time.sleep(0.02)
+    status = wait_until(client, lambda status: status["agreement"] and status["curve"])
     assert status["agreement"]["agreed"] >= status["agreement"]["texts"] - 1
     assert status["curve"][-1]["texts"] == status["agreement"]["texts"]
     if 3 not in session._selection.random_rows:
@@ -121,8 +125,8 @@ def test_labeling_works_without_a_model(tmp_path: Path) -> None:
 
     session = make_session(tmp_path, multi=True, read=fail)
     session.start()
-    assert not session.wait(seconds=30)
     client = client_of(session)
+    wait_until(client, lambda status: status["error"])
     hows = set()
     for _ in range(8):
         row = client.get("/api/next").json()
