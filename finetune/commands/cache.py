@@ -1,4 +1,4 @@
-"""``finetune cache``: the size of what runs keep for other runs, and its deletion."""
+"""``finetune cache``: shows the size of files that runs share, or deletes them."""
 
 from typing import Any
 

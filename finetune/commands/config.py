@@ -1,4 +1,4 @@
-"""``finetune config``: shows, checks and copies configurations."""
+"""``finetune config``: shows, validates and copies configurations."""
 
 import json
 import shlex
@@ -22,14 +22,14 @@ EXAMPLES = """\b
 Examples:
   finetune config show trec_head --seed 7    each value and its source
   finetune config cp trec_head mine.yaml        start from a preset
-  finetune config validate mine.yaml            is it valid
+  finetune config validate mine.yaml
   finetune config schema > finetune.schema.json
 """
 
 
 @click.group(epilog=EXAMPLES)
 def command() -> None:
-    """Show, check and copy configurations."""
+    """Show, validate and copy configurations."""
 
 
 @command.command(cls=flags.GroupedCommand, epilog=EXAMPLES)
@@ -39,8 +39,8 @@ def command() -> None:
 def show(*, display: flags.Display, **options: Any) -> None:
     """Show the value of each option and its source.
 
-    FILE is what finetune run takes: a table, a configuration, a run. The source is default, guess,
-    a file, an environment variable or a flag; a later one overrides.
+    FILE is what finetune run accepts: a table, a configuration or a run. The source is default,
+    guess, a file, an environment variable or a flag. Later sources override earlier ones.
     """
     with display.progress():
         loaded = flags.load(**options)
@@ -71,16 +71,16 @@ def _check_data(data: str) -> None:
     folder = Path(data).expanduser().parent
     there = [str(path) for path in folder.glob("*")] if folder.is_dir() else []
     near = get_close_matches(data, [*names, *describe_presets(), *there], n=1)
-    all_names = f"name a file, one of {', '.join(names)}, or see finetune config ls"
+    all_names = f"use a file, one of {', '.join(names)}, or a preset: finetune config ls"
     remedy = f"did you mean {near[0]}?" if near else all_names
-    raise UsageError(f"there is no file, data set or preset {data}", remedy=remedy)
+    raise UsageError(f"there is no file, dataset or preset {data}", remedy=remedy)
 
 
 @command.command(epilog=EXAMPLES)
 @click.argument("files", nargs=-1, required=True, type=click.Path())
 @flags.debug_option
 def validate(*, files: tuple[str, ...]) -> None:
-    """Check YAML files, each without the environment and the others.
+    """Validate YAML files, each on its own. Environment variables are ignored.
 
     The first invalid file ends the command with exit code 2.
     """
@@ -96,7 +96,7 @@ def validate(*, files: tuple[str, ...]) -> None:
 def schema() -> None:
     """Print the JSON Schema of the YAML files, for editors.
 
-    Those with the YAML language server take it from the first line of a file:
+    Editors with the YAML language server read its name from the first line of a file:
     # yaml-language-server: $schema=finetune.schema.json
     """
     click.echo(json.dumps(make_json_schema(), indent=2))
@@ -123,7 +123,7 @@ def list_presets(*, as_json: bool) -> None:
 def copy(*, name: str, file: Path | None) -> None:
     """Copy the preset NAME to a new FILE, by default NAME.yaml in the current folder."""
     if name not in (presets := describe_presets()):
-        remedy = f"take one of {', '.join(presets)}"
+        remedy = f"use one of {', '.join(presets)}"
         raise UsageError(f"there is no preset {name}", remedy=remedy)
     file = file or Path(f"{name}.yaml")
     check_output_file(file)

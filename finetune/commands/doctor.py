@@ -1,4 +1,4 @@
-"""``finetune doctor``: is this machine ready, and does its GPU compute correctly?"""
+"""``finetune doctor``: checks whether this machine is ready and its GPU computes correctly."""
 
 import sys
 from dataclasses import asdict
@@ -32,16 +32,16 @@ MODULES_SHOWN = 2
 
 @click.command(epilog=EXAMPLES)
 @flags.device_option
-@click.option("--ops", is_flag=True, help="Check whether MPS has a model's operators.")
-@click.option("--parity", is_flag=True, help="Compare the results of the device with the CPU's.")
+@click.option("--ops", is_flag=True, help="Check whether MPS has the operators of a model.")
+@click.option("--parity", is_flag=True, help="Compare the results of the device with the CPU.")
 @click.option(
     "--model",
     type=flags.NAME,
-    help="For both: a folder, a Hub id, minilm; for --ops also package.module:function, which "
-    "returns a module and a batch. Default: BERT-base, for --parity with random weights.",
+    help="Model for --ops and --parity: a folder, Hub ID or minilm; for --ops also "
+    "MODULE:FUNCTION, which returns a module and a batch. Default: BERT-base.",
 )
 @flags.chosen_options(*MODE_OPTIONS)
-@click.option("--precision", type=click.Choice(PRECISIONS), help="Default: fp32.")
+@click.option("--precision", type=click.Choice(PRECISIONS), help="Precision. Default: fp32.")
 @click.option(
     "--batch-size",
     type=click.IntRange(1, 4096),
@@ -51,25 +51,26 @@ MODULES_SHOWN = 2
 def command(
     *, device: str, ops: bool, parity: bool, display: flags.Display, **options: Any
 ) -> None:
-    """Check whether this machine is ready, and print what to do if not.
+    """Check whether this machine is ready, and print what to do if it is not.
 
-    Checks CPU, system, versions, memory, disks and the Hub, and tries each GPU. The exit code is 0
-    if the device works, else 4.
+    The command checks CPU, system, versions, memory, disks and the Hub, and tries each GPU. The
+    exit code is 0 if the device works, otherwise 4.
 
-    With --ops: does MPS have all operators that a model needs? This works on any machine. With
-    --parity: do the results of the device agree with the CPU's, in evaluation and in training?
-    If not, the exit code is 1.
+    --ops checks whether MPS has all operators that a model needs, on any machine. --parity checks
+    whether the device agrees with the CPU in evaluation and training. The exit code is 1 if not.
     """
     chosen = flags.given(options)
     if ops and parity:
-        raise UsageError("--ops and --parity exclude each other", remedy="give one of them")
+        raise UsageError("--ops and --parity can't be combined", remedy="drop one of them")
     if ops:
         _check_operators(chosen, as_json=display.as_json)
     elif parity:
         _check_parity(device, chosen, display=display)
     elif chosen:
         flag = flag_of(next(iter(chosen)))
-        raise UsageError(f"{flag} needs --ops or --parity", remedy="add one of them")
+        raise UsageError(
+            f"{flag} has no effect without --ops or --parity", remedy="add one of them"
+        )
     else:
         _check(device, display=display)
 
@@ -109,7 +110,7 @@ def _check_operators(chosen: dict[str, Any], *, as_json: bool) -> None:
     elif not chosen:
         report = audit_module(*load_factory(source))
     else:
-        raise UsageError(f"{source} takes no other options", remedy="leave them out")
+        raise UsageError(f"{source} can't be combined with other options", remedy="drop them")
     if as_json:
         show_json(report.to_json())
     else:
@@ -146,7 +147,7 @@ def _check_parity(device: str, chosen: dict[str, Any], *, display: flags.Display
 
 
 def _show_parity(report: "ParityReport") -> None:
-    """Print the worst relative error of each part, and of which tensor it is."""
+    """Print the worst relative error of each part, and its tensor."""
     rows = []
     for part, one in report.worst_by_part().items():
         status = "ok" if one.passes else "failure"

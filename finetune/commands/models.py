@@ -14,15 +14,15 @@ Examples:
   finetune models
   finetune run reviews.csv --model answerdotai/ModernBERT-base
 """
-TITLES = ("model", "languages", "M", "tokens", "all", "last 2", "head", "licence", "good for")
+TITLES = ("model", "languages", "M", "tokens", "all", "last 2", "head", "license", "good for")
 NOTES = f"""\
-M: parameters in millions. tokens: what it reads at once. all, last 2, head: GiB of tensors
-while these layers train on 32 texts of 128 tokens in fp32; find-batch measures it.
-The default is {Config().model.model}; minilm needs no network. Sources: --json"""
+M: millions of parameters. tokens: maximum tokens per text. all, last 2, head: GiB of tensors
+while these layers train on 32 texts of 128 tokens in fp32; find-batch measures memory.
+The default is {Config().model.model}. minilm needs no network. --json has the sources."""
 
 
 def read_encoders() -> list[dict[str, Any]]:
-    """Return the entries of ``encoders.yaml``, which says what their numbers are."""
+    """Return the entries of ``encoders.yaml``."""
     import yaml
 
     text = (resources.files("finetune.commands") / "encoders.yaml").read_text("utf-8")
@@ -32,10 +32,9 @@ def read_encoders() -> list[dict[str, Any]]:
 @click.command(epilog=EXAMPLES)
 @flags.with_display
 def command(*, display: flags.Display) -> None:
-    """List encoders with their size, languages, licence, and the memory that training takes.
+    """List encoders with their size, languages, license, and the memory that training needs.
 
-    Any other encoder with weights in safetensors works too: --model takes its id on the Hub, or a
-    folder.
+    Other encoders with weights in safetensors work, too: set --model to a Hub ID or a folder.
     """
     encoders = read_encoders()
     if display.as_json:

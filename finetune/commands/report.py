@@ -1,4 +1,4 @@
-"""``finetune report``: a finished run's report and model card, written again."""
+"""``finetune report``: writes the report and the model card of a run again."""
 
 import webbrowser
 from pathlib import Path
@@ -22,7 +22,7 @@ Examples:
 
 
 def report(run: str | Path) -> Path:
-    """Write a run's report and model card again, from the files of its folder alone."""
+    """Write the report and the model card of a run again, from the files in its folder."""
     folder = open_run_folder(Path(run))
     from finetune.runs.results import read_results
 
@@ -33,7 +33,7 @@ def report(run: str | Path) -> Path:
 
 
 def write_pages(folder: RunFolder, results: "RunResults") -> Path:
-    """Write a run's report and model card from its other files; return the report's path."""
+    """Write the report and the model card of a run; return the path of the report."""
     from finetune.report.card import write_cards
     from finetune.report.page import write_report
 
@@ -47,7 +47,7 @@ def write_pages(folder: RunFolder, results: "RunResults") -> Path:
 @click.option("--open", "opens", is_flag=True, help="Show the page in the browser.")
 @flags.with_display
 def command(*, run: Path, opens: bool, display: flags.Display) -> None:
-    """Write report.html and the model card of the run folder RUN again, from its other files."""
+    """Write report.html and the model card again, from the other files in the run folder RUN."""
     with display.progress():
         page = report(run)
         if opens and not webbrowser.open(page.resolve().as_uri()):

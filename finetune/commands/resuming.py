@@ -1,4 +1,4 @@
-"""Which run a call of ``finetune.run`` begins or resumes: in which folder, with which options."""
+"""Which run a call of ``finetune.run`` starts or resumes: in which folder, with which options."""
 
 import os
 import re
@@ -38,24 +38,24 @@ class Work:
     """What a call of ``finetune.run`` does."""
 
     config: Config
-    # The file, variable or flag of each option that is given.
+    # The file, variable or flag that set each option.
     sources: Mapping[str, str] = field(default_factory=dict)
-    # How many to train of several runs, which are of one of these kinds.
+    # The number of seeds or folds, if there are several runs.
     seeds: int | None = None
     folds: int | None = None
     keeps_models: bool = True
-    # Of a sweep, the options of each trial.
+    # The options of each trial of a sweep.
     trials: Sequence[Mapping[str, Any]] = ()
-    # The folder of the run, or of the several, that is resumed.
+    # The folder of the run, or of several runs, to resume.
     resumed: RunFolder | None = None
-    # The finished run whose model a new run trains further.
+    # The finished run whose model a new run continues to train.
     continued: RunFolder | None = None
-    # Of a run that has finished already.
+    # The results of a run that has already finished.
     results: "RunResults | None" = None
 
     @property
     def named_folder(self) -> RunFolder | None:
-        """The folder that ``--output-dir`` names."""
+        """The folder in ``--output-dir``."""
         name = self.config.output.output_dir
         return None if name is None else self.folder(Path(name).expanduser())
 
@@ -69,7 +69,7 @@ class Work:
 
     @property
     def default_name(self) -> str:
-        """The name of a folder where none is named, such as ``trec-minilm-full``."""
+        """The name of a folder without ``--output-dir``, such as ``trec-minilm-full``."""
         from finetune.data.load import source_name
 
         data, model = self.config.data.data, self.config.model
@@ -78,7 +78,7 @@ class Work:
         return "-".join([*parts, kind] if kind != RunFolder.kind else parts)
 
     def lock(self) -> AbstractContextManager[RunFolder]:
-        """Lock the folder of the work, which is created for a new run."""
+        """Lock the folder; create it for a new run."""
         if self.resumed:
             return self.resumed.lock()
         if folder := self.named_folder:
@@ -87,7 +87,7 @@ class Work:
         return type(self.folder(RUNS_FOLDER)).create_next(RUNS_FOLDER, self.default_name)
 
     def find_free_folder(self) -> Path:
-        """Return the folder that a new run would get; raise if it may not be written."""
+        """Return the folder that a new run would get; raise if it can't be written to."""
         if (folder := self.named_folder) is None:
             return next_free_folder(RUNS_FOLDER, self.default_name)
         self._check_inputs(folder)
@@ -95,23 +95,26 @@ class Work:
         return folder.path
 
     def _check_inputs(self, folder: RunFolder) -> None:
-        """Raise ``UsageError`` if the run reads what lies in the folder that it replaces."""
+        """Raise ``UsageError`` if the run reads a file in the folder that it replaces."""
         if not folder.is_ours:
             return
-        options = [one for one in OPTIONS.values() if one.path and one.section in ("data", "model")]
-        named = [str(one.value_in(self.config)) for one in options]
-        # Of a configuration file, the source of an option is the file's name.
-        for name in [*named, *self.sources.values()]:
+        inputs = [
+            str(option.value_in(self.config))
+            for option in OPTIONS.values()
+            if option.path and option.section in ("data", "model")
+        ]
+        # The source of an option may be a configuration file.
+        for name in [*inputs, *self.sources.values()]:
             path = Path(name).expanduser().resolve()
             if os.path.exists(path) and any(map(folder.path.samefile, [path, *path.parents])):
                 raise UsageError(
-                    f"{name} is read, and lies in {folder.path}, which is replaced",
+                    f"the run reads {name}, which is in the folder to replace, {folder.path}",
                     remedy="choose another folder with --output-dir",
                 )
 
 
 def choose_work(work: Work, resume_from: str | Path | None) -> Work:
-    """Return what to do with all the given options: begin a run, or resume one.
+    """Return what to do: start a run, or resume one.
 
     ``resume_from`` is ``auto`` or a run folder; None for a new run.
     """
@@ -119,7 +122,7 @@ def choose_work(work: Work, resume_from: str | Path | None) -> Work:
         return work
     folder = find_begun(work) if resume_from == AUTO else _open(work, Path(resume_from))
     if folder is None:
-        emit(Info("there is no run to resume: a new one begins"))
+        emit(Info("there is no run to resume; a new one starts"))
         if (named := work.named_folder) and named.is_ours and _has_lost_all(named):
             return replace(work, config=change_options(work.config, {"overwrite": True}))
         return work
@@ -130,7 +133,7 @@ def choose_work(work: Work, resume_from: str | Path | None) -> Work:
     if work.folds and len(runs) != work.folds:
         raise ConfigurationError(
             f"{folder.path} has {len(runs)} folds, which can't become {work.folds}",
-            remedy=f"give --folds {len(runs)}, or choose another folder with --output-dir",
+            remedy=f"use --folds {len(runs)}, or choose another folder with --output-dir",
         )
     is_finished_run = not (work.seeds or work.folds) and folder.has_finished
     has_more_epochs = epochs not in (None, saved.training.num_train_epochs)
@@ -153,10 +156,9 @@ def _has_lost_all(folder: RunFolder) -> bool:
 
 
 def find_begun(work: Work) -> RunFolder | None:
-    """Return what this configuration has begun, in its folder or under its default name.
+    """Return the unfinished run of this configuration, in its folder or with its default name.
 
-    By its default name it is the newest that has not finished or, of several, that has fewer.
-    Without data it is the only one that has not finished.
+    If several have the default name, it is the newest. Without data, it is the only unfinished run.
     """
     if folder := work.named_folder:
         return folder if folder.has_begun else None
@@ -170,13 +172,13 @@ def find_begun(work: Work) -> RunFolder | None:
 
 
 def _find_only(work: Work) -> RunFolder | None:
-    """Return the only run that has not finished, if it is of the kind of the work."""
+    """Return the only unfinished run; raise ``UsageError`` if there are several."""
     runs = [run for run in list_runs(RUNS_FOLDER) if run.has_begun and not run.has_finished]
     if runs and (len(runs) > 1 or type(runs[0]) is not type(work.folder(Path()))):
         names = ", ".join(str(run.path) for run in runs)
         raise UsageError(
-            f"no data is named, and these runs have not finished: {names}",
-            remedy=f"name one: {runs[0].resume_command}",
+            f"several runs have not finished: {names}",
+            remedy=f"choose one: {runs[0].resume_command}",
         )
     return runs[0] if runs else None
 
@@ -188,20 +190,20 @@ def _open(work: Work, path: Path) -> RunFolder:
         if not folder.has_begun:
             flag = f"--{folder.kind}"
             raise NotARunError(
-                f"{path} has no {CONTENTS[folder.kind]} to go on with",
-                remedy=f"leave out {flag} to resume a single run, or start with {flag} alone",
+                f"{path} has no {CONTENTS[folder.kind]} to resume",
+                remedy=f"drop {flag} to resume a single run, or start new ones with only {flag}",
             )
         return folder
     if several := find_several(folder.path):
         raise UsageError(
             f"{path} holds {CONTENTS[several.kind]}",
-            remedy=f"go on with them: {several.resume_command}",
+            remedy=f"resume them with {several.resume_command}",
         )
     return open_run_folder(folder.path, needs_model=False)
 
 
 def _check_unedited(folder: RunFolder) -> None:
-    """Raise ``ConfigurationError`` if a run's ``config.yaml`` was edited since the run began."""
+    """Raise ``ConfigurationError`` if ``config.yaml`` was edited after the run started."""
     from finetune.runs.manifest import Manifest
 
     options = Manifest.read(folder).options
@@ -210,19 +212,19 @@ def _check_unedited(folder: RunFolder) -> None:
     edited = folder.read_config()
     now, before = ({n: one.value_in(c) for n, one in OPTIONS.items()} for c in (edited, options))
     changes = [
-        f"{name} is {now[name]}, and was {before[name]}"
+        f"{name} is now {now[name]}, but was {before[name]}"
         for name, option in OPTIONS.items()
         if now[name] != before[name] and not option.resumable
     ]
     if changes:
         raise ConfigurationError(
-            f"{folder.config_file} was edited after the run began: {'; '.join(changes)}",
-            remedy="set it back, or start a new run",
+            f"{folder.config_file} was edited after the run started: {'; '.join(changes)}",
+            remedy="undo the changes, or start a new run",
         )
 
 
 def _continue(folder: RunFolder, saved: Config, given: Work) -> Work:
-    """Return the new run that trains the model of a finished one further."""
+    """Return the new run that continues to train the model of a finished one."""
     from finetune.runs.results import read_results
 
     done_epochs = read_results(folder).training.epoch
@@ -231,15 +233,15 @@ def _continue(folder: RunFolder, saved: Config, given: Work) -> Work:
     more_epochs = (given.config.training.num_train_epochs or 0) - done_epochs
     if more_epochs <= 0:
         raise UsageError(
-            f"the run in {folder.path} has trained for {done_epochs:g} epochs",
-            remedy="give more with --num-train-epochs",
+            f"the run in {folder.path} has already trained for {done_epochs:g} epochs",
+            remedy="set --num-train-epochs to more",
         )
     path, output = folder.path.resolve(), given.config.output
     place = output.output_dir or str(next_free_folder(path.parent, path.name))
     emit(
         Info(
-            f"the model of {folder.path} is trained for {more_epochs:g} more epochs on the same "
-            f"data, in {place}, with a new optimizer and learning rate schedule"
+            f"training the model of {folder.path} for {more_epochs:g} more epochs in {place}, "
+            "on the same data, with a new optimizer and learning rate schedule"
         )
     )
     own_values: dict[str, Any] = {
@@ -257,11 +259,11 @@ def _continue(folder: RunFolder, saved: Config, given: Work) -> Work:
 def _with_changes(
     folder: RunFolder, saved: Config, given: Work, *, ignored: Container[str] = ()
 ) -> Config:
-    """Return a run's configuration with those of the given options that may change.
+    """Return the configuration of a run with the options that can change when it resumes.
 
-    Others would make the rest of the run another run than its beginning, and are refused.
+    It raises ``ConfigurationError`` for options that differ but can't change.
     """
-    changes, refused = dict[str, Any](), list[str]()
+    changes, rejected = dict[str, Any](), list[str]()
     for name, source in given.sources.items():
         option = OPTIONS[name]
         now, before = option.value_in(given.config), option.value_in(saved)
@@ -270,17 +272,17 @@ def _with_changes(
         if option.resumable:
             changes[name] = now
         elif name not in ignored and not (now in (None, AUTO) or _is_same(now, before)):
-            refused.append(f"{name} is {now}, and was {before} ({source})")
-    if refused:
+            rejected.append(f"{name} is {now}, but was {before} ({source})")
+    if rejected:
         raise ConfigurationError(
-            f"the options of a run that has begun don't change: {'; '.join(refused)}",
-            remedy=f"leave {'it' if len(refused) == 1 else 'them'} out, or start a new run",
+            f"these options can't change when a run resumes: {'; '.join(rejected)}",
+            remedy="drop them, or start a new run",
         )
     return change_options(saved, changes)
 
 
 def _is_same(now: Any, before: Any) -> bool:
-    """Return whether a value is the saved one, which has absolute paths and commits of the Hub."""
+    """Return whether a value equals the saved one, which has absolute paths and Hub commits."""
     if not (isinstance(now, str) and isinstance(before, str)):
         return bool(now == before)
     if is_waiting(now):

@@ -1,4 +1,4 @@
-"""``finetune runs``: the runs in a folder, with data, model, accuracy and time."""
+"""``finetune runs``: lists runs with data, model, accuracy and time."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,9 +16,9 @@ from finetune.runs.folder import RUNS_FOLDER, FoldsFolder, RunFolder, SeveralFol
 
 EXAMPLES = """\b
 Examples:
-  finetune runs                   those in runs, the newest first
+  finetune runs                   runs in the folder runs
   finetune compare runs           all metrics, and their differences
-  finetune predict latest FILE    the newest of them classifies a file
+  finetune predict latest FILE    classify a file with the newest run
 """
 
 
@@ -26,8 +26,8 @@ Examples:
 class ListedRun:
     """A run, or several of one kind, and the first metric of its test rows.
 
-    ``low`` to ``high`` is the 95% interval over rows, if it is known. Of folds ``value`` is that of
-    all rows, of seeds the mean. ``train_runtime`` are the seconds of all runs together.
+    ``low`` to ``high`` is the 95% interval over rows, if it is known. For folds, ``value`` is the
+    metric of all rows; for seeds, the mean. ``train_runtime`` is the sum of all runs, in seconds.
     """
 
     run: str
@@ -85,7 +85,7 @@ def _describe(folder: RunFolder) -> ListedRun:
 @flags.json_option
 @flags.debug_option
 def command(*, folder: Path, as_json: bool) -> None:
-    """List the runs in FOLDER, by default those in runs, the newest first."""
+    """List the runs in FOLDER, newest first. Default: the folder runs."""
     found = [_describe(run) for run in list_runs(folder)]
     if as_json:
         show_json({"runs": [*map(asdict, found)]})
@@ -112,5 +112,5 @@ def _show(found: Sequence[ListedRun]) -> None:
         names = (Path(one.data or "").name, Path(one.model or "").name, one.mode or "")
         kind = one.status if one.status[0].isdigit() else ""
         rows.append((one.run, when, *names, result, interval, seconds, kind))
-    titles = ("run", "begun", "data", "model", "mode", "test", "95% interval", "trained in", "")
+    titles = ("run", "started", "data", "model", "mode", "test", "95% interval", "trained in", "")
     show_table(titles, rows, numbers=("95% interval", "trained in"))

@@ -1,4 +1,4 @@
-"""The work of ``finetune run``: one training, several seeds, a cross-validation; and of a sweep."""
+"""What ``finetune run`` and ``finetune sweep`` do: train one run, or several."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -36,15 +36,14 @@ from finetune.tasks.tables import format_value
 
 @distributed.joined()
 def train(work: Work) -> RunResults:
-    """Train a new run, or one that was interrupted, to its end.
+    """Train a new or an interrupted run to its end.
 
-    The folder of a new run is created first, and deleted if nothing came of it. Each of several
-    ranks calls this; a run may be resumed with more of them.
+    The folder of a new run is created first, and deleted if the run fails before it trains. With
+    several ranks, each calls this; a run can resume with another number of ranks.
     """
     journal = Journal()
     lock = work.lock() if distributed.is_main() else nullcontext(RunFolder(Path()))
     with kept_awake(), lock as locked, interruption_explained(locked), sent_to(journal):
-        # The main process tells the others which it is.
         folder = distributed.broadcast(lambda: locked)
         preparation = prepare(work.config, option_sources=work.sources)
         preparation = preparation.keeping_tables(folder)
@@ -61,7 +60,7 @@ def train(work: Work) -> RunResults:
 def train_several(work: Work) -> SeveralResults:
     """Train several seeds, the folds of a cross-validation, or the trials of a sweep.
 
-    Those that have finished stay.
+    Runs that have finished stay as they are.
     """
     journal, variants, request = Journal(), _variants(work), None
     metric = work.config.training.metric_for_best_model
@@ -87,8 +86,8 @@ def train_several(work: Work) -> SeveralResults:
                 metric = choose_metric(metric, shared.task.problem_type).name
                 if "validation" not in shared.examples:
                     raise DataError(
-                        "a sweep compares trials on validation rows, and there are none",
-                        remedy="add rows, or name some with --validation-file",
+                        "a sweep compares trials on validation rows, but there are none",
+                        remedy="add rows, or add --validation-file",
                     )
             _start(folder, shared, resumes=bool(work.resumed))
 
@@ -110,29 +109,20 @@ def train_several(work: Work) -> SeveralResults:
 
 def _variants(work: Work) -> dict[int, Variant]:
     if work.trials:
-        trials = enumerate(work.trials, start=1)
-        return {
-            number: Variant(
-                f"trial {number} ({format_value(options)})",
-                partial(Preparation.with_options, changes=options),
-            )
-            for number, options in trials
-        }
+        names = [f"trial {n} ({format_value(options)})" for n, options in enumerate(work.trials, 1)]
+        changes = [partial(Preparation.with_options, changes=options) for options in work.trials]
+        return dict(enumerate(map(Variant, names, changes), start=1))
     if work.folds:
-        folds = range(1, work.folds + 1)
-        return {
-            fold: Variant(f"fold {fold}", partial(Preparation.with_fold, fold=fold))
-            for fold in folds
-        }
+        with_fold = {n: partial(Preparation.with_fold, fold=n) for n in range(1, work.folds + 1)}
+        return {n: Variant(f"fold {n}", change) for n, change in with_fold.items()}
     first = work.config.training.seed
     seeds = range(first, first + (work.seeds or 1))
-    return {
-        seed: Variant(f"seed {seed}", partial(Preparation.with_seed, seed=seed)) for seed in seeds
-    }
+    with_seed = {seed: partial(Preparation.with_seed, seed=seed) for seed in seeds}
+    return {seed: Variant(f"seed {seed}", change) for seed, change in with_seed.items()}
 
 
 def _complete(folder: SeveralFolder, results: SeveralResults) -> SeveralResults:
-    """Write what is known once all runs have finished: pages, and the best configuration."""
+    """Write the page and the best configuration of runs that have all finished."""
     if results.scores and not folder.report_file.exists():
         write_folds_report(folder, results, write_rows(folder, results.numbers))
     if results.options:
@@ -151,7 +141,7 @@ def _delete_private_tables(folder: RunFolder, config: Config) -> None:
 
 
 def _start(folder: SeveralFolder, shared: Preparation, *, resumes: bool) -> None:
-    """Start the folder of several runs, or compare with what the runs in it were made from."""
+    """Start the folder of several runs, or check that it was made from the same data and model."""
     manifest = Manifest.of(shared)
     if resumes:
         remedy = "restore it, or train in another folder"

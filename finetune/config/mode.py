@@ -12,7 +12,7 @@ _LAST = re.compile(r"(?:lora-)?last-([1-9]\d*)")
 
 @dataclass(frozen=True)
 class Lora:
-    """Adapters beside linear layers: two matrices of a rank, whose product counts alpha / rank."""
+    """LoRA adapters of linear layers: two matrices, whose product is scaled by alpha / rank."""
 
     rank: int
     alpha: int
@@ -23,10 +23,10 @@ class Lora:
 class Mode(str):
     """The name of what trains.
 
-    ``full``: everything; ``last-N``: the last N layers of the encoder, and the head; ``head``:
-    everything above the encoder, for BERT the pooler and the classifier; ``classifier``: the output
-    layer, and whatever else of the head is new; ``lora`` and ``lora-last-N``: adapters in all or
-    the last N layers, and of the head what ``classifier`` trains.
+    ``full``: everything; ``last-N``: the last N layers of the encoder, and the head; ``head``: the
+    head, which is the pooler and the classifier of BERT; ``classifier``: the output layer and other
+    new layers of the head; ``lora`` and ``lora-last-N``: adapters in all or in the last N layers,
+    and what ``classifier`` trains.
 
     >>> Mode("last-2").trained_layers, Mode("head").trains_encoder, Mode("lora-last-3").is_lora
     (2, False, True)
@@ -41,12 +41,12 @@ class Mode(str):
 
     @property
     def trains_encoder(self) -> bool:
-        """Whether a layer of the encoder trains, not the head alone."""
+        """Whether layers of the encoder train, not only the head."""
         return self not in HEAD_MODES
 
     @property
     def is_lora(self) -> bool:
-        """Whether adapters train in place of the layers."""
+        """Whether adapters train instead of the layers."""
         return self.startswith("lora")
 
     @property

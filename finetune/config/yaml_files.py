@@ -1,4 +1,4 @@
-"""The YAML files of configurations: read, written, and the presets that come with the package."""
+"""YAML files of configurations, and the presets that come with the package."""
 
 import os
 import re
@@ -37,9 +37,9 @@ def read_yaml(path: Path) -> Any:
 
 
 class _ConfigLoader(yaml.BaseLoader):
-    """Reads every scalar but null as text, from which the schema makes numbers and booleans.
+    """Reads every scalar except null as text, which the schema converts to the type of the option.
 
-    So ``no`` is a word and ``1e-5`` a number, as in YAML 1.2, and no tag has an effect.
+    As in YAML 1.2, ``no`` is a word and ``1e-5`` a number. Tags have no effect.
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -62,14 +62,14 @@ def dump_config(config: Config) -> str:
 
 
 def presets_folder() -> Path:
-    """Return where the presets are: inside an installed package, beside a checkout's."""
+    """Return the folder of the presets: in an installed package, or in a checkout."""
     package = Path(finetune.__file__).parent
     installed = package / "configs"
     return installed if installed.is_dir() else package.parent / "configs"
 
 
 def find_preset(name: str) -> Path:
-    """Return a path if there is such a file, else the file of the preset of that name."""
+    """Return the path of a file or, if there is none, of the preset with this name."""
     path = Path(name)
     if is_there(path) and not os.path.isdir(path):  # a file, or a pipe such as /dev/stdin
         return path
@@ -79,12 +79,12 @@ def find_preset(name: str) -> Path:
         return presets_folder() / f"{path.stem}.yaml"
     raise ConfigurationError(
         f"{name} is a folder" if os.path.isdir(path) else f"there is no configuration file {name}",
-        remedy=f"name a YAML file, or one of the presets {', '.join(presets)}",
+        remedy=f"use a YAML file, or one of the presets {', '.join(presets)}",
     )
 
 
 def is_config(name: str) -> bool:
-    """Return whether a name is that of a preset, or of a YAML file with sections of options."""
+    """Return whether a name belongs to a preset, or to a YAML file with sections of options."""
     path = Path(name).expanduser()
     is_yaml = path.suffix.lower() in (".yaml", ".yml")
     if not is_there(path):
@@ -108,7 +108,7 @@ def describe_presets() -> dict[str, str]:
 
 
 def make_starter(values: Mapping[str, Any], *, notes: Mapping[str, str], heading: str) -> str:
-    """Return YAML with these options, their help and notes as comments, defaults commented out."""
+    """Return YAML with these options and their help; options with their default are comments."""
     parts = [_comment(heading, indent="")]
     for section in fields(Config):
         entries = []
@@ -138,6 +138,6 @@ def make_json_schema() -> dict[str, Any]:
     for definition in (schema, *schema["$defs"].values()):
         definition["additionalProperties"] = False
     for section, reference in schema["properties"].items():
-        # A section with all of its options commented out is empty, not an object.
+        # A section whose options are all commented out is null.
         schema["properties"][section] = {"anyOf": [reference, {"type": "null"}]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

@@ -95,7 +95,7 @@ def test_what_a_run_reads_is_not_what_it_overwrites(
     for folder in (run, tmp_path / "link"):
         options = {"--model": tiny_folder, "--output-dir": folder, option: run / name}
         words = [str(word) for pair in options.items() for word in pair]
-        command("run", *words, "--overwrite").assert_refused(2, "is read, and lies in")
+        command("run", *words, "--overwrite").assert_refused(2, "is in the folder to replace")
     assert {path: path.read_bytes() for path in before} == before
 
 

@@ -185,7 +185,7 @@ def test_what_would_make_another_run_of_it_is_refused(
     changes: dict[str, Any], kept_stopped_run: Path
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in kept_stopped_run.rglob("*")}
-    with pytest.raises(ConfigurationError, match="a run that has begun") as raised:
+    with pytest.raises(ConfigurationError, match="can't change when a run resumes") as raised:
         finetune.run(resume_from_checkpoint=kept_stopped_run, **changes)
     assert raised.value.exit_code == 2
     assert {path: path.stat().st_mtime_ns for path in kept_stopped_run.rglob("*")} == before
@@ -217,9 +217,9 @@ def test_a_finished_run_can_be_trained_further_in_a_new_folder_beside_it(
     whole_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, emitted = shutil.copytree(whole_run, tmp_path / "run"), list[Event]()
-    with pytest.raises(UsageError, match="has trained for 2 epochs"):
+    with pytest.raises(UsageError, match="has already trained for 2 epochs"):
         finetune.run(resume_from_checkpoint=run, num_train_epochs=1)
-    with pytest.raises(ConfigurationError, match="seed is 7, and was 5"):
+    with pytest.raises(ConfigurationError, match="seed is 7, but was 5"):
         finetune.run(resume_from_checkpoint=run, num_train_epochs=3, seed=7)
     monkeypatch.chdir(run)
     results = finetune.run(
@@ -245,7 +245,7 @@ def test_auto_starts_resumes_and_leaves_a_finished_run_alone(
     assert any(isinstance(event, Info) and "after step 3" in event.message for event in emitted)
     run_tiny(run, **options)
     assert_same_run(run, whole_run)
-    with pytest.raises(ConfigurationError, match="seed is 7, and was 5"):
+    with pytest.raises(ConfigurationError, match="seed is 7, but was 5"):
         run_tiny(run, **(options | {"seed": 7}))
 
 
@@ -305,8 +305,8 @@ def test_a_configuration_that_was_edited_is_refused_with_all_changes(stopped_run
     config.write_text(edited.replace("  batch_size: 16", "  batch_size: 8"))
     with pytest.raises(ConfigurationError) as refused:
         finetune.run(resume_from_checkpoint=stopped_run)
-    assert "num_train_epochs is 9.0, and was 2.0; " in refused.value.message
-    assert "seed is 6, and was 5" in refused.value.message
+    assert "num_train_epochs is now 9.0, but was 2.0; " in refused.value.message
+    assert "seed is now 6, but was 5" in refused.value.message
     assert " batch_size" not in refused.value.message
 
 
