@@ -39,7 +39,7 @@ Rows = Sequence[Mapping[str, Any]]
 SHOWN_PROBABILITIES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
 # The style sheet has colours for three.
 MAX_CURVES = 3
-# The page of folds lists all mistakes if there are at most so many.
+# The page of folds lists all mistakes if there are not more.
 MAX_FOLD_MISTAKES = 200
 
 
@@ -139,13 +139,13 @@ def tabulate_classes(results: RunResults) -> Table | None:
 
 
 def draw_scatter(points: Points) -> list[Chart]:
-    """Return predicted over true numbers, and the line on which they are equal."""
+    """Return predicted over true values, and the line on which they are equal."""
     numbers = [number for point in points for number in point] or [0.0]
     series = [
         Series("test rows", sorted(points), "dots"),
         Series("equal", [(end, end) for end in (min(numbers), max(numbers))], "guide"),
     ]
-    return chart_of("Predicted by true numbers", series, Axis("true"), Axis("predicted"))
+    return chart_of("Predicted over true values", series, Axis("true"), Axis("predicted"))
 
 
 def show_probabilities(
@@ -169,7 +169,7 @@ def show_probabilities(
 
 
 def tabulate_coverage(probabilities: NDArray[Any], is_right: NDArray[np.bool_]) -> Table:
-    """Return the accuracy on rows that are predicted with at least some probability."""
+    """Return the accuracy on rows whose probability is at least some value."""
     cells = []
     for lowest in SHOWN_PROBABILITIES:
         covered = is_right[probabilities >= lowest]
@@ -182,7 +182,7 @@ def tabulate_coverage(probabilities: NDArray[Any], is_right: NDArray[np.bool_]) 
 
 
 def tabulate_costs(results: RunResults) -> Table:
-    """Return the seconds of the stages, up to the report, and what they depend on."""
+    """Return the seconds of each stage up to the report, and what they depend on."""
     peak = results.training.train_peak_bytes
     rows = [(name, f"{seconds:,.1f} s") for name, seconds in results.stage_seconds.items()]
     rows += [
