@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from finetune import distributed
 from finetune.devices.base import Device
 from finetune.errors import CheckpointDamagedError, UsageError, system_error
-from finetune.events import WarningMessage, emit
+from finetune.events import WarningMessage, clock, emit
 from finetune.files import file_sha256, flush_to_disk, read_json, replacing, write_json
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import Journal
@@ -66,6 +66,7 @@ class Checkpoints:
         needed = max(MIN_SECONDS_BETWEEN, self._seconds / MAX_TIME_SHARE)
         return distributed.is_main() and time.monotonic() - self._saved_at >= needed
 
+    @clock("saving")
     def save_best(self, trainer: Trainer) -> None:
         """Keep the trained parameters as those of the best model."""
         if distributed.is_main():
@@ -96,6 +97,7 @@ class Checkpoints:
             emit(WarningMessage(message, remedy=remedy))
             progress.best_score, progress.best_step = None, progress.steps
 
+    @clock("saving")
     def save(self, trainer: Trainer) -> None:
         """Write what resuming needs, and delete what is older than those that are kept."""
         # A checkpoint ahead of the journal would leave a gap in it after resuming.

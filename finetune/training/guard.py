@@ -5,14 +5,18 @@ frozen though it should have trained, and nothing said so (pytorch#118115).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
 from finetune.errors import FinetuneError, LossNotFiniteError
 from finetune.tokenization.buckets import Batch
+from finetune.training.optimizers import total_norm
 
+# Adam's first steps are as long as the learning rate. A norm's weights start at 1, where the next
+# number in fp32 is 6e-8 away, so that shorter steps may rightly change nothing.
+MIN_VISIBLE_RATE = 1e-6
 # AdamW's epsilon. A smaller gradient moves a number by less than the learning rate, maybe by less
 # than fp32 shows, as in layers whose attention is still even.
 _MIN_GRADIENT = 1e-8
@@ -29,6 +33,15 @@ def check_losses(losses: Sequence[float], batches: Sequence[Batch], *, last_step
                 remedy="lower --learning-rate, use --precision fp32, or look at these texts",
                 examples=batch.indices.tolist(),
             )
+
+
+def check_parameters_finite(parameters: Mapping[str, nn.Parameter], *, step: int) -> None:
+    """Reject a model that a step has broken; the loss would show it one step later."""
+    if not total_norm(parameter.detach() for parameter in parameters.values()).isfinite():
+        raise LossNotFiniteError(
+            f"parameters are NaN or infinite after step {step}",
+            remedy="lower --learning-rate, or use --precision fp32",
+        )
 
 
 class ParameterGuard:

@@ -1,6 +1,6 @@
 """The plan of a training: its method and every number of its steps."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -100,12 +100,12 @@ class Plan:
             epoch=epoch,
         )
 
-    def describe(self, examples: Examples, *, validates: bool) -> str:
+    def describe(self, examples: Mapping[str, Examples]) -> str:
         """Return what is printed before the first step."""
         message = f"training: {self.total_steps:,} steps of {self.effective_batch_size} examples"
-        real = self.real_token_fraction(examples)
+        real = self.real_token_fraction(examples["train"])
         message += f", learning rate {self.peak:g}, {real:.1%} of the tokens are not padding"
-        if self.patience and validates:
+        if self.patience and "validation" in examples:
             message += f"; {self.patience} validations without improvement end it"
         return message
 

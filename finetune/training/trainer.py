@@ -18,7 +18,6 @@ from finetune import distributed, events
 from finetune.devices.base import Device, move_to_device
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.captured import CapturedFunction, Tensors
-from finetune.errors import LossNotFiniteError
 from finetune.evaluation.predict import Predictor
 from finetune.events import clock, emit, stage
 from finetune.model.freeze import has_gradient_checkpointing, set_training
@@ -27,7 +26,12 @@ from finetune.tasks.scores import selection_score
 from finetune.tokenization.buckets import Batch, longest_first
 from finetune.tokenization.examples import Examples, Inputs
 from finetune.training.contrastive import contrastive_losses
-from finetune.training.guard import ParameterGuard, check_losses
+from finetune.training.guard import (
+    MIN_VISIBLE_RATE,
+    ParameterGuard,
+    check_losses,
+    check_parameters_finite,
+)
 from finetune.training.interruption import Stopped, StopRequest, stop_on_signal
 from finetune.training.micro_batches import (
     AnyMicroBatch,
@@ -43,7 +47,6 @@ from finetune.training.optimizers import (
     gradients_of,
     make_state,
     set_learning_rate,
-    total_norm,
     trained_by,
     unflatten,
 )
@@ -58,9 +61,6 @@ Cut = Callable[[int], Iterable[AnyMicroBatch]]
 
 # A scheduler sends a signal to all ranks, and their launcher sends it to each once more.
 _COPIES_SECONDS = 1.0
-# Adam's first steps are as long as the learning rate. A norm's weights start at 1, where the next
-# number in fp32 is 6e-8 away, so that shorter steps may rightly change nothing.
-MIN_VISIBLE_RATE = 1e-6
 
 
 class Trainer:
@@ -69,8 +69,7 @@ class Trainer:
     ``head`` has the names of the head's parameters. The head and all that trains stay fp32. With
     ``frozen_in_bf16`` other matrices are kept as autocast to bf16 rounds them at every step. In
     fp16 ``scaler`` scales losses. ``captured`` is a step without its learning rate, as CUDA graphs,
-    if the device has them. A run sets ``examples`` by split, and ``checkpoints``; single steps need
-    neither.
+    if the device has them. A run sets ``examples`` by split, and ``checkpoints``.
     """
 
     examples: Mapping[str, Examples]
@@ -91,9 +90,7 @@ class Trainer:
         frozen_in_bf16: bool = False,
     ) -> None:
         self.model, self.plan, self.task, self.device = model, plan, task, device
-        self.losses: Losses = task.losses
-        if plan.method.is_contrastive:
-            self.losses = contrastive_losses
+        self.losses: Losses = contrastive_losses if plan.method.is_contrastive else task.losses
         self.optimizer = build_optimizer(model, plan, head=head, device=device)
         if frozen_in_bf16 and plan.precision == "bf16":
             for name, parameter in model.named_parameters():
@@ -103,9 +100,8 @@ class Trainer:
         is_fp16 = plan.precision == "fp16"
         self.scaler = torch.amp.GradScaler(device.torch_device.type, enabled=is_fp16)
         self.batch_size = batch_size or BatchSize(1, "batch size", device)
-        self.predictor = Predictor(
-            model, device, plan.precision, eval_batch_size or self.batch_size
-        )
+        eval_batch_size = eval_batch_size or self.batch_size
+        self.predictor = Predictor(model, device, plan.precision, eval_batch_size)
         self.progress = Progress()
         self.has_trained, self._stop_signal = False, 0
         self._request = StopRequest()
@@ -115,16 +111,14 @@ class Trainer:
 
     def train(self) -> None:
         """Train from where the progress stands to the end. A signal ends it too: ``Stopped``."""
-        plan, total_steps = self.plan, self.plan.total_steps
+        plan = self.plan
         copies_seconds = _COPIES_SECONDS * (distributed.world_size() > 1)
         with (
             stage("train", counts_as="steps"),
             stop_on_signal(apart_seconds=copies_seconds) as self._request,
         ):
             if plan.method.takes_steps:
-                validates = "validation" in self.examples
-                message = plan.describe(self.examples["train"], validates=validates)
-                emit(events.Info(message))
+                emit(events.Info(plan.describe(self.examples)))
             self._counted_at = time.perf_counter()
             try:
                 if self.fitter and not self.is_over:
@@ -139,9 +133,8 @@ class Trainer:
             # is on disk.
             distributed.barrier()
             if self._stop_signal and not self.is_over:
-                done = self.progress.steps
-                message = f"stopped after step {done:,} of {total_steps:,}"
-                raise Stopped(self._stop_signal, message)
+                steps = f"step {self.progress.steps:,} of {plan.total_steps:,}"
+                raise Stopped(self._stop_signal, f"stopped after {steps}")
         self.has_trained = self.is_over
 
     def _train_epochs(self) -> None:
@@ -156,18 +149,19 @@ class Trainer:
             distributed.barrier()  # only the main process compares
         while not self.is_over:
             self._train_epoch()
-            is_epoch_over = self._is_epoch_over
-            if is_epoch_over:
+            if self._is_epoch_over:
                 self.optimizer.zero_grad(set_to_none=True)
-                self._check_parameters_finite()
+                check_parameters_finite(self.trained_parameters(), step=self.progress.steps)
                 if self.fitter and progress.steps == plan.total_steps:
                     self.fitter.finish()
                 self.validate()
             distributed.barrier()  # the main process may take its time to keep the best model
             stops = self._should_stop()
             if self.is_over and not stops:
-                self._check_parameters_finite()  # the finished run takes the place of a checkpoint
-            elif stops or (plan.saves == "epoch" and is_epoch_over) or self._is_save_due():
+                check_parameters_finite(
+                    self.trained_parameters(), step=self.progress.steps
+                )  # the finished run takes the place of a checkpoint
+            elif stops or (plan.saves == "epoch" and self._is_epoch_over) or self._is_save_due():
                 self.save()
             if stops:
                 break
@@ -213,11 +207,9 @@ class Trainer:
         self.progress.steps += 1
         self._check_device()
         self.validate()
-        self._count_seconds()
         # A head is written in no time, and nothing else says where a killed run continues.
         if self.plan.saves != "no":
-            with clock("saving"):
-                self.checkpoints.save(self)
+            self.save()
 
     def step(self, number: int, cut: Cut) -> torch.Tensor:
         """Take a step of a number, from 0; return its loss, a scalar on the device.
@@ -276,8 +268,7 @@ class Trainer:
         flat_gradients = None
         if distributed.world_size() > 1:
             # In bf16, products give gradients of 16 bits: half as much goes between the devices.
-            is_bf16 = self.plan.precision == "bf16"
-            dtype = torch.bfloat16 if is_bf16 else torch.float32
+            dtype = torch.bfloat16 if self.plan.precision == "bf16" else torch.float32
             flat_gradients = flatten(gradients_of(self.optimizer), dtype=dtype)
         else:
             self._clip_gradients()
@@ -337,14 +328,14 @@ class Trainer:
         if "validation" not in self.examples:
             if progress.steps == plan.total_steps:
                 progress.best_step = progress.steps
-                self._save_best()
+                self.checkpoints.save_best(self)
             return
         with clock("validation"):
             scores = self.task.score(*self.predict("validation"))
         score = selection_score(plan.metric_for_best_model, self.task.problem_type, scores)
         is_best = progress.note_validation(score=score, loss=scores.metrics["loss"])
         if is_best:
-            self._save_best()
+            self.checkpoints.save_best(self)
         epoch = progress.steps / plan.steps_per_epoch
         emit(events.Validation(progress.steps, epoch, scores.metrics, is_best))
 
@@ -356,15 +347,10 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint, unless a step has broken the model."""
-        self._check_parameters_finite()
+        check_parameters_finite(self.trained_parameters(), step=self.progress.steps)
         self._count_seconds()
-        with clock("saving"):
-            self.checkpoints.save(self)
+        self.checkpoints.save(self)
         distributed.barrier()
-
-    def _save_best(self) -> None:
-        with clock("saving"):
-            self.checkpoints.save_best(self)
 
     @property
     def is_over(self) -> bool:
@@ -438,19 +424,9 @@ class Trainer:
         self._counted_at = now
 
     def _check_device(self) -> None:
-        if not self.plan.checks_device:
-            return
-        with clock("device check"), distributed.alone():
-            check_device(self, self.examples["train"])
-
-    def _check_parameters_finite(self) -> None:
-        """Reject a model that a step has broken; the loss would show it one step later."""
-        parameters = (parameter.detach() for parameter in self.trained_parameters().values())
-        if not total_norm(parameters).isfinite():
-            raise LossNotFiniteError(
-                f"parameters are NaN or infinite after step {self.progress.steps}",
-                remedy="lower --learning-rate, or use --precision fp32",
-            )
+        if self.plan.checks_device:
+            with clock("device check"), distributed.alone():
+                check_device(self, self.examples["train"])
 
     @property
     def took_last_step(self) -> bool:
