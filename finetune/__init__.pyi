@@ -44,6 +44,7 @@ class Options(TypedDict, total=False):
     label_names: AnyPath | None
     skip_unknown_labels: bool
     empty_labels: Literal["unlabeled", "none"] | None
+    unlabeled: AnyPath | None
     corrections: AnyPath | None
     label_map: AnyPath | None
     data_dir: AnyPath | None

@@ -106,6 +106,9 @@ def options_of(function: Callable[..., Any], *skipped: str) -> Callable[[Command
             if name == "device":
                 command = device_option(command)
                 continue
+            # The argument of the function replaces an option of the schema with its name.
+            params: list[click.Parameter] = vars(command).get("__click_params__", [])
+            params[:] = [param for param in params if param.name != name]
             kind = _flag_type(parameter.annotation, has_range=True)
             command = click.option(
                 flag_of(name),

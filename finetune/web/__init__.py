@@ -10,6 +10,5 @@ def require_packages() -> None:
     for package in ("starlette", "uvicorn"):
         if find_spec(package) is None:
             raise UsageError(
-                f"this command needs the package {package}",
-                remedy="pip install 'finetune-mps[web]'",
+                f"this command needs the package {package}", remedy="pip install starlette uvicorn"
             )
