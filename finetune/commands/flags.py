@@ -147,13 +147,16 @@ class GroupedCommand(click.Command):
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write one list of options, or one list per section of the schema."""
         is_short = HELP_ALL not in context.meta
-        rare = {name for name, option in OPTIONS.items() if not option.is_first}
-        hidden = RARE_OPTIONS | rare if is_short else set()
+        # An option of the command may have the name of one in the schema.
+        rare = {option.description for option in OPTIONS.values() if not option.is_first}
         of_trec = "with --data trec"
         names = ["options", *(option.section for option in OPTIONS.values()), of_trec]
         groups: dict[str, list[tuple[str, str]]] = {name: [] for name in names}
         for parameter in self.get_params(context):
-            if parameter.name in hidden or not isinstance(parameter, click.Option):
+            if not isinstance(parameter, click.Option):
+                continue
+            is_rare = parameter.name in RARE_OPTIONS or str(parameter.help).split("  [")[0] in rare
+            if is_short and is_rare:
                 continue
             flag, text = parameter.get_help_record(context) or ("", "")
             option, group = OPTIONS.get(parameter.name or ""), "options"
