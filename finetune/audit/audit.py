@@ -27,7 +27,12 @@ from finetune.runs.several import OutOfFold, read_out_of_fold
 from finetune.tasks.base import Labels, Logits, Task
 from finetune.tasks.metrics import MULTI, SINGLE
 from finetune.tasks.regression import Regression
-from finetune.training.linear_head import TRIED_GRADIENT, LabelledFeatures, choose_strength, solve
+from finetune.training.linear_head import (
+    TRIED_GRADIENT,
+    LabelledFeatures,
+    choose_strength,
+    fit_linear_head,
+)
 
 SEEDS = 3
 # More features times outputs take a minute per seed.
@@ -60,7 +65,7 @@ def predict_out_of_fold(
         fold = find_folds(groups, rows.groups, folds=folds, seed=seed)
         for number in range(folds):
             training, test = rows.select(np.flatnonzero(fold != number)), fold == number
-            head = solve(training, strength=strength, max_gradient=TRIED_GRADIENT)
+            head = fit_linear_head(training, strength=strength, max_gradient=TRIED_GRADIENT)
             total[test] += head.logits(rows.features[test])
     return np.asarray(total / seeds, np.float32)
 
@@ -200,7 +205,7 @@ def audit(
         probabilities = None
         if table.has_labels:
             with one_thread():
-                head = solve(features, strength=choose_strength(features, seed=0)[0])
+                head = fit_linear_head(features, strength=choose_strength(features, seed=0)[0])
             probabilities = table.task.read_logits(head.logits(pool)).probabilities
         chosen = choose_to_label(pool, probabilities, batch=batch, batches=batches)
         result = replace(result, to_label=[texts_to_choose[row] for row in chosen.tolist()])

@@ -10,7 +10,12 @@ from numpy.typing import NDArray
 from finetune.audit.duplicates import normalize_rows
 from finetune.data.split import find_folds
 from finetune.tasks.base import Labels, Logits, Task
-from finetune.training.linear_head import DEFAULT_STRENGTH, TRIED_GRADIENT, LabelledFeatures, solve
+from finetune.training.linear_head import (
+    DEFAULT_STRENGTH,
+    TRIED_GRADIENT,
+    LabelledFeatures,
+    fit_linear_head,
+)
 
 SIZES, DRAWS = 7, 5
 SMALLEST_FRACTION = 0.05
@@ -69,7 +74,7 @@ def measure_curve(task: Task, rows: LabelledFeatures, groups: NDArray[np.int64])
         order = np.random.default_rng(draw).permutation(np.flatnonzero(fold != draw))
         for number, size in enumerate(sizes):
             training = rows.select(order[:size])
-            head = solve(training, strength=DEFAULT_STRENGTH, max_gradient=TRIED_GRADIENT)
+            head = fit_linear_head(training, strength=DEFAULT_STRENGTH, max_gradient=TRIED_GRADIENT)
             logits = head.logits(rows.features[test])
             errors[number, test] = row_errors(task, logits, rows.labels[test])
     by_draw = np.array([errors[:, fold == draw].mean(axis=1) for draw in range(DRAWS)])

@@ -32,7 +32,7 @@ from finetune.runs.journal import Journal, continue_journal
 from finetune.runs.manifest import Manifest, read_environment, restore_threads, write_environment
 from finetune.runs.preparation import Preparation
 from finetune.runs.results import RunResults, TrainingMetrics, ValidationKind, with_intervals
-from finetune.runs.solved_head import HeadSolver
+from finetune.runs.solved_head import LinearHeadFitter
 from finetune.runs.tracking import Tracking, tracked
 from finetune.tasks.base import Labels, Task
 from finetune.tasks.scores import Scores
@@ -131,10 +131,10 @@ class Run:
         if not distributed.is_main():
             # With the same dropout on every rank the gradient would be noisier.
             torch.manual_seed(self.plan.seed + distributed.rank())
-        self.head: HeadSolver | None = None
+        self.head: LinearHeadFitter | None = None
         if self.plan.method.fits_head:
             with stage("cross-validate"):
-                self.head = trainer.fitter = HeadSolver(
+                self.head = trainer.fitter = LinearHeadFitter(
                     preparation, trainer, trainer.predictor, examples["train"]
                 )
         self._seconds_before_steps = time.perf_counter() - started

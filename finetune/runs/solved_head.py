@@ -19,13 +19,13 @@ from finetune.training.linear_head import (
     LinearHead,
     choose_strength,
     cross_validate,
-    solve,
+    fit_linear_head,
 )
 from finetune.training.trainer import Trainer
 from finetune.training.unlabeled import MAX_TEXTS, fit_with_texts
 
 
-class HeadSolver:
+class LinearHeadFitter:
     """Solves the output layer of a model in training.
 
     ``cross_validated`` are the logits of the training rows by heads on the frozen encoder, each
@@ -76,7 +76,7 @@ class HeadSolver:
             rows = read_features(self._preparation, self._predictor, self._examples)
             texts = self._read_unlabeled()
         if texts is None:
-            head = solve(rows, strength=self._strength)
+            head = fit_linear_head(rows, strength=self._strength)
         else:
             head = fit_with_texts(rows, texts)
             self._report_unlabeled(rows, texts, head)
@@ -112,7 +112,7 @@ class HeadSolver:
         """Say how many texts there are, and how many predictions on test rows they change."""
         test = self._preparation.examples["test"]
         features = read_features(self._preparation, self._predictor, test).features
-        plain = solve(rows, strength=self._strength).logits(features).argmax(axis=1)
+        plain = fit_linear_head(rows, strength=self._strength).logits(features).argmax(axis=1)
         changed = float((plain != head.logits(features).argmax(axis=1)).mean())
         self.unlabeled = UnlabeledTexts(len(texts), changed)
         emit(Info(f"few-shot: {self.unlabeled.sentence}"))

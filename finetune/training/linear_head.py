@@ -1,4 +1,4 @@
-"""An output layer solved on features: the loss is convex, so it has one best, found in seconds.
+"""A linear head fitted on features: the loss is convex, so it has one best, found in seconds.
 
 Features are centred and scaled to unit norm on average, which changes nothing but the meaning of
 the strength of the L2 penalty: scikit-learn's ``C``.
@@ -24,15 +24,15 @@ MAX_WORK, MAX_WORK_OF_FOLDS = 2e7, 2e8
 # Less work is quicker in one thread, much quicker where other programs use the cores.
 MIN_WORK_OF_THREADS = 1e7
 # Of the penalized mean loss, for features of unit norm; a trial need not be exact.
-SOLVED_GRADIENT, TRIED_GRADIENT = 1e-5, 5e-4
+FITTED_GRADIENT, TRIED_GRADIENT = 1e-5, 5e-4
 MAX_ITERATIONS = 1_000
-# Features of more numbers are solved on in fp32.
+# Features of more numbers are fitted in fp32.
 MAX_DOUBLES = 5e7
 
 
 @dataclass(frozen=True)
 class LabelledFeatures:
-    """Rows to solve on, with the task's loss of each, from logits [rows, outputs] and labels."""
+    """Rows to fit a head on, with the loss of each from logits [rows, outputs] and labels."""
 
     features: NDArray[np.float32]  # [rows, hidden]
     labels: NDArray[Any]  # [rows, ...]
@@ -49,7 +49,7 @@ class LabelledFeatures:
 
 @dataclass(frozen=True)
 class LinearHead:
-    """A solved output layer: ``weight`` is float64 [outputs, hidden], ``bias`` [outputs]."""
+    """A fitted linear head: ``weight`` is float64 [outputs, hidden], ``bias`` [outputs]."""
 
     weight: NDArray[np.float64]
     bias: NDArray[np.float64]
@@ -60,11 +60,11 @@ class LinearHead:
         return np.asarray(features @ self.weight.T + self.bias, np.float32)
 
 
-def solve(
+def fit_linear_head(
     rows: LabelledFeatures,
     *,
     strength: float,
-    max_gradient: float = SOLVED_GRADIENT,
+    max_gradient: float = FITTED_GRADIENT,
     start: LinearHead | None = None,
 ) -> LinearHead:
     """Minimize the mean loss with an L2 penalty of ``1 / (strength * rows)`` on the weight.
@@ -72,7 +72,7 @@ def solve(
     A ``start`` may only come from the same rows: from others it would bring what they have taught.
     """
     # In place, since a copy of a large table's features may take gigabytes.
-    is_exact = max_gradient <= SOLVED_GRADIENT and rows.features.size <= MAX_DOUBLES
+    is_exact = max_gradient <= FITTED_GRADIENT and rows.features.size <= MAX_DOUBLES
     dtype = torch.float64 if is_exact else torch.float32
     features = torch.tensor(rows.features, dtype=dtype)
     centre = features.mean(dim=0)
@@ -138,15 +138,17 @@ def choose_strength(
 def cross_validate(
     rows: LabelledFeatures, strengths: Sequence[float], *, seed: int
 ) -> dict[float, NDArray[np.float32]]:
-    """Return, by strength, the logits of each row by a head solved without it: [rows, outputs]."""
+    """Return, by strength, the logits of each row by a head fitted without it: [rows, outputs]."""
     shape = (len(rows.labels), rows.outputs)
     logits = {strength: np.empty(shape, np.float32) for strength in strengths}
-    # Of many classes each has a small gradient, even where nothing is solved yet.
+    # Of many classes each has a small gradient, even where nothing is fitted yet.
     max_gradient = min(TRIED_GRADIENT, 0.02 / rows.outputs)
     for test in folds(rows.groups, seed=seed):
         training, head = rows.select(np.setdiff1d(np.arange(len(rows.labels)), test)), None
         for strength in strengths:
-            head = solve(training, strength=strength, max_gradient=max_gradient, start=head)
+            head = fit_linear_head(
+                training, strength=strength, max_gradient=max_gradient, start=head
+            )
             logits[strength][test] = head.logits(rows.features[test])
     return logits
 

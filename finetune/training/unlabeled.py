@@ -18,7 +18,7 @@ from finetune.training.linear_head import (
     TRIED_GRADIENT,
     LabelledFeatures,
     LinearHead,
-    solve,
+    fit_linear_head,
 )
 
 # More texts are sampled. 2,000 give most of the gain.
@@ -105,7 +105,7 @@ def fit_with_texts(rows: LabelledFeatures, texts: NDArray[np.float32]) -> Linear
     )
     # The penalty stays that of the rows without texts.
     share = len(rows.labels) * (1 + weight) / len(together.labels)
-    head = solve(together, strength=DEFAULT_STRENGTH * share, max_gradient=TRIED_GRADIENT)
+    head = fit_linear_head(together, strength=DEFAULT_STRENGTH * share, max_gradient=TRIED_GRADIENT)
     if rows.outputs > MAX_CLASSES_TO_SHIFT:
         return head
     return replace(head, bias=head.bias + shift_bias(head.logits(texts)))

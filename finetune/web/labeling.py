@@ -20,7 +20,7 @@ from torch.nn import functional
 from finetune.events import Advance, Event, sent_to
 from finetune.tasks.labels import name_classes
 from finetune.tasks.tables import wilson_interval
-from finetune.training.linear_head import DEFAULT_STRENGTH, LabelledFeatures, solve
+from finetune.training.linear_head import DEFAULT_STRENGTH, LabelledFeatures, fit_linear_head
 from finetune.web.journal import Action, How, LabelJournal
 from finetune.web.security import RequestError
 from finetune.web.selection import Scores, Selection, find_contradictions
@@ -313,7 +313,7 @@ class LabelingSession:
             return None
         is_label = is_label[:, known]
         multi = self.journal.is_multi_label
-        head = solve(
+        head = fit_linear_head(
             LabelledFeatures(
                 features,
                 is_label.astype(np.float32) if multi else is_label.argmax(axis=1),

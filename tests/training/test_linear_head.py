@@ -11,8 +11,8 @@ from finetune.training.linear_head import (
     LabelledFeatures,
     choose_strength,
     cross_validate,
+    fit_linear_head,
     folds,
-    solve,
 )
 
 
@@ -47,7 +47,7 @@ def test_it_finds_the_optimum_that_scikit_learn_finds(strength: float) -> None:
     reference = linear_model.LogisticRegression(C=strength, max_iter=10_000, tol=1e-8)
     reference.fit(centred / scale, rows.labels)
 
-    head = solve(rows, strength=strength)
+    head = fit_linear_head(rows, strength=strength)
 
     expected = reference.decision_function(centred / scale)
     logits = head.logits(rows.features)
@@ -64,7 +64,7 @@ def test_numbers_are_solved_as_ridge_regression_solves_them() -> None:
         features, labels, np.ones(50, np.float32), squared, 1, np.zeros(50, np.int64)
     )
 
-    head = solve(rows, strength=1e6)
+    head = fit_linear_head(rows, strength=1e6)
 
     np.testing.assert_allclose(head.weight, [[1.0, -2.0, 0.0, 3.0]], atol=1e-2)
     np.testing.assert_allclose(head.bias, [5.0], atol=1e-2)
@@ -76,7 +76,7 @@ def test_a_row_of_no_weight_changes_nothing() -> None:
     labels[0], weights[0] = 2, 0.0
     wrong = LabelledFeatures(rows.features, labels, weights, softmax, 3, groups=labels)
 
-    assert solve(wrong, strength=10).logits(rows.features)[0].argmax() == rows.labels[0]
+    assert fit_linear_head(wrong, strength=10).logits(rows.features)[0].argmax() == rows.labels[0]
 
 
 def test_out_of_fold_logits_are_of_heads_that_have_not_seen_the_row() -> None:
@@ -85,7 +85,7 @@ def test_out_of_fold_logits_are_of_heads_that_have_not_seen_the_row() -> None:
     labels = np.arange(60) % 2
     rows = LabelledFeatures(noise, labels, np.ones(60, np.float32), softmax, 2, groups=labels)
 
-    seen = solve(rows, strength=100).logits(noise).argmax(axis=1) == labels
+    seen = fit_linear_head(rows, strength=100).logits(noise).argmax(axis=1) == labels
     unseen = cross_validate(rows, [100], seed=0)[100].argmax(axis=1) == labels
 
     assert seen.mean() > 0.9
@@ -145,5 +145,5 @@ def test_a_class_with_one_row_is_allowed(labels: list[int]) -> None:
     classes = np.array(labels)
     rows = LabelledFeatures(features, classes, np.ones(3, np.float32), softmax, 2, groups=classes)
 
-    assert solve(rows, strength=100).logits(features).argmax(axis=1).tolist() == labels
+    assert fit_linear_head(rows, strength=100).logits(features).argmax(axis=1).tolist() == labels
     assert cross_validate(rows, [1.0], seed=0)[1.0].shape == (3, 2)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from torch.nn import functional
 
-from finetune.training.linear_head import LabelledFeatures, solve
+from finetune.training.linear_head import LabelledFeatures, fit_linear_head
 from finetune.training.unlabeled import fit_with_texts, shift_bias, spread_labels
 
 
@@ -61,7 +61,7 @@ def test_a_head_learns_from_unlabeled_texts() -> None:
         rows, classes, np.ones(8, np.float32),
         partial(functional.cross_entropy, reduction="none"), 4, classes,
     )  # fmt: skip
-    plain = solve(labeled, strength=10.0)
+    plain = fit_linear_head(labeled, strength=10.0)
     head = fit_with_texts(labeled, texts)
     accuracies = [
         (fit.logits(new_texts).argmax(axis=1) == new_truth).mean() for fit in (plain, head)
