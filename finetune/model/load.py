@@ -30,7 +30,7 @@ from finetune.model.mean_pooling import (
 )
 from finetune.model.shape import count_positions
 from finetune.model.source import ModelSource, find_model, silence_transformers
-from finetune.model.structure import Structure, find_structure
+from finetune.model.structure import Structure, find_structure, record_calls
 from finetune.tasks.base import PIPELINE, Task
 from finetune.tokenization.buckets import choose_padded_lengths
 from finetune.tokenization.encode import EncodedTexts, encode_texts
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 # In tokenizer_config.json, the model_max_length of the tokenizer before the run.
 LONGEST = "pretrained_max_length"
+# How far padding may move what the output layer reads, relatively. Rounding moves it by 1e-6, and
+# FNet, which has no attention mask, by 0.3.
+PADDING_WARNING, MAX_PADDING_ERROR = 1e-3, 0.02
 
 
 @dataclass(frozen=True)
@@ -168,6 +171,8 @@ def load_model(
         _check_fit(model, structure, source, not_loaded, info["unexpected_keys"])
     structure = replace(structure, new=structure.head.intersection(not_loaded))
     text_model = TextModel(model, tokenizer, structure, task, source)
+    if not strict:
+        _check_padding(text_model)
     if has_own_outputs and not structure.new & structure.output_layer:
         task.unscale_output_layer(text_model.output_parameters, saved=saved)
     return text_model
@@ -270,3 +275,36 @@ def _check_fit(
             f"the weights of {source.name} are not those of its config.json: {faults[0]}",
             remedy=f"{SAME_MODEL}, or add --from-scratch",
         )
+
+
+def _check_padding(text_model: TextModel) -> None:
+    """Reject a model that reads a text alone and in a padded batch differently."""
+    model, tokenizer = text_model.model, text_model.tokenizer
+    output_layer = next(iter(text_model.structure.output_layer)).rpartition(".")[0]
+    words = np.setdiff1d(np.arange(text_model.vocabulary_size), tokenizer.all_special_ids)
+    lengths, padding = (9, 3), {"input_ids": tokenizer.pad_token_id}
+    tokens = np.resize(words[:7].astype(np.int32), sum(lengths))
+    offsets, pads_left = np.cumsum([0, *lengths]), tokenizer.padding_side == "left"
+    encoded = EncodedTexts({"input_ids": tokens}, offsets, padding, pads_left, 0)
+    inputs_of = text_model.inputs(encoded).inputs_of
+
+    def read(rows: list[int], padded_length: int) -> torch.Tensor:
+        with text_model.source.failures_explained():
+            calls = record_calls(model, inputs_of(np.array(rows), padded_length))
+        features = calls[output_layer].features
+        # A head may give logits of all tokens, and choose those of the last.
+        logits: torch.Tensor = calls[""].output.logits
+        return logits if features is None or features.ndim > 2 else features
+
+    padded = read([0, 1], max(lengths) + 3)
+    alone = torch.cat([read([row], length) for row, length in enumerate(lengths)])
+    error = ((padded - alone).norm() / alone.norm()).item()
+    message = (
+        f"{type(model).__name__} reads the same text differently when padding follows on the "
+        f"{tokenizer.padding_side}: its features are off by {error:.1%}"
+    )
+    remedy = "choose an encoder with an attention mask, such as bert-base-uncased"
+    if error > MAX_PADDING_ERROR:
+        raise ModelUnsupportedError(message, remedy=remedy)
+    if error > PADDING_WARNING:
+        emit(WarningMessage(message, remedy=remedy))

@@ -16,7 +16,9 @@ from tiny_models import (
     tiny_model,
     tiny_tokenizer,
 )
-from transformers import AutoModel, PreTrainedModel, Qwen2Config
+from torch import nn
+from transformers import AutoModel, ConvBertConfig, FNetConfig, PreTrainedModel, Qwen2Config
+from transformers.models.bert.modeling_bert import BertSelfAttention
 
 from finetune import events
 from finetune.errors import ModelUnsupportedError
@@ -272,6 +274,32 @@ def test_weights_that_do_not_fit_the_config_are_refused(
         load(folder, pooling=pooling)
     assert "one model" in refused.value.remedy
     load(folder, from_scratch=True)
+
+
+class MixesAllTokens(nn.Module):
+    """Attention without a mask."""
+
+    def forward(self, features: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
+        return features + features.mean(1, keepdim=True), None
+
+
+@pytest.mark.parametrize("kind", ["fnet", "convbert", "pads left", "no mask"])
+def test_a_model_to_which_padding_matters_is_refused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_tiny_model(tmp_path)
+    if kind == "fnet":
+        AutoModel.from_config(FNetConfig(**SIZES)).save_pretrained(folder)
+    elif kind == "convbert":
+        sizes = SIZES | {"hidden_size": 256, "num_hidden_layers": 8}
+        AutoModel.from_config(ConvBertConfig(**sizes, embedding_size=256)).save_pretrained(folder)
+    elif kind == "pads left":
+        path = folder / "tokenizer_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"padding_side": "left"}))
+    else:
+        monkeypatch.setattr(BertSelfAttention, "forward", MixesAllTokens.forward)
+    with pytest.raises(ModelUnsupportedError, match="when padding follows"):
+        load(folder)
 
 
 @pytest.mark.parametrize("architecture", ["modernbert", "distilbert"])
