@@ -144,7 +144,7 @@ def packages_of(error: BaseException) -> list[str]:
 
 
 # What the system says of a file, and what to do.
-_OF_SYSTEM: dict[int | None, tuple[type[FinetuneError], str, str]] = {
+_BY_ERRNO: dict[int | None, tuple[type[FinetuneError], str, str]] = {
     errno.ENOENT: (UsageError, "there is no {}", "check the name"),
     errno.ENOTDIR: (UsageError, "{} lies in a file, not in a folder", "check the name"),
     errno.EISDIR: (
@@ -178,8 +178,8 @@ def system_error(error: BaseException) -> OSError | None:
 
 def explain(error: BaseException) -> FinetuneError | None:
     """Return an error of the system in words; None for an error that no user can cause."""
-    if (cause := system_error(error)) and cause.errno in _OF_SYSTEM:
-        kind, message, remedy = _OF_SYSTEM[cause.errno]
+    if (cause := system_error(error)) and cause.errno in _BY_ERRNO:
+        kind, message, remedy = _BY_ERRNO[cause.errno]
         place = cause.filename or ("standard output" if cause is error else "a file")
         return kind(message.format(place, reason=cause.strerror), remedy=remedy)
     if isinstance(error, ImportError):

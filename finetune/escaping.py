@@ -5,7 +5,7 @@ import re
 # Of direction: marks, embeddings, overrides, isolates; and two ends of lines beside them.
 _DIRECTION = "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
 _IN_LINES = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{_DIRECTION}\ud800-\udfff]")
-_IN_A_LINE = re.compile(f"{_IN_LINES.pattern}|[\t\n]")
+_IN_SINGLE_LINE = re.compile(f"{_IN_LINES.pattern}|[\t\n]")
 
 
 def escape_controls(text: str) -> str:
@@ -23,7 +23,7 @@ def escape_line(text: str) -> str:
     >>> escape_line("a\tb\r\n")
     'a\\u0009b\\u000d\\u000a'
     """
-    return _IN_A_LINE.sub(_code, text)
+    return _IN_SINGLE_LINE.sub(_code, text)
 
 
 def _code(match: re.Match[str]) -> str:

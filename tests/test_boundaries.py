@@ -15,12 +15,12 @@ HEAVY = {"torch", "transformers", "pydantic", "datasets", "accelerate"}
 TRAINING_ONLY = {"evaluate", "sklearn"}
 
 
-def places_outside(*rooms: str, breaks_rule: Callable[[ast.AST], bool]) -> list[str]:
-    """List ``file:line`` wherever a node outside the rooms (folders or files) breaks a rule."""
+def places_outside(*packages: str, breaks_rule: Callable[[ast.AST], bool]) -> list[str]:
+    """List ``file:line`` wherever a node outside the packages (or modules) breaks a rule."""
     return [
         f"{path.relative_to(PACKAGE)}:{node.lineno}"
         for path in sorted(PACKAGE.rglob("*.py"))
-        if not any(path.is_relative_to(PACKAGE / room) for room in rooms)
+        if not any(path.is_relative_to(PACKAGE / package) for package in packages)
         for node in _nodes(path)
         if isinstance(node, ast.expr | ast.stmt) and breaks_rule(node)
     ]
@@ -86,7 +86,7 @@ def test_the_files_that_contributing_names_exist() -> None:
 
 def test_the_tree_of_the_architecture_has_every_module_and_no_other() -> None:
     text = (PACKAGE.parent / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    tree = text.partition("## The rooms")[2].partition("    comparisons/")[0]
+    tree = text.partition("## Packages and modules")[2].partition("    comparisons/")[0]
     # commands/ is one line of the tree, with a file per command.
     modules = {path.name for path in PACKAGE.rglob("*.py") if path.parent.name != "commands"}
     named = set(re.findall(r"\w+\.py\b", tree))

@@ -30,7 +30,7 @@ from finetune.tasks.regression import Regression
 from finetune.training.linear_head import (
     TRIED_GRADIENT,
     LabelledFeatures,
-    choose_strength,
+    choose_inverse_regularization,
     fit_linear_head,
 )
 
@@ -58,14 +58,16 @@ def predict_out_of_fold(
     if len(np.unique(groups)) == 1:  # all rows are near duplicates
         groups = np.arange(len(groups))
     folds = min(folds, len(np.unique(groups)))
-    strength, _ = choose_strength(rows, seed=0)
+    chosen, _ = choose_inverse_regularization(rows, seed=0)
     seeds = SEEDS if rows.features.size * rows.outputs <= MAX_WORK else 1
     total = np.zeros((len(rows.labels), rows.outputs), np.float32)
     for seed in range(seeds):
         fold = find_folds(groups, rows.groups, folds=folds, seed=seed)
         for number in range(folds):
             training, test = rows.select(np.flatnonzero(fold != number)), fold == number
-            head = fit_linear_head(training, strength=strength, max_gradient=TRIED_GRADIENT)
+            head = fit_linear_head(
+                training, inverse_regularization=chosen, max_gradient=TRIED_GRADIENT
+            )
             total[test] += head.logits(rows.features[test])
     return np.asarray(total / seeds, np.float32)
 
@@ -205,7 +207,8 @@ def audit(
         probabilities = None
         if table.has_labels:
             with one_thread():
-                head = fit_linear_head(features, strength=choose_strength(features, seed=0)[0])
+                inverse_regularization, _ = choose_inverse_regularization(features, seed=0)
+                head = fit_linear_head(features, inverse_regularization=inverse_regularization)
             probabilities = table.task.read_logits(head.logits(pool)).probabilities
         chosen = choose_to_label(pool, probabilities, batch=batch, batches=batches)
         result = replace(result, to_label=[texts_to_choose[row] for row in chosen.tolist()])

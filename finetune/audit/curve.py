@@ -11,7 +11,7 @@ from finetune.audit.duplicates import normalize_rows
 from finetune.data.split import find_folds
 from finetune.tasks.base import Labels, Logits, Task
 from finetune.training.linear_head import (
-    DEFAULT_STRENGTH,
+    DEFAULT_INVERSE_REGULARIZATION,
     TRIED_GRADIENT,
     LabelledFeatures,
     fit_linear_head,
@@ -74,7 +74,11 @@ def measure_curve(task: Task, rows: LabelledFeatures, groups: NDArray[np.int64])
         order = np.random.default_rng(draw).permutation(np.flatnonzero(fold != draw))
         for number, size in enumerate(sizes):
             training = rows.select(order[:size])
-            head = fit_linear_head(training, strength=DEFAULT_STRENGTH, max_gradient=TRIED_GRADIENT)
+            head = fit_linear_head(
+                training,
+                inverse_regularization=DEFAULT_INVERSE_REGULARIZATION,
+                max_gradient=TRIED_GRADIENT,
+            )
             logits = head.logits(rows.features[test])
             errors[number, test] = row_errors(task, logits, rows.labels[test])
     by_draw = np.array([errors[:, fold == draw].mean(axis=1) for draw in range(DRAWS)])

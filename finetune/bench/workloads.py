@@ -39,7 +39,7 @@ CLASSES = 6
 SEED = 0
 # Of BERT's tokenizer, whose vocabulary may not be at hand. It makes 13.4 tokens a row of TREC's
 # first thousand, of the questions 13.0.
-_CHARACTERS_A_TOKEN = 4.4
+_CHARACTERS_PER_TOKEN = 4.4
 _SPECIAL_TOKENS = 2
 MLP_WIDTHS = (1024, 512, 256)
 # Channels of VGG16's convolutions of 3 by 3; 0 halves the image.
@@ -285,7 +285,7 @@ def read_lengths(data_dir: Path | None) -> list[int]:
     data = DataConfig("trec", data_dir=str(data_dir)) if data_dir else DataConfig("questions")
     with muted():
         texts = load_data(data).splits["train"]["text"]
-    return [_SPECIAL_TOKENS + round(len(text) / _CHARACTERS_A_TOKEN) for text in texts]
+    return [_SPECIAL_TOKENS + round(len(text) / _CHARACTERS_PER_TOKEN) for text in texts]
 
 
 def bert_base() -> PreTrainedModel:

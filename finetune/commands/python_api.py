@@ -110,13 +110,13 @@ def _with_files(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return arguments in which files of their rows stand for tables; a run takes these over."""
     from finetune.data.in_memory import is_table, write_table
-    from finetune.data.words import SPLIT_OF_WORD
+    from finetune.data.words import SPLIT_BY_WORD
 
     if "file" in shape.parameters and arguments and is_table(arguments[0]):
         options, arguments = {"data": arguments[0], **options}, arguments[1:]
     if isinstance(splits := options.get("data"), Mapping) and _are_splits(splits):
-        known = (name for name in reversed([*splits]) if str(name).casefold() in SPLIT_OF_WORD)
-        read = {SPLIT_OF_WORD[str(name).casefold()]: name for name in known}
+        known = (name for name in reversed([*splits]) if str(name).casefold() in SPLIT_BY_WORD)
+        read = {SPLIT_BY_WORD[str(name).casefold()]: name for name in known}
         if "train" not in read:
             names = ", ".join(map(str, splits))
             raise ConfigurationError(f"no split of {names} is train", remedy="name it train")
@@ -132,10 +132,10 @@ def _with_files(
 
 def _are_splits(tables: Mapping[Any, Any]) -> bool:
     """Return whether tables by name are splits, and neither columns nor the texts of labels."""
-    from finetune.data.words import SPLIT_OF_WORD
+    from finetune.data.words import SPLIT_BY_WORD
 
     values = tables.values()
-    is_named = all(str(name).casefold() in SPLIT_OF_WORD for name in tables)
+    is_named = all(str(name).casefold() in SPLIT_BY_WORD for name in tables)
     return is_named or any(hasattr(v, "column_names") or hasattr(v, "columns") for v in values)
 
 

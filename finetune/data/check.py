@@ -35,7 +35,7 @@ LONG_TAIL = 2.0
 # Emoji and rare words are unknown to a model that suits the texts otherwise.
 MAX_UNKNOWN = 0.05
 # A vocabulary with words of a script has at most about 0.75, for Korean.
-MAX_TOKENS_A_LETTER, MAX_TOKENS_A_SIGN = 0.85, 1.3
+MAX_TOKENS_PER_LETTER, MAX_TOKENS_PER_CHARACTER = 0.85, 1.3
 SCRIPT_TEXTS, SCRIPT_WORDS = 1_000, 5_000
 FIRST_LETTER_BEYOND_LATIN = "\u0250"
 # The default model's vocabulary is English.
@@ -306,7 +306,7 @@ def find_spelt_script(
     letters = sum(map(str.isalpha, "".join(words)))
     tokens = tokenizer.backend_tokenizer.encode_batch_fast(words, add_special_tokens=False)
     is_east_asian = script in ("CJK", "HIRAGANA", "KATAKANA")
-    most = (MAX_TOKENS_A_SIGN if is_east_asian else MAX_TOKENS_A_LETTER) * letters
+    most = (MAX_TOKENS_PER_CHARACTER if is_east_asian else MAX_TOKENS_PER_LETTER) * letters
     name = script if script == "CJK" else script.capitalize()
     return name if sum(map(len, tokens)) > most else None
 

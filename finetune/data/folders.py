@@ -25,7 +25,7 @@ from finetune.data.packed import (
     splits_named,
 )
 from finetune.data.read import TABLE_SUFFIXES, RawTable, join_tables, read_file
-from finetune.data.words import SPLIT_OF_WORD
+from finetune.data.words import SPLIT_BY_WORD
 from finetune.errors import DataError, DataNotFoundError, DataUnreadableError, SeveralTablesError
 from finetune.events import Info, emit
 
@@ -34,7 +34,7 @@ Classes = dict[str, dict[str, str]]
 TEXT_SUFFIXES = (".txt", "")
 SAVED_BY_DATASETS = "state.json"
 WITHOUT_CLASS = frozenset(("unsup", "unsupervised", "unlabeled", "unlabelled"))
-SPLIT_WORD = re.compile(rf"(?<![a-z])({'|'.join(SPLIT_OF_WORD)})(?![a-z])", re.IGNORECASE)
+SPLIT_WORD = re.compile(rf"(?<![a-z])({'|'.join(SPLIT_BY_WORD)})(?![a-z])", re.IGNORECASE)
 
 
 def read_splits(paths: Sequence[Path], options: DataConfig) -> dict[str, RawTable]:
@@ -93,7 +93,7 @@ def find_class_folders(names: Iterable[str]) -> Classes:
     """
     texts = [path for path in map(PurePosixPath, names) if path.suffix.lower() in TEXT_SUFFIXES]
     classes = {
-        path: next((folder for folder in path.parts[-2::-1] if folder not in SPLIT_OF_WORD), "")
+        path: next((folder for folder in path.parts[-2::-1] if folder not in SPLIT_BY_WORD), "")
         for path in texts
     }
     texts = [path for path in texts if classes[path] not in ("", *WITHOUT_CLASS)]
@@ -104,7 +104,7 @@ def find_class_folders(names: Iterable[str]) -> Classes:
     splits: Classes = {}
     for path, label in known.items():
         words = SPLIT_WORD.findall(" ".join(part for part in path.parts[:-1] if part != label))
-        split = SPLIT_OF_WORD[words[-1].casefold()] if words else "train"
+        split = SPLIT_BY_WORD[words[-1].casefold()] if words else "train"
         splits.setdefault(split, {})[str(path)] = label
     return splits if "train" in splits else {}
 

@@ -12,7 +12,7 @@ from finetune.config.schema import HUB_PREFIX, DataConfig
 from finetune.data.dataset import DataSource, LoadedData
 from finetune.data.read import SUFFIXES
 from finetune.data.tables import read_tables
-from finetune.data.words import SPLIT_OF_WORD
+from finetune.data.words import SPLIT_BY_WORD
 from finetune.errors import DataError, DataNotFoundError, HubNotReachableError
 from finetune.events import Info, emit
 
@@ -69,13 +69,13 @@ def find_splits(
     ``data/train-00000-of-00002.parquet``, ``default/train/0000.parquet``.
     """
     pattern = re.compile(
-        rf"(?:(.*)/)?({'|'.join(SPLIT_OF_WORD)})(?:[-_.]?\d[^/]*|/[^/]+)?{re.escape(suffix)}"
+        rf"(?:(.*)/)?({'|'.join(SPLIT_BY_WORD)})(?:[-_.]?\d[^/]*|/[^/]+)?{re.escape(suffix)}"
     )
     folders: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name in sorted(names):
         if match := pattern.fullmatch(name):
             folder, word = match.groups()
-            folders[folder or ""][SPLIT_OF_WORD[word]].append(name)
+            folders[folder or ""][SPLIT_BY_WORD[word]].append(name)
     whole = {
         folder: {split: files for split, files in splits.items() if _is_complete(files)}
         for folder, splits in folders.items()

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 from zipfile import BadZipFile, ZipFile
 
-from finetune.data.words import SPLIT_OF_WORD, WORDS
+from finetune.data.words import SPLIT_BY_WORD, WORDS
 from finetune.errors import DataNotFoundError, DataUnreadableError, SeveralTablesError, explain
 from finetune.files import is_there, naming
 
@@ -228,11 +228,11 @@ def splits_named(names: Sequence[str]) -> Mapping[str, list[str]]:
     if len(numberless) == 1 and all(map(PART.search, names)):
         return {"train": list(names)}
     for name in names:
-        words = [SPLIT_OF_WORD.get(word) for word in re.split(r"[\W_]|\d", name.casefold())]
+        words = [SPLIT_BY_WORD.get(word) for word in re.split(r"[\W_]|\d", name.casefold())]
         if split := next(filter(None, reversed(words)), None):
             splits.setdefault(split, []).append(name)
     for split, split_names in splits.items():
-        plain = [name for name in split_names if Path(name).stem.casefold() in SPLIT_OF_WORD]
+        plain = [name for name in split_names if Path(name).stem.casefold() in SPLIT_BY_WORD]
         if len({re.sub(r"\d", "", name) for name in split_names}) > 1:
             if len(plain) != 1:
                 return {}

@@ -40,7 +40,7 @@ from finetune.data.encoding import find_text
 from finetune.data.folders import read_splits
 from finetune.data.packed import unpack
 from finetune.data.read import RawTable
-from finetune.data.words import SPLIT_OF_VALUE
+from finetune.data.words import SPLIT_BY_VALUE
 from finetune.errors import DataError, DataNotFoundError, UsageError
 from finetune.events import Info, WarningMessage, emit
 from finetune.tasks.base import Task
@@ -417,11 +417,11 @@ def _split_of(value: str, *, column: str) -> str:
     """Return the split that a value names, or says yes or no to, as is_valid does; "" if none."""
     word = next(iter(re.findall(r"[^\W\d_]+", value.casefold())), "")
     marks = re.findall(r"[^\W\d_]+", column.casefold())
-    split = next((SPLIT_OF_VALUE[mark] for mark in marks[1:] if mark in SPLIT_OF_VALUE), "")
+    split = next((SPLIT_BY_VALUE[mark] for mark in marks[1:] if mark in SPLIT_BY_VALUE), "")
     if split and marks[0] == "is" and value.casefold() in YES | NO:
         other = "test" if split == "train" else "train"
         return split if value.casefold() in YES else other
-    return SPLIT_OF_VALUE.get(word, "")
+    return SPLIT_BY_VALUE.get(word, "")
 
 
 def _has_labels(table: RawTable, label: Sequence[str]) -> bool:

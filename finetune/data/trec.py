@@ -33,7 +33,7 @@ ORIGINAL_ADDRESS = "https://cogcomp.seas.upenn.edu/Data/QA/QC"
 
 TRAINING_ROWS = 5452
 
-_FINE_OF_COARSE = {
+_FINE_BY_COARSE = {
     "ABBR": "abb exp",
     "ENTY": "animal body color cremat currency dismed event food instru lang letter other plant"
     " product religion sport substance symbol techmeth termeq veh word",
@@ -42,9 +42,9 @@ _FINE_OF_COARSE = {
     "LOC": "city country mount other state",
     "NUM": "code count date dist money ord other period perc speed temp volsize weight",
 }
-COARSE = tuple(_FINE_OF_COARSE)
+COARSE = tuple(_FINE_BY_COARSE)
 """The 6 classes, in the order of the Hub's present version."""
-FINE = tuple(f"{coarse}:{fine}" for coarse in COARSE for fine in _FINE_OF_COARSE[coarse].split())
+FINE = tuple(f"{coarse}:{fine}" for coarse in COARSE for fine in _FINE_BY_COARSE[coarse].split())
 """The 50 classes, in the order of the Hub's present version."""
 FILES = {"train": "train_5500.label", "test": "TREC_10.label"}
 

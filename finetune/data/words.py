@@ -14,5 +14,5 @@ def _split_of(groups: Iterable[dict[str, str]]) -> dict[str, str]:
 
 
 # By words in the names of files, and by those in the values of a column.
-SPLIT_OF_WORD = _split_of([WORDS["splits"]])
-SPLIT_OF_VALUE = _split_of([WORDS["splits"], WORDS["splits_in_columns"]])
+SPLIT_BY_WORD = _split_of([WORDS["splits"]])
+SPLIT_BY_VALUE = _split_of([WORDS["splits"], WORDS["splits_in_columns"]])

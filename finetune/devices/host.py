@@ -15,7 +15,7 @@ ROSETTA_REMEDY = (
     "finetune && conda config --env --set subdir osx-arm64"
 )
 # Those that PyTorch's CPU kernels use: AVX-512 and AMX on Intel's and AMD's, bfmmla on Arm's.
-_BF16_FLAGS_OF_LINUX = ("avx512_bf16", "amx_bf16", "bf16")
+_LINUX_BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
 # Of glibc's mallopt(3).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MAX_KEPT_BYTES = 2**30
@@ -85,7 +85,7 @@ def bf16_instructions() -> list[str]:
     cpu = _read_cpuinfo()
     # Arm's CPUs have features in place of flags.
     flags = f"{cpu.get('flags')} {cpu.get('Features')}".split()
-    return [flag for flag in _BF16_FLAGS_OF_LINUX if flag in flags]
+    return [flag for flag in _LINUX_BF16_FLAGS if flag in flags]
 
 
 def _read_cpuinfo() -> dict[str, str]:

@@ -17,7 +17,7 @@ RESAMPLES = 2000
 # Of a reliability diagram, as in Guo et al. 2017.
 BINS = 15
 # A threshold is chosen so that the precision is this many standard errors above the target.
-ERRORS_OF_MARGIN = 1.0
+MARGIN_Z = 1.0
 
 Floats = NDArray[np.floating[Any]]
 
@@ -138,6 +138,6 @@ def threshold_for_precision(
     ordered = np.asarray(confidences, np.float64)[order]
     # Rows of one confidence are accepted together.
     last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True)[: len(order)])
-    low, _ = wilson_interval(np.cumsum(is_right[order])[last], last + 1, errors=ERRORS_OF_MARGIN)
+    low, _ = wilson_interval(np.cumsum(is_right[order])[last], last + 1, errors=MARGIN_Z)
     good = np.flatnonzero(low >= precision)
     return float(ordered[last[good[-1]]]) if len(good) else None

@@ -21,13 +21,17 @@ from finetune.model.structure import encoder_layers
 from finetune.runs.batch_sizes import make_batch_sizes
 from finetune.runs.encoding import encode_rows
 from finetune.runs.features import stored_features
+from finetune.runs.linear_head import read_features
 from finetune.runs.plan import choose_method
 from finetune.runs.preparation import Preparation, load_for_training
-from finetune.runs.solved_head import read_features
 from finetune.tasks.base import Labels, Task
 from finetune.tasks.metrics import METRICS
 from finetune.tasks.scores import MetricValue
-from finetune.training.linear_head import LabelledFeatures, choose_strength, cross_validate
+from finetune.training.linear_head import (
+    LabelledFeatures,
+    choose_inverse_regularization,
+    cross_validate,
+)
 
 # With fewer rows a fold would have one or two.
 MIN_ROWS = 10
@@ -100,9 +104,9 @@ def _cross_validate(config: Config, rows: Dataset, task: Task) -> BaselineEstima
     method = choose_method(config, task, rows=count)
     features = read_frozen_features(prepare_head(config, rows, task))
     seed = config.training.seed
-    strength, logits = choose_strength(features, seed=seed)
+    chosen, logits = choose_inverse_regularization(features, seed=seed)
     if logits is None:
-        logits = cross_validate(features, [strength], seed=seed)[strength]
+        logits = cross_validate(features, [chosen], seed=seed)[chosen]
     labels, sampled = features.labels, len(features.labels)
     scores = task.score(logits, labels)
     metric = next(iter(scores.baselines))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 UNLIMITED = 2**31 - 1
 # Estimates lengths without a tokenizer: BERT's has 3.8 bytes a token in TREC's questions and 3, one
 # character, in Chinese. A length that is too high costs nothing.
-BYTES_A_TOKEN = 3
+BYTES_PER_TOKEN = 3
 SPECIAL_TOKENS = 2
 # Positions of BERT and of most models like it.
 MAX_TOKENS = 512
@@ -35,7 +35,7 @@ SCRIPT_CHARACTERS = 100_000
 ENGLISH_WORDS = frozenset(("the", "and", "of", "you", "that", "this", "with", "for", "my", "what"))
 MIN_ENGLISH, MAX_MARKED = 0.03, 0.003
 # Of Amharic, Khmer, Lao, Odia and Sinhala, which multilingual BERT was not trained on.
-SCRIPTS_OF_XLM = frozenset(("ETHIOPIC", "KHMER", "LAO", "ORIYA", "SINHALA"))
+XLM_SCRIPTS = frozenset(("ETHIOPIC", "KHMER", "LAO", "ORIYA", "SINHALA"))
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def guess(options: DataConfig, *, model: str | None) -> Guesses:
     if lengths := measure_tokens({"train": rows}, ModelConfig(model=model)):
         suggested, longer = lengths.suggested_max_length, lengths.beyond_model / len(rows)
     else:
-        tokens = size_bytes // BYTES_A_TOKEN + SPECIAL_TOKENS
+        tokens = size_bytes // BYTES_PER_TOKEN + SPECIAL_TOKENS
         longer = float((tokens > MAX_TOKENS).mean())
         suggested = suggest_max_length(tokens, max_tokens=MAX_TOKENS)
     values = {
@@ -157,4 +157,4 @@ def suggest_encoder(texts: "pyarrow.ChunkedArray") -> str:
         return MULTILINGUAL_MODEL if has_marks and not is_english else Config().model.model
     if script == "CJK" and not scripts.keys() & {"HIRAGANA", "KATAKANA", "HANGUL"}:
         return "bert-base-chinese"
-    return "xlm-roberta-base" if script in SCRIPTS_OF_XLM else MULTILINGUAL_MODEL
+    return "xlm-roberta-base" if script in XLM_SCRIPTS else MULTILINGUAL_MODEL

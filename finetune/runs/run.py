@@ -29,10 +29,10 @@ from finetune.runs.features import stored_features
 from finetune.runs.folder import RunFolder
 from finetune.runs.inference import write_confidences, write_inference
 from finetune.runs.journal import Journal, continue_journal
+from finetune.runs.linear_head import LinearHeadFitter
 from finetune.runs.manifest import Manifest, read_environment, restore_threads, write_environment
 from finetune.runs.preparation import Preparation
 from finetune.runs.results import RunResults, TrainingMetrics, ValidationKind, with_intervals
-from finetune.runs.solved_head import LinearHeadFitter
 from finetune.runs.tracking import Tracking, tracked
 from finetune.tasks.base import Labels, Task
 from finetune.tasks.scores import Scores

@@ -13,7 +13,7 @@ FEW_ROWS = 100
 # The largest class decides the accuracy where it has so many of the rows.
 LOPSIDED = 0.7
 # Macro F1 is so far below accuracy where small classes are missed.
-GAP_OF_MACRO_F1 = 0.1
+MACRO_F1_GAP = 0.1
 
 
 def summarize(results: RunResults) -> str:
@@ -74,9 +74,7 @@ def _advise(results: RunResults) -> str:
     if details.metric_for_best_model == "accuracy" and results.validation:
         options += ["`--metric-for-best-model macro_f1`", "`mcc`"]
     largest, metrics = test.baselines.get("accuracy", 0.0), test.metrics
-    is_lopsided = (
-        largest >= LOPSIDED and metrics["macro_f1"] < metrics["accuracy"] - GAP_OF_MACRO_F1
-    )
+    is_lopsided = largest >= LOPSIDED and metrics["macro_f1"] < metrics["accuracy"] - MACRO_F1_GAP
     if options and (is_lopsided or missed_classes(test)):
         right = [name for name, of_class in (test.per_class or {}).items() if of_class.f1]
         alone = f"It gets {quote_name(right[0])} right alone: " if len(right) == 1 else ""

@@ -31,7 +31,7 @@ DEFAULT_THRESHOLD = 0.5
 MAX_POSITIVE_WEIGHT = 100.0
 # A threshold chosen on few rows is mostly chance: that of all classes counts as much as one chosen
 # on so many rows of the class (tests/tasks/test_multi).
-ROWS_OF_COMMON_THRESHOLD = 10
+THRESHOLD_PRIOR_ROWS = 10
 MIN_THRESHOLD = 1e-6
 
 
@@ -201,7 +201,7 @@ def find_thresholds(
     own_thresholds = list(map(find_threshold, probabilities.T, true.T))
     common = find_threshold(probabilities.ravel(), true.ravel())
     rows = true.sum(axis=0)
-    weights = rows / (rows + ROWS_OF_COMMON_THRESHOLD)
+    weights = rows / (rows + THRESHOLD_PRIOR_ROWS)
     own_logits, common_logit = (
         logit(np.clip(threshold, MIN_THRESHOLD, 1 - MIN_THRESHOLD))
         for threshold in (own_thresholds, common)

@@ -28,13 +28,13 @@ from finetune.tasks.tables import (
 
 BASELINE = "baseline_"
 # A model that never gets a class of so many of the rows right is not chosen for its accuracy.
-LARGE_CLASS, MIN_ROWS_OF_CLASS = 0.1, 3
+LARGE_CLASS, MIN_CLASS_ROWS = 0.1, 3
 # How much better than the baseline is far: a fraction more, or a part of its error.
 FAR, FAR_ERROR = 0.2, 0.5
 # From so many rows on a percentage has a digit after the point.
 MANY_ROWS = 200
 # The confusion matrix grows with the square of the classes: at 10,000 it would take gigabytes.
-MAX_CLASSES_OF_MATRIX = 500
+MAX_MATRIX_CLASSES = 500
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ class Scores(DisplayMixin):
         )
         per_class = {name: ClassScores(*row) for name, row in zip(names, rows, strict=True)}
         matrix: list[list[int]] | None = None if labels.ndim == 2 else []
-        if matrix is not None and count <= MAX_CLASSES_OF_MATRIX:
+        if matrix is not None and count <= MAX_MATRIX_CLASSES:
             pairs = np.bincount(labels * count + predicted, minlength=count**2)
             matrix = pairs.reshape(count, count).tolist()
         return replace(self, per_class=per_class, confusion_matrix=matrix)
@@ -228,7 +228,7 @@ def missed_classes(scores: Scores) -> dict[str, float]:
     """Return large classes, of one a row, that no row rightly got: their fractions of the rows."""
     if "accuracy" not in scores.metrics:
         return {}
-    least = max(LARGE_CLASS * scores.samples, MIN_ROWS_OF_CLASS)
+    least = max(LARGE_CLASS * scores.samples, MIN_CLASS_ROWS)
     classes = (scores.per_class or {}).items()
     return {
         name: class_scores.support / scores.samples

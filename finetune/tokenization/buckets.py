@@ -12,7 +12,7 @@ from finetune.devices.base import BatchShapes
 # Examples are sorted by length only within a pool of this many batches, so that texts of one length
 # meet others in every epoch. On TREC at batch size 32, padded to the longest of each batch, 97 % of
 # the tokens are real with pools of 50, and 99 % with the whole epoch sorted (docs/measurements.md).
-BATCHES_A_POOL = 50
+BATCHES_PER_POOL = 50
 # Of so few padded lengths each has many texts, which meet in random order: the epoch is one pool.
 FEW_PADDED_LENGTHS = 16
 
@@ -85,7 +85,7 @@ def plan_epoch(
     order = random.permutation(len(lengths))
     padded = np.asarray(padded_lengths)[np.searchsorted(padded_lengths, lengths)]
     is_one_pool = len(padded_lengths) <= FEW_PADDED_LENGTHS
-    pool_size = len(order) if is_one_pool else effective_batch_size * BATCHES_A_POOL
+    pool_size = len(order) if is_one_pool else effective_batch_size * BATCHES_PER_POOL
     pools = np.arange(len(order)) // pool_size
     by_length = order[np.lexsort((-padded[order], pools))]
     slices = np.split(by_length, range(effective_batch_size, len(order), effective_batch_size))

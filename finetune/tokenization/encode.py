@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 # Texts go to the tokenizer in slices of this size. What it returns, hundreds of bytes a token, then
 # stays in the processor's cache: slices of 10,000 take 1.6 times as long (docs/measurements.md).
-TEXTS_A_CALL = 512
+TEXTS_PER_CALL = 512
 # Of long texts fewer go at once, so that memory does not grow with them.
-CHARACTERS_A_CALL = 2**17
+CHARACTERS_PER_CALL = 2**17
 SECONDS_BETWEEN_REPORTS = 5.0
 _ATTRIBUTES = {"input_ids": "ids", "token_type_ids": "type_ids"}
 
@@ -201,13 +201,13 @@ def _set_truncation(
 def _pieces(texts: "Texts", pairs: "Texts | None") -> Iterator[list[Any]]:
     """Yield the texts, or pairs, in slices, and report every few seconds how many are done."""
     reported = time.monotonic()
-    for start in range(0, len(texts), TEXTS_A_CALL):
-        piece: list[Any] = _as_list(texts[start : start + TEXTS_A_CALL])
-        # About CHARACTERS_A_CALL at once, or one text.
+    for start in range(0, len(texts), TEXTS_PER_CALL):
+        piece: list[Any] = _as_list(texts[start : start + TEXTS_PER_CALL])
+        # About CHARACTERS_PER_CALL at once, or one text.
         before = np.cumsum([0, *map(len, piece)])[:-1]
-        starts = np.flatnonzero(np.diff(before // CHARACTERS_A_CALL)) + 1
+        starts = np.flatnonzero(np.diff(before // CHARACTERS_PER_CALL)) + 1
         if pairs is not None:
-            piece = list(zip(piece, _as_list(pairs[start : start + TEXTS_A_CALL]), strict=True))
+            piece = list(zip(piece, _as_list(pairs[start : start + TEXTS_PER_CALL]), strict=True))
         for first, end in pairwise([0, *starts.tolist(), len(piece)]):
             yield piece[first:end]
         if (now := time.monotonic()) - reported > SECONDS_BETWEEN_REPORTS:

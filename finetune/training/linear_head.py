@@ -1,7 +1,7 @@
-"""A linear head fitted on features: the loss is convex, so it has one best, found in seconds.
+"""Fit a linear head on features. The loss is convex: its only minimum is found in seconds.
 
-Features are centred and scaled to unit norm on average, which changes nothing but the meaning of
-the strength of the L2 penalty: scikit-learn's ``C``.
+Features are centered and scaled to unit norm on average. This affects only the meaning of
+``inverse_regularization``, which is ``C`` in scikit-learn.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,20 +13,20 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-# Between them, TREC's coarse and fine classes at 5 to 900 rows a class have their best.
-STRENGTHS = (1.0, 10.0, 100.0)
-# The best of them on features of an encoder that was trained on the same rows.
-DEFAULT_STRENGTH = 10.0
+# The best value for TREC lies in this range, with 6 or 50 classes and 5 to 900 rows per class.
+INVERSE_REGULARIZATIONS = (1.0, 10.0, 100.0)
+# The best value on features of an encoder that was trained on the same rows.
+DEFAULT_INVERSE_REGULARIZATION = 10.0
 FOLDS = 5
-# Multiplications of one pass over the rows, above which strengths are compared on fewer rows; and
-# above which, with as few rows as folds need, they are not compared.
-MAX_WORK, MAX_WORK_OF_FOLDS = 2e7, 2e8
-# Less work is quicker in one thread, much quicker where other programs use the cores.
-MIN_WORK_OF_THREADS = 1e7
-# Of the penalized mean loss, for features of unit norm; a trial need not be exact.
+# Multiplications in one pass over the rows. Above the first limit, cross-validation uses a sample.
+# Above the second, even the smallest sample that folds need is too slow: the default is used.
+MAX_WORK, MAX_FOLD_WORK = 2e7, 2e8
+# Less work is faster in one thread, much faster if other programs use the cores.
+MIN_THREADED_WORK = 1e7
+# Gradient norms of the penalized mean loss at which a fit ends; cross-validation is less exact.
 FITTED_GRADIENT, TRIED_GRADIENT = 1e-5, 5e-4
 MAX_ITERATIONS = 1_000
-# Features of more numbers are fitted in fp32.
+# Larger feature arrays are fitted in fp32.
 MAX_DOUBLES = 5e7
 
 
@@ -36,10 +36,10 @@ class LabelledFeatures:
 
     features: NDArray[np.float32]  # [rows, hidden]
     labels: NDArray[Any]  # [rows, ...]
-    weights: NDArray[np.float32]  # what each row counts in the loss
+    weights: NDArray[np.float32]  # weight of each row in the loss
     losses: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     outputs: int
-    groups: NDArray[np.int64]  # what folds are balanced over, such as the class of each row
+    groups: NDArray[np.int64]  # strata of the folds, such as the class of each row
 
     def select(self, rows: NDArray[np.int64]) -> "LabelledFeatures":
         """Return some of the rows."""
@@ -63,26 +63,26 @@ class LinearHead:
 def fit_linear_head(
     rows: LabelledFeatures,
     *,
-    strength: float,
+    inverse_regularization: float,
     max_gradient: float = FITTED_GRADIENT,
     start: LinearHead | None = None,
 ) -> LinearHead:
-    """Minimize the mean loss with an L2 penalty of ``1 / (strength * rows)`` on the weight.
+    """Minimize the mean loss plus ``|weight|² / (2 * inverse_regularization * rows)``.
 
-    A ``start`` may only come from the same rows: from others it would bring what they have taught.
+    ``start`` must have been fitted on the same rows, so that no other labels leak in.
     """
     # In place, since a copy of a large table's features may take gigabytes.
     is_exact = max_gradient <= FITTED_GRADIENT and rows.features.size <= MAX_DOUBLES
     dtype = torch.float64 if is_exact else torch.float32
     features = torch.tensor(rows.features, dtype=dtype)
-    centre = features.mean(dim=0)
-    features -= centre
+    center = features.mean(dim=0)
+    features -= center
     scale = torch.linalg.vector_norm(features).div(len(features) ** 0.5).clamp(min=1e-12)
     features /= scale
     labels = torch.tensor(rows.labels)
     weights = torch.from_numpy(rows.weights).to(dtype)
     weights = weights / weights.sum()
-    penalty = 1 / (strength * len(features))
+    penalty = 1 / (inverse_regularization * len(features))
     shape = (rows.outputs, features.shape[1])
 
     def objective(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
@@ -95,10 +95,10 @@ def fit_linear_head(
 
     first = np.zeros(shape[0] * (shape[1] + 1))
     if start is not None:
-        bias = start.bias + start.weight @ centre.numpy()
+        bias = start.bias + start.weight @ center.numpy()
         first = np.concatenate([(start.weight * scale.item()).ravel(), bias])
     threads = torch.get_num_threads()
-    if features.numel() * rows.outputs < MIN_WORK_OF_THREADS:
+    if features.numel() * rows.outputs < MIN_THREADED_WORK:
         torch.set_num_threads(1)
     try:
         found = minimize(
@@ -111,50 +111,53 @@ def fit_linear_head(
     finally:
         torch.set_num_threads(threads)
     weight = found.x[: -shape[0]].reshape(shape) / scale.item()
-    bias = found.x[-shape[0] :] - weight @ centre.numpy()
+    bias = found.x[-shape[0] :] - weight @ center.numpy()
     return LinearHead(weight, bias, float(found.fun))
 
 
-def choose_strength(
+def choose_inverse_regularization(
     rows: LabelledFeatures, *, seed: int
 ) -> tuple[float, NDArray[np.float32] | None]:
-    """Return the strength with the lowest cross-validated loss, or the default of many classes.
+    """Return the value with the lowest cross-validated loss, or the default for many classes.
 
-    The logits beside it are those of ``cross_validate``, unless fewer rows were enough to choose.
+    The second item is the cross-validated logits, or None if only a sample of rows was used.
     """
     work = rows.features.size * rows.outputs
-    if min(work, FOLDS * rows.outputs**2 * rows.features.shape[1]) > MAX_WORK_OF_FOLDS:
-        return DEFAULT_STRENGTH, None
+    if min(work, FOLDS * rows.outputs**2 * rows.features.shape[1]) > MAX_FOLD_WORK:
+        return DEFAULT_INVERSE_REGULARIZATION, None
     compared = rows
     if work > MAX_WORK:
         count = max(int(len(rows.labels) * MAX_WORK / work), FOLDS * rows.outputs)
         order = np.random.default_rng(seed).permutation(len(rows.labels))
         compared = rows.select(np.sort(order[:count]))
-    logits = cross_validate(compared, STRENGTHS, seed=seed)
-    best = min(STRENGTHS, key=lambda one: _mean_loss(compared, logits[one]))
+    logits = cross_validate(compared, INVERSE_REGULARIZATIONS, seed=seed)
+    best = min(INVERSE_REGULARIZATIONS, key=lambda value: _mean_loss(compared, logits[value]))
     return best, logits[best] if compared is rows else None
 
 
 def cross_validate(
-    rows: LabelledFeatures, strengths: Sequence[float], *, seed: int
+    rows: LabelledFeatures, candidates: Sequence[float], *, seed: int
 ) -> dict[float, NDArray[np.float32]]:
-    """Return, by strength, the logits of each row by a head fitted without it: [rows, outputs]."""
+    """Return the logits of each row from a head fitted without that row: [rows, outputs].
+
+    Keys are the candidates for ``inverse_regularization``.
+    """
     shape = (len(rows.labels), rows.outputs)
-    logits = {strength: np.empty(shape, np.float32) for strength in strengths}
-    # Of many classes each has a small gradient, even where nothing is fitted yet.
+    logits = {candidate: np.empty(shape, np.float32) for candidate in candidates}
+    # With many classes, each has a small gradient even before anything is fitted.
     max_gradient = min(TRIED_GRADIENT, 0.02 / rows.outputs)
     for test in folds(rows.groups, seed=seed):
         training, head = rows.select(np.setdiff1d(np.arange(len(rows.labels)), test)), None
-        for strength in strengths:
+        for candidate in candidates:
             head = fit_linear_head(
-                training, strength=strength, max_gradient=max_gradient, start=head
+                training, inverse_regularization=candidate, max_gradient=max_gradient, start=head
             )
-            logits[strength][test] = head.logits(rows.features[test])
+            logits[candidate][test] = head.logits(rows.features[test])
     return logits
 
 
 def folds(groups: NDArray[np.int64], *, seed: int) -> Sequence[NDArray[np.int64]]:
-    """Return the rows of each fold, with as many of each group as of any other fold."""
+    """Return the rows of each fold, stratified by group."""
     order = np.random.default_rng(seed).permutation(len(groups))
     by_group = order[np.argsort(groups[order], kind="stable")]
     return [by_group[first::FOLDS] for first in range(min(FOLDS, len(groups)))]

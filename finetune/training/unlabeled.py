@@ -14,7 +14,7 @@ from scipy.sparse import csr_array, diags_array
 from scipy.special import softmax
 
 from finetune.training.linear_head import (
-    DEFAULT_STRENGTH,
+    DEFAULT_INVERSE_REGULARIZATION,
     TRIED_GRADIENT,
     LabelledFeatures,
     LinearHead,
@@ -105,7 +105,11 @@ def fit_with_texts(rows: LabelledFeatures, texts: NDArray[np.float32]) -> Linear
     )
     # The penalty stays that of the rows without texts.
     share = len(rows.labels) * (1 + weight) / len(together.labels)
-    head = fit_linear_head(together, strength=DEFAULT_STRENGTH * share, max_gradient=TRIED_GRADIENT)
+    head = fit_linear_head(
+        together,
+        inverse_regularization=DEFAULT_INVERSE_REGULARIZATION * share,
+        max_gradient=TRIED_GRADIENT,
+    )
     if rows.outputs > MAX_CLASSES_TO_SHIFT:
         return head
     return replace(head, bias=head.bias + shift_bias(head.logits(texts)))

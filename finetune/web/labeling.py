@@ -20,7 +20,11 @@ from torch.nn import functional
 from finetune.events import Advance, Event, sent_to
 from finetune.tasks.labels import name_classes
 from finetune.tasks.tables import wilson_interval
-from finetune.training.linear_head import DEFAULT_STRENGTH, LabelledFeatures, fit_linear_head
+from finetune.training.linear_head import (
+    DEFAULT_INVERSE_REGULARIZATION,
+    LabelledFeatures,
+    fit_linear_head,
+)
 from finetune.web.journal import Action, How, LabelJournal
 from finetune.web.security import RequestError
 from finetune.web.selection import Scores, Selection, find_contradictions
@@ -324,7 +328,7 @@ class LabelingSession:
                 len(known),
                 np.zeros(len(features), np.int64),
             ),
-            strength=DEFAULT_STRENGTH,
+            inverse_regularization=DEFAULT_INVERSE_REGULARIZATION,
             max_gradient=MAX_GRADIENT,
         )
         logits = torch.from_numpy(head.logits(self._features))

@@ -25,7 +25,7 @@ def choose(*, rows: int = 20, **options: Any) -> TrainingMethod:
     return choose_method(config, TASK, rows=rows)
 
 
-def test_few_rows_a_class_take_contrastive_steps_and_a_solved_head() -> None:
+def test_few_rows_per_class_get_contrastive_training_and_a_linear_head() -> None:
     method = choose(rows=20)
 
     assert method.is_contrastive
@@ -39,7 +39,7 @@ def test_many_rows_a_class_take_plain_steps() -> None:
     assert choose(rows=10_000, contrastive="on").is_contrastive
 
 
-def test_a_head_over_a_frozen_encoder_is_solved_whatever_the_rows() -> None:
+def test_a_linear_head_is_fitted_on_a_frozen_encoder_whatever_the_rows() -> None:
     for mode in ({"freeze_core": True}, {"head": "classifier"}):
         method = choose(rows=100_000, **mode)
         assert method.fits_head
@@ -57,7 +57,7 @@ def test_a_head_over_a_frozen_encoder_is_solved_whatever_the_rows() -> None:
     ],
 )
 @pytest.mark.parametrize("mode", [{}, {"freeze_core": True}])
-def test_who_asks_for_steps_or_for_what_no_solved_head_can_do_gets_steps(
+def test_who_asks_for_steps_or_for_what_no_linear_head_can_do_gets_steps(
     mode: dict[str, Any], options: dict[str, Any]
 ) -> None:
     assert choose(**mode, **options) == TrainingMethod()
@@ -87,7 +87,7 @@ def test_smoothed_labels_take_plain_steps_where_the_encoder_trains() -> None:
     assert choose(label_smoothing=0.1, freeze_core=True).fits_head
 
 
-def test_numbers_take_plain_steps_and_their_head_is_solved() -> None:
+def test_regression_takes_plain_steps_and_its_linear_head_is_fitted() -> None:
     config = Config()
     assert choose_method(config, Regression(), rows=20) == TrainingMethod()
     frozen = replace(config, model=replace(config.model, freeze_core=True))

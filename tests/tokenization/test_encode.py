@@ -47,7 +47,7 @@ def test_pairs_are_truncated_and_typed_as_transformers_does(
     tokenizer.truncation_side = side
     pairs = ["city " * 12, "the", *TEXTS[:4]]
     expected = tokenizer(TEXTS, pairs, truncation=True, max_length=max_length)
-    monkeypatch.setattr(encode, "TEXTS_A_CALL", 4)
+    monkeypatch.setattr(encode, "TEXTS_PER_CALL", 4)
 
     for given in (pairs, pyarrow.chunked_array([pairs[:1], pairs[1:]])):
         encoded = encode_texts(tokenizer, TEXTS, given, max_length=max_length)
@@ -97,7 +97,7 @@ def test_a_column_of_arrow_becomes_the_same_ids_and_its_progress_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     expected = encode_texts(tiny_tokenizer(), TEXTS, max_length=9)
-    monkeypatch.setattr(encode, "TEXTS_A_CALL", 4)
+    monkeypatch.setattr(encode, "TEXTS_PER_CALL", 4)
     monkeypatch.setattr(encode, "SECONDS_BETWEEN_REPORTS", -1.0)
     events: list[Event] = []
 

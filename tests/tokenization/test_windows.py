@@ -18,8 +18,8 @@ def test_windows_are_those_of_transformers(monkeypatch: pytest.MonkeyPatch) -> N
     expected = tiny_tokenizer()(
         TEXTS, truncation=True, max_length=10, stride=3, return_overflowing_tokens=True
     )
-    monkeypatch.setattr(encode, "TEXTS_A_CALL", 4)
-    monkeypatch.setattr(encode, "CHARACTERS_A_CALL", 60)
+    monkeypatch.setattr(encode, "TEXTS_PER_CALL", 4)
+    monkeypatch.setattr(encode, "CHARACTERS_PER_CALL", 60)
 
     encoded = encode_texts(tiny_tokenizer(), TEXTS, max_length=10, stride=3)
 

@@ -7,9 +7,9 @@ from torch.nn import functional
 
 from finetune.training import linear_head
 from finetune.training.linear_head import (
-    DEFAULT_STRENGTH,
+    DEFAULT_INVERSE_REGULARIZATION,
     LabelledFeatures,
-    choose_strength,
+    choose_inverse_regularization,
     cross_validate,
     fit_linear_head,
     folds,
@@ -38,16 +38,16 @@ def make_rows(count: int = 120, classes: int = 3, noise: float = 1.0) -> Labelle
     )
 
 
-@pytest.mark.parametrize("strength", [1.0, 100.0])
-def test_it_finds_the_optimum_that_scikit_learn_finds(strength: float) -> None:
+@pytest.mark.parametrize("c", [1.0, 100.0])
+def test_it_finds_the_optimum_that_scikit_learn_finds(c: float) -> None:
     linear_model = pytest.importorskip("sklearn.linear_model")
     rows = make_rows()
     centred = rows.features.astype(float) - rows.features.astype(float).mean(axis=0)
     scale = np.sqrt(np.square(centred).sum(axis=1).mean())
-    reference = linear_model.LogisticRegression(C=strength, max_iter=10_000, tol=1e-8)
+    reference = linear_model.LogisticRegression(C=c, max_iter=10_000, tol=1e-8)
     reference.fit(centred / scale, rows.labels)
 
-    head = fit_linear_head(rows, strength=strength)
+    head = fit_linear_head(rows, inverse_regularization=c)
 
     expected = reference.decision_function(centred / scale)
     logits = head.logits(rows.features)
@@ -64,7 +64,7 @@ def test_numbers_are_solved_as_ridge_regression_solves_them() -> None:
         features, labels, np.ones(50, np.float32), squared, 1, np.zeros(50, np.int64)
     )
 
-    head = fit_linear_head(rows, strength=1e6)
+    head = fit_linear_head(rows, inverse_regularization=1e6)
 
     np.testing.assert_allclose(head.weight, [[1.0, -2.0, 0.0, 3.0]], atol=1e-2)
     np.testing.assert_allclose(head.bias, [5.0], atol=1e-2)
@@ -76,7 +76,10 @@ def test_a_row_of_no_weight_changes_nothing() -> None:
     labels[0], weights[0] = 2, 0.0
     wrong = LabelledFeatures(rows.features, labels, weights, softmax, 3, groups=labels)
 
-    assert fit_linear_head(wrong, strength=10).logits(rows.features)[0].argmax() == rows.labels[0]
+    assert (
+        fit_linear_head(wrong, inverse_regularization=10).logits(rows.features)[0].argmax()
+        == rows.labels[0]
+    )
 
 
 def test_out_of_fold_logits_are_of_heads_that_have_not_seen_the_row() -> None:
@@ -85,7 +88,7 @@ def test_out_of_fold_logits_are_of_heads_that_have_not_seen_the_row() -> None:
     labels = np.arange(60) % 2
     rows = LabelledFeatures(noise, labels, np.ones(60, np.float32), softmax, 2, groups=labels)
 
-    seen = fit_linear_head(rows, strength=100).logits(noise).argmax(axis=1) == labels
+    seen = fit_linear_head(rows, inverse_regularization=100).logits(noise).argmax(axis=1) == labels
     unseen = cross_validate(rows, [100], seed=0)[100].argmax(axis=1) == labels
 
     assert seen.mean() > 0.9
@@ -113,18 +116,18 @@ def test_many_classes_of_few_rows_are_told_apart() -> None:
 
 
 def test_noisy_features_get_a_stronger_penalty() -> None:
-    assert choose_strength(make_rows(noise=6.0), seed=0)[0] < 100
-    assert choose_strength(make_rows(noise=0.05), seed=0)[0] == 100
+    assert choose_inverse_regularization(make_rows(noise=6.0), seed=0)[0] < 100
+    assert choose_inverse_regularization(make_rows(noise=0.05), seed=0)[0] == 100
 
 
-def test_strengths_of_very_many_classes_are_not_compared() -> None:
+def test_regularization_of_very_many_classes_is_not_compared() -> None:
     classes = 1_000
     features, labels = np.ones((2 * classes, 128), np.float32), np.arange(2 * classes) % classes
     weights = np.ones(2 * classes, np.float32)
     rows = LabelledFeatures(features, labels, weights, softmax, classes, labels)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(linear_head, "cross_validate", None)
-        assert choose_strength(rows, seed=0) == (DEFAULT_STRENGTH, None)
+        assert choose_inverse_regularization(rows, seed=0) == (DEFAULT_INVERSE_REGULARIZATION, None)
 
 
 def test_folds_have_equally_many_rows_of_each_class_and_every_row_once() -> None:
@@ -145,5 +148,8 @@ def test_a_class_with_one_row_is_allowed(labels: list[int]) -> None:
     classes = np.array(labels)
     rows = LabelledFeatures(features, classes, np.ones(3, np.float32), softmax, 2, groups=classes)
 
-    assert fit_linear_head(rows, strength=100).logits(features).argmax(axis=1).tolist() == labels
+    assert (
+        fit_linear_head(rows, inverse_regularization=100).logits(features).argmax(axis=1).tolist()
+        == labels
+    )
     assert cross_validate(rows, [1.0], seed=0)[1.0].shape == (3, 2)

@@ -61,7 +61,7 @@ def test_a_head_learns_from_unlabeled_texts() -> None:
         rows, classes, np.ones(8, np.float32),
         partial(functional.cross_entropy, reduction="none"), 4, classes,
     )  # fmt: skip
-    plain = fit_linear_head(labeled, strength=10.0)
+    plain = fit_linear_head(labeled, inverse_regularization=10.0)
     head = fit_with_texts(labeled, texts)
     accuracies = [
         (fit.logits(new_texts).argmax(axis=1) == new_truth).mean() for fit in (plain, head)

@@ -21,8 +21,8 @@ from finetune.errors import UsageError
 # (pytorch#186360), and an M5 computes linear layers at random in 16 bits (pytorch#180776, #181936).
 _FIRST_WITH_16_BITS = "2.13"
 # Before it, an M1 with macOS 26 drops the bias of single vectors (pytorch#188438).
-_FIRST_WITH_BIAS_OF_VECTORS = "2.14"
-_MACOS_WITHOUT_BIAS_OF_VECTORS = 26
+_FIRST_WITH_VECTOR_BIAS = "2.14"
+_MACOS_WITHOUT_VECTOR_BIAS = 26
 
 # Compiled graphs are never dropped: a run over many shapes held 72 GB within five steps
 # (kyutai-labs/pocket-tts#255). Attention reads out of bounds with 8 or fewer queries
@@ -32,7 +32,7 @@ FEW_SHAPES = BatchShapes(
 )
 
 # The cache may take this many times the peak of live tensors.
-_MAX_OF_PEAK = 4
+_MAX_PEAK_FACTOR = 4
 # 0 would lift the limit.
 _MIN_FRACTION = 0.001
 
@@ -92,8 +92,8 @@ class MpsDevice(Device):
             self.precisions = ("fp32",) if (generation(chip) or 0) >= 5 else ("fp32", "bf16")
         drops_bias_of_vectors = (
             generation(chip) == 1
-            and host.macos_major() == _MACOS_WITHOUT_BIAS_OF_VECTORS
-            and version < _FIRST_WITH_BIAS_OF_VECTORS
+            and host.macos_major() == _MACOS_WITHOUT_VECTOR_BIAS
+            and version < _FIRST_WITH_VECTOR_BIAS
         )
         self.shapes = replace(
             FEW_SHAPES, max_tokens=max_tokens(chip), min_examples=2 if drops_bias_of_vectors else 1
@@ -134,7 +134,7 @@ class MpsMemory(DeviceMemory):
         longest does. Half of the recommended memory does no harm; beyond all of it the Mac swaps.
         """
         recommended_bytes = torch.mps.recommended_max_memory()
-        needed_bytes = _MAX_OF_PEAK * (self.peak_bytes() or self.allocated_bytes())
+        needed_bytes = _MAX_PEAK_FACTOR * (self.peak_bytes() or self.allocated_bytes())
         return self.reserved_bytes() > min(
             recommended_bytes, max(recommended_bytes // 2, needed_bytes)
         )

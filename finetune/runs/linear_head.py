@@ -1,4 +1,4 @@
-"""The output layer of a run, solved on the features of its training rows."""
+"""Fits the linear head of a run on the features of its training rows."""
 
 from contextlib import ExitStack
 
@@ -14,10 +14,10 @@ from finetune.runs.results import UnlabeledTexts
 from finetune.tokenization.examples import Examples
 from finetune.training.contrastive import giving_embeddings, interpolate, trained_share
 from finetune.training.linear_head import (
-    DEFAULT_STRENGTH,
+    DEFAULT_INVERSE_REGULARIZATION,
     LabelledFeatures,
     LinearHead,
-    choose_strength,
+    choose_inverse_regularization,
     cross_validate,
     fit_linear_head,
 )
@@ -26,10 +26,10 @@ from finetune.training.unlabeled import MAX_TEXTS, fit_with_texts
 
 
 class LinearHeadFitter:
-    """Solves the output layer of a model in training.
+    """Fits the output layer of a model in training.
 
-    ``cross_validated`` are the logits of the training rows by heads on the frozen encoder, each
-    solved without the row; None where validation rows say how good the model is.
+    ``cross_validated`` holds the logits of the training rows on the frozen encoder, each row
+    predicted by a head fitted without it. It is None if validation rows measure the model.
     """
 
     def __init__(
@@ -39,33 +39,35 @@ class LinearHeadFitter:
         self._predictor, self._examples = predictor, examples
         is_contrastive, seed = preparation.method.is_contrastive, preparation.plan.seed
         rows = read_features(preparation, predictor, examples)
-        self._strength, logits = DEFAULT_STRENGTH, None
+        self._inverse_regularization, logits = DEFAULT_INVERSE_REGULARIZATION, None
         if not is_contrastive:
-            self._strength, logits = choose_strength(rows, seed=seed)
-        # Before any contrastive step: afterwards the encoder knows all labels.
+            self._inverse_regularization, logits = choose_inverse_regularization(rows, seed=seed)
+        # This happens before contrastive training, after which the encoder has seen all labels.
         self.cross_validated: NDArray[np.float32] | None = None
         if is_contrastive or "validation" not in preparation.examples:
             if logits is None:
-                logits = cross_validate(rows, [self._strength], seed=seed)[self._strength]
+                logits = cross_validate(rows, [self._inverse_regularization], seed=seed)[
+                    self._inverse_regularization
+                ]
             self.cross_validated = logits
         self.unlabeled: UnlabeledTexts | None = None
-        # Contrastive steps change the features; the way back to the weights before them is kept.
+        # Contrastive training changes the features; the pretrained weights are kept to interpolate.
         self._rows = None if is_contrastive else rows
         self._embeddings = ExitStack()
         self._pretrained = {
-            name: one.detach().to("cpu", copy=True)
-            for name, one in trainer.trained_parameters().items()
+            name: parameter.detach().to("cpu", copy=True)
+            for name, parameter in trainer.trained_parameters().items()
             if is_contrastive
         }
 
     def start(self) -> None:
-        """Let the model give embeddings in contrastive steps, until ``finish``."""
+        """Make the model return embeddings until ``finish``, for contrastive training."""
         if self._rows is None:
             layer = output_layer(self._preparation.text_model)
             self._embeddings.enter_context(giving_embeddings(self._trainer.model, layer))
 
     def finish(self) -> float:
-        """Interpolate an encoder that has taken contrastive steps; solve the layer for its loss."""
+        """Interpolate a contrastively trained encoder, then fit the head; return its loss."""
         self._embeddings.close()
         rows, text_model, texts = self._rows, self._preparation.text_model, None
         if rows is None:
@@ -76,7 +78,7 @@ class LinearHeadFitter:
             rows = read_features(self._preparation, self._predictor, self._examples)
             texts = self._read_unlabeled()
         if texts is None:
-            head = fit_linear_head(rows, strength=self._strength)
+            head = fit_linear_head(rows, inverse_regularization=self._inverse_regularization)
         else:
             head = fit_with_texts(rows, texts)
             self._report_unlabeled(rows, texts, head)
@@ -109,10 +111,14 @@ class LinearHeadFitter:
     def _report_unlabeled(
         self, rows: LabelledFeatures, texts: NDArray[np.float32], head: LinearHead
     ) -> None:
-        """Say how many texts there are, and how many predictions on test rows they change."""
+        """Report the number of texts, and how many predictions on test rows they change."""
         test = self._preparation.examples["test"]
         features = read_features(self._preparation, self._predictor, test).features
-        plain = fit_linear_head(rows, strength=self._strength).logits(features).argmax(axis=1)
+        plain = (
+            fit_linear_head(rows, inverse_regularization=self._inverse_regularization)
+            .logits(features)
+            .argmax(axis=1)
+        )
         changed = float((plain != head.logits(features).argmax(axis=1)).mean())
         self.unlabeled = UnlabeledTexts(len(texts), changed)
         emit(Info(f"few-shot: {self.unlabeled.sentence}"))
@@ -121,7 +127,7 @@ class LinearHeadFitter:
 def read_features(
     preparation: Preparation, predictor: Predictor, examples: Examples
 ) -> LabelledFeatures:
-    """Return what the output layer reads of examples, with their labels and weights."""
+    """Return the inputs of the output layer for examples, with their labels and weights."""
     task, labels = preparation.task, examples.labels
     with giving_embeddings(predictor.model, output_layer(preparation.text_model)):
         features = predictor.logits(examples, padded_lengths=preparation.plan.padded_lengths)
@@ -132,5 +138,5 @@ def read_features(
 
 
 def output_layer(text_model: TextModel) -> str:
-    """Return the name of the module that gives the logits."""
+    """Return the name of the module that computes the logits."""
     return next(iter(text_model.structure.output_layer)).rpartition(".")[0]
