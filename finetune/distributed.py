@@ -38,7 +38,7 @@ RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 @dataclass(frozen=True)
 class Launch:
-    """The rank of this process among those of all hosts, and among those of this host."""
+    """The rank of this process among all processes, and among the processes of this host."""
 
     rank: int = 0
     world_size: int = 1

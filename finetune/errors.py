@@ -28,7 +28,7 @@ class FinetuneError(FinetuneBaseError, Exception):
 
 
 class LossNotFiniteError(FinetuneError):
-    """A loss is NaN or infinite, maybe that of some examples: their indices in the split."""
+    """A loss is NaN or infinite; ``examples`` are indices in the split, if known."""
 
     def __init__(self, message: str, *, remedy: str, examples: Sequence[int] = ()) -> None:
         super().__init__(message, remedy=remedy)
@@ -185,7 +185,7 @@ def explain(error: BaseException) -> FinetuneError | None:
     if isinstance(error, ImportError):
         remedy = "install finetune-mps and its packages again"
         return FinetuneError(f"a package can't be imported: {error}", remedy=remedy)
-    # Of pathlib.
+    # pathlib raises these.
     if isinstance(error, RuntimeError) and "home directory" in str(error):
         return UsageError("~ stands for no home directory", remedy="write the path without ~")
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):

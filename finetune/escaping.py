@@ -2,7 +2,7 @@
 
 import re
 
-# Of direction: marks, embeddings, overrides, isolates; and two ends of lines beside them.
+# Direction marks, embeddings, overrides and isolates, and two line ends that lie among them.
 _DIRECTION = "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
 _IN_LINES = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{_DIRECTION}\ud800-\udfff]")
 _IN_SINGLE_LINE = re.compile(f"{_IN_LINES.pattern}|[\t\n]")

@@ -35,7 +35,7 @@ class StageFinished:
 
 @dataclass(frozen=True)
 class WarningMessage:
-    """Something is odd, and what the user can do about it; the work continues."""
+    """A problem, and what the user can do about it; the work continues."""
 
     message: str
     remedy: str = ""
@@ -125,13 +125,13 @@ def muted() -> AbstractContextManager[None]:
 
 
 class StageClock:
-    """Seconds of this process by stage; a moment counts for the innermost stage alone."""
+    """Seconds of this process by stage; each moment counts only for the innermost stage."""
 
     def __init__(self) -> None:
         self.start()
 
     def start(self) -> None:
-        """Begin anew, with imports."""
+        """Start again from zero, in the stage of imports."""
         self._seconds, self._running = defaultdict[str, float](float), ["imports"]
         self._since = time.perf_counter()
 

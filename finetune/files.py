@@ -50,7 +50,7 @@ def is_there(path: Path | str) -> bool:
 
 
 def temporary_path(path: Path) -> Path:
-    """Return a random name beside a path, under which a file is written until it is whole."""
+    """Return a random name next to a path, under which a file is written until it is whole."""
     return path.with_name(f"{path.name}.{uuid4().hex}{PARTIAL_SUFFIX}")
 
 

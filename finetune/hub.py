@@ -179,7 +179,7 @@ def endpoint() -> str:
 
 
 def cache_folder(name: str) -> Path:
-    """Return the folder beside the Hub's cache for other files; it may not exist yet."""
+    """Return a folder next to the Hub cache for other files; it may not exist yet."""
     return Path(constants.HF_ASSETS_CACHE, "finetune", name)
 
 

@@ -1,7 +1,7 @@
 """A child process that exchanges Python objects with its parent and never outlives it.
 
-If a device or a library ends the process, only the child ends. ``Child`` is the end of the parent,
-``connect_to_parent`` that of the child.
+If a device or a library ends the process, only the child ends. The parent uses ``Child``, the child
+``connect_to_parent``.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from typing import Any, Self
 from finetune.devices.host import keep_freed_memory, reduce_gc_frequency
 from finetune.distributed import RANK_VARIABLES, read_launch
 
-# torchrun's variables, next to those of ranks.
+# Prefixes of the other variables that torchrun sets.
 _GROUP_PREFIXES = ("TORCHELASTIC_", "ROLE_", "GROUP_", "MASTER_")
 _MAX_ERROR_BYTES = 10_000
 # A process that holds a GPU's memory takes a while to end.
@@ -77,7 +77,7 @@ class Child:
 
     def kill(self) -> None:
         """End the child at once, and whatever it has started."""
-        # Of a child that has ended and is not yet reaped, macOS says "Operation not permitted".
+        # For a child that ended and was not reaped yet, macOS reports "Operation not permitted".
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process_id, signal.SIGKILL)
         self._process.kill()

@@ -1,4 +1,4 @@
-"""Search for the batch sizes of a model on one device, or confirm those of an earlier search."""
+"""Search for the batch sizes of a model on one device, or confirm the results of a search."""
 
 import hashlib
 import json

@@ -72,7 +72,7 @@ class Result:
         first_failed: The smallest size that failed for memory.
         predicted_largest: The largest size that should fit, if time ended the search.
         fastest: The smallest size whose speed is within 3% of the best.
-        recommended: The size to train with: the fastest that leaves room.
+        recommended: The size to train with: the fastest with enough memory to spare.
         features_batch_size: The size for extracting features and evaluating.
         highest: The upper bound of an estimate, whose lower bound is ``recommended``.
         basis: What an estimate is based on.

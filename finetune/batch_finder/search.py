@@ -22,7 +22,7 @@ FIRST_SIZE = 4
 MAX_TRIALS = 8
 # How closely the largest size is bracketed, as a fraction of that size.
 TOLERANCE = 0.02
-# Memory is fragmented, so a batch often fails although the prediction has 1 or 2% of room.
+# Memory is fragmented, so a batch often fails although 1 or 2% of the budget should be free.
 TARGET = 0.985
 # If the predicted size fails, the search goes down by this fraction, then by twice that.
 STEP_DOWN = 0.02
@@ -259,7 +259,7 @@ class _Search:
         return max(largest, min(predicted, min(failed, default=self.limit + 1) - 1))
 
     def safe_size(self) -> float:
-        """Return the largest size, tried or not, that leaves room."""
+        """Return the largest size, tried or not, that leaves enough memory free."""
         end = min(self.sizes("too_big"), default=None) or self.predict()
         return max(1, min(self.limit, math.inf if end is None else int(SAFE_SIZE * end)))
 

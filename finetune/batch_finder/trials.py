@@ -1,8 +1,8 @@
 """Try batch sizes in a child process.
 
-``TrialRunner`` is the end of the parent, ``serve`` that of the child. The first request is a case
-with its memory limit and the budget, which is None in the first child and its first reply. Batch
-sizes follow. A reply is a trial, or the arguments of ``ModelUnsupportedError``.
+The parent uses ``TrialRunner``, the child runs ``serve``. The first request is a case with its
+memory limit and the budget. For the first child the budget is None; its first reply is the budget.
+Later requests are batch sizes. A reply is a trial, or the arguments of ``ModelUnsupportedError``.
 """
 
 import time
@@ -70,7 +70,7 @@ class TrialRunner:
         return self._budget_bytes
 
     def run(self, batch_size: int, *, new_process: bool = False) -> Trial:
-        """Train at a batch size, in a child that has not trained before if that is wanted."""
+        """Train at a batch size; ``new_process`` asks for a child that has not trained before."""
         if new_process and self._has_trained:
             self._end_child()
         trial = self._try(batch_size)

@@ -1,4 +1,4 @@
-"""What was measured, ``bench.json``, and its tables beside what others published; free of torch."""
+"""What was measured, ``bench.json``, and its tables next to published results; free of torch."""
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,9 +22,9 @@ class Row:
     """A workload in one phase on one device.
 
     Args:
-        rows: Of a step, as published.
-        timed_rows: Of the steps that were timed; 0 where none was.
-        seconds: Of a step, by timing.
+        rows: Rows per step, as published.
+        timed_rows: Rows per timed step; 0 if no step was timed.
+        seconds: Measured time per step.
         note: Why fewer rows were timed, or none.
     """
 

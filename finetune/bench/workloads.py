@@ -37,8 +37,8 @@ from finetune.training.micro_batches import move_batches
 
 CLASSES = 6
 SEED = 0
-# Of BERT's tokenizer, whose vocabulary may not be at hand. It makes 13.4 tokens a row of TREC's
-# first thousand, of the questions 13.0.
+# Measured with the tokenizer of BERT, which may not be available here. It produces 13.4 tokens per
+# row for the first thousand rows of TREC, 13.0 for the bundled questions.
 _CHARACTERS_PER_TOKEN = 4.4
 _SPECIAL_TOKENS = 2
 MLP_WIDTHS = (1024, 512, 256)
@@ -81,7 +81,7 @@ class Workload:
 def list_workloads(
     groups: Sequence[Group], *, model: str | None, lengths: Sequence[int], is_quick: bool
 ) -> list[Workload]:
-    """Return the workloads of groups, then the user's ``model``. ``lengths`` are those of texts."""
+    """Return the workloads of groups, then the user's ``model``. ``lengths`` are text lengths."""
     makers: Mapping[Group, Callable[[], list[Workload]]] = {
         "mlp": mlp_workloads,
         "inference": partial(inference_workloads, lengths, is_quick=is_quick),
@@ -157,7 +157,7 @@ def make_mlp(widths: list[int]) -> nn.Module:
 
 
 def apple_workloads() -> list[Workload]:
-    """Return ResNet-50 with 128 rows a step, BERT-base and VGG16 with 64."""
+    """Return ResNet-50 with 128 rows per step, BERT-base and VGG16 with 64."""
 
     def images(rows: int) -> torch.Tensor:
         return torch.randn(rows, 3, _PIXELS, _PIXELS)
@@ -176,7 +176,7 @@ def apple_workloads() -> list[Workload]:
 
 
 def make_resnet50() -> nn.Module:
-    """Return ResNet-50: its widths and depths are those of transformers' own config."""
+    """Return ResNet-50, with the default config of transformers."""
     config = ResNetConfig()
     config.num_labels = _IMAGE_CLASSES
     return ResNetForImageClassification(config)

@@ -21,9 +21,9 @@ MAX_ESTIMATED_ROWS = 50_000
 HEAD_LEARNING_RATE = 5e-4
 # BERT-base's pooler ends in a tanh that is mostly far from 0.
 TYPICAL_OUTPUT_LAYER_INPUT = 0.7
-# Of the names of datasets of the Hub.
+# Prefix of --data for datasets on the Hub.
 HUB_PREFIX = "hub:"
-# Of a search for batch sizes in which no rank is given.
+# The adapters of a batch-size search without --lora-rank.
 DEFAULT_LORA = Lora(rank=8, alpha=16, dropout=0.0, targets="auto")
 
 
@@ -516,8 +516,8 @@ class ModeDefaults:
     early_stopping_patience: int
 
 
-# A head over stored features trains until it stops improving: 100 epochs are a maximum, of fewer
-# steps than those of TREC. Larger data needs fewer epochs, and is validated after each.
+# A head on stored features trains until it stops improving, for at most 100 epochs and at most as
+# many steps as TREC has in 100. Larger data needs fewer epochs, and is validated after each.
 MAX_HEAD_EPOCHS = 100
 MAX_HEAD_STEPS = 14_000
 
@@ -527,7 +527,7 @@ MIN_EPOCHS = 3
 MIN_STEPS = 250
 MAX_FEW_ROWS_EPOCHS = 40
 FEW_ROWS_PATIENCE = 8
-# Of all other modes. The head's is the same. (docs/measurements.md)
+# Relative to the learning rate of other modes; the head uses the same rate (docs/measurements.md).
 LORA_LR_MULTIPLIER = 20
 MIN_LORA_STEPS = 400
 # Half a point of accuracy on TREC over 10 splits; 5 and 20 times gave the same.

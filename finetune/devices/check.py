@@ -35,7 +35,7 @@ class Check:
 
 
 def high_ratio() -> float:
-    """Return the factor above which PyTorch refuses memory; 0 is no limit."""
+    """Return the factor of the recommended memory that PyTorch may use; 0 means no limit."""
     try:
         return float(os.environ.get(HIGH, _DEFAULT_HIGH))
     except ValueError:

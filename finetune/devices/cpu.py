@@ -43,8 +43,8 @@ class CpuMemory(DeviceMemory):
     """The machine's memory, as the system counts it for this process."""
 
     is_shared = True
-    # PyTorch's texts where the system has posix_memalign, and elsewhere; oneDNN's, which has no
-    # memory for its code; those of C++ and the threads' library, which end the process.
+    # Messages of PyTorch with and without posix_memalign, of oneDNN, which lacks memory for its
+    # code, and of C++ and the thread library, which end the process.
     out_of_memory_texts = (
         "DefaultCPUAllocator: can't allocate memory",
         "DefaultCPUAllocator: not enough memory",

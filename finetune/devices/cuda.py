@@ -10,11 +10,11 @@ from finetune.devices.base import BatchShapes, Device, DeviceMemory, Unusable, w
 from finetune.devices.host import gibibytes
 from finetune.errors import UsageError
 
-# Room for kernels that the driver loads later, outside PyTorch's allocator.
+# Memory for kernels that the driver loads later, outside the allocator of PyTorch.
 _RESERVE_BYTES = 512 * 2**20
 
-# Of the memory that is free on the GPU. There may be three: the best model, a checkpoint that is
-# written, and the next.
+# Fraction of the free GPU memory for one snapshot. There may be three: the best model, the
+# checkpoint that is being written, and the next.
 _MAX_SNAPSHOT_SHARE = 0.2
 
 _MAX_WITHOUT_CUDNN = 96
@@ -119,7 +119,7 @@ class CudaMemory(DeviceMemory):
         return int(torch.cuda.mem_get_info()[1])
 
     def budget_bytes(self, limit_bytes: int | None) -> int:
-        """Return the memory that the allocator may hold, beside CUDA's context of about 300 MB."""
+        """Return the memory that the allocator may hold, without the 300 MB of the CUDA context."""
         free_bytes, _ = torch.cuda.mem_get_info()
         available_bytes = max(0, free_bytes - _RESERVE_BYTES) + torch.cuda.memory_reserved()
         return available_bytes if limit_bytes is None else min(available_bytes, limit_bytes)

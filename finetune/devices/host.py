@@ -14,9 +14,9 @@ ROSETTA_REMEDY = (
     "conda: CONDA_SUBDIR=osx-arm64 conda create -n finetune python=3.11, then conda activate "
     "finetune && conda config --env --set subdir osx-arm64"
 )
-# Those that PyTorch's CPU kernels use: AVX-512 and AMX on Intel's and AMD's, bfmmla on Arm's.
+# Flags of instructions that PyTorch uses: AVX-512 and AMX on Intel and AMD, bfmmla on Arm.
 _LINUX_BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
-# Of glibc's mallopt(3).
+# Parameters of mallopt(3) in glibc.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MAX_KEPT_BYTES = 2**30
 
@@ -41,7 +41,7 @@ def reduce_gc_frequency() -> None:
 
 
 def read_sysctl(name: str) -> str | None:
-    """Return a value of macOS's kernel, such as that of ``hw.optional.arm64``, or None."""
+    """Return a value of the macOS kernel, such as ``hw.optional.arm64``, or None."""
     command = ["/usr/sbin/sysctl", "-n", name]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     return process.stdout.strip() if process.returncode == 0 else None

@@ -15,8 +15,8 @@ from finetune.devices.host import gibibytes
 _RESERVE_SHARE = 0.05
 # Systems move single pages to the disk at any time; this is more than that.
 _MAX_SWAP_GROWTH_BYTES = 128 * 2**20
-# Of macOS: the position of ri_phys_footprint among the 64-bit numbers of rusage_info_v0, after the
-# two of ri_uuid, and room for what a later system may write behind it (sys/resource.h).
+# On macOS: the index of ri_phys_footprint among the 64-bit numbers of rusage_info_v0, after the two
+# of ri_uuid, and the size of a buffer that is large enough for later systems (sys/resource.h).
 _FOOTPRINT_INDEX = 9
 _USAGE_NUMBERS = 64
 _USAGE_VERSION = 0

@@ -99,7 +99,7 @@ def check_memory() -> Check:
 
 
 def check_disk(name: str, folder: Path, remedy: str) -> Check:
-    """Say whether a folder, which may not exist yet, can be written and has room for BERT-base."""
+    """Check that a folder, which may not exist yet, is writable and has space for BERT-base."""
     existing = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         return Check(name, "failure", f"{existing} can't be written", remedy)

@@ -45,7 +45,7 @@ _NAMES_ON_MPS = {
 class Operator:
     """An operator, such as ``aten::addmm``, and how MPS runs it.
 
-    The calls are those of one step. ``modules`` says what calls it: names of modules with ``*`` for
+    ``calls`` counts one step. ``modules`` lists the callers: names of modules with ``*`` for
     numbers, nodes of the backward pass, ``loss``, ``clipping``, ``optimizer`` or ``evaluation``.
     """
 

@@ -14,7 +14,7 @@ from finetune.tasks.tables import wilson_interval
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
-# Of a reliability diagram, as in Guo et al. 2017.
+# Bins of a reliability diagram, as in Guo et al. 2017.
 BINS = 15
 # A threshold is chosen so that the precision is this many standard errors above the target.
 MARGIN_Z = 1.0
@@ -35,8 +35,8 @@ class Interval:
 class Reliability:
     """Accuracy by confidence, as a reliability diagram shows it: each [bins], without empty bins.
 
-    The expected calibration error, ``ece``, is above 0 even for perfect probabilities if rows are
-    few, since the accuracy of a bin is that of a sample.
+    With few rows, the expected calibration error ``ece`` is above 0 even for perfect probabilities,
+    because the accuracy of each bin is measured on a sample.
     """
 
     ece: float
@@ -73,7 +73,7 @@ def percentile_interval(value: float, resampled: Floats) -> Interval:
 
 
 def metric_interval(metric: Metric, value: float, rows: int, resampled: Floats) -> Interval:
-    """Return a metric with its interval: Wilson's for a proportion, else that of the bootstrap."""
+    """Return a metric with its interval: Wilson for a proportion, otherwise bootstrap."""
     if metric.is_proportion:
         # The bootstrap of a proportion has no width if all rows are correct.
         return Interval(value, *map(float, wilson_interval(value * rows, rows)))

@@ -87,7 +87,7 @@ def import_runtime() -> Any:
 def write_onnx(text_model: TextModel, own: OwnFolder, *, quantizes: bool) -> None:
     """Write a model as ONNX, with its config and tokenizer, and optionally a second file in int8.
 
-    The inputs are those of the tokenizer, int64 [batch, length]; ``logits`` are float32
+    The inputs are the outputs of the tokenizer, int64 [batch, length]; ``logits`` are float32
     [batch, classes].
     """
     with naming(own.path), own.make(), replacing(own.path, last="config.json") as partial:
@@ -162,7 +162,7 @@ def _silence() -> Iterator[None]:
 
 
 def verify(trained: TrainedModel, exported: nn.Module, examples: Examples) -> Verification:
-    """Compare the predictions of a run's model with those of its export."""
+    """Compare the predictions of a run in PyTorch and in onnxruntime."""
     models, task = (trained.predictor.model, exported), trained.text_model.task
     logits, exported_logits = (
         replace(trained, predictor=replace(trained.predictor, model=model)).logits(examples)

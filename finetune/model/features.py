@@ -153,7 +153,7 @@ def _possible_splits(calls: Mapping[str, Call], layers: set[nn.Module]) -> dict[
     for name in features:
         module = calls[name].module
         trains = [parameter.requires_grad for parameter in module.parameters()]
-        # Of a layer with adapters not all trains.
+        # In a layer with adapters, only the adapters train.
         if all(trains) or (any(trains) and module in layers):
             trained.append(name)
     reads_vector = [name for name in features if features[name].ndim == 2]
@@ -218,7 +218,7 @@ def _is_exact(
 
 
 def _are_close(actual: torch.Tensor, expected: torch.Tensor) -> bool:
-    # The rounding of large numbers is in the small ones beside them too.
+    # Rounding errors of large values also show in small values of the same tensor.
     rounding = 1e-6 * expected.abs().max().item()
     return torch.allclose(actual, expected, rtol=1e-3, atol=1e-5 + rounding)
 

@@ -22,8 +22,8 @@ def freeze_parameters(model: nn.Module, structure: Structure, *, mode: Mode) -> 
 def set_trainable(model: nn.Module, trained: frozenset[str], structure: Structure) -> None:
     """Let only the parameters of some names require gradients.
 
-    Over a frozen encoder there is no dropout, with which MiniLM's output layer alone stays 4 points
-    of accuracy behind on TREC.
+    A frozen encoder runs without dropout: with dropout, a linear head on MiniLM loses 4 points of
+    accuracy on TREC.
     """
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trained)
@@ -73,10 +73,10 @@ def count_parameters(parameters: Iterable[nn.Parameter]) -> tuple[int, int]:
 
 
 def enable_gradient_checkpointing(model: PreTrainedModel, device: Device) -> None:
-    """Let the layers of a model, in training mode, keep no more for the backward pass than inputs.
+    """Make the layers of a model, in training mode, keep only their inputs for the backward pass.
 
-    The gradients stay the same, dropout included: PyTorch restores the random states of the CPU and
-    of CUDA for the second run, but not that of MPS (pytorch#127676), so that the device does it.
+    The gradients stay the same, dropout included. For the second run PyTorch restores the random
+    states of CPU and CUDA, but not of MPS (pytorch#127676), so the device class restores it.
     """
     if not model.supports_gradient_checkpointing:
         raise ModelUnsupportedError(

@@ -116,7 +116,7 @@ class TextModel:
         return inputs_of_texts(encoded, takes_4d_mask=self.structure.takes_4d_mask)
 
     def padded_lengths(self, lengths: NDArray[np.int64], shapes: BatchShapes) -> list[int]:
-        """Return those of ``choose_padded_lengths``, within the model's positions."""
+        """Return padded lengths, at most the number of positions of the model."""
         chosen = choose_padded_lengths(lengths, shapes)
         return sorted({min(padded_length, self.max_tokens) for padded_length in chosen})
 

@@ -1,4 +1,4 @@
-"""LoRA by peft: small matrices that train beside frozen linear layers, saved as an adapter.
+"""LoRA with peft: small trainable matrices next to frozen linear layers, saved as an adapter.
 
 A module with an adapter keeps its name, and its weight becomes ``base_layer.weight``.
 """

@@ -66,7 +66,7 @@ class ModelSource:
         return config
 
     def read_tokenizer(self) -> "PreTrainedTokenizerFast":
-        """Return the tokenizer; ModelUnsupportedError if it is no fast one with a padding token."""
+        """Return the tokenizer; ModelUnsupportedError unless it is fast and has a padding token."""
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
         names = sorted(path.name for path in self.folder.iterdir())
@@ -128,7 +128,7 @@ class ModelSource:
 
     @property
     def weights_sha256(self) -> str:
-        """Digest of the weights: of a single file that of its bytes."""
+        """Digest of the weights: of the bytes of a single file, or of all files."""
         return self.weights_digest.result()
 
     @property
@@ -185,10 +185,10 @@ def _hash_once(*files: tuple[Path, int, int, int]) -> Future[str]:
 
 
 def find_model(name: str, *, revision: str | None, with_weights: bool = True) -> ModelSource:
-    """Find the files of a folder, a Hub id, or ``minilm``; those of the Hub are fetched."""
+    """Find the files of a folder, a Hub id, or ``minilm``; files on the Hub are fetched."""
     if name == MINILM and revision is None and (packaged := _packaged_minilm()):
         return packaged
-    # Of os.path, whose functions take names of any kind.
+    # Functions of os.path accept any string; those of pathlib raise for some.
     folder = Path(os.path.expanduser(name))
     if name == MINILM or not is_there(folder):
         repository = MINILM_REPOSITORY if name == MINILM else name
@@ -205,7 +205,7 @@ def find_model(name: str, *, revision: str | None, with_weights: bool = True) ->
         )
     if not os.path.isfile(folder / CONFIG):
         raise ModelNotFoundError(
-            f"{name} is no folder with a model: it has no {CONFIG}",
+            f"{name} is not a model folder: it has no {CONFIG}",
             remedy="name the folder that save_pretrained() wrote, such as RUN/model",
         )
     return ModelSource(name, folder, commit=None)

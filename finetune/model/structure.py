@@ -1,8 +1,8 @@
 """Finds encoder, layers and head of a text classifier by recording one forward, not by names.
 
-The layers are the largest list of modules of one class in the base model. Of the modules that run
-after the last layer, those that return a vector per token belong to the encoder, those that return
-a vector per text to the head: BERT's pooler is head, although it is stored in the base model.
+The layers are the largest list of modules of one class in the base model. A module that runs after
+the last layer belongs to the encoder if it returns a vector per token, and to the head if it
+returns a vector per text. So the pooler of BERT is head, although the base model contains it.
 """
 
 from collections.abc import Iterable, Mapping

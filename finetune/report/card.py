@@ -24,7 +24,7 @@ TREC_ID = "CogComp/trec"
 
 
 def write_cards(folder: RunFolder, results: RunResults) -> None:
-    """Write ``README.md`` beside a run's model, and beside its adapter if it has one.
+    """Write ``README.md`` next to the model of a run, and next to its adapter if there is one.
 
     A card may be published: of a path on this machine it names at most the last part.
     """

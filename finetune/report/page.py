@@ -105,7 +105,7 @@ def draw_curves(journal: Rows, metrics: Iterable[str], ends: Sequence[Series]) -
 
 
 def _mark_ends(results: RunResults) -> list[Series]:
-    """Return guides at the epoch that was kept, and at that of an early stop."""
+    """Return guides at the epoch that was kept, and at the epoch of an early stop."""
     training = results.training
     steps, best, epoch = training.global_step, training.best_global_step, training.epoch
     guides = []

@@ -68,7 +68,7 @@ class Checkpoints:
 
     @clock("saving")
     def save_best(self, trainer: Trainer) -> None:
-        """Keep the trained parameters as those of the best model."""
+        """Keep the trained parameters as the best model."""
         if distributed.is_main():
             tensors = self._device.snapshot(trained_tensors(trainer))
             self._best = trainer.progress.steps, tensors

@@ -53,8 +53,8 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
 class Prediction(DisplayMixin):
     """What a model predicts for a text; each value, such as ``label``, is an attribute too.
 
-    The label is None where the model abstains or the text is missing; ``columns`` are those of
-    the text's row, if it is one of a table.
+    The label is None if the model abstains or the text is missing. ``columns`` is the row of the
+    text, if it comes from a table.
     """
 
     text: str
@@ -76,7 +76,7 @@ class Prediction(DisplayMixin):
 
     @property
     def texts(self) -> dict[str, str]:
-        """The text, or those of a pair, by name."""
+        """The text, or both texts of a pair, by name."""
         pair = {} if self.text_pair is None else {"text_pair": self.text_pair}
         return {"text": self.text, **pair}
 
@@ -122,9 +122,9 @@ class Task(ABC):
     """A task type, with the classes or numbers of one data set.
 
     A type is a subclass, which its ``name`` makes known to ``--task`` and to saved models. Labels
-    have three forms: ``parse`` turns those of files into one Arrow type, ``encode`` these into the
-    column of a ``Dataset``, and ``labels`` that into an array that the loss and the metrics read.
-    The logits of its model have been, or are to be, divided by the temperature.
+    have three forms. ``parse`` turns labels from files into one Arrow type, ``encode`` turns these
+    into the column of a ``Dataset``, and ``labels`` turns the column into an array for the loss and
+    the metrics. Logits are divided by the temperature, by the model or here.
     """
 
     name: ClassVar[str]
@@ -158,7 +158,7 @@ class Task(ABC):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Parameters of the predictions beside the weights, as JSON."""
+        """Parameters of predictions that are not weights, as JSON."""
         return {"temperature": self.temperature}
 
     @classmethod
@@ -245,7 +245,7 @@ class Task(ABC):
     def strata(self, labels: Labels) -> NDArray[np.int64]:
         """Return the rarest class of each row, [rows]: a split takes its fraction of each."""
         rows, numbers = self.class_rows(labels)
-        # Of the classes of a row the last one that is written stays.
+        # If a row has several classes, the rarest is written last and stays.
         order = np.lexsort((numbers, np.bincount(numbers)[numbers]))[::-1]
         strata = np.full(len(labels), len(self.class_names), np.int64)
         strata[rows[order]] = numbers[order]
@@ -420,7 +420,7 @@ class Task(ABC):
         columns = {"label": self.to_json(labels)} | self._columns_of(outputs, "predicted")
         columns["loss"] = self.evaluation_losses(logits, labels).tolist()
         if all_scores and outputs.probabilities is not None:
-            # Of a thousand classes nearly all are 0.
+            # With a thousand classes, nearly all probabilities are 0.
             rounded = outputs.probabilities.astype(np.float64).round(6)
             columns["probabilities"] = [
                 {self.class_names[number]: row[number] for number in np.flatnonzero(row).tolist()}

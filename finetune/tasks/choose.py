@@ -24,9 +24,9 @@ AUTO = "auto"
 MAX_RATINGS = 21
 # Whole numbers with so many rows each are classes.
 MIN_ROWS_PER_NUMBER = 3
-# Of the distinct values of a column of numbers, this fraction may be typing errors.
+# A column of numbers may contain this fraction of typing errors among its distinct values.
 MAX_MISTAKES = 0.1
-# 1,234.50, $ 1.20 and 3%: numbers as people write them, which are no decimal numbers.
+# 1,234.50, $ 1.20 and 3%: numbers as people write them, which are not plain decimal numbers.
 WRITTEN_NUMBER = (
     r"[+-]?\d{1,3}([,.'\s]\d{3})+([.,]\d+)?|[$€£¥]\s?-?[\d.,]+|-?[\d.,]+\s?[%$€£¥]|[+-]?\d+,\d+"
 )

@@ -25,7 +25,7 @@ MISSING_CLASSES = {*MISSING, "-", "--", "?", "unknown", "missing", "n.a.", "nil"
 HALVES = {"0", "5", "00", "25", "50", "75"}
 # What a message lists.
 MAX_LISTED, MAX_LABEL_LENGTH = 20, 60
-# Spaces, and the zero-width characters that web pages and spreadsheets leave beside words.
+# Spaces, and the zero-width characters that web pages and spreadsheets leave around words.
 EDGES = r"^[\s\u200b\u2060\ufeff]+|[\s\u200b\u2060\ufeff]+$"
 # Between several labels of a row; the parts of the first ones need not all be labels of other rows.
 FREE_SEPARATORS = (BAR, ";", ",", "\n", "#")
@@ -76,7 +76,7 @@ def distinct_values(columns: "Iterable[Column]") -> list[str]:
 
 
 def flat_values(column: "Column") -> "Column":
-    """Return the values of a column, those of lists one after another."""
+    """Return the values of a column, with lists flattened."""
     import pyarrow
     import pyarrow.compute as pc
 
@@ -112,7 +112,7 @@ def find_odd_names(names: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def find_missing_names(names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield names that may mean a missing label, with a suggestion: -1 beside 0, 1, 2 and so on.
+    """Yield names that may mean a missing label, with a suggestion, such as -1 among 0, 1, 2.
 
     >>> [found for found, _ in find_missing_names(["bad", "NaN", "?", "-1"])]
     ["classes named as a missing label: 'NaN', '?'"]

@@ -74,7 +74,7 @@ def choose_metric(name: str | None, problem_type: ProblemType) -> Metric:
     name = name.replace("-", "_") if name else next(iter(known))
     if name not in known:
         raise ConfigurationError(
-            f"--metric-for-best-model {name} is no metric of a {problem_type.replace('_', ' ')}",
+            f"--metric-for-best-model {name} is not a metric for {problem_type.replace('_', ' ')}",
             remedy=f"choose one of {', '.join(known)}",
         )
     return known[name]

@@ -29,8 +29,8 @@ Indicators = NDArray[np.float32]
 DEFAULT_THRESHOLD = 0.5
 # Without a maximum, the one row of a class in 1,000 would outweigh all others.
 MAX_POSITIVE_WEIGHT = 100.0
-# A threshold chosen on few rows is mostly chance: that of all classes counts as much as one chosen
-# on so many rows of the class (tests/tasks/test_multi).
+# A threshold chosen on few rows is mostly chance. The threshold of all classes together counts as
+# much as one chosen on this many rows of the class (tests/tasks/test_multi).
 THRESHOLD_PRIOR_ROWS = 10
 MIN_THRESHOLD = 1e-6
 
@@ -195,7 +195,7 @@ def _on_device(numbers: tuple[float, ...], device: "torch.device") -> "torch.Ten
 def find_thresholds(
     probabilities: NDArray[np.float32], true: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """Return the threshold of each class: its own and that of all classes, by the class's rows."""
+    """Return the threshold of each class, shrunk to the common threshold if the class is rare."""
     from scipy.special import expit, logit
 
     own_thresholds = list(map(find_threshold, probabilities.T, true.T))

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 class Regression(Task):
     """A number for each text; the labels are float32 of shape [rows], in their own units.
 
-    A model learns them with mean 0 and standard deviation 1, those of the training rows. Afterwards
-    ``scale_output_layer`` makes its output layer give the units themselves: ``is_scaled``.
+    A model learns labels standardized by the training rows (mean 0, standard deviation 1). Then
+    ``scale_output_layer`` makes the output layer return the original units: ``is_scaled``.
     """
 
     name = "regression"
     problem_type = NUMBERS
     result_name = "value"
-    limit = "A number may lie beyond those of the training rows."
+    limit = "A prediction may lie outside the range of the training rows."
     mistakes_title = "Largest errors"
     error_name = "error"
 
@@ -135,7 +135,7 @@ def _parse_numbers(column: "Column", numbers: set[str], *, decimal_comma: bool) 
     others = filled.filter(pc.greater(pc.abs(numbers), np.finfo(np.float32).max.item()))
     if len(others):
         raise DataError(
-            f"the label {others[0].as_py()!r} is no number, or too large for fp32, and the "
+            f"the label {others[0].as_py()!r} is not a number, or is too large for fp32, and the "
             f"task is {Regression.name}",
             remedy="correct it, name another --label-column, or choose another --task",
         )

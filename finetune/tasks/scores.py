@@ -64,9 +64,9 @@ class MetricValue:
 class Scores(DisplayMixin):
     """The metrics of a model on a split; each is an attribute too, such as ``accuracy``.
 
-    The baselines are those of always predicting the same. The confusion matrix, [true, predicted],
-    is empty for very many classes, None where rows have not exactly one. ``intervals`` are the ends
-    of the 95% intervals of metrics that are no proportion of the rows, where they are known.
+    ``baselines`` are the metrics of the best constant prediction. The confusion matrix, [true,
+    predicted], is empty for very many classes, and None unless each row has exactly one class.
+    ``intervals`` has the ends of 95% intervals, if known, of metrics that are not proportions.
     """
 
     samples: int
@@ -90,7 +90,7 @@ class Scores(DisplayMixin):
         return [MetricValue(METRICS[name], value) for name, value in metrics if name != "loss"]
 
     def records(self) -> list[dict[str, Any]]:
-        """Return one row with all numbers but those of the classes."""
+        """Return one row with all numbers except those per class."""
         return [
             {
                 name: value
@@ -158,7 +158,7 @@ class Scores(DisplayMixin):
 
     @property
     def table(self) -> Table | None:
-        """The metrics of each class; the interval is that of the recall."""
+        """The metrics of each class, with the interval of the recall."""
         if not self.per_class:
             return None
         rows: list[dict[str, str]] = []
@@ -195,7 +195,7 @@ class Scores(DisplayMixin):
     def with_classes(
         self, names: Sequence[str], labels: Array, predicted: Array, *others: Array
     ) -> "Scores":
-        """Return the scores with those of each class; ``others`` are more columns of them."""
+        """Return the scores with the metrics of each class; ``others`` are more columns."""
         count, weights = len(names), np.ones(len(labels))
         right, chosen, true = count_classes(labels, predicted, weights, classes=count)
         f1 = 2 * right / np.maximum(chosen + true, 1)

@@ -14,7 +14,7 @@ MAX_ROWS, MAX_CHARACTERS = 4, 158
 class DisplayMixin(ABC):
     """A result with a repr of at most five lines; a dataclass must leave the repr to this."""
 
-    # What was odd, of what a function of the Python API has returned.
+    # Warnings of the function of the Python API that returned the result.
     warnings: Sequence[str] = ()
 
     @abstractmethod

@@ -101,7 +101,7 @@ class Single(Task):
         return percent(error)
 
     def mistake_groups(self, row: Mapping[str, Any]) -> dict[str, str]:
-        """Return those of the classes, and that of the cell of the confusion matrix."""
+        """Return the groups of the classes, and the group of the cell in the confusion matrix."""
         true, predicted = row["label"], row["predicted"]
         cell = f"cell-{self.class_numbers[true]}-{self.class_numbers[predicted]}"
         return {cell: f"{true} predicted as {predicted}", **super().mistake_groups(row)}

@@ -1,7 +1,7 @@
-"""Supervised contrastive steps: texts of one class are drawn together, others pushed apart.
+"""Supervised contrastive training: texts of one class are drawn together, others pushed apart.
 
 Khosla et al. 2020, arXiv:2004.11362. The encoder is then interpolated with the pretrained one
-(Wortsman et al. 2022, arXiv:2109.01903), and a linear head is solved on its features.
+(Wortsman et al. 2022, arXiv:2109.01903), and a linear head is fitted on its features.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

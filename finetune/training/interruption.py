@@ -12,7 +12,7 @@ from types import FrameType
 # Ctrl-C, what a job scheduler sends before it kills, and what a closing terminal sends.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# Of the signals that are waited for now, the innermost last.
+# Active requests, the innermost last.
 _requests: list["StopRequest"] = []
 
 
@@ -52,7 +52,7 @@ def stop_on_signal(*, at_once: bool = False, apart_seconds: float = 0.0) -> Iter
     With ``at_once`` the first raises too, and the request still tells of it: a library may turn the
     exception into another, such as an ``ImportError``.
     """
-    # Where an exception is ignored, such as in a destructor, the work goes on to here.
+    # If an exception was ignored, such as in a destructor, the signal of the outer request counts.
     request = StopRequest(_requests[-1].number if _requests else None)
     first_at = 0.0
 

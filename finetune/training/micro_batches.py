@@ -1,7 +1,7 @@
 """Gradient accumulation: effective batches, cut into micro-batches that fit the device.
 
-An example's loss counts by its weight over the weight of the whole effective batch, so that the
-gradients of all micro-batches add up to those of the undivided batch, however it is cut.
+Each loss is weighted relative to the whole effective batch. So the gradients of the micro-batches
+add up to the gradient of the effective batch, however it is cut.
 """
 
 import math
@@ -93,7 +93,7 @@ class WindowBatch:
     loss_weights: torch.Tensor
 
     def aggregate(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the logits of the examples from those of the windows, both fp32."""
+        """Return the logits of the examples from the logits of the windows, both fp32."""
         return (self.members / self.members.sum(1, keepdim=True)) @ logits
 
 
@@ -155,7 +155,7 @@ def _group(sizes: Sequence[int], *, limit: int) -> Iterator[list[int]]:
 def _move_together(
     examples: Examples, batches: Sequence[Batch], device: Device, batch_size: int
 ) -> list[MicroBatch]:
-    """Copy batches, those of one padded length together: each copy is a launch."""
+    """Copy batches, all of one padded length at once: each copy is a launch."""
     moved: dict[int, MicroBatch] = {}
     for padded_length in {batch.padded_length for batch in batches}:
         positions = [

@@ -41,7 +41,7 @@ _TOLERANCES = {
 _ATTEMPTS_IN_16_BITS = 3
 # So far below the loss scale of training that no gradient of other examples overflows.
 _LOSS_SCALE_MARGIN = 64
-# Of a micro-batch of a run: examples, tokens with padding, tokens of an example.
+# Limits of a compared micro-batch: examples, tokens with padding, tokens per example.
 _MAX_EXAMPLES, _MAX_TOKENS, _MAX_LENGTH = 8, 128, 64
 
 
@@ -67,8 +67,8 @@ class Difference:
 def check_device(trainer: "Trainer", examples: Examples) -> None:
     """Compare the device with the CPU between two steps; weights and optimizer stay as they are.
 
-    Of the padded lengths it takes the smallest, for which attention has been wrong, and
-    the largest that is quick. Raises ``DeviceMismatchError``; without enough memory it only warns.
+    It uses two padded lengths: the smallest, where attention was wrong in the past, and the largest
+    that is fast. Raises ``DeviceMismatchError``. If memory runs out, it only warns.
     """
     examples, device, step = examples.without_windows(), trainer.device, trainer.progress.steps
     padded_lengths, batch_size = trainer.plan.padded_lengths, trainer.batch_size.examples

@@ -12,10 +12,10 @@ from finetune.training.contrastive import plan_contrast
 
 @dataclass(frozen=True)
 class TrainingMethod:
-    """What replaces the steps of plain fine-tuning, and why.
+    """What replaces plain fine-tuning, and why.
 
-    With ``is_contrastive`` the encoder takes contrastive steps. With ``fits_head`` a linear head is
-    fitted, after these steps or on the features of the frozen encoder.
+    ``is_contrastive``: the encoder is trained with a contrastive loss. ``fits_head``: a linear head
+    is fitted after contrastive training, or on the features of the frozen encoder.
     """
 
     fits_head: bool = False
@@ -40,7 +40,7 @@ class HeadFitter(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Every number of a training. The defaults are those of a few steps without a run.
+    """Every number of a training. The defaults suit a few steps without a run.
 
     The learning rate warms up linearly to ``peak`` and decays linearly to zero. Padded lengths
     ascend. ``pads_batches``: repeated examples fill up a batch with too few. ``patience``:

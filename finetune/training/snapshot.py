@@ -24,7 +24,7 @@ class StateUnusableError(Exception):
 class Progress:
     """How far a run has come. The order of the examples follows from it and the seed.
 
-    The seconds are those of training, with validation and saving. ``validations_since_best`` counts
+    ``seconds`` includes validation and saving. ``validations_since_best`` counts
     validations in a row that improved neither score nor loss.
     """
 
@@ -58,7 +58,7 @@ class Checkpoints(Protocol):
         """Return whether so much time has passed since the last that ``time`` saves."""
 
     def save_best(self, trainer: "Trainer") -> None:
-        """Keep the trained parameters as those of the best model."""
+        """Keep the trained parameters as the best model."""
 
     def save(self, trainer: "Trainer") -> None:
         """Write what resuming needs."""
@@ -75,7 +75,7 @@ def load_trained_tensors(trainer: "Trainer", tensors: Mapping[str, torch.Tensor]
     if {name: one.shape for name, one in tensors.items()} != {
         name: one.shape for name, one in parameters.items()
     }:
-        raise StateUnusableError("its parameters are not those of the model")
+        raise StateUnusableError("its parameters belong to another model")
     for name, tensor in tensors.items():
         parameters[name].copy_(tensor)
 

@@ -103,7 +103,7 @@ def fit_with_texts(rows: LabelledFeatures, texts: NDArray[np.float32]) -> Linear
         losses=_soft_losses,
         groups=np.zeros(len(rows.labels) + len(texts), np.int64),
     )
-    # The penalty stays that of the rows without texts.
+    # The penalty stays the same as without texts.
     share = len(rows.labels) * (1 + weight) / len(together.labels)
     head = fit_linear_head(
         together,

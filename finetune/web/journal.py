@@ -49,7 +49,7 @@ class Action:
 
 @dataclass
 class Labels:
-    """The labels so far: classes in the order in which they were added, and those of each row."""
+    """The labels so far: classes in the order of their addition, and the classes of each row."""
 
     classes: list[str] = field(default_factory=list)
     rows: dict[int, tuple[str, ...]] = field(default_factory=dict)

@@ -257,7 +257,7 @@ class LabelingSession:
                 self._changed.clear()
                 if not self._stopped.is_set():
                     self._fit()
-        except Exception as error:  # shown on the page, where labeling goes on without a head
+        except Exception as error:  # shown on the page; labeling continues without a head
             self.error = f"{type(error).__name__}: {error}"
 
     def _follow(self, event: Event) -> None:
@@ -307,7 +307,7 @@ class LabelingSession:
         is_label = is_label.reshape(len(rows), len(classes))
         features = self._features[numbers]
         vectors, has_label = self._name_vectors(classes), is_label.any(axis=0)
-        # Of a class without a label nothing but its name is known.
+        # A class without a label is known only by its name.
         named = np.flatnonzero(~has_label | names_help(vectors, features, is_label))
         if len(named):
             features = np.concatenate([features, vectors[named]])

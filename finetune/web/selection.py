@@ -18,7 +18,7 @@ SPREAD_TEXTS = 20
 # The ways of choosing after that, again and again.
 TURNS: tuple[How, ...] = ("uncertain", "rare", "uncertain", "random")
 RANDOM_FRACTION, MAX_RANDOM_TEXTS = 0.25, 1_000
-# Of this many least certain texts, the one that is least like the labeled ones is shown.
+# The text shown is, among this many least certain ones, the least similar to labeled texts.
 UNCERTAIN_TEXTS = 5
 
 

@@ -79,7 +79,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def static(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
-    """Return an endpoint that sends a file of this package, ``style.css`` after that of reports."""
+    """Return an endpoint for a file of this package; ``style.css`` includes the report styles."""
     sources = [("finetune.web", name)]
     if name == "style.css":
         sources = [("finetune.report", name), ("finetune.web", "web.css")]

@@ -108,7 +108,7 @@ def _read_labels(frame: Any, options: DataConfig, path: str) -> tuple[Labels, bo
 
 
 class TextEncoder:
-    """Computes features as the estimate of ``data check`` does, and stores those of the file."""
+    """Computes features as ``data check`` does, and stores the features of the file."""
 
     def __init__(self, config: Config) -> None:
         self._config = replace(config, training=replace(config.training, class_weights="none"))

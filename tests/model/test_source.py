@@ -56,7 +56,7 @@ def test_code_from_the_hub_is_rejected(config: dict[str, object], folder: Path) 
 
 
 def test_what_has_no_config_is_no_model_nor_looked_up_on_the_hub(folder: Path) -> None:
-    with pytest.raises(ModelNotFoundError, match="is no folder with a model"):
+    with pytest.raises(ModelNotFoundError, match="is not a model folder"):
         find(folder / "config.json")
     (folder / "config.json").unlink()
     with pytest.raises(ModelNotFoundError, match=r"no config\.json"):

@@ -107,7 +107,7 @@ def test_the_first_metric_of_a_task_chooses_the_best_model_unless_another_is_nam
     assert choose_metric(None, task.problem_type).name == expected[task.name]
     assert choose_metric("loss", task.problem_type).sign == -1
     assert choose_metric("macro-f1", Single.problem_type) is METRICS["macro_f1"]
-    with pytest.raises(ConfigurationError, match="bleu is no metric"):
+    with pytest.raises(ConfigurationError, match="bleu is not a metric"):
         choose_metric("bleu", task.problem_type)
 
 

@@ -12,9 +12,9 @@ _MEMORY = re.compile(r"(?<![a-z0-9.])(\d+)[ -]*g(?:i?b)?\b", re.IGNORECASE)
 # (finetune/batch_finder/estimate.py).
 _HELD_BYTES = 3 * 2**30
 
-# Of a batch whose gradients are right on M1 and M2, in PyTorch 2.14 as well: sums of 32,767
-# products read beyond their operands (pytorch#177116, #195163). The article's 64 examples of 512
-# tokens are one too many.
+# The most tokens in a batch with correct gradients on M1 and M2, also in PyTorch 2.14: sums of
+# 32,767 products read beyond their operands (pytorch#177116, #195163). 64 examples of 512 tokens
+# are 2 tokens too many.
 _MAX_TOKENS = 32_766
 
 

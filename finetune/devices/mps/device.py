@@ -44,7 +44,7 @@ class MpsDevice(Device):
 
     name = "mps"
     torch_device = torch.device("mps")
-    # Of several chips, systems and versions of PyTorch: known_faults.yaml.
+    # known_faults.yaml lists them by chip, system and version of PyTorch.
     has_silent_faults = True
 
     @staticmethod
@@ -161,7 +161,7 @@ class MpsMemory(DeviceMemory):
         """
         recommended_bytes = torch.mps.recommended_max_memory()
         free_bytes = host_memory.process_bytes(os.getpid()) + host_memory.available_bytes()
-        # A ratio of 0 is no limit.
+        # A ratio of 0 means without limit.
         allowed_bytes = int(recommended_bytes * (high_ratio() or 1))
         budget_bytes = min(recommended_bytes, free_bytes, allowed_bytes)
         return budget_bytes if limit_bytes is None else min(budget_bytes, limit_bytes)
