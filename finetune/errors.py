@@ -143,7 +143,7 @@ def packages_of(error: BaseException) -> list[str]:
     return [str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in frames]
 
 
-# What the system says of a file, and what to do.
+# Messages and remedies for errors of the operating system.
 _BY_ERRNO: dict[int | None, tuple[type[FinetuneError], str, str]] = {
     errno.ENOENT: (UsageError, "there is no {}", "check the name"),
     errno.ENOTDIR: (UsageError, "{} lies in a file, not in a folder", "check the name"),
@@ -161,7 +161,7 @@ _BY_ERRNO: dict[int | None, tuple[type[FinetuneError], str, str]] = {
     ),
     **dict.fromkeys(
         (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS),
-        (WriteError, "{} can't be written: {reason}", "make room, or choose another place"),
+        (WriteError, "{} can't be written: {reason}", "free disk space, or choose another folder"),
     ),
     errno.EIO: (FinetuneError, "{} can't be read or written: {reason}", "check the disk"),
 }

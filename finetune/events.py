@@ -13,7 +13,7 @@ TrialStatus = Literal["fits", "too_big", "timed_out", "failed"]
 
 @dataclass(frozen=True)
 class Info:
-    """What the work does now, or a fact that it has found."""
+    """The current activity, or a fact."""
 
     message: str
 

@@ -18,7 +18,7 @@ from finetune.errors import RunFolderInUseError, WriteError
 PARTIAL_SUFFIX = ".partial"
 # A pattern of what temporary_path() adds to a name, and of the folders of replacing().
 TEMPORARY = f".{'[0-9a-f]' * 32}{PARTIAL_SUFFIX}"
-# What marks a file of a cache as ours: only such files are deleted.
+# This mark shows that a cache file is ours. Only such files are deleted.
 WRITTEN_BY = {"written_by": "finetune"}
 STRICT_JSON: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}
 

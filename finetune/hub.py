@@ -214,10 +214,10 @@ def _errors_explained(repo_type: RepoType, name: str, failure: str) -> Iterator[
         remedy = f"accept them at {page} and set HF_TOKEN to a token of yours"
         raise not_found(message, remedy=remedy) from error
     except hub_errors.HFValidationError as error:
-        message = f"there is no folder {name}, which is no name on the Hub"
+        message = f"there is no folder {name}, and it is not a valid name on the Hub"
         raise not_found(message, remedy="check the spelling") from error
     except hub_errors.RepositoryNotFoundError as error:
-        message = f"there is no folder and on the Hub no {repo_type} {name!r}"
+        message = f"there is no folder {name!r}, and no {repo_type} of this name on the Hub"
         remedy = f"check the spelling; if {page} is private, set HF_TOKEN"
         raise not_found(message, remedy=remedy) from error
     except hub_errors.RevisionNotFoundError as error:
@@ -238,7 +238,7 @@ def _errors_explained(repo_type: RepoType, name: str, failure: str) -> Iterator[
         if isinstance(error, OSError) and error.errno is not None:
             raise errors.FinetuneError(
                 f"the cache in {constants.HF_HUB_CACHE} can't be written: {error.strerror}",
-                remedy="make room there, or set HF_HOME to a folder on another disk",
+                remedy="free disk space there, or set HF_HOME to a folder on another disk",
             ) from error
         raise HubNotReachableError(
             f"{failure}: {reason}",

@@ -89,7 +89,7 @@ def allocated_peaks(case: Case, batch_sizes: Sequence[int]) -> list[int]:
     peaks = []
     try:
         with (
-            # What the examples of a trial take from numpy is real.
+            # Arrays of the examples in a trial are real, not fake tensors.
             FakeTensorMode(allow_non_fake_inputs=True),
             LiveMemory() as memory,
             keeping_memory_as(case.device),

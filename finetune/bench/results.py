@@ -1,4 +1,4 @@
-"""What was measured, ``bench.json``, and its tables next to published results; free of torch."""
+"""Measurements (``bench.json``) and their tables next to published results, without torch."""
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What devices are timed at: networks that others have published, and one of the user's own."""
+"""Workloads for timing devices: published networks, and optionally a model of the user."""
 
 import copy
 import tempfile
@@ -54,16 +54,16 @@ _BATCH_SIZE = 32
 
 Batch = Mapping[str, Any]
 Steps = Mapping[Phase, Callable[[], object]]
-"""What is timed: a step of training with some rows, or their logits, without gradients."""
+"""A training step on some rows, or computing their logits without gradients."""
 MakeSteps = Callable[[int], Steps]
-"""Makes so many rows ready, and what is done with them."""
+"""Prepares this many rows, and returns the steps on them."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What devices are timed at.
+    """A network with data, to time devices.
 
-    ``min_rows`` are the fewest that are timed where a step takes too long, or too much memory.
+    If a step takes too long or too much memory, fewer rows are timed, but at least ``min_rows``.
     """
 
     group: str

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from finetune.runs.trained import TrainedModel
     from finetune.tokenization.examples import Examples
 
-# What the same arithmetic in another order may change.
+# Differences that the order of floating-point operations explains.
 MAX_LOGIT_DIFFERENCE = 1e-4
 EXAMPLES = """\b
 Examples:

@@ -41,7 +41,7 @@ Examples:
 
 @dataclass(frozen=True)
 class _Texts:
-    """What a search needs to know about the data; by default, the six classes of TREC."""
+    """Facts about the data that a search needs; by default, the six classes of TREC."""
 
     max_tokens: int
     rows: int
@@ -144,7 +144,7 @@ def _with_precision(config: Config, device: "Device") -> Config:
 
 
 def estimate_modes(config: Config, mac: Mac, texts: _Texts) -> "Iterator[Result]":
-    """Estimate the batch sizes of a Mac for the same cases as those of a search."""
+    """Estimate the batch sizes of a Mac for the same cases as in a search."""
     from finetune.batch_finder.estimate import estimate_parts
     from finetune.batch_finder.find import memory_limit_bytes
     from finetune.devices.mps.device import MpsDevice

@@ -43,9 +43,9 @@ Examples:
 
 @dataclass(frozen=True)
 class TableFacts:
-    """What a table holds: ``rows`` with a text and a label; an example of each class.
+    """Facts about a table: ``rows`` with a text and a label, and an example of each class.
 
-    ``longer_fraction`` of the texts is longer than the model reads at once.
+    ``longer_fraction`` is the fraction of texts that are longer than the input of the model.
     """
 
     columns: list[str]

@@ -62,7 +62,7 @@ Examples:
 _OTHERS_FIRST_SECONDS = 1.0
 # The commands that a launcher may start several times at once.
 LAUNCHED_COMMANDS = ("run", "evaluate")
-# What other tools call a command, and an option that is not part of a configuration.
+# Names of commands, and of options outside the configuration, in other tools.
 MEANT_COMMANDS = {
     **dict.fromkeys(("train", "fit", "finetune"), "run"),
     "resume": "run --resume-from-checkpoint auto",
@@ -214,7 +214,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _skip_teardown(has_succeeded: threading.Event) -> None:
     """End the process at once: Python would need 0.2 s to free what the system frees anyway."""
     if has_succeeded.is_set():
-        # What can't be written is an error that Python reports.
+        # Python reports output that can't be written.
         with suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()

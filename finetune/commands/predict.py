@@ -34,7 +34,7 @@ FIRST_CHUNK_TEXTS = 16
 MAX_CHUNK_TEXTS = 1_024
 MAX_CHUNK_CHARACTERS = 2**21
 WITHOUT_LINE_ENDS = str.maketrans("\t\r\n", "   ")
-# What the name of a table or of a file of texts ends with.
+# Suffixes of tables and text files.
 FILE_SUFFIXES = (
     *(".csv", ".tsv", ".tab", ".txt", ".text", ".log", ".md", ".jsonl", ".ndjson", ".json"),
     *(".parquet", ".xlsx", ".xls", ".xlsb", ".ods", ".gz", ".zip"),
@@ -339,7 +339,7 @@ def _show_lines(predictions: "Sequence[Prediction]", *, is_first: bool) -> None:
 
 
 def _cells(prediction: "Prediction") -> list[tuple[str, str]]:
-    """Return titles and cells; the probabilities of all classes replace that of the best."""
+    """Return titles and cells; the probabilities of all classes replace the best one."""
     from finetune.evaluation.prediction_file import joined
 
     words: list[tuple[str, str]] = []

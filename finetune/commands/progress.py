@@ -68,7 +68,7 @@ def _can_draw(console: "Console") -> bool:
 
 
 class _UnfailingStream:
-    """A stream for progress: the work goes on if its reader is gone or the disk is full."""
+    """A stream for progress: the work continues if its reader is gone or the disk is full."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -102,7 +102,7 @@ class View:
             console=console,
             refresh_per_second=4,
             transient=True,
-            # What a user's own module prints belongs above the bar, but not if it goes elsewhere.
+            # Output of a user module belongs above the bar, unless it goes elsewhere.
             redirect_stdout=bool(sys.stdout and sys.stdout.isatty()),
         )
         self._begin(LIBRARIES)

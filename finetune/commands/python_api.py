@@ -150,7 +150,7 @@ def _with_arguments(text: str, names: Container[str]) -> str:
         name = flag[1].replace("-", "_")
         return name if name in names else flag[0]
 
-    # What follows is to be typed as it is.
+    # The rest is text to type literally.
     before, *after = COMMAND.split(text, maxsplit=1)
     return FLAG.sub(argument, before) + "".join(after)
 

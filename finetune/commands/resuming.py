@@ -35,7 +35,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Work:
-    """What a call of ``finetune.run`` does."""
+    """The resolved request of a ``finetune.run`` call."""
 
     config: Config
     # The file, variable or flag that set each option.

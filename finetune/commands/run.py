@@ -72,7 +72,7 @@ def run(
         FinetuneError: With an exit code and a remedy.
     """
     if click.get_current_context(silent=True) is None:
-        clock.start()  # that of a command runs since its process began
+        clock.start()  # a command starts its clock with the process
     loaded = read_options(
         file,
         config=config,
@@ -279,7 +279,7 @@ def _show_seeds(results: "SeveralResults") -> None:
     for metric in metrics:
         own = results.test[metric.name]
         low, high = own.low, own.high
-        if metric.is_fraction:  # that of a few seeds may go beyond 0% or 100%
+        if metric.is_fraction:  # an interval of few seeds may exceed 0% or 100%
             low, high = max(low, 0.0), min(high, 1.0)
         mean.append(str(MetricValue(metric, own.value)))
         over_seeds.append(f"{MetricValue(metric, low)} to {MetricValue(metric, high)}")
@@ -310,5 +310,5 @@ def _show_folds(results: "SeveralResults") -> None:
         f"predictions of all rows: {folder.predictions_file}",
         f"report: {folder.report_file}",
         "",
-        results.scores.describe("rows, each by a model that has not seen it"),
+        results.scores.describe("rows, each by a model that did not see it"),
     )

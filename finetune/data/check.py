@@ -1,8 +1,8 @@
-"""What is odd about data: repeats, contradictions, test rows that are in the training split.
+"""Problems in the data: duplicates, contradictory labels, test rows in the training split.
 
-Two texts count as the same if they differ in case and spaces only, as for splits that are held out.
-A new check of texts is a function of (split, train) that returns a ``Finding``, and an entry of
-``CHECKS``: the table, the JSON and the suggestions of ``finetune data check`` then have it.
+Two texts count as equal if they differ only in case and spaces, as in held-out splits. A new check
+of texts is a function of (split, train) that returns a ``Finding``, and an entry in ``CHECKS``.
+``finetune data check`` then includes it in its table, its JSON and its suggestions.
 """
 
 import difflib
@@ -40,13 +40,13 @@ SCRIPT_TEXTS, SCRIPT_WORDS = 1_000, 5_000
 FIRST_LETTER_BEYOND_LATIN = "\u0250"
 # The default model's vocabulary is English.
 MULTILINGUAL_MODEL = "bert-base-multilingual-cased"
-# What a check has found in a split, as the JSON has it: counts, and a few examples.
+# Findings of a check in a split, as in the JSON: counts and a few examples.
 Finding = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """What was found, and what a user can do about it."""
+    """A problem, and what a user can do about it."""
 
     finding: str
     remedy: str
@@ -54,7 +54,7 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Findings:
-    """What was found by split."""
+    """The findings per split."""
 
     rows: dict[str, int]
     classes: dict[str, dict[str, int]]
@@ -182,7 +182,7 @@ CHECKS = {
 
 
 def check_splits(splits: DatasetDict, task: Task) -> Findings:
-    """Look for what is odd in splits, ``train`` among them, without a model."""
+    """Check splits, including ``train``, for problems that need no model to find."""
     texts = {split: texts_of(rows) for split, rows in splits.items()}
     text_numbers = number_splits({split: columns.columns for split, columns in texts.items()})
     labels = {split: task.labels(column_of(rows, "label")) for split, rows in splits.items()}
@@ -221,7 +221,7 @@ def find_imbalance(counts: Mapping[str, int]) -> Iterator[Suggestion]:
 
 
 def find_misspelled_names(counts: Mapping[str, int]) -> Iterator[Suggestion]:
-    """Yield rare classes whose names are nearly that of a class with many more rows.
+    """Yield rare classes whose names are nearly the name of a class with many more rows.
 
     >>> [row.finding for row in find_misspelled_names({"billing": 90, "biling": 2, "refund": 80})]
     ["'biling' (2 rows) may be a misspelling of 'billing'"]

@@ -27,19 +27,20 @@ LABEL_NAMES = NAMES["label"] + RATINGS
 OTHER_WORDS = frozenset(NAMES["other"])
 FLAG_WORDS = OTHER_WORDS | {*NAMES["flag"]}
 PAIRS = [pair.split("+") for pair in NAMES["pairs"]]
-# Texts of fewer characters, on average, are codes; and where they recur, classes.
+# Texts with fewer characters on average are codes, or classes if they recur.
 MIN_CHARACTERS, MAX_CLASS_CHARACTERS = 3, 30
-# Texts beside others are left out in silence only if they are shorter, with a name of texts or not.
+# A second text column is ignored without an error only if its texts are shorter than this, with or
+# without the name of a text column.
 MAX_CHARACTERS_LEFT_OUT, MAX_CHARACTERS_LEFT_OUT_UNNAMED = 15, 40
 SAMPLE_ROWS, PIECE_ROWS = 10_000, 2**14
 MAX_BYTES = 2**24
 # Columns with a mark for each class; two may well be something else.
 MIN_INDICATORS, MANY_INDICATORS = 3, 6
 YES, NO = (frozenset(WORDS["marks"][kind].split()) for kind in ("yes", "no"))
-# More different values are no marks; classes in several columns have at most so many.
+# An indicator column has at most this many distinct values, a column of class codes at most 20.
 MAX_MARKS, MAX_CODES = 4, 20
 BLANK = frozenset({"", "nan", "<na>", "none", "null"})
-# The best column must be so many times as good as the next one, if its name is known or it is not.
+# Minimum ratio of the best score to the second best, with and without a known name.
 CLEAR_LEAD, CLEAR_LEAD_UNNAMED = 2.0, 3.0
 MAX_CANDIDATES = 5
 
@@ -53,7 +54,7 @@ class OtherData(DataConfig):
 
 @dataclass(frozen=True)
 class Facts:
-    """What a column holds; characters are those of a value that is not empty, on average."""
+    """Statistics of a column; ``characters`` is the mean length of values that are not empty."""
 
     name: str
     rows: int
@@ -89,7 +90,7 @@ class Facts:
 
     @property
     def is_quantity(self) -> bool:
-        """Whether it has numbers, and not those of the rows."""
+        """Whether it has numbers that are not row numbers."""
         are_longer = self.characters > len(str(self.rows))
         return "number" in self.looks and (self.distinct < self.rows or are_longer)
 
@@ -103,7 +104,7 @@ def _name_factor(column: Facts, names: Sequence[str]) -> float:
     """Return how much its name says that a column holds texts, or labels."""
     plain, words = plain_name(column.name), _words_of(column.name)
     if plain in names:
-        # A rating or a score beside a target may say something else of the row.
+        # A table with a target column may also have a rating or a score with another meaning.
         return {names[0]: 1000.0, "target": 12.0, "stance": 12.0}.get(plain, 6.0)
     return (4.0 if words & set(names) else 1.0) * (0.2 if words & OTHER_WORDS else 1.0)
 
@@ -136,8 +137,8 @@ def _score_label(column: Facts) -> float:
 
 
 def _may_be_meant_too(option: str, other: Facts, best: Facts) -> bool:
-    """Return whether a column is to be asked for beside the best, however much worse it is."""
-    if option == LABEL:  # of two values, beside a rating that may go with it
+    """Return whether the user must choose between a column and the best one, despite its score."""
+    if option == LABEL:  # a binary label next to a rating from which it may be derived
         is_flag = bool(FLAG_WORDS & _words_of(other.name))
         return plain_name(best.name) in RATINGS and other.distinct == 2 and not is_flag
     is_named = _name_factor(other, TEXT_NAMES) > 1
@@ -169,9 +170,9 @@ Columns = dict[str, ChosenColumn]
 def choose_columns(
     columns: pyarrow.Table, options: DataConfig, *, table: str, wanted: Sequence[str] = OPTIONS
 ) -> Columns:
-    """Return the columns that are named; others by their names and values: labels recur.
+    """Return the columns from the options; others are guessed from names and values.
 
-    Of the columns that are ``wanted``, the second one of pairs may be missing if labels are there.
+    If labels are ``wanted``, the second text column may be missing from the result.
     """
     names = columns.column_names
     chosen = _named_columns(options, names, table=table, wanted=wanted)
@@ -186,7 +187,7 @@ def choose_columns(
     missing = [option for option in (LABEL, TEXT) if option in wanted and option not in chosen]
     if not missing:
         return chosen
-    # How many values a column has is counted in memory: in some pieces of a large table.
+    # Distinct values are counted in memory, so a large table is sampled.
     pieces = columns.to_batches(max_chunksize=PIECE_ROWS)[:: columns.nbytes // MAX_BYTES + 1]
     sample = pyarrow.Table.from_batches(pieces, columns.schema)
     facts = [Facts.of(sample[name], name) for name in names]
@@ -222,7 +223,7 @@ def _guess_label(
         numbers = [column for column in free if column.is_quantity]
         return _guess(LABEL, numbers or free, may_be_pair=False, table=table)
     names_of = _find_names(sample, free)
-    # Of a number and its name, the one that looks more like a label stands for both.
+    # If a column of numbers has a column of their names, only the better label column counts.
     left_out = {min(pair, key=_score_label).name for pair in names_of.items()}
     others = [column for column in free if column.name not in left_out]
     guess = _guess(LABEL, others, may_be_pair=False, table=table)
@@ -459,7 +460,7 @@ def _words_of(name: str) -> set[str]:
 
 def plain_name(name: str) -> str:
     """Return a column's name in lower case, with underscores."""
-    # gold_label stands beside label1, label2 and so on, those of single annotators.
+    # Tables with gold_label also have label1, label2 and so on, from single annotators.
     return re.sub(r"[\s-]", "_", name.strip().casefold()).removeprefix("gold_")
 
 

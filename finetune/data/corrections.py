@@ -35,7 +35,7 @@ def apply_corrections(loaded: LoadedData, options: DataConfig) -> LoadedData:
 
     Raises:
         DataMismatchError: If the text of a row is not the one that was decided on.
-        DataError: If a decision is no class, or a file can't be understood.
+        DataError: If a decision is not a class, or a file can't be parsed.
     """
     if options.corrections is None and options.label_map is None:
         return loaded
@@ -96,7 +96,10 @@ def _decide(
     changed = 0
     for split in made["split"].unique().to_pylist():
         if split not in labels:
-            raise DataError(f"{path} has rows of {split!r}, which the data has not", remedy=REMEDY)
+            raise DataError(
+                f"{path} has rows of the split {split!r}, but the data has no such split",
+                remedy=REMEDY,
+            )
         rows_of_split = made.filter(pc.equal(made["split"], split))
         rows = _find_rows(loaded, split, rows_of_split, path)
         is_drop = pc.equal(rows_of_split["decision"], DROP).to_numpy()
@@ -106,7 +109,7 @@ def _decide(
         for name in flat_values(parsed).unique().to_pylist() if known else ():
             if name not in known:
                 raise DataError(
-                    f"{path}: the decision {name!r} is no class of the data",
+                    f"{path}: the decision {name!r} is not a class of the data",
                     remedy=f"write {KEEP}, {DROP} or a class: {', '.join(sorted(known)[:20])}",
                 )
         places = np.arange(len(labels[split]))

@@ -24,7 +24,7 @@ PIECE_ROWS = 2**14
 
 @dataclass(frozen=True)
 class DataSource:
-    """What data was read from: a file with its sha256, or a dataset of the Hub at a commit."""
+    """The source of data: a file with its sha256, or a dataset of the Hub at a commit."""
 
     name: str
     sha256: str | None = None
@@ -33,11 +33,11 @@ class DataSource:
 
 @dataclass(frozen=True)
 class LoadedData:
-    """Splits, ``train`` among them; of a table, the columns that were read, and all.
+    """Splits, including ``train``; for a table also its columns, chosen and all.
 
-    ``row_numbers`` are those of each split's rows in their table, which may have others too, and
-    ``places`` say where such a row is: ``line 7 of reviews.csv (id 5)``. ``unlabeled`` are texts
-    without a label, in the columns of a split.
+    ``row_numbers`` has the number of each row of a split in its table, which may contain more rows.
+    ``places`` describes such a row: ``line 7 of reviews.csv (id 5)``. ``unlabeled`` has texts
+    without a label, in the same columns as a split.
     """
 
     splits: DatasetDict
@@ -83,7 +83,7 @@ class TextColumns(NamedTuple):
         return pc.binary_join_element_wise(self.texts, self.pairs, " | ")
 
     def slice(self, start: int, end: int) -> "TextColumns":
-        """Return those of the rows from one to before another."""
+        """Return the columns of the rows from ``start`` to before ``end``."""
         return TextColumns(*(column.slice(start, end - start) for column in self.columns))
 
 
@@ -184,7 +184,7 @@ def _number(texts: pyarrow.ChunkedArray) -> NDArray[np.int64]:
 def _digest(texts: pyarrow.ChunkedArray) -> bytes:
     """Return 8 bytes for each text's normal form, which two of 100 M share by 3 in 10,000."""
     normal = pc.ascii_lower(pc.ascii_trim_whitespace(texts)).combine_chunks()
-    # Arrow folds no case but that of ASCII, and is slow to join what it has split at spaces.
+    # Arrow folds only the case of ASCII, and is slow at joining words that it split at spaces.
     has_gaps = pc.match_substring_regex(texts, "[[:cntrl:]]|  ")
     is_other = pc.or_(has_gaps, pc.invert(pc.string_is_ascii(texts))).combine_chunks()
     others = (" ".join(text.casefold().split()) for text in texts.filter(is_other).to_pylist())

@@ -29,9 +29,9 @@ HEADER_ROWS = 1_000
 # A row must fit into one block.
 BLOCK_BYTES = 2**24
 MAX_NAME = 60
-# Of lines of prose, fewer have as many commas as the first one.
+# At least this fraction of the lines has as many delimiters as the first; prose has fewer.
 MIN_SCORE = 0.5
-# A delimiter that explains all lines but those above the table is so much worse.
+# Penalty for a delimiter that explains all lines except a title above the table.
 TITLE_PENALTY = 0.1
 MAX_TITLE_ROWS, MIN_ROWS_BELOW = 10, 10
 ADD_LABELS = "add a column of labels; texts without labels are for finetune predict"
@@ -77,7 +77,7 @@ class Delimited:
         )  # fmt: skip
 
     def values(self) -> Iterator[NumberedValues]:
-        """Yield each row that is not blank, the first of which says how many values a row has."""
+        """Yield each row that is not blank. The first row sets the number of values per row."""
         reader = self.reader()
         count, line_before = 0, 0
         try:
@@ -114,7 +114,7 @@ class Delimited:
         return False
 
     def place(self, row: int) -> str:
-        """Say in which line a row is, counted from 0 without the header."""
+        """Return the line of a row; rows are counted from 0, without the header."""
         number, _ = next(islice(self.values(), row + int(self.has_header), None))
         return f"line {number} of {self.text.path}"
 

@@ -27,7 +27,7 @@ BYTE_ORDER_MARKS = {
 }
 CHUNK_BYTES = 2**20
 SAMPLE_LINES = 1_000
-# What texts of all languages have between words.
+# Characters between words in texts of all languages.
 PUNCTUATION = frozenset("–—‘’‚“”„…«»‹›•·€£§°©®™¿¡²³½¼\u00a0")  # noqa: RUF001
 CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
 # Letters that make no words: a symbol after a letter, a quote before one, a letter of another
@@ -56,7 +56,7 @@ class TextFile:
         return self.content.path
 
     def open(self, *, newline: str = "", errors: str = "strict") -> TextIO:
-        """Open it from its start; the options are those of Python's ``open``."""
+        """Open it from its start; the arguments are the same as for the built-in ``open``."""
         return io.TextIOWrapper(
             self.content.open(), encoding=self.encoding, newline=newline, errors=errors
         )
@@ -96,7 +96,7 @@ class TextFile:
         return pyarrow.BufferReader(sink.getvalue())
 
     def check(self) -> None:
-        """Raise an error that says where the file is damaged, or is no text, if it is."""
+        """Raise an error with the position if the file is damaged or not text."""
         with self.content.open() as file:
             chunks = iter(partial(file.read, CHUNK_BYTES), b"")
             for text in decode(chunks, self.encoding, name=str(self.path)):
@@ -107,7 +107,7 @@ class TextFile:
 def decode(chunks: Iterable[bytes], encoding: str, *, name: str) -> Iterator[str]:
     """Yield the text of each chunk, and at last what is left; an error names the line."""
     try:
-        io.TextIOWrapper(io.BytesIO(), encoding)  # refuses those of bytes, such as base64
+        io.TextIOWrapper(io.BytesIO(), encoding)  # rejects bytes codecs such as base64
         decoder = codecs.getincrementaldecoder(encoding)()
         decoder.decode(b"")
     except (LookupError, UnicodeError) as error:

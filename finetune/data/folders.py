@@ -65,7 +65,7 @@ def read_splits(paths: Sequence[Path], options: DataConfig) -> dict[str, RawTabl
 
 def _read_folder(path: Path, options: DataConfig) -> dict[str, RawTable]:
     """Return the splits of a folder or an archive."""
-    reject_document(path, path.suffix.lower())  # such as those of Numbers
+    reject_document(path, path.suffix.lower())  # such as a document of Numbers
     names = names_in(path)
     saved = [name for name in names if PurePosixPath(name).name == SAVED_BY_DATASETS]
     if saved:

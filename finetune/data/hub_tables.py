@@ -19,7 +19,7 @@ from finetune.events import Info, emit
 # There the Hub keeps its own copy of most datasets, as Parquet, even of those made by a script.
 CONVERTED_BRANCH = "refs/convert/parquet"
 PARQUET = ".parquet"
-# Of several folders with the same splits, the one that can't be a part of many.
+# If several folders have the same splits, one of these names contains the whole dataset.
 MAIN_FOLDERS = ("", "data", "default")
 
 

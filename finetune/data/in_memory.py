@@ -26,7 +26,7 @@ TAKEN = (
 
 
 def is_table(value: object) -> bool:
-    """Return whether a value is no name of a file, and so may be a table in memory."""
+    """Return whether a value may be a table in memory, because it is not a file name."""
     return value is not None and not isinstance(value, str | bytes | os.PathLike | int | float)
 
 
@@ -197,4 +197,4 @@ def texts_of_list(texts: Any) -> Texts:
         pass
     kind = f"{reprlib.repr(texts)}, of the type {type(texts).__name__}"
     remedy = "give a text, a list of texts or of pairs as tuples, or a table"
-    raise UsageError(f"{kind}, is no list of texts", remedy=remedy)
+    raise UsageError(f"{kind}, is not a list of texts", remedy=remedy)

@@ -18,8 +18,8 @@ MIN_PROBABILITY = 0.5
 def convert(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Return the texts and labels of an export; any other table as it is.
 
-    The values are those of JSON or the cells of a CSV. A row without a decision keeps its place,
-    with the label None. Where a task has several annotations, its rows share one index.
+    Values come from JSON or from the cells of a CSV. A row without a decision keeps its place, with
+    the label None. If a task has several annotations, its rows share one index.
     """
     if _has(frame, "data", dict) and _has(frame, "annotations", list):
         return _convert_tasks(frame)

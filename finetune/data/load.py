@@ -115,7 +115,7 @@ def load_splits(options: DataConfig, *, folds: int | None = None) -> LoadedData:
 def _find_unlabeled(
     loaded: LoadedData, splits: DatasetDict, options: DataConfig
 ) -> pyarrow.Table | None:
-    """Return different texts without a label: those of a file, or of the table's own rows.
+    """Return distinct texts without a label, from a file or from the table itself.
 
     Texts of the table that are also in a split are left out. A file is read as it is.
     """

@@ -1,4 +1,4 @@
-"""The files in folders and archives, the bytes of a file, unpacked, and what is no table."""
+"""Lists files in folders and archives, unpacks files, and rejects files that are not tables."""
 
 import bz2
 import gzip
@@ -29,7 +29,7 @@ PACKED_SUFFIXES = (".gz", ".bz2", ".xz")
 OFFICE = re.compile(
     r"\[Content_Types\]\.xml|xl/workbook\.(xml|bin)|mimetype|(.*/)?(Index\.zip|index\.apxl|Index/.*\.iwa)"
 )
-# Tables become five or ten times as large. What becomes larger by far may fill the memory.
+# Tables grow by a factor of five or ten when unpacked. A much larger factor might fill the memory.
 MAX_TIMES = 100
 SMALL_BYTES = 2**28
 # So that a project or a home folder, named by mistake, is not read whole.
@@ -72,7 +72,7 @@ def _unpacking_explained(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Content:
-    """The bytes of a file, which may have been packed; the path goes on into an archive."""
+    """The bytes of a file, unpacked if needed; its path may continue inside an archive."""
 
     path: Path
     unpacked: bytes | None = None
@@ -98,7 +98,7 @@ class Content:
 
 
 def holds_files(path: Path) -> bool:
-    """Return whether a path is a folder, or an archive that is no document of an office program."""
+    """Return whether a path is a folder or an archive, and not an office document."""
     if os.path.isdir(path):  # no error where a name is too long
         return True
     if not os.path.isfile(path) or not Content(path).start(len(ZIP)).startswith((ZIP, EMPTY_ZIP)):
@@ -142,7 +142,7 @@ def read_members(path: Path, names: Sequence[str]) -> list[Content]:
     if path.is_dir():
         return [_unpack_file(Content(path / name)) for name in names]
     with _unpacking_explained(path), ZipFile(path) as archive:
-        # Of a member, no more is read than the size that the archive names.
+        # zipfile reads at most the size that the archive states for a member.
         size_bytes = sum(archive.getinfo(name).file_size for name in names)
         _check_size(size_bytes, path.stat().st_size, path)
         return [_unpack_file(Content(path / name, archive.read(name))) for name in names]

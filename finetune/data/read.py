@@ -83,7 +83,7 @@ class SourceTable:
     """A table as its file has it: all rows and columns, in their order.
 
     Args:
-        frame: The types are Arrow's, those of JSON with other values and of Excel Python's objects.
+        frame: Columns have Arrow types, or Python objects if they come from Excel or mixed JSON.
         place: Says where a row of the file, counted from 0, is: ``line 7 of reviews.csv``.
         class_names: The names of all classes of a column, where the file has them.
     """
@@ -488,10 +488,10 @@ def _read_parquet(content: Content, *, readable_only: bool) -> SourceTable:
 
 
 def _class_names(schema: pyarrow.Schema) -> dict[str, list[str]]:
-    """Return the names of classes that the library datasets keeps beside the columns."""
+    """Return the class names that the library datasets stores in the schema."""
     try:
         features = Features.from_arrow_schema(schema)
-    except Exception:  # metadata that it has not written
+    except Exception:  # metadata of another program
         return {}
     kinds = {name: getattr(kind, "feature", kind) for name, kind in features.items()}
     return {name: kind.names for name, kind in kinds.items() if isinstance(kind, ClassLabel)}
@@ -670,7 +670,7 @@ def _is_readable(kind: pyarrow.DataType) -> bool:
 
 
 def as_text(value: Any) -> str | None:
-    """Return a value as text, a list as JSON; None for what is no text or number, such as bytes.
+    """Return a value as text, a list as JSON; None if it is not text or a number, such as bytes.
 
     >>> [as_text(value) for value in ("3.0", 3.0, 2.5, True, None, b"x", ["x", 1], {"y": 1})]
     ['3.0', '3', '2.5', 'true', '', None, '["x", "1"]', None]

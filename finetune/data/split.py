@@ -46,7 +46,7 @@ def split_table(table: DatasetDict, options: DataConfig, *, task: Task) -> Datas
 
 
 def pool_rows(table: DatasetDict, *, folds: int, task: Task, seed: int) -> DatasetDict:
-    """Return as ``train`` all rows that are no test split, each with its number and its fold.
+    """Return all rows outside the test split as ``train``, each with its number and its fold.
 
     Rows are numbered from 0, folds from 1. DataError for fewer texts than folds.
     """
@@ -81,7 +81,7 @@ def find_folds(
 
 
 def split_fold(pool: Dataset, fold: int, options: DataConfig, *, task: Task) -> DatasetDict:
-    """Return splits that are tested on a fold; of the other rows a run's part is held out."""
+    """Return splits with one fold as the test split; validation rows come from the other folds."""
     is_test = column_of(pool, "fold").to_numpy() == fold
     tables = DatasetDict(train=rows_where(pool, ~is_test), test=rows_where(pool, is_test))
     with muted():
@@ -210,7 +210,7 @@ def _warn_of_contradictions(texts: NDArray[np.int64], labels: NDArray[np.int64])
 
 
 def _warn_of_shared_texts(splits: dict[str, Dataset]) -> None:
-    """Warn of rows of the splits beside ``train`` whose texts are in it too."""
+    """Warn about rows of other splits whose texts are also in ``train``."""
     if len(splits) == 1:
         return
     numbers = number_splits({name: texts_of(rows).columns for name, rows in splits.items()})

@@ -114,7 +114,7 @@ def read_texts(
 
 
 def texts_of(source: "SourceTable", options: "DataConfig", *, reads_pairs: bool) -> Texts:
-    """Return the texts of a table, in the columns that are named or as those of the run."""
+    """Return the texts of a table, from the columns of the options or of the run."""
     import pyarrow
 
     from finetune.data.columns import PAIR, TEXT, choose_columns

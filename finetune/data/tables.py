@@ -65,7 +65,7 @@ from finetune.tasks.multi import Multi
 from finetune.tasks.regression import Regression
 
 FEW_ROWS = 10
-# Of rows that may have several labels, so many without one are asked about.
+# If more multi-label rows than this fraction have no label, the user has to decide.
 MANY_EMPTY = 0.05
 # In one row per text and label, so many rows repeat a text, and hardly any a text with its label.
 LONG_FORMAT_ROWS, LONG_FORMAT_REPEATS, LONG_FORMAT_SAMPLE = 0.2, 0.05, 20_000

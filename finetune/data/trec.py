@@ -27,7 +27,7 @@ from finetune.tasks.labels import map_values
 from finetune.tasks.single import Single
 
 HUB_REPOSITORY = "CogComp/trec"
-# Of the branch refs/convert/parquet: the main branch holds a script, which datasets 4 refuses.
+# A commit of refs/convert/parquet: the main branch contains a script, which datasets 4 rejects.
 HUB_REVISION = "65752bf53af25bc935a0dce92fb5b6c930728450"
 ORIGINAL_ADDRESS = "https://cogcomp.seas.upenn.edu/Data/QA/QC"
 

@@ -1,4 +1,4 @@
-"""What a device offers to the rest of the package: ``Device``, its memory and its batch shapes."""
+"""The interface of a device: ``Device``, its memory and its batch shapes."""
 
 import time
 from abc import ABC, abstractmethod
@@ -174,7 +174,7 @@ class BatchShapes:
         max_shapes: Most shapes that the steps of a run may have.
         counts_evaluation: Whether evaluation counts among them, at the batch size of training.
         min_padded_length: Fewest tokens to which a text may be padded.
-        multiple_of: What divides every padded length.
+        multiple_of: Every padded length is a multiple of this.
         pads_batches: Whether repeated examples fill up the last batch, since new shapes are costly.
         max_tokens: Most tokens of a batch, padding included, with right results.
         min_examples: 2 where linear layers drop the bias of a single vector, such as pooled output.

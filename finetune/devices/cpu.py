@@ -13,8 +13,7 @@ from finetune.devices import host, host_memory
 from finetune.devices.base import BatchShapes, Device, DeviceMemory
 from finetune.devices.host import gibibytes
 
-# What two equal runs hold differs by a per cent or two; a size that was seen to fit has
-# to fit the next time.
+# The memory of two equal runs differs by 1 or 2%. A size that once fitted must fit again.
 _STEADY_SHARE = 0.98
 _PROCESS = Path("/proc/self")
 # Linux: what is written here resets the process's record of its peak.

@@ -10,7 +10,7 @@ import psutil
 from finetune.devices import host
 from finetune.devices.host import gibibytes
 
-# What is left to the rest of the machine or control group, as a share of its memory. Below half of
+# Fraction of memory that is left to the rest of the machine or control group. Below half of
 # it, memory runs short.
 _RESERVE_SHARE = 0.05
 # Systems move single pages to the disk at any time; this is more than that.

@@ -33,9 +33,11 @@ def check_machine(*, device: str) -> Iterator[Check]:
     yield Check("python", "ok", platform.python_version())
     yield from check_packages()
     yield check_memory()
-    yield check_disk("run_disk", Path.cwd(), "make room, or give an --output-dir on another disk")
+    yield check_disk("run_disk", Path.cwd(), "free space, or give an --output-dir on another disk")
     hub_cache = Path(constants.HF_HUB_CACHE)
-    yield check_disk("hub_disk", hub_cache, "make room, or set HF_HOME to a folder on another disk")
+    yield check_disk(
+        "hub_disk", hub_cache, "free space, or set HF_HOME to a folder on another disk"
+    )
     yield check_hub()
     yield from check_variables()
     yield from _check_devices(device)

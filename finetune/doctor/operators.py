@@ -33,7 +33,7 @@ from finetune.model.structure import find_structure
 CLASSES = 6
 # Operators of PyTorch's tracer and its profiler.
 _NOT_FOR_DEVICES = ("prim", "profiler")
-# What the CPU runs where a GPU runs an operator of its own.
+# Operators of the CPU for which a GPU has its own version.
 _NAMES_ON_MPS = {
     "aten::mkldnn_convolution": "aten::_mps_convolution",
     "aten::_slow_conv2d_forward": "aten::_mps_convolution",

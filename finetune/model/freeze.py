@@ -38,7 +38,7 @@ def trainable_parameter_names(structure: Structure, *, mode: Mode) -> frozenset[
     if mode == "head":
         return structure.head
     if mode == "classifier" or mode.is_lora:
-        # What is new would otherwise stay as random as it was drawn.
+        # Otherwise, new layers would keep their random initialization.
         return structure.adapters | structure.output_layer | structure.new
     if mode.trained_layers is None:
         return structure.head.union(structure.final_norm, structure.embeddings, *structure.layers)

@@ -93,7 +93,7 @@ def _find_targets(
         )
     if targets in ("auto", "all-linear"):
         return linear
-    # What a module is called in its layer, as in layer.3.attention.self.query.
+    # The name of a module within its layer, as in layer.3.attention.self.query.
     inner = {name: re.split(r"\.\d+\.", name)[-1] for name in linear}
     if targets == "attention":
         return [name for name in linear if "att" in inner[name]]
@@ -109,7 +109,7 @@ def _find_targets(
 
 @dataclass(frozen=True)
 class Adapter:
-    """What of a model has trained, and its head, in fp32 on the CPU by peft's names."""
+    """Return the trained parameters and the head, in fp32 on the CPU, with peft names."""
 
     config: "LoraConfig"
     tensors: Mapping[str, torch.Tensor]

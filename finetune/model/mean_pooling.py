@@ -33,7 +33,7 @@ TANH_SCALE = 0.05
 # ReLU and GELU pass what is so far above zero.
 SHIFT = 30.0
 
-# What each linear module of a layer does, by its name in BERT, in DistilBERT and models like them.
+# Factors of the identity in each linear module of a layer, by its name in BERT or DistilBERT.
 _ZERO = ("attention.self.query", "attention.self.key", "attention.q_lin", "attention.k_lin")
 _IDENTITY = ("attention.self.value", "attention.v_lin")
 _SCALED = ("attention.output.dense", "attention.out_lin")

@@ -39,7 +39,7 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 _SENTENCEPIECE_FILE = re.compile(r"(spm|spiece|sentencepiece\.bpe|tokenizer)\.model")
-# What reads a model's files.
+# Libraries that read model files.
 _LIBRARIES = {"transformers", "tokenizers", "torch", "safetensors", "huggingface_hub"}
 _TOKENIZER_FILE = re.compile(
     "tokenizer|vocab|merges|special_tokens|added_tokens|spiece|sentencepiece|spm"
@@ -81,7 +81,7 @@ class ModelSource:
                 self.folder, trust_remote_code=False, local_files_only=True
             )
             if tokenizer.model_max_length <= tokenizer.num_special_tokens_to_add():
-                raise ValueError("the model_max_length of its tokenizer leaves no room for a text")
+                raise ValueError("the model_max_length of its tokenizer is too small for any text")
         if not isinstance(tokenizer, PreTrainedTokenizerFast):
             raise ModelUnsupportedError(
                 f"{self.name} has no fast tokenizer, but a {type(tokenizer).__name__}",

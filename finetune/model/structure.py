@@ -18,7 +18,7 @@ from transformers.utils.generic import ModelOutput
 
 from finetune.errors import ModelUnsupportedError
 
-# What a forward raises on inputs that the model was not made for.
+# Exceptions of a forward pass on inputs that the model does not support.
 REFUSALS = (AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError)
 
 

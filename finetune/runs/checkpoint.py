@@ -37,19 +37,19 @@ from finetune.training.trainer import Trainer
 MANIFEST_NAME = "manifest.json"
 STATE_NAME = "state.json"
 TENSORS_SUFFIX = ".safetensors"
-# Share of the time that checkpoints may take, and the least time between two.
+# Maximum fraction of the time for checkpoints, and minimum time between two of them.
 MAX_TIME_SHARE = 0.03
 MIN_SECONDS_BETWEEN = 30.0
-# Of writing a checkpoint, until one is written.
+# Expected time to write a checkpoint, until the first one is written.
 EXPECTED_SECONDS = 2.0
 
 
 class Checkpoints:
     """The checkpoints of a run: what resuming needs, and the best model so far.
 
-    The best model stays in memory until a checkpoint is written. The order on the disk is journal,
-    best model, checkpoint: each refers only to what is there. What can't be written, on a full disk
-    for example, gives a warning and is tried again at the next saving.
+    The best model stays in memory until a checkpoint is written. Files are written in the order
+    journal, best model, checkpoint: each refers only to existing files. If a file can't be written,
+    for example on a full disk, there is a warning, and the next save tries again.
 
     Only the main process reads and writes; all call each method.
     """
@@ -217,7 +217,7 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, dict[str, torch.Tensor]], d
     except (OSError, ValueError, AttributeError, SafetensorError) as error:
         raise CheckpointDamagedError(
             f"checkpoint {folder} is damaged: {error}",
-            remedy="resume from an earlier checkpoint, or start anew with --overwrite",
+            remedy="resume from an earlier checkpoint, or start again with --overwrite",
         ) from error
 
 

@@ -40,7 +40,7 @@ class PairedComparison:
 
     ``better`` counts rows that only the run predicts correctly or, in regression, more closely. The
     rows that differ most are listed with ``row`` (from 0), ``text``, ``label``, ``baseline`` and
-    ``run``. The p-value is that of McNemar's exact test, None in regression.
+    ``run``. The p-value is from McNemar's exact test, None in regression.
     """
 
     differences: Mapping[str, Interval]
@@ -117,7 +117,7 @@ class Comparison(DisplayMixin):
 
 @dataclass(frozen=True, eq=False)
 class _FinishedRun:
-    """What a finished run has left, or several that differ in their seed: means, rows of the first.
+    """Results of a finished run, or means over seeds, with the rows of the first seed.
 
     ``resampled`` are metrics of resampled test rows.
     """
@@ -165,7 +165,7 @@ class _FinishedRun:
         return {name: float(np.mean([run[name] for run in runs])) for name in runs[0]}
 
     def options(self, *left_out: str) -> dict[str, Any]:
-        """Return the options by name, without some and those of its folder."""
+        """Return the options by name, without some of them and without the folder options."""
         hidden = ("output_dir", "overwrite", *left_out)
         return {name: OPTIONS[name].value_in(self.config) for name in OPTIONS if name not in hidden}
 
@@ -415,10 +415,10 @@ def _tabulate_counts(group: ComparedGroup) -> Table:
     how = "correct" if group.task.class_names else "closer"
     columns = ("run", f"only {group.baseline} {how}", f"only run {how}", "McNemar's p")
     note = (
-        "The p-value is that of McNemar's exact test, two-sided. Of several seeds the rows are "
-        "those of the first."
+        "The p-value is from McNemar's exact test, two-sided. With several seeds, the rows are "
+        "from the first."
     )
-    return Table(f"Rows of which only one is {how}", columns, rows, note=note)
+    return Table(f"Rows where only one run is {how}", columns, rows, note=note)
 
 
 def _tabulate_rows(group: ComparedGroup, run: ComparedRun) -> Iterator[Table]:

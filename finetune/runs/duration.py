@@ -14,9 +14,9 @@ from finetune.tokenization.examples import Examples
 from finetune.training.micro_batches import move_batches
 from finetune.training.trainer import Trainer
 
-# Beside the first, with the most tokens, which warms up.
+# Steps after the first, which has the most tokens and warms up.
 TIMED_STEPS = 3
-# Of a run without steps, whose only batch is all rows.
+# Rows of the batch to time if a run takes no steps.
 TIMED_ROWS = 256
 
 

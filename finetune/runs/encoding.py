@@ -73,7 +73,7 @@ def _read_or_encode(
             stored = store.write(key, {name: torch.from_numpy(array) for name, array in arrays})
         except OSError as error:
             reason = f"can't be written to {store.folder} ({error.strerror})"
-            remedy = "make room with finetune cache clear, or choose a folder with --cache-dir"
+            remedy = "free space with finetune cache clear, or choose a folder with --cache-dir"
             emit(WarningMessage(f"token ids {reason}: they stay in memory", remedy=remedy))
     distributed.barrier()
     stored = stored or store.read(key)

@@ -81,7 +81,7 @@ def _find_trained(folder: RunFolder, rows: Dataset) -> NDArray[np.bool_]:
 def evaluate_rows(
     folder: RunFolder, rows: Dataset, name: str, *, device: str, metric: str | None
 ) -> tuple[Scores, int, Scores | None]:
-    """Score a run's model on rows, and without those of other data that were in training."""
+    """Score the model of a run on rows, and on the rows that were not in training."""
     others = [load_evaluate_metric(metric)] if metric else []
     model = TrainedModel.load(folder, device=device)
     place = f"{model.device.name} ({model.device.description})"

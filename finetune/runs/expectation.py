@@ -1,6 +1,6 @@
-"""What to expect of a table: a linear head on the frozen encoder, cross-validated in seconds.
+"""Estimates a baseline for a table: a cross-validated linear head on the frozen encoder.
 
-The head is that of ``--freeze-core``, and a run with that option reuses its features.
+``--freeze-core`` fits the same head, and a run with this option reuses the features.
 """
 
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""What to do when a run is interrupted, can't be written, runs out of memory or diverges."""
+"""Remedies if a run is interrupted, can't be written, runs out of memory or diverges."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,5 +76,5 @@ def _explain_unwritten(folder: RunFolder, error: OSError) -> Exception:
     then = f", then resume with: {folder.resume_command}" if folder.can_resume else ""
     return WriteError(
         f"{folder.path} can't be written: {error.strerror or error}",
-        remedy=f"{where}make room or the folder writable{then}",
+        remedy=f"{where}free disk space, or make the folder writable{then}",
     )

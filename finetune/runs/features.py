@@ -83,7 +83,7 @@ def stored_features(
             }
     except FeaturesNotStoredError as error:
         message = f"the features can't be stored ({error}): the frozen layers run at every step"
-        remedy = "make room with finetune cache clear, or name a folder with --cache-dir"
+        remedy = "free space with finetune cache clear, or choose a folder with --cache-dir"
         emit(WarningMessage(message, remedy=remedy))
         return whole
     if check:

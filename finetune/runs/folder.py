@@ -49,9 +49,9 @@ class RunFolder(OwnFolder):
         # Metrics at the end and on the way, under the names that Trainer gives them.
         self.results_file = self.path / "all_results.json"
         self.report_file = self.path / "report.html"
-        # What save_pretrained writes, and the model card.
+        # Written by save_pretrained, with the model card.
         self.model_folder = self.path / "model"
-        # What peft adds to the pretrained model, of a run with LoRA.
+        # The adapter of a run with LoRA, written by peft.
         self.adapter_folder = self.path / "adapter"
         self.onnx_folder = self.path / "onnx"
         self.tensorboard_folder = self.path / "tensorboard"
@@ -86,7 +86,7 @@ class RunFolder(OwnFolder):
 
     @property
     def resume_command(self) -> str:
-        """What goes on with the run."""
+        """The command that continues the run."""
         return f"finetune run --resume-from-checkpoint {quote(str(self.path))}"
 
     @property
@@ -211,12 +211,12 @@ class SeveralFolder(RunFolder):
         # The numbers of the runs, the name of the best run's folder, and metrics.
         self.table_file = path / f"{self.kind}.json"
         self.first_file = self.table_file
-        # Of a sweep: the configuration of the best trial.
+        # In a sweep: the configuration of the best trial.
         self.best_file = path / "best.yaml"
 
     @property
     def resume_command(self) -> str:
-        """What goes on with the runs."""
+        """The command that continues the runs."""
         several = f"finetune run --{self.kind} {self.count or len(self.numbers)}"
         return f"{several} --resume-from-checkpoint {quote(str(self.path))}"
 

@@ -1,4 +1,4 @@
-"""What a call leaves open and its table tells: columns, model, length, task."""
+"""Guesses options from the table if they are not set: columns, model, length, task."""
 
 import unicodedata
 from collections import Counter
@@ -34,7 +34,7 @@ SCRIPT_CHARACTERS = 100_000
 # English has hardly a letter with a mark, and in 100 words about ten of these.
 ENGLISH_WORDS = frozenset(("the", "and", "of", "you", "that", "this", "with", "for", "my", "what"))
 MIN_ENGLISH, MAX_MARKED = 0.03, 0.003
-# Of Amharic, Khmer, Lao, Odia and Sinhala, which multilingual BERT was not trained on.
+# Scripts of Amharic, Khmer, Lao, Odia and Sinhala, on which multilingual BERT was not trained.
 XLM_SCRIPTS = frozenset(("ETHIOPIC", "KHMER", "LAO", "ORIYA", "SINHALA"))
 
 

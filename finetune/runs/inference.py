@@ -1,4 +1,4 @@
-"""Files beside a run's model: how it reads texts, and how confident it was on validation rows."""
+"""Files next to a saved model: how it reads texts, and how confident it was on validation rows."""
 
 import math
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ OPTION_NAMES = ("max_length", "long_texts", "stride", "precision", "eval_batch_s
 def write_inference(
     folder: RunFolder, config: Config, *, max_tokens: int, reads_pairs: bool
 ) -> None:
-    """Write ``inference.json`` beside a run's model, which reads ``max_tokens`` at once."""
+    """Write ``inference.json`` next to a saved model, which reads ``max_tokens`` at once."""
     content = {name: OPTIONS[name].value_in(config) for name in OPTION_NAMES}
     content["max_length"] = min(config.model.max_length, max_tokens)
     facts = {"schema_version": SCHEMA_VERSION, "reads_pairs": reads_pairs}
@@ -51,7 +51,7 @@ def read_trained_config(folder: RunFolder) -> Config:
 
 
 def write_confidences(folder: RunFolder, task: Task, logits: Logits, labels: Labels) -> None:
-    """Write ``confidences.json`` beside a run's model, if it may abstain."""
+    """Write ``confidences.json`` next to a saved model, if it may abstain."""
     if not task.can_abstain:
         return
     probabilities, is_right = task.confidences(logits, labels)

@@ -69,7 +69,7 @@ class Journal:
             if not self._has_warned:
                 self._has_warned = True
                 message = f"{file} can't be written: {error.strerror}"
-                remedy = "the run goes on and tries again; it writes no checkpoint until then"
+                remedy = "the run continues and tries again; it writes no checkpoint until then"
                 self(WarningMessage(message, remedy=remedy))
         return not self._has_warned
 

@@ -1,4 +1,4 @@
-"""What a run was made from, manifest.json, and with what, environment.json."""
+"""The inputs of a run (manifest.json) and its software (environment.json)."""
 
 import hashlib
 import os
@@ -40,7 +40,7 @@ def package_versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a run was made from.
+    """The inputs of a run.
 
     Sources are files by absolute path with their sha256, or Hub data sets with their commit; splits
     have a digest of texts and labels. ``columns`` of a table have the options that name them;

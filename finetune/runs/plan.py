@@ -1,4 +1,4 @@
-"""What a run will do: its training method, and why; how many steps, at which learning rate."""
+"""Plans a run: the training method with its reason, the steps and the learning rate."""
 
 import math
 from collections.abc import Mapping
@@ -97,7 +97,7 @@ def plan_training(
     if shapes.max_shapes is not None and not mode.trains_encoder:
         # A head over stored features has a shape of its own: one vector per text.
         shapes = replace(shapes, max_shapes=shapes.max_shapes - 1)
-    # Of all splits, so that evaluation brings no new shapes.
+    # All splits count, so that evaluation needs no new shapes.
     lengths = np.concatenate([split.lengths for split in examples.values()])
     is_checked = options.check_device
     if is_checked is None:

@@ -1,4 +1,4 @@
-"""What all trainings of a configuration share: prepared once, trained many times."""
+"""Prepares device, data and model once for all runs of one configuration."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -54,9 +54,9 @@ _READING = {"model", "revision", "max_length", "long_texts", "stride"}
 class Preparation:
     """Device, data, the splits as token ids, and a pretrained model with a new head, on the CPU.
 
-    A training changes the model. ``option_sources`` are the file, variable or flag of each option
-    that one of them gives; ``choices`` what was chosen by measurements. Of a fold, ``pool`` are the
-    examples of all folds, and ``rows`` those of each split.
+    Training changes the model. ``option_sources`` has the file, variable or flag of each option
+    that was set, ``choices`` the options chosen by measurement. In a cross-validation, ``pool`` has
+    the examples of all folds, and ``rows`` the row numbers of each split.
     """
 
     config: Config
@@ -136,7 +136,7 @@ class Preparation:
 
     @property
     def facts(self) -> RunFacts:
-        """What is trained, on what, and where."""
+        """Return a description of model, data and device."""
         reasons = {choice.subject: choice.note for choice in self.choices}
         trained, total = count_parameters(self.text_model.model.parameters())
         return RunFacts(
@@ -155,7 +155,7 @@ class Preparation:
 
     @property
     def details(self) -> RunDetails:
-        """What people want to see of a run beside its metrics, once all is chosen."""
+        """What a report shows about a run in addition to its metrics."""
         options = self.config.training
         return RunDetails(
             choices=list(self.choices),
@@ -263,10 +263,10 @@ def _prepare_model(
     method = choose_method(config, task, rows=len(labels))
     with stage("model"):
         text_model, method = load_for_training(config, method, task=task, device=device)
-    # The manifest needs it: half a second of BERT-base.
+    # The manifest needs the digest, which takes half a second for BERT-base.
     _ = text_model.source.weights_digest
     if method.is_contrastive and "batch_size" not in option_sources:
-        # A text is contrasted with those of its micro-batch.
+        # Each text is only contrasted with the texts of its micro-batch.
         config = change_options(config, {"batch_size": TEXTS_PER_STEP})
     with stage("tokenize"):
         encode = partial(encode_rows, config=config)
@@ -286,8 +286,8 @@ def load_for_training(
 
     A training method that the model does not allow is replaced by plain steps.
     """
-    # Of many rows a mean gains little in fine-tuning, and its layer takes time. LoRA's adapter is
-    # to fit the plain pretrained model.
+    # With many rows, mean pooling gains little in fine-tuning, and its layer takes time. A LoRA
+    # adapter has to fit the plain pretrained model.
     is_mean = method.fits_head and config.model.pooling == "auto" and not config.model.lora
     pooling: Pooling = "mean" if is_mean else config.model.pooling
     seed = config.training.seed
@@ -303,7 +303,7 @@ def load_for_training(
         passes = not new_layers and text_model.pooling == "cls"
         passes = passes or pass_through_head(text_model.model, structure)
         if not passes and new_layers and not method.is_contrastive:
-            emit(Info("the head takes steps: the layers beneath its output layer are new"))
+            emit(Info("gradient descent trains the head: layers below its output layer are new"))
             method = TrainingMethod()
         elif method.is_contrastive:
             # Without gradients of the embeddings a step takes two thirds of the time, for the same

@@ -66,11 +66,11 @@ class UnlabeledTexts:
 
 @dataclass(frozen=True)
 class RunDetails:
-    """What people want to see of a run beside its metrics."""
+    """What a report shows about a run in addition to its metrics."""
 
     choices: Sequence[AutoTunedOption]
     lengths: Mapping[str, TextLengths]
-    # Of training rows, by class.
+    # Training rows per class.
     class_rows: Mapping[str, int] = field(default_factory=dict)
     metric_for_best_model: str = ""
     is_balanced: bool = False
@@ -79,10 +79,10 @@ class RunDetails:
 
 @dataclass(frozen=True)
 class TrainingMetrics:
-    """What training took, under the Trainer's names: seconds with validation and saving.
+    """Metrics of training, with Trainer names. Seconds include validation and saving.
 
-    ``max_steps`` are those of the plan. The batch size is that at the end; the peak is None where
-    the device does not count its memory.
+    ``max_steps`` is the number of planned steps. The batch size is the last one used. The peak is
+    None if the device does not count its memory.
     """
 
     epoch: float
@@ -100,7 +100,7 @@ class TrainingMetrics:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What was trained, on what, and where.
+    """Facts about the model, the data and the machine of a run.
 
     The precision is ``auto`` in a dry run, without a reason where it was given. The share of real
     tokens, those that are not padding, is a fraction.
@@ -121,10 +121,10 @@ class RunFacts:
 
 @dataclass(frozen=True, repr=False)
 class RunResults(RunResultMixin):
-    """What a finished run found; the metrics are those of the best model, as it is saved.
+    """Results of a finished run, with the metrics of the best model as saved.
 
-    The validations in ``metrics.jsonl`` come before its calibration, which changes their loss.
-    Cross-validated are training rows, each predicted by an output layer solved without it.
+    The validations in ``metrics.jsonl`` precede the calibration, which changes the loss. Training
+    rows are cross-validated: each is predicted by a linear head that was fitted without it.
     """
 
     task: Task
@@ -136,7 +136,7 @@ class RunResults(RunResultMixin):
     details: RunDetails
     calibration: Calibration | None = None
     validation_kind: ValidationKind | None = None
-    # Of the command that ended it, from the start of its process.
+    # Stages of the command that finished the run, since the start of its process.
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
 
     def records(self) -> list[dict[str, Any]]:
@@ -181,7 +181,7 @@ class RunResults(RunResultMixin):
 
 
 def with_intervals(scores: Scores, task: Task, rows: Sequence[Mapping[str, Any]]) -> Scores:
-    """Return the scores of predicted rows with intervals of the metrics that are no proportions."""
+    """Return the scores of predicted rows with intervals of metrics that are not proportions."""
     if not rows:
         return scores
     resamples = int(np.clip(MAX_RESAMPLED_ROWS / len(rows), 100, RESAMPLES))

@@ -65,7 +65,7 @@ class Run:
     ) -> Iterator["Run"]:
         """Yield a run in a folder that the main process has locked, and explain its failures.
 
-        The data must be that of a finished run that it continues.
+        To continue a finished run, the data must be the same.
         """
         with failures_explained(folder, preparation), sent_to(journal):
             if continues:
@@ -95,7 +95,7 @@ class Run:
                 try:
                     yield run
                 except BaseException:
-                    # Of several processes the others may be waiting elsewhere.
+                    # The other processes may be waiting elsewhere.
                     if run.trainer.has_trained and distributed.world_size() == 1:
                         run.checkpoints.save(run.trainer)
                     raise
@@ -309,7 +309,7 @@ def _prediction_rows(
 ) -> list[dict[str, object]]:
     """Return the columns of a split with predictions and losses, a dict for each text."""
     columns = preparation.data.splits[split].remove_columns("label").with_format("arrow")[:]
-    # Of a fold they are put together, and read by others.
+    # The predictions of a fold are later joined with those of the other folds.
     is_fold = preparation.pool is not None
     predictions = preparation.task.prediction_rows(*predicted, all_scores=is_fold)
     rows = zip(columns.to_pylist(), predictions, strict=True)

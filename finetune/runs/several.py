@@ -36,11 +36,11 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True, repr=False)
 class SeveralResults(RunResultMixin):
-    """What the finished runs of several have found, by number; the best by validation, if known.
+    """Results of several finished runs by number, and the best one by validation, if known.
 
-    Of folds, ``scores`` are those of all rows, each predicted by the model that has not seen it,
-    with 95% ``intervals`` over these rows; they are known once all folds have finished. Of a sweep,
-    ``options`` are those of each trial, and ``failures`` say why a trial could not be trained.
+    In a cross-validation, ``scores`` cover all rows, each predicted by a model that did not see it,
+    with 95% ``intervals``. They are known once all folds are finished. In a sweep, ``options`` has
+    the options of each trial, and ``failures`` says why a trial could not be trained.
     """
 
     kind: str
@@ -189,7 +189,7 @@ def run_variants(
     write_table: Callable[[Mapping[int, str]], object],
     failures: Mapping[int, str],
 ) -> dict[int, str]:
-    """Train those variants that have not finished; return why some trials of a sweep failed."""
+    """Train the variants that are not finished; return why some trials of a sweep failed."""
     from finetune.runs.run import Run
 
     failed, is_sweep = dict(failures), folder.kind == SweepFolder.kind
@@ -221,10 +221,10 @@ def run_variants(
 
 @dataclass(frozen=True)
 class OutOfFold:
-    """Predictions of all rows, each by a model that has not seen it, in the order of the table.
+    """Predictions of all rows, each by a model that did not see it, in the order of the table.
 
-    ``rows`` are numbers of rows, from 0: those of the table, then those of a validation file;
-    ``losses`` float64 [rows]. Labels and outputs are as the task has them.
+    ``rows`` numbers the rows from 0: the rows of the table, then the rows of a validation file.
+    ``losses`` is float64 [rows]. The task determines the types of labels and outputs.
     """
 
     task: Task

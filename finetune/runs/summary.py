@@ -1,4 +1,4 @@
-"""What a run has found, in sentences: how good, where it is weak, and what would help."""
+"""Summarizes a run in sentences: its accuracy, its weak classes and possible improvements."""
 
 from collections.abc import Iterator
 from math import sqrt

@@ -144,7 +144,7 @@ class Task(ABC):
     def __init_subclass__(cls) -> None:
         TASK_TYPES[cls.name] = cls
 
-    # What is saved with a model.
+    # Saved with a model.
 
     @property
     def output_names(self) -> Sequence[str]:
@@ -236,7 +236,7 @@ class Task(ABC):
         """Return one of ``labels`` as people write it."""
         return format_value(self.to_json(np.asarray(label)[None])[0])
 
-    # What the labels of a split are like.
+    # Statistics of labels.
 
     def class_rows(self, labels: Labels) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return a row number and a class number for each label, in the order of the rows."""
@@ -463,11 +463,11 @@ class Task(ABC):
         label, predicted = ([row[name] for row in rows] for name in ("label", "predicted"))
         return self.from_json(label), self.from_json(predicted)
 
-    # What people read about it.
+    # Descriptions for people.
 
     @property
     def label_summary(self) -> str:
-        """What the labels are, in a few words."""
+        """A short description of the labels."""
         return f"{len(self.class_names)} classes"
 
     def description(self, subject: str) -> str:

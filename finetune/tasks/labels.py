@@ -23,7 +23,7 @@ MISSING = ("nan", "na", "n/a", "#n/a", "<na>", "null", "none")
 MISSING_CLASSES = {*MISSING, "-", "--", "?", "unknown", "missing", "n.a.", "nil", "undefined"}
 # The fractions of ratings in half steps.
 HALVES = {"0", "5", "00", "25", "50", "75"}
-# What a message lists.
+# Limits of lists in messages.
 MAX_LISTED, MAX_LABEL_LENGTH = 20, 60
 # Spaces, and the zero-width characters that web pages and spreadsheets leave around words.
 EDGES = r"^[\s\u200b\u2060\ufeff]+|[\s\u200b\u2060\ufeff]+$"

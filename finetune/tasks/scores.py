@@ -1,4 +1,4 @@
-"""What metrics say of a model on a split: the scores of all rows and of each class."""
+"""The metrics of a model on a split, overall and per class."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -13,7 +13,7 @@ from finetune.devices.base import BatchShapes
 # meet others in every epoch. On TREC at batch size 32, padded to the longest of each batch, 97 % of
 # the tokens are real with pools of 50, and 99 % with the whole epoch sorted (docs/measurements.md).
 BATCHES_PER_POOL = 50
-# Of so few padded lengths each has many texts, which meet in random order: the epoch is one pool.
+# With this few padded lengths, each has many texts in random order, so the epoch is one pool.
 FEW_PADDED_LENGTHS = 16
 
 

@@ -1,4 +1,4 @@
-"""Texts become token ids, once a run."""
+"""Texts become token ids, once per run."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     Texts: TypeAlias = Sequence[str] | pyarrow.ChunkedArray
 
-# Texts go to the tokenizer in slices of this size. What it returns, hundreds of bytes a token, then
-# stays in the processor's cache: slices of 10,000 take 1.6 times as long (docs/measurements.md).
+# Texts go to the tokenizer in slices of this size. Its output, hundreds of bytes per token, then
+# fits into the processor cache: slices of 10,000 take 1.6 times as long (docs/measurements.md).
 TEXTS_PER_CALL = 512
-# Of long texts fewer go at once, so that memory does not grow with them.
+# Fewer long texts go to the tokenizer at once, to limit memory.
 CHARACTERS_PER_CALL = 2**17
 SECONDS_BETWEEN_REPORTS = 5.0
 _ATTRIBUTES = {"input_ids": "ids", "token_type_ids": "type_ids"}
@@ -50,7 +50,7 @@ class Windows:
         return np.repeat(self.firsts[texts] - (ends - counts), counts) + np.arange(counts.sum())
 
     def average(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the logits of texts, [texts, classes], from those of all windows."""
+        """Return the logits of texts, [texts, classes], from the logits of all windows."""
         sums = np.add.reduceat(logits, self.firsts, dtype=np.float64)
         return (sums / self.counts[:, None]).astype(np.float32)
 
@@ -182,7 +182,7 @@ def _set_truncation(
             "--long-texts windows is for single texts, and these are pairs",
             remedy="leave it out: of a pair the longer text is truncated first",
         )
-    # What transformers' own call does, without its conversion of every token's offsets and masks.
+    # The same as calling the tokenizer, without converting the offsets and masks of all tokens.
     backend = tokenizer.backend_tokenizer
     backend.no_padding()
     if stride is None:

@@ -1,4 +1,4 @@
-"""What a model reads of each example, padded to tensors when asked for, and what training needs."""
+"""Inputs of a model for each example, padded on demand, with labels and weights for training."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -48,7 +48,7 @@ class ModelInputs:
         )
 
     def average(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the logits of examples from those of all sequences."""
+        """Return the logits of examples from the logits of all sequences."""
         return self.windows.average(logits) if self.windows else logits
 
 
@@ -96,9 +96,9 @@ def inputs_of_texts(texts: EncodedTexts, *, takes_4d_mask: bool) -> ModelInputs:
 
 
 def collate(texts: EncodedTexts, indices: NDArray[np.int64], *, padded_length: int) -> Inputs:
-    """Pad the texts of some indices to one length, at least that of the longest.
+    """Pad the texts of some indices to one length, at least the length of the longest.
 
-    Each column becomes int64 of shape [examples, tokens], with ``attention_mask``, bool, beside.
+    Each column becomes int64 of shape [examples, tokens], and there is an ``attention_mask``, bool.
     """
     starts = texts.offsets[indices]
     lengths = texts.offsets[indices + 1] - starts

@@ -26,7 +26,7 @@ MAX_TEXTS = 5_000
 NEIGHBORS = 10
 # Similarities of 0.1 below the highest count a factor of e less.
 TEMPERATURE = 0.1
-# What a text takes from its neighbors in each round; the rest are the labels of the rows.
+# Weight of the neighbors of a text in each round; the rest is the weight of labeled rows.
 FROM_NEIGHBORS, ROUNDS = 0.8, 20
 # All unlabeled texts together count at most this many times as much as the rows.
 MAX_WEIGHT, WEIGHT_PER_TEXT = 3.0, 0.25

@@ -100,7 +100,7 @@ class LabelingSession:
         self._changed.set()
         self.journal.close()
 
-    # What the endpoints ask for.
+    # Called by the endpoints.
 
     def next(self) -> tuple[int, How] | None:
         """Return the row to label now: the same one until it is labeled or skipped."""

@@ -1,4 +1,4 @@
-"""What both web programs refuse, before a request reaches their own code.
+"""Rejects unsafe requests before they reach the endpoints of either application.
 
 A page of any website can send requests to localhost, and a name of any domain can resolve to
 127.0.0.1 (DNS rebinding). So a request has to carry a host name, and if it comes from a page an

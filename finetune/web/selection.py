@@ -24,7 +24,7 @@ UNCERTAIN_TEXTS = 5
 
 @dataclass(frozen=True)
 class Scores:
-    """What the head says of all texts: probabilities float32 [texts, classes]."""
+    """Predictions of the head for all texts: probabilities are float32 [texts, classes]."""
 
     classes: tuple[str, ...]
     probabilities: NDArray[np.float32]

@@ -76,7 +76,7 @@ class TextBody(StrictBody):
 
 
 class Parameters(StrictBody):
-    """What a request may choose."""
+    """Optional parameters of a request."""
 
     top_k: int | None = Field(default=None, ge=1)
     min_confidence: float | None = Field(default=None, ge=0, le=1)

@@ -8,7 +8,7 @@ from finetune.errors import UsageError
 # A chip and its memory in GB, which Apple counts as 2³⁰ bytes: ``m1-8gb``, ``MacBook Air M2 8 GB``.
 _CHIP = re.compile(r"\b(m\d+)(?:[ -]*(pro|max|ultra))?(?![a-z0-9])", re.IGNORECASE)
 _MEMORY = re.compile(r"(?<![a-z0-9.])(\d+)[ -]*g(?:i?b)?\b", re.IGNORECASE)
-# What macOS and its usual programs hold: a guess, on which the estimates for Macs are calibrated
+# Memory of macOS and its usual programs: a guess on which the estimates for Macs are calibrated
 # (finetune/batch_finder/estimate.py).
 _HELD_BYTES = 3 * 2**30
 
@@ -50,7 +50,7 @@ class Mac:
 
     @property
     def budget_bytes(self) -> int:
-        """What training may take before the machine swaps; on small Macs less than recommended."""
+        """Memory for training before the machine swaps; on small Macs less than recommended."""
         free_bytes = max(0, min(self.recommended_bytes, self.memory_bytes - _HELD_BYTES))
         return free_bytes if self.limit_bytes is None else min(free_bytes, self.limit_bytes)
 
