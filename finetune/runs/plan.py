@@ -38,7 +38,9 @@ def choose_method(config: Config, task: Task, *, rows: int) -> TrainingMethod:
             obstacle = "the labels are smoothed"
         rows_per_class = rows / max(len(task.class_names), 1)
         is_due = rows_per_class <= MAX_ROWS_PER_CLASS and training.fit_head != "off"
-        reason = f"{rows_per_class:.0f} rows per class are few: contrastive steps, a linear head"
+        reason = (
+            f"{rows_per_class:.0f} rows per class are few: contrastive steps, then a linear head"
+        )
     else:
         option, choice, is_due = "fit-head", training.fit_head, True
         reason = "a linear head is fitted on the features of the frozen encoder"

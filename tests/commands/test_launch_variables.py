@@ -40,7 +40,7 @@ def test_other_commands_are_refused_in_several_processes(finished_run: Path) -> 
     environment = {**LAUNCH, "RANK": "0", "LOCAL_RANK": "0"}
     shown = finetune_in_a_child("predict", finished_run, "text", environment=environment)
     assert (shown.returncode, shown.stdout) == (2, "")
-    assert "finetune predict is one process, and a launcher has started 2" in shown.stderr
+    assert "finetune predict runs in one process, but a launcher started 2" in shown.stderr
 
 
 def in_a_shell(line: str, folder: Path) -> int:

@@ -240,6 +240,7 @@ OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600)
         ("a.gsheet", b'{"url": "https://docs.google.com/open"}', "Google sheet", "Download"),
         ("a.feather", b"ARROW1\0\0", "an Arrow or Feather file", "read_feather"),
     ],
+    ids=lambda value: "file" if isinstance(value, bytes) else value,  # a ZIP file holds the time
 )  # fmt: skip
 def test_files_of_other_programs_are_named_with_their_way_to_csv(
     name: str, content: bytes, what: str, remedy: str, tmp_path: Path

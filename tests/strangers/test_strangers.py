@@ -101,7 +101,7 @@ def outcomes(folder: Path) -> dict[str, Outcome]:
         "predict": ("predict", "out", "--data", table),
         "predict JSON": ("predict", "out", "--data", table, "--json", "--all-scores"),
         "all scores": ("predict", "out", "--data", table, "--all-scores"),
-        "cache": ("cache", "ls"),
+        "cache": ("cache",),
         "error": ("data", "check", "--data", f"none{TITLE}{OVERRIDE}.csv"),
         "other label": ("data", "check", "--data", table, "--label-column", f"x{TITLE}", "--debug"),
     }
