@@ -173,7 +173,7 @@ def all_reduce_sum(tensor: "torch.Tensor") -> None:
 
 
 def all_reduce_max(number: int, *, seconds: float = MAX_SECONDS) -> int:
-    """Return the highest value over all ranks. It waits at most so many seconds for the others."""
+    """Return the highest value over all ranks; ``seconds`` limits the wait for them."""
     if world_size() == 1:
         return number
     import torch

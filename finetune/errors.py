@@ -11,7 +11,7 @@ MAX_NAMES = 8
 
 
 class FinetuneBaseError(BaseException):
-    """Work has ended early; the message says what is wrong, the remedy what the user can do."""
+    """Work ended early. The message says what is wrong, the remedy what the user can do."""
 
     exit_code: int = 1
 
@@ -19,7 +19,7 @@ class FinetuneBaseError(BaseException):
         super().__init__(message)
         self.message = message
         self.remedy = remedy
-        # For Python's traceback, which shows the message alone.
+        # The traceback of Python shows only the message.
         self.add_note(f"try: {remedy}")
 
 
@@ -48,7 +48,7 @@ class WriteError(FinetuneError):
 
 
 class ProcessLostError(FinetuneError):
-    """Another process of the same run has ended, or does not reply."""
+    """Another process of the same run ended, or does not reply."""
 
 
 class UsageError(FinetuneError):
@@ -129,7 +129,7 @@ class HubNotReachableError(FinetuneError):
 
 
 class InterruptionError(FinetuneBaseError, KeyboardInterrupt):
-    """A signal has stopped the command, Ctrl-C unless another is named."""
+    """A signal stopped the command; the default is Ctrl-C."""
 
     def __init__(self, message: str, *, remedy: str, signal_number: int = signal.SIGINT) -> None:
         super().__init__(message, remedy=remedy)
@@ -138,7 +138,7 @@ class InterruptionError(FinetuneBaseError, KeyboardInterrupt):
 
 
 def packages_of(error: BaseException) -> list[str]:
-    """Return the package of each function that an error has passed through, the innermost last."""
+    """Return the package of each function in the traceback, the innermost last."""
     frames = traceback.walk_tb(error.__traceback__)
     return [str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in frames]
 
@@ -171,7 +171,7 @@ def system_error(error: BaseException) -> OSError | None:
     """Return an error of the system, or the one that a library reports by an error of its own."""
     if isinstance(error, OSError):
         return error
-    # The libraries in Rust, safetensors and tokenizers, give the number in the text alone.
+    # The Rust libraries safetensors and tokenizers report the number only in the text.
     number = re.search(r"\(os error (\d+)\)", str(error))
     return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None
 

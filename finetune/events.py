@@ -27,7 +27,7 @@ class StageStarted:
 
 @dataclass(frozen=True)
 class StageFinished:
-    """A stage of a run has come to its end; one that fails has none."""
+    """A stage of a run is finished; there is no such event if it fails."""
 
     name: str
     seconds: float

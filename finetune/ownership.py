@@ -66,7 +66,7 @@ class OwnFolder:
 
     @property
     def is_ours(self) -> bool:
-        """Whether we have made the folder, for files of this kind."""
+        """Whether this tool made the folder, for files of this kind."""
         return _kind_of(self.path) == self.kind
 
     @property
@@ -75,7 +75,7 @@ class OwnFolder:
         return []
 
     def files(self, under: str = "") -> list[Path]:
-        """Return our files below a folder, with what a killed process has left."""
+        """Return our files below a folder, including leftovers of a killed process."""
         root, paths = self.path.resolve(), dict[Path, None]()
         for name in (MANIFEST, *NAMES[self.kind]):
             for pattern in (name, name + TEMPORARY, f"{PurePath(name).parent}/{TEMPORARY}/*"):
@@ -124,7 +124,7 @@ class OwnFolder:
             raise RunFolderNotEmptyError(f"{self.path} already holds {contents}", remedy=another)
         if not {path.name for path in self.path.iterdir()} <= IGNORED:
             raise RunFolderNotEmptyError(
-                f"{self.path} holds files that finetune has not written",
+                f"{self.path} holds files that finetune did not write",
                 remedy=f"{another}, or move the files away",
             )
         return False
@@ -153,7 +153,7 @@ class OwnFolder:
         """Lock the existing folder for this process."""
         if not self.is_ours:
             raise NotARunError(
-                f"{self.manifest_file} does not say that finetune has made the folder",
+                f"{self.manifest_file} does not say that finetune made the folder",
                 remedy="restore it, or make the run again",
             )
         with self._locked():
@@ -209,7 +209,7 @@ def check_output_file(path: Path, *, overwrite: bool | None = None) -> None:
 
 
 def _kind_of(path: Path) -> str | None:
-    """Return for which kind of files we have made a folder; None if we did not."""
+    """Return the kind of a folder that this tool made, None for other folders."""
     try:
         content = read_json(path / MANIFEST)
         kind = content["kind"] if content["tool"] == "finetune" else None

@@ -101,7 +101,7 @@ def rank_suspects(task: Task, logits: Logits, labels: Labels) -> tuple[NDArray[n
 MAX_ROWS = 100_000
 # The fraction of rows that is listed as suspects.
 LISTED_FRACTION = 0.1
-# A place is found by reading the file again: of as many rows as keep this quick, at least so many.
+# Finding the line of a row means reading the file again, so large files show few lines.
 MIN_PLACES, MAX_SEARCHED_LINES = 20, 5_000_000
 # The order in which a cross-validation numbers the rows.
 SPLITS = ("train", "validation", "test")

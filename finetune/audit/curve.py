@@ -23,7 +23,7 @@ MIN_ROWS = 50
 # Larger products of features and outputs are sampled.
 MAX_WORK = 6e7
 TIMES_AS_MANY = (2, 4)
-ERRORS_OF_90 = 1.645
+Z_90 = 1.645
 # Fraction of the forecast gain that is added to the interval, since the law may be another one.
 LAW_ERROR = 0.25
 # The density of texts is that in a sample. Texts like many others teach more than outliers.
@@ -91,13 +91,13 @@ def measure_curve(task: Task, rows: LabelledFeatures, groups: NDArray[np.int64])
         bounds = (max(low, 0.0), min(high, 1.0) if task.class_names else high)
         return Point(count, base + sign * error, *bounds)
 
-    deviation = errors.std(axis=1) * ERRORS_OF_90 / total**0.5
+    deviation = errors.std(axis=1) * Z_90 / total**0.5
     points = map(point, sizes.tolist(), means.tolist(), deviation.tolist())
     forecast = []
     for count in (times * total for times in TIMES_AS_MANY):
         shrink = (count / sizes[-1]) ** slope
         slope_error = float(np.std((count / sizes[-1]) ** np.array(slopes))) / DRAWS**0.5
-        unsure = means[-1] * (ERRORS_OF_90 * slope_error + LAW_ERROR * (1 - shrink))
+        unsure = means[-1] * (Z_90 * slope_error + LAW_ERROR * (1 - shrink))
         forecast.append(point(count, means[-1] * shrink, float(np.hypot(deviation[-1], unsure))))
     metric = {"single": "accuracy", "multi": "exact-match accuracy"}.get(task.name, "mae")
     return Curve(metric, [*points], forecast)

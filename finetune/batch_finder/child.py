@@ -33,11 +33,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ChildEndedError(Exception):
-    """The child has ended, or has closed its connection."""
+    """The child ended, or closed its connection."""
 
 
 class Child:
-    """A module, run in a session of its own, since Ctrl-C is for the parent alone."""
+    """A module, run in its own session, so that Ctrl-C only reaches the parent."""
 
     def __init__(self, module: str) -> None:
         # In append mode, reading does not move the place that the child writes to.
@@ -76,7 +76,7 @@ class Child:
             raise ChildEndedError from None
 
     def kill(self) -> None:
-        """End the child at once, and whatever it has started."""
+        """Kill the child and the processes that it started."""
         # For a child that ended and was not reaped yet, macOS reports "Operation not permitted".
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process_id, signal.SIGKILL)
@@ -103,7 +103,7 @@ class Child:
         return [line.strip() for line in text.splitlines() if line.strip()]
 
     def describe_end(self) -> str:
-        """Return why the child has ended, and the last line that it has printed."""
+        """Return why the child ended, and the last line that it printed."""
         *_, last_line = ["it wrote no error", *self.error_lines()]
         return f"the process {self.exit_status()}: {last_line}"
 

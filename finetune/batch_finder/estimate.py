@@ -106,7 +106,7 @@ def allocated_peaks(case: Case, batch_sizes: Sequence[int]) -> list[int]:
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ModelUnsupportedError(
             f"the memory of {case.architecture['model_type']} can't be estimated: its operations "
-            "depend on numbers, and an estimate has shapes alone",
+            "depend on values, and an estimate only has shapes",
             remedy="search for its batch sizes on the machine itself",
         ) from error
     return peaks

@@ -18,7 +18,7 @@ from finetune.events import Trial
 from finetune.model.features import FrozenLayers, split_frozen
 from finetune.model.freeze import enable_gradient_checkpointing, freeze_parameters, set_training
 from finetune.model.lora import add_adapters
-from finetune.model.mean_pooling import compute_mean_alone
+from finetune.model.mean_pooling import compute_only_first_token
 from finetune.model.structure import Structure, find_structure
 from finetune.tasks.choose import task_of_shape
 from finetune.tokenization.buckets import Batch
@@ -128,7 +128,7 @@ def build_trial_model(case: Case, *, device: Device) -> TrialModel:
     # Any weights of a layer that never trains take the same memory and time.
     structure = find_structure(model, has_mean_layer=case.has_mean_layer)
     if case.has_mean_layer:
-        compute_mean_alone(model)
+        compute_only_first_token(model)
     if case.lora:
         structure = add_adapters(model, structure, case.lora, mode=case.mode)
     if case.gradient_checkpointing:

@@ -164,7 +164,7 @@ class TrialRunner:
 
 
 class _StoppedError(Exception):
-    """A trial has ended without a measurement."""
+    """A trial ended without a measurement."""
 
     def __init__(self, status: TrialStatus, reason: str) -> None:
         super().__init__(reason)

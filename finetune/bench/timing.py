@@ -87,7 +87,7 @@ def time_workload(
 def _time_steps(
     row: Row, device: Device, make_steps: MakeSteps, limits: Limits, *, min_rows: int
 ) -> Row:
-    """Return the row with more timings, of as many rows per step as before or as fit."""
+    """Return the row with more timings, with the rows per step used before or that fit."""
     row, step = _warm_up(row, device, make_steps, limits, min_rows=min_rows)
     seconds = device.time_calls(step, calls=1)
     calls = math.ceil(limits.repeat_seconds / 3 / seconds)
@@ -98,7 +98,7 @@ def _time_steps(
 def _warm_up(
     row: Row, device: Device, make_steps: MakeSteps, limits: Limits, *, min_rows: int
 ) -> tuple[Row, Callable[[], object]]:
-    """Take a step of all rows, or of as many as time and memory allow, and return that step."""
+    """Take a step on all rows, or on fewer if time or memory requires it; return the step."""
     rows = row.timed_rows or row.rows
     if not row.timed_rows and min_rows < rows:
         step = make_steps(min_rows)[row.phase]

@@ -299,7 +299,7 @@ def _random_bert() -> PreTrainedModel:
 
 
 def texts_of(lengths: Sequence[int] | NDArray[np.int64]) -> EncodedTexts:
-    """Return texts of random tokens for BERT, so many of each."""
+    """Return texts of random tokens for BERT, with these numbers of tokens."""
     return random_texts(
         np.asarray(lengths, np.int64),
         vocabulary_size=_random_bert().config.vocab_size,

@@ -203,7 +203,7 @@ def main(arguments: list[str] | None = None) -> None:
         help_text.show()
         sys.exit(help_text.exit_code)
     except BrokenPipeError:
-        # The reader, such as head, has ended; Python must not try to flush to it at exit.
+        # The reader, such as head, exited; Python must not try to flush output to it at exit.
         _discard_output()
         sys.exit(1)
     except (Exception, KeyboardInterrupt) as error:

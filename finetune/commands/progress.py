@@ -31,7 +31,7 @@ MAX_SILENCE_SECONDS = 600.0
 
 @contextmanager
 def showing(*, quiet: bool, no_progress: bool) -> Iterator[events.Emit]:
-    """Yield an ``Emit`` that shows events; if quiet, warnings alone.
+    """Yield an ``Emit`` that shows events; if quiet, only warnings.
 
     Only the main rank shows any.
     """

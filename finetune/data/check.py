@@ -30,7 +30,7 @@ RARE_ROWS = 10
 STRONG_IMBALANCE = 10.0
 # A misspelled class has this many times fewer rows than the class with the correct name.
 MISSPELLING_RATIO, MIN_SIMILARITY, MAX_COMPARED_NAMES = 5, 0.85, 500
-# A few texts count as long if the longest has more than so many times the tokens of 99.5% of them.
+# A few texts are too long if the longest has this many times more tokens than 99.5% of the texts.
 LONG_TAIL = 2.0
 # Emoji and rare words are unknown to a model that suits the texts otherwise.
 MAX_UNKNOWN = 0.05
@@ -123,7 +123,7 @@ def find_repeats(split: Split, train: Split) -> Finding:
 
 
 def find_conflicts(split: Split, train: Split) -> Finding:
-    """Count texts that have several labels."""
+    """Count texts with several labels."""
     texts = np.unique(split.labelled) // len(split.label_names)
     label_counts = np.unique(texts, return_counts=True)[1]
     _, first_rows = np.unique(split.numbers, return_index=True)

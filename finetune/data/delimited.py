@@ -128,7 +128,7 @@ def read_table(text: TextFile, options: DataConfig) -> tuple[pyarrow.Table, Deli
     if len(numbered) > int(has_header):
         with suppress(csv.Error, pyarrow.ArrowInvalid):
             return _read_by_arrow(file, names, first=numbered[int(has_header)][0]), file
-    # To say which row is wrong, or for what Arrow refuses, such as lines of spaces.
+    # Needed to report a wrong row, and for files that Arrow rejects, such as with lines of spaces.
     rows = (row for _, row in islice(file.values(), int(has_header), None))
     pieces = []
     while piece := list(islice(rows, HEADER_ROWS)):
@@ -189,10 +189,10 @@ def _find_dialect(text: TextFile, options: DataConfig) -> Delimited:
 def _find_delimiter(sample: str, text: TextFile, options: DataConfig) -> tuple[str, int]:
     """Return the delimiter that explains the lines best, and the lines above the table.
 
-    The names of a run's columns decide; then, how many rows have as many values as the first one.
-    Lines above a table, such as a title, are accepted where no delimiter explains all lines. A
-    comma inside numbers or before spaces is worse than another delimiter that fits as well, and a
-    tab outside of ``.csv`` is better.
+    Column names of a run decide first, then the number of rows with as many values as the first.
+    Lines above a table, such as a title, are accepted if no delimiter explains all lines. If two
+    delimiters fit equally well, commas inside numbers or before spaces count less, and tabs outside
+    of ``.csv`` files count more.
     """
     if mark := re.match(r"sep=([,;|\t])\r?\n", sample):  # of Excel
         return mark[1], 1

@@ -59,7 +59,7 @@ def read_splits(paths: Sequence[Path], options: DataConfig) -> dict[str, RawTabl
             return read_file(path, replace(options, table=member))
 
         named = ", ".join(name for names in splits.values() for name in names)
-        emit(Info(f"splits from the tables in {path}: {named}; --table reads one alone"))
+        emit(Info(f"splits from the tables in {path}: {named}; --table reads only one"))
         return {split: join_tables(list(map(read, names))) for split, names in splits.items()}
 
 

@@ -126,7 +126,7 @@ def _results(annotation: Any) -> list[Any]:
 
 
 def _convert_results(values: pandas.Series) -> pandas.Series:
-    """Return what was chosen in each answer of a column of Label Studio, alone or in a list."""
+    """Return the choice, or choices, in each answer of a Label Studio column."""
     return _unwrap(values.map(_result))
 
 

@@ -432,7 +432,7 @@ def _rows_of_object(value: dict[str, Any]) -> list[Any]:
                 {"text": text, "label": label} for label, values in value.items() for text in values
             ]
         return []
-    # One row alone, such as a text to classify.
+    # A single row, such as a text to classify.
     is_row = delimited.are_known_names(value) and not kinds & {dict, list}
     return [value] if is_row else []
 

@@ -144,7 +144,7 @@ def _with_missing_splits(
 ) -> dict[str, Dataset]:
     given_rows, validation = len(table["train"]), options.validation_fraction
     if validation is None:
-        # Thresholds of several labels are chosen on validation rows.
+        # Multi-label thresholds are chosen on validation rows.
         is_worth_it = given_rows >= MIN_ROWS_TO_VALIDATE or task.problem_type == MULTI
         validation = DEFAULT_FRACTION if is_worth_it else 0.0
     fractions = {"test": options.test_fraction, "validation": validation}

@@ -19,9 +19,9 @@ from finetune.files import is_there
 if TYPE_CHECKING:
     from finetune.config.schema import DataConfig
     from finetune.data.read import SourceTable
-# As much as a pipe holds.
+# The capacity of a pipe.
 CHUNK_BYTES = 2**16
-# Columns are chosen by so many rows.
+# Columns are chosen from this many rows.
 SAMPLE_ROWS = 10_000
 
 

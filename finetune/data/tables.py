@@ -67,7 +67,8 @@ from finetune.tasks.regression import Regression
 FEW_ROWS = 10
 # If more multi-label rows than this fraction have no label, the user has to decide.
 MANY_EMPTY = 0.05
-# In one row per text and label, so many rows repeat a text, and hardly any a text with its label.
+# A table with one row per text and label repeats texts in at least 20% of the rows, but hardly any
+# text with the same label.
 LONG_FORMAT_ROWS, LONG_FORMAT_REPEATS, LONG_FORMAT_SAMPLE = 0.2, 0.05, 20_000
 SPLIT_NAMES = NAMES["split"]
 MAX_SPLITS, MAX_SPLIT_LENGTH, MAX_UNUSED = 20, 30, 12

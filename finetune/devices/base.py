@@ -107,11 +107,11 @@ class Device:
 
 
 class DeviceMemory(ABC):
-    """The memory of a device, as far as this process sees it; by default a GPU's."""
+    """The memory of a device as this process sees it; the defaults are for a GPU."""
 
-    # Whether tensors are in the machine's own memory, where too many harm all programs.
+    # Whether tensors are in host memory, where too many tensors harm all programs.
     is_shared = False
-    # Whether memory beyond what is free is swapped to disk, slowly, instead of refused.
+    # Whether allocations beyond the free memory are swapped to disk instead of rejected.
     swaps = False
     # In the text of a RuntimeError that says that memory ran out.
     out_of_memory_texts: tuple[str, ...]

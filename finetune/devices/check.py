@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-# Twice BERT-base's 110 million weights, as many gradients, and AdamW's two moments, in fp32. In
-# memory, activations take about as much again. On a disk, a checkpoint holds three of the four
-# parts, and a second one is written before the first is deleted.
-ROOM_FOR_BERT_BASE_BYTES = 2 * 110_000_000 * 4 * 4
+# Twice the 110 million weights of BERT-base, their gradients and the two moments of AdamW, in fp32.
+# In memory, activations take about the same again. On disk, a checkpoint has three of the four
+# parts, and a second checkpoint is written before the first is deleted.
+BERT_BASE_BYTES = 2 * 110_000_000 * 4 * 4
 
 FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
 PREFER_METAL = "PYTORCH_MPS_PREFER_METAL"

@@ -36,8 +36,8 @@ class CudaDevice(Device):
     name = "cuda"
     torch_device = torch.device("cuda")
     captures = True
-    # Short steps would wait for the copies of their inputs. Features of so many tokens take 50 MB
-    # in BERT-base.
+    # Short steps would wait for the copies of their inputs. Features of this many tokens take 50 MB
+    # with BERT-base.
     prefetch_tokens = 2**14
 
     @staticmethod

@@ -79,7 +79,7 @@ def process_bytes(process_id: int) -> int:
 
 
 def why_short(*, swapped_bytes: int) -> str | None:
-    """Return why the machine is short of memory, where so much was swapped before; or None."""
+    """Return why memory is short, given the swap in use before, or None if it is not."""
     memory = psutil.virtual_memory()
     if memory.available < memory.total * _RESERVE_SHARE / 2:
         return f"the machine has {gibibytes(memory.available)} of memory left"

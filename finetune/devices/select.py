@@ -8,7 +8,7 @@ import torch
 from finetune import events
 from finetune.devices import host
 from finetune.devices.base import Device
-from finetune.devices.check import ROOM_FOR_BERT_BASE_BYTES, Check
+from finetune.devices.check import BERT_BASE_BYTES, Check
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.cuda import CudaDevice
 from finetune.devices.host import gibibytes
@@ -108,5 +108,5 @@ def describe_cuda() -> Iterator[Check]:
             f"{gpu.name}, capability {gpu.major}.{gpu.minor}, "
             f"{gibibytes(free_bytes)} of {gibibytes(total_bytes)} free"
         )
-        has_room = free_bytes >= ROOM_FOR_BERT_BASE_BYTES
+        has_room = free_bytes >= BERT_BASE_BYTES
         yield Check.warn_unless(has_room, f"cuda_{index}", finding, remedy)

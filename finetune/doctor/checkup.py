@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 from finetune.config.schema import ModelConfig
 from finetune.devices import host
-from finetune.devices.check import ROOM_FOR_BERT_BASE_BYTES, Check, check_variables
+from finetune.devices.check import BERT_BASE_BYTES, Check, check_variables
 from finetune.devices.host_memory import group_limits
 from finetune.errors import FinetuneError, ModelNotFoundError
 from finetune.hub import ask_hub, endpoint
@@ -50,7 +50,7 @@ def check_cpu() -> Check:
         finding += ": this Python runs as an Intel program under Rosetta, which hides the GPU"
         return Check("processor", "warning", finding, host.ROSETTA_REMEDY)
     if host.is_mac() and platform.machine() != "arm64":
-        finding += ": PyTorch supports the GPUs of Macs with Apple silicon alone"
+        finding += ": PyTorch supports only the GPUs of Macs with Apple silicon"
         remedy = "use --device cpu; PyTorch's last packages for Intel Macs are of version 2.2"
         return Check("processor", "warning", finding, remedy)
     return Check("processor", "ok", finding)
@@ -94,8 +94,8 @@ def check_memory() -> Check:
         [memory.available, *(group.limit_bytes - group.used_bytes for group in limits)]
     )
     finding = f"{free_bytes / 2**30:.1f} of {total_bytes / 2**30:.1f} GiB available"
-    has_room = free_bytes >= ROOM_FOR_BERT_BASE_BYTES
-    needed = f"; to train all of BERT-base takes {ROOM_FOR_BERT_BASE_BYTES / 2**30:.1f}"
+    has_room = free_bytes >= BERT_BASE_BYTES
+    needed = f"; to train all of BERT-base takes {BERT_BASE_BYTES / 2**30:.1f}"
     remedy = "close other programs, or train less: --freeze-core, or a smaller --model"
     return Check.warn_unless(has_room, "memory", finding + needed * (not has_room), remedy)
 
@@ -107,8 +107,8 @@ def check_disk(name: str, folder: Path, remedy: str) -> Check:
         return Check(name, "failure", f"{existing} can't be written", remedy)
     free_bytes = shutil.disk_usage(existing).free
     finding = f"{free_bytes / 1e9:.1f} GB free at {folder}"
-    has_room = free_bytes >= ROOM_FOR_BERT_BASE_BYTES
-    needed = f"; BERT-base takes up to {ROOM_FOR_BERT_BASE_BYTES / 1e9:.1f} GB"
+    has_room = free_bytes >= BERT_BASE_BYTES
+    needed = f"; BERT-base takes up to {BERT_BASE_BYTES / 1e9:.1f} GB"
     return Check.warn_unless(has_room, name, finding + needed * (not has_room), remedy)
 
 

@@ -33,7 +33,7 @@ class Predictor:
         Those of windows are aggregated. Several ranks share the work, and each gets all logits.
         """
         order = np.argsort(-examples.lengths, kind="stable")
-        # Each process gets as many examples of a length, so that all take about as long.
+        # Each process gets the same number of examples per length, and so about the same work.
         count = distributed.world_size()
         parts = [order[first::count] for first in range(count)]
         indices = parts[distributed.rank()]

@@ -23,7 +23,7 @@ from finetune.devices.base import BatchShapes
 from finetune.errors import ModelUnsupportedError
 from finetune.events import WarningMessage, emit
 from finetune.model.mean_pooling import (
-    compute_mean_alone,
+    compute_only_first_token,
     has_mean_layer,
     pool_by_first_token,
     pool_by_mean,
@@ -153,7 +153,7 @@ def load_model(
             pool_by_first_token(model)
         structure = find_structure(model, has_mean_layer=has_mean_layer(model))
         if structure.mean_layer:
-            compute_mean_alone(model)
+            compute_only_first_token(model)
     not_loaded = _describe_not_loaded(model, info)
     if strict and (wrong := {*not_loaded, *info["unexpected_keys"]}):
         raise ModelUnsupportedError(

@@ -27,10 +27,10 @@ SCALE = 1e3
 MAX_ROUNDING = 1e-4
 # How much of what the output layer reads may not be linear in what the head reads.
 MAX_NONLINEAR = 0.05
-# So flat a part of tanh is linear within 1 % for inputs of unit variance, and BERT's own pooler
-# gives values of this size.
+# For inputs of unit variance, tanh is linear within 1% on this scale. The pooler of BERT returns
+# values of this size.
 TANH_SCALE = 0.05
-# ReLU and GELU pass what is so far above zero.
+# ReLU and GELU return inputs this far above zero unchanged.
 SHIFT = 30.0
 
 # Factors of the identity in each linear module of a layer, by its name in BERT or DistilBERT.
@@ -130,8 +130,8 @@ def _make_mean_layer(model: PreTrainedModel) -> nn.Module | None:
     return None
 
 
-def compute_mean_alone(model: PreTrainedModel) -> None:
-    """Let the constant layer give the first token alone, with the same numbers in less time."""
+def compute_only_first_token(model: PreTrainedModel) -> None:
+    """Make the constant layer compute only the first token: the same result in less time."""
     layer = encoder_layers(model)[-1]
     layer.forward = partial(_compute_first_token, layer)
 

@@ -1,4 +1,4 @@
-"""A model's shape without its weights: its config alone."""
+"""The shape of a model from its config, without weights."""
 
 import torch
 from transformers import (
@@ -56,7 +56,7 @@ def max_positions(shape: PreTrainedConfig) -> int | None:
 def count_positions(model: PreTrainedModel) -> int | None:
     """Return the tokens of the longest text that a model has positions for, None for any."""
     positions: int = getattr(model.config, "max_position_embeddings", None) or -1
-    if positions < 0:  # -1 is XLNet's, which counts distances alone.
+    if positions < 0:  # XLNet has -1, since it only uses relative positions.
         return None
     # RoBERTa and its like count positions from behind the padding token's id.
     embeddings = getattr(model.base_model, "embeddings", None)

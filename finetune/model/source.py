@@ -101,7 +101,7 @@ class ModelSource:
         return tokenizer
 
     def read_weights(self, *, may_be_missing: bool) -> "dict[str, torch.Tensor]":
-        """Return the weights by name, mapped, of files in safetensors alone."""
+        """Return the weights by name, memory-mapped, from safetensors files."""
         from safetensors.torch import load_file
 
         with self.failures_explained():
@@ -163,7 +163,7 @@ class ModelSource:
             if not is_of_library and _LIBRARIES.isdisjoint(packages_of(error)):
                 raise  # a fault of ours
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            if isinstance(error, LookupError):  # of which the words are the key alone
+            if isinstance(error, LookupError):  # its message is only the key
                 reason = f"{type(error).__name__}: {reason}"
             raise ModelUnsupportedError(
                 f"{self.name} does not load as a text classifier: {reason}",
@@ -180,7 +180,7 @@ class ModelSource:
 
 @cache
 def _hash_once(*files: tuple[Path, int, int, int]) -> Future[str]:
-    """Hash files in a thread, unless files of the same size and time have been hashed."""
+    """Hash files in a thread; results are cached by path, size and time."""
     return hash_in_thread([file for file, *_ in files])
 
 
@@ -223,7 +223,7 @@ def is_available_locally(name: str, *, revision: str | None) -> bool:
 
 @contextmanager
 def silence_transformers() -> Iterator[None]:
-    """Hide its progress bars and, unless the user has chosen a level, its messages but errors."""
+    """Hide its progress bars and, unless the user set a level, its messages except errors."""
     from transformers.utils import logging
 
     had_bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
@@ -238,7 +238,7 @@ def silence_transformers() -> Iterator[None]:
 
 
 def _packaged_minilm() -> ModelSource | None:
-    """Return the package's model, or nothing if it is not there or has been altered."""
+    """Return the package's model, or None if it is not installed or was changed."""
     package = find_spec(MINILM_PACKAGE)
     if package is None or package.origin is None:
         return None

@@ -242,7 +242,7 @@ def _compare_group(
 
 
 def _group_seeds(runs: Sequence[_FinishedRun]) -> list[_FinishedRun]:
-    """Merge runs that differ in their seed alone, unless nothing else differs; name all."""
+    """Merge runs that differ only in their seed, unless nothing else differs; name all."""
     alike: dict[str, list[_FinishedRun]] = {}
     for run in runs:
         alike.setdefault(repr(run.options("seed")), []).append(run)
@@ -293,7 +293,7 @@ def finished_runs(path: Path) -> list[RunFolder]:
             f"{path} is neither a finished run nor a folder of finished runs"
             if is_there(path)
             else f"there is no folder {path}",
-            remedy="name folders that finetune run has written, such as runs/trec-minilm-full, or "
+            remedy="pass folders that finetune run wrote, such as runs/trec-minilm-full, or "
             "finish the run with finetune run --resume-from-checkpoint",
         )
     for run in runs:

@@ -56,7 +56,7 @@ class RunFolder(OwnFolder):
         self.onnx_folder = self.path / "onnx"
         self.tensorboard_folder = self.path / "tensorboard"
         # Folders step-N with what is needed to resume after N steps, and best-N with the best model
-        # so far; gone when the run has finished.
+        # so far. They are deleted when the run is finished.
         self.checkpoints_folder = self.path / "checkpoints"
         self.weights_file = self.model_folder / "model.safetensors"
         # How the model reads texts, and how confident it was on validation rows.
@@ -64,19 +64,19 @@ class RunFolder(OwnFolder):
         self.confidences_file = self.model_folder / "confidences.json"
         self.card_file = self.model_folder / "README.md"
         self.adapter_card_file = self.adapter_folder / "README.md"
-        # The model is whole as long as this one is there.
+        # The model is complete if this file exists.
         self.model_config_file = self.model_folder / "config.json"
-        # It says when the run has begun.
+        # Its modification time is the start of the run.
         self.first_file = self.config_file
 
     @property
     def parts(self) -> list[OwnFolder]:
-        """The export, which goes with the run."""
+        """The ONNX export, which is deleted with the run."""
         return [OwnFolder(self.onnx_folder, "onnx")]
 
     @property
     def has_finished(self) -> bool:
-        """Whether the run has written all its files."""
+        """Whether the run wrote all its files."""
         return self.results_file.is_file() and not self.checkpoints
 
     @property
@@ -164,7 +164,7 @@ class RunFolder(OwnFolder):
                 path.unlink()
 
     def delete_checkpoints(self) -> None:
-        """Delete all checkpoints, and what killed runs left: the run has finished."""
+        """Delete all checkpoints and leftovers of killed processes, after the run is finished."""
         # The newest last: a run that is killed meanwhile is resumed from that.
         for folder in reversed(self.checkpoints):
             self.delete(folder.relative_to(self.path).as_posix())
@@ -172,7 +172,7 @@ class RunFolder(OwnFolder):
         self.delete(only_temporary=True)
 
     def clean_up(self) -> None:
-        """Delete what a process that was killed at the very end of the run has left."""
+        """Delete leftovers of a process that was killed at the very end of the run."""
         if (self.path / LOCK).exists():
             with self.lock():
                 self.delete_checkpoints()
@@ -263,7 +263,7 @@ class SeveralFolder(RunFolder):
 
     @property
     def runs(self) -> list[RunFolder]:
-        """The folders of the runs, none before the first has begun."""
+        """The folders of the runs that started."""
         return [*map(self.run, self.numbers)] if self.table_file.is_file() else []
 
     @property
@@ -275,7 +275,7 @@ class SeveralFolder(RunFolder):
 
     @property
     def has_begun(self) -> bool:
-        """Whether a run has begun."""
+        """Whether a run started."""
         return any(run.config_file.is_file() for run in self.runs)
 
     @property
@@ -285,7 +285,7 @@ class SeveralFolder(RunFolder):
 
     @property
     def has_finished(self) -> bool:
-        """Whether its runs are as many as asked, or more, and have all finished."""
+        """Whether all requested runs, or more, are finished."""
         return len(self.numbers) >= self.count and all(run.has_finished for run in self.runs)
 
     def read_config(self) -> Config:
@@ -356,7 +356,7 @@ def next_free_folder(parent: Path, name: str) -> Path:
 
 
 def find_latest(path: Path) -> Path:
-    """Return a path or, in place of ``latest``, the newest run in ``runs`` that has finished."""
+    """Return the path; for ``latest``, return the newest finished run in ``runs``."""
     if path != LATEST or is_there(path):
         return path
     for run in list_runs(RUNS_FOLDER):
@@ -372,7 +372,7 @@ def list_runs(parent: Path) -> list[RunFolder]:
     """Return the runs in a folder, and the folders of several, those that wrote last first."""
 
     def written_at(folder: RunFolder) -> float:
-        """Return when a run has finished or, before, begun; 0 if it is none."""
+        """Return when a run finished or else started; 0 if the folder is not a run."""
         files = (folder.results_file, folder.first_file)
         return next((file.stat().st_mtime for file in files if file.is_file()), 0.0)
 
@@ -390,8 +390,7 @@ def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:
             f"{path} is not a run folder: it has no {folder.config_file.name}"
             if is_there(path)
             else f"there is no folder {path}",
-            remedy="name the folder that finetune run has written, or latest, such as "
-            f"{_examples(path)}",
+            remedy=f"pass the folder that finetune run wrote, or latest, such as {_examples(path)}",
         )
     files = (folder.model_config_file, folder.inference_file)
     if needs_model and not all(file.is_file() for file in files):

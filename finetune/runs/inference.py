@@ -86,7 +86,7 @@ def find_lowest_probabilities(
         return dict.fromkeys(task.class_names, min_confidence or 0.0)
     if not folder.confidences_file.is_file():
         raise UsageError(
-            f"the run in {folder.path} has kept no confidences of validation rows",
+            f"the run in {folder.path} has no confidences of validation rows",
             remedy="give --min-confidence, or make the run again with --validation-fraction 0.1",
         )
 

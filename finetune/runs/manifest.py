@@ -142,7 +142,7 @@ def write_environment(folder: RunFolder, preparation: "Preparation") -> None:
 
 
 def read_environment(folder: RunFolder) -> tuple[int | None, Sequence[AutoTunedOption]]:
-    """Return the CPU threads of a run, and what it has chosen by measurements, as far as known."""
+    """Return the CPU threads of a run and the options it chose by measurement, if known."""
     choices = TypeAdapter(list[AutoTunedOption]).validate_python
     with suppress(NotARunError):
         return folder.read(
@@ -153,7 +153,7 @@ def read_environment(folder: RunFolder) -> tuple[int | None, Sequence[AutoTunedO
 
 
 def restore_threads(threads: int | None) -> None:
-    """Compute with as many CPU threads as the run began with: others give other bits."""
+    """Use the number of CPU threads of the first start: another number changes the bits."""
     import torch
 
     if threads is not None and "OMP_NUM_THREADS" not in os.environ:

@@ -64,7 +64,7 @@ class SeveralResults(RunResultMixin):
         options: Mapping[int, Options] | None = None,
         failures: Mapping[int, str] | None = None,
     ) -> "SeveralResults":
-        """Read what the finished runs have found; the best is that by a metric."""
+        """Read the results of finished runs; ``best`` has the best validation metric."""
         finished = [number for number in numbers if folder.run(number).has_finished]
         runs = {number: read_results(folder.run(number)) for number in finished}
         results = cls(
@@ -366,7 +366,7 @@ def describe_request(config: Config, chosen: Sequence[Mapping[str, Any]]) -> lis
 
 
 def read_failures(folder: SweepFolder, request: list[dict[str, Any]]) -> dict[int, str]:
-    """Return which trials of a sweep that has begun have failed; raise if others are wanted."""
+    """Return the failures of a started sweep by trial; raise if the trials differ."""
 
     def parse(content: dict[str, Any]) -> dict[int, str] | None:
         trials = enumerate(content["trials"].values(), start=1)
@@ -376,7 +376,7 @@ def read_failures(folder: SweepFolder, request: list[dict[str, Any]]) -> dict[in
     failures = folder.read(folder.table_file, parse)
     if failures is None:
         raise ConfigurationError(
-            f"the sweep in {folder.path} has begun with another space or other options",
+            f"the sweep in {folder.path} started with another search space or other options",
             remedy="start over with --overwrite, or choose another folder with --output-dir",
         )
     return failures

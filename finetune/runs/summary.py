@@ -6,18 +6,18 @@ from shlex import quote
 
 from finetune.runs.results import RunResults
 from finetune.tasks.scores import ClassScores, Scores, missed_classes
-from finetune.tasks.tables import ERRORS_OF_95, capitalize, percent, quote_name, wilson_interval
+from finetune.tasks.tables import Z_95, capitalize, percent, quote_name, wilson_interval
 
-# Below, the interval of an accuracy is wider than about ten points.
+# With fewer rows, the interval of an accuracy is wider than about ten points.
 FEW_ROWS = 100
-# The largest class decides the accuracy where it has so many of the rows.
+# A class with this fraction of the rows dominates the accuracy.
 LOPSIDED = 0.7
-# Macro F1 is so far below accuracy where small classes are missed.
+# Macro F1 this far below accuracy means that small classes are missed.
 MACRO_F1_GAP = 0.1
 
 
 def summarize(results: RunResults) -> str:
-    """Return what the end of a run, its report and its model card begin with: a paragraph."""
+    """Return the first paragraph of the final output, the report and the model card."""
     return " ".join(filter(None, [results.test.describe(), *_hints(results)]))
 
 
@@ -107,7 +107,7 @@ def compare_with_validation(results: RunResults) -> str:
     first, second = validation.metrics[name], test.metrics[name]
     pooled = (first * validation.samples + second * test.samples) / rows
     error = sqrt(pooled * (1 - pooled) * rows / (validation.samples * test.samples))
-    if abs(first - second) <= ERRORS_OF_95 * error:
+    if abs(first - second) <= Z_95 * error:
         return ""
     return (
         f"{capitalize(shares[0].title)} is {percent(first)} on the validation rows: this differs "

@@ -1,1 +1,1 @@
-"""Task types (one label, several labels, a number): each is one file; and all metrics."""
+"""Task types (single-label, multi-label, regression), one module each, and all metrics."""

@@ -22,7 +22,7 @@ from finetune.tasks.single import Single
 AUTO = "auto"
 # Ratings in half steps from 0 to 10 have fewer.
 MAX_RATINGS = 21
-# Whole numbers with so many rows each are classes.
+# Whole numbers with at least this many rows each are classes.
 MIN_ROWS_PER_NUMBER = 3
 # A column of numbers may contain this fraction of typing errors among its distinct values.
 MAX_MISTAKES = 0.1

@@ -27,7 +27,7 @@ HALVES = {"0", "5", "00", "25", "50", "75"}
 MAX_LISTED, MAX_LABEL_LENGTH = 20, 60
 # Spaces, and the zero-width characters that web pages and spreadsheets leave around words.
 EDGES = r"^[\s\u200b\u2060\ufeff]+|[\s\u200b\u2060\ufeff]+$"
-# Between several labels of a row; the parts of the first ones need not all be labels of other rows.
+# Separators of several labels in a row. Parts of the first ones need not be labels of other rows.
 FREE_SEPARATORS = (BAR, ";", ",", "\n", "#")
 SEPARATORS = (
     *FREE_SEPARATORS,

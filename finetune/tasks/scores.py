@@ -27,11 +27,11 @@ from finetune.tasks.tables import (
 )
 
 BASELINE = "baseline_"
-# A model that never gets a class of so many of the rows right is not chosen for its accuracy.
+# A model that misses a class with this fraction of the rows is not selected by accuracy.
 LARGE_CLASS, MIN_CLASS_ROWS = 0.1, 3
-# How much better than the baseline is far: a fraction more, or a part of its error.
+# "Far above" the baseline: this much higher, or at most this fraction of its error.
 FAR, FAR_ERROR = 0.2, 0.5
-# From so many rows on a percentage has a digit after the point.
+# With at least this many rows, percentages have a decimal place.
 MANY_ROWS = 200
 # The confusion matrix grows with the square of the classes: at 10,000 it would take gigabytes.
 MAX_MATRIX_CLASSES = 500
@@ -238,10 +238,10 @@ def missed_classes(scores: Scores) -> dict[str, float]:
 
 
 def selection_score(name: str | None, problem_type: ProblemType, scores: Scores) -> float:
-    """Return what chooses the best model, the highest: the metric that is named or the default.
+    """Return the score that selects the best model, from a given or the default metric.
 
-    By default a model that misses a large class, or of several labels answers none, comes after all
-    others, and what chooses among such models is macro F1, or mean average precision.
+    By default, a model that misses a large class ranks below all others, and so does a multi-label
+    model that predicts nothing. Among such models, macro F1 or mean average precision decides.
     """
     metric, metrics = choose_metric(name, problem_type), scores.metrics
     score = metric.sign * metrics[metric.name]

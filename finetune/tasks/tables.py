@@ -13,7 +13,7 @@ MAX_LISTED = 400
 MAX_CHARACTERS = 500
 MAX_NAME = 40
 # 95% of a normal distribution lie within this many standard errors.
-ERRORS_OF_95 = 1.959964
+Z_95 = 1.959964
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def quote_name(name: str) -> str:
 
 
 def wilson_interval(
-    right: NDArray[Any] | float, rows: NDArray[Any] | float, *, errors: float = ERRORS_OF_95
+    right: NDArray[Any] | float, rows: NDArray[Any] | float, *, errors: float = Z_95
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return Wilson's interval (JASA 1927) of a fraction of rows, ``errors`` to each side.
 

@@ -106,9 +106,9 @@ def plan_evaluation(
     padded_lengths: Sequence[int],
     shapes: BatchShapes | None = None,
 ) -> list[Batch]:
-    """Group examples by length, longest first: an out-of-memory error then comes at once.
+    """Group examples by length, longest first, so that memory runs out early or never.
 
-    With the shapes of a device, a batch has as many as its frozen layers should read at once.
+    With ``shapes``, batches have the size with which frozen layers are fastest on the device.
     """
     left, size = np.argsort(-lengths, kind="stable"), batch_size
     batches: list[Batch] = []

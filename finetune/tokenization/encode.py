@@ -120,7 +120,7 @@ def encode_texts(
     """Turn each text into at most ``max_length`` token ids, special tokens included.
 
     ``pairs`` has the second text of each example. The longer of the two is truncated first. With a
-    ``stride``, a longer single text becomes windows that overlap by so many tokens.
+    ``stride``, a longer single text becomes windows that overlap by this many tokens.
     """
     _set_truncation(tokenizer, stride, max_length=max_length, has_pairs=pairs is not None)
     backend = tokenizer.backend_tokenizer

@@ -124,7 +124,7 @@ def prepare_mask(tensors: Inputs, *, takes_4d_mask: bool) -> Inputs:
 def fill_batch(indices: NDArray[np.int64], *, batch_size: int) -> NDArray[np.int64]:
     """Repeat the last index until the batch is full; its result is dropped, its loss has no weight.
 
-    An example of padding alone would do harm: attention over nothing is NaN on MPS
+    An example with only padding would do harm: attention over no tokens is NaN on MPS
     (pytorch#156707).
     """
     return np.concatenate([indices, np.repeat(indices[-1:], batch_size - len(indices))])

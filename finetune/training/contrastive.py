@@ -109,7 +109,7 @@ def trained_share(frozen_accuracy: float) -> float:
 
 @torch.no_grad()
 def interpolate(model: nn.Module, pretrained: Mapping[str, torch.Tensor], *, share: float) -> None:
-    """Move parameters back towards what they were, to a share of the way that they have gone."""
+    """Interpolate parameters towards earlier values; ``share`` is how much of the change stays."""
     for name, before in pretrained.items():
         parameter = model.get_parameter(name)
         parameter.copy_(torch.lerp(before.to(parameter.device), parameter, share))

@@ -17,7 +17,7 @@ _requests: list["StopRequest"] = []
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal has ended the work; the message says how far it had come."""
+    """A signal ended the work; the message says how far it got."""
 
     def __init__(self, number: int, message: str = "stopped") -> None:
         super().__init__(message)
@@ -30,13 +30,13 @@ def signal_of(interruption: BaseException) -> int:
 
 
 class StopRequest:
-    """The signal that has come, if one has."""
+    """The number of the signal that arrived, if any."""
 
     def __init__(self, number: int | None = None) -> None:
         self.number = number
 
     def __call__(self) -> bool:
-        """Return whether a signal has come."""
+        """Return whether a signal arrived."""
         return self.number is not None
 
 
@@ -68,7 +68,7 @@ def stop_on_signal(*, at_once: bool = False, apart_seconds: float = 0.0) -> Iter
         if at_once or (not is_first and time.monotonic() - first_at >= apart_seconds):
             raise Stopped(number)
 
-    # Python handles signals in the main thread alone.
+    # Python handles signals only in the main thread.
     is_main = threading.current_thread() is threading.main_thread()
     previous = {number: signal.getsignal(number) for number in STOP_SIGNALS if is_main}
     # nohup and shells start programs with signals that are to be ignored.

@@ -103,9 +103,9 @@ AnyMicroBatch = MicroBatch | WindowBatch
 def move_batches(
     examples: Examples, batches: Sequence[Batch], *, device: Device
 ) -> Iterator[tuple[Batch, Callable[[int], Iterator[AnyMicroBatch]]]]:
-    """Yield each effective batch with a function that cuts this process's share of it.
+    """Yield each effective batch with a function that cuts the share of this process.
 
-    The function moves micro-batches of at most so many examples, or windows, to the device.
+    The function takes a batch size, in examples or windows, and moves micro-batches to the device.
     """
     if examples.windows:
         for batch in batches:
@@ -139,7 +139,7 @@ def cut_batch(
 
 
 def _group(sizes: Sequence[int], *, limit: int) -> Iterator[list[int]]:
-    """Yield successive numbers, from 0, of what has at most so large a size together, or of one."""
+    """Yield groups of successive indices, each with a total size up to the limit, or one index."""
     group: list[int] = []
     free = limit
     for number, size in enumerate(sizes):

@@ -20,7 +20,7 @@ from finetune.errors import ConfigurationError
 from finetune.files import WRITTEN_BY, read_json, write_cache_json
 from finetune.model.tensor_store import key_of
 
-# bf16 has to gain so much, as no timing is exact.
+# bf16 must be faster by this factor, because timings are not exact.
 _GAIN = 1.03
 _EXAMPLES, _TOKENS, _HEAD_SIZE = 8, 32, 64
 _MAX_SECONDS = 0.6

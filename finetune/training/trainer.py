@@ -181,7 +181,7 @@ class Trainer:
             batches = longest_first(batches)
         batches = batches[steps_done:][: plan.total_steps - progress.steps]
         set_training(self.model)
-        # Losses stay on the device until a report, which alone waits for it.
+        # Losses stay on the device until a report: only reports wait for the device.
         self._unreported: list[tuple[Batch, torch.Tensor]] = []
         self._reported_at = time.perf_counter()
         for batch, cut in move_batches(train, batches, device=self.device):
@@ -212,11 +212,10 @@ class Trainer:
             self.save()
 
     def step(self, number: int, cut: Cut) -> torch.Tensor:
-        """Take a step of a number, from 0; return its loss, a scalar on the device.
+        """Take a step, numbered from 0; return its loss, a scalar on the device.
 
-        ``cut`` returns the micro-batches of at most so many examples. The batch size is halved
-        while memory runs out, on all ranks together. ``BatchDoesNotFitError`` if one example
-        is too many.
+        ``cut`` returns the micro-batches for a batch size. When memory runs out, all ranks halve
+        the batch size together. ``BatchDoesNotFitError`` is raised if one example does not fit.
         """
         random_state = self.device.random_state()
         while True:
@@ -267,7 +266,7 @@ class Trainer:
         loss = torch.stack(losses).sum()
         flat_gradients = None
         if distributed.world_size() > 1:
-            # In bf16, products give gradients of 16 bits: half as much goes between the devices.
+            # With bf16, gradients have 16 bits anyway, and half as many bytes have to be sent.
             dtype = torch.bfloat16 if self.plan.precision == "bf16" else torch.float32
             flat_gradients = flatten(gradients_of(self.optimizer), dtype=dtype)
         else:
@@ -373,7 +372,7 @@ class Trainer:
         return is_timed and distributed.any_rank(self.checkpoints.is_due())
 
     def _should_stop(self) -> bool:
-        """Return whether a signal has come to any rank; all call it at the same points."""
+        """Return whether a signal reached any rank; all ranks call this at the same points."""
         signal = self._request.number or 0
         self._stop_signal = distributed.all_reduce_max(signal, seconds=distributed.SECONDS_LATE)
         return self._stop_signal > 0

@@ -67,7 +67,7 @@ def test_a_finished_sweep_is_read_and_another_one_is_refused_in_its_folder(
     assert again.to_json().items() <= content.items()
     assert again.records()[0]["trial"] == again.best
     for options in ({"space": "learning_rate: [1, 2]"}, {"calibrate": False}):
-        with pytest.raises(ConfigurationError, match="has begun with another"):
+        with pytest.raises(ConfigurationError, match="started with another"):
             sweep(folder, model=tiny_folder, **options)
     with pytest.raises(NotARunError, match="no model"):
         finetune.predict(folder, ["who"])

@@ -77,7 +77,7 @@ def test_tables_named_as_splits_are_the_splits(write: Any, tmp_path: Path) -> No
     path, emitted = write(tmp_path / "d", files), list[Event]()
     assert rows_of(load(path, emitted)) == {"train": TRAIN, "test": TEST}
     said = " ".join(event.message for event in emitted if isinstance(event, Info))
-    assert "--table reads one alone" in said
+    assert "--table reads only one" in said
     loaded = load(path, table="train")
     assert rows_of(loaded) == {"train": TRAIN}
     with pytest.raises(SeveralTablesError, match="holds 3 tables"):

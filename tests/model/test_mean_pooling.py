@@ -16,7 +16,7 @@ from finetune.model.features import split_frozen
 from finetune.model.freeze import freeze_parameters
 from finetune.model.load import TextModel, load_model, save_model
 from finetune.model.mean_pooling import (
-    compute_mean_alone,
+    compute_only_first_token,
     has_mean_layer,
     pass_through_head,
     pool_by_mean,
@@ -64,7 +64,7 @@ def test_a_head_reads_the_normalized_mean_of_the_tokens_that_are_no_padding(
         actual = model.eval().base_model(**tensors)[0][:, 0]
     torch.testing.assert_close(actual, expected, rtol=0, atol=0.02)
     logits = model(**tensors).logits
-    compute_mean_alone(model)
+    compute_only_first_token(model)
     assert model.base_model(**tensors)[0].shape[1] == 1
     torch.testing.assert_close(model(**tensors).logits, logits, rtol=0, atol=1e-6)
     shorter = collate(random_texts(6), np.arange(6), padded_length=12)

@@ -73,7 +73,7 @@ class MpsDevice(Device):
         if failure := why_operation_fails(MpsDevice.torch_device):
             return Unusable(
                 f"MPS is built and available, but an operation on it fails: {failure}",
-                # A virtual Mac's GPU refuses all memory (actions/runner-images#9918, #11899).
+                # Virtual Macs have a GPU without memory (actions/runner-images#9918, #11899).
                 remedy=f"{_USE_CPU}, as on a virtual Mac; unset {HIGH} and {LOW} if they are set; "
                 "or look the text up in github.com/pytorch/pytorch/issues",
             )
@@ -167,7 +167,7 @@ class MpsMemory(DeviceMemory):
         return budget_bytes if limit_bytes is None else min(budget_bytes, limit_bytes)
 
     def set_memory_limit(self, budget_bytes: int) -> None:
-        """Let the allocator refuse what would take the process's footprint beyond a budget."""
+        """Make the allocator reject allocations that would exceed a budget for the process."""
         gpu_bytes = torch.mps.driver_allocated_memory()
         other_bytes = host_memory.process_bytes(os.getpid()) - gpu_bytes
         fraction = (budget_bytes - other_bytes) / torch.mps.recommended_max_memory()
