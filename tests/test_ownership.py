@@ -109,7 +109,7 @@ def test_a_folder_of_others_is_refused(
     if manifest is not None:
         (tmp_path / "manifest.json").write_text(manifest)
         files[tmp_path / "manifest.json"] = manifest
-    with pytest.raises(RunFolderNotEmptyError, match="finetune has not written"):
+    with pytest.raises(RunFolderNotEmptyError, match="finetune did not write"):
         act(tmp_path)
     assert_kept(files)
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == files.keys()

@@ -51,7 +51,7 @@ def test_a_project_with_the_names_of_a_run_is_refused(
 ) -> None:
     planted = plant(tmp_path / "project")
     run = ("run", "--model", tiny_folder, "--output-dir", tmp_path / "project", *flags())
-    command(*run, *how).assert_refused(2, "finetune has not written", "--output-dir")
+    command(*run, *how).assert_refused(2, "finetune did not write", "--output-dir")
     assert_kept(planted)
 
 
@@ -121,7 +121,7 @@ def test_an_export_replaces_only_an_export(
     pytest.importorskip("onnxruntime", reason="needs the extra onnx")
     planted = plant(tmp_path / "mine", "model.onnx", "train.py") | plant(tmp_path, "new.partial/n")
     export = ("export", "onnx", finished_run, "--output-dir")
-    command(*export, tmp_path / "mine").assert_refused(2, "finetune has not written")
+    command(*export, tmp_path / "mine").assert_refused(2, "finetune did not write")
     for _ in range(2):
         assert command(*export, tmp_path / "new").code == 0
         planted |= plant(tmp_path / "new", "notes.txt")
