@@ -54,7 +54,7 @@ def test_onnxruntime_gives_the_logits_of_pytorch_at_any_batch_size_and_length(
 
 def test_a_folder_that_no_export_wrote_is_left_as_it_is(tmp_path: Path, tiny_folder: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UsageError, match="has not written"):
+    with pytest.raises(UsageError, match="did not write"):
         write_onnx(load(tiny_folder), OwnFolder(tmp_path, "onnx"), quantizes=False)
     assert [one.name for one in tmp_path.iterdir()] == ["notes.txt"]
 
