@@ -1,4 +1,4 @@
-"""Every error that the tool raises on purpose: what is wrong, and a remedy that says what to do."""
+"""The exceptions of the package, each with a message, a remedy and an exit code."""
 
 import errno
 import os

@@ -120,7 +120,7 @@ def sent_to(receiver: Emit) -> Iterator[None]:
 
 
 def muted() -> AbstractContextManager[None]:
-    """Send all events within to nobody."""
+    """Drop all events within."""
     return sent_to(ignore)
 
 

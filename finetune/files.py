@@ -30,7 +30,7 @@ def naming(path: Path | str) -> Iterator[None]:
         yield
     except OSError as error:
         if error.filename is None or str(error.filename).endswith(PARTIAL_SUFFIX):
-            # A file that is written is missing only where its folder is.
+            # If a file to write is reported as missing, its folder is missing.
             is_missing = error.filename and error.errno == errno.ENOENT
             error.filename = str(Path(path).parent if is_missing else path)
         raise

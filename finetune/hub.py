@@ -68,7 +68,7 @@ class Repository:
         return folder
 
     def lacks(self, what: str, *, remedy: str) -> errors.FinetuneError:
-        """Return the error that the repository has no such thing, or that nobody can tell."""
+        """Return an error: the repository does not have the file, or that is unknown offline."""
         error = errors.ModelUnsupportedError if self.repo_type == "model" else DataNotFoundError
         remedy = remedy.format(page=_page(self.repo_type, self.name))
         return self.unreachable or error(
@@ -151,7 +151,7 @@ def upload_model(
 
 
 def page_of_upload(name: str, *, revision: str | None) -> str:
-    """Return the address where a browser shows a model's files."""
+    """Return the web address of the files of a model."""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         raise UsageError(
             f"{name!r} can't be the name of a repository on the Hub",

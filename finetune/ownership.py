@@ -71,7 +71,7 @@ class OwnFolder:
 
     @property
     def parts(self) -> "list[OwnFolder]":
-        """The folders in this one that go with it where they are ours."""
+        """Folders in this one that are deleted with it if they are ours."""
         return []
 
     def files(self, under: str = "") -> list[Path]:

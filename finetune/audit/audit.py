@@ -73,7 +73,7 @@ def predict_out_of_fold(
 
 
 def mix_logits(logits: Logits, run: OutOfFold, task: Task) -> NDArray[np.float32]:
-    """Return the mean with the logits of a cross-validation, where it has the row."""
+    """Return the mean with the logits of a cross-validation, for rows that it includes."""
     mixed, probabilities = logits.copy(), run.outputs.probabilities
     if probabilities is not None and [*run.task.class_names] == [*task.class_names]:
         clipped = np.clip(probabilities, LOWEST_PROBABILITY, 1 - LOWEST_PROBABILITY)

@@ -64,7 +64,7 @@ class Child:
             self.kill()
 
     def send(self, request: object) -> None:
-        """Send an object to the child; if it has ended, ``receive`` says so."""
+        """Send an object to the child; if the child ended, ``receive`` raises the error."""
         with contextlib.suppress(BrokenPipeError):
             self._connection.send(request)
 

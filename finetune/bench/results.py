@@ -43,7 +43,7 @@ class Row:
 
     @property
     def rows_per_second(self) -> float | None:
-        """By the median of a step's seconds, None where nothing was timed."""
+        """From the median time of a step, None if nothing was timed."""
         return self.timed_rows / statistics.median(self.seconds) if self.seconds else None
 
 
@@ -59,7 +59,7 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchResults:
-    """All rows that were measured on a machine; ``texts`` says where their lengths are from."""
+    """All rows measured on a machine; ``texts`` is the source of the text lengths."""
 
     machine: Machine
     texts: str
@@ -85,7 +85,7 @@ _TITLES = {
 
 @dataclass(frozen=True)
 class BenchTable(Table):
-    """A table of a group, or of a comparison; ``source`` says who published its numbers."""
+    """A table of a group, or of a comparison; ``source`` is the publisher of its numbers."""
 
     text_columns: int = 2
     group: str = ""

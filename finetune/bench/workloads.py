@@ -46,7 +46,7 @@ MLP_WIDTHS = (1024, 512, 256)
 _VGG16 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
 _PIXELS = 224
 _IMAGE_CLASSES = 1000
-# Apple does not say how long its texts were.
+# An assumption: Apple did not publish the lengths of its texts.
 _APPLE_TOKENS = 128
 _ARTICLE_BATCH_SIZES = (1, 32, 64)
 _LEARNING_RATE = 5e-5

@@ -48,7 +48,7 @@ def _describe(folder: RunFolder) -> ListedRun:
     from finetune.tasks.scores import Scores
 
     runs = folder.runs if isinstance(folder, SeveralFolder) else [folder]
-    # Others of several have not begun, or could not.
+    # Other runs of several did not start, or failed.
     runs = [run for run in runs if run.config_file.is_file()]
     listed = ListedRun(str(folder.path))
     with suppress(FinetuneError):

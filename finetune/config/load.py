@@ -20,7 +20,7 @@ OTHER_VARIABLES = {"FINETUNE_API_TOKEN"}
 SECTIONS = [section.name for section in fields(Config)]
 # Without a unit, a smaller number is a mistake: bytes were not meant.
 MIN_SIZE_BYTES = 10**6
-# A fitted head needs a convex loss; the other pairs would not do what both say, or are not tested.
+# A fitted head needs a convex loss. The other pairs contradict each other or are not tested.
 _EXCLUSIVE = (
     ("--train-layers", "--freeze-core"),
     ("--train-layers", "--head classifier"),
@@ -42,7 +42,7 @@ Given = tuple[str, str | None, str, Any]
 class LoadedConfig:
     """A valid configuration, and the source of each option that is set: file, variable or flag.
 
-    ``guesses`` are options that nobody set, whose values were guessed from the data.
+    ``guesses`` are options that were not set, with values guessed from the data.
     """
 
     config: Config

@@ -16,7 +16,7 @@ from finetune.config.mode import HeadName, Lora, Mode
 from finetune.devices import DeviceName, Precision, PrecisionName
 
 DEFAULT_BATCH_SIZE = 32
-# Above this nobody asks whether the rows are enough, and encoding them takes time.
+# Larger tables certainly have enough rows, and encoding them takes time.
 MAX_ESTIMATED_ROWS = 50_000
 HEAD_LEARNING_RATE = 5e-4
 # BERT-base's pooler ends in a tanh that is mostly far from 0.

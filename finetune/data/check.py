@@ -250,7 +250,7 @@ def describe_lengths(
 
 
 def suggest_max_length(lengths: NDArray[np.int64], *, max_tokens: int) -> int:
-    """Return the smallest multiple of 8 that cuts no text, or 0.5% of them where a few are long.
+    """Return the smallest multiple of 8 that cuts no text, or 0.5% of them if a few are long.
 
     >>> suggest_max_length(np.array([13, 22, 41]), max_tokens=512)
     48

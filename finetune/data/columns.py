@@ -47,7 +47,7 @@ MAX_CANDIDATES = 5
 
 @dataclass(frozen=True)
 class OtherData(DataConfig):
-    """Other data than a run's: where its tables have the columns of the run, these are read."""
+    """Other data than the data of a run; columns with the names of the run are preferred."""
 
     earlier_columns: Mapping[str, str] = field(default_factory=dict)
 
@@ -65,7 +65,7 @@ class Facts:
 
     @classmethod
     def of(cls, column: pyarrow.ChunkedArray, name: str) -> "Facts":
-        """Return the facts of a column; the first values say how all look."""
+        """Return the facts of a column; value patterns come from its first values."""
         sample = column.slice(0, SAMPLE_ROWS)
         sample = sample.filter(pc.not_equal(sample, ""))
         looks = (
@@ -101,7 +101,7 @@ class Facts:
 
 
 def _name_factor(column: Facts, names: Sequence[str]) -> float:
-    """Return how much its name says that a column holds texts, or labels."""
+    """Return a factor for how well the name of a column fits texts or labels."""
     plain, words = plain_name(column.name), _words_of(column.name)
     if plain in names:
         # A table with a target column may also have a rating or a score with another meaning.
@@ -340,7 +340,7 @@ def read_labels(columns: pyarrow.Table, names: Sequence[str]) -> pyarrow.Chunked
 
 
 def say_no(columns: pyarrow.Table, names: Sequence[str]) -> bool:
-    """Return whether columns have marks, and cells that say no, so that a blank one is missing."""
+    """Return whether columns have yes and no marks, so that a blank cell is missing."""
     cells = distinct_values(columns[name] for name in names)
     marks = {name: _marks_in(columns[name]) for name in names}
     return _are_indicators(marks) and any(_plain(value) in NO for value in cells)
@@ -359,7 +359,7 @@ def _plain(value: str) -> str:
 
 
 def _marks_in(column: pyarrow.ChunkedArray) -> set[str]:
-    """Return the different values of a column that do not say no."""
+    """Return the distinct values of a column that do not mean no."""
     return {_plain(value) for value in distinct_values([column])} - NO - BLANK
 
 

@@ -54,7 +54,7 @@ class LoadedData:
         return self.row_numbers.get(split, np.arange(len(self.splits[split])))
 
     def place_of(self, split: str, row: int) -> str:
-        """Say where a row of a split is in its file."""
+        """Describe the place of a row of a split in its file."""
         number = int(self.numbers_of(split)[row])
         return self.places[split](number) if split in self.places else f"row {number + 1}"
 
@@ -65,7 +65,7 @@ class LoadedData:
 
 
 class TextColumns(NamedTuple):
-    """The texts of rows, and the second texts where the rows have pairs."""
+    """The texts of rows, and the second texts of sentence pairs."""
 
     texts: pyarrow.ChunkedArray
     pairs: pyarrow.ChunkedArray | None = None

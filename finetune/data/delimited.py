@@ -1,4 +1,4 @@
-"""Tables of text between commas, semicolons, tabs or bars; where a table begins, and its names."""
+"""Tables with commas, semicolons, tabs or bars: delimiter, header and first row."""
 
 import csv
 import io
@@ -120,7 +120,7 @@ class Delimited:
 
 
 def read_table(text: TextFile, options: DataConfig) -> tuple[pyarrow.Table, Delimited]:
-    """Read the columns; whether the first row names them is guessed unless options say it."""
+    """Read the columns; whether the first row is a header is guessed unless it is set."""
     file = _find_dialect(text, options)
     numbered = list(islice(file.values(), HEADER_ROWS))
     names, has_header = find_names([row for _, row in numbered], options, path=text.path)

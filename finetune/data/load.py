@@ -85,7 +85,7 @@ KNOWN_BY_NAME = ("trec", "questions")
 
 
 def load_data(options: DataConfig) -> LoadedData:
-    """Load the splits of a source and say which files, or which commit, they are from."""
+    """Load the splits of a source and report their files or their commit."""
     is_of_hub = options.data.startswith(HUB_PREFIX)
     source = "a dataset of the Hub" if is_of_hub else "a file"
     source = options.data if options.data in KNOWN_BY_NAME else source

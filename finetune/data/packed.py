@@ -99,7 +99,7 @@ class Content:
 
 def holds_files(path: Path) -> bool:
     """Return whether a path is a folder or an archive, and not an office document."""
-    if os.path.isdir(path):  # no error where a name is too long
+    if os.path.isdir(path):  # no error if a name is too long
         return True
     if not os.path.isfile(path) or not Content(path).start(len(ZIP)).startswith((ZIP, EMPTY_ZIP)):
         return False
@@ -252,7 +252,7 @@ def is_workbook(content: Content) -> bool:
 
 
 def reject_foreign(content: Content) -> None:
-    """Raise an error that says what a file is and how to export it, if it can't be read."""
+    """Raise an error with the type of an unsupported file, and how to export it."""
     start, names = content.start(START_BYTES), _names_in_zip(content)
     is_text = b"\0" not in start and not start.startswith((b"PK", b"{\\rtf", b"bplist"))
     if not is_text or content.suffix in (".yml", ".yaml"):
@@ -282,7 +282,7 @@ def _not_a_table(path: Path, kind: str, remedy: str) -> DataUnreadableError:
 
 
 def _names_in_zip(content: Content) -> list[str]:
-    """Return the names in a ZIP file, none of another or a damaged one."""
+    """Return the names in a ZIP file, or nothing if it is damaged or not a ZIP file."""
     if not content.start(len(ZIP)).startswith(ZIP):
         return []
     try:

@@ -129,7 +129,7 @@ class RawTable:
         return replace(self, columns=columns, numbers=self.numbers[mask])
 
     def first(self, is_wanted: pyarrow.ChunkedArray) -> str:
-        """Say where the first row is for which a column of truth values has true."""
+        """Return the place of the first row for which a boolean column is true."""
         return self.place(int(self.numbers[pc.index(is_wanted, True).as_py()]))
 
 
@@ -211,7 +211,7 @@ def read_source(path: Path, options: DataConfig, *, readable_only: bool = False)
 
 
 def _find_kind(content: Content) -> str:
-    """Return the kind of a file, by its content and, where that may be two, by its suffix."""
+    """Return the kind of a file from its content or, if that is ambiguous, its suffix."""
     start = content.start(START_BYTES)
     if not start:
         raise DataUnreadableError(
@@ -278,7 +278,7 @@ def _read_json_lines(
 
 
 def _read_by_arrow(text: TextFile, schema: pyarrow.Schema | None = None) -> pyarrow.Table | None:
-    """Return the columns as Arrow reads them, or ``None`` where it can't, or not exactly."""
+    """Return the columns as Arrow reads them, or ``None`` if it can't read them exactly."""
     rows = sum(1 for _ in text.lines())
     try:
         table = arrow_json.read_json(

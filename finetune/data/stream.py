@@ -94,7 +94,7 @@ def read_texts(
     from finetune.data.packed import Content, unpack
     from finetune.data.read import TABLE_SUFFIXES, read_source
 
-    if os.path.isdir(path):  # no error where a name is too long
+    if os.path.isdir(path):  # no error if a name is too long
         remedy = "name a table, or a file with one text per line"
         raise DataNotFoundError(f"{path} is a folder", remedy=remedy)
     if not is_there(path):

@@ -192,7 +192,7 @@ def _read_rows(
 
 
 def place_of(table: RawTable, row: int) -> str:
-    """Say where a row of a file, counted from 0, is, and what it is called there."""
+    """Describe the place of a row in a file, counted from 0, with its id."""
     place, names = table.place(row), table.columns.column_names
     if name := next(filter(_is_id, names), None):
         value = table.columns[name][int(np.searchsorted(table.numbers, row))].as_py()
@@ -236,7 +236,7 @@ def _check_filled_down(table: RawTable, label: str) -> None:
 def _read_empty(
     labels: list[pyarrow.ChunkedArray], options: DataConfig, *, has_missing: bool, path: Path
 ) -> list[pyarrow.ChunkedArray]:
-    """Return labels in which an empty one is unlabeled, or a list of no class if options say so."""
+    """Return labels; an empty cell means unlabeled, or no class if this option is set."""
     is_empty = [pc.utf8_trim_whitespace(column) for column in labels]
     is_empty = [pc.equal(column, "") for column in is_empty]
     if options.empty_labels == "none":
@@ -415,7 +415,7 @@ def _has_many(column: pyarrow.ChunkedArray) -> bool:
 
 
 def _split_of(value: str, *, column: str) -> str:
-    """Return the split that a value names, or says yes or no to, as is_valid does; "" if none."""
+    """Return the split for a value of a column such as split or is_valid; "" if none."""
     word = next(iter(re.findall(r"[^\W\d_]+", value.casefold())), "")
     marks = re.findall(r"[^\W\d_]+", column.casefold())
     split = next((SPLIT_BY_VALUE[mark] for mark in marks[1:] if mark in SPLIT_BY_VALUE), "")

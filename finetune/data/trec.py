@@ -56,7 +56,7 @@ def load_trec(options: DataConfig) -> LoadedData:
         folder = Path(options.data_dir).expanduser()
         emit(Info(f"reading TREC from {folder}"))
         paths = {split: folder / name for split, name in FILES.items()}
-        if not os.path.isfile(paths["test"]):  # no error where it is closed
+        if not os.path.isfile(paths["test"]):  # no error if a folder is not readable
             del paths["test"]
         read = {split: _parse(path) for split, path in paths.items()}
         sources = [DataSource(str(path), file_sha256(path)) for path in paths.values()]

@@ -54,15 +54,15 @@ class Device:
         torch.get_device_module(self.torch_device).synchronize()
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy a CPU tensor to the device, where possible without waiting for queued work."""
+        """Copy a CPU tensor to the device, if possible without waiting for queued work."""
         return tensor.to(self.torch_device)
 
     def snapshot(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copy tensors of the device to where the copy takes least time and fits."""
+        """Copy tensors of the device to the fastest memory in which the copy fits."""
         return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
 
     def capture(self, function: Function) -> CapturedFunction | None:
-        """Return a function whose kernels are launched together, where the device can do that."""
+        """Return a function whose kernels are launched together, if the device supports it."""
         if not self.captures:
             return None
         return CapturedFunction(function, is_out_of_memory=self.memory.is_out_of_memory)
@@ -113,19 +113,19 @@ class DeviceMemory(ABC):
     is_shared = False
     # Whether allocations beyond the free memory are swapped to disk instead of rejected.
     swaps = False
-    # In the text of a RuntimeError that says that memory ran out.
+    # Parts of messages of a RuntimeError when memory runs out.
     out_of_memory_texts: tuple[str, ...]
 
     def allocated_bytes(self) -> int:
-        """Return the memory of live tensors, or of the process where they are not counted."""
+        """Return the memory of live tensors, or of the process if tensors are not counted."""
         return torch.accelerator.memory_allocated()
 
     def peak_bytes(self) -> int | None:
-        """Return the peak of ``allocated_bytes``, or None where it is not counted."""
+        """Return the peak of ``allocated_bytes``, or None if it is not counted."""
         return torch.accelerator.max_memory_allocated()
 
     def reset_peak(self) -> None:
-        """Count peaks from now on, where the device can."""
+        """Count peaks from now on, if the device supports it."""
         torch.accelerator.reset_peak_memory_stats()
 
     def reserved_bytes(self) -> int:
@@ -133,7 +133,7 @@ class DeviceMemory(ABC):
         return torch.accelerator.memory_reserved()
 
     def peak_reserved_bytes(self) -> int | None:
-        """Return the peak of ``reserved_bytes``, or None where another process has to watch it."""
+        """Return the peak of ``reserved_bytes``, or None if another process has to watch it."""
         return torch.accelerator.max_memory_reserved()
 
     def total_bytes(self) -> int:
@@ -146,7 +146,7 @@ class DeviceMemory(ABC):
 
     @abstractmethod
     def set_memory_limit(self, budget_bytes: int) -> None:
-        """Let allocations of this process beyond a budget fail, where the system can."""
+        """Make allocations of this process beyond a budget fail, if the system supports it."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Return whether an error says that the device ran out of memory."""

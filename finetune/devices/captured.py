@@ -16,7 +16,7 @@ class CapturedFunction:
     The first call is left to the caller: it makes what a capture can't, such as cuBLAS's workspace.
     All graphs share a memory pool, of the size of the largest, which should therefore come first.
     The function may change tensors in place, and must not depend on changing host values. A
-    ``failure`` says why it can't be captured.
+    ``failure`` is the reason if it can't be captured.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ BERT_BASE_BYTES = 2 * 110_000_000 * 4 * 4
 FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
 PREFER_METAL = "PYTORCH_MPS_PREFER_METAL"
 # Factors of the recommended working set: above the low one the allocator collects garbage, above
-# the high one it refuses memory. PyTorch itself says which values it does not take.
+# the high one it refuses memory. PyTorch itself reports invalid values.
 HIGH = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
 LOW = "PYTORCH_MPS_LOW_WATERMARK_RATIO"
 _DEFAULT_HIGH = 1.7

@@ -26,12 +26,12 @@ CAPTURED_SHAPES = BatchShapes(
     max_shapes=16, min_padded_length=8, multiple_of=8, pads_batches=True, extraction_tokens=2**14
 )
 
-# What PyTorch says where there is none.
+# Message of PyTorch if there is no GPU.
 _NO_GPU_TEXTS = ("Found no NVIDIA driver", "No CUDA GPUs are available")
 
 
 class CudaDevice(Device):
-    """An NVIDIA GPU: the current one, which is this process's own where a host has several."""
+    """The current NVIDIA GPU; if a host has several, each process has its own."""
 
     name = "cuda"
     torch_device = torch.device("cuda")
@@ -75,7 +75,7 @@ class CudaDevice(Device):
         return tensor.pin_memory().to(self.torch_device, non_blocking=True)
 
     def snapshot(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copy on the GPU, where BERT-base's weights take a millisecond instead of 200."""
+        """Copy on the GPU, which takes 1 ms instead of 200 ms for the weights of BERT-base."""
         free_bytes, _ = torch.cuda.mem_get_info()
         if sum(tensor.nbytes for tensor in tensors.values()) > _MAX_SNAPSHOT_SHARE * free_bytes:
             return super().snapshot(tensors)

@@ -30,7 +30,7 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Let the C library give freed memory back to the system, where it is glibc."""
+    """Make the C library return freed memory to the system, if it is glibc."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -89,7 +89,7 @@ def bf16_instructions() -> list[str]:
 
 
 def _read_cpuinfo() -> dict[str, str]:
-    """Return what Linux says of the first core, and nothing where there is no /proc."""
+    """Return what /proc/cpuinfo reports for the first core, nothing if there is no /proc."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""From the name of a device to the device, and what ``finetune doctor`` says of each."""
+"""Selects a device by name, and checks devices for ``finetune doctor``."""
 
 from collections.abc import Iterator
 

@@ -47,7 +47,7 @@ class PredictionFile:
         check_output_file(path, overwrite=overwrite)
         self.path, self.overwrite, self.rows = path, overwrite, 0
         self._source: SourceTable | None = None
-        # By column: the texts, where they are not from a table, and what is predicted.
+        # Columns: the texts, unless they come from a table, and the predictions.
         self._texts = defaultdict[str, list[Any]](list)
         self._results = defaultdict[str, list[Any]](list)
 

@@ -161,7 +161,7 @@ def key_of(parts: "Iterable[str | torch.Tensor]") -> str:
 
 
 def _is_ours(file: Path) -> bool:
-    """Return whether a store wrote a file, which is whole unless its name says otherwise."""
+    """Return whether a store wrote a file. Partial files have their own suffix."""
     if file.is_symlink() or file.suffix == PARTIAL_SUFFIX:
         return file.is_file() and not file.is_symlink()
     with suppress(OSError, SafetensorError), safe_open(file, framework="numpy") as opened:

@@ -1,4 +1,4 @@
-"""The batch sizes of a run, searched for where they are ``auto``."""
+"""The batch sizes of a run; a search replaces ``auto``."""
 
 import math
 from collections.abc import Callable
@@ -24,7 +24,7 @@ FASTER = 1.05
 
 
 def make_batch_sizes(preparation: Preparation) -> tuple[BatchSize, BatchSize]:
-    """Return the batch sizes of training and evaluation, one where both count as shapes."""
+    """Return the batch sizes of training and evaluation; they are equal if shapes are limited."""
     options, device, plan = preparation.config.training, preparation.device, preparation.plan
     assert isinstance(options.batch_size, int), "auto has been replaced"
     examples, ranks = options.batch_size, distributed.world_size()

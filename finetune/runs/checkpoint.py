@@ -74,7 +74,7 @@ class Checkpoints:
             self._best = trainer.progress.steps, tensors
 
     def load_best(self, trainer: Trainer) -> None:
-        """Copy the best model's parameters back, in place; where that is lost, keep the last."""
+        """Copy the parameters of the best model back in place; keep the last if they are lost."""
         progress = trainer.progress
         if progress.best_step == progress.steps:
             return

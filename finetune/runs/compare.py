@@ -75,7 +75,7 @@ class ComparedRun:
 class ComparedGroup:
     """Runs on the same test rows; ``options`` are those that differ, with each run's value.
 
-    The verdict says which to take.
+    The verdict recommends a run.
     """
 
     task: Task

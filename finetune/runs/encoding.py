@@ -101,7 +101,7 @@ def _key(part: TextColumns, text_model: TextModel, config: Config) -> str:
 
 
 def _report_long_texts(examples: Examples, split: str, hint: str) -> None:
-    """Warn of texts that have lost tokens; say into how many windows others are cut."""
+    """Warn about truncated texts; report into how many windows other texts are cut."""
     texts, longer = len(examples.labels), examples.truncated_texts
     if examples.windows:
         longer = int(np.count_nonzero(examples.windows.counts > 1))

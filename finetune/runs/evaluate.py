@@ -66,7 +66,7 @@ def load_other_data(folder: RunFolder, source: str, columns: dict[str, Any]) -> 
 
 
 def _find_trained(folder: RunFolder, rows: Dataset) -> NDArray[np.bool_]:
-    """Return which rows have a text that the run was trained on; none where its data differs."""
+    """Return which rows have a text that the run was trained on; none if its data differs."""
     try:
         with muted():
             train = load_split(folder, "train")

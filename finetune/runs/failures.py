@@ -21,7 +21,7 @@ MAX_EXAMPLES = 3
 
 @contextmanager
 def interruption_explained(folder: RunFolder) -> Iterator[None]:
-    """Turn KeyboardInterrupt into ``InterruptionError``, which says how to resume the run."""
+    """Turn KeyboardInterrupt into ``InterruptionError``, with the command that resumes the run."""
     try:
         yield
     except KeyboardInterrupt as stop:
@@ -40,7 +40,7 @@ def interruption_explained(folder: RunFolder) -> Iterator[None]:
 
 @contextmanager
 def failures_explained(folder: RunFolder, preparation: Preparation) -> Iterator[None]:
-    """Say what to do where memory or disk run out, and which texts have a loss of NaN."""
+    """Add remedies if memory or disk space runs out, and the texts that have a loss of NaN."""
     device = preparation.device
     try:
         yield

@@ -1,4 +1,4 @@
-"""A run folder: where each file lies, who may write to it, and how it is read."""
+"""A run folder: its layout, its lock and its readers."""
 
 import os
 import re
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class RunFolder(OwnFolder):
-    """The folder of one run, which need not exist; its manifest says what the run was made from."""
+    """The folder of one run, which need not exist; its manifest lists the inputs of the run."""
 
     kind = "run"
     # Files of tables in memory, which a new run copies.
@@ -139,7 +139,7 @@ class RunFolder(OwnFolder):
         self.check_names()
 
     def check_names(self) -> None:
-        """Raise ``UsageError`` if a link or a folder is where the run writes a file."""
+        """Raise ``UsageError`` if a file of the run already exists as a link or a folder."""
         for name in NAMES[self.kind]:
             for part in (file := PurePath(name), *file.parents[:-1]):
                 path = self.path / part
@@ -150,7 +150,7 @@ class RunFolder(OwnFolder):
                     )
 
     def start(self) -> None:
-        """Delete the files of an earlier run, and say what stays."""
+        """Delete the files of an earlier run, and report the files that stay."""
         if stays := self.empty():
             names = ", ".join(stays[:MAX_NAMES_SHOWN]) + ", ..." * (len(stays) > MAX_NAMES_SHOWN)
             emit(Info(f"kept in {self.path}, as no run has written it: {names}"))
@@ -306,7 +306,7 @@ class SeedsFolder(SeveralFolder):
 
 
 class _WithoutModel(SeveralFolder):
-    """The folder of several runs none of which has a model of its own to use."""
+    """The folder of several runs without a usable model of their own."""
 
     @property
     def best(self) -> RunFolder:

@@ -66,7 +66,7 @@ class Manifest:
 
     @classmethod
     def of_data(cls, data: "LoadedData") -> "Manifest":
-        """Return the part of a manifest that says what the data is now."""
+        """Return the part of a manifest about the data, for the current data."""
         files = {
             str(Path(source.name).resolve()): source.sha256
             for source in data.sources
@@ -124,7 +124,7 @@ def digest_splits(splits: "Mapping[str, Dataset]", task: "Task") -> dict[str, st
 
 
 def write_environment(folder: RunFolder, preparation: "Preparation") -> None:
-    """Write versions, machine, where options come from, and what was chosen by measurements."""
+    """Write versions, machine, sources of options, and options chosen by measurement."""
     import torch
 
     count = distributed.world_size()

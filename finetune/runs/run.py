@@ -172,7 +172,7 @@ class Run:
         """Save the best model, evaluate it on validation and test split, and write the results.
 
         The run counts as finished only once the pages are written. Without pages it is one that
-        nobody will use: of its model the configuration alone is saved.
+        nobody will use: only the configuration of its model is saved.
         """
         folder, is_main = self.folder, distributed.is_main()
         config_name = folder.model_config_file.name

@@ -235,7 +235,7 @@ class OutOfFold:
 
     @classmethod
     def of_rows(cls, task: Task, rows: Rows) -> "OutOfFold":
-        """Return what rows of ``predictions.jsonl`` say."""
+        """Return the contents of rows of ``predictions.jsonl``."""
         probabilities: NDArray[np.float32] | None = None
         if task.class_names:
             probabilities = np.zeros((len(rows), len(task.class_names)), np.float32)

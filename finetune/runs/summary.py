@@ -37,7 +37,7 @@ def _hints(results: RunResults) -> Iterator[str]:
 
 
 def _weakest(scores: Scores) -> str:
-    """Return the weakest class and its figures: by recall or, where rows have any number, by F1."""
+    """Return the weakest class and its figures: by recall, or by F1 if multi-label."""
     classes = {
         name: of_class
         for name, of_class in (scores.per_class or {}).items()

@@ -131,7 +131,7 @@ class Task(ABC):
     problem_type: ClassVar[ProblemType]
     result_name: ClassVar[str]  # of a prediction in JSON
     can_abstain: ClassVar[bool] = False  # whether a text has exactly one class, with a probability
-    limit: ClassVar[str]  # a sentence for the model card on what its predictions can't say
+    limit: ClassVar[str]  # a sentence for the model card about limits of the predictions
     mistakes_title: ClassVar[str]
     error_name: ClassVar[str]  # what ``row_errors`` are
 
@@ -169,7 +169,7 @@ class Task(ABC):
         return cls(classes, temperature=parameters.get("temperature", 1.0))
 
     def configure(self, config: "PreTrainedConfig") -> None:
-        """Write class names and parameters into a model's config, where a pipeline reads them."""
+        """Write class names and parameters into the model config, for transformers pipelines."""
         config.id2label = dict(enumerate(self.output_names))
         config.label2id = {name: number for number, name in config.id2label.items()}
         config.problem_type = self.problem_type

@@ -32,7 +32,7 @@ MAX_ROUNDING = 1e-13
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that says how good predictions are; the title is its name in sentences."""
+    """A measure of how good predictions are; the title is its name in sentences."""
 
     name: str
     title: str
@@ -44,7 +44,7 @@ class Metric:
     is_fraction: bool = True  # in 0..1 and shown in percent
     is_proportion: bool = False  # the fraction of rows that are right, which has an interval
     baseline: str = ""  # what a model that always predicts the same predicts
-    sentence: str = "{}"  # how a sentence on the metric begins, where it has a baseline
+    sentence: str = "{}"  # start of a sentence about the metric, if it has a baseline
 
 
 METRICS: dict[str, Metric] = {}

@@ -39,7 +39,7 @@ MAX_MATRIX_CLASSES = 500
 
 @dataclass(frozen=True)
 class ClassScores:
-    """The metrics of one class: fractions are 0 where undefined, support is in rows."""
+    """The metrics of one class: undefined fractions are 0, support is in rows."""
 
     precision: float
     recall: float
@@ -100,7 +100,7 @@ class Scores(DisplayMixin):
         ]
 
     def limits(self, name: str) -> tuple[float, float] | None:
-        """Return the ends of the 95% interval of a metric; None where it is not known."""
+        """Return the ends of the 95% interval of a metric, None if unknown."""
         if METRICS[name].is_proportion and self.samples:
             low, high = wilson_interval(self.metrics[name] * self.samples, self.samples)
             return float(low), float(high)
@@ -137,7 +137,7 @@ class Scores(DisplayMixin):
         return "no better" not in self.standing
 
     def describe(self, rows: str = "test rows") -> str:
-        """Return what the metric with a baseline says, as a sentence; ``rows`` names the rows."""
+        """Return a sentence about the metric with a baseline; ``rows`` describes the rows."""
         name, baseline = next(iter(self.baselines.items()))
         metric, samples = METRICS[name], self.samples
         digits = 0 if samples < MANY_ROWS else 1

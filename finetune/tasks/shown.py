@@ -44,7 +44,7 @@ class DisplayMixin(ABC):
 
 
 class RunResultMixin(DisplayMixin, os.PathLike[str]):
-    """The results of a run or several, which stand for their folder where a run is asked for."""
+    """The results of a run or several; functions accept them instead of the folder."""
 
     output_dir: str
 

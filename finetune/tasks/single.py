@@ -93,7 +93,7 @@ class Single(Task):
         return np.full_like(labels, np.bincount(labels).argmax())
 
     def row_errors(self, rows: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
-        """Return the probability of the predicted class where it is wrong, else 0."""
+        """Return the probability of the predicted class if it is wrong, else 0."""
         errors = (row["probability"] * (row["predicted"] != row["label"]) for row in rows)
         return np.fromiter(errors, np.float64, len(rows))
 

@@ -1,7 +1,7 @@
-"""Checks that losses are finite, that what trains has changed and what is frozen has not.
+"""Checks that losses are finite, that trained parameters change and frozen ones do not.
 
 On MPS an optimizer's operations once failed silently on tensors of some layouts: an encoder stayed
-frozen though it should have trained, and nothing said so (pytorch#118115).
+frozen although it should have trained, without an error (pytorch#118115).
 """
 
 import math

@@ -115,7 +115,7 @@ def move_batches(
     for group in _group(tokens, limit=device.prefetch_tokens):
         together = [batches[number] for number in group]
         move = partial(_move_together, examples, together, device)
-        # The batch size changes only where memory has run out.
+        # The batch size changes only after memory ran out.
         moved = lru_cache(maxsize=1)(move)
         for position, batch in enumerate(together):
             yield batch, partial(_cut, moved, position, device.shapes.min_examples)

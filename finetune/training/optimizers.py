@@ -49,7 +49,7 @@ def trained_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 
 def make_state(optimizer: torch.optim.Optimizer) -> None:
-    """Give an optimizer the state that its first step would make, where it is missing.
+    """Give an optimizer the state that its first step would create, if it is missing.
 
     A parameter has all of its state or none, wherever memory runs out.
     """

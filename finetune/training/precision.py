@@ -1,4 +1,4 @@
-"""``--precision auto``: bf16 where it is right and fast on this machine, else fp32."""
+"""``--precision auto``: bf16 if it is correct and fast on this machine, else fp32."""
 
 import platform
 import time

@@ -40,7 +40,7 @@ class Progress:
     def note_validation(self, *, score: float, loss: float) -> bool:
         """Return whether a validation has the highest score so far or, of equal ones, less loss."""
         # The accuracy on a few examples stands still while the model learns: training has stopped
-        # improving only where the loss no longer falls either.
+        # improving only if the loss no longer falls either.
         is_best = self.best_score is None or (score, -loss) > (self.best_score, -self.best_loss)
         is_lowest = self.lowest_loss is None or loss < self.lowest_loss
         if is_best:
@@ -99,7 +99,7 @@ def capture_state(trainer: "Trainer") -> tuple[dict[str, Tensors], dict[str, Any
 def restore_state(
     trainer: "Trainer", tensors: Mapping[str, Tensors], values: Mapping[str, Any]
 ) -> None:
-    """Put a trainer and its random numbers where a captured state was."""
+    """Restore a trainer and its random state from a captured state."""
     try:
         load_trained_tensors(trainer, tensors["model"])
         _restore_optimizer(trainer.optimizer, tensors["optimizer"])

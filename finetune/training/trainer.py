@@ -64,7 +64,7 @@ _COPIES_SECONDS = 1.0
 
 
 class Trainer:
-    """Trains a model on a device as a plan says, in place.
+    """Trains a model on a device, in place, according to a plan.
 
     ``head`` has the names of the head's parameters. The head and all that trains stay fp32. With
     ``frozen_in_bf16`` other matrices are kept as autocast to bf16 rounds them at every step. In
@@ -110,7 +110,7 @@ class Trainer:
             self.captured = device.capture(copy(self)._captured_step)
 
     def train(self) -> None:
-        """Train from where the progress stands to the end. A signal ends it too: ``Stopped``."""
+        """Train from the current progress to the end; a signal raises ``Stopped``."""
         plan = self.plan
         copies_seconds = _COPIES_SECONDS * (distributed.world_size() > 1)
         with (
@@ -207,7 +207,7 @@ class Trainer:
         self.progress.steps += 1
         self._check_device()
         self.validate()
-        # A head is written in no time, and nothing else says where a killed run continues.
+        # A head is written quickly, and a killed run has no other checkpoint to continue from.
         if self.plan.saves != "no":
             self.save()
 

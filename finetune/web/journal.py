@@ -26,7 +26,7 @@ _FORMAT = "finetune labels 1"
 
 @dataclass(frozen=True)
 class Action:
-    """One thing that a person did; ``kind`` says which of the other fields it uses.
+    """One action of a person; ``kind`` determines which of the other fields it uses.
 
     ``start`` has the classes named on the command line, which can't be undone.
     """

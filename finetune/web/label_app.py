@@ -38,7 +38,7 @@ class ClassBody(StrictBody):
 
 
 async def read_body(request: Request, model: type[Body]) -> Body:
-    """Return the JSON body of a request, or raise a ``RequestError`` that says what is wrong."""
+    """Return the JSON body of a request, or raise a ``RequestError`` with the reason."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise RequestError(415, "send JSON, with the header Content-Type: application/json")
     try:

@@ -1,7 +1,7 @@
 """A labeling session: the labels of one person, and a head that learns from them in the background.
 
 The head is fitted on the texts that were not drawn at random, as ``finetune run`` will be. The
-random ones say how often it agrees with the person.
+random ones measure how often it agrees with the person.
 """
 
 import re
@@ -341,10 +341,10 @@ class LabelingSession:
 
 
 def names_help(names: Features, rows: Features, is_label: NDArray[np.bool_]) -> bool:
-    """Return whether the names of classes say what the classes are.
+    """Return whether class names are meaningful to the encoder.
 
-    That is so if more than half of the names are nearest to the mean of their own class, of the
-    classes that have labels. With fewer than two of these, nothing speaks against the names.
+    Among classes with labels, more than half of the names must be nearest to the mean of their own
+    class. With fewer than two such classes, names are used.
     """
     known = np.flatnonzero(is_label.any(axis=0))
     if len(known) < 2:

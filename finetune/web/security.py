@@ -26,7 +26,7 @@ _HEADERS = {
 
 
 class RequestError(Exception):
-    """A request that can't be answered: an HTTP status and a sentence that says why."""
+    """A request that can't be answered, with an HTTP status and a reason."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)

@@ -3,7 +3,7 @@
 First come texts that are spread out over the features (k-means++), then in turn the two texts that
 the head is least certain of, the most likely text of the class with the fewest labels, and a text
 drawn at random. The random texts are drawn once, and no other way of choosing shows them. So they
-stay a fair sample, and only they say how good the model is.
+stay a fair sample, and only they measure how good the model is.
 """
 
 from collections.abc import Mapping

@@ -59,7 +59,7 @@ class MpsDevice(Device):
             reason = f"MPS needs a Mac with Apple silicon, and this is {system}"
             return Unusable(reason, remedy=_USE_CPU, is_absent=True)
         if host.macos_major() < host.OLDEST_MACOS:
-            # PyTorch's own text still says 13 (pytorch#162921).
+            # The message of PyTorch still has version 13 (pytorch#162921).
             return Unusable(
                 f"MPS needs macOS {host.OLDEST_MACOS} or newer, and this is {host.macos_version()}",
                 remedy=f"{host.MACOS_REMEDY}, or {_USE_CPU}",

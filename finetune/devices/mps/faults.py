@@ -12,7 +12,7 @@ from finetune.devices.check import Check
 
 @dataclass(frozen=True)
 class KnownFault:
-    """A row of ``known_faults.yaml``: where the fault is, what it does and what to do."""
+    """A row of ``known_faults.yaml``: versions with the fault, effect and remedy."""
 
     link: str
     effect: str
