@@ -55,7 +55,7 @@ def test_a_row_whose_text_has_changed_is_refused_and_named(table: Path) -> None:
 
 
 def test_a_decision_that_is_no_class_is_refused(table: Path) -> None:
-    with pytest.raises(DataError, match="'bb' is no class"):
+    with pytest.raises(DataError, match="'bb' is not a class"):
         load(table, corrections="decision,row,text\nbb,3,second\n")
 
 
