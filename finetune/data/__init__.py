@@ -1,8 +1,8 @@
-"""Labelled texts: where they come from, and how they are split."""
+"""Labeled texts: reading them from any source, and splitting them."""
 
 from pathlib import Path
 
-# In a folder whose name begins so a table in memory waits for the folder of its run.
+# Prefix of temporary folders with a table in memory, until the run folder exists.
 TEMPORARY = "finetune-table-"
 
 

@@ -32,13 +32,13 @@ STRONG_IMBALANCE = 10.0
 MISSPELLING_RATIO, MIN_SIMILARITY, MAX_COMPARED_NAMES = 5, 0.85, 500
 # A few texts are too long if the longest has this many times more tokens than 99.5% of the texts.
 LONG_TAIL = 2.0
-# Emoji and rare words are unknown to a model that suits the texts otherwise.
+# A suitable model may have this fraction of unknown tokens, from emoji and rare words.
 MAX_UNKNOWN = 0.05
-# A vocabulary with words of a script has at most about 0.75, for Korean.
+# Tokens per letter reach about 0.75 (for Korean) with a vocabulary that has words of the script.
 MAX_TOKENS_PER_LETTER, MAX_TOKENS_PER_CHARACTER = 0.85, 1.3
 SCRIPT_TEXTS, SCRIPT_WORDS = 1_000, 5_000
 FIRST_LETTER_BEYOND_LATIN = "\u0250"
-# The default model's vocabulary is English.
+# The vocabulary of the default model is English.
 MULTILINGUAL_MODEL = "bert-base-multilingual-cased"
 # Findings of a check in a split, as in the JSON: counts and a few examples.
 Finding = dict[str, Any]
@@ -64,7 +64,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of texts under a model's tokenizer, and the training texts beyond limits.
+    """Token counts with the tokenizer of a model, and training texts beyond limits.
 
     ``splits`` holds the result of :func:`describe_lengths` for each split.
     """
@@ -80,7 +80,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Split:
-    """A split as checks see it: its rows by the numbers of their texts, the same in all splits.
+    """A split for checks: its rows and the numbers of their texts, which all splits share.
 
     ``labels`` are indices into ``label_names``, the distinct labels of all splits.
     """
@@ -101,7 +101,7 @@ class Split:
         return [(row, texts[row].as_py()) for row in rows[:MAX_EXAMPLES].tolist()]
 
     def labels_of(self, row: int, *, of: "Split") -> list[str]:
-        """Return the names of the labels that the text of another split's row has here."""
+        """Return the names of labels in this split for the text of a row of another split."""
         labels = self.labels[self.numbers == of.numbers[row]]
         return sorted({self.label_names[label] for label in labels})
 
@@ -110,7 +110,7 @@ def find_repeats(split: Split, train: Split) -> Finding:
     """Count rows that repeat the text of an earlier one, exactly or up to case and spaces."""
     _, first_rows, counts = np.unique(split.numbers, return_index=True, return_counts=True)
     repeated = np.sort(first_rows[counts > 1])
-    # The others, which may be many, are not counted in memory.
+    # Unique texts, of which there may be many, are not counted in memory.
     candidates = split.texts.joined.filter(np.isin(split.numbers, split.numbers[repeated]))
     exact = pc.value_counts(candidates).field("counts").to_numpy()
     return {
@@ -136,7 +136,7 @@ def find_conflicts(split: Split, train: Split) -> Finding:
 
 
 def find_overlap(split: Split, train: Split) -> Finding | None:
-    """Count rows whose text is in the training split too, and those with another label there."""
+    """Count rows whose text is also in the training split, in total and with another label."""
     if split is train:
         return None
     shared = np.flatnonzero(np.isin(split.numbers, train.numbers))
@@ -209,7 +209,7 @@ def check_splits(splits: DatasetDict, task: Task) -> Findings:
 
 
 def find_imbalance(counts: Mapping[str, int]) -> Iterator[Suggestion]:
-    """Yield what to do about a class far larger than another, and rare ones, by their rows."""
+    """Yield suggestions for strong class imbalance and for rare classes."""
     present = sorted(filter(counts.__getitem__, counts), key=counts.__getitem__)
     smallest, largest = present[0], present[-1]
     if (ratio := counts[largest] / counts[smallest]) >= STRONG_IMBALANCE:
@@ -267,7 +267,7 @@ def suggest_model(
     unknown_tokens: int,
     tokens: int,
 ) -> Suggestion | None:
-    """Suggest another model if this one's vocabulary does not know the language of the texts."""
+    """Suggest another model if the vocabulary does not cover the language of the texts."""
     share = unknown_tokens / max(tokens, 1)
     if share > MAX_UNKNOWN:
         finding = (
@@ -292,7 +292,7 @@ def find_spelt_script(
 ) -> str | None:
     """Return the script of most words of the first texts if a token is hardly more than a letter.
 
-    In Chinese and Japanese a letter is a token as it should be, but not several, its bytes.
+    In Chinese and Japanese one token per letter is normal; several are bytes of unknown letters.
     """
     all_words = " ".join(texts[:SCRIPT_TEXTS].to_pylist()).split()[:SCRIPT_WORDS]
     scripts: dict[str, list[str]] = {}
@@ -314,7 +314,7 @@ def find_spelt_script(
 def suggest_changes(
     findings: Findings, *, lengths: Lengths | None, reads_pairs: bool = False
 ) -> list[Suggestion]:
-    """Return what a user may want to change; ``lengths`` are ``None`` without a tokenizer."""
+    """Return suggestions for the user; ``lengths`` is ``None`` without a tokenizer."""
     classes = findings.classes["train"]
     changes = [*find_imbalance(classes)] if classes else []
     changes += [Suggestion(*oddity) for oddity in find_odd_names(classes)]

@@ -1,4 +1,4 @@
-"""Which columns of a table hold the texts, or pairs of texts, and which one their classes."""
+"""Finds the columns of a table with texts, sentence pairs and labels."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from finetune.data.words import WORDS
 from finetune.errors import DataError, DataNotFoundError, UsageError
 from finetune.tasks.labels import distinct_values, map_values
 
-# In place of the name of a column of splits.
+# Used instead of the name of a split column.
 NO_COLUMN = "none"
 # The fields of DataConfig that name columns.
 TEXT, PAIR, LABEL = OPTIONS = ("text_column", "text_pair_column", "label_column")
@@ -34,7 +34,7 @@ MIN_CHARACTERS, MAX_CLASS_CHARACTERS = 3, 30
 MAX_CHARACTERS_LEFT_OUT, MAX_CHARACTERS_LEFT_OUT_UNNAMED = 15, 40
 SAMPLE_ROWS, PIECE_ROWS = 10_000, 2**14
 MAX_BYTES = 2**24
-# Columns with a mark for each class; two may well be something else.
+# Minimum numbers of indicator columns; two columns may well be something else.
 MIN_INDICATORS, MANY_INDICATORS = 3, 6
 YES, NO = (frozenset(WORDS["marks"][kind].split()) for kind in ("yes", "no"))
 # An indicator column has at most this many distinct values, a column of class codes at most 20.
@@ -128,7 +128,7 @@ def _score_label(column: Facts) -> float:
     if is_text or (is_other and not is_named):
         return 0.0
     is_number = "number" in column.looks
-    # Named numbers are more likely than a category with another name, less likely than 3 classes.
+    # Numbers with a label name rank between a category with another name and three classes.
     classes = min(column.distinct or 1, 24 if is_number and is_named else column.rows)
     factor = _name_factor(column, LABEL_NAMES)
     if is_number and "integer" not in column.looks and not is_named:
@@ -148,7 +148,7 @@ def _may_be_meant_too(option: str, other: Facts, best: Facts) -> bool:
 
 @dataclass(frozen=True)
 class ChosenColumn:
-    """A column, or several that are read as one, and why it was chosen."""
+    """A column, or several that are read as one, and the reason for the choice."""
 
     names: tuple[str, ...]
     reason: str
@@ -159,7 +159,7 @@ class ChosenColumn:
         return ",".join(self.names)
 
     def __str__(self) -> str:
-        """Return the choice as it is reported."""
+        """Return the choice for a message."""
         return f"{self.name!r} ({self.reason})"
 
 
@@ -218,7 +218,7 @@ def choose_columns(
 def _guess_label(
     sample: pyarrow.Table, free: Sequence[Facts], options: DataConfig, *, table: str
 ) -> ChosenColumn:
-    """Return the column of labels: numbers of a regression, or classes by their names."""
+    """Return the label column: numbers for regression, otherwise classes, by name if possible."""
     if options.task == "regression":
         numbers = [column for column in free if column.is_quantity]
         return _guess(LABEL, numbers or free, may_be_pair=False, table=table)
@@ -234,7 +234,7 @@ def _guess_label(
 
 
 def columns_named(name: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns that an option means: by name, or by number from 1, between commas.
+    """Return the columns of an option: names, or numbers from 1, separated by commas.
 
     >>> columns_named("body,1", ["title", "body"]), columns_named("a,b", ["a,b"])
     (('body', 'title'), ('a,b',))
@@ -247,7 +247,7 @@ def columns_named(name: str, names: Sequence[str]) -> tuple[str, ...]:
 def _named_columns(
     options: DataConfig, names: Sequence[str], *, table: str, wanted: Sequence[str]
 ) -> Columns:
-    """Return the column of each option: the one named, or the run's if the table has it."""
+    """Return the column set by each option, or else the column of the run if it exists."""
     earlier = getattr(options, "earlier_columns", {})
     requested = {option: getattr(options, option) for option in wanted}
     columns: Columns = {}
@@ -279,7 +279,7 @@ def _named_columns(
 def _find_pair(
     names: Sequence[str], *, pair: ChosenColumn | None, label: ChosenColumn | None
 ) -> Columns:
-    """Return the columns with the names of a pair of texts, the second one as it is named."""
+    """Return two columns with names of a sentence pair; the second may be set by an option."""
     free = [name for name in reversed(names) if label is None or name not in label.names]
     plain = {re.sub(r"[\W_]", "", name).casefold(): name for name in free}
     for first_name, second_name in PAIRS:
@@ -295,7 +295,7 @@ def _find_pair(
 
 
 def read_texts(columns: pyarrow.Table, names: Sequence[str]) -> pyarrow.ChunkedArray:
-    """Return the texts of a column, or of several, each in a line of its own."""
+    """Return the texts of a column, or of several joined by line breaks."""
     if len(names) == 1:
         return columns[names[0]]
     joined = pc.binary_join_element_wise(*(columns[name] for name in names), "\n")
@@ -308,10 +308,10 @@ def join_texts(texts: Sequence[str]) -> str:
 
 
 def read_labels(columns: pyarrow.Table, names: Sequence[str]) -> pyarrow.ChunkedArray:
-    """Return the labels of a column or, of several columns, lists as JSON; nothing if unlabeled.
+    """Return labels: cells of one column, or JSON lists from several; empty if unlabeled.
 
-    The columns have a mark for each class, such as 0 and 1, or a class each. Where some cells say
-    no, a row with a blank one is unlabeled; where none does, a row with blank ones only.
+    Several columns are indicators, such as 0 and 1, or contain one class each. If there are marks
+    for no, a row with a blank cell is unlabeled; otherwise, a row with only blank cells.
     """
     if len(names) == 1:
         return columns[names[0]]
@@ -347,7 +347,7 @@ def say_no(columns: pyarrow.Table, names: Sequence[str]) -> bool:
 
 
 def _item_of(value: str, *, name: str | None) -> str:
-    """Return a cell as an item of a list: the name of its column, or of the class in it."""
+    """Return the class of a cell: the name of its column, or its value."""
     plain = _plain(value)
     if plain in BLANK or (plain in NO and (name is not None or plain in "-–")):
         return ""
@@ -364,7 +364,7 @@ def _marks_in(column: pyarrow.ChunkedArray) -> set[str]:
 
 
 def _are_indicators(marks: Mapping[str, set[str]]) -> bool:
-    """Return whether columns have at most one mark each: a yes, their name, or all the same."""
+    """Return whether each column has at most one mark: yes, its name, or a common mark."""
     different = set().union(*marks.values())
     return all(len(values) <= 1 for values in marks.values()) and (
         len(different) == 1
@@ -373,10 +373,10 @@ def _are_indicators(marks: Mapping[str, set[str]]) -> bool:
 
 
 def find_indicators(columns: pyarrow.Table, facts: Sequence[Facts]) -> tuple[str, ...]:
-    """Return the columns with a mark for each class that are labels; none if too few are.
+    """Return adjacent indicator columns that are labels, or none if there are too few.
 
-    They stand side by side, and some rows have none or several of them. Few are not taken for
-    labels where another column may be the label.
+    Some rows must have no mark or several. A few indicators are not labels if another column may
+    be the label.
     """
     if any(plain_name(name) in LABEL_NAMES for name in columns.column_names):
         return ()
@@ -401,15 +401,15 @@ def find_indicators(columns: pyarrow.Table, facts: Sequence[Facts]) -> tuple[str
     if len(marked) < MIN_INDICATORS or not (is_block and is_clear) or words_of_names & FLAG_WORDS:
         return ()
     lists = read_labels(sample, marked)
-    # Where each row has just one, it is not known whether a row may have several.
+    # If each row has exactly one mark, the task may be single-label or multi-label.
     has_one = pc.match_substring_regex(lists, r'^\["([^"\\]|\\.)*"\]$')
     return tuple(marked) if pc.any(pc.invert(has_one)).as_py() else ()
 
 
 def _find_code_columns(columns: pyarrow.Table, facts: Sequence[Facts]) -> tuple[str, ...]:
-    """Return columns such as code1, code2 and code3 with a class in each, the later ones not full.
+    """Return numbered columns such as code1, code2 and code3 that each contain a class or nothing.
 
-    No row has a class twice, and most classes of the later columns are in the first one too.
+    No row has a class twice, and most classes of the later columns also occur in the first.
     """
     stems: dict[str, list[Facts]] = {}
     for column in facts:
@@ -439,7 +439,7 @@ def _find_code_columns(columns: pyarrow.Table, facts: Sequence[Facts]) -> tuple[
 
 
 def _find_names(columns: pyarrow.Table, facts: Sequence[Facts]) -> dict[Facts, Facts]:
-    """Return columns of class numbers, each with the column of their names: one per number."""
+    """Return columns of class numbers, each with the column that contains the class names."""
     numbers = [column for column in facts if "integer" in column.looks and column.recurs]
     names_of = {}
     for number in numbers:

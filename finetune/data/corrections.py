@@ -1,4 +1,4 @@
-"""Decisions on labels, and new names of classes, applied to rows as they are loaded."""
+"""Applies decisions on labels and new class names to loaded rows."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -80,7 +80,7 @@ def _decide(
     labels: dict[str, pyarrow.ChunkedArray],
     kept: dict[str, NDArray[np.bool_]],
 ) -> int:
-    """Change ``labels`` and ``kept`` by the decisions of a file; return how many labels changed."""
+    """Apply the decisions of a file to ``labels`` and ``kept``; return the number of changes."""
     with muted():
         table = read_file(path, DataConfig()).columns
     if missing := [name for name in COLUMNS if name not in table.column_names]:
@@ -144,7 +144,7 @@ def _find_rows(
 
 
 def _read_map(path: Path) -> dict[str, str]:
-    """Return new names by label: a table's first two columns."""
+    """Return new names by label, from the first two columns of a table."""
     with muted():
         table = read_file(path, DataConfig(header=False)).columns
     if len(table.column_names) < 2:

@@ -1,4 +1,4 @@
-"""A data set as every source gives it: a ``Dataset`` with the columns text, text_pair and label."""
+"""Loaded data: a ``Dataset`` with the columns text, text_pair and label for every source."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from finetune.data.columns import Columns
 from finetune.devices import host
 from finetune.tasks.base import Task
 
-# So many that what is made of a piece takes little memory.
+# Rows per chunk, few enough that the results for a chunk take little memory.
 PIECE_ROWS = 2**14
 
 
@@ -60,7 +60,7 @@ class LoadedData:
 
     @property
     def columns(self) -> dict[str, str]:
-        """The columns of a table that were read, by the options that name them."""
+        """The columns of a table that were read, by option."""
         return {option: column.name for option, column in self.chosen.items()}
 
 
@@ -77,7 +77,7 @@ class TextColumns(NamedTuple):
 
     @property
     def joined(self) -> pyarrow.ChunkedArray:
-        """The texts, and the pairs with a bar between their texts, to be shown or counted."""
+        """The texts to show or count; the texts of pairs are joined by a bar."""
         if self.pairs is None:
             return self.texts
         return pc.binary_join_element_wise(self.texts, self.pairs, " | ")
@@ -102,13 +102,13 @@ def _strings(values: Any) -> Any:
 
 
 def _dataset_of(rows: pyarrow.Table, info: DatasetInfo) -> Dataset:
-    # Without a fingerprint, which serves the cache of map() alone, all rows would be pickled.
+    # Without a fingerprint, which only the cache of map() needs, all rows would be pickled.
     return Dataset(InMemoryTable(rows), info=info, fingerprint=generate_random_fingerprint())
 
 
 def rows_where(table: Dataset, mask: NDArray[np.bool_]) -> Dataset:
     """Return the rows for which a mask of shape [rows] is true."""
-    # select() would keep all rows and look each one up by its number, whenever it is read.
+    # select() would keep all rows and look up each row by its number on every access.
     return _dataset_of(table.with_format("arrow")[:].filter(pyarrow.array(mask)), table.info)
 
 
@@ -133,7 +133,7 @@ def texts_of(table: Dataset) -> TextColumns:
 
 
 def update_with_texts(digest: "hashlib._Hash", column: pyarrow.ChunkedArray) -> None:
-    """Add the lengths of texts and their bytes to a digest, however they are cut into chunks."""
+    """Add the lengths and bytes of texts to a digest, independent of their chunks."""
     chunks = [pc.cast(chunk, "large_binary") for chunk in column.chunks if len(chunk)]
     for texts in chunks:
         lengths = pc.binary_length(texts).to_numpy(zero_copy_only=False)
@@ -145,7 +145,7 @@ def update_with_texts(digest: "hashlib._Hash", column: pyarrow.ChunkedArray) -> 
 
 
 def return_freed_memory() -> None:
-    """Give the system what reading and comparing texts has freed: several times their size."""
+    """Return freed memory to the system; reading texts frees several times their size."""
     pyarrow.default_memory_pool().release_unused()
     host.return_freed_memory()
 
@@ -163,7 +163,7 @@ def number_texts(
 def number_splits(
     splits: Mapping[str, Sequence[pyarrow.ChunkedArray]],
 ) -> dict[str, NDArray[np.int64]]:
-    """Return the numbers of the texts, or pairs, of each split: the same texts share one in all."""
+    """Return the numbers of the texts, or pairs, of each split; equal texts have one number."""
     columns = zip(*splits.values(), strict=True)
     numbers = number_texts(
         *(
@@ -182,7 +182,7 @@ def _number(texts: pyarrow.ChunkedArray) -> NDArray[np.int64]:
 
 
 def _digest(texts: pyarrow.ChunkedArray) -> bytes:
-    """Return 8 bytes for each text's normal form, which two of 100 M share by 3 in 10,000."""
+    """Return an 8-byte digest per normalized text; 100 M texts collide with p = 0.0003."""
     normal = pc.ascii_lower(pc.ascii_trim_whitespace(texts)).combine_chunks()
     # Arrow folds only the case of ASCII, and is slow at joining words that it split at spaces.
     has_gaps = pc.match_substring_regex(texts, "[[:cntrl:]]|  ")

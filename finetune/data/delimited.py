@@ -36,10 +36,10 @@ TITLE_PENALTY = 0.1
 MAX_TITLE_ROWS, MIN_ROWS_BELOW = 10, 10
 ADD_LABELS = "add a column of labels; texts without labels are for finetune predict"
 ESCAPED_QUOTE = r"(?<!\\)((?:\\\\)*)\\%s"
-# A comma of a decimal number, or between words.
+# A comma in a decimal number, or between words.
 PROSE_COMMA = re.compile(r"(?<=\d),(?=\d)|, ")
 TOTAL = re.compile(WORDS["total"])
-# The module's own limit is 131,072 characters, fewer than a long document has.
+# The default limit of 131,072 characters is too small for long documents.
 csv.field_size_limit(2**31 - 1)
 # A row, and the number of its first line.
 NumberedValues = tuple[int, list[str]]
@@ -47,7 +47,7 @@ NumberedValues = tuple[int, list[str]]
 
 @dataclass(frozen=True)
 class Delimited:
-    """A file of values between delimiters; some are between quotes, unless these are empty."""
+    """A file of delimited values; some values are quoted, unless the quotes are empty."""
 
     text: TextFile
     delimiter: str
@@ -69,7 +69,7 @@ class Delimited:
                 yield from lines
 
     def reader(self) -> Any:
-        """Return Python's reader of the lines."""
+        """Return a ``csv.reader`` for the lines."""
         quoting: Any = csv.QUOTE_MINIMAL if self.quote else csv.QUOTE_NONE
         return csv.reader(
             self.lines(), delimiter=self.delimiter, quotechar=self.quote or None, quoting=quoting,
@@ -106,7 +106,7 @@ class Delimited:
     def is_right(self) -> bool:
         """Return whether the file reads with these quotes.
 
-        Many with tabs know none, and a text may then begin with a quote and never end it.
+        Many files with tabs have no quotes. A text in them may start with a quote and never end it.
         """
         with suppress(DataUnreadableError):
             deque(self.values(), maxlen=0)
@@ -138,7 +138,7 @@ def read_table(text: TextFile, options: DataConfig) -> tuple[pyarrow.Table, Deli
 
 
 def _read_by_arrow(file: Delimited, names: Sequence[str], *, first: int) -> pyarrow.Table:
-    """Read the columns by Arrow, from a line on."""
+    """Read the columns with Arrow, starting at a line."""
     if file.skips_spaces or file.escapes_quotes:
         raise csv.Error("Arrow knows neither spaces before quotes nor both kinds of escapes")
     has_quotes = bool(file.quote) and file.text.has_bytes(file.quote.encode())
@@ -239,7 +239,7 @@ def _find_delimiter(sample: str, text: TextFile, options: DataConfig) -> tuple[s
 
 
 def _find_quote(sample: str, delimiter: str) -> str:
-    """Return the single quote if nearly all lines have values between two, else the double one."""
+    """Return the single quote if nearly all lines use it around values, else the double one."""
     lines = list(filter(str.strip, islice(io.StringIO(sample), SAMPLE_ROWS)))
     between = re.compile(rf"(^|{re.escape(delimiter)})\s*'.*'\s*({re.escape(delimiter)}|$)")
     is_single = '"' not in sample and len(list(filter(between.search, lines))) > 0.9 * len(lines)
@@ -249,8 +249,8 @@ def _find_quote(sample: str, delimiter: str) -> str:
 def find_start(rows: Sequence[Sequence[str]], options: DataConfig, *, is_grid: bool = False) -> int:
     """Return the number of rows above a table, such as a title or comments.
 
-    A row with two known names of columns, or one of a run's, is the header. Otherwise the rows
-    above have one value, or another number of values than all rows below.
+    A row with two known column names, or with one of the run, is the header. Otherwise, rows above
+    the table have one value, or another number of values than all rows below.
 
     Args:
         is_grid: Whether each row has all columns, as in a spreadsheet.
@@ -273,7 +273,7 @@ def find_start(rows: Sequence[Sequence[str]], options: DataConfig, *, is_grid: b
 
 
 def _named(options: DataConfig) -> set[str]:
-    """Return the names that options, or the run, give to columns."""
+    """Return the column names from the options or the run."""
     named = [getattr(options, option) or "" for option in OPTIONS]
     named += getattr(options, "earlier_columns", {}).values()
     return {plain_name(part) for name in named for part in name.split(",") if part}
@@ -285,7 +285,7 @@ def _known(names: Iterable[str], options: DataConfig) -> set[str]:
 
 
 def has_columns_of_run(line: str, options: DataConfig) -> bool:
-    """Return whether a line names columns of a run, between delimiters other than commas."""
+    """Return whether a line has column names of a run, with a delimiter other than a comma."""
     cells = {
         plain_name(cell.strip('"')) for mark in "\t;|" if mark in line for cell in line.split(mark)
     }
@@ -293,14 +293,14 @@ def has_columns_of_run(line: str, options: DataConfig) -> bool:
 
 
 def are_known_names(names: Iterable[object]) -> bool:
-    """Return whether names of columns of texts or labels are among some."""
+    """Return whether any name is a known name of a text or label column."""
     return bool(_known(map(str, names), DataConfig()))
 
 
 def find_names(
     rows: Sequence[Sequence[str]], options: DataConfig, *, path: Path
 ) -> tuple[list[str], bool]:
-    """Return the names of the columns, and whether the first row is a header that has them."""
+    """Return the column names, and whether they come from a header in the first row."""
     has_header = options.header
     if has_header is None:
         has_header = _has_header(rows, options)
@@ -316,7 +316,7 @@ def find_names(
 
 
 def complete_names(header: Sequence[str], *, path: Path) -> list[str]:
-    """Return the names of columns, those without one by their position."""
+    """Return the column names, with a number for columns without a name."""
     names = [name.strip() or f"column{position}" for position, name in enumerate(header, start=1)]
     if len(set(names)) < len(names):
         raise DataUnreadableError(
@@ -349,7 +349,7 @@ def _has_header(rows: Sequence[Sequence[str]], options: DataConfig) -> bool:
 
 
 def _is_text(first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
-    """Return whether the first row has a text as those below it, and no names of other columns."""
+    """Return whether the first row has a text like the rows below, and no column names."""
     rows = [row for row in others[:SAMPLE_ROWS] if len(row) == len(first)]
     if not rows:
         return False
@@ -376,7 +376,7 @@ def count_survey_rows(rows: Sequence[Sequence[object]]) -> int:
 
 
 def ends_with_total(table: pyarrow.Table) -> bool:
-    """Return whether the last row is a total of the rows above it, and no row by itself."""
+    """Return whether the last row is only a total of the rows above it."""
     if len(table) < 3:
         return False
     before, last = (

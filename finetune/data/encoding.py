@@ -1,4 +1,4 @@
-"""The encoding of a file: stated, UTF-8, or detected; and its text, piece by piece."""
+"""Finds the encoding of a file (given, UTF-8 or detected) and reads its text in chunks."""
 
 import codecs
 import io
@@ -30,8 +30,8 @@ SAMPLE_LINES = 1_000
 # Characters between words in texts of all languages.
 PUNCTUATION = frozenset("–—‘’‚“”„…«»‹›•·€£§°©®™¿¡²³½¼\u00a0")  # noqa: RUF001
 CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
-# Letters that make no words: a symbol after a letter, a quote before one, a letter of another
-# script next to one, a letter alone before a number, a capital after a small letter.
+# Sequences that are not words: a symbol after a letter, a quote before one, letters of two scripts,
+# a single letter before a number, a capital after a small letter.
 MISREAD = re.compile(
     r"(?<=[^\W\d_])[^\w\s'’\-./,:;!?()\[\]{}<>%#&*|\"«»“”„‘–—…@+=\u00a0。、，！？\x00-\x7f]"  # noqa: RUF001
     r"|[”»](?=[^\W\d_])|[a-zA-Z](?=[\u0370-\u052f])|[\u0370-\u052f](?=[a-zA-Z])"
@@ -62,7 +62,7 @@ class TextFile:
         )
 
     def pieces(self, *, errors: str = "strict") -> Iterator[str]:
-        """Yield the text in pieces that take little memory."""
+        """Yield the text in small chunks."""
         with self.open(errors=errors) as file:
             yield from iter(partial(file.read, CHUNK_BYTES), "")
 
@@ -73,7 +73,7 @@ class TextFile:
             yield from (numbered for numbered in stripped if numbered[1])
 
     def has_bytes(self, wanted: bytes) -> bool:
-        """Return whether it holds some bytes, without decoding it."""
+        """Return whether it contains some bytes, without decoding it."""
         with self.content.open() as file:
             return any(wanted in chunk for chunk in iter(partial(file.read, CHUNK_BYTES), b""))
 
@@ -86,7 +86,7 @@ class TextFile:
     def open_for_arrow(self) -> pyarrow.NativeFile:
         """Open it from its start as UTF-8, in memory of Arrow's own.
 
-        Its threads release Python's bytes under Python's lock, and abort where Python is ending.
+        Threads of Arrow need the GIL to free Python bytes, and would abort when Python exits.
         """
         if self.encoding == "utf-8" and self.content.unpacked is None:
             return pyarrow.OSFile(str(self.path))
@@ -105,7 +105,7 @@ class TextFile:
 
 
 def decode(chunks: Iterable[bytes], encoding: str, *, name: str) -> Iterator[str]:
-    """Yield the text of each chunk, and at last what is left; an error names the line."""
+    """Yield the text of each chunk, then the rest; an error reports the line."""
     try:
         io.TextIOWrapper(io.BytesIO(), encoding)  # rejects bytes codecs such as base64
         decoder = codecs.getincrementaldecoder(encoding)()
@@ -134,7 +134,7 @@ def decode(chunks: Iterable[bytes], encoding: str, *, name: str) -> Iterator[str
 
 
 def find_text(content: Content, *, encoding: str | None) -> TextFile:
-    """Find the encoding, unless it is named, and make sure that all of the file is text."""
+    """Find the encoding, unless it is given, and check that the whole file is text."""
     start = content.start(4)
     marked = [name for mark, name in BYTE_ORDER_MARKS.items() if start.startswith(mark)]
     known = encoding or next(iter(marked), None)
@@ -172,7 +172,7 @@ def _is_mostly_utf8(text: TextFile) -> bool:
 
 
 def _detect(content: Content) -> str | None:
-    """Return the encoding that fits best the first lines that are not ASCII."""
+    """Return the encoding that fits the first non-ASCII lines best."""
     with content.open() as file:
         lines = (line for line in file if not line.isascii())
         sample = b"".join(islice(lines, SAMPLE_LINES))
@@ -180,9 +180,9 @@ def _detect(content: Content) -> str | None:
 
 
 def detect_encoding(sample: bytes) -> str | None:
-    """Return the encoding whose result looks most like a language; ``None`` if none reads it.
+    """Return the encoding whose text looks most like a language, ``None`` if all fail.
 
-    A letter beyond ASCII counts the more, the more frequent it is in the language.
+    Non-ASCII letters count by their frequency in the language.
 
     >>> detect_encoding("Zażółć gęślą jaźń".encode("cp1250"))
     'cp1250'

@@ -1,4 +1,4 @@
-"""Folders and archives: of tables, or of texts in folders of classes."""
+"""Reads folders and archives of tables, or of text files in one folder per class."""
 
 import hashlib
 import re
@@ -29,7 +29,7 @@ from finetune.data.words import SPLIT_BY_WORD
 from finetune.errors import DataError, DataNotFoundError, DataUnreadableError, SeveralTablesError
 from finetune.events import Info, emit
 
-# The classes of files by their names, for each split.
+# The class of each file name, per split.
 Classes = dict[str, dict[str, str]]
 TEXT_SUFFIXES = (".txt", "")
 SAVED_BY_DATASETS = "state.json"
@@ -38,7 +38,7 @@ SPLIT_WORD = re.compile(rf"(?<![a-z])({'|'.join(SPLIT_BY_WORD)})(?![a-z])", re.I
 
 
 def read_splits(paths: Sequence[Path], options: DataConfig) -> dict[str, RawTable]:
-    """Return the table of some files, as ``train``, or all splits of a folder, archive or file."""
+    """Return all splits of a folder, archive or file; several files become ``train``."""
     path = paths[0]
     try:
         if options.table is None and holds_files(path):
@@ -86,7 +86,7 @@ def _read_folder(path: Path, options: DataConfig) -> dict[str, RawTable]:
 
 
 def find_class_folders(names: Iterable[str]) -> Classes:
-    """Return texts in folders named by their class, which may be in one named as a split.
+    """Return files in folders named after classes, optionally within folders named after splits.
 
     >>> find_class_folders(["x-train/a/1.txt", "x-train/b/2", "x-test/b/3", "urls.txt"])
     {'train': {'x-train/a/1.txt': 'a', 'x-train/b/2': 'b'}, 'test': {'x-test/b/3': 'b'}}
@@ -111,7 +111,7 @@ def find_class_folders(names: Iterable[str]) -> Classes:
 
 @reading_explained()
 def digest_folder(path: Path) -> str:
-    """Return the sha256 of the names and contents of all files that are read of a folder."""
+    """Return the sha256 of the names and contents of all files read from a folder."""
     digest = hashlib.sha256()
     names = names_in(path)
     texts = [name for classes in find_class_folders(names).values() for name in classes]
@@ -125,7 +125,7 @@ def digest_folder(path: Path) -> str:
 
 
 def _read_texts(path: Path, classes: Mapping[str, str], options: DataConfig) -> RawTable:
-    """Return a table of files with a text each; all have one encoding."""
+    """Return a table with one text per file; all files have the same encoding."""
     names = list(classes)
     contents = read_members(path, names)
     texts = [content.open().read() for content in contents]

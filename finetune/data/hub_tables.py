@@ -1,4 +1,4 @@
-"""Datasets of the Hub that are files of rows; scripts are never run."""
+"""Loads datasets on the Hub that consist of table files; scripts are never run."""
 
 import re
 from collections import defaultdict
@@ -16,7 +16,7 @@ from finetune.data.words import SPLIT_BY_WORD
 from finetune.errors import DataError, DataNotFoundError, HubNotReachableError
 from finetune.events import Info, emit
 
-# There the Hub keeps its own copy of most datasets, as Parquet, even of those made by a script.
+# In this branch the Hub keeps a Parquet copy of most datasets, including datasets with a script.
 CONVERTED_BRANCH = "refs/convert/parquet"
 PARQUET = ".parquet"
 # If several folders have the same splits, one of these names contains the whole dataset.
@@ -24,9 +24,9 @@ MAIN_FOLDERS = ("", "data", "default")
 
 
 def load_from_hub(options: DataConfig) -> LoadedData:
-    """Load a dataset of the Hub, or a part of one: ``hub:OWNER/NAME:PART@REVISION``.
+    """Load a dataset on the Hub, or a part of it: ``hub:OWNER/NAME:PART@REVISION``.
 
-    Parquet files come first: the repository's own, then those that the Hub has converted.
+    Parquet files come first: original files, then files that the Hub converted.
     """
     source, _, revision = options.data.removeprefix(HUB_PREFIX).partition("@")
     name, _, part = source.partition(":")
@@ -65,7 +65,7 @@ def find_splits(
 ) -> dict[str, list[str]]:
     """Return the files of each split, in their order, or nothing if ``train`` is not complete.
 
-    A file belongs to a split by its name or its folder's: ``train.csv``,
+    The name of the file or of its folder determines the split: ``train.csv``,
     ``data/train-00000-of-00002.parquet``, ``default/train/0000.parquet``.
     """
     pattern = re.compile(
@@ -99,7 +99,7 @@ def find_splits(
 
 
 def _is_complete(files: Sequence[str]) -> bool:
-    """Return whether no part is missing of a split whose parts are numbered, from 0."""
+    """Return whether all numbered parts of a split are present; numbers start at 0."""
     numbers = (re.search(r"(\d+)-of-(\d+)|/(\d+)\.\w+$", name) for name in files)
     parts = list(filter(None, numbers))
     counts = {int(part[2]) for part in parts if part[2]} or {len(files)}

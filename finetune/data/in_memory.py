@@ -1,4 +1,4 @@
-"""Tables in memory, of pandas, polars, datasets, Arrow, scikit-learn or plain Python, as Arrow."""
+"""Converts tables of pandas, polars, datasets, scikit-learn or plain Python to Arrow."""
 
 import hashlib
 import os
@@ -137,7 +137,7 @@ def _listed(values: Any) -> Any:
 
 
 def _array(values: Any, *, mixes: bool = True) -> Any:
-    """Return values as Arrow; those that are not of one type as text."""
+    """Return values as Arrow; values of several types become text."""
     values = _listed(values)
     try:
         if hasattr(values, "__arrow_c_stream__") and not hasattr(values, "iloc"):
@@ -153,7 +153,7 @@ def _array(values: Any, *, mixes: bool = True) -> Any:
 
 
 def write_table(table: Any, folder: Path) -> Path:
-    """Write a table as a Parquet file, which the digest of its content names, in a folder."""
+    """Write a table to a folder as a Parquet file, named after the digest of its content."""
     content, arrow = pyarrow.BufferOutputStream(), as_arrow(table)
     if not arrow.num_rows:
         raise DataUnreadableError("the table has no rows", remedy="add one row per text")

@@ -1,4 +1,4 @@
-"""Exports of labeling tools, and intents of chatbots, as texts and labels."""
+"""Converts exports of labeling tools, and chatbot intents, to texts and labels."""
 
 import json
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ def convert(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _has(frame: pandas.DataFrame, name: str, kind: type) -> bool:
-    """Return whether a column has values of one type only, and some."""
+    """Return whether a column has values, and all have the given type."""
     if name not in frame.columns or frame[name].ndim > 1:
         return False
     values = frame[name].dropna()
@@ -74,7 +74,7 @@ def _names_in(scores: Any) -> list[str] | None:
 
 
 def _convert_prodigy(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Return the accepted labels; if there is only one, rejected rows are a class of their own."""
+    """Return the accepted labels; if there is only one label, rejected rows form a class."""
     if "accept" in frame.columns:
         options = frame["options"] if "options" in frame.columns else [None] * len(frame)
         chosen = zip(frame["accept"], options, strict=True)
@@ -96,7 +96,7 @@ def _convert_prodigy(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _chosen(accept: Any, options: Any) -> list[str] | None:
-    """Return the texts of the options that were accepted; most ids are names already."""
+    """Return the texts of the accepted options; most ids are already names."""
     if not isinstance(accept, list):
         return None
     listed = options if isinstance(options, list) else []
@@ -106,7 +106,7 @@ def _chosen(accept: Any, options: Any) -> list[str] | None:
 
 
 def _convert_tasks(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Return a row for each annotation of Label Studio's JSON, with a column for each question."""
+    """Return one row per annotation of Label Studio JSON, with one column per question."""
     tasks = frame[["data", "annotations"]].explode("annotations")
     answers = [
         {result["from_name"]: result.get("value") for result in _results(annotation)}

@@ -1,8 +1,8 @@
-"""The name of a source becomes its splits.
+"""Loads the splits of a data source.
 
-A row comes from a file (formats.py: a reader for each format), as text in the columns of a table.
-Columns are chosen and labels parsed (columns.py, tables.py), which gives a ``Dataset`` of texts and
-labels (dataset.py), and splits that are missing are held out (split.py).
+Files become tables of text (read.py). Then the columns are chosen and labels are parsed
+(columns.py, tables.py). The result is a ``Dataset`` of texts and labels (dataset.py). Missing
+splits are held out (split.py).
 """
 
 import os
@@ -46,7 +46,7 @@ from finetune.tasks.single import Single
 
 
 def load_files(options: DataConfig) -> LoadedData:
-    """Load files, or a folder of texts, of the user's."""
+    """Load files, or a folder of texts, of the user."""
     path = Path(options.data).expanduser()
     if path.suffix.lower() not in TABLE_SUFFIXES and not is_there(path):
         guesses = get_close_matches(options.data.casefold(), KNOWN_BY_NAME, n=1)
@@ -94,9 +94,9 @@ def load_data(options: DataConfig) -> LoadedData:
 
 
 def load_splits(options: DataConfig, *, folds: int | None = None) -> LoadedData:
-    """Load data and split it: the same rows for the same options, every time.
+    """Load data and split it; the same options always give the same rows.
 
-    For a cross-validation, all rows that may be trained on are ``train``, with their folds.
+    In a cross-validation, ``train`` has all rows outside the test split, with their folds.
     """
     before = load_data(options)
     if folds is None:
@@ -144,7 +144,7 @@ def _find_unlabeled(
 
 
 def load_rows(options: OtherData, *, task: Task) -> Dataset:
-    """Load all rows of other data than a run's, with the labels of the run's task."""
+    """Load all rows of other data, with the labels of the task of a run."""
     wanted = replace(
         options, validation_file=None, test_file=None, data_dir=None, split_column=NO_COLUMN,
         corrections=None,

@@ -25,14 +25,14 @@ UNPACKERS: dict[bytes, Any] = {
     rb"\xfd7zXZ\0": lzma.open,
 }
 PACKED_SUFFIXES = (".gz", ".bz2", ".xz")
-# Files of office programs, which are ZIP archives too.
+# Office files are ZIP archives, too.
 OFFICE = re.compile(
     r"\[Content_Types\]\.xml|xl/workbook\.(xml|bin)|mimetype|(.*/)?(Index\.zip|index\.apxl|Index/.*\.iwa)"
 )
 # Tables grow by a factor of five or ten when unpacked. A much larger factor might fill the memory.
 MAX_TIMES = 100
 SMALL_BYTES = 2**28
-# So that a project or a home folder, named by mistake, is not read whole.
+# Limits that keep a project or a home folder from being read by mistake.
 MAX_DEPTH = 4
 HIDDEN = re.compile(r"(.*/)?(\.|__MACOSX/)")
 ABOUT = re.compile(r"[._]|readme|licen[cs]e|citation|requirements|dataset_info", re.IGNORECASE)
@@ -44,7 +44,7 @@ SPREADSHEET = b"application/vnd.oasis.opendocument.spreadsheet"
 
 @contextmanager
 def reading_explained() -> Iterator[None]:
-    """Turn what the system raises over a file or folder that can't be read into our error."""
+    """Turn errors of the system about unreadable files and folders into our errors."""
     try:
         yield
     except OSError as error:
@@ -59,8 +59,8 @@ def reading_explained() -> Iterator[None]:
 def _unpacking_explained(path: Path) -> Iterator[None]:
     try:
         yield
-    # Passwords are a RuntimeError, unknown compressions a NotImplementedError, damaged places and
-    # names a ValueError.
+    # zipfile raises RuntimeError for passwords, NotImplementedError for unknown compression, and
+    # ValueError for damaged offsets and names.
     except (
         *(BadZipFile, OSError, EOFError, zlib.error, lzma.LZMAError, RuntimeError, ValueError),
     ) as error:
@@ -149,7 +149,7 @@ def read_members(path: Path, names: Sequence[str]) -> list[Content]:
 
 
 def unpack(path: Path, suffixes: Sequence[str] = (), member: str | None = None) -> Content:
-    """Return a file, or the only table of a folder or an archive, or the one that is named."""
+    """Return a file, or the only or chosen table of a folder or an archive."""
     if holds_files(path):
         names = names_in(path)
         tables = names if member else find_tables(names, suffixes) or names
@@ -189,7 +189,7 @@ def _check_size(size_bytes: int, packed_bytes: int, path: Path) -> None:
 
 
 def find_tables(names: Sequence[str], suffixes: Sequence[str]) -> list[str]:
-    """Return the uppermost files that are tables by their suffix, or named as splits, or alone."""
+    """Return the topmost tables: by suffix, by a split name, or the only file."""
     files = [path for path in map(PurePosixPath, names) if not ABOUT.match(path.name)]
     for depth in sorted({len(path.parts) for path in files}):
         here = [str(path) for path in files if len(path.parts) == depth]
@@ -200,7 +200,7 @@ def find_tables(names: Sequence[str], suffixes: Sequence[str]) -> list[str]:
 
 
 def choose_member(names: Sequence[str], member: str | None, *, path: Path) -> str:
-    """Return the name of the only table in a file, or of the one that an option names."""
+    """Return the name of the only table in a file, or of the table set by an option."""
     if member is None:
         if len(names) > 1:
             raise SeveralTablesError(path, names)
@@ -214,7 +214,7 @@ def choose_member(names: Sequence[str], member: str | None, *, path: Path) -> st
 
 
 def splits_named(names: Sequence[str]) -> Mapping[str, list[str]]:
-    """Return the tables of each split by their names; nothing if it is not clear which they are.
+    """Return the tables of each split, based on their names; empty if ambiguous.
 
     >>> splits_named(["in/train_1.csv", "in/train_2.csv", "x_test.csv", "sample.csv"])
     {'train': ['in/train_1.csv', 'in/train_2.csv'], 'test': ['x_test.csv']}

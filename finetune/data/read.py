@@ -1,6 +1,6 @@
 """Files become tables: as they are (``SourceTable``), or with every value as text (``RawTable``).
 
-Text between delimiters is read by delimited.py; JSON, Parquet, workbooks and fastText's lines here.
+JSON, Parquet, spreadsheets and fastText are read here, delimited text in delimited.py.
 """
 
 import json
@@ -42,11 +42,11 @@ from finetune.tasks.labels import map_lists, map_values
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".xlsx", ".xls", ".xlsb", ".ods", ".ft")
 TABLE_SUFFIXES = (*SUFFIXES, ".ndjson", *PACKED_SUFFIXES, ".zip")
-# How many rows are held as objects of Python at a time, and how many bytes Arrow reads at once.
+# Rows that are Python objects at a time, and bytes that Arrow reads at once.
 STREAM_ROWS, BLOCK_BYTES = 1_024, 2**24
-# One of the two escapes with which JSON writes a character beyond 16 bits.
+# JSON writes a character beyond 16 bits as two escapes; this is the first.
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-# Arrow reads whole numbers beyond 64 bits as floating-point ones, which lose digits.
+# Arrow reads integers beyond 64 bits as floats, which lose digits.
 MAX_EXACT = 2.0**53
 FASTTEXT_LABEL = re.compile(r"(?<!\S)__label__(\S+?),?(?:\s+|$)", re.IGNORECASE)
 FORMULA_WITHOUT_VALUE = re.compile(rb"<f\b[^>]*(/>|>[^<]*</f>)\s*(<v\s*/>|<v></v>)?\s*</c>")
@@ -58,14 +58,14 @@ WITH_MEMBERS = ("excel", "json")
 
 @dataclass(frozen=True)
 class FileFormat:
-    """How a file is written, so that another one can be written alike.
+    """The format of a file, so that another file can be written in the same format.
 
     Args:
         kind: ``csv`` (of any delimiter), ``jsonl``, ``json``, ``parquet``, ``excel`` or
             ``fasttext``.
         encoding: As Python names it; ``utf-8-sig`` and ``utf-16`` begin with a byte-order mark.
-        metadata: That of a Parquet file's schema, which holds the names of classes.
-        names: The names of its columns, some of which may be empty.
+        metadata: Schema metadata of a Parquet file, with the class names.
+        names: Column names, some of which may be empty.
     """
 
     kind: str
@@ -80,12 +80,12 @@ class FileFormat:
 
 @dataclass(frozen=True)
 class SourceTable:
-    """A table as its file has it: all rows and columns, in their order.
+    """A table as stored in its file: all rows and columns, in their order.
 
     Args:
         frame: Columns have Arrow types, or Python objects if they come from Excel or mixed JSON.
-        place: Says where a row of the file, counted from 0, is: ``line 7 of reviews.csv``.
-        class_names: The names of all classes of a column, where the file has them.
+        place: Returns the place of a row, counted from 0: ``line 7 of reviews.csv``.
+        class_names: The class names per column, if the file has them.
     """
 
     path: Path
@@ -107,13 +107,13 @@ class SourceTable:
 
 @dataclass(frozen=True)
 class RawTable:
-    """The columns of a file, every value as text, before it is known what they mean.
+    """The columns of a file, every value as text, before their meaning is known.
 
     Args:
         columns: Empty text where a value is missing; lists are JSON.
-        place: Says where a row of the file, counted from 0, is: ``line 7 of reviews.csv``.
-        numbers: Which rows of the file these are, from 0: [rows].
-        class_names: The names of all classes of a column, where the file has them.
+        place: Returns the place of a row, counted from 0: ``line 7 of reviews.csv``.
+        numbers: The row numbers in the file, from 0: [rows].
+        class_names: The class names per column, if the file has them.
     """
 
     path: Path
@@ -123,7 +123,7 @@ class RawTable:
     class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def where(self, is_kept: pyarrow.ChunkedArray) -> "RawTable":
-        """Return the rows for which a column of truth values has true."""
+        """Return the rows for which a boolean column is true."""
         mask = is_kept.to_numpy()
         columns = self.columns if mask.all() else self.columns.filter(is_kept)
         return replace(self, columns=columns, numbers=self.numbers[mask])
@@ -134,7 +134,7 @@ class RawTable:
 
 
 def join_tables(tables: Sequence[RawTable]) -> RawTable:
-    """Return the rows of several files as one table, with the columns that all of them have."""
+    """Return the rows of several files as one table, with their common columns."""
     if len(tables) == 1:
         return tables[0]
     names = [set(table.columns.column_names) for table in tables]
@@ -152,7 +152,7 @@ def join_tables(tables: Sequence[RawTable]) -> RawTable:
 
 
 def read_file(path: Path, options: DataConfig) -> RawTable:
-    """Read the table of a file, which may be packed, as text."""
+    """Read the table of a file, compressed or not, as text."""
     source = read_source(path, options, readable_only=True)
     if not len(source.frame.columns) and not len(source.frame):
         raise DataUnreadableError(f"{source.path} has no rows", remedy="add one row per text")
@@ -180,7 +180,7 @@ def read_file(path: Path, options: DataConfig) -> RawTable:
 
 
 def read_source(path: Path, options: DataConfig, *, readable_only: bool = False) -> SourceTable:
-    """Read the table of a file, which may be packed, as it is.
+    """Read the table of a file, compressed or not, with its own types.
 
     Args:
         readable_only: Leave out columns of a Parquet file that can't be texts or labels.
@@ -233,7 +233,7 @@ def _find_kind(content: Content) -> str:
 
 
 def _is_json_lines(content: Content) -> bool:
-    """Return whether a file of JSON has one object on each of several lines."""
+    """Return whether a JSON file has one object per line."""
     with content.open() as file:
         filled = (line for line in map(bytes.strip, file) if line)
         first, second = next(filled, b""), next(filled, b"")
@@ -247,12 +247,12 @@ def _is_json_lines(content: Content) -> bool:
 
 
 def frame_of(table: pyarrow.Table) -> pandas.DataFrame:
-    """Return a frame of Arrow's types, which holds the values of a table and copies none."""
+    """Return a frame with Arrow types, without copying the values of the table."""
     return table.to_pandas(types_mapper=pandas.ArrowDtype)
 
 
 def arrow_of(values: pandas.Series) -> Any:
-    """Return a column of Arrow's type as Arrow, and one of objects as a list."""
+    """Return a column with an Arrow type as Arrow, a column of objects as a list."""
     if isinstance(values.dtype, pandas.ArrowDtype):
         return pyarrow.chunked_array(values.array.__arrow_array__())
     return [None if value is pandas.NA else value for value in values.tolist()]
