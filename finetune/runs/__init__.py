@@ -1,1 +1,1 @@
-"""Training runs: prepared, trained, finished, resumed, compared; their folders and checkpoints."""
+"""Training runs: preparing, training, resuming and comparing them; folders and checkpoints."""

@@ -19,7 +19,7 @@ from finetune.runs.features import make_feature_extractor, stores_features
 from finetune.runs.preparation import Preparation
 from finetune.runs.results import AutoTunedOption
 
-# Measured speeds are off by a few per cent: this much faster is faster.
+# Measured speeds are off by a few percent. A larger difference than this counts.
 FASTER = 1.05
 
 
@@ -29,7 +29,7 @@ def make_batch_sizes(preparation: Preparation) -> tuple[BatchSize, BatchSize]:
     assert isinstance(options.batch_size, int), "auto has been replaced"
     examples, ranks = options.batch_size, distributed.world_size()
     if ranks > 1:
-        # Where batches are filled up, a larger size would fill them with repeated examples.
+        # If batches are padded with examples, a larger size would only add repeated ones.
         examples = min(examples, math.ceil(_rows_per_step(preparation) / ranks))
     batch_size = eval_batch_size = BatchSize(examples, "batch size", device)
     if not device.shapes.counts_evaluation:
@@ -40,17 +40,17 @@ def make_batch_sizes(preparation: Preparation) -> tuple[BatchSize, BatchSize]:
 
 
 def _rows_per_step(preparation: Preparation) -> int:
-    """Return the texts or windows in a step, on average."""
+    """Return the mean number of texts or windows per step."""
     examples = preparation.examples["train"]
     windows_per_text = len(examples.lengths) / len(examples.labels)
     return math.ceil(windows_per_text * preparation.plan.effective_batch_size)
 
 
 def with_batch_sizes(preparation: Preparation) -> Preparation:
-    """Return a preparation with batch sizes that were searched for, in place of ``auto``.
+    """Return a preparation in which a search replaced ``auto`` batch sizes.
 
-    Each search begins with the largest size worth trying, so that mostly one trial is enough.
-    Several ranks each try their own device, and take the smallest sizes that were found.
+    Each search starts with the largest size worth trying, so one trial is usually enough. Each rank
+    searches on its own device, and all ranks use the smallest result.
     """
     config, device = preparation.config, preparation.device
     options, text_model = config.training, preparation.text_model
@@ -120,7 +120,7 @@ def _search_both_ways(
 ) -> tuple[int, bool]:
     """Search for the batch size of a step, with gradient checkpointing if that is faster.
 
-    It may be where memory is short: fewer and larger micro-batches, each layer computed twice.
+    It can be faster if memory is short: micro-batches are fewer and larger.
     """
     size, speed = 0, 0.0
     with suppress(BatchDoesNotFitError):

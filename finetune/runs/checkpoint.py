@@ -62,7 +62,7 @@ class Checkpoints:
         self._saved_at, self._seconds = time.monotonic(), EXPECTED_SECONDS
 
     def is_due(self) -> bool:
-        """Return whether one more takes at most its share of the time since the last."""
+        """Return whether another checkpoint stays within its share of the time."""
         needed = max(MIN_SECONDS_BETWEEN, self._seconds / MAX_TIME_SHARE)
         return distributed.is_main() and time.monotonic() - self._saved_at >= needed
 
@@ -99,7 +99,7 @@ class Checkpoints:
 
     @clock("saving")
     def save(self, trainer: Trainer) -> None:
-        """Write what resuming needs, and delete what is older than those that are kept."""
+        """Write a checkpoint and delete the oldest ones, except those to keep."""
         # A checkpoint ahead of the journal would leave a gap in it after resuming.
         if not distributed.broadcast(self._journal.write):
             return

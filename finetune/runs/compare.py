@@ -1,4 +1,4 @@
-"""Finished runs side by side: metrics, options, and rows that one gets right and another wrong."""
+"""Compares finished runs: metrics, options, and rows that only some runs predict correctly."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -73,7 +73,7 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class ComparedGroup:
-    """Runs on the same test rows; ``options`` are those that differ, with each run's value.
+    """Runs on the same test rows; ``options`` has the differing options, with a value per run.
 
     The verdict recommends a run.
     """
@@ -94,7 +94,7 @@ class ComparedGroup:
 
 @dataclass(frozen=True, repr=False)
 class Comparison(DisplayMixin):
-    """Finished runs in groups: each of one task, tested on the same rows."""
+    """Finished runs in groups with the same task and the same test rows."""
 
     groups: Sequence[ComparedGroup]
 
@@ -145,7 +145,7 @@ class _FinishedRun:
 
     @classmethod
     def merge(cls, runs: "Sequence[_FinishedRun]") -> "_FinishedRun":
-        """Return runs that differ in their seed as one, whose resamples are also of the runs."""
+        """Merge runs that differ only in their seed; runs are resampled as well as rows."""
         first, count = runs[0], len(runs)
         if count == 1:
             return first
@@ -170,7 +170,7 @@ class _FinishedRun:
         return {name: OPTIONS[name].value_in(self.config) for name in OPTIONS if name not in hidden}
 
     def describe(self, versus: PairedComparison | None) -> ComparedRun:
-        """Return what is shown of it."""
+        """Return the tables to show."""
         first, metric = self.results[0], METRICS[next(iter(self.metrics))]
         value, rows = self.metrics[metric.name], first.test.samples
         values = [results.test.metrics[metric.name] for results in self.results]
@@ -193,7 +193,7 @@ class _FinishedRun:
 def compare_runs(
     paths: Sequence[Path], *, baseline: Baseline = "first", max_rows: int
 ) -> Comparison:
-    """Compare runs with the first or the best of them, in a group for each set of test rows."""
+    """Compare runs with the first or the best one, in one group per set of test rows."""
     folders = {folder.path.resolve(): folder for path in paths for folder in finished_runs(path)}
     if len(folders) < 2:
         raise UsageError(
@@ -260,7 +260,7 @@ def _group_seeds(runs: Sequence[_FinishedRun]) -> list[_FinishedRun]:
 
 
 def _choose(runs: Sequence[_FinishedRun]) -> str:
-    """Return which to take by the first metric: the best, or any that it can't be told from."""
+    """Return a recommendation by the first metric: the best run, or one of several equal ones."""
     metric = next(iter(runs[0].metrics))
     best, *others = sorted(runs, key=lambda run: -run.metrics[metric])
     close = []
@@ -310,7 +310,7 @@ def _compare_with(base: _FinishedRun, run: _FinishedRun, *, max_rows: int) -> Pa
         is_better, is_worse = is_better & (errors == 0), is_worse & (base_errors == 0)
 
     def differing_rows(mask: NDArray[np.bool_]) -> list[dict[str, Any]]:
-        """Return the rows that differ most, the first of equals first."""
+        """Return the rows that differ most; equal rows keep their order."""
         gaps = np.where(mask, np.abs(errors - base_errors), 0)
         order = np.argsort(-gaps, kind="stable")[:max_rows]
         return [
@@ -340,7 +340,7 @@ def _compare_with(base: _FinishedRun, run: _FinishedRun, *, max_rows: int) -> Pa
 
 
 def tabulate(group: ComparedGroup) -> list[Table]:
-    """Return a leaderboard and, of several runs, metrics, rows and options that differ."""
+    """Return a leaderboard and, for several runs, differing metrics, rows and options."""
     columns = ("option", *(run.name for run in group.runs))
     rows = [
         (option.replace("_", " "), *map(format_value, values))
@@ -356,7 +356,7 @@ def tabulate(group: ComparedGroup) -> list[Table]:
 
 
 def _rank(group: ComparedGroup) -> Table:
-    """Return the runs by their first metric, with what they cost."""
+    """Return the runs ranked by the first metric, with their costs."""
     metric, has_seeds = group.metric, any(run.spread is not None for run in group.runs)
 
     def show(value: float) -> str:

@@ -1,4 +1,4 @@
-"""How long a run will take, from the time of a few of its own steps."""
+"""Estimates the duration of a run from the time of a few steps."""
 
 from functools import partial
 
@@ -21,9 +21,9 @@ TIMED_ROWS = 256
 
 
 def estimate_seconds(preparation: Preparation) -> float:
-    """Return the seconds of the whole command, with what it has taken so far.
+    """Return the expected seconds of the whole command, including the time so far.
 
-    A few steps are timed, which change the model, and predictions. Time grows with the tokens.
+    It times a few predictions and steps, which change the model. Time is proportional to tokens.
     """
     spent_seconds = sum(clock.seconds().values())
     plan, text_model = preparation.plan, preparation.text_model
@@ -86,7 +86,7 @@ def _time_steps(trainer: Trainer, examples: Examples, batches: list[Batch]) -> f
 
 
 def _frozen_share(preparation: Preparation) -> float:
-    """Return the share of the encoder's layers that run once for each text."""
+    """Return the fraction of encoder layers that run only once per text."""
     layers = preparation.text_model.structure.layers
     if not layers or not stores_features(preparation.config.cache, preparation.mode):
         return 0.0

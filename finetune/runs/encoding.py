@@ -24,7 +24,7 @@ MANY_TEXTS = 50_000
 def encode_rows(rows: Dataset, split: str, text_model: TextModel, *, config: Config) -> Examples:
     """Encode the texts of a split, with a warning if some are truncated.
 
-    Each of several ranks calls this with the same rows.
+    All ranks call this with the same rows.
     """
     texts, task = texts_of(rows), text_model.task
     if len(rows) < MANY_TEXTS or not config.cache.feature_cache:
@@ -84,7 +84,7 @@ def _read_or_encode(
 
 
 def _key(part: TextColumns, text_model: TextModel, config: Config) -> str:
-    """Return a key of all that the token ids of texts depend on."""
+    """Return a key for everything that token ids depend on."""
     digest = hashlib.sha256()
     for column in part.columns:
         update_with_texts(digest, column)

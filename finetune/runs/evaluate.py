@@ -1,4 +1,4 @@
-"""Metrics of a run's model: on a split of its data, or on other data."""
+"""Evaluates the model of a run on a split of its data or on other data."""
 
 from functools import partial
 from pathlib import Path
@@ -45,7 +45,7 @@ def load_split(folder: RunFolder, split: str) -> Dataset:
 
 
 def other_data(folder: RunFolder, source: str, options: dict[str, Any]) -> OtherData:
-    """Return other data, read as a run's own except for options that are given."""
+    """Return options for other data: the options of the run, with the given changes."""
     data_options, manifest = vars(folder.read_config().data), Manifest.read(folder)
     parts = ("table", *manifest.columns)
     data_options = {**data_options, **dict.fromkeys(parts), "data": source, **options}
@@ -53,7 +53,7 @@ def other_data(folder: RunFolder, source: str, options: dict[str, Any]) -> Other
 
 
 def load_other_data(folder: RunFolder, source: str, columns: dict[str, Any]) -> Dataset:
-    """Load all rows of other data, read as a run's own except for columns that are given."""
+    """Load all rows of other data, with the options of the run and the given columns."""
     other = other_data(folder, source, columns)
     rows = load_rows(other, task=folder.read_task())
     if ("text_pair" in rows.column_names) != (is_of_pairs := reads_pairs(folder)):

@@ -36,10 +36,10 @@ from finetune.training.linear_head import (
 # With fewer rows a fold would have one or two.
 MIN_ROWS = 10
 MAX_ROWS = 2_000
-# Parameters of the layers times tokens, on a CPU: about 15 s of two cores.
+# Layer parameters times tokens: about 15 s on two CPU cores.
 MAX_WORK = 5e11
 RESAMPLES = 500
-# All others are about steps, which fitting a head does not take.
+# All other options only affect gradient descent.
 KEPT_OPTIONS = ("device", "precision", "eval_batch_size", "class_weights", "seed")
 
 
@@ -128,7 +128,7 @@ def _cross_validate(config: Config, rows: Dataset, task: Task) -> BaselineEstima
 
 
 def prepare_head(config: Config, rows: Dataset, task: Task, *, samples: bool = True) -> Preparation:
-    """Prepare what a run with ``--freeze-core`` does, of a sample that takes a few seconds."""
+    """Prepare a run with ``--freeze-core`` on a sample that takes a few seconds."""
     options = {name: getattr(config.training, name) for name in KEPT_OPTIONS}
     model = replace(config.model, freeze_core=True, head="whole", train_layers=None)
     if model.long_texts == "windows":
@@ -159,7 +159,7 @@ def prepare_head(config: Config, rows: Dataset, task: Task, *, samples: bool = T
 
 
 def read_frozen_features(preparation: Preparation) -> LabelledFeatures:
-    """Return the features of the training rows of ``prepare_head``, from the store or into it."""
+    """Return the features of training rows, read from the store or added to it."""
     device = preparation.device
     device.choose_attention(longest_tokens=preparation.plan.padded_lengths[-1])
     with muted():

@@ -1,4 +1,4 @@
-"""The features of a run's frozen layers: computed once, or read from the store."""
+"""Features of the frozen layers of a run: computed once, or read from the store."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -42,9 +42,9 @@ def make_feature_extractor(text_model: TextModel) -> FeatureExtractor | None:
 def stored_features(
     preparation: Preparation, batch_size: BatchSize
 ) -> tuple[nn.Module, Mapping[str, Examples]]:
-    """Return the model that runs at every step, and the splits as it reads them.
+    """Return the model that runs at every step, and its inputs for each split.
 
-    If layers are frozen and can be split off, these are the trainable layers and features.
+    If frozen layers can be split off, this is the trainable layers, and its inputs are features.
     """
     config, text_model, device = preparation.config, preparation.text_model, preparation.device
     whole, precision = (text_model.model, preparation.examples), config.training.precision
@@ -56,7 +56,7 @@ def stored_features(
         message = f"{name} can't be split into frozen and trainable layers"
         emit(WarningMessage(f"{message}: the frozen ones run at every step"))
         return whole
-    # The key is made of tensors on the CPU, and so are the features to compare with.
+    # The key needs tensors on the CPU, and so do the features to compare with.
     key, check = key_of_frozen_layers(extractor, device=device, precision=precision), None
     if preparation.plan.checks_device:
         check = prepare_feature_check(

@@ -19,9 +19,9 @@ from finetune.ownership import CONTENTS, LOCK, NAMES, OwnFolder, check_writable
 if TYPE_CHECKING:
     from finetune.tasks.base import Task
 
-# Where runs are written, in the current folder.
+# The folder for runs, in the current folder.
 RUNS_FOLDER = Path("runs")
-# In place of a run: the newest one there.
+# This name stands for the newest run there.
 LATEST = Path("latest")
 MAX_NAMES_SHOWN = 5
 TABLE = re.compile(r"table-[0-9a-f]{8}\.parquet")
@@ -98,7 +98,7 @@ class RunFolder(OwnFolder):
 
     @property
     def has_begun(self) -> bool:
-        """Whether there is something to resume, or everything."""
+        """Whether there is a checkpoint, or the run is finished."""
         return self.can_resume or self.has_finished
 
     @property
@@ -129,7 +129,7 @@ class RunFolder(OwnFolder):
             yield folder
 
     def check_can_create(self, *, overwrite: bool) -> None:
-        """Raise ``UsageError`` if a new run may not have the folder."""
+        """Raise ``UsageError`` if a new run must not use the folder."""
         if self.check() and not overwrite:
             raise RunFolderNotEmptyError(
                 f"{self.path} already holds {CONTENTS[self.kind]}",
@@ -194,14 +194,14 @@ class RunFolder(OwnFolder):
         return load_config(file=str(self.config_file)).config
 
     def read_task(self) -> "Task":
-        """Return the task of the run's model, from the model's ``config.json``."""
+        """Return the task of the model, from its ``config.json``."""
         from finetune.tasks.choose import read_task
 
         return self.read(self.model_folder / "config.json", read_task)
 
 
 class SeveralFolder(RunFolder):
-    """The folder of several runs of one kind, at least ``count``, and of a table of them."""
+    """The folder of several runs of one kind, at least ``count``, with a table of the runs."""
 
     run_kind: ClassVar[str]
 
@@ -268,7 +268,7 @@ class SeveralFolder(RunFolder):
 
     @property
     def parts(self) -> list[OwnFolder]:
-        """The runs, which go with the folder."""
+        """The runs, which are deleted with the folder."""
         with suppress(NotARunError):
             return [*self.runs]
         return []

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from finetune.data.dataset import LoadedData
 
 UNLIMITED = 2**31 - 1
-# Estimates lengths without a tokenizer: BERT's has 3.8 bytes a token in TREC's questions and 3, one
-# character, in Chinese. A length that is too high costs nothing.
+# For lengths without a tokenizer: BERT has 3.8 bytes per token in TREC, and 3 bytes, one character,
+# in Chinese. An estimate that is too high costs nothing.
 BYTES_PER_TOKEN = 3
 SPECIAL_TOKENS = 2
 # Positions of BERT and of most models like it.
@@ -31,7 +31,7 @@ MAX_TOKENS = 512
 SAMPLE_TEXTS = 20_000
 LONGEST_TEXTS = 20
 SCRIPT_CHARACTERS = 100_000
-# English has hardly a letter with a mark, and in 100 words about ten of these.
+# English text has hardly any accents, and about 10% of its words are among these.
 ENGLISH_WORDS = frozenset(("the", "and", "of", "you", "that", "this", "with", "for", "my", "what"))
 MIN_ENGLISH, MAX_MARKED = 0.03, 0.003
 # Scripts of Amharic, Khmer, Lao, Odia and Sinhala, on which multilingual BERT was not trained.
@@ -40,7 +40,7 @@ XLM_SCRIPTS = frozenset(("ETHIOPIC", "KHMER", "LAO", "ORIYA", "SINHALA"))
 
 @dataclass(frozen=True)
 class Guesses:
-    """Options that a table stands for; ``longer_fraction`` of its texts do not fit the model."""
+    """Guessed options; ``longer_fraction`` of the texts exceed the maximum length of the model."""
 
     table: "LoadedData"
     values: Mapping[str, Any]
@@ -84,7 +84,7 @@ def guess(options: DataConfig, *, model: str | None) -> Guesses:
 
 
 def guess_options(loaded: "LoadedConfig") -> "LoadedConfig":
-    """Return options with what ``init`` would guess of a table that the call names; report it."""
+    """Add guesses for a table to the options, as ``init`` does, and report them."""
     data = loaded.config.data
     is_table = data.data not in OPTIONS["data"].names and is_there(Path(data.data).expanduser())
     if not is_table or loaded.sources.get("data") != flag_of("data"):
@@ -144,7 +144,7 @@ def measure_tokens(splits: "Mapping[str, Dataset]", options: ModelConfig) -> "Le
 
 
 def suggest_encoder(texts: "pyarrow.ChunkedArray") -> str:
-    """Return the default model for English, else one that knows the letters and the language."""
+    """Return the default model for English, else one for the script and the language."""
     from finetune.data.check import MULTILINGUAL_MODEL, SCRIPT_TEXTS
 
     first = " ".join(texts[:SCRIPT_TEXTS].to_pylist())[:SCRIPT_CHARACTERS]

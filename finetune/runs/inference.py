@@ -19,7 +19,7 @@ from finetune.tasks.base import Labels, Logits, Task
 SCHEMA_VERSION = 1
 
 
-# The options that ``inference.json`` holds, which travels with the model.
+# Options in ``inference.json``, which is copied with the model.
 OPTION_NAMES = ("max_length", "long_texts", "stride", "precision", "eval_batch_size")
 
 

@@ -18,8 +18,8 @@ _NOT_KEPT = {"total_steps", "budget_bytes", "remaining_seconds"}
 class Journal:
     """A receiver of events: steps and validations go to ``metrics.jsonl``, warnings next to it.
 
-    Only the main process opens a folder. Warnings from before, and rows that can't be written, on a
-    full disk for example, are written with later ones.
+    Only the main process opens a folder. Earlier warnings are written when it is opened. Rows that
+    can't be written, for example on a full disk, are written later.
     """
 
     def __init__(self, warnings: Sequence[dict[str, Any]] = ()) -> None:
@@ -40,7 +40,7 @@ class Journal:
         self._forward(event)
 
     def copy(self) -> "Journal":
-        """Return a journal of another run, which begins with the warnings so far."""
+        """Return a journal for another run, starting with the warnings so far."""
         return Journal(self._warnings)
 
     def open(self, folder: RunFolder) -> None:
@@ -53,7 +53,7 @@ class Journal:
         self._folder = None
 
     def write(self) -> bool:
-        """Write the rows that are still to write; return whether all are written."""
+        """Write pending rows; return whether all are written."""
         if self._folder is None:
             return False
         file = self._folder.metrics_file
@@ -83,7 +83,7 @@ def _row(event: Step | Validation) -> dict[str, Any]:
 
 
 def continue_journal(folder: RunFolder, *, steps: int) -> None:
-    """Drop the rows after the step that a run resumes from, and what a power cut has torn."""
+    """Drop rows after the step that a run resumes from, and incomplete lines."""
     rows = []
     for line in folder.metrics_file.read_bytes().split(b"\n"):
         with suppress(ValueError, LookupError, TypeError):

@@ -12,7 +12,7 @@ from finetune.model.load import TextModel
 from finetune.runs.preparation import Preparation
 from finetune.runs.results import UnlabeledTexts
 from finetune.tokenization.examples import Examples
-from finetune.training.contrastive import giving_embeddings, interpolate, trained_share
+from finetune.training.contrastive import bypass_output_layer, interpolate, trained_share
 from finetune.training.linear_head import (
     DEFAULT_INVERSE_REGULARIZATION,
     LabelledFeatures,
@@ -64,7 +64,7 @@ class LinearHeadFitter:
         """Make the model return embeddings until ``finish``, for contrastive training."""
         if self._rows is None:
             layer = output_layer(self._preparation.text_model)
-            self._embeddings.enter_context(giving_embeddings(self._trainer.model, layer))
+            self._embeddings.enter_context(bypass_output_layer(self._trainer.model, layer))
 
     def finish(self) -> float:
         """Interpolate a contrastively trained encoder, then fit the head; return its loss."""
@@ -102,7 +102,7 @@ class LinearHeadFitter:
             *table.columns, max_length=options.max_length, stride=options.window_stride
         )
         shapes, layer = self._preparation.device.shapes, output_layer(text_model)
-        with giving_embeddings(self._predictor.model, layer):
+        with bypass_output_layer(self._predictor.model, layer):
             return self._predictor.logits(
                 text_model.inputs(encoded),
                 padded_lengths=text_model.padded_lengths(encoded.lengths, shapes),
@@ -129,7 +129,7 @@ def read_features(
 ) -> LabelledFeatures:
     """Return the inputs of the output layer for examples, with their labels and weights."""
     task, labels = preparation.task, examples.labels
-    with giving_embeddings(predictor.model, output_layer(preparation.text_model)):
+    with bypass_output_layer(predictor.model, output_layer(preparation.text_model)):
         features = predictor.logits(examples, padded_lengths=preparation.plan.padded_lengths)
     outputs = len(task.output_names)
     return LabelledFeatures(

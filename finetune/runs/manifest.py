@@ -34,7 +34,7 @@ PACKAGES = (
 
 
 def package_versions() -> dict[str, str]:
-    """Return the versions of the packages that compute."""
+    """Return the versions of packages that affect results."""
     return {package: version(package) for package in PACKAGES}
 
 
@@ -42,9 +42,9 @@ def package_versions() -> dict[str, str]:
 class Manifest:
     """The inputs of a run.
 
-    Sources are files by absolute path with their sha256, or Hub data sets with their commit; splits
-    have a digest of texts and labels. ``columns`` of a table have the options that name them;
-    ``options`` are all that the run began with.
+    Sources are absolute file paths with their sha256, or Hub datasets with their commit. Splits
+    have a digest of texts and labels. ``columns`` maps options to columns of a table. ``options``
+    has all options at the start of the run.
     """
 
     sources: Mapping[str, str]
@@ -55,7 +55,7 @@ class Manifest:
 
     @classmethod
     def of(cls, preparation: "Preparation") -> "Manifest":
-        """Return the manifest of a run that begins now."""
+        """Return the manifest of a run that starts now."""
         source = preparation.text_model.source
         model = {"weights": source.weights_sha256, "tokenizer": source.tokenizer_sha256}
         return replace(
@@ -92,7 +92,7 @@ class Manifest:
         write_json(folder.manifest_file, {**ours, **asdict(self)})
 
     def check(self, now: "Manifest", *, remedy: str) -> None:
-        """Raise ``DataMismatchError`` unless data and model are those that the run began with.
+        """Raise ``DataMismatchError`` if data or model changed since the start of the run.
 
         Fields missing on either side are not compared.
         """

@@ -25,7 +25,7 @@ def choose_method(config: Config, task: Task, *, rows: int) -> TrainingMethod:
     """Return the training method for a configuration and its rows.
 
     Raises:
-        ConfigurationError: If one of them is on where it can't be.
+        ConfigurationError: If a requested method can't be used.
     """
     training, obstacle = config.training, _find_obstacle(config)
     if config.model.mode.trains_encoder:
@@ -74,7 +74,7 @@ def plan_training(
     device: Device,
     method: TrainingMethod,
 ) -> Plan:
-    """Work out a run's steps, with the defaults that depend on model, mode and device."""
+    """Plan the steps of a run, with defaults that depend on model, mode and device."""
     options, output, mode, shapes = config.training, config.output, config.model.mode, device.shapes
     rows, examples_per_step = len(examples["train"].labels), options.examples_per_step
     steps_per_epoch = math.ceil(rows / examples_per_step)

@@ -87,7 +87,7 @@ class Preparation:
 
     @property
     def resolved_config(self) -> Config:
-        """All options, with which the same run can be made again from any folder.
+        """All options, to repeat the same run from any folder.
 
         It has the values of all defaults, absolute paths, and the commits of data and model.
         """
@@ -114,7 +114,7 @@ class Preparation:
         return change_options(config, pinned)
 
     def keeping_tables(self, folder: RunFolder) -> "Preparation":
-        """Return it with tables in memory as files of the run's folder, which copies them."""
+        """Return a preparation in which tables in memory are files of the run folder."""
         options = {name: option.value_in(self.config) for name, option in OPTIONS.items()}
         waiting = {name: Path(path) for name, path in options.items() if is_waiting(path)}
         if not waiting:
@@ -126,7 +126,7 @@ class Preparation:
         return replace(self, config=config, data=replace(self.data, sources=sources))
 
     def _pinned_steps(self) -> dict[str, Any]:
-        """Return the options of training with steps; a fitted head has none."""
+        """Return the options of gradient descent; a fitted head has none."""
         plan, rate = self.plan, {"learning_rate": self.plan.peak}
         if plan.method.fits_head:
             return rate if plan.method.is_contrastive else {}
@@ -168,7 +168,7 @@ class Preparation:
         )
 
     def with_choices(self, *choices: AutoTunedOption) -> "Preparation":
-        """Return the same with more that was chosen by measurements."""
+        """Return the same with more options that were chosen by measurement."""
         by_subject = {choice.subject: choice for choice in (*self.choices, *choices)}
         return replace(self, choices=[*by_subject.values()])
 
@@ -201,7 +201,7 @@ class Preparation:
         return replace(self, config=config, text_model=text_model, method=method)
 
     def with_options(self, changes: Mapping[str, Any]) -> "Preparation":
-        """Return the same rows for a run of which other options of training and model differ."""
+        """Return the same rows with other options of training and model."""
         examples = {} if changes.keys() & _READING else self.examples
         return _prepare_model(
             change_options(self.config, changes), self.device, self.data, examples,

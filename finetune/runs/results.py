@@ -16,7 +16,7 @@ from finetune.tasks.scores import Scores, selection_score
 from finetune.tasks.shown import RunResultMixin
 
 SCHEMA_VERSION = 1
-# The rows of all resamples together: they take about a second.
+# Total rows of all resamples, which take about a second.
 MAX_RESAMPLED_ROWS = 1e7
 ValidationKind = Literal["held out", "cross-validated"]
 Name = TypeVar("Name")
@@ -35,7 +35,7 @@ class AutoTunedOption:
 
 @dataclass(frozen=True)
 class TextLengths:
-    """Tokens of a split's texts, or of their windows; how many texts are cut."""
+    """Token counts of texts or windows in a split, and the number of truncated texts."""
 
     texts: int
     windows: int | None
@@ -47,7 +47,7 @@ class TextLengths:
 
 @dataclass(frozen=True)
 class UnlabeledTexts:
-    """Texts without a label that a head was fitted on, and what they changed.
+    """Unlabeled texts that a head was fitted on, and their effect.
 
     ``changed`` is the fraction of test rows that a head without them predicts differently.
     """
@@ -102,8 +102,8 @@ class TrainingMetrics:
 class RunFacts:
     """Facts about the model, the data and the machine of a run.
 
-    The precision is ``auto`` in a dry run, without a reason where it was given. The share of real
-    tokens, those that are not padding, is a fraction.
+    The precision is ``auto`` in a dry run. There is no reason if the user set it. The share of real
+    tokens, which are not padding, is a fraction.
     """
 
     data: str
@@ -150,7 +150,7 @@ class RunResults(RunResultMixin):
 
     @property
     def validation_note(self) -> str:
-        """The interval of the first validation metric, and which rows it is of."""
+        """The interval of the first validation metric, and the kind of its rows."""
         assert self.validation
         rows = self.validation.samples
         note = f"on {rows:,} held-out rows"
@@ -160,7 +160,7 @@ class RunResults(RunResultMixin):
         return f"95% interval {interval}, {note}" if interval else note
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of ``all_results.json``, under the Trainer's names."""
+        """Return the content of ``all_results.json``, with Trainer names."""
         scores = {"eval": self.validation, "test": self.test}
         of_splits = {split: of_split.to_json() for split, of_split in scores.items() if of_split}
         return {

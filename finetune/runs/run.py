@@ -46,8 +46,8 @@ WritePages = Callable[[RunFolder, RunResults], object]
 class Run:
     """One training of a classifier, ready for its next step.
 
-    Its trainer has token ids and the whole model, or features and the trainable layers. ``journal``
-    keeps events in the folder; ``tracking`` reports some.
+    The trainer has token ids and the whole model, or features and the trainable layers. ``journal``
+    writes events to the folder; ``tracking`` reports some of them.
     """
 
     tracking: Tracking
@@ -129,7 +129,7 @@ class Run:
             folder, keep=keep, device=device, journal=journal
         )
         if not distributed.is_main():
-            # With the same dropout on every rank the gradient would be noisier.
+            # The same dropout on every rank would make the gradient noisier.
             torch.manual_seed(self.plan.seed + distributed.rank())
         self.head: LinearHeadFitter | None = None
         if self.plan.method.fits_head:
@@ -141,19 +141,19 @@ class Run:
 
     @property
     def progress(self) -> Progress:
-        """How far the run has come."""
+        """The progress of the run."""
         return self.trainer.progress
 
     def train(self) -> None:
-        """Take the steps that are left. A signal stops them: ``Stopped``."""
+        """Take the remaining steps; a signal raises ``Stopped``."""
         self.progress.seconds += self._seconds_before_steps
         self._seconds_before_steps = 0.0
         self.trainer.train()
 
     def _merge_adapter(self) -> tuple[TextModel, Adapter]:
-        """Return the pretrained model with the adapter merged into it, which predicts from now on.
+        """Merge the adapter into the pretrained model, which makes all further predictions.
 
-        What is saved is what is evaluated, in whatever format the frozen layers were kept.
+        So the saved model is the evaluated one, whatever the precision of frozen layers was.
         """
         trained, config = self.preparation.text_model, self.config
         adapter = Adapter.of(trained.model, trained.structure)

@@ -1,4 +1,4 @@
-"""Several runs of one call: seeds, the folds of a cross-validation, the trials of a sweep."""
+"""Several runs of one call: seeds, folds of a cross-validation, or trials of a sweep."""
 
 import itertools
 import math
@@ -173,7 +173,7 @@ class SeveralResults(RunResultMixin):
 
 @dataclass(frozen=True)
 class Variant:
-    """One of several runs: its title, and what turns the shared preparation into its own."""
+    """One of several runs: its title, and a function that adapts the shared preparation."""
 
     title: str
     vary: "Callable[..., Preparation]"
@@ -254,7 +254,7 @@ class OutOfFold:
 
 
 def read_out_of_fold(path: Path) -> OutOfFold:
-    """Return what a finished cross-validation predicts, or raise ``NotARunError``."""
+    """Return the predictions of a finished cross-validation, or raise ``NotARunError``."""
     folder = FoldsFolder(path)
     task = folder.run(folder.numbers[0]).read_task()
     return folder.read(folder.predictions_file, lambda rows: OutOfFold.of_rows(task, rows))
@@ -276,7 +276,7 @@ def write_rows(folder: SeveralFolder, folds: Sequence[int]) -> Rows:
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from low to high, whole if both are; with ``log`` evenly in their logarithms."""
+    """Numbers from low to high, integers if both are; ``log`` means uniform in the logarithm."""
 
     low: float
     high: float
@@ -288,7 +288,7 @@ Space = Mapping[str, Values]
 
 
 def read_space(path: Path) -> Space:
-    """Return the values of each option that a YAML file names, in sections or without."""
+    """Return the values of each option in a YAML file, with or without sections."""
     space: dict[str, Values] = {}
     content = read_yaml(path)
     for name, value in content.items() if isinstance(content, dict) else ():
@@ -324,7 +324,7 @@ def _read_values(option: str, values: Any, *, source: str) -> Values:
 
 
 def choose_trials(space: Space, *, trials: int | None, seed: int) -> list[dict[str, Any]]:
-    """Return the options of each trial, always the same: the grid of lists, or random ones."""
+    """Return the options of each trial, deterministically: a grid of lists, or random values."""
     generator = np.random.default_rng(seed)
     lists = [values for values in space.values() if not isinstance(values, Range)]
     if len(lists) == len(space):
@@ -343,7 +343,7 @@ def choose_trials(space: Space, *, trials: int | None, seed: int) -> list[dict[s
 
 
 def _draw(values: Values, generator: np.random.Generator) -> Any:
-    """Return one of some values, of a range to three digits."""
+    """Return one of the values, or a number in the range with three digits."""
     if not isinstance(values, Range):
         return values[int(generator.integers(len(values)))]
     low, high = values.low, values.high
@@ -355,7 +355,7 @@ def _draw(values: Values, generator: np.random.Generator) -> Any:
 
 
 def describe_request(config: Config, chosen: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return all that a second call may not change: the options of each trial, and the others."""
+    """Return everything that a second call must not change: all options, of each trial too."""
     shared = {
         name: Path(value).name if is_waiting(value) else value
         for name, option in OPTIONS.items()

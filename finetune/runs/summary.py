@@ -63,12 +63,12 @@ def _weakest(scores: Scores) -> str:
 
 
 def _recall_at_most(scores: ClassScores) -> float:
-    """Return the end of the interval: a class of one row, missed, is not surely the weakest."""
+    """Return the upper end of the interval: a class with one missed row may not be the weakest."""
     return float(wilson_interval(scores.recall * scores.support, scores.support)[1])
 
 
 def _advise(results: RunResults) -> str:
-    """Return which options may help a model with a weakness that some help against."""
+    """Return options that may help against a weakness of the model."""
     test, details = results.test, results.details
     options = ["`--class-weights balanced`"] * (not details.is_balanced)
     if details.metric_for_best_model == "accuracy" and results.validation:
@@ -98,7 +98,7 @@ def confused_with(scores: Scores, name: str) -> list[tuple[str, int]]:
 
 
 def compare_with_validation(results: RunResults) -> str:
-    """Return a sentence if held-out validation and test rows differ by a pooled test at 5%."""
+    """Return a sentence if validation and test accuracy differ (pooled test, 5% level)."""
     validation, test = results.validation, results.test
     shares = [value.metric for value in test.values if value.metric.is_proportion]
     if validation is None or results.validation_kind != "held out" or not shares:

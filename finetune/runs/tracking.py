@@ -42,7 +42,7 @@ class Tracking:
         self.tracker.store_init_configuration(set_options)
 
     def __call__(self, event: Event) -> None:
-        """Pass an event on, and report it under the names of the Trainer's callbacks."""
+        """Pass an event on, and report it with the metric names of the Trainer."""
         self._forward(event)
         if isinstance(event, Step):
             values = {"loss": event.loss, "learning_rate": event.learning_rate}
@@ -68,7 +68,7 @@ class Tracking:
 
 @contextmanager
 def tracked(config: Config, folder: RunFolder) -> Iterator[Tracking]:
-    """Yield what reports to the tracker of a configuration, if it names one."""
+    """Yield a receiver that reports to the tracker of a configuration, if there is one."""
     tracking = Tracking(config.output.report_to)
     if tracking.name == "none" or not distributed.is_main():
         yield tracking
@@ -89,7 +89,7 @@ def tracked(config: Config, folder: RunFolder) -> Iterator[Tracking]:
 
 @contextmanager
 def _accelerate_state() -> Iterator[None]:
-    """Give Accelerate's trackers the state that they read, without a change of the environment."""
+    """Set the state that trackers of Accelerate read, without changing the environment."""
     if PartialState._shared_state:
         yield
         return

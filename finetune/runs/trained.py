@@ -1,4 +1,4 @@
-"""The model of a finished run, free of the libraries that read data."""
+"""The model of a finished run; this module does not import libraries that read data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from finetune.training.precision import why_not
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A run's model on a device; its logits have the precision of the run's metrics."""
+    """The model of a run on a device, with the precision that its metrics were computed in."""
 
     config: Config
     text_model: TextModel
@@ -36,7 +36,7 @@ class TrainedModel:
 
     @classmethod
     def load(cls, folder: RunFolder, *, device: str) -> "TrainedModel":
-        """Load the model that a run has saved; each of several ranks calls all methods."""
+        """Load the saved model of a run; all ranks call all methods."""
         config = read_trained_config(folder)
         load = _load_saved if config.model.merge else _load_with_adapter
         text_model = load(folder, config)
@@ -55,7 +55,7 @@ class TrainedModel:
     def predict(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, all_scores: bool = False
     ) -> Sequence[Prediction]:
-        """Return the prediction for each text, of which there is at least one, or pair."""
+        """Return the prediction for each of at least one text or pair."""
         options = self.config.model
         encoded = self.text_model.encode(
             texts, pairs, max_length=options.max_length, stride=options.window_stride

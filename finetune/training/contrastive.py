@@ -20,7 +20,7 @@ from finetune.tokenization.buckets import Batch
 MIN_STEPS, MAX_STEPS = 50, 200
 # Passes over all rows, within these limits.
 PASSES = 2
-# Times the learning rate of plain fine-tuning.
+# Factor of the learning rate of plain fine-tuning.
 LEARNING_RATE_FACTOR = 1.5
 TEXTS_PER_STEP = 64
 CLASSES_PER_STEP = 16
@@ -30,8 +30,8 @@ TEMPERATURE = 0.1
 
 
 @contextmanager
-def giving_embeddings(model: nn.Module, output_layer: str) -> Iterator[None]:
-    """Let a classifier give what its output layer reads, in the place of logits."""
+def bypass_output_layer(model: nn.Module, output_layer: str) -> Iterator[None]:
+    """Make a classifier return the input of its output layer instead of logits."""
     module = model.get_submodule(output_layer)
     module.forward = nn.Identity().forward
     try:
@@ -47,7 +47,7 @@ def contrastive_losses(
 
     Examples of weight zero fill up the batch: no other example is drawn to them or pushed away.
     """
-    # Without its mean, since an activation may have shifted all numbers.
+    # The mean is removed, because an activation may have shifted all values.
     unit = functional.normalize(embeddings - embeddings.mean(dim=1, keepdim=True), dim=1)
     is_itself = torch.eye(len(unit), dtype=torch.bool, device=unit.device)
     is_left_out = is_itself | (loss_weights == 0)
@@ -75,9 +75,9 @@ def plan_contrast(
 ) -> list[Batch]:
     """Return the batches of all steps: a few texts of each of some classes.
 
-    Classes are drawn evenly, however many rows they have; of a class with too few rows some come
+    Classes are drawn evenly, whatever their number of rows. Rows of a class with too few come
     twice, with other dropout. Texts are sorted by length and go through the model in parts. The
-    plan depends on nothing but the arguments, so that a resumed run finds its place.
+    plan depends only on the arguments, so a resumed run continues at the same place.
     """
     random = np.random.default_rng([seed, epoch])
     padded = np.asarray(padded_lengths)[np.searchsorted(padded_lengths, lengths)]
@@ -100,9 +100,9 @@ def plan_contrast(
 
 
 def trained_share(frozen_accuracy: float) -> float:
-    """Return how far to go from the pretrained weights to the trained ones, in 0..1.
+    """Return the weight of the trained parameters in the interpolation, in 0..1.
 
-    Training costs features that tell the classes apart already (docs/measurements.md).
+    Training harms features that already separate the classes well (docs/measurements.md).
     """
     return 1 - frozen_accuracy / 2
 

@@ -14,11 +14,11 @@ from finetune.errors import FinetuneError, LossNotFiniteError
 from finetune.tokenization.buckets import Batch
 from finetune.training.optimizers import total_norm
 
-# Adam's first steps are as long as the learning rate. A norm's weights start at 1, where the next
-# number in fp32 is 6e-8 away, so that shorter steps may rightly change nothing.
+# The first steps of Adam have the size of the learning rate. Weights of a norm start at 1, where
+# the spacing of fp32 is 6e-8, so smaller steps may rightly change nothing.
 MIN_VISIBLE_RATE = 1e-6
-# AdamW's epsilon. A smaller gradient moves a number by less than the learning rate, maybe by less
-# than fp32 shows, as in layers whose attention is still even.
+# Epsilon of AdamW. A smaller gradient changes a value by less than the learning rate, maybe by less
+# than fp32 resolves, for example in layers with uniform attention.
 _MIN_GRADIENT = 1e-8
 _INTEGERS = {2: torch.int16, 4: torch.int32}
 _NUMBERS_AT_ONCE = 2**22
@@ -36,7 +36,7 @@ def check_losses(losses: Sequence[float], batches: Sequence[Batch], *, last_step
 
 
 def check_parameters_finite(parameters: Mapping[str, nn.Parameter], *, step: int) -> None:
-    """Reject a model that a step has broken; the loss would show it one step later."""
+    """Reject a model that a step broke; the loss would show it only one step later."""
     if not total_norm(parameter.detach() for parameter in parameters.values()).isfinite():
         raise LossNotFiniteError(
             f"parameters are NaN or infinite after step {step}",
@@ -45,14 +45,14 @@ def check_parameters_finite(parameters: Mapping[str, nn.Parameter], *, step: int
 
 
 class ParameterGuard:
-    """Remembers a model's parameters, in eight bytes each, to compare them after some steps."""
+    """Stores 8 bytes per parameter tensor, to detect changes after some steps."""
 
     def __init__(self, model: nn.Module) -> None:
         self._before = _fingerprints(model)
         self._has_gradient: dict[str, torch.Tensor] = {}
 
     def note_gradients(self, model: nn.Module) -> None:
-        """Remember which parameters have a gradient after the first step; does not wait."""
+        """Store which parameters have a gradient after the first step, without synchronizing."""
         # A captured step leaves no gradients behind, but the first is never captured.
         if not self._has_gradient:
             self._has_gradient = {
@@ -62,9 +62,9 @@ class ParameterGuard:
             }
 
     def check(self, model: nn.Module) -> None:
-        """Raise ``FinetuneError`` if what trains is the same, or what is frozen is not.
+        """Raise ``FinetuneError`` if trained parameters are unchanged, or frozen ones changed.
 
-        A trained parameter with next to no gradient may be unchanged. Waits for the device.
+        A trained parameter with a tiny gradient may be unchanged. This waits for the device.
         """
         self.note_gradients(model)
         after = _fingerprints(model)

@@ -1,4 +1,4 @@
-"""Signals that end a run: between steps, so that the current one is finished and saved."""
+"""Handles signals that end a run, after the current step is finished and saved."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-# Ctrl-C, what a job scheduler sends before it kills, and what a closing terminal sends.
+# From Ctrl-C, from a job scheduler before it kills, and from a closing terminal.
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # Active requests, the innermost last.
@@ -25,7 +25,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def signal_of(interruption: BaseException) -> int:
-    """Return the signal that ended the work; Ctrl-C's for Python's own interruption."""
+    """Return the signal that ended the work; SIGINT for ``KeyboardInterrupt``."""
     return interruption.number if isinstance(interruption, Stopped) else signal.SIGINT
 
 
@@ -47,10 +47,10 @@ def _is_importing_torch() -> bool:
 
 @contextmanager
 def stop_on_signal(*, at_once: bool = False, apart_seconds: float = 0.0) -> Iterator[StopRequest]:
-    """Yield a request that the first signal makes; a second, not a copy of it, raises ``Stopped``.
+    """Yield a request that the first signal sets; a second signal raises ``Stopped``.
 
-    With ``at_once`` the first raises too, and the request still tells of it: a library may turn the
-    exception into another, such as an ``ImportError``.
+    Copies of the first signal don't count. With ``at_once`` the first signal raises as well. The
+    request still has its number, as a library may turn the exception into an ``ImportError``.
     """
     # If an exception was ignored, such as in a destructor, the signal of the outer request counts.
     request = StopRequest(_requests[-1].number if _requests else None)
@@ -71,7 +71,7 @@ def stop_on_signal(*, at_once: bool = False, apart_seconds: float = 0.0) -> Iter
     # Python handles signals only in the main thread.
     is_main = threading.current_thread() is threading.main_thread()
     previous = {number: signal.getsignal(number) for number in STOP_SIGNALS if is_main}
-    # nohup and shells start programs with signals that are to be ignored.
+    # nohup and shells start programs with some signals ignored.
     handled = [number for number, before in previous.items() if before != signal.SIG_IGN]
     for number in handled:
         signal.signal(number, handle)

@@ -66,7 +66,7 @@ class MicroBatch:
             start += examples
 
     def aggregate(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the logits of the examples, which are the model's."""
+        """Return the logits of the examples, unchanged."""
         return logits
 
     def select(self, rows: slice) -> "MicroBatch":
@@ -81,9 +81,9 @@ class MicroBatch:
 class WindowBatch:
     """Examples of several windows each, for one forward and backward.
 
-    There are several slices of windows, moved to the device at each call, only of a single example
-    with more windows than fit. ``members`` says which windows are of which example: bool of shape
-    [examples, windows]. Windows that fill up a slice are of none.
+    There are several slices only if a single example has more windows than fit; each call moves
+    them to the device. ``members`` maps windows to examples: bool of shape [examples, windows].
+    Windows that fill up a slice belong to no example.
     """
 
     slices: Callable[[], Iterator[Inputs]]
@@ -186,9 +186,9 @@ def _fill(
 
 
 def _weigh(examples: Examples, indices: NDArray[np.int64]) -> _Weighted:
-    """Return which examples of an effective batch are this process's, and their loss weights.
+    """Return the examples of this process in an effective batch, and their loss weights.
 
-    Where it has none, as at a ragged end, it takes one of weight zero: it has to have gradients.
+    If there are none, as at a ragged end, it gets one of weight zero, because it needs gradients.
     """
     weights = examples.weights[indices]
     loss_weights = (weights / weights.sum(dtype=np.float64)).astype(np.float32)
@@ -246,7 +246,7 @@ def backward_by_slices(trainer: "Trainer", batch: WindowBatch) -> torch.Tensor:
     each logit. The second pass goes backward from these gradients with the same dropout.
     """
     random_state = trainer.device.random_state()
-    # With a graph, though none is kept: the second pass has to take the same kernels.
+    # The graph is not needed, but the second pass must use the same kernels.
     logits = torch.cat([trainer.logits(inputs).detach() for inputs in batch.slices()])
     loss = trainer.loss(logits.requires_grad_(), batch)
     [gradient] = torch.autograd.grad(loss, [logits])

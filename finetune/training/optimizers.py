@@ -10,7 +10,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from finetune.devices.base import Device
 from finetune.training.plan import Plan
 
-# Biases and norms have fewer numbers: most of a model's tensors, and few of its numbers.
+# Biases and norms have fewer values: they are most tensors of a model, but few of its values.
 _SMALL_NUMBERS = 2**16
 
 
@@ -19,7 +19,7 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Return AdamW over the parameters that require gradients.
 
-    Biases and norms do not decay. The head, of these names, has a learning rate of its own.
+    Biases and norms have no weight decay. Parameters of the head have their own learning rate.
     """
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {
         (is_head, is_matrix): [] for is_head in (False, True) for is_matrix in (True, False)
@@ -63,7 +63,7 @@ def make_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the encoder's learning rate, and the head's by its multiplier."""
+    """Set the learning rates of the encoder and, with its multiplier, of the head."""
     for group in optimizer.param_groups:
         group_rate = rate * group["lr_multiplier"]
         if isinstance(group["lr"], torch.Tensor):
@@ -78,7 +78,7 @@ def gradients_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float, *, device: Device) -> None:
-    """Scale gradients down to a norm, at the latest in the optimizer's kernel."""
+    """Clip gradients to a norm, if possible within the kernel of the optimizer."""
     norm = total_norm(gradients_of(optimizer))
     if device.fused_adamw_scales_gradients:
         # The kernel divides by it, as by the scale of a GradScaler.

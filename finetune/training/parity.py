@@ -1,4 +1,4 @@
-"""Compares a device with the CPU, as a GPU may compute wrongly without an error."""
+"""Compares a device with the CPU, because GPUs can compute wrong results without an error."""
 
 import math
 from collections import defaultdict
@@ -47,7 +47,7 @@ _MAX_EXAMPLES, _MAX_TOKENS, _MAX_LENGTH = 8, 128, 64
 
 @dataclass(frozen=True)
 class Difference:
-    """How far ``logits`` or ``gradients`` are from the CPU's, relatively; infinity for NaN."""
+    """Relative error of ``logits`` or ``gradients`` against the CPU; infinity for NaN."""
 
     part: str
     tensor: str
@@ -132,7 +132,7 @@ def compare_with_cpu(
 
 
 def _weights_on_cpu(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return parameters and buffers in fp32 on the CPU, without those that no forward reads."""
+    """Return parameters and buffers in fp32 on the CPU, except those that no forward reads."""
     unread = unread_parameters(model)
     return {
         name: (one.float() if one.is_floating_point() else one)
@@ -187,7 +187,7 @@ def _compute(
 def _differences(
     actual: Results, expected: Results, tolerances: Mapping[str, float]
 ) -> Iterator[Difference]:
-    """Yield how far each tensor is off.
+    """Yield the error of each tensor.
 
     Some gradients are zero but for rounding, as of the biases of attention's keys: each is compared
     with the mean size of its module's numbers, at least a hundredth of all modules'.

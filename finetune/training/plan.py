@@ -29,10 +29,10 @@ class TrainingMethod:
 
 
 class HeadFitter(Protocol):
-    """Fits a linear head, after contrastive steps or instead of steps."""
+    """Fits a linear head, after contrastive training or instead of training steps."""
 
     def start(self) -> None:
-        """Get ready for the steps."""
+        """Prepare the training steps."""
 
     def finish(self) -> float:
         """Fit the head and return its loss."""
@@ -101,7 +101,7 @@ class Plan:
         )
 
     def describe(self, examples: Mapping[str, Examples]) -> str:
-        """Return what is printed before the first step."""
+        """Return the message before the first step."""
         message = f"training: {self.total_steps:,} steps of {self.effective_batch_size} examples"
         real = self.real_token_fraction(examples["train"])
         message += f", learning rate {self.peak:g}, {real:.1%} of the tokens are not padding"

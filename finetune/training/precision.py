@@ -30,7 +30,7 @@ _PRODUCT_SIZE, _SLOW = 256, 5.0
 
 @dataclass(frozen=True)
 class PrecisionChoice:
-    """The precision of a run, and why; how long an encoder layer takes, if that was timed."""
+    """The precision of a run with its reason, and the timing of an encoder layer, if any."""
 
     precision: Literal["fp32", "bf16"]
     reason: str
@@ -92,7 +92,7 @@ def why_slow(device: Device, precision: str) -> str | None:
 
 
 def check_speed(device: Device, precision: str) -> None:
-    """Refuse 16 bits on a CPU that has no instructions for them."""
+    """Reject 16 bits on a CPU without instructions for them."""
     if reason := why_slow(device, precision):
         raise ConfigurationError(
             f"--precision {precision} is slow on this {device.name}: {reason}",
@@ -128,12 +128,12 @@ def _time_layer(device: Device, hidden_size: int) -> PrecisionChoice:
 
 
 def has_parity(device: Device, *, precision: str) -> bool:
-    """Return whether ``doctor --parity`` has passed in a precision, for all models it was given."""
+    """Return whether ``doctor --parity`` passed in a precision, for all compared models."""
     return set(_read_parity(device, precision)[1].values()) == {True}
 
 
 def note_parity(device: Device, *, precision: str, subject: str, passes: bool) -> None:
-    """Remember whether a device agrees with the CPU in a precision, by what was compared."""
+    """Store whether a device agrees with the CPU in a precision, per comparison."""
     file, passed = _read_parity(device, precision)
     write_cache_json(file, passed | {subject: passes})
 

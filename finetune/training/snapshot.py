@@ -1,4 +1,4 @@
-"""The state from which a run continues bit for bit."""
+"""The state from which a resumed run continues bit-identically."""
 
 import sys
 from collections.abc import Mapping
@@ -17,12 +17,12 @@ Tensors = dict[str, torch.Tensor]
 
 
 class StateUnusableError(Exception):
-    """A state that was read makes no sense, or is not of this model."""
+    """A loaded state is invalid or belongs to another model."""
 
 
 @dataclass
 class Progress:
-    """How far a run has come. The order of the examples follows from it and the seed.
+    """The progress of a run, which determines the order of examples, together with the seed.
 
     ``seconds`` includes validation and saving. ``validations_since_best`` counts
     validations in a row that improved neither score nor loss.
@@ -38,7 +38,7 @@ class Progress:
     validations_since_best: int = 0
 
     def note_validation(self, *, score: float, loss: float) -> bool:
-        """Return whether a validation has the highest score so far or, of equal ones, less loss."""
+        """Return whether a validation has the best score so far, or an equal one and less loss."""
         # The accuracy on a few examples stands still while the model learns: training has stopped
         # improving only if the loss no longer falls either.
         is_best = self.best_score is None or (score, -loss) > (self.best_score, -self.best_loss)
@@ -52,16 +52,16 @@ class Progress:
 
 
 class Checkpoints(Protocol):
-    """Where a run keeps its best model, and what resuming needs."""
+    """Storage for the best model of a run and for checkpoints."""
 
     def is_due(self) -> bool:
-        """Return whether so much time has passed since the last that ``time`` saves."""
+        """Return whether it is time for a checkpoint with ``--save-strategy time``."""
 
     def save_best(self, trainer: "Trainer") -> None:
         """Keep the trained parameters as the best model."""
 
     def save(self, trainer: "Trainer") -> None:
-        """Write what resuming needs."""
+        """Write a checkpoint."""
 
 
 def trained_tensors(trainer: "Trainer") -> Tensors:
@@ -70,7 +70,7 @@ def trained_tensors(trainer: "Trainer") -> Tensors:
 
 
 def load_trained_tensors(trainer: "Trainer", tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copy saved parameters back in place; ``StateUnusableError`` if others train."""
+    """Copy saved parameters back in place; ``StateUnusableError`` if the names differ."""
     parameters = trained_tensors(trainer)
     if {name: one.shape for name, one in tensors.items()} != {
         name: one.shape for name, one in parameters.items()
@@ -81,7 +81,7 @@ def load_trained_tensors(trainer: "Trainer", tensors: Mapping[str, torch.Tensor]
 
 
 def capture_state(trainer: "Trainer") -> tuple[dict[str, Tensors], dict[str, Any]]:
-    """Return all that the next step depends on, on all ranks: tensors and JSON values."""
+    """Return everything that the next step depends on, of all ranks: tensors and JSON values."""
     optimizer = {
         f"{index}.{name}": torch.as_tensor(value)
         for index, values in trainer.optimizer.state_dict()["state"].items()

@@ -14,9 +14,9 @@ from torch import nn
 
 from finetune.devices.cpu import CpuDevice
 from finetune.training.contrastive import (
+    bypass_output_layer,
     contrastive_losses,
     count_steps,
-    giving_embeddings,
     interpolate,
     plan_contrast,
 )
@@ -68,7 +68,7 @@ def test_what_fills_up_a_batch_does_not_change_a_contrastive_step(
         method = TrainingMethod(fits_head=True, is_contrastive=True)
         mode = "head" if head_alone else "full"
         state = tiny_trainer(device=device, mode=mode, dropout=0, method=method)
-        with giving_embeddings(state.model, "classifier"):
+        with bypass_output_layer(state.model, "classifier"):
             losses = take_steps(state, random_examples(rows), range(3), batch_size=16)
         steps.append((losses, copied_parameters(state.model)))
     (losses, parameters), (filled_losses, filled_parameters) = steps
@@ -130,7 +130,7 @@ def test_a_classifier_gives_what_its_output_layer_reads_and_logits_again_afterwa
     classifier, features = Classifier(), torch.randn(2, 4)
     logits = classifier(features)
 
-    with giving_embeddings(classifier, "out"):
+    with bypass_output_layer(classifier, "out"):
         embeddings = classifier(features)
 
     assert torch.equal(embeddings, classifier.dense(features))
