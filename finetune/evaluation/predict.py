@@ -1,4 +1,4 @@
-"""Logits for many examples."""
+"""Computes the logits of many examples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Predictor:
     ) -> NDArray[np.float32]:
         """Return the logits of examples: float32 of shape [examples, classes], in their order.
 
-        Those of windows are aggregated. Several ranks share the work, and each gets all logits.
+        Logits of windows are averaged. Ranks share the work, and each rank gets all logits.
         """
         order = np.argsort(-examples.lengths, kind="stable")
         # Each process gets the same number of examples per length, and so about the same work.
@@ -48,7 +48,7 @@ class Predictor:
                     device=self.device,
                 )
 
-        # Longest batches first: little is lost when one does not fit.
+        # Longest batches come first, so that little work is lost if one does not fit.
         own_logits = self.batch_size.retry_on_out_of_memory(predict) if len(indices) else None
         gathered = [part for part in distributed.gather(own_logits) if part is not None]
         logits = np.empty((len(order), gathered[0].shape[1]), np.float32)

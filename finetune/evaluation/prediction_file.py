@@ -1,4 +1,4 @@
-"""The table of an input with predictions added to it, written in the format of a file's name."""
+"""Writes the input table with predictions, in the format of the file suffix."""
 
 import csv
 import json
@@ -28,10 +28,10 @@ PLAIN = {str, int, float, bool, type(None)}
 
 
 class PredictionFile:
-    """Collects what a model predicts, and writes it next to the columns of the input."""
+    """Collects predictions, and writes them next to the columns of the input."""
 
     def __init__(self, path: Path, *, source: Path | None, overwrite: bool = False) -> None:
-        """Raise a UsageError unless the file can be written, and is not the source."""
+        """Raise a UsageError if the file can't be written, or is the source."""
         if path.suffix.lower() not in WRITERS:
             raise UsageError(
                 f"unsupported extension of {path}", remedy=f"use one of {', '.join(WRITERS)}"
@@ -52,7 +52,7 @@ class PredictionFile:
         self._results = defaultdict[str, list[Any]](list)
 
     def reading(self, pieces: Iterable[Texts]) -> Iterator[Texts]:
-        """Yield texts, of which the table is kept."""
+        """Yield texts, and keep their table."""
         for piece in pieces:
             self._source = piece.source
             yield piece
@@ -100,7 +100,7 @@ Columns = Mapping[str, Any]
 
 
 def _as_cells(values: Any) -> list[Any]:
-    """Return values as a cell of a file can hold them: lists and the like as JSON."""
+    """Return values for the cells of a file: lists and similar values become JSON."""
     cells = values if isinstance(values, list) else values.to_pylist()
     if {*map(type, cells)} <= PLAIN:
         return cells
@@ -210,7 +210,7 @@ IN_JSON = (_write_json, _write_json_lines)
 
 
 def json_line(prediction: Prediction) -> str:
-    """Return a prediction as one line of JSON; dates and the like as text."""
+    """Return a prediction as one line of JSON; dates and similar values become text."""
     return json.dumps(prediction.to_json(), ensure_ascii=False, default=str)
 
 
@@ -226,5 +226,5 @@ def _flatten(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def joined(values: Sequence[str | float]) -> str:
-    """Return labels, or their probabilities, with a bar between them."""
+    """Return labels, or their probabilities, joined by a bar."""
     return "|".join(value if isinstance(value, str) else f"{value:.3f}" for value in values)

@@ -67,7 +67,7 @@ def bootstrap(
 
 
 def percentile_interval(value: float, resampled: Floats) -> Interval:
-    """Return a number of all rows with its percentile interval over resampled rows."""
+    """Return a value on all rows with its percentile interval over resampled rows."""
     tail = (1 - CONFIDENCE) / 2
     return Interval(value, *np.quantile(resampled, [tail, 1 - tail]).tolist())
 
@@ -81,7 +81,7 @@ def metric_interval(metric: Metric, value: float, rows: int, resampled: Floats) 
 
 
 def mcnemar_p_value(first_only: int, second_only: int) -> float:
-    """Return the two-sided p-value of McNemar's exact test, from the rows only one gets right."""
+    """Return the two-sided p-value of McNemar's exact test, from rows that one model gets right."""
     from scipy.special import bdtr
 
     rows = first_only + second_only
@@ -89,7 +89,7 @@ def mcnemar_p_value(first_only: int, second_only: int) -> float:
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """Return the mean of independent values, two at least, with its interval by Student's t."""
+    """Return the mean of at least two independent values, with its Student's t interval."""
     from scipy.special import stdtrit
 
     mean, deviation = float(np.mean(values)), float(np.std(values, ddof=1))
@@ -130,7 +130,7 @@ def threshold_for_precision(
 
     The precision minus one standard error (Wilson's) is at least the target. The margin makes up
     for choosing among many thresholds on the same rows: without it the precision on other rows is
-    below the target about half the time (``tests/evaluation``). Precision 0.95 takes 19 right
+    below the target about half the time (``tests/evaluation``). Precision 0.95 needs 19 correct
     predictions of 19. None if no confidence is high enough. El-Yaniv and Wiener, On the Foundations
     of Noise-free Selective Classification, 2010.
     """

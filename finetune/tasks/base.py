@@ -1,4 +1,4 @@
-"""The interface of a task type, such as one label per text; each type is one file."""
+"""The interface of task types, such as single-label; each type is one module."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -40,10 +40,10 @@ T = TypeVar("T")
 Labels = NDArray[Any]
 Logits = NDArray[np.float32]
 Predict = Callable[[], tuple[Logits, Labels]]
-# The pipeline of transformers that a saved model is for.
+# The transformers pipeline for saved models.
 PIPELINE = "text-classification"
-# A temperature fitted on n rows costs 1 / 2n nats a row: at 100 rows, less than most models gain.
-# With hardly any mistakes it would be near 0 (tests/tasks/test_temperature).
+# A temperature fitted on n rows costs 1 / 2n nats per row: with 100 rows, most models gain more.
+# With hardly any mistakes, the temperature would be near 0 (tests/tasks/test_temperature).
 MIN_ROWS = 100
 MIN_MISTAKES = 5
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
@@ -51,7 +51,7 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
 
 @dataclass(frozen=True, repr=False)
 class Prediction(DisplayMixin):
-    """What a model predicts for a text; each value, such as ``label``, is an attribute too.
+    """The prediction for a text; each value, such as ``label``, is also an attribute.
 
     The label is None if the model abstains or the text is missing. ``columns`` is the row of the
     text, if it comes from a table.
@@ -70,7 +70,7 @@ class Prediction(DisplayMixin):
 
     @property
     def result(self) -> dict[str, Any]:
-        """All that the model predicts, by name."""
+        """All predicted values by name."""
         more = {} if self.probabilities is None else {"probabilities": self.probabilities}
         return {**self.values, **more}
 
@@ -86,13 +86,13 @@ class Prediction(DisplayMixin):
         return {**row, **rename_taken(self.result, row)}
 
     def records(self) -> list[dict[str, Any]]:
-        """Return its values, then the text or the columns of its row."""
+        """Return the values, then the text or the columns of its row."""
         row = self.columns or self.texts
         return [{**rename_taken(self.result, row), **row}]
 
 
 def rename_taken(values: Mapping[str, T], column_names: Collection[str]) -> dict[str, T]:
-    """Return predicted values by name; those whose name a column has are ``predicted_...``."""
+    """Return predicted values by name, with ``predicted_`` if a column has the same name."""
     renamed = {}
     for name, value in values.items():
         while name in column_names:
@@ -110,7 +110,7 @@ class Predictions(DisplayMixin, list[Prediction]):
 
 
 class Outputs(NamedTuple):
-    """Predictions for each row; None for what the task does not have."""
+    """Predictions for each row; None for fields that the task does not have."""
 
     # Class numbers [rows], yes or no for each class [rows, classes], or numbers [rows].
     predicted: NDArray[Any]
@@ -163,7 +163,7 @@ class Task(ABC):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], parameters: Mapping[str, Any]) -> Self:
-        """Return the task of a model's ``config.json``, with the ``parameters`` that it had."""
+        """Return the task from the ``config.json`` of a model, with its ``parameters``."""
         names = config["id2label"]
         classes = [names[str(number)] for number in range(len(names))]
         return cls(classes, temperature=parameters.get("temperature", 1.0))
@@ -175,7 +175,7 @@ class Task(ABC):
         config.problem_type = self.problem_type
         config.task_specific_params = {PIPELINE: {"task": self.name, **self.parameters}}
 
-    # How labels are read.
+    # Reading labels.
 
     @classmethod
     @abstractmethod
@@ -212,7 +212,7 @@ class Task(ABC):
         """Return a ``Dataset``'s labels as an array: of shape [rows, ...]."""
 
     def find_unknown(self, labels: "Column", *, training: "Column") -> "Column":
-        """Return, as text, the classes of each row that no training row has; null if none."""
+        """Return the classes of each row that no training row has, as text; null if none."""
         import pyarrow
 
         if not self.class_names:
@@ -267,7 +267,7 @@ class Task(ABC):
         """Return statistics of the labels, other than the rows of each class."""
         return {}
 
-    # How a model learns them.
+    # Training.
 
     def with_loss(
         self,
@@ -294,12 +294,12 @@ class Task(ABC):
     def losses(self, logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
         """Return the training loss, [examples], of fp32 logits, [examples, outputs].
 
-        A step may be captured: no value may be read, and none copied after the first call.
+        A step may be captured: don't read values, and don't copy any after the first call.
         """
 
     @property
     def unweighted(self) -> Self:
-        """The task with plain cross-entropy, as the losses in results need it."""
+        """The task with plain cross-entropy, for the losses in results."""
         return replace(self, class_weights=(), focal_gamma=0.0, label_smoothing=0.0)
 
     def example_weights(self, labels: Labels) -> NDArray[np.float32]:
@@ -307,7 +307,7 @@ class Task(ABC):
         return np.ones(len(labels), np.float32)
 
     def sample_labels(self, count: int) -> Labels:
-        """Return made-up labels as the loss reads them: [count, ...]."""
+        """Return random labels for the loss: [count, ...]."""
         return np.arange(count) % len(self.output_names)
 
     def calibrate(self, predict: Predict, *, fits_temperature: bool) -> Self:
@@ -344,10 +344,10 @@ class Task(ABC):
     def unscale_output_layer(
         self, parameters: "Sequence[torch.nn.Parameter]", *, saved: Mapping[str, Any]
     ) -> None:
-        """Undo ``scale_output_layer`` of a task with the ``saved`` parameters, to train on."""
+        """Undo ``scale_output_layer`` of a task with ``saved`` parameters, to continue training."""
         scale_parameters(parameters, saved.get("temperature", 1.0) / self.temperature)
 
-    # How logits are read.
+    # Reading logits.
 
     @abstractmethod
     def read_logits(self, logits: Logits) -> Outputs:
@@ -355,7 +355,7 @@ class Task(ABC):
 
     @abstractmethod
     def baseline_predictions(self, labels: Labels) -> NDArray[Any]:
-        """Return the best predictions that are the same for every row."""
+        """Return the best constant prediction for every row."""
 
     def class_columns(self, labels: Labels, outputs: Outputs) -> Sequence[NDArray[Any]]:
         """Return the last fields of ``ClassScores``: each [classes]."""
@@ -437,17 +437,17 @@ class Task(ABC):
     def confidences(
         self, logits: Logits, labels: Labels
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Return probabilities of the predicted class or of each class, and which are right."""
+        """Return probabilities of the predicted class or of each class, and which are correct."""
         outputs = self.read_logits(logits)
         assert outputs.probabilities is not None, "numbers have no probabilities"
         if self.can_abstain:
             return outputs.probabilities.max(axis=1), outputs.predicted == labels
         return outputs.probabilities.ravel(), labels.ravel() > 0
 
-    # How models are compared.
+    # Comparing models.
 
     def row_errors(self, rows: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
-        """Return the error of each row of ``predictions.jsonl``, 0 if it is right: [rows]."""
+        """Return the error of each row of ``predictions.jsonl``, 0 if it is correct: [rows]."""
         labels, predicted = self._read_rows(rows)
         errors = np.abs(np.asarray(labels, np.float64) - predicted)
         return errors if errors.ndim == 1 else np.asarray(errors.sum(axis=1))
@@ -500,7 +500,7 @@ class Task(ABC):
         return format_number(error)
 
     def mistake_groups(self, row: Mapping[str, Any]) -> dict[str, str]:
-        """Return the titles of the groups that a mistake is in, by the ids of ``Table.groups``."""
+        """Return the titles of the groups of a mistake, by their ids in ``Table.groups``."""
         true, predicted = (np.atleast_1d(row[name]).tolist() for name in ("label", "predicted"))
         return {
             f"class-{self.class_numbers[name]}": f"Mistakes with {name}"

@@ -1,4 +1,4 @@
-"""The task type of a model, and of a column of labels."""
+"""Chooses the task type for a model or a column of labels."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ from finetune.tasks.regression import Regression
 from finetune.tasks.single import Single
 
 AUTO = "auto"
-# Ratings in half steps from 0 to 10 have fewer.
+# Ratings from 0 to 10 in half steps have 21 values.
 MAX_RATINGS = 21
 # Whole numbers with at least this many rows each are classes.
 MIN_ROWS_PER_NUMBER = 3
@@ -46,7 +46,7 @@ def task_of_shape(name: str, *, outputs: int) -> Task:
 def choose_task_type(
     name: str, labels: Iterable[str], *, names: Sequence[str] | None, rows: int = 0
 ) -> tuple[type[Task], str]:
-    """Return the task type of the different labels of some rows, and the reason if it is found."""
+    """Return the task type for distinct labels, and the reason if it is a guess."""
     if name in TASK_TYPES:
         return TASK_TYPES[name], ""
     if name != AUTO:
@@ -91,7 +91,7 @@ def _refuse_mistaken_numbers(distinct: set[str]) -> None:
 
 
 def _task_of_numbers(distinct: Iterable[str], rows: int) -> tuple[type[Task], str]:
-    """Return classes for few numbers, for those from one to another, and for whole that recur."""
+    """Return the single-label task for few, evenly spaced or recurring numbers, else regression."""
     values = sorted(set(map(float, distinct)))
     reason = f"the labels are {len(values)} numbers, {values[0]:g} to {values[-1]:g}"
     if not isfinite(values[-1] - values[0]):

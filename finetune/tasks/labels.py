@@ -1,4 +1,4 @@
-"""The labels of a table: their names, their order, and several of them in one text."""
+"""Labels of a table: normalizing, sorting, and splitting several labels in one cell."""
 
 import ast
 import json
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from pyarrow import ChunkedArray as Column
 
 BAR = "|"
-# In lower case, as pandas reads and writes them.
+# Missing values in pandas, in lower case.
 MISSING = ("nan", "na", "n/a", "#n/a", "<na>", "null", "none")
-# And what people write for a label that is missing.
+# Words that people write for a missing label.
 MISSING_CLASSES = {*MISSING, "-", "--", "?", "unknown", "missing", "n.a.", "nil", "undefined"}
 # The fractions of ratings in half steps.
 HALVES = {"0", "5", "00", "25", "50", "75"}
@@ -36,7 +36,7 @@ SEPARATORS = (
 )
 # Python can't convert a longer exponent.
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,9})?"
-# How Python, numpy, pandas and JSON write several values in one cell.
+# Lists in one cell as written by Python, numpy, pandas and JSON.
 WRAPPED = (
     r"(?:(?:np|numpy|pd|pandas)\.)?(?:array|tensor|Index|frozenset|set|list|tuple|deque|Ordered"
     r"Dict|Counter|dict_keys|dict_values)\((.*?)(?:,\s*(?:dtype|name|maxlen|device)=.*)?\)"
@@ -58,7 +58,7 @@ def is_number(value: str) -> bool:
 
 
 def name_classes(labels: Iterable[str]) -> dict[str, str]:
-    """Return the class of each label: in NFC, without spaces around it, a whole number without .0.
+    """Return the class of each label: NFC, stripped, whole numbers without .0.
 
     A column of whole numbers with gaps comes out of pandas as 3.0 and the like.
 
@@ -71,7 +71,7 @@ def name_classes(labels: Iterable[str]) -> dict[str, str]:
 
 
 def distinct_values(columns: "Iterable[Column]") -> list[str]:
-    """Return the texts of some columns, each once, in order of appearance."""
+    """Return the distinct texts of some columns, in order of appearance."""
     return list(dict.fromkeys(value for column in columns for value in column.unique().to_pylist()))
 
 
@@ -126,7 +126,7 @@ def find_missing_names(names: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def sort_classes(labels: Iterable[str]) -> list[str]:
-    """Return the distinct labels: numbers by their value, then words by the alphabet."""
+    """Return the distinct labels: numbers by value, then words in alphabetical order."""
 
     def order(label: str) -> tuple[float, str, str]:
         return (float(label) if is_number(label) else math.inf, label.casefold(), label)
@@ -137,8 +137,8 @@ def sort_classes(labels: Iterable[str]) -> list[str]:
 def find_separator(labels: Iterable[str]) -> str | None:
     """Return the separator of several labels in a row, or None if each row has one label.
 
-    The parts between it are labels of other rows. A comma in names, as in "Congo, Republic",
-    separates nothing.
+    The parts must be labels of other rows. A comma within names, as in "Congo, Republic", is not a
+    separator.
 
     >>> find_separator(["price", "team", "price / team"]), find_separator(["C/C++", "Java", "C"])
     ('/', None)
@@ -164,7 +164,7 @@ def find_separator(labels: Iterable[str]) -> str | None:
 
 
 def is_list(label: str) -> bool:
-    """Return whether a cell may hold several values as a program writes them."""
+    """Return whether a cell may contain a list written by a program."""
     return (
         re.fullmatch(f"{BRACKETED}|{WRAPPED}|{ARRAY}|{TAGS}", label.strip(), re.DOTALL) is not None
     )
@@ -179,7 +179,7 @@ def are_lists(labels: Iterable[str]) -> bool:
 
 
 def split_labels(label: str, separator: str | None) -> list[str]:
-    """Return the labels of a row, without spaces around them; none of an empty text."""
+    """Return the labels of a row, stripped; an empty list for an empty text."""
     text = label.strip()
     parts: Iterable[object] = [text]
     if is_list(text):
@@ -255,7 +255,7 @@ def has_decimal_commas(labels: Iterable[str]) -> bool:
 
 
 def map_lists(lists: "Column", convert: "Callable[[pyarrow.Array], pyarrow.Array]") -> "Column":
-    """Return lists of the same lengths whose values are converted; a null stays one."""
+    """Return lists of the same lengths with converted values; null stays null."""
     import pyarrow
     import pyarrow.compute as pc
 

@@ -1,4 +1,4 @@
-"""All metrics: one registry, used to choose the best model, for results, intervals and reports.
+"""The registry of all metrics, for selecting the best model, results, intervals and reports.
 
 A metric is a function of labels, what it ``needs`` of the model, and how often each row counts. To
 add one, write it here and register it with ``@metric``; nothing else lists the metrics.
@@ -42,8 +42,8 @@ class Metric:
     needs: Needs = "predictions"
     sign: int = 1  # -1 if a lower value is better
     is_fraction: bool = True  # in 0..1 and shown in percent
-    is_proportion: bool = False  # the fraction of rows that are right, which has an interval
-    baseline: str = ""  # what a model that always predicts the same predicts
+    is_proportion: bool = False  # the fraction of correct rows, which has an interval
+    baseline: str = ""  # the best constant prediction
     sentence: str = "{}"  # start of a sentence about the metric, if it has a baseline
 
 
@@ -69,7 +69,7 @@ def metrics_of(problem_type: ProblemType) -> list[Metric]:
 
 
 def choose_metric(name: str | None, problem_type: ProblemType) -> Metric:
-    """Return the metric that chooses the best model, by default the first of the problem type."""
+    """Return the metric that selects the best model, by default the first of the problem type."""
     known = {metric.name: metric for metric in metrics_of(problem_type)}
     name = name.replace("-", "_") if name else next(iter(known))
     if name not in known:
@@ -83,7 +83,7 @@ def choose_metric(name: str | None, problem_type: ProblemType) -> Metric:
 def load_evaluate_metric(name: str) -> Metric:
     """Return a metric of the library ``evaluate``: a folder with its code, or an id of the Hub.
 
-    Its code runs here, so that only a user may name it. It is for all rows, each counted once.
+    Its code runs in this process, so only the user may choose it. It is computed once on all rows.
     """
     import evaluate
 
@@ -126,7 +126,7 @@ def compute_metrics(
     sentence="Accuracy {}",
 )
 def accuracy(labels: Array, predicted: Array, weights: Floats) -> float:
-    """Return the fraction of rows whose class is right."""
+    """Return the fraction of rows with the correct class."""
     return mean(labels == predicted, weights)
 
 
@@ -163,13 +163,13 @@ def mcc(labels: Array, predicted: Array, weights: Floats) -> float:
 
 @metric("subset accuracy", MULTI, hub_name="accuracy", is_proportion=True)
 def subset_accuracy(labels: Array, predicted: Array, weights: Floats) -> float:
-    """Return the fraction of rows whose classes are all right, and no other is predicted."""
+    """Return the fraction of rows whose set of predicted classes is exactly correct."""
     return mean((labels == predicted).all(axis=1), weights)
 
 
 @metric("mean average precision", MULTI, hub_name="map", needs="probabilities")
 def mean_average_precision(labels: Array, probabilities: Array, weights: Floats) -> float:
-    """Return the mean over the classes that have rows; no threshold is involved."""
+    """Return the mean over classes with rows; it does not depend on a threshold."""
     has_rows = weights @ (labels > 0) > 0
     total = average_precisions(labels, probabilities, weights).sum()
     return float(total / max(has_rows.sum(), 1))
@@ -221,7 +221,7 @@ def mean(values: Array, weights: Floats) -> float:
 def count_classes(
     labels: Array, predicted: Array, weights: Floats, *, classes: int = 0
 ) -> tuple[Array, Array, Array]:
-    """Return how often each class is right, predicted and true: each [classes].
+    """Return how often each class is correct, predicted and true: each [classes].
 
     Labels and predictions are class numbers [rows], or 0 and 1: [rows, classes].
     """

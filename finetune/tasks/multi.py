@@ -1,4 +1,4 @@
-"""Any number of labels per text: each class is a separate yes or no."""
+"""Multi-label classification: each class is a separate binary decision."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Indicators = NDArray[np.float32]
 DEFAULT_THRESHOLD = 0.5
-# Without a maximum, the one row of a class in 1,000 would outweigh all others.
+# Without a limit, a class with 1 of 1,000 rows would outweigh all others.
 MAX_POSITIVE_WEIGHT = 100.0
 # A threshold chosen on few rows is mostly chance. The threshold of all classes together counts as
 # much as one chosen on this many rows of the class (tests/tasks/test_multi).
@@ -211,7 +211,7 @@ def find_thresholds(
 
 
 def find_threshold(probabilities: NDArray[np.float32], true: NDArray[np.bool_]) -> float:
-    """Return the threshold of a class with the highest F1, half way between two probabilities.
+    """Return the threshold of a class with the highest F1, halfway between two probabilities.
 
     >>> find_threshold(np.linspace(0, 1, 11), np.arange(11) > 5)
     0.55

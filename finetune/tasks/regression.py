@@ -1,4 +1,4 @@
-"""A number for each text, such as a score or a price."""
+"""Regression: one number per text, such as a score or a price."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Regression(Task):
-    """A number for each text; the labels are float32 of shape [rows], in their own units.
+    """Regression; the labels are float32 of shape [rows], in their own units.
 
     A model learns labels standardized by the training rows (mean 0, standard deviation 1). Then
     ``scale_output_layer`` makes the output layer return the original units: ``is_scaled``.

@@ -1,4 +1,4 @@
-"""One label per text: each text has exactly one class."""
+"""Single-label classification: each text has exactly one class."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""Texts become token ids once, then batches of one padded length."""
+"""Turns texts into token ids once, then into batches of one padded length."""

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from finetune.devices.base import BatchShapes
 
 # Examples are sorted by length only within a pool of this many batches, so that texts of one length
-# meet others in every epoch. On TREC at batch size 32, padded to the longest of each batch, 97 % of
-# the tokens are real with pools of 50, and 99 % with the whole epoch sorted (docs/measurements.md).
+# meet others in every epoch. On TREC at batch size 32, padded to the longest of each batch, 97% of
+# the tokens are real with pools of 50, and 99% with the whole epoch sorted (docs/measurements.md).
 BATCHES_PER_POOL = 50
 # With this few padded lengths, each has many texts in random order, so the epoch is one pool.
 FEW_PADDED_LENGTHS = 16
@@ -21,8 +21,8 @@ FEW_PADDED_LENGTHS = 16
 class Batch:
     """Examples that go through the model together: ``indices`` is int64 of shape [examples].
 
-    Where they have to share one loss, ``parts`` of some examples each have padded lengths of their
-    own, and go through it one after the other.
+    If the examples have to share one loss, ``parts`` of them have their own padded lengths, and go
+    through the model one after the other.
     """
 
     indices: NDArray[np.int64]
@@ -46,7 +46,7 @@ def _fewest_tokens(
 ) -> list[int]:
     """Choose ``count`` of more lengths, by dynamic programming over where each group begins.
 
-    A text of a length that is not chosen is padded to the next that is.
+    Other texts are padded to the next chosen length.
     """
     before = np.concatenate([[0.0], np.cumsum(weights)])
     # The fewest tokens of the first 0, 1, 2, ... lengths, with one padded length more a round.
@@ -77,9 +77,9 @@ def plan_epoch(
 ) -> list[Batch]:
     """Group the examples of one epoch into effective batches of similar lengths, in random order.
 
-    Every example comes once; one batch may be smaller and then has the shortest examples, as it may
-    be filled up. The plan depends on nothing but the arguments, so that a resumed run finds its
-    place. ``lengths`` are of shape [examples]; ``padded_lengths`` ascend; epochs count from 0.
+    Every example comes once. One batch may be smaller; it has the shortest examples, because it may
+    be padded with examples. The plan depends only on the arguments, so a resumed run continues at
+    the same place. ``lengths`` has shape [examples], ``padded_lengths`` ascend, epochs start at 0.
     """
     random = np.random.default_rng([seed, epoch])
     order = random.permutation(len(lengths))
@@ -94,7 +94,7 @@ def plan_epoch(
 
 
 def longest_first(batches: Sequence[Batch]) -> list[Batch]:
-    """Move a longest batch to the front: an out-of-memory error then comes at once."""
+    """Move a longest batch to the front, so that memory runs out early or never."""
     longest = max(range(len(batches)), key=lambda index: batches[index].padded_length)
     return [batches[longest], *batches[:longest], *batches[longest + 1 :]]
 

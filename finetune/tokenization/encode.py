@@ -1,4 +1,4 @@
-"""Texts become token ids, once per run."""
+"""Turns texts into token ids, once per run."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ _ATTRIBUTES = {"input_ids": "ids", "token_type_ids": "type_ids"}
 
 @dataclass(frozen=True)
 class Windows:
-    """Which windows belong to which text. The logits of a text are the mean of its windows' logits.
+    """Maps windows to texts. The logits of a text are the mean logits of its windows.
 
     ``counts`` has the number of windows of each text, 1 or more: int64 of shape [texts]. The
     windows of a text follow each other, in the order of the texts.
@@ -61,11 +61,11 @@ class EncodedTexts:
 
     Args:
         columns: For each input of the model, such as ``input_ids``, int32 of shape [all tokens].
-        offsets: Where each text begins, and the end of the last: int64 of shape [texts + 1]. Of
-            texts that are cut into windows, where each window does.
-        padding: For each column the value that stands for "no token".
-        truncated_texts: How many have lost tokens.
-        windows: Which windows are of which text; None where each text is read at once.
+        offsets: The start of each text, or of each window, and the end of the last: int64 of shape
+            [texts + 1].
+        padding: The padding value of each column.
+        truncated_texts: The number of truncated texts.
+        windows: Maps windows to texts; None if no text has windows.
     """
 
     columns: dict[str, NDArray[np.int32]]
@@ -90,7 +90,7 @@ class EncodedTexts:
         if self.windows:
             arrays["window_counts"] = self.windows.counts
         for name, column in self.columns.items():
-            # A column of one value has one number in memory, and needs no more elsewhere.
+            # A constant column is stored as a single value.
             arrays[name] = column if any(column.strides) else column[:1]
         return {name: np.require(one, np.int32, ["C", "W"]) for name, one in arrays.items()}
 
@@ -141,7 +141,7 @@ def encode_texts(
         for name in set(names) - constants:
             ids = chain.from_iterable(getattr(part, _ATTRIBUTES[name]) for part in encodings)
             column = np.fromiter(ids, np.int32)
-            # The types of tokens come from the tokenizer's template and not from the words.
+            # Token types come from the template of the tokenizer, not from the words.
             if number == 0 and name != "input_ids" and len(np.unique(column)) == 1:
                 constants.add(name)
             columns[name].append(column)
@@ -176,7 +176,7 @@ def random_texts(
 def _set_truncation(
     tokenizer: "PreTrainedTokenizerFast", stride: int | None, *, max_length: int, has_pairs: bool
 ) -> None:
-    # In windows of a pair after the first, tokenizers 0.23 gives all tokens the first text's type.
+    # tokenizers 0.23 sets wrong token types in all windows of a pair but the first.
     if has_pairs and stride is not None:
         raise ConfigurationError(
             "--long-texts windows is for single texts, and these are pairs",

@@ -16,13 +16,13 @@ InputsOf = Callable[[NDArray[np.int64], int], Inputs]
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """Examples as the model reads them: each one sequence of tokens, or several windows.
+    """Examples as model inputs: each is one sequence of tokens, or several windows.
 
     Args:
         inputs_of: Returns the keyword arguments of the model's forward for the indices of some
             sequences and a padded length: CPU tensors of shape [sequences, ...].
         lengths: Tokens of each sequence: int64 of shape [sequences].
-        windows: Which sequences are of which example; None where each is one example.
+        windows: Maps sequences to examples; None if each sequence is one example.
     """
 
     inputs_of: InputsOf
@@ -41,7 +41,7 @@ class ModelInputs:
         return self.windows.of(examples) if self.windows else examples
 
     def subset(self, sequences: NDArray[np.int64]) -> "ModelInputs":
-        """Return some of the sequences, in this order, as examples of their own."""
+        """Return some sequences, in this order, each as one example."""
         return ModelInputs(
             lambda indices, padded_length: self.inputs_of(sequences[indices], padded_length),
             self.lengths[sequences],
@@ -54,9 +54,9 @@ class ModelInputs:
 
 @dataclass(frozen=True)
 class Examples(ModelInputs):
-    """Examples to train on: labels as the task's loss reads them, of shape [examples, ...].
+    """Examples with labels for the loss of the task, of shape [examples, ...].
 
-    ``weights`` are what each example counts in the loss: float32 of shape [examples].
+    ``weights`` has the weight of each example in the loss: float32 of shape [examples].
     """
 
     labels: NDArray[Any]
@@ -77,7 +77,7 @@ class Examples(ModelInputs):
         )
 
     def without_windows(self) -> "Examples":
-        """Return all windows as examples of their own, with their texts' labels."""
+        """Return each window as one example, with the label of its text."""
         if self.windows is None:
             return self
         texts = np.repeat(np.arange(len(self.labels)), self.windows.counts)
@@ -115,7 +115,7 @@ def collate(texts: EncodedTexts, indices: NDArray[np.int64], *, padded_length: i
 
 
 def prepare_mask(tensors: Inputs, *, takes_4d_mask: bool) -> Inputs:
-    """Give a bool mask [examples, tokens] the form the model reads without asking the device."""
+    """Convert a bool mask [examples, tokens] to a form for which the model never synchronizes."""
     mask = tensors["attention_mask"]
     prepared = mask[:, None, None, :] if takes_4d_mask else mask.long()
     return {**tensors, "attention_mask": prepared}
