@@ -20,7 +20,7 @@ from finetune.data.split import split_fold
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
 from finetune.errors import UsageError
-from finetune.events import Info, emit, stage
+from finetune.events import Info, WarningMessage, emit, stage
 from finetune.model.freeze import (
     count_parameters,
     enable_gradient_checkpointing,
@@ -268,6 +268,9 @@ def _prepare_model(
     if method.is_contrastive and "batch_size" not in option_sources:
         # Each text is only contrasted with the texts of its micro-batch.
         config = change_options(config, {"batch_size": TEXTS_PER_STEP})
+    if config.data.unlabeled not in (None, "none") and not method.is_contrastive:
+        message = "--unlabeled is not used: only contrastive training learns from unlabeled texts"
+        emit(WarningMessage(message, remedy="leave it out, or add --contrastive on"))
     with stage("tokenize"):
         encode = partial(encode_rows, config=config)
         examples = {

@@ -224,3 +224,12 @@ def test_a_head_also_learns_from_unlabeled_texts(train: Train, tmp_path: Path) -
     assert "Unlabeled texts" in (tmp_path / "run/report.html").read_text()
     again = train(tmp_path / "again", unlabeled=str(texts))
     assert have_same_bits(weights_of(tmp_path / "run"), weights_of(again))
+
+
+def test_texts_that_no_head_learns_from_are_reported(train: Train, tmp_path: Path) -> None:
+    texts = tmp_path / "new.txt"
+    texts.write_text("what is it?\nwhere is it?\n")
+    events: list[Event] = []
+    train(tmp_path / "run", unlabeled=str(texts), freeze_core=True, emit=events.append)
+    [warning] = [event.message for event in events if isinstance(event, WarningMessage)]
+    assert "unlabeled is not used" in warning
