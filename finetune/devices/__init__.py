@@ -1,4 +1,4 @@
-"""The only place that knows one device from another; here their names, free of torch."""
+"""The only package that knows mps, cuda and cpu. This module has their names, without torch."""
 
 from typing import Literal, get_args
 

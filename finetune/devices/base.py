@@ -14,7 +14,7 @@ from finetune.devices.captured import CapturedFunction, Function
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-# Batches of the evaluation that frozen layers read at once, at most.
+# Maximum number of evaluation batches that frozen layers read at once.
 _MAX_BATCHES_AT_ONCE = 16
 
 
@@ -23,16 +23,16 @@ class OutOfMemoryElsewhereError(RuntimeError):
 
 
 class Device:
-    """Where a model trains."""
+    """A device on which a model trains."""
 
     name: str
     description: str
     torch_device: torch.device
-    # Number formats that it can compute in, fp32 first.
+    # Supported precisions, fp32 first.
     precisions: tuple[str, ...]
     fused_adamw_scales_gradients = True
     captures = False
-    # Tokens of the batches that are copied to it together.
+    # Number of tokens in batches that are copied to the device together.
     prefetch_tokens = 0
     # Whether kernels have computed wrongly without an error: runs compare it with the CPU, and
     # ``doctor --parity`` has to pass before 16 bits are used by default.
@@ -142,7 +142,7 @@ class DeviceMemory(ABC):
 
     @abstractmethod
     def budget_bytes(self, limit_bytes: int | None) -> int:
-        """Return how much this process may hold in total: at most the user's limit, if any."""
+        """Return the memory that this process may use: at most the limit of the user, if any."""
 
     @abstractmethod
     def set_memory_limit(self, budget_bytes: int) -> None:
@@ -158,17 +158,17 @@ class DeviceMemory(ABC):
         )
 
     def release(self) -> None:
-        """Give cached memory that no tensor uses back to the system."""
+        """Return unused cached memory to the system."""
         torch.accelerator.empty_cache()
 
     def cache_exceeds_limit(self) -> bool:
-        """Return whether the cache has outgrown what a run needs; does not wait for the device."""
+        """Return whether the cache is larger than a run needs, without synchronizing."""
         return False
 
 
 @dataclass(frozen=True)
 class BatchShapes:
-    """Which shapes a batch should have on a device; None stands for any number.
+    """Requirements of a device for batch shapes; None means no limit.
 
     Args:
         max_shapes: Most shapes that the steps of a run may have.
@@ -196,7 +196,7 @@ class BatchShapes:
         return max(self.min_padded_length, multiple)
 
     def max_examples(self, *, padded_length: int) -> int | None:
-        """Return the most examples of a padded length with right results, None for any number."""
+        """Return the most examples of a padded length with correct results, None for no limit."""
         return None if self.max_tokens is None else max(1, self.max_tokens // padded_length)
 
     def extraction_examples(self, batch_size: int, *, padded_length: int) -> int:
@@ -233,7 +233,7 @@ def why_operation_fails(torch_device: torch.device) -> str | None:
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Leave the global random generators of PyTorch as they were."""
+    """Restore the global random generators of PyTorch afterwards."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     module = torch.get_device_module(accelerator) if accelerator else torch
     # A GPU that this process has not used yet has no state to keep.

@@ -14,14 +14,14 @@ Result = TypeVar("Result")
 
 @dataclass
 class BatchSize:
-    """How many examples go through a device at once; messages call it by its ``name``."""
+    """The number of examples per pass on a device; ``name`` is for messages."""
 
     examples: int
     name: str
     device: Device
 
     def retry_on_out_of_memory(self, attempt: Callable[[int], Result]) -> Result:
-        """Return what an attempt returns, repeated with half the examples if memory runs out."""
+        """Return the result of a function; if memory runs out, halve the examples and repeat."""
         while True:
             try:
                 return attempt(self.examples)
@@ -53,7 +53,7 @@ class BatchSize:
         )
 
     def clamp(self, *, padded_length: int) -> None:
-        """Lower the batch size to what the device computes right at a padded length."""
+        """Limit the batch size to correct results of the device at a padded length."""
         most = self.device.shapes.max_examples(padded_length=padded_length)
         if most is None or self.examples <= most:
             return

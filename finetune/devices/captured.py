@@ -11,10 +11,10 @@ Shapes = tuple[tuple[tuple[str, torch.Size], ...], ...]
 
 
 class CapturedFunction:
-    """Calls a function as a CUDA graph: a small model's step is bound by its launches.
+    """Calls a function as a CUDA graph: launches limit the speed of small models.
 
-    The first call is left to the caller: it makes what a capture can't, such as cuBLAS's workspace.
-    All graphs share a memory pool, of the size of the largest, which should therefore come first.
+    The caller makes the first call, which allocates what a capture can't, such as the cuBLAS
+    workspace. All graphs share a memory pool of the size of the largest, which should come first.
     The function may change tensors in place, and must not depend on changing host values. A
     ``failure`` is the reason if it can't be captured.
     """
@@ -32,7 +32,7 @@ class CapturedFunction:
         self._is_warm = False
 
     def prepare(self, arguments: Sequence[Tensors]) -> Callable[[], torch.Tensor] | None:
-        """Capture the call if its shapes are new; return what replays it on the same arguments.
+        """Capture the call if its shapes are new; return a function that replays it.
 
         None: the caller calls the function itself, this time or, after a ``failure``, always.
         Only this may run out of memory, and then nothing has changed.

@@ -1,4 +1,4 @@
-"""Checks of the machine that need no torch: PyTorch's environment variables for MPS."""
+"""Checks of environment variables of PyTorch for MPS, without torch."""
 
 import os
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ BERT_BASE_BYTES = 2 * 110_000_000 * 4 * 4
 FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
 PREFER_METAL = "PYTORCH_MPS_PREFER_METAL"
 # Factors of the recommended working set: above the low one the allocator collects garbage, above
-# the high one it refuses memory. PyTorch itself reports invalid values.
+# the high one it rejects allocations. PyTorch itself reports invalid values.
 HIGH = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
 LOW = "PYTORCH_MPS_LOW_WATERMARK_RATIO"
 _DEFAULT_HIGH = 1.7
@@ -43,7 +43,7 @@ def high_ratio() -> float:
 
 
 def check_variables() -> Iterator[Check]:
-    """Yield a check of each variable with which a Mac's GPU does harm or is slow."""
+    """Yield a check of each variable that makes the GPU of a Mac slow or harmful."""
     for name, variable, is_harmful, effect in (
         ("mps_watermarks", HIGH, high_ratio() <= 0, "lifts PyTorch's limit: a Mac swaps until it "
          "freezes (pytorch#79840)"),

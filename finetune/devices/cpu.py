@@ -21,7 +21,7 @@ _CLEAR = _PROCESS / "clear_refs"
 
 
 class CpuDevice(Device):
-    """The CPU, with the machine's memory."""
+    """The CPU, with host memory."""
 
     name = "cpu"
     torch_device = torch.device("cpu")
@@ -34,12 +34,12 @@ class CpuDevice(Device):
         memory, threads = gibibytes(psutil.virtual_memory().total), torch.get_num_threads()
         self.description = f"{threads} CPU thread{'s' if threads > 1 else ''}, {memory}"
         self.memory = CpuMemory()
-        # Any: a new shape costs nothing, each padding token does.
+        # All lengths: a new shape costs nothing, but each padding token does.
         self.shapes = BatchShapes()
 
 
 class CpuMemory(DeviceMemory):
-    """The machine's memory, as the system counts it for this process."""
+    """Host memory, as the system counts it for this process."""
 
     is_shared = True
     # Messages of PyTorch with and without posix_memalign, of oneDNN, which lacks memory for its
@@ -54,7 +54,7 @@ class CpuMemory(DeviceMemory):
 
     def __init__(self) -> None:
         self._reserved_bytes: int | None = None
-        # To make one takes longer than to ask it.
+        # Creating it takes longer than querying it.
         self._process = psutil.Process()
         # Where no limit can be set, allocations beyond the budget are swapped.
         self.swaps = not _CLEAR.exists()
@@ -86,7 +86,7 @@ class CpuMemory(DeviceMemory):
         return int(_STEADY_SHARE * max_bytes)
 
     def set_memory_limit(self, budget_bytes: int) -> None:
-        """Let allocations fail that would take the resident memory beyond a budget, on Linux."""
+        """Make allocations fail that would exceed a budget of resident memory, on Linux."""
         if not _is_linux():
             return
         # The threads' stacks are mapped with the first operation that takes several of them.

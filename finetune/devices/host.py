@@ -71,7 +71,7 @@ def macos_major() -> int:
 
 
 def cpu_name() -> str:
-    """Return the CPU's name for itself, such as ``Apple M1``, or an empty string."""
+    """Return the name of the CPU, such as ``Apple M1``, or an empty string."""
     if is_mac():
         return read_sysctl("machdep.cpu.brand_string") or ""
     return _read_cpuinfo().get("model name", "")

@@ -1,4 +1,4 @@
-"""The machine's own memory: what is left of it, what a process holds, and when it runs short."""
+"""Host memory: how much is free, how much a process uses, and when it runs short."""
 
 import ctypes
 from collections.abc import Iterator
@@ -65,7 +65,7 @@ def available_bytes() -> int:
 
 
 def process_bytes(process_id: int) -> int:
-    """Return the memory that a process holds; 0 if it has ended."""
+    """Return the memory that a process uses; 0 if the process ended."""
     # On macOS the footprint: resident memory leaves out most of a GPU's tensors.
     if host.is_mac():
         usage = (ctypes.c_uint64 * _USAGE_NUMBERS)()

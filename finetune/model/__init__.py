@@ -1,1 +1,1 @@
-"""The pretrained encoder and the head on top: loading, structure, and what of it trains."""
+"""The pretrained encoder and the head on top: loading, structure and trainable parameters."""

@@ -15,7 +15,7 @@ def load_factory(name: str) -> tuple[nn.Module, dict[str, object]]:
     module_name, _, function_name = name.partition(":")
     try:
         result = getattr(importlib.import_module(module_name), function_name)()
-    # A user's own code may raise anything, or leave.
+    # Code of the user may raise anything, or exit.
     except (Exception, SystemExit) as error:
         raise UsageError(
             f"{name} can't be called: {type(error).__name__}: {error}",

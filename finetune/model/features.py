@@ -1,7 +1,7 @@
 """Splits a model into frozen layers, which need to run only once, and trainable layers.
 
-Where to split is found by recording a forward. A split is used only if a text's features do not
-depend on its padding, and if the trainable layers have the logits and gradients of the whole model.
+Recording a forward pass finds the place to split. A split is used only if features don't depend on
+padding, and if the trainable layers have the same logits and gradients as the whole model.
 """
 
 import copy
@@ -53,8 +53,8 @@ TRIED_LENGTHS = (5, 3)
 class FeatureExtractor:
     """A model split at the input of one of its modules.
 
-    That is the first that trains or, if the head reads one vector per text, the module that reads
-    it. The trainable model has the same parameters and takes the features as ``inputs_embeds``.
+    This module is the first one that trains or, if the head reads one vector per text, the module
+    that reads it. The trainable model shares its parameters and gets features as ``inputs_embeds``.
     """
 
     model: PreTrainedModel
@@ -79,8 +79,8 @@ class FeatureExtractor:
 def split_frozen(
     model: PreTrainedModel, *, takes_4d_mask: bool, pads_left: bool
 ) -> FeatureExtractor | None:
-    """Split a model on the CPU below what trains; None if no split is exact."""
-    # Not a tensor's numbers: memory is estimated with fake tensors, which have none.
+    """Split a model on the CPU below its trainable layers; None if no split is exact."""
+    # Tensor values must not be read: memory is estimated with fake tensors, which have none.
     tokens = np.array([7, 6, 0, 0, 1, 1, 2, 3], np.int32)
     offsets = np.concatenate([[0], np.cumsum(TRIED_LENGTHS)])
     padding = {"input_ids": model.config.pad_token_id or 0}
@@ -109,7 +109,7 @@ def split_frozen(
 
 
 def pooled_inputs(features: torch.Tensor, *, takes_4d_mask: bool) -> Inputs:
-    """Return what the trainable layers take for vectors [examples, hidden]: texts of one token."""
+    """Return vectors [examples, hidden] as inputs of trainable layers: texts of one token."""
     mask = torch.ones(len(features), 1, dtype=torch.bool, device=features.device)
     inputs = {"inputs_embeds": features[:, None], "attention_mask": mask}
     return prepare_mask(inputs, takes_4d_mask=takes_4d_mask)
@@ -126,7 +126,7 @@ def unread_parameters(trainable: nn.Module) -> set[str]:
 
 
 class _SplitReachedError(Exception):
-    """Carries the features, its argument, out of a forward that is stopped."""
+    """Stops a forward pass and carries the features, its argument."""
 
 
 def _stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -141,7 +141,7 @@ def _require_features(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch
 
 
 def _possible_splits(calls: Mapping[str, Call], layers: set[nn.Module]) -> dict[str, torch.Tensor]:
-    """Return the features at the modules where a model may be split, the highest first."""
+    """Return the features at possible split points of a model, the topmost first."""
     features = {
         name: call.features
         for name, call in calls.items()
@@ -173,13 +173,13 @@ def _make_trainable(model: nn.Module, calls: Mapping[str, Call], split_at: str) 
         )
         output = call.first_output
         if is_frozen and are_features(output) and len(output) == len(TRIED_LENGTHS):
-            # Not the module itself: a model may read attributes of its layers.
+            # The module stays, because a model may read attributes of its layers.
             trainable.get_submodule(name).forward = partial(_pass_on, call.output)
     return trainable
 
 
 def _pass_on(output: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return the features among a module's arguments, in the form of what it would return."""
+    """Return the features from the arguments of a module, in the form of its output."""
     features = _require_features(args, kwargs)
 
     def like(part: Any) -> torch.Tensor | None:
@@ -197,7 +197,7 @@ def _pass_on(output: Any, *args: Any, **kwargs: Any) -> Any:
 def _is_exact(
     extractor: FeatureExtractor, inputs: Inputs, padded_inputs: Inputs, *, takes_4d_mask: bool
 ) -> bool:
-    """Whether features are the same at two padded lengths, and suffice for the same gradients."""
+    """Whether features are equal at two padded lengths, and give the same gradients."""
     features, padded_features = extractor.extract(inputs), extractor.extract(padded_inputs)
     if extractor.per_token:
         # Features of padding are not kept, so that nothing may depend on them.
@@ -224,17 +224,17 @@ def _are_close(actual: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def _logits_and_gradients(model: nn.Module, inputs: Inputs) -> list[torch.Tensor]:
-    """Return the logits with dropout and each trained parameter's gradient, ordered by name."""
+    """Return the logits with dropout and all gradients, ordered by parameter name."""
     trained = {
         name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
     }
     set_training(model)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        # Not torch.manual_seed, after which every seed would bring the same dropout on a GPU.
+        # torch.manual_seed would lead to the same dropout for every seed on a GPU.
         torch.default_generator.manual_seed(0)
         logits = model(**inputs).logits
         gradients = torch.autograd.grad(
-            # An output layer may be all zeros; then the logits' squares would have no gradient.
+            # If an output layer is all zeros, squared logits would have no gradient.
             (logits + 1).square().sum(),
             [trained[name] for name in sorted(trained)],
             materialize_grads=True,
@@ -295,7 +295,7 @@ def key_of_frozen_layers(extractor: FeatureExtractor, *, device: Device, precisi
 
     The model is on the CPU.
     """
-    # The names of the classes and of the folder change nothing.
+    # Class names and the folder name do not affect features.
     names = ("id2label", "label2id", "problem_type", "task_specific_params", "_name_or_path")
     model = extractor.model
     frozen = [
@@ -326,7 +326,7 @@ def with_features(
     batch_size: int,
     split: str,
 ) -> Examples:
-    """Return a split that has features for inputs, from a file to which each rank writes a share.
+    """Return a split with features as inputs, from a file to which each rank writes its part.
 
     FeaturesNotStoredError if a rank can't.
     """
@@ -381,7 +381,7 @@ def _store(
     compute: Callable[[Batch], tuple[int, torch.Tensor]],
     memory: DeviceMemory,
 ) -> dict[str, torch.Tensor]:
-    """Compute this rank's share of the batches, write it to the file of all, and map that."""
+    """Compute the batches of this rank, write them to the shared file, and map the file."""
 
     def create() -> Path | str:
         try:

@@ -1,4 +1,4 @@
-"""Freezes what a mode does not train, and lets layers run again in the backward pass."""
+"""Freezes the parameters that a mode does not train; sets up gradient checkpointing."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -46,7 +46,7 @@ def trainable_parameter_names(structure: Structure, *, mode: Mode) -> frozenset[
 
 
 def layers_of(structure: Structure, *, mode: Mode) -> tuple[frozenset[str], ...]:
-    """Return the parameters of each layer that a mode trains, or gives adapters."""
+    """Return the parameters of each layer that a mode trains or adds adapters to."""
     count = len(structure.layers) if mode.trained_layers is None else mode.trained_layers
     if count > len(structure.layers):
         raise ConfigurationError(
@@ -57,7 +57,7 @@ def layers_of(structure: Structure, *, mode: Mode) -> tuple[frozenset[str], ...]
 
 
 def set_training(model: nn.Module) -> None:
-    """Switch dropout on in what trains and off in what is frozen."""
+    """Turn dropout on in trainable modules, and off in frozen ones."""
     parameters = list(model.parameters())
     is_frozen = bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
     model.train(not is_frozen)
@@ -67,7 +67,7 @@ def set_training(model: nn.Module) -> None:
 
 
 def count_parameters(parameters: Iterable[nn.Parameter]) -> tuple[int, int]:
-    """Return how many numbers of some parameters train, and how many there are."""
+    """Return the number of trainable values in some parameters, and of all their values."""
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in parameters]
     return sum(size for size, trains in sizes if trains), sum(size for size, _ in sizes)
 
@@ -99,7 +99,7 @@ def enable_gradient_checkpointing(model: PreTrainedModel, device: Device) -> Non
 
 
 def has_gradient_checkpointing(model: nn.Module) -> bool:
-    """Return whether ``enable_gradient_checkpointing`` has changed a model."""
+    """Return whether ``enable_gradient_checkpointing`` changed a model."""
     return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
 

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 # In tokenizer_config.json, the model_max_length of the tokenizer before the run.
 LONGEST = "pretrained_max_length"
-# How far padding may move what the output layer reads, relatively. Rounding moves it by 1e-6, and
-# FNet, which has no attention mask, by 0.3.
+# Maximum relative effect of padding on the input of the output layer. Rounding has an effect of
+# 1e-6, and padding has 0.3 with FNet, which has no attention mask.
 PADDING_WARNING, MAX_PADDING_ERROR = 1e-3, 0.02
 
 
@@ -58,7 +58,7 @@ class TextModel:
 
     @property
     def output_parameters(self) -> list[nn.Parameter]:
-        """The parameters of the layer that gives the logits."""
+        """The parameters of the layer that computes the logits."""
         return [self.model.get_parameter(name) for name in sorted(self.structure.output_layer)]
 
     @property
@@ -90,7 +90,7 @@ class TextModel:
         max_length: int,
         stride: int | None = None,
     ) -> EncodedTexts:
-        """Turn texts, or pairs, into token ids, as many as the maximum and the positions allow."""
+        """Turn texts or pairs into token ids, up to the maximum length and the positions."""
         max_tokens = min(max_length, self.max_tokens)
         return encode_texts(self.tokenizer, texts, pairs, max_length=max_tokens, stride=stride)
 
@@ -218,7 +218,7 @@ def _build(
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise ValueError(f"transformers has no text classifier of the type {config.model_type}")
     model_class: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]
-    # Given weights rather than a folder, transformers opens no file.
+    # With weights instead of a folder, transformers opens no file.
     model, info = model_class.from_pretrained(
         None,
         config=config,
@@ -231,8 +231,8 @@ def _build(
 
 
 def _describe_not_loaded(model: PreTrainedModel, info: Mapping[str, Any]) -> dict[str, str]:
-    """Return what is wrong with each parameter that the weights do not have in its shape."""
-    # A buffer that is missing has the value that the model gives it.
+    """Return the problem of each parameter that is missing or has another shape."""
+    # A missing buffer keeps its initial value.
     buffers = {name for name, _ in model.named_buffers()}
     missing = {name: " is missing" for name in info["missing_keys"] if name not in buffers}
     return missing | {
@@ -278,7 +278,7 @@ def _check_fit(
 
 
 def _check_padding(text_model: TextModel) -> None:
-    """Reject a model that reads a text alone and in a padded batch differently."""
+    """Reject a model whose result for a text depends on padding."""
     model, tokenizer = text_model.model, text_model.tokenizer
     output_layer = next(iter(text_model.structure.output_layer)).rpartition(".")[0]
     words = np.setdiff1d(np.arange(text_model.vocabulary_size), tokenizer.all_special_ids)
@@ -292,7 +292,7 @@ def _check_padding(text_model: TextModel) -> None:
         with text_model.source.failures_explained():
             calls = record_calls(model, inputs_of(np.array(rows), padded_length))
         features = calls[output_layer].features
-        # A head may give logits of all tokens, and choose those of the last.
+        # A head may compute logits of all tokens, and select the logits of the last one.
         logits: torch.Tensor = calls[""].output.logits
         return logits if features is None or features.ndim > 2 else features
 

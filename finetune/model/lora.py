@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-# peft's name of the only adapter, which its files leave out, and what its files put before names.
+# The adapter name in peft, which its files omit, and the prefix of names in its files.
 _NAME, _PREFIX = "default", "base_model.model."
 
 
@@ -45,7 +45,7 @@ def require_peft() -> None:
 def add_adapters(
     model: PreTrainedModel, structure: Structure, lora: Lora, *, mode: Mode
 ) -> Structure:
-    """Put adapters into a model's layers, in place; return its structure with their names."""
+    """Add adapters to the layers of a model in place; return its structure with their names."""
     from peft import LoraConfig, inject_adapter_in_model
     from peft.tuners.lora import LoraLayer
 
@@ -141,7 +141,7 @@ class Adapter:
         from peft import get_peft_model, set_peft_model_state_dict
 
         with warnings.catch_warnings(action="ignore"):
-            # peft adds to the configuration that it is given.
+            # peft modifies the configuration that it gets.
             adapted = get_peft_model(model, copy.deepcopy(self.config))
             set_peft_model_state_dict(adapted, dict(self.tensors))
             adapted.merge_and_unload()

@@ -1,11 +1,10 @@
-"""Lets a head that reads one token read the mean of all, in a model that stays a plain one.
+"""Mean pooling for models whose head reads one token; saved models stay standard models.
 
-The mean is one more layer of the encoder's own kind, with constant weights. Its queries and keys
-are zero, so that attention is uniform over the tokens that the mask admits. Values pass unchanged,
-and the projection behind attention multiplies their mean by ``SCALE``, against which the residual
-vanishes. The feed-forward block adds zero. Every token then holds the normalized mean, which the
-head reads where it read the first token. Here only that token is computed, without products; what
-is saved needs no code of ours.
+The mean is one more encoder layer, with constant weights. Its queries and keys are zero, so that
+attention is uniform over unmasked tokens. Values pass unchanged, and the projection after attention
+multiplies their mean by ``SCALE``, so that the residual is negligible. The feed-forward block adds
+zero. So every token is the normalized mean, including the token that the head reads. Here only this
+token is computed, without matrix products. A saved model needs no code of this package.
 """
 
 import copy
@@ -23,9 +22,9 @@ from finetune.model.structure import REFUSALS, Structure, encoder_layers, record
 
 # The residual is a thousandth of the mean, and the sum stays within fp16.
 SCALE = 1e3
-# How far the whole layer may be from what is computed in its place, whose variance is 1.
+# Maximum error of the shortcut against the whole layer, whose output has variance 1.
 MAX_ROUNDING = 1e-4
-# How much of what the output layer reads may not be linear in what the head reads.
+# Maximum nonlinear fraction of the input of the output layer.
 MAX_NONLINEAR = 0.05
 # For inputs of unit variance, tanh is linear within 1% on this scale. The pooler of BERT returns
 # values of this size.
@@ -104,7 +103,7 @@ def has_mean_layer(model: PreTrainedModel) -> bool:
 
 @torch.no_grad()
 def _make_mean_layer(model: PreTrainedModel) -> nn.Module | None:
-    """Return a layer like the last, with the weights that pass on the mean; None if it can't."""
+    """Return a layer like the last one with the weights for the mean; None if impossible."""
     layers = encoder_layers(model)
     if not layers:
         return None
@@ -153,7 +152,7 @@ def _compute_first_token(
 
 
 def pass_through_head(model: PreTrainedModel, structure: Structure) -> bool:
-    """Let the output layer read a linear function of what the head reads; False if it can't."""
+    """Make the head linear up to the output layer; False if that is impossible."""
     modules = {
         name: module
         for name, module in model.named_modules()

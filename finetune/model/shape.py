@@ -11,7 +11,7 @@ from transformers import (
 
 from finetune.model.source import MINILM, find_model
 
-# As published, so that they need no Hub: hidden size, layers, heads, intermediate size.
+# Published shapes, to avoid the Hub: hidden size, layers, heads, intermediate size.
 _PUBLISHED = {
     "bert-base-uncased": (768, 12, 12, 3072),
     "bert-large-uncased": (1024, 24, 16, 4096),
@@ -20,7 +20,7 @@ _PUBLISHED = {
 
 
 def load_shape(name: str, *, revision: str | None) -> PreTrainedConfig:
-    """Return a model's config; from the Hub, no weights are fetched for it."""
+    """Return the config of a model, without downloading weights from the Hub."""
     if name in _PUBLISHED and revision is None:
         hidden_size, layers, heads, intermediate_size = _PUBLISHED[name]
         return BertConfig(

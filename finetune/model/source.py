@@ -1,4 +1,4 @@
-"""A model's files: found in a folder or on the Hub, checked, and read without running any code."""
+"""Model files: found in a folder or on the Hub, verified, and read without running code."""
 
 import os
 import re
@@ -48,7 +48,7 @@ _TOKENIZER_FILE = re.compile(
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A folder with a model's files, by the user's name for it; the Hub's commit, if from there."""
+    """A folder with model files, the name that the user gave, and the commit if from the Hub."""
 
     name: str
     folder: Path
@@ -121,7 +121,7 @@ class ModelSource:
 
     @property
     def published(self) -> tuple[str, str | None]:
-        """The id and commit of the Hub; of a folder its name, without the rest of the path."""
+        """The Hub id and commit, or the name of a folder without the rest of its path."""
         if self.name == MINILM:
             return MINILM_REPOSITORY, self.commit or MINILM_COMMIT
         return (self.name if self.commit else self.folder.resolve().name), self.commit
@@ -150,7 +150,7 @@ class ModelSource:
 
     @contextmanager
     def failures_explained(self) -> Iterator[None]:
-        """Turn whatever transformers raises over a folder's files into ModelUnsupportedError."""
+        """Turn errors of transformers about the files of a folder into ModelUnsupportedError."""
         try:
             yield
         except FinetuneError:

@@ -26,7 +26,7 @@ REFUSALS = (AssertionError, AttributeError, IndexError, RuntimeError, TypeError,
 class Structure:
     """The names of a model's parameters by part; ``new`` ones are of the head, and random at first.
 
-    ``output_layer_input`` is the root mean square of what the output layer reads of a sample text.
+    ``output_layer_input`` is the root mean square of the output layer input for a sample text.
     """
 
     embeddings: frozenset[str]
@@ -120,7 +120,7 @@ def record_sample(model: PreTrainedModel) -> dict[str, "Call"]:
 
 @torch.no_grad()
 def _takes_4d_mask(model: PreTrainedModel) -> bool:
-    """Try whether a 4-D mask, for which the host needs not wait, gives the same logits."""
+    """Check whether a 4-D mask, which avoids synchronization, gives the same logits."""
     # One mask for all layers would undo sliding windows (ModernBERT).
     if any(getattr(model.config, name, None) for name in ("local_attention", "sliding_window")):
         return False
@@ -153,7 +153,7 @@ class Call:
 
 @torch.no_grad()
 def record_calls(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> dict[str, Call]:
-    """Run a model without a graph; return its modules' calls by name, as they began."""
+    """Run a model without a graph; return the calls of its modules by name, in order."""
     names = {module: name for name, module in model.named_modules()}
     calls: dict[str, Call] = {}
     returns = count()

@@ -1,4 +1,4 @@
-"""Tensors that runs keep for other runs: features of frozen layers, token ids of many texts.
+"""Stores tensors for later runs: features of frozen layers, token ids of many texts.
 
 An entry is a safetensors file whose name is its key, a hash of everything that its tensors depend
 on. Files without such a name and without the mark of this package are left as they are.
@@ -83,7 +83,7 @@ class TensorStore:
         return mapped
 
     def keep(self, partial: Path, key: str) -> None:
-        """Give a whole file its name, unless it is larger than the limit or the name exists."""
+        """Rename a complete file, unless it exceeds the limit or the name exists."""
         file = self._file(key)
         flush_to_disk(partial)
         if partial.stat().st_size <= self.limit_bytes and not os.path.lexists(file):
@@ -111,7 +111,7 @@ class TensorStore:
         return [file for file in self._files() if file.suffix != PARTIAL_SUFFIX]
 
     def clear(self) -> int:
-        """Delete all entries and what killed runs left; return the number of bytes."""
+        """Delete all entries and leftovers of killed runs; return the number of bytes."""
         size_bytes = 0
         for file in self._files():
             size_bytes += file.stat().st_size
@@ -170,7 +170,7 @@ def _is_ours(file: Path) -> bool:
 
 
 def cache_folder(options: CacheConfig, name: str) -> Path:
-    """Return the folder of one kind of files that are kept from run to run."""
+    """Return the cache folder for one kind of files."""
     if options.cache_dir is None:
         return hub.cache_folder(name)
     return Path(options.cache_dir).expanduser() / name
@@ -190,6 +190,6 @@ def _is_measurement(file: Path) -> bool:
 
 
 def open_tensor_store(options: CacheConfig) -> TensorStore:
-    """Return the store that a configuration names."""
+    """Return the store of a configuration."""
     folder = cache_folder(options, "features")
     return TensorStore(folder, limit_bytes=int(options.cache_gib * 2**30))

@@ -1,4 +1,4 @@
-"""Macs: how much memory training may have, and which batches their chips compute right."""
+"""Macs: memory for training, and batches that their chips compute correctly."""
 
 import re
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ def generation(chip: str) -> int | None:
 
 
 def max_tokens(chip: str) -> int | None:
-    """Return the most tokens of a batch with right results; an unknown chip counts as an M1."""
+    """Return the most tokens of a batch with correct results; unknown chips count as M1."""
     return _MAX_TOKENS if generation(chip) in (None, 1, 2) else None
 
 

@@ -1,4 +1,4 @@
-"""The GPU of a Mac with Apple silicon: what it can do, its memory, and why it may not be usable."""
+"""The GPU of a Mac with Apple silicon: capabilities, memory and reasons if it is unusable."""
 
 import os
 import platform
@@ -124,7 +124,7 @@ class MpsMemory(DeviceMemory):
         return torch.mps.current_allocated_memory()
 
     def reserved_bytes(self) -> int:
-        """Return what Metal counts for the process: allocator pools and compiled graphs."""
+        """Return the memory that Metal counts for the process: pools and compiled graphs."""
         return torch.mps.driver_allocated_memory()
 
     def cache_exceeds_limit(self) -> bool:

@@ -1,6 +1,6 @@
-"""Which of PyTorch's operators have a kernel on MPS, by the list from which PyTorch is generated.
+"""Finds PyTorch operators with an MPS kernel, in the list that generates PyTorch.
 
-Its wheels ship ``native_functions.yaml`` for every platform, so that this needs no Mac.
+PyTorch wheels contain ``native_functions.yaml`` for every platform, so this needs no Mac.
 """
 
 import functools
