@@ -69,7 +69,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
                 pytest.skip(f"needs a GPU for {name}: {unusable.reason}")
 
 
-# The imports are in the fixtures, so that a room without them is tested in a second.
+# The imports are in the fixtures, so that a package without them is tested in a second.
 
 
 @pytest.fixture(scope="session")

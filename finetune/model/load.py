@@ -157,7 +157,7 @@ def load_model(
     not_loaded = _describe_not_loaded(model, info)
     if strict and (wrong := {*not_loaded, *info["unexpected_keys"]}):
         raise ModelUnsupportedError(
-            f"the weights of {name} are not those of its config.json: {len(wrong)} are missing, of"
+            f"the weights of {name} do not match its config.json: {len(wrong)} are missing, of"
             f" another size, or left over, such as {min(wrong)}",
             remedy=SAME_MODEL,
         )
@@ -272,7 +272,7 @@ def _check_fit(
     ]  # fmt: skip
     if faults:
         raise ModelUnsupportedError(
-            f"the weights of {source.name} are not those of its config.json: {faults[0]}",
+            f"the weights of {source.name} do not match its config.json: {faults[0]}",
             remedy=f"{SAME_MODEL}, or add --from-scratch",
         )
 

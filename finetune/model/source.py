@@ -188,7 +188,7 @@ def find_model(name: str, *, revision: str | None, with_weights: bool = True) ->
     """Find the files of a folder, a Hub id, or ``minilm``; files on the Hub are fetched."""
     if name == MINILM and revision is None and (packaged := _packaged_minilm()):
         return packaged
-    # Functions of os.path accept any string; those of pathlib raise for some.
+    # Functions of os.path accept any string, but some functions of pathlib raise.
     folder = Path(os.path.expanduser(name))
     if name == MINILM or not is_there(folder):
         repository = MINILM_REPOSITORY if name == MINILM else name

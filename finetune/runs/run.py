@@ -309,7 +309,7 @@ def _prediction_rows(
 ) -> list[dict[str, object]]:
     """Return the columns of a split with predictions and losses, a dict for each text."""
     columns = preparation.data.splits[split].remove_columns("label").with_format("arrow")[:]
-    # The predictions of a fold are later joined with those of the other folds.
+    # The predictions of a fold are later joined with the predictions of other folds.
     is_fold = preparation.pool is not None
     predictions = preparation.task.prediction_rows(*predicted, all_scores=is_fold)
     rows = zip(columns.to_pylist(), predictions, strict=True)

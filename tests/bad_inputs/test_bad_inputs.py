@@ -1,6 +1,6 @@
 """Bad input at every place where something comes in: an exit code, two lines, nothing written.
 
-Each case is a name, what is given, and the exit code. The rooms' own tests look at the words.
+Each case is a name, what is given, and the exit code. The tests of each package check the wording.
 """
 
 import shutil
