@@ -309,7 +309,7 @@ def test_weights_of_another_model_are_refused_unless_training_is_from_scratch(
     config = tiny_config(architecture)
     (folder / "config.json").write_text(config.to_json_string(use_diff=False))
 
-    with pytest.raises(ModelUnsupportedError, match="not those of its config") as refused:
+    with pytest.raises(ModelUnsupportedError, match="do not match its config") as refused:
         load(folder)
 
     assert "--from-scratch" in refused.value.remedy
