@@ -76,7 +76,13 @@ def test_a_table_of_each_kind_trains_evaluates_and_predicts_as_the_pipeline(
     if kind == "long":
         return  # a pipeline reads the first window alone
     classify = pipeline("text-classification", model=str(run / "model"), top_k=None)
-    texts = [{name: one[name] for name in ("text", "text_pair") if name in one} for one in answers]
+    read_as = {
+        "sentence1": "text",
+        "sentence2": "text_pair",
+        "comment_text": "text",
+        "text": "text",
+    }
+    texts = [{read_as[name]: row[name] for name in read_as if name in row} for row in answers]
     for answer, found in zip(answers, map(classify, texts), strict=True):
         expected = answer.get("probabilities") or {"LABEL_0": answer["value"]}
         assert {one["label"]: one["score"] for one in found} == pytest.approx(expected, abs=1e-4)

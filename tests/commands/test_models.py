@@ -42,7 +42,7 @@ def test_the_memory_of_an_encoder_is_that_of_a_step() -> None:
     for mode, expected in encoder["gib"].items():
         case = Case(
             "cpu", architecture, classes=6, mode=Mode(mode), padded_length=128, precision="fp32",
-            optimizer="adamw", gradient_checkpointing=False, task="single", has_mean_layer=False,
+            gradient_checkpointing=False, task="single", has_mean_layer=False,
         )  # fmt: skip
         assert allocated_peaks(case, (32, 32))[1] / 2**30 == pytest.approx(
             expected, rel=0.05, abs=0.01
