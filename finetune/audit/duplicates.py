@@ -10,6 +10,7 @@ from scipy.sparse import coo_matrix, csr_matrix
 from scipy.sparse.csgraph import connected_components
 
 from finetune.data.dataset import number_texts
+from finetune.training.unlabeled import normalize
 
 Rows = NDArray[np.int64]
 
@@ -112,6 +113,4 @@ def _pairs_by_features(features: NDArray[np.float32]) -> Pairs:
 
 def normalize_rows(features: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return centered features of norm 1, so that products are cosines: [rows, hidden]."""
-    centered = features - features.mean(axis=0)
-    norms = np.linalg.norm(centered, axis=1, keepdims=True)
-    return np.asarray(centered / np.maximum(norms, 1e-12), np.float32)
+    return normalize(features - features.mean(axis=0))

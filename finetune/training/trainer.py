@@ -158,9 +158,8 @@ class Trainer:
             distributed.barrier()  # the main process may take its time to keep the best model
             stops = self._should_stop()
             if self.is_over and not stops:
-                check_parameters_finite(
-                    self.trained_parameters(), step=self.progress.steps
-                )  # the finished run takes the place of a checkpoint
+                # The finished run takes the place of a checkpoint.
+                check_parameters_finite(self.trained_parameters(), step=progress.steps)
             elif stops or (plan.saves == "epoch" and self._is_epoch_over) or self._is_save_due():
                 self.save()
             if stops:

@@ -25,6 +25,7 @@ from finetune.training.linear_head import (
     LabelledFeatures,
     fit_linear_head,
 )
+from finetune.training.unlabeled import normalize
 from finetune.web.journal import Action, How, LabelJournal
 from finetune.web.security import RequestError
 from finetune.web.selection import Scores, Selection, find_contradictions
@@ -247,7 +248,7 @@ class LabelingSession:
     def _work(self) -> None:
         try:
             with sent_to(self._follow):
-                features = _normalize(self._read_features(self.texts))
+                features = normalize(self._read_features(self.texts))
             with self._lock:
                 self._selection.set_features(features)
                 self._features = features
@@ -271,7 +272,7 @@ class LabelingSession:
         missing = [name for name in classes if name not in self._name_features]
         if missing:
             texts = [re.sub(r"[\W_]+", " ", name).strip() or name for name in missing]
-            vectors = _normalize(self._read_features([texts, texts][: len(self.texts)]))
+            vectors = normalize(self._read_features([texts, texts][: len(self.texts)]))
             self._name_features |= dict(zip(missing, vectors, strict=True))
         fitted = {row: names for row, names in rows.items() if not self._is_random[row]}
         scores = self._fit_head(fitted, classes)
@@ -350,7 +351,7 @@ def names_help(names: Features, rows: Features, is_label: NDArray[np.bool_]) -> 
     if len(known) < 2:
         return len(names) > 1
     marks = is_label[:, known].astype(np.float32)
-    means = _normalize(marks.T @ rows / marks.sum(axis=0)[:, None])
+    means = normalize(marks.T @ rows / marks.sum(axis=0)[:, None])
     nearest = (names[known] @ means.T).argmax(axis=1)
     return bool((nearest == np.arange(len(known))).mean() > 0.5)
 
@@ -369,8 +370,3 @@ def _multi_label_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Ten
         logits, labels.to(logits), reduction="none"
     )
     return losses.sum(dim=1)
-
-
-def _normalize(features: Features) -> Features:
-    norms = np.linalg.norm(features, axis=1, keepdims=True)
-    return np.asarray(features / np.maximum(norms, np.finfo(np.float32).tiny), np.float32)
