@@ -22,18 +22,16 @@ from finetune.batch_finder.search import MemoryLine, fit_memory
 from finetune.batch_finder.trial_model import build_trial_model
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.emulation import keeping_memory_as
-from finetune.devices.mps.chips import Mac
+from finetune.devices.mps.chips import Mac, max_tokens
 from finetune.errors import ModelUnsupportedError
 
-# The first shows the floor. The others are on the line of large batches, whatever the model.
+# The first size shows the floor. The others are on the line of large batches, for every model.
 _BATCH_SIZES = (1, 256, 1024)
-# A process holds the offset and this multiple of its live tensors, within the error.
-_SLOPE, _OFFSET_BYTES, _ERROR_SHARE = 1.42, 2**29, 0.4
-_BASIS = (
-    f"{_SLOPE:.2f} times the live tensors of one step, plus 0.5 GiB. The factor is calibrated on "
-    "one published data point, a base M1 with 8 GB in 2022, and not on measurements of this "
-    "project. Details: docs/batch-sizes.md"
-)
+# A process holds 0.5 GiB (Python and PyTorch) and this multiple of its live tensors. Calibrated on
+# published runs on Macs with 8 to 36 GB, together with the memory that macOS keeps
+# (devices/mps/chips.py). The estimates are at most 10% outside of the limits that those runs show.
+_SLOPE, _OFFSET_BYTES, _ERROR_SHARE = 1.44, 2**29, 0.35
+BASIS = "Estimated. Checked against published runs on five Macs: docs/batch-sizes.md."
 
 
 def estimate_parts(case: Case, mac: Mac, *, stores_features: bool, limit: int) -> Result:
@@ -54,6 +52,8 @@ def estimate_parts(case: Case, mac: Mac, *, stores_features: bool, limit: int) -
 def estimate(case: Case, mac: Mac, *, limit: int) -> Result:
     """Estimate the largest batch, up to a limit, of one part of a model on a Mac."""
     live, budget_bytes = model_live_memory(case), mac.budget_bytes
+    if tokens := max_tokens(mac.chip):
+        limit = min(limit, tokens // case.padded_length)
 
     def largest_within(process_bytes: float) -> int:
         largest = live.largest_batch((process_bytes - _OFFSET_BYTES) / _SLOPE)
@@ -68,9 +68,9 @@ def estimate(case: Case, mac: Mac, *, limit: int) -> Result:
         largest=batch_size,
         first_failed=None,
         fastest=None,
-        recommended=largest_within(budget_bytes / (1 + _ERROR_SHARE)),
+        recommended=max(min(1, batch_size), largest_within(budget_bytes / (1 + _ERROR_SHARE))),
         highest=largest_within(budget_bytes * (1 + _ERROR_SHARE)),
-        basis=_BASIS,
+        basis=BASIS,
     )
 
 

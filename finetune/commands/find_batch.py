@@ -154,17 +154,14 @@ def estimate_modes(config: Config, mac: Mac, texts: _Texts) -> "Iterator[Result]
     device = MpsDevice(chip=mac.chip)
     for case in _cases(config, device, texts):
         is_stored = stores_features(config.cache, case.mode)
-        # M1 and M2 compute larger batches incorrectly.
-        max_correct = device.shapes.max_examples(padded_length=case.padded_length)
-        limit = min(texts.rows, max_correct or texts.rows)
         emit(Info(f"estimating {case.mode} at {case.padded_length} tokens on {mac.name}"))
         try:
-            yield estimate_parts(case, mac, stores_features=is_stored, limit=limit)
+            yield estimate_parts(case, mac, stores_features=is_stored, limit=texts.rows)
         except ModelUnsupportedError as error:
             if not is_stored:
                 raise
             emit(WarningMessage(f"{error.message}: the whole model runs at every step"))
-            yield estimate_parts(case, mac, stores_features=False, limit=limit)
+            yield estimate_parts(case, mac, stores_features=False, limit=texts.rows)
 
 
 def _cases(config: Config, device: "Device", texts: _Texts) -> "list[Case]":
@@ -279,7 +276,7 @@ def show_batches(found: "FoundBatches", *, folder: str | None) -> None:
             bounds = f"{result.recommended:,} to {result.highest:,} examples fit"
             notes.append(f"{_mode(result)}: {bounds}")
     if bases := dict.fromkeys(result.basis for result in found.results if result.basis):
-        show_lines("These are estimates: nothing was run on such a machine.", *bases)
+        show_lines(*bases)
     if folder:
         notes.append(f"results: {folder}")
     if notes:

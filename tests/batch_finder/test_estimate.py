@@ -1,10 +1,11 @@
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from tiny_models import SIZES, tiny_case, tiny_config
-from transformers import LongformerConfig
+from transformers import BertConfig, DistilBertConfig, LongformerConfig, PreTrainedConfig
 
 from finetune.batch_finder import estimate as estimate_module
 from finetune.batch_finder.estimate import LiveMemory, allocated_peaks, estimate
@@ -12,7 +13,7 @@ from finetune.batch_finder.results import Case, Part, architecture_of
 from finetune.batch_finder.trial_model import build_trial_model
 from finetune.config.mode import Mode
 from finetune.devices.cpu import CpuDevice
-from finetune.devices.mps.chips import Mac
+from finetune.devices.mps.chips import Mac, find_mac
 from finetune.errors import ModelUnsupportedError
 
 NO_LIMIT = 10**9
@@ -37,7 +38,7 @@ def take_each_step_once() -> Iterator[None]:
 
 def mac_with(memory_bytes: int) -> Mac:
     """Return a Mac that leaves so much to training."""
-    return Mac("Mac", 1024 * GIB, limit_bytes=memory_bytes)
+    return Mac("Mac", 1024 * GIB, chip="m4", limit_bytes=memory_bytes)
 
 
 def peaks_of(case: Case, *batch_sizes: int) -> list[int]:
@@ -90,6 +91,35 @@ def test_a_model_whose_operations_depend_on_numbers_can_not_be_estimated() -> No
         estimate(case, mac_with(GIB), limit=NO_LIMIT)
 
 
-def test_an_estimate_for_macs_says_that_it_was_never_measured() -> None:
-    found = estimate(small_case(device="mps"), mac_with(4 * GIB), limit=NO_LIMIT)
-    assert "not on measurements of this project" in str(found.basis)
+DISTILBERT, BERT = DistilBertConfig(), BertConfig()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mac", "config", "mode", "tokens", "ran", "failed", "at_full_speed", "slower"),
+    [
+        # mrdbourke/mac-ml-speed-test, 2023. On M1 and M2, more than 32,766 tokens fail too.
+        ("m3-8gb", DISTILBERT, "last-1", 512, 16, 32, 16, 32),
+        ("m3-pro-18gb", DISTILBERT, "last-1", 512, 128, 256, 128, 256),
+        ("m1-pro-32gb", DISTILBERT, "last-1", 512, 63, 64, 64, 128),
+        ("m3-max-36gb", DISTILBERT, "last-1", 512, 256, 512, 128, 256),
+        # lucadiliello/pytorch-apple-silicon-benchmarks, 2022-2023.
+        ("m1-max-32gb", BERT, "full", 128, 64, 256, 64, 256),
+        ("m1-max-32gb", BERT, "full", 512, 0, 16, 16, 16),  # 16 swapped, fewer were not tried
+        # jamescalam/pytorch-mps, 2022.
+        ("m1-8gb", BERT, "full", 512, 1, 2, 1, 2),
+        ("m1-8gb", BERT, "classifier", 512, 63, 64, 64, 128),
+    ],
+)
+def test_estimates_agree_with_published_runs_on_macs(
+    mac: str, config: PreTrainedConfig, mode: str, tokens: int, ran: int, failed: int,
+    at_full_speed: int, slower: int,
+) -> None:  # fmt: skip
+    case = Case("mps", architecture_of(config.to_dict()), 2, Mode(mode), padded_length=tokens)
+    result = estimate(case, find_mac(mac), limit=NO_LIMIT)
+    assert result.highest
+    assert result.highest >= ran
+    assert result.recommended < failed
+    assert result.recommended <= math.sqrt(at_full_speed * slower)
+    # The center of the range is at most 10% outside of the limits.
+    assert 0.9 * ran - 1 < result.largest < 1.11 * failed

@@ -136,21 +136,6 @@ def test_without_a_network_the_longest_texts_and_all_rows_of_trec_are_taken(
         estimates(model=tiny_folder, data="hub:owner/name", **options)
 
 
-@pytest.mark.slow
-def test_the_articles_mac_takes_one_row_of_512_tokens_and_63_where_the_encoder_is_frozen() -> None:
-    """A base M1 with 8 GB took no two when all of BERT-base trained."""
-    found = estimates(max_length=512)
-    [unsplit] = estimates(max_length=512, freeze_core=True, feature_cache=False)
-    full, *_ = found
-    assert full.recommended <= 1 <= full.highest
-    # The article took 64, which an M1 does not compute correctly.
-    assert unsplit.recommended <= 63 <= unsplit.highest
-    for one in found:
-        assert one.recommended <= one.largest <= one.highest
-        assert (one.machine, one.padded_length) == (SMALL_MAC, 512)
-        assert one.basis
-
-
 @pytest.fixture
 def find_batch(command: Command, tiny_folder: Path, tmp_path: Path) -> Command:
     """Return a function that types the command for a small model on the CPU."""
@@ -247,7 +232,6 @@ def test_the_table_of_estimates_has_their_basis_once(capsys: pytest.CaptureFixtu
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line]
     assert lines[1] == "m1-8gb full fp32 512 3 - 0.50 1.00 - 2 - -"
     assert lines[4:] == [
-        "These are estimates: nothing was run on such a machine.",
         "measurements",
         "full: 2 to 4 examples fit",
         "head at 512 tokens: use --eval-batch-size 1,500 to extract features",

@@ -8,9 +8,9 @@ from finetune.errors import UsageError
 # A chip and its memory in GB, which Apple counts as 2³⁰ bytes: ``m1-8gb``, ``MacBook Air M2 8 GB``.
 _CHIP = re.compile(r"\b(m\d+)(?:[ -]*(pro|max|ultra))?(?![a-z0-9])", re.IGNORECASE)
 _MEMORY = re.compile(r"(?<![a-z0-9.])(\d+)[ -]*g(?:i?b)?\b", re.IGNORECASE)
-# Memory of macOS and its usual programs: a guess on which the estimates for Macs are calibrated
-# (finetune/batch_finder/estimate.py).
-_HELD_BYTES = 3 * 2**30
+# Memory that macOS and its programs keep. Calibrated together with the estimates for Macs
+# (finetune/batch_finder/estimate.py). It limits Macs with up to 12 GB, Metal limits larger ones.
+_HELD_BYTES = int(4.2 * 2**30)
 
 # The most tokens in a batch with correct gradients on M1 and M2, also in PyTorch 2.14: sums of
 # 32,767 products read beyond their operands (pytorch#177116, #195163). 64 examples of 512 tokens
