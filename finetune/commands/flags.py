@@ -1,13 +1,12 @@
 """Flags that several commands share, and those that are made from the schema."""
 
 import os
-import re
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import wraps
-from inspect import Parameter, getdoc, signature
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
@@ -15,7 +14,7 @@ import click
 
 from finetune.commands.console import show_json
 from finetune.commands.progress import showing
-from finetune.config.schema import OPTIONS, Option, change_options, flag_of
+from finetune.config.schema import OPTIONS, Option, change_options, flag_of, help_of
 from finetune.devices import DEVICE_NAMES
 from finetune.errors import ConfigurationError, UsageError
 from finetune.events import Emit, sent_to
@@ -96,8 +95,7 @@ def options_of(function: Callable[..., Any], *skipped: str) -> Callable[[Command
 
     The docstring of the function has the help of each flag.
     """
-    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", str(getdoc(function)), re.MULTILINE)
-    texts = {name: " ".join(text.split()) for name, text in entries}
+    texts = help_of(function)
 
     def add_flags(command: Command) -> Command:
         for name, parameter in [*signature(function).parameters.items()][::-1]:
@@ -305,7 +303,7 @@ def _flag(option: Option) -> Callable[[Command], Command]:
         flag, kind = f"{flag}/--no-{option.flag.removeprefix('--')}", None
     if isinstance(kind, click.Choice):  # spelled as click shows the choices
         default = default and default.replace("_", "-")
-    note = "; guessed for a table" if option.is_guessed else ""
+    note = ", or guessed for a table" if option.is_guessed else ""
     help_text = option.description + (f"  [default: {default}{note}]" * (default is not None))
     return click.option(flag, option.name, type=kind, default=None, help=help_text)
 

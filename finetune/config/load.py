@@ -20,7 +20,7 @@ OTHER_VARIABLES = {"FINETUNE_API_TOKEN"}
 SECTIONS = [section.name for section in fields(Config)]
 # Without a unit, a smaller number is a mistake: bytes were not meant.
 MIN_SIZE_BYTES = 10**6
-# A fitted head needs a convex loss. The other pairs contradict each other or are not tested.
+# Conditions that can't be combined. A fitted head needs a convex loss.
 _EXCLUSIVE = (
     ("--train-layers", "--freeze-core"),
     ("--train-layers", "--head classifier"),
@@ -34,15 +34,15 @@ _EXCLUSIVE = (
     ("--lora-rank 8", "a frozen encoder"),
     ("--no-merge", "--pooling mean"),
 )
-# Source, section if it is named, option, value.
-Given = tuple[str, str | None, str, Any]
+# The source, the section if the source has one, the option and the value.
+Setting = tuple[str, str | None, str, Any]
 
 
 @dataclass(frozen=True)
 class LoadedConfig:
     """A valid configuration, and the source of each option that is set: file, variable or flag.
 
-    ``guesses`` are options that were not set, with values guessed from the data.
+    ``guesses`` are the options whose values were guessed from the data.
     """
 
     config: Config
@@ -61,24 +61,21 @@ def load_config(
 
     Later ones win. Unknown keys, wrong values and contradictions raise ``ConfigurationError``.
     """
-    given = [] if file is None else list(_read_file(file))
+    settings = [] if file is None else list(_read_file(file))
     for variable, text in (environment or {}).items():
         if variable.startswith(ENVIRONMENT_PREFIX) and variable not in OTHER_VARIABLES:
             option = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
-            given.append((variable, None, option, _from_text(text)))
-    for option, value in (flags or {}).items():
-        given.append((flag_of(option), None, option, value))
-    given += map(_read_assignment, assignments)
+            settings.append((variable, None, option, _from_text(text)))
+    settings += [(flag_of(name), None, name, value) for name, value in (flags or {}).items()]
+    settings += map(_read_assignment, assignments)
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    for source, section, name, value in given:
+    for source, section, name, value in settings:
         option = FORMER_NAMES.get(name, name)
         check_name(option, section, source=source)
         values[option], sources[option] = value, source
-    config = change_options(
-        Config(),
-        {option: check_value(option, value, sources[option]) for option, value in values.items()},
-    )
+    checked = {name: check_value(name, value, sources[name]) for name, value in values.items()}
+    config = change_options(Config(), checked)
     check_contradictions(config)
     if config.search.memory is not None:
         parse_size(config.search.memory, source=sources["memory"])
@@ -99,7 +96,7 @@ def parse_size(text: str, *, source: str) -> int:
     return size_bytes
 
 
-def _read_file(file: str) -> Iterator[Given]:
+def _read_file(file: str) -> Iterator[Setting]:
     path = find_preset(file)
     sections = read_yaml(path) or {}
     if not isinstance(sections, dict) or any(
@@ -107,15 +104,15 @@ def _read_file(file: str) -> Iterator[Given]:
     ):
         raise ConfigurationError(
             f"{path} has no sections with options",
-            remedy="write one indented `option: value` per line, under training: or another "
-            f"section ({', '.join(SECTIONS)}); if it is a table of texts, use --data {file}",
+            remedy="write one indented `option: value` per line in a section, which is one of "
+            f"{', '.join(SECTIONS)}; if it is a table of texts, use --data {file}",
         )
     for section, options in sections.items():
         for option, value in (options or {}).items():
             yield str(path), section, option, value
 
 
-def _read_assignment(assignment: str) -> Given:
+def _read_assignment(assignment: str) -> Setting:
     key, separator, text = assignment.partition("=")
     section, dot, option = key.strip().partition(".")
     if not separator or not dot:
@@ -131,40 +128,38 @@ def _from_text(text: str) -> str | None:
 
 
 def check_name(option: str, section: str | None, *, source: str) -> None:
-    """Raise ``ConfigurationError`` unless there is such an option, in that section."""
+    """Raise ``ConfigurationError`` if no option has this name, or if it is in another section."""
     if option not in OPTIONS:
         word = OPTION_BY_OTHER_NAME.get(option, option).replace("-", "_")
-        near = difflib.get_close_matches(word, OPTIONS, n=1)
-        remedy = f"known options: {', '.join(OPTIONS)}"
-        if near:
+        remedy = f"use one of {', '.join(OPTIONS)}"
+        if near := difflib.get_close_matches(word, OPTIONS, n=1):
             remedy = f"did you mean {near[0]}? ({OPTIONS[near[0]].purpose})"
         where = "" if source == flag_of(option) else f"{source}: "
         raise ConfigurationError(f"{where}there is no option {option}", remedy=remedy)
     if section not in (None, OPTIONS[option].section):
         raise ConfigurationError(
-            f"{source}: {option} is not an option of a section {section}",
-            remedy=f"it belongs to section {OPTIONS[option].section}",
+            f"{source}: the section {section} has no option {option}",
+            remedy=f"move it to the section {OPTIONS[option].section}",
         )
 
 
 def check_value(option: str, value: Any, source: str) -> Any:
     """Return a value as the type of an option, or raise ``ConfigurationError``."""
     words = source if source == flag_of(option) else f"{source}: {option}"
-    # Pydantic takes true for 1 unless it is strict.
+    # Pydantic reads true as 1 unless it is strict.
     is_strict = isinstance(value, bool)
     return check_type(OPTIONS[option].type, value, words=words, is_strict=is_strict)
 
 
 def check_type(hint: Any, value: Any, *, words: str, is_strict: bool = True) -> Any:
-    """Return a value as a type; raise ``ConfigurationError`` if it has another or is empty."""
+    """Return a value as a type; raise ``ConfigurationError`` if it can't be, or is empty."""
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
     if isinstance(value, str) and not value:
-        raise ConfigurationError(f"{words} is empty", remedy="set a value, or drop it")
+        raise ConfigurationError(f"{words} is empty", remedy="set a value, or drop the option")
     try:
-        adapter: TypeAdapter[Any] = TypeAdapter(hint)
-        return adapter.validate_python(value, strict=is_strict)
+        return TypeAdapter[Any](hint).validate_python(value, strict=is_strict)
     except ValidationError as error:
-        messages = (one["msg"].partition(", unable")[0] for one in error.errors())
+        messages = (problem["msg"].partition(", unable")[0] for problem in error.errors())
         expected = " or ".join(message.removeprefix("Input should be ") for message in messages)
         raise ConfigurationError(
             f"{words} is {reprlib.repr(value)}, but should be {expected}",
@@ -175,7 +170,7 @@ def check_type(hint: Any, value: Any, *, words: str, is_strict: bool = True) -> 
 def check_contradictions(config: Config) -> None:
     """Raise ``ConfigurationError`` for options that can't be combined."""
     model, training = config.model, config.training
-    is_given = {
+    conditions = {
         "--train-layers": model.train_layers is not None,
         "--freeze-core": model.freeze_core,
         "--head classifier": model.head == "classifier",
@@ -192,13 +187,13 @@ def check_contradictions(config: Config) -> None:
     }
     for option in OPTIONS.values():
         is_set = option.value_in(config) != option.default
-        if option.needs and is_set and not is_given[option.needs]:
-            flag = option.flag if option.default is not True else f"--no-{option.name}"
+        if option.needs and is_set and not conditions[option.needs]:
+            flag = f"--no-{option.name}" if option.default is True else option.flag
             raise ConfigurationError(
                 f"{flag} has no effect without {option.needs}", remedy=f"add {option.needs}"
             )
     for pair in _EXCLUSIVE:
-        if all(map(is_given.__getitem__, pair)):
+        if all(map(conditions.__getitem__, pair)):
             raise ConfigurationError(
                 f"{' and '.join(pair)} can't be combined", remedy="drop one of them"
             )

@@ -1,18 +1,18 @@
-"""Which part of a model trains."""
+"""The part of a model that trains."""
 
 import re
 from dataclasses import dataclass
 from typing import Literal
 
 HeadName = Literal["whole", "classifier"]
-# Modes that leave the encoder as it is.
+# Modes with a frozen encoder.
 HEAD_MODES = ("head", "classifier")
 _LAST = re.compile(r"(?:lora-)?last-([1-9]\d*)")
 
 
 @dataclass(frozen=True)
 class Lora:
-    """LoRA adapters of linear layers: two matrices, whose product is scaled by alpha / rank."""
+    """LoRA adapters of linear layers: two matrices; their product is scaled by alpha / rank."""
 
     rank: int
     alpha: int
@@ -21,12 +21,12 @@ class Lora:
 
 
 class Mode(str):
-    """The name of what trains.
+    """The name of the part of a model that trains.
 
-    ``full``: everything; ``last-N``: the last N layers of the encoder, and the head; ``head``: the
-    head, which is the pooler and the classifier of BERT; ``classifier``: the output layer and other
-    new layers of the head; ``lora`` and ``lora-last-N``: adapters in all or in the last N layers,
-    and what ``classifier`` trains.
+    ``full``: everything. ``last-N``: the last N layers of the encoder, and the head. ``head``: the
+    head, in BERT the pooler and the output layer. ``classifier``: the output layer and other new
+    layers of the head. ``lora`` and ``lora-last-N``: adapters in all or in the last N layers, and
+    the layers that ``classifier`` trains.
 
     >>> Mode("last-2").trained_layers, Mode("head").trains_encoder, Mode("lora-last-3").is_lora
     (2, False, True)
@@ -36,7 +36,7 @@ class Mode(str):
         """Raise ``ValueError`` if there is no such mode."""
         if name not in ("full", "lora", *HEAD_MODES) and not _LAST.fullmatch(name):
             known = ("full", "last-N", "lora", "lora-last-N", *HEAD_MODES)
-            raise ValueError(f"{name} is none of {', '.join(known)}")
+            raise ValueError(f"{name} is not one of {', '.join(known)}")
         return super().__new__(cls, name)
 
     @property

@@ -1,6 +1,5 @@
-"""YAML files of configurations, and the presets that come with the package."""
+"""YAML configuration files, and the presets that come with the package."""
 
-import os
 import re
 import sys
 import textwrap
@@ -16,13 +15,13 @@ from finetune.config.schema import OPTIONS, Config
 from finetune.errors import ConfigurationError
 from finetune.files import is_there
 
-# A table that is named by mistake may be too large to parse.
+# A table that is passed by mistake may be too large to parse.
 MAX_FILE_BYTES = 2**20
 MAX_LINE = 100
 
 
 def read_yaml(path: Path) -> Any:
-    """Return a file's mappings, lists, text and None."""
+    """Return the mappings, lists, strings and None of a file."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
@@ -37,9 +36,9 @@ def read_yaml(path: Path) -> Any:
 
 
 class _ConfigLoader(yaml.BaseLoader):
-    """Reads every scalar except null as text, which the schema converts to the type of the option.
+    """Reads every scalar except null as a string, which the schema converts.
 
-    As in YAML 1.2, ``no`` is a word and ``1e-5`` a number. Tags have no effect.
+    So ``no`` is a word and ``1e-5`` a number, as in YAML 1.2. Tags have no effect.
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -71,14 +70,14 @@ def presets_folder() -> Path:
 def find_preset(name: str) -> Path:
     """Return the path of a file or, if there is none, of the preset with this name."""
     path = Path(name)
-    if is_there(path) and not os.path.isdir(path):  # a file, or a pipe such as /dev/stdin
+    if is_there(path) and not path.is_dir():  # a file, or a pipe such as /dev/stdin
         return path
     presets = describe_presets()
-    is_a_name = path.parent in (Path(), Path("configs")) and path.suffix in ("", ".yaml")
-    if is_a_name and path.stem in presets:
+    is_preset_name = path.parent in (Path(), Path("configs")) and path.suffix in ("", ".yaml")
+    if is_preset_name and path.stem in presets:
         return presets_folder() / f"{path.stem}.yaml"
     raise ConfigurationError(
-        f"{name} is a folder" if os.path.isdir(path) else f"there is no configuration file {name}",
+        f"{name} is a folder" if path.is_dir() else f"there is no configuration file {name}",
         remedy=f"use a YAML file, or one of the presets {', '.join(presets)}",
     )
 
@@ -91,16 +90,17 @@ def is_config(name: str) -> bool:
         return is_yaml or (path.parent == Path() and name in describe_presets())
     if not (is_yaml and path.is_file()) or path.stat().st_size > MAX_FILE_BYTES:
         return False
-    sections = read_yaml(path)
-    is_section = isinstance(sections, dict) and any(
-        name in vars(Config()) and isinstance(options, dict | None)
-        for name, options in sections.items()
+    content = read_yaml(path)
+    return content is None or (
+        isinstance(content, dict)
+        and any(
+            name in vars(Config()) and isinstance(content[name], dict | None) for name in content
+        )
     )
-    return sections is None or is_section
 
 
 def describe_presets() -> dict[str, str]:
-    """Return the first comment line of every preset, by the preset's name."""
+    """Return the first comment line of each preset, by name."""
     return {
         path.stem: path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
         for path in sorted(presets_folder().glob("*.yaml"))
@@ -108,7 +108,7 @@ def describe_presets() -> dict[str, str]:
 
 
 def make_starter(values: Mapping[str, Any], *, notes: Mapping[str, str], heading: str) -> str:
-    """Return YAML with these options and their help; options with their default are comments."""
+    """Return YAML with these options and their help; default values are commented out."""
     parts = [_comment(heading, indent="")]
     for section in fields(Config):
         entries = []
@@ -131,12 +131,16 @@ def _comment(text: str, *, indent: str) -> str:
 
 
 def make_json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of the files, from which editors complete, explain and check."""
+    """Return the JSON Schema of the files, which editors use to complete, explain and check."""
     import pydantic
 
     schema = pydantic.TypeAdapter(Config).json_schema()
     for definition in (schema, *schema["$defs"].values()):
         definition["additionalProperties"] = False
+    for definition in schema["$defs"].values():
+        definition["description"] = definition["description"].partition("\n")[0]
+        for name, option in definition["properties"].items():
+            option["description"] = OPTIONS[name].description
     for section, reference in schema["properties"].items():
         # A section whose options are all commented out is null.
         schema["properties"][section] = {"anyOf": [reference, {"type": "null"}]}
