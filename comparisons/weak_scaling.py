@@ -26,10 +26,11 @@ from finetune.config.mode import Mode
 from finetune.devices.base import Device, move_to_device
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.select import select_device
-from finetune.model.features import FrozenLayers, split_frozen, with_features
+from finetune.model.features import split_frozen
 from finetune.model.freeze import freeze_parameters, set_training
 from finetune.model.structure import find_structure
 from finetune.model.tensor_store import TensorStore
+from finetune.runs.features import with_features
 from finetune.tasks.single import Single
 from finetune.tokenization.buckets import choose_padded_lengths, plan_epoch
 from finetune.tokenization.examples import Examples, inputs_of_texts
@@ -91,10 +92,11 @@ def time_features(device: Device, *, rows: int, data_dir: Path | None) -> float:
     model = bert_base()
     structure = find_structure(model)
     freeze_parameters(model, structure, mode=Mode("head"))
-    extractor = split_frozen(model, takes_4d_mask=structure.takes_4d_mask, pads_left=False)
-    assert extractor is not None
+    layers = split_frozen(
+        model, device=device, precision="bf16", takes_4d_mask=structure.takes_4d_mask
+    )
+    assert layers is not None
     move_to_device(model, device.torch_device)
-    layers = FrozenLayers(extractor, "", device, "bf16", structure.takes_4d_mask)
     folder = distributed.broadcast(lambda: tempfile.mkdtemp(prefix="weak-scaling-"))
     seconds = 0.0
     # The first, of few rows, warms up.

@@ -13,7 +13,6 @@ import torch
 
 import finetune
 from finetune.errors import InterruptionError
-from finetune.runs import encoding
 from finetune.training.trainer import Trainer
 
 compute_gradients = Trainer.compute_gradients
@@ -50,8 +49,6 @@ def work(
     with output.open("w") as file, redirect_stdout(file):
         os.dup2(file.fileno(), 1)
         torch.set_num_threads(1)
-        # All tables have many texts, so that the processes encode shares of them.
-        encoding.MANY_TEXTS, encoding.PART_BYTES = 1, 500
         for one in works:
             _run(one)
         evaluation = finetune.evaluate(used, device="cpu").to_json()

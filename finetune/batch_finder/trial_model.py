@@ -68,7 +68,7 @@ class TrialModel:
         """Return the features of one batch, on the CPU."""
         assert self.frozen_layers
         tokens = self._tokens_of(np.arange(batch_size), self.case.padded_length)
-        return self.frozen_layers.features(tokens).cpu()
+        return self.frozen_layers.features(tokens)
 
     def evaluate(self, *, batch_size: int) -> None:
         """Predict one batch, as the validation between steps does."""
@@ -136,15 +136,16 @@ def build_trial_model(case: Case, *, device: Device) -> TrialModel:
     if case.part == "whole":
         return prepare_trial_model(case, model, structure, device=device)
     freeze_parameters(model, structure, mode=case.mode)
-    extractor = split_frozen(model, takes_4d_mask=structure.takes_4d_mask, pads_left=False)
-    if extractor is None:
+    layers = split_frozen(
+        model, device=device, precision=case.precision, takes_4d_mask=structure.takes_4d_mask
+    )
+    if layers is None:
         raise ModelUnsupportedError(
             f"the frozen layers of {type(model).__name__} can't be split off",
             remedy="use --no-feature-cache",
         )
     # The parts share their parameters, but each has buffers of its own.
     move_to_device(model, device.torch_device)
-    layers = FrozenLayers(extractor, "", device, case.precision, structure.takes_4d_mask)
     trial = prepare_trial_model(case, model, structure, device=device, frozen_layers=layers)
     features = trial.extract(batch_size=1)
     return replace(trial, features=features if features.ndim == 3 else features[:, None])
@@ -161,7 +162,7 @@ def prepare_trial_model(
     """Make a model of the case's architecture ready for its steps, in place; by default whole."""
     freeze_parameters(model, structure, mode=case.mode)
     trainer = Trainer(
-        frozen_layers.extractor.trainable if frozen_layers else model,
+        frozen_layers.trainable if frozen_layers else model,
         # These numbers only change the weights, and neither memory nor time.
         Plan(peak=1e-5, total_steps=1, precision=case.precision),
         task=task_of_shape(case.task, outputs=case.classes),

@@ -26,10 +26,10 @@ from finetune.data.load import load_data
 from finetune.devices.base import Device
 from finetune.events import muted
 from finetune.model.factory import load_factory, loss_of
-from finetune.model.features import with_features
 from finetune.model.freeze import set_training
 from finetune.model.shape import random_classifier
 from finetune.model.tensor_store import TensorStore
+from finetune.runs.features import with_features
 from finetune.tokenization.buckets import choose_padded_lengths, plan_epoch
 from finetune.tokenization.encode import EncodedTexts, random_texts
 from finetune.tokenization.examples import Examples, inputs_of_texts

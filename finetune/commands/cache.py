@@ -20,24 +20,23 @@ Examples:
 @flags.json_option
 @flags.debug_option
 def command(*, action: str | None, as_json: bool, **options: Any) -> None:
-    """Show the size of stored features, token ids, batch sizes and timings, or delete them."""
+    """Show the size of stored features, batch sizes and timings, or delete them."""
     from finetune.model.tensor_store import measured_files, open_tensor_store
 
     cache = flags.load(**options).config.cache
     store, measured = open_tensor_store(cache), measured_files(cache)
-    entries = store.entries()
-    size_bytes = sum(file.stat().st_size for file in entries)
+    stored = store.files()
+    size_bytes = sum(file.stat().st_size for file in stored)
     if action:
-        size_bytes = store.clear()
-        for file in measured:
+        for file in (*stored, *measured):
             file.unlink(missing_ok=True)
     if as_json:
         title = "freed_bytes" if action else "size_bytes"
-        files = {"entries": len(entries), "measured_files": len(measured)}
+        files = {"entries": len(stored), "measured_files": len(measured)}
         show_json({"folder": str(store.folder), title: size_bytes, **files})
     else:
         deleted, size = "deleted " if action else "", format_size(size_bytes)
         show_lines(
-            f"{deleted}{size} in {store.folder}: features or token ids of {len(entries):,} splits",
+            f"{deleted}{size} in {store.folder}: features of {len(stored):,} splits",
             f"{deleted}{len(measured):,} files of batch sizes and timings next to it",
         )

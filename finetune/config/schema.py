@@ -327,7 +327,7 @@ class CacheConfig:
     """Whether and where the features of frozen layers are stored.
 
     Attributes:
-        feature_cache: Store features of frozen layers and token IDs for later runs.
+        feature_cache: Store features of frozen layers for later runs.
         cache_dir: Folder of stored features. Default: finetune, next to the Hub cache.
         cache_gib: Maximum GiB to store; the least recently used files are deleted.
     """

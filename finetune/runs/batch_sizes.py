@@ -15,7 +15,7 @@ from finetune.errors import BatchDoesNotFitError
 from finetune.events import Info, emit, stage
 from finetune.model.freeze import enable_gradient_checkpointing
 from finetune.model.tensor_store import cache_folder
-from finetune.runs.features import make_feature_extractor, stores_features
+from finetune.runs.features import split_text_model, stores_features
 from finetune.runs.preparation import Preparation
 from finetune.runs.results import AutoTunedOption
 
@@ -88,7 +88,7 @@ def with_batch_sizes(preparation: Preparation) -> Preparation:
             lora=config.model.lora,
         )
         evaluation, is_one_size = None, device.shapes.counts_evaluation
-        if stores_features(config.cache, case.mode) and make_feature_extractor(text_model):
+        if stores_features(config.cache, case.mode) and split_text_model(text_model, device):
             largest = rows_per_step if is_one_size else options.eval_batch_size
             evaluation = search(replace(case, part="features"), largest).recommended
             case = replace(case, part="trainable")

@@ -1,28 +1,37 @@
 """Features of the frozen layers of a run: computed once, or read from the store."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import chain
+from pathlib import Path
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import nn
 
+from finetune import distributed
 from finetune.config.mode import Mode
 from finetune.config.schema import CacheConfig
-from finetune.devices.base import move_to_device
+from finetune.devices.base import Device, DeviceMemory, move_to_device
 from finetune.devices.batch_size import BatchSize
-from finetune.events import WarningMessage, emit
-from finetune.model.features import (
-    FeatureExtractor,
-    FeaturesNotStoredError,
-    FrozenLayers,
-    key_of_frozen_layers,
-    split_frozen,
-    with_features,
-)
+from finetune.events import Advance, Info, WarningMessage, emit
+from finetune.model.features import FrozenLayers, split_frozen
 from finetune.model.load import TextModel
-from finetune.model.tensor_store import open_tensor_store
+from finetune.model.tensor_store import (
+    TensorStore,
+    key_of,
+    map_vectors,
+    open_tensor_store,
+    write_vectors,
+)
 from finetune.runs.preparation import Preparation
-from finetune.tokenization.examples import Examples
+from finetune.tokenization.buckets import Batch, plan_evaluation
+from finetune.tokenization.examples import Examples, Inputs, fill_batch
 from finetune.training.parity import prepare_feature_check
+
+PROGRESS_EVENTS = 10
 
 
 def stores_features(options: CacheConfig, mode: Mode) -> bool:
@@ -30,10 +39,14 @@ def stores_features(options: CacheConfig, mode: Mode) -> bool:
     return mode.trained_layers is not None and options.feature_cache
 
 
-def make_feature_extractor(text_model: TextModel) -> FeatureExtractor | None:
-    """Return a model split into frozen and trainable layers, or None if it can't be."""
+def split_text_model(
+    text_model: TextModel, device: Device, precision: str = "fp32"
+) -> FrozenLayers | None:
+    """Split a model into frozen and trainable layers; return None if it can't be split."""
     return split_frozen(
         text_model.model,
+        device=device,
+        precision=precision,
         takes_4d_mask=text_model.structure.takes_4d_mask,
         pads_left=text_model.tokenizer.padding_side == "left",
     )
@@ -44,26 +57,22 @@ def stored_features(
 ) -> tuple[nn.Module, Mapping[str, Examples]]:
     """Return the model that runs at every step, and its inputs for each split.
 
-    If frozen layers can be split off, this is the trainable layers, and its inputs are features.
+    If the model can be split, its trainable layers are returned, and their inputs are features.
     """
     config, text_model, device = preparation.config, preparation.text_model, preparation.device
-    whole, precision = (text_model.model, preparation.examples), config.training.precision
+    whole = text_model.model, preparation.examples
     if not stores_features(config.cache, preparation.mode):
         return whole
-    extractor = make_feature_extractor(text_model)
-    if extractor is None:
+    layers = split_text_model(text_model, device, config.training.precision)
+    if layers is None:
         name = type(text_model.model).__name__
         message = f"{name} can't be split into frozen and trainable layers"
-        emit(WarningMessage(f"{message}: the frozen ones run at every step"))
+        emit(WarningMessage(f"{message}: the frozen layers run at every step"))
         return whole
-    # The key needs tensors on the CPU, and so do the features to compare with.
-    key, check = key_of_frozen_layers(extractor, device=device, precision=precision), None
+    check = None
     if preparation.plan.checks_device:
-        check = prepare_feature_check(
-            extractor, preparation.examples["train"], device=device, precision=precision
-        )
+        check = prepare_feature_check(layers, preparation.examples["train"])
     move_to_device(text_model.model, device.torch_device)
-    layers = FrozenLayers(extractor, key, device, precision, text_model.structure.takes_4d_mask)
     store = open_tensor_store(config.cache)
 
     def compute(split: str, examples: Examples) -> Examples:
@@ -75,17 +84,127 @@ def stored_features(
 
     try:
         if preparation.pool:
-            whole_pool = compute("train", preparation.pool)
-            features = {name: whole_pool.select(rows) for name, rows in preparation.rows.items()}
+            pool = compute("train", preparation.pool)
+            features = {name: pool.select(rows) for name, rows in preparation.rows.items()}
         else:
-            features = {
-                name: compute(name, examples) for name, examples in preparation.examples.items()
-            }
-    except FeaturesNotStoredError as error:
-        message = f"the features can't be stored ({error}): the frozen layers run at every step"
+            features = {name: compute(name, rows) for name, rows in preparation.examples.items()}
+    except OSError as error:
+        message = f"the features can't be stored ({error.strerror})"
         remedy = "free space with finetune cache clear, or choose a folder with --cache-dir"
-        emit(WarningMessage(message, remedy=remedy))
+        emit(WarningMessage(f"{message}: the frozen layers run at every step", remedy=remedy))
         return whole
     if check:
         check(features["train"])
-    return extractor.trainable, features
+    return layers.trainable, features
+
+
+def with_features(
+    examples: Examples,
+    layers: FrozenLayers,
+    store: TensorStore,
+    *,
+    padded_lengths: Sequence[int],
+    batch_size: int,
+    split: str,
+) -> Examples:
+    """Return a split whose inputs are features in a stored file; OSError if it can't be written.
+
+    The file has the vectors of all batches one after the other. Each rank computes its share.
+    """
+    shapes, per_token = layers.device.shapes, layers.per_token
+    # The last bits of features depend on the batch, so the same texts are always batched together.
+    batches = plan_evaluation(
+        examples.lengths, batch_size=batch_size, padded_lengths=padded_lengths, shapes=shapes
+    )
+    counts = examples.lengths if per_token else np.ones_like(examples.lengths)
+    order = np.concatenate([batch.indices for batch in batches])
+    firsts = np.empty_like(counts)
+    firsts[order] = np.cumsum(counts[order]) - counts[order]
+
+    def read(batch: Batch) -> Inputs:
+        indices = batch.indices
+        if shapes.pads_batches:
+            filled = max(len(indices), batch_size, shapes.min_examples)
+            indices = fill_batch(indices, batch_size=filled)
+        return examples.inputs_of(indices, batch.padded_length)
+
+    def compute(batch: Batch) -> tuple[int, torch.Tensor]:
+        inputs, count = read(batch), len(batch.indices)
+        vectors = layers.features(inputs)[:count]
+        if per_token:
+            mask = inputs["attention_mask"].reshape(-1, batch.padded_length)[:count]
+            vectors = vectors[mask.bool()]
+        return int(firsts[batch.indices[0]]), vectors.float()
+
+    def make_key() -> str:
+        items = (item for batch in batches for item in sorted(read(batch).items()))
+        return key_of(chain([layers.key], chain.from_iterable(items)))
+
+    shape = int(counts.sum()), layers.hidden_size
+    key = distributed.broadcast(make_key)
+    stored = store.read(key, shape)
+    verb = "computing" if stored is None else "reusing"
+    emit(Info(f"{verb} features of the frozen layers for {len(examples.labels):,} {split} rows"))
+    if distributed.any_rank(stored is None):
+        share = batches[distributed.share(len(batches))]
+        pieces = map(compute, _with_progress(share))
+        stored = _store(store, key, shape, pieces, layers.device.memory)
+    assert stored is not None
+    all_vectors = stored
+
+    def inputs_of(indices: NDArray[np.int64], padded_length: int) -> Inputs:
+        lengths = counts[indices]
+        shifts = firsts[indices] - (np.cumsum(lengths) - lengths)
+        numbers = np.repeat(shifts, lengths) + np.arange(lengths.sum())
+        vectors = all_vectors.index_select(0, torch.from_numpy(numbers))
+        if not per_token:
+            return layers.trainable_inputs(vectors, None)
+        mask = examples.inputs_of(indices, padded_length)["attention_mask"]
+        embeddings = vectors.new_zeros(len(indices), padded_length, layers.hidden_size)
+        embeddings[mask.reshape(embeddings.shape[:2]).bool()] = vectors
+        return {"inputs_embeds": embeddings, "attention_mask": mask}
+
+    return replace(examples, inputs_of=inputs_of)
+
+
+def _with_progress(batches: Sequence[Batch]) -> Iterator[Batch]:
+    for number, batch in enumerate(batches):
+        if number % (len(batches) // PROGRESS_EVENTS + 1) == 0:
+            emit(Advance(number, len(batches)))
+        yield batch
+
+
+def _store(
+    store: TensorStore,
+    key: str,
+    shape: tuple[int, int],
+    pieces: Iterable[tuple[int, torch.Tensor]],
+    memory: DeviceMemory,
+) -> torch.Tensor:
+    """Write the vectors that all ranks compute to one file, and map it; OSError if a rank can't."""
+
+    def create() -> Path | OSError:
+        try:
+            return store.create(key, shape)
+        except OSError as error:
+            return error
+
+    file, failure = distributed.broadcast(create), None
+    if isinstance(file, OSError):
+        raise file
+    try:
+        with distributed.oom_on_all_ranks(memory, seconds=distributed.MAX_SECONDS):
+            try:
+                write_vectors(file, pieces)
+            except OSError as error:
+                failure = error
+        for other in filter(None, distributed.gather(failure)):
+            raise other
+        vectors = map_vectors(file, shape)
+        distributed.barrier()
+        if distributed.is_main():
+            store.keep(file, key)
+    finally:
+        if distributed.is_main():
+            file.unlink(missing_ok=True)
+    return vectors

@@ -1,8 +1,8 @@
 """Turns texts into token ids, once per run."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -83,30 +83,6 @@ class EncodedTexts:
     def count(self, token_id: int | None) -> int:
         """Return how often a token id occurs."""
         return int(np.count_nonzero(self.columns["input_ids"] == token_id))
-
-    def to_arrays(self) -> dict[str, NDArray[np.int32]]:
-        """Return everything that depends on the texts, as one-dimensional arrays."""
-        arrays = {"lengths": self.lengths, "truncated_texts": np.array([self.truncated_texts])}
-        if self.windows:
-            arrays["window_counts"] = self.windows.counts
-        for name, column in self.columns.items():
-            # A constant column is stored as a single value.
-            arrays[name] = column if any(column.strides) else column[:1]
-        return {name: np.require(one, np.int32, ["C", "W"]) for name, one in arrays.items()}
-
-    def with_arrays(self, arrays: Mapping[str, NDArray[np.int32]]) -> "EncodedTexts":
-        """Return the texts that ``to_arrays`` was called on, encoded in the same way as these."""
-        offsets = np.concatenate([[0], np.cumsum(arrays["lengths"], dtype=np.int64)])
-        windows = self.windows
-        if windows:
-            windows = replace(windows, counts=arrays["window_counts"].astype(np.int64))
-        return replace(
-            self,
-            columns={name: np.broadcast_to(arrays[name], offsets[-1]) for name in self.columns},
-            offsets=offsets,
-            truncated_texts=int(arrays["truncated_texts"][0]),
-            windows=windows,
-        )
 
 
 def encode_texts(

@@ -15,7 +15,7 @@ from finetune.devices.base import Device, without_tf32
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import DeviceMismatchError
 from finetune.events import WarningMessage, emit
-from finetune.model.features import FeatureExtractor, unread_parameters
+from finetune.model.features import FrozenLayers, unread_parameters
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.examples import Examples, Inputs
 from finetune.training.micro_batches import MicroBatch, cut_batch
@@ -224,30 +224,26 @@ def _ratio(distance: float, size: float) -> float:
     return distance / size if size > 0 and not math.isnan(distance) else math.inf
 
 
-def prepare_feature_check(
-    extractor: FeatureExtractor, examples: Examples, *, device: Device, precision: str
-) -> Callable[[Examples], None]:
+def prepare_feature_check(layers: FrozenLayers, examples: Examples) -> Callable[[Examples], None]:
     """Compute features of a few examples on the CPU; return a check of those that are stored."""
     quick = np.flatnonzero(examples.lengths <= max(_MAX_LENGTH, examples.lengths.min()))
     indices = np.random.default_rng(0).permutation(quick)[:_MAX_EXAMPLES]
     padded_length = int(examples.lengths[indices].max())
     inputs = examples.inputs_of(indices, padded_length)
-    features = extractor.extract(inputs)
-    if extractor.per_token:
-        # Padding has none.
-        features = features * inputs["attention_mask"].reshape(len(indices), -1, 1)
+    mask = inputs["attention_mask"] if layers.per_token else None
+    features = layers.trainable_inputs(layers.extract(inputs), mask)["inputs_embeds"]
 
     def check(stored: Examples) -> None:
         actual = stored.inputs_of(indices, padded_length)["inputs_embeds"]
         error = _worst_example_error(actual.flatten(1), features.flatten(1))
         # As of gradients: single vectors are rounded more than the logits of a whole text.
-        tolerance = _TOLERANCES[precision]["gradients"]
+        tolerance = _TOLERANCES[layers.precision]["gradients"]
         if not error <= tolerance:
             raise DeviceMismatchError(
-                f"{device.name} differs from the CPU in the features of the frozen layers: off by "
-                f"{error:.2%}, {tolerance:.2%} passes",
+                f"{layers.device.name} differs from the CPU in the features of the frozen layers: "
+                f"off by {error:.2%}, {tolerance:.2%} passes",
                 # The wrong ones are stored by now.
-                remedy=f"finetune cache clear, then {_remedy(device)}",
+                remedy=f"finetune cache clear, then {_remedy(layers.device)}",
             )
 
     return check

@@ -46,7 +46,7 @@ def test_the_parts_of_a_split_model_are_feature_extraction_and_a_step_on_feature
     assert extraction.frozen_layers
     # The first layer is frozen: features are extracted through it, and training leaves it out.
     ran: list[int] = []
-    whole_model = extraction.frozen_layers.extractor.model
+    whole_model = extraction.frozen_layers.model
     first_layer = whole_model.get_submodule("bert.encoder.layer.0.attention")
     first_layer.register_forward_hook(lambda module, given, result: ran.append(len(given[0])))
     extraction.begin()

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from tiny_runs import Command
 
 from finetune import hub
@@ -15,8 +14,8 @@ from finetune.model.tensor_store import TensorStore
 def keep(cache: Path, key: str = "a" * 64, *, rows: int = 1234) -> int:
     """Keep some features as a run does; return the size of their entry."""
     store = TensorStore(cache / "features", limit_bytes=2**30)
-    store.write(key, {"features": torch.ones(rows, 32)})
-    return (cache / "features" / f"{key}.safetensors").stat().st_size
+    store.keep(store.create(key, (rows, 32)), key)
+    return (cache / "features" / f"{key}.features").stat().st_size
 
 
 def lines_of(output: str) -> list[str]:
@@ -32,7 +31,7 @@ def test_the_size_is_shown_and_all_is_deleted(command: Command, tmp_path: Path) 
     lines = lines_of(command("cache", *place).output)
     folder = tmp_path / "features"
     assert lines == [
-        f"4.9 MiB in {folder}: features or token ids of 1 splits",
+        f"4.9 MiB in {folder}: features of 1 splits",
         "2 files of batch sizes and timings next to it",
     ]
     found = json.loads(command("cache", *place, "--json").output)

@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from safetensors.torch import save_file
 from tiny_runs import Command, flags, run_tiny, weights_of
 
 import finetune
@@ -102,16 +101,17 @@ def test_what_a_run_reads_is_not_what_it_overwrites(
 def test_clearing_the_cache_keeps_what_is_no_entry(command: Command, tmp_path: Path) -> None:
     features = tmp_path / "cache" / "features"
     names = ("a.json", "b.partial/notes.json", f"{'a' * 64}/notes.json", f"{'b' * 64}/x.txt")
-    planted = plant(features, *names, f"{'c' * 64}.safetensors", f"{'d' * 64}.safetensors/x")
+    planted = plant(features, *names, f"{'c' * 64}.safetensors", f"{'d' * 64}.features/x")
     planted |= plant(tmp_path / "cache" / "batches", "orders.json", f"{'a' * 64}.json", "list.json")
     planted |= plant(tmp_path / "cache" / "precision", "mine.json")
-    save_file({}, features / f"{'e' * 64}.safetensors")
+    link = features / f"{'e' * 64}.features"
+    link.symlink_to(features / "a.json")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "features").symlink_to(features)
     for cache in ("cache", "other"):
         assert command("cache", "clear", "--cache-dir", tmp_path / cache).code == 0
     assert_kept(planted)
-    assert (features / f"{'e' * 64}.safetensors").exists()
+    assert link.is_symlink()
 
 
 @pytest.mark.slow

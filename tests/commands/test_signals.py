@@ -20,7 +20,7 @@ from finetune.training.interruption import stop_on_signal
 STAGES = {
     "loading": "finetune.runs.preparation.load_pretrained",
     "encoding": "finetune.model.load.encode_texts",
-    "frozen pass": "finetune.model.features.plan_evaluation",
+    "frozen pass": "finetune.runs.features.plan_evaluation",
     "first step": "finetune.training.trainer.Trainer.step",
     "validation": "finetune.tasks.base.compute_metrics",
     "saving": "finetune.runs.checkpoint.save_file",

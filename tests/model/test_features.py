@@ -1,43 +1,200 @@
-from pathlib import Path
+from collections.abc import Callable
 
-from safetensors.torch import load_file
-from tiny_models import tiny_model
-from tiny_training import FewShapesDevice, random_examples
+import numpy as np
+import pytest
+import torch
+from tiny_models import ARCHITECTURES, SIZES, tiny_config, tiny_model
+from tiny_training import CLASSES, copied_parameters, random_texts
+from torch import nn
+from transformers import (
+    AlbertConfig,
+    AutoModelForSequenceClassification,
+    BartConfig,
+    ConvBertConfig,
+    GPT2Config,
+    LongformerConfig,
+    MPNetConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    XLMRobertaConfig,
+    XLNetConfig,
+)
 
 from finetune.config.mode import Mode
-from finetune.devices.base import Device
-from finetune.model.features import FrozenLayers, split_frozen, with_features
-from finetune.model.freeze import freeze_parameters
-from finetune.model.structure import find_structure
-from finetune.model.tensor_store import TensorStore
-from finetune.tokenization.examples import Examples
+from finetune.devices.cpu import CpuDevice
+from finetune.model.features import FrozenLayers, split_frozen
+from finetune.model.freeze import freeze_parameters, set_training
+from finetune.model.structure import Structure, find_structure
+from finetune.tasks.single import Single
+from finetune.tokenization.examples import collate, prepare_mask
+from finetune.training.micro_batches import MicroBatch
+from finetune.training.plan import Plan
+from finetune.training.trainer import Trainer
+
+Inputs = dict[str, torch.Tensor]
 
 
-def frozen_layers(mode: str, device: Device) -> FrozenLayers:
-    model = tiny_model()
+def modernbert_with_mean_pooling() -> PreTrainedConfig:
+    config = tiny_config("modernbert")
+    config.classifier_pooling = "mean"
+    return config
+
+
+OTHERS: dict[str, Callable[[], PreTrainedConfig]] = {
+    "modernbert, mean": modernbert_with_mean_pooling,
+    "albert": lambda: AlbertConfig(**SIZES, embedding_size=16),
+    "mpnet": lambda: MPNetConfig(**SIZES),
+    "xlm-roberta": lambda: XLMRobertaConfig(**SIZES, bos_token_id=2, eos_token_id=3),
+}
+# Each architecture with its last layer and with its head; the other modes are slow.
+CASES = [
+    *((name, mode) for name in ARCHITECTURES for mode in ("last-1", "head")),
+    *((name, "last-1") for name in OTHERS),
+    *(pytest.param(name, "classifier", marks=pytest.mark.slow) for name in ARCHITECTURES),
+    *(pytest.param(name, "head", marks=pytest.mark.slow) for name in OTHERS),
+]
+# GPT-2 and BART look for a text's end among its tokens, the features of XLNet and Longformer have
+# another shape, and ConvBERT mixes those of padding into its neighbours'.
+CAN_NOT_BE_SPLIT: dict[str, Callable[[], PreTrainedConfig]] = {
+    "gpt2": lambda: GPT2Config(
+        vocab_size=SIZES["vocab_size"], n_embd=32, n_layer=3, n_head=4, n_positions=64,
+        pad_token_id=0, bos_token_id=2, eos_token_id=3,
+    ),
+    "xlnet": lambda: XLNetConfig(
+        vocab_size=SIZES["vocab_size"], d_model=32, n_layer=3, n_head=4, d_inner=48, pad_token_id=0,
+        bos_token_id=2, eos_token_id=3,
+    ),
+    "convbert": lambda: ConvBertConfig(**SIZES, embedding_size=16),
+    "longformer": lambda: LongformerConfig(**SIZES, attention_window=8),
+    "bart": lambda: BartConfig(
+        vocab_size=SIZES["vocab_size"], d_model=32, encoder_layers=1, decoder_layers=1,
+        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=48,
+        decoder_ffn_dim=48, max_position_embeddings=64,
+    ),
+}  # fmt: skip
+
+
+def model_of(name: str) -> PreTrainedModel:
+    """Return a random classifier, the same for the same name; all its parameters count."""
+    if name in ARCHITECTURES:
+        model = tiny_model(name, classes=CLASSES)
+    else:
+        torch.manual_seed(0)
+        config = (OTHERS | CAN_NOT_BE_SPLIT)[name]()
+        config.num_labels = CLASSES
+        model = AutoModelForSequenceClassification.from_config(config)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Biases of zero and norms of one would hide what is left out.
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def freeze(model: PreTrainedModel, mode: str) -> Structure:
     structure = find_structure(model)
     freeze_parameters(model, structure, mode=Mode(mode))
-    extractor = split_frozen(model, takes_4d_mask=structure.takes_4d_mask, pads_left=False)
-    assert extractor is not None
-    return FrozenLayers(extractor, "", device, "fp32", structure.takes_4d_mask)
+    return structure
 
 
-def extract(
-    layers: FrozenLayers, store: TensorStore, *, rows: int = 23, batch_size: int = 4
-) -> Examples:
-    return with_features(
-        random_examples(rows), layers, store, padded_lengths=[12], batch_size=batch_size,
-        split="train")  # fmt: skip
+def split(
+    model: PreTrainedModel, structure: Structure, *, pads_left: bool = False
+) -> FrozenLayers | None:
+    return split_frozen(
+        model, device=CpuDevice(), precision="fp32", takes_4d_mask=structure.takes_4d_mask,
+        pads_left=pads_left,
+    )  # fmt: skip
 
 
-def test_no_text_is_alone_where_the_device_would_drop_its_bias(tmp_path: Path) -> None:
-    layers = frozen_layers("classifier", FewShapesDevice(min_examples=2))
-    sizes: list[int] = []
-    layers.extractor.model.get_submodule("bert.pooler").register_forward_hook(
-        lambda _, __, pooled: sizes.append(len(pooled))
-    )
-    store = TensorStore(tmp_path, 2**20)
-    extract(layers, store, rows=3, batch_size=1)
-    assert sizes == [2, 2, 2]
-    [file] = store.entries()
-    assert load_file(file)["features"].shape == (3, 32)
+def batch_of(structure: Structure, *, pads_left: bool = False) -> Inputs:
+    """Return examples of 3 to 12 tokens, padded to 14."""
+    tensors = collate(random_texts(8, pads_left=pads_left), np.arange(8), padded_length=14)
+    return prepare_mask(tensors, takes_4d_mask=structure.takes_4d_mask)
+
+
+def above(layers: FrozenLayers, inputs: Inputs) -> Inputs:
+    """Return what the trainable layers read instead of a batch of token ids."""
+    mask = inputs["attention_mask"] if layers.per_token else None
+    return layers.trainable_inputs(layers.extract(inputs), mask)
+
+
+def train_steps(model: nn.Module, inputs: Inputs, structure: Structure) -> None:
+    """Take four steps on one batch, with the same dropout for the same batch."""
+    plan = Plan(peak=1e-3, warmup_steps=1, total_steps=4)
+    trainer = Trainer(model, plan, task=Single(), device=CpuDevice(), head=structure.head)
+    set_training(trainer.model)
+    torch.manual_seed(7)
+    labels = torch.arange(len(next(iter(inputs.values())))) % CLASSES
+    batch = MicroBatch(inputs, labels, torch.full((len(labels),), 1 / len(labels)))
+    for number in range(4):
+        trainer.take_step(number, [batch])
+
+
+def whole_and_split(
+    name: str, mode: str, *, pads_left: bool = False
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Train the whole model and, from the same start, what is above the split; return both."""
+    whole, divided = model_of(name), model_of(name)
+    structure = freeze(whole, mode)
+    freeze(divided, mode)
+    inputs = batch_of(structure, pads_left=pads_left)
+    layers = split(divided, structure, pads_left=pads_left)
+    assert layers is not None
+    ready = above(layers, inputs)
+    train_steps(whole, inputs, structure)
+    train_steps(layers.trainable, ready, structure)
+    return copied_parameters(whole), copied_parameters(divided)
+
+
+@pytest.mark.parametrize(("name", "mode"), CASES)
+def test_steps_above_the_split_are_those_of_the_whole_model_bit_for_bit(
+    name: str, mode: str
+) -> None:
+    before = copied_parameters(model_of(name))
+    whole, divided = whole_and_split(name, mode)
+    assert any(not torch.equal(whole[name], before[name]) for name in whole)
+    for parameter, expected in whole.items():
+        assert torch.equal(divided[parameter], expected), parameter
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("gpt2", "last-1"), ("gpt2", "head"), ("xlnet", "last-1"), ("convbert", "last-1"),
+        ("longformer", "last-1"), ("bart", "head"),
+    ],
+)  # fmt: skip
+def test_a_model_whose_upper_part_needs_more_than_features_is_left_whole(
+    name: str, mode: str
+) -> None:
+    model = model_of(name)
+    assert split(model, freeze(model, mode)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [("bert", mode) for mode in ("last-3", "last-1", "head", "classifier")]
+    + [("deberta-v2", "last-2")],
+)
+def test_nothing_below_the_split_runs_in_a_step(name: str, mode: str) -> None:
+    model = model_of(name)
+    structure = freeze(model, mode)
+    layers = split(model, structure)
+    assert layers is not None
+    ready = above(layers, batch_of(structure))
+    ran: set[str] = set()
+    for layer in layers.trainable.modules():
+        if isinstance(layer, nn.Linear):
+            layer.register_forward_hook(lambda module, *_: ran.update(names[module]))
+    names = {
+        module: {name for name, other in layers.trainable.named_modules() if other is module}
+        for module in layers.trainable.modules()
+    }
+    layers.trainable(**ready)
+    trained = {
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module.weight.requires_grad
+    }
+    # DeBERTa's layers use their projections of words for positions too.
+    assert ran == trained

@@ -11,6 +11,7 @@ from transformers import AlbertConfig, AutoModelForSequenceClassification, PreTr
 
 from finetune.config.mode import Mode
 from finetune.config.schema import Pooling
+from finetune.devices.cpu import CpuDevice
 from finetune.errors import ModelUnsupportedError
 from finetune.model.features import split_frozen
 from finetune.model.freeze import freeze_parameters
@@ -110,9 +111,11 @@ def test_a_frozen_encoder_gives_one_vector_for_each_text(
         assert pass_through_head(model, structure)
     for mode in ("head", "classifier", "last-1"):
         freeze_parameters(model, structure, mode=Mode(mode))
-        extractor = split_frozen(model, takes_4d_mask=structure.takes_4d_mask, pads_left=False)
-        assert extractor is not None
-        assert extractor.per_token == (mode == "last-1")
+        layers = split_frozen(
+            model, device=CpuDevice(), precision="fp32", takes_4d_mask=structure.takes_4d_mask
+        )
+        assert layers is not None
+        assert layers.per_token == (mode == "last-1")
 
 
 def albert() -> PreTrainedModel:

@@ -21,13 +21,19 @@ from prepared_runs import (
     train_tiny,
     was_emitted,
 )
-from tiny_models import ARCHITECTURES, save_tiny_model, save_uncuttable_model
+from tiny_models import ARCHITECTURES, save_tiny_model, save_uncuttable_model, tiny_model
 from tiny_runs import have_same_bits
+from tiny_training import FewShapesDevice, random_examples
 from torch import nn
 
+from finetune.config.mode import Mode
 from finetune.devices.batch_size import BatchSize
 from finetune.events import Emit, Event, Info, Step, WarningMessage, sent_to
-from finetune.runs.features import stored_features
+from finetune.model.features import split_frozen
+from finetune.model.freeze import freeze_parameters
+from finetune.model.structure import find_structure
+from finetune.model.tensor_store import TensorStore
+from finetune.runs.features import stored_features, with_features
 from finetune.runs.preparation import Preparation
 from finetune.runs.run import Run
 
@@ -37,7 +43,7 @@ MODES: dict[str, dict[str, Any]] = {
     "head": {"freeze_core": True},
     "classifier": {"head": "classifier"},
 }
-# The others' features and steps are tested without a run, in model/test_feature_extractor.py.
+# Others are tested without a run, in model/test_features.py.
 QUICK_CASES = {("bert", "last-1"), ("modernbert", "classifier")}
 # Each architecture in two modes, and each mode with three architectures.
 CASES = [
@@ -266,3 +272,23 @@ def test_a_stopped_run_resumes_with_or_without_stored_features(
         assert have_same_bits(parameters_of(run), parameters_of(whole))
     else:
         assert largest_difference(parameters_of(run), parameters_of(whole)) < 1e-5
+
+
+def test_no_text_is_alone_if_the_device_would_drop_its_bias(tmp_path: Path) -> None:
+    model = tiny_model()
+    structure = find_structure(model)
+    freeze_parameters(model, structure, mode=Mode("classifier"))
+    layers = split_frozen(
+        model, device=FewShapesDevice(min_examples=2), precision="fp32",
+        takes_4d_mask=structure.takes_4d_mask,
+    )  # fmt: skip
+    assert layers is not None
+    sizes: list[int] = []
+    model.get_submodule("bert.pooler").register_forward_hook(
+        lambda _, __, pooled: sizes.append(len(pooled))
+    )
+    store = TensorStore(tmp_path, 2**20)
+    options: dict[str, Any] = {"padded_lengths": [12], "batch_size": 1, "split": "train"}
+    with_features(random_examples(3), layers, store, **options)
+    assert sizes == [2, 2, 2]
+    assert store.files()[0].stat().st_size == 3 * 32 * 4
