@@ -1,13 +1,11 @@
 """The processes that train one model together: their ranks and their collective operations.
 
-``torchrun`` and ``accelerate launch`` start them. Without a launcher there is one process, each
-function returns at once, and nothing here imports PyTorch.
+``torchrun`` and ``accelerate launch`` start them. Without a launcher there is one process. Each
+function then returns at once, without importing PyTorch.
 """
 
 import atexit
 import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -24,14 +22,11 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
-# All ranks do the same work: a rank that is this much later than another one counts as lost.
+# All ranks do the same work. A rank that is this much later than another rank counts as lost.
 SECONDS_LATE = 20
-# How long the others wait for what one rank does alone, such as a search or a download.
+# The maximum wait for work of a single rank, such as a search or a download, and for ranks to join.
 MAX_SECONDS = 1800
-# Importing PyTorch from a cold disk can take one host minutes longer than another.
-_JOINING_SECONDS = 300
-_LAUNCHER_CHECK_SECONDS = 1.0
-# Without one of these variables, processes can't find each other.
+# Processes can't find each other unless all of these variables are set.
 _NEEDED_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
@@ -48,12 +43,12 @@ class Launch:
 
 _current = Launch()
 _has_joined = False
-# Sums tensors of a GPU; None for the default group, which carries values of the host.
+# The group that sums tensors on a GPU. None is the default group, for values on the host.
 _device_group: "torch.distributed.ProcessGroup | None" = None
 
 
 def read_launch() -> Launch:
-    """Return what the launcher set; one process if a variable of a launch is missing."""
+    """Return the launch in the environment; a single process if a variable is missing."""
     if not all(map(os.environ.get, _NEEDED_VARIABLES)):
         return Launch()
     ranks = {name: value for name in RANK_VARIABLES if (value := os.environ.get(name))}
@@ -65,17 +60,8 @@ def read_launch() -> Launch:
     if not is_valid:
         values = " ".join(f"{name}={value}" for name, value in ranks.items())
         remedy = "unset these variables, or start processes with torchrun"
-        raise UsageError(f"these are not the ranks of a launch: {values}", remedy=remedy)
+        raise UsageError(f"the ranks in the environment are wrong: {values}", remedy=remedy)
     return launch
-
-
-def describe_ignored_variables() -> str | None:
-    """Return a warning if some variables of a launch are set, and others are missing."""
-    present = [name for name in _NEEDED_VARIABLES if os.environ.get(name)]
-    missing = [name for name in _NEEDED_VARIABLES if name not in present]
-    if not (present and missing):
-        return None
-    return f"{', '.join(present)} ignored: a launcher also sets {', '.join(missing)}"
 
 
 @contextmanager
@@ -92,25 +78,21 @@ def _join(launch: Launch) -> None:
     global _has_joined
     import torch
     from accelerate import PartialState
-    from torch.distributed.distributed_c10d import _set_pg_timeout
 
     if not torch.distributed.is_initialized():
-        if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun is the parent
-            _stop_without_launcher()
-        # The cores are divided among the processes of this host, unless the user or torchrun did.
+        # Divide the cores among the processes of this host, unless the user or torchrun did.
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, torch.get_num_threads() // launch.local_world_size))
-            # For child processes. Without it Accelerate warns and chooses a number itself.
+            # For child processes. Without it, Accelerate warns and chooses a number itself.
             os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
         try:
-            PartialState(cpu=True, backend="gloo", timeout=timedelta(seconds=_JOINING_SECONDS))
+            PartialState(cpu=True, backend="gloo", timeout=timedelta(seconds=MAX_SECONDS))
         except (RuntimeError, ValueError) as error:
             raise ProcessLostError(
                 f"process {launch.rank} of {launch.world_size} can't join the others: "
                 f"{str(error).splitlines()[0]}",
-                remedy="see the errors of the others, and whether each host reaches MASTER_ADDR",
+                remedy="see the errors of the others; check that each host can reach MASTER_ADDR",
             ) from error
-        _set_pg_timeout(timedelta(seconds=MAX_SECONDS))
         atexit.register(torch.distributed.destroy_process_group)
     _has_joined = True
 
@@ -126,12 +108,12 @@ def _working_as(launch: Launch) -> Iterator[None]:
 
 
 def rank() -> int:
-    """Return the number of this process."""
+    """Return the rank of this process."""
     return _current.rank
 
 
 def world_size() -> int:
-    """Return how many processes train together."""
+    """Return the number of processes that train together."""
     return _current.world_size
 
 
@@ -141,7 +123,7 @@ def is_main() -> bool:
 
 
 def alone() -> AbstractContextManager[None]:
-    """Let this process work as if it were the only one: the others don't do the same."""
+    """Let this process work as if it were the only one. The others don't do the same work."""
     return _working_as(Launch())
 
 
@@ -153,13 +135,13 @@ def use_device(device: "Device") -> None:
 
 
 def share(length: int) -> slice:
-    """Return this rank's contiguous part of a sequence: one size for all but the last."""
+    """Return the contiguous part of a sequence for this rank. Only the last part is shorter."""
     size = -(-length // world_size())
     return slice(rank() * size, (rank() + 1) * size)
 
 
 def all_reduce_sum(tensor: "torch.Tensor") -> None:
-    """Replace a tensor by its sum over all ranks, in place. It does not wait for a GPU."""
+    """Replace a tensor by its sum over all ranks, in place, without waiting for a GPU."""
     if world_size() == 1:
         return
     import torch
@@ -168,12 +150,12 @@ def all_reduce_sum(tensor: "torch.Tensor") -> None:
         # Accelerate's ``reduce`` copies the tensor and waits.
         work = torch.distributed.all_reduce(tensor, group=_device_group, async_op=True)
         assert work is not None
-        # With a timeout the host would wait for a GPU.
+        # With a timeout, the host would wait for the GPU.
         work.wait() if _device_group else work.wait(timedelta(seconds=SECONDS_LATE))
 
 
 def all_reduce_max(number: int, *, seconds: float = MAX_SECONDS) -> int:
-    """Return the highest value over all ranks; ``seconds`` limits the wait for them."""
+    """Return the maximum over all ranks; ``seconds`` limits the wait for them."""
     if world_size() == 1:
         return number
     import torch
@@ -224,10 +206,10 @@ def gather(value: Value) -> list[Value]:
 
 @contextmanager
 def oom_on_all_ranks(memory: "DeviceMemory", *, seconds: float | None = None) -> Iterator[None]:
-    """Run work that all ranks do at the same time. If one runs out of memory, all fail.
+    """Run work that all ranks do at the same time. If a rank runs out of memory, all ranks fail.
 
-    The work may not wait for other ranks. At its end a rank waits for them, by default for 20
-    seconds and twice the time that its work took. If another rank failed, it raises
+    The work must not wait for other ranks. At its end a rank waits for them, by default for 20
+    seconds plus twice the time of its work. If another rank ran out of memory, this raises
     OutOfMemoryElsewhereError.
     """
     started = time.monotonic()
@@ -254,20 +236,7 @@ def _raise_if_rank_died() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise ProcessLostError(
-            "another process of the run has ended, or no longer answers "
-            f"({str(error).splitlines()[0]})",
-            remedy="see the error of that process; --resume-from-checkpoint auto continues from "
-            "the last checkpoint",
+            f"another process of the run ended or no longer answers ({str(error).splitlines()[0]})",
+            remedy="see the error of that process, then continue from the last checkpoint with "
+            "--resume-from-checkpoint auto",
         ) from error
-
-
-def _stop_without_launcher() -> None:
-    """Stop this process as a signal would, once its launcher was killed."""
-    launcher = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == launcher:
-            time.sleep(_LAUNCHER_CHECK_SECONDS)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, daemon=True).start()

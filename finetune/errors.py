@@ -19,7 +19,7 @@ class FinetuneBaseError(BaseException):
         super().__init__(message)
         self.message = message
         self.remedy = remedy
-        # The traceback of Python shows only the message.
+        # A Python traceback shows only the message and notes.
         self.add_note(f"try: {remedy}")
 
 
@@ -36,15 +36,15 @@ class LossNotFiniteError(FinetuneError):
 
 
 class DeviceMismatchError(FinetuneError):
-    """A device does not compute what the CPU computes."""
+    """A device computes other results than the CPU."""
 
 
 class CheckpointDamagedError(FinetuneError):
-    """A checkpoint's bytes are not those that were written."""
+    """The bytes of a checkpoint changed after they were written."""
 
 
 class WriteError(FinetuneError):
-    """The disk is full, or a folder is gone or may not be written."""
+    """The disk is full, or a folder is gone or can't be written to."""
 
 
 class ProcessLostError(FinetuneError):
@@ -52,7 +52,7 @@ class ProcessLostError(FinetuneError):
 
 
 class UsageError(FinetuneError):
-    """The command, its flags or its configuration are wrong."""
+    """The command, its options or its configuration are wrong."""
 
     exit_code = 2
 
@@ -62,7 +62,7 @@ class ConfigurationError(UsageError):
 
 
 class RunFolderNotEmptyError(UsageError):
-    """The output folder holds something that a new run would overwrite."""
+    """The output folder has files that a new run would overwrite."""
 
 
 class RunFolderInUseError(UsageError):
@@ -70,11 +70,11 @@ class RunFolderInUseError(UsageError):
 
 
 class NotARunError(UsageError):
-    """The folder named as a run does not hold one."""
+    """The folder is not a run folder, or it is incomplete."""
 
 
 class ModelNotFoundError(UsageError):
-    """No folder and no Hub repository that the user may read has that name."""
+    """There is no such folder, and no such Hub repository that the user can read."""
 
 
 class ModelUnsupportedError(UsageError):
@@ -88,30 +88,30 @@ class DataError(FinetuneError):
 
 
 class DataNotFoundError(DataError):
-    """A data file, column or set is not there."""
+    """A data file, a column or a dataset does not exist."""
 
 
 class DataUnreadableError(DataError):
-    """A data file does not parse."""
+    """A data file can't be parsed."""
 
 
 class SeveralTablesError(DataUnreadableError):
-    """A file or folder holds several tables, and none was chosen."""
+    """A file or folder has several tables, and none was chosen."""
 
     def __init__(self, path: object, names: Sequence[str]) -> None:
         super().__init__(
             f"{path} holds {len(names)} tables: {', '.join(names[:MAX_NAMES])}",
-            remedy="choose one with --table, or name them train, validation and test",
+            remedy="choose one with --table, or rename them to train, validation and test",
         )
         self.names = names
 
 
 class DataMismatchError(DataError):
-    """The data or the model of a run is not what that run, or another one, was made from."""
+    """The data or the model differs from the data or the model that a run was made from."""
 
 
 class DeviceNotAvailableError(FinetuneError):
-    """The device that was asked for can't be used on this machine."""
+    """The requested device can't be used on this machine."""
 
     exit_code = 4
 
@@ -123,7 +123,7 @@ class BatchDoesNotFitError(FinetuneError):
 
 
 class HubNotReachableError(FinetuneError):
-    """The network or the Hub does not reply, and the cache does not hold what is needed."""
+    """The network or the Hub does not reply, and a needed file is not in the cache."""
 
     exit_code = 6
 
@@ -133,7 +133,7 @@ class InterruptionError(FinetuneBaseError, KeyboardInterrupt):
 
     def __init__(self, message: str, *, remedy: str, signal_number: int = signal.SIGINT) -> None:
         super().__init__(message, remedy=remedy)
-        # As a shell reports a process that the signal has killed.
+        # A shell reports the same code for a process that the signal killed.
         self.exit_code = 128 + signal_number
 
 
@@ -146,18 +146,14 @@ def packages_of(error: BaseException) -> list[str]:
 # Messages and remedies for errors of the operating system.
 _BY_ERRNO: dict[int | None, tuple[type[FinetuneError], str, str]] = {
     errno.ENOENT: (UsageError, "there is no {}", "check the name"),
-    errno.ENOTDIR: (UsageError, "{} lies in a file, not in a folder", "check the name"),
-    errno.EISDIR: (
-        UsageError,
-        "{} is a folder, not a file",
-        "name a file, or move the folder away",
-    ),
-    errno.ELOOP: (UsageError, "{} is a link that leads in a circle", "name the file itself"),
-    errno.ENAMETOOLONG: (UsageError, "the name {} is too long", "choose a shorter one"),
-    errno.EEXIST: (UsageError, "{} is there already", "move it away, or name another"),
+    errno.ENOTDIR: (UsageError, "{} is in a file, not in a folder", "check the name"),
+    errno.EISDIR: (UsageError, "{} is a folder, not a file", "choose a file"),
+    errno.ELOOP: (UsageError, "{} is a link that leads in a circle", "use the file itself"),
+    errno.ENAMETOOLONG: (UsageError, "the name {} is too long", "choose a shorter name"),
+    errno.EEXIST: (UsageError, "{} already exists", "move it away, or choose another name"),
     **dict.fromkeys(
         (errno.EACCES, errno.EPERM),
-        (UsageError, "{} may not be used: {reason}", "change its permissions, or name another"),
+        (UsageError, "{} can't be used: {reason}", "change its permissions, or choose another"),
     ),
     **dict.fromkeys(
         (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS),
@@ -168,16 +164,16 @@ _BY_ERRNO: dict[int | None, tuple[type[FinetuneError], str, str]] = {
 
 
 def system_error(error: BaseException) -> OSError | None:
-    """Return an error of the system, or the one that a library reports by an error of its own."""
+    """Return a system error, or the system error that a Rust library reports in its message."""
     if isinstance(error, OSError):
         return error
-    # The Rust libraries safetensors and tokenizers report the number only in the text.
+    # safetensors and tokenizers report the number only in the text.
     number = re.search(r"\(os error (\d+)\)", str(error))
     return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None
 
 
 def explain(error: BaseException) -> FinetuneError | None:
-    """Return an error of the system in words; None for an error that no user can cause."""
+    """Return a system error in words, or None for an error that no user can cause."""
     if (cause := system_error(error)) and cause.errno in _BY_ERRNO:
         kind, message, remedy = _BY_ERRNO[cause.errno]
         place = cause.filename or ("standard output" if cause is error else "a file")
@@ -189,5 +185,5 @@ def explain(error: BaseException) -> FinetuneError | None:
     if isinstance(error, RuntimeError) and "home directory" in str(error):
         return UsageError("~ stands for no home directory", remedy="write the path without ~")
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):
-        return UsageError(f"{error}: a link leads in a circle", remedy="name the file itself")
+        return UsageError(f"{error}: a link leads in a circle", remedy="use the file itself")
     return None

@@ -1,15 +1,15 @@
-"""Text from data without control characters and marks of direction, which show as their codes."""
+"""Replaces control characters and direction marks in text by their codes."""
 
 import re
 
-# Direction marks, embeddings, overrides and isolates, and two line ends that lie among them.
+# Direction marks, embeddings, overrides and isolates, and two line separators.
 _DIRECTION = "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
 _IN_LINES = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{_DIRECTION}\ud800-\udfff]")
 _IN_SINGLE_LINE = re.compile(f"{_IN_LINES.pattern}|[\t\n]")
 
 
 def escape_controls(text: str) -> str:
-    r"""Return a text without control characters and marks of direction; it keeps lines and tabs.
+    r"""Return a text with codes for control characters and direction marks; keep lines and tabs.
 
     >>> escape_controls("a\x1b[2J\n\u202eb")
     'a\\u001b[2J\n\\u202eb'
@@ -18,7 +18,7 @@ def escape_controls(text: str) -> str:
 
 
 def escape_line(text: str) -> str:
-    r"""Return a text as one line, without control characters and marks of direction.
+    r"""Return a text as one line, with codes for control characters and direction marks.
 
     >>> escape_line("a\tb\r\n")
     'a\\u0009b\\u000d\\u000a'

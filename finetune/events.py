@@ -1,4 +1,4 @@
-"""The events of a run in progress."""
+"""The events of a run, and the context variable with the function that receives them."""
 
 import time
 from collections import defaultdict
@@ -20,14 +20,14 @@ class Info:
 
 @dataclass(frozen=True)
 class StageStarted:
-    """A stage of a run begins, such as ``load`` or ``train``."""
+    """A stage of a run started, such as ``load`` or ``train``."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class StageFinished:
-    """A stage of a run is finished; there is no such event if it fails."""
+    """A stage of a run finished. There is no such event if it fails."""
 
     name: str
     seconds: float
@@ -43,7 +43,7 @@ class WarningMessage:
 
 @dataclass(frozen=True)
 class Advance:
-    """How many rows are done of the work that an ``Info`` announced."""
+    """The number of rows that are done, in work that an ``Info`` announced."""
 
     done: int
     total: int
@@ -51,7 +51,7 @@ class Advance:
 
 @dataclass(frozen=True)
 class Trial:
-    """A batch size was tried, with a ``part`` of the model."""
+    """A batch size was tried, with the whole model or a part."""
 
     batch_size: int
     status: TrialStatus
@@ -64,7 +64,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Step:
-    """Training after so many steps: the loss is the mean since the last report."""
+    """Training after a number of steps. The loss is the mean since the last report."""
 
     step: int
     total_steps: int
@@ -80,7 +80,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Validation:
-    """The model was evaluated on the validation split, after a step; metrics by name."""
+    """The model was evaluated on the validation split, after a step."""
 
     step: int
     epoch: float
@@ -100,7 +100,7 @@ _receiver: ContextVar[Emit] = ContextVar("receiver", default=ignore)
 
 
 def emit(event: Event) -> None:
-    """Send an event to the current receiver: a command, a callback, or the journal of a run."""
+    """Send an event to the current receiver: a command, a callback or the journal of a run."""
     _receiver.get()(event)
 
 
@@ -111,7 +111,7 @@ def current_receiver() -> Emit:
 
 @contextmanager
 def sent_to(receiver: Emit) -> Iterator[None]:
-    """Send all events within to a function."""
+    """Send all events in the block to a function."""
     token = _receiver.set(receiver)
     try:
         yield
@@ -120,18 +120,18 @@ def sent_to(receiver: Emit) -> Iterator[None]:
 
 
 def muted() -> AbstractContextManager[None]:
-    """Drop all events within."""
+    """Drop all events in the block."""
     return sent_to(ignore)
 
 
 class StageClock:
-    """Seconds of this process by stage; each moment counts only for the innermost stage."""
+    """Seconds of this process per stage. Each moment counts only for the innermost stage."""
 
     def __init__(self) -> None:
         self.start()
 
     def start(self) -> None:
-        """Start again from zero, in the stage of imports."""
+        """Start again from zero, in the stage ``imports``."""
         self._seconds, self._running = defaultdict[str, float](float), ["imports"]
         self._since = time.perf_counter()
 
@@ -143,14 +143,14 @@ class StageClock:
         return dict(self._seconds)
 
     def take(self) -> dict[str, float]:
-        """Return the seconds so far, which the next call leaves out."""
+        """Return the seconds since the last call."""
         seconds = self.seconds()
         self._seconds.clear()
         return seconds
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Count the time within for a stage."""
+        """Count the time of the block for a stage."""
         self.seconds()
         self._running.append(name)
         try:
@@ -160,13 +160,12 @@ class StageClock:
             self._running.pop()
 
 
-# From the start of the command on.
 clock = StageClock()
 
 
 @contextmanager
 def stage(name: str, *, counts_as: str = "") -> Iterator[None]:
-    """Emit that a stage begins and, unless it fails, that it is finished."""
+    """Emit that a stage started and, unless it fails, that it finished."""
     emit(StageStarted(name))
     started = time.perf_counter()
     with clock(counts_as or name):

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, JSON, and JSON lines."""
+"""Atomic writes, locks, JSON and JSON Lines."""
 
 import errno
 import fcntl
@@ -16,7 +16,7 @@ from uuid import uuid4
 from finetune.errors import RunFolderInUseError, WriteError
 
 PARTIAL_SUFFIX = ".partial"
-# A pattern of what temporary_path() adds to a name, and of the folders of replacing().
+# A pattern for what temporary_path() adds to a name, and for the folders of replacing().
 TEMPORARY = f".{'[0-9a-f]' * 32}{PARTIAL_SUFFIX}"
 # This mark shows that a cache file is ours. Only such files are deleted.
 WRITTEN_BY = {"written_by": "finetune"}
@@ -25,19 +25,19 @@ STRICT_JSON: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}
 
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Name a file in an error of the system, which names none, or a temporary one, by itself."""
+    """Put the name of a file into system errors that have no name, or a temporary name."""
     try:
         yield
     except OSError as error:
         if error.filename is None or str(error.filename).endswith(PARTIAL_SUFFIX):
-            # If a file to write is reported as missing, its folder is missing.
+            # If a file to write is missing, its folder is missing.
             is_missing = error.filename and error.errno == errno.ENOENT
             error.filename = str(Path(path).parent if is_missing else path)
         raise
 
 
 def is_there(path: Path | str) -> bool:
-    """Return whether there is a file or folder; OSError if that can't be seen."""
+    """Return whether there is a file or folder; raise ``OSError`` if that is unknown."""
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -50,17 +50,17 @@ def is_there(path: Path | str) -> bool:
 
 
 def temporary_path(path: Path) -> Path:
-    """Return a random name next to a path, under which a file is written until it is whole."""
+    """Return a path in the same folder for a file that is not complete yet."""
     return path.with_name(f"{path.name}.{uuid4().hex}{PARTIAL_SUFFIX}")
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Write a file so that at any moment it holds the old text or the new one, whole."""
+    """Write a file that has the old text or the complete new text at any moment."""
     write_bytes_atomically(path, text.encode())
 
 
 def write_bytes_atomically(path: Path, content: bytes | memoryview) -> None:
-    """Write a file so that at any moment it holds the old bytes or the new ones, whole."""
+    """Write a file that has the old bytes or all new bytes at any moment."""
     partial = temporary_path(path)
     try:
         with naming(path):
@@ -75,7 +75,7 @@ def write_bytes_atomically(path: Path, content: bytes | memoryview) -> None:
 
 @contextmanager
 def replacing(target: Path, *, last: str) -> Iterator[Path]:
-    """Yield an empty folder whose files move to the target at the end, ``last`` after others."""
+    """Yield an empty folder whose files move to the target at the end, the file ``last`` last."""
     partial = target / f".{uuid4().hex}{PARTIAL_SUFFIX}"
     partial.mkdir(parents=True)
     try:
@@ -97,17 +97,17 @@ def replacing(target: Path, *, last: str) -> Iterator[Path]:
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Hold the lock of a file's folder, which the kernel frees if this process dies."""
+    """Lock the folder of a file. The kernel releases the lock if this process dies."""
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_CREAT, 0o666)
     except OSError as error:
         raise WriteError(
-            f"{file.parent} may not be written", remedy="copy the run folder, and name the copy"
+            f"{file.parent} can't be written to", remedy="copy the run folder, and use the copy"
         ) from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Whoever held it before may have deleted it.
+            # The process that held the lock before deletes the file.
             if not os.path.samestat(os.fstat(descriptor), file.stat()):
                 raise BlockingIOError
         except (BlockingIOError, FileNotFoundError):
@@ -124,24 +124,24 @@ def locked(file: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON, whole or not at all; floats read back bit for bit."""
+    """Write a value as indented JSON, atomically."""
     write_text_atomically(path, json.dumps(value, **STRICT_JSON, indent=2) + "\n")
 
 
 def write_cache_json(path: Path, value: Any) -> None:
-    """Write a value to a cache, if the disk takes it."""
+    """Write a value to a cache, if that is possible."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, value)
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows as JSON, one a line, all of them or none."""
+    """Write rows as JSON Lines, atomically."""
     write_text_atomically(path, "".join(json.dumps(row, **STRICT_JSON) + "\n" for row in rows))
 
 
 def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append all rows to a JSON Lines file or none, in place of a torn last line."""
+    """Append all rows or none to a JSON Lines file, and replace an incomplete last line."""
     lines = "".join(json.dumps(row, **STRICT_JSON) + "\n" for row in rows).encode()
     with path.open("a+b", buffering=0) as file:
         if end := file.seek(0, os.SEEK_END):
@@ -159,30 +159,29 @@ def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return the value that a JSON file holds."""
+    """Return the value in a JSON file."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def read_jsonl(path: Path) -> list[Any]:
-    """Return the rows of a file of JSON lines, without a last line that a kill has cut off."""
-    *lines, _torn = path.read_bytes().split(b"\n")
+    """Return the rows of a JSON Lines file, without an incomplete last line."""
+    *lines, _incomplete = path.read_bytes().split(b"\n")
     return [json.loads(line) for line in lines]
 
 
 def file_sha256(path: Path) -> str:
-    """Return the sha256 of a file's bytes, in hexadecimal digits."""
+    """Return the SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def hash_in_thread(files: list[Path]) -> Future[str]:
-    """Compute in a thread the sha256 of a file or, of several, of their names and sha256."""
+    """Compute in a thread the SHA-256 of a file, or of the names and hashes of several files."""
 
     def digest() -> str:
-        digests = [file_sha256(file) for file in files]
-        if len(digests) == 1:
-            return digests[0]
-        lines = (f"{file.name} {digest}\n" for file, digest in zip(files, digests, strict=True))
+        if len(files) == 1:
+            return file_sha256(files[0])
+        lines = (f"{file.name} {file_sha256(file)}\n" for file in files)
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     thread = ThreadPoolExecutor(max_workers=1)
@@ -192,7 +191,7 @@ def hash_in_thread(files: list[Path]) -> Future[str]:
 
 
 def flush_to_disk(path: Path) -> None:
-    """Wait until a file's bytes, or a folder's names, would survive a power cut."""
+    """Wait until the bytes of a file, or the names in a folder, would survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

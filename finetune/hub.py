@@ -1,7 +1,7 @@
 """Download models and data from the Hugging Face Hub, and upload models.
 
-No other module uses the network. A revision is resolved to a commit once, and all files are of that
-commit. If the Hub does not answer, or ``HF_HUB_OFFLINE`` is set, they come from the cache.
+No other module uses the network. A revision is resolved to a commit once, and all files are from
+that commit. If the Hub does not answer, or ``HF_HUB_OFFLINE`` is set, they come from the cache.
 """
 
 import glob
@@ -31,13 +31,13 @@ SHARDS_INDEX = "model.safetensors.index.json"
 _WEIGHT_FILES = (WEIGHTS, SHARDS_INDEX)
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 RepoType = Literal["model", "dataset"]
-# httpx2's or, before huggingface_hub 2, httpx's.
+# From httpx2 or, before huggingface_hub 2, from httpx.
 HTTPError: Any = hub_errors.HTTPError  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
 class Repository:
-    """A repository at one commit; with an ``unreachable`` Hub, its files in the cache."""
+    """A repository at one commit. If the Hub is ``unreachable``, the files in the cache."""
 
     repo_type: RepoType
     name: str
@@ -46,15 +46,15 @@ class Repository:
     unreachable: HubNotReachableError | None = None
 
     def fetch(self, names: Iterable[str]) -> Path:
-        """Return the folder with these files; those that the cache lacks are downloaded."""
+        """Return the folder with these files; download those that are not in the cache."""
         folder = _cache_of(self.repo_type, self.name) / "snapshots" / self.commit
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             if self.unreachable:
                 raise self.unreachable
-            # A download retries for 20 s; this fails at once if the Hub does not answer.
+            # A download retries for 20 s. This fails at once if the Hub does not answer.
             ask_hub(self.repo_type, self.name, self.commit)
-            failure = f"the download of {self.name} broke off"
+            failure = f"the download of {self.name} was interrupted"
             with _errors_explained(self.repo_type, self.name, failure):
                 snapshot_download(
                     self.name,
@@ -68,7 +68,7 @@ class Repository:
         return folder
 
     def lacks(self, what: str, *, remedy: str) -> errors.FinetuneError:
-        """Return an error: the repository does not have the file, or that is unknown offline."""
+        """Return an error for a missing file: the repository lacks it, or the Hub is offline."""
         error = errors.ModelUnsupportedError if self.repo_type == "model" else DataNotFoundError
         remedy = remedy.format(page=_page(self.repo_type, self.name))
         return self.unreachable or error(
@@ -92,7 +92,7 @@ def resolve(repo_type: RepoType, name: str, *, revision: str | None) -> Reposito
         paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
         files = frozenset(map(Path.as_posix, paths))
         return Repository(repo_type, name, commit, files, unreachable)
-    if info.sha != revision:  # downloads by commit do not store the branch
+    if info.sha != revision:  # a download by commit does not store the branch
         with _errors_explained(repo_type, name, "the cache can't be used"):
             reference = _cache_of(repo_type, name) / "refs" / revision
             reference.parent.mkdir(parents=True, exist_ok=True)
@@ -111,16 +111,16 @@ def fetch_model(name: str, *, revision: str | None, with_weights: bool = True) -
     if with_weights and not weights:
         raise model.lacks(
             "safetensors; pickled weights are not loaded",
-            remedy="look at {page}/discussions for a converted revision and give it as --revision"
-            " refs/pr/N, or choose another model",
+            remedy="look for a converted revision at {page}/discussions and set it with --revision "
+            "refs/pr/N, or choose another model",
         )
     folder = model.fetch(file for file in files if file.endswith((".json", ".txt", ".model")))
-    # The weights come last, so that a cache that holds them holds everything.
+    # The weights come last, so that a cache with weights has all files.
     return model.fetch(weights) if with_weights else folder
 
 
 def has_weights(name: str, *, revision: str | None) -> bool:
-    """Return whether the cache holds weights of a model's newest revision, as far as is known."""
+    """Return whether the weights of a model are in the cache, at its newest known revision."""
     with suppress(hub_errors.HFValidationError):
         files = [try_to_load_from_cache(name, file, revision=revision) for file in _WEIGHT_FILES]
         return any(isinstance(file, str) for file in files)
@@ -130,9 +130,9 @@ def has_weights(name: str, *, revision: str | None) -> bool:
 def upload_model(
     files: Mapping[str, Path], name: str, *, public: bool, revision: str | None, message: str
 ) -> tuple[str, bool]:
-    """Upload files by their paths in one commit; return it, and whether all can see it."""
+    """Upload files in one commit; return the commit, and whether the repository is public."""
     api = HfApi()
-    with _errors_explained("model", name, f"the upload to {name} broke off"):
+    with _errors_explained("model", name, f"the upload to {name} was interrupted"):
         try:
             is_public = not api.repo_info(name, timeout=constants.HF_HUB_ETAG_TIMEOUT).private
         except hub_errors.RepositoryNotFoundError:
@@ -141,7 +141,7 @@ def upload_model(
         if is_public and not public:
             raise UsageError(
                 f"{name} is public on the Hub: everybody would see the model",
-                remedy="give --public if that is right, or choose another name",
+                remedy="add --public if that is intended, or choose another name",
             )
         if revision is not None:
             api.create_branch(name, branch=revision, exist_ok=True)
@@ -151,11 +151,11 @@ def upload_model(
 
 
 def page_of_upload(name: str, *, revision: str | None) -> str:
-    """Return the web address of the files of a model."""
+    """Return the URL of an uploaded model."""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         raise UsageError(
-            f"{name!r} can't be the name of a repository on the Hub",
-            remedy="write OWNER/NAME, in letters, digits, '-', '_' and '.'",
+            f"{name!r} is not a valid name of a repository on the Hub",
+            remedy="write OWNER/NAME, with letters, digits, '-', '_' and '.'",
         )
     return _page("model", name) + (f"/tree/{revision}" if revision else "")
 
@@ -167,14 +167,14 @@ def ask_hub(
     *,
     timeout_seconds: float | None = None,
 ) -> Any:
-    """Return what the Hub knows of a repository, in one request of bounded time."""
+    """Return the information of the Hub about a repository, in one request with a timeout."""
     timeout = timeout_seconds or constants.HF_HUB_ETAG_TIMEOUT
     with _errors_explained(repo_type, name, f"the Hub at {endpoint()} can't be reached"):
         return HfApi().repo_info(name, repo_type=repo_type, revision=revision, timeout=timeout)
 
 
 def endpoint() -> str:
-    """Return the Hub's address, without a user's name and password."""
+    """Return the URL of the Hub, without user name and password."""
     return _without_password(constants.ENDPOINT)
 
 
@@ -195,45 +195,40 @@ def _without_password(text: str) -> str:
     return re.sub(r"(https?://)[^/\s@]*@", r"\1", text)
 
 
-def _is_of_library(error: BaseException) -> bool:
-    """Return whether the Hub client or hf_xet raised an error; some are a bare RuntimeError."""
-    if isinstance(error, HTTPError | OSError):
-        return True
-    return not {"huggingface_hub", "hf_xet"}.isdisjoint(errors.packages_of(error))
-
-
 @contextmanager
 def _errors_explained(repo_type: RepoType, name: str, failure: str) -> Iterator[None]:
-    """Raise our errors in place of the library's; ``failure`` is what could not be done."""
+    """Raise our errors instead of those of the Hub client; ``failure`` is what failed."""
     page = _page(repo_type, name)
     not_found = errors.ModelNotFoundError if repo_type == "model" else DataNotFoundError
     try:
         yield
     except hub_errors.GatedRepoError as error:
         message = f"the {repo_type} {name!r} is only for users who accepted its terms"
-        remedy = f"accept them at {page} and set HF_TOKEN to a token of yours"
+        remedy = f"accept the terms at {page}, and set HF_TOKEN to your token"
         raise not_found(message, remedy=remedy) from error
     except hub_errors.HFValidationError as error:
         message = f"there is no folder {name}, and it is not a valid name on the Hub"
         raise not_found(message, remedy="check the spelling") from error
     except hub_errors.RepositoryNotFoundError as error:
-        message = f"there is no folder {name!r}, and no {repo_type} of this name on the Hub"
+        message = f"there is no folder {name!r}, and no {repo_type} with this name on the Hub"
         remedy = f"check the spelling; if {page} is private, set HF_TOKEN"
         raise not_found(message, remedy=remedy) from error
     except hub_errors.RevisionNotFoundError as error:
         message = f"the {repo_type} {name!r} has no such revision"
-        raise not_found(message, remedy=f"choose one of those at {page}/tree/main") from error
+        raise not_found(message, remedy=f"choose a revision from {page}/tree/main") from error
     except (HTTPError, OSError, RuntimeError, ValueError) as error:
-        if isinstance(error, RuntimeError | ValueError) and not _is_of_library(error):
+        # The Hub client and hf_xet also raise bare RuntimeErrors and ValueErrors.
+        is_foreign = {"huggingface_hub", "hf_xet"}.isdisjoint(errors.packages_of(error))
+        if is_foreign and not isinstance(error, HTTPError | OSError):
             raise
         status = getattr(getattr(error, "response", None), "status_code", None)
         reason = _without_password((str(error).strip() or type(error).__name__).splitlines()[0])
-        is_refused = isinstance(error, hub_errors.LocalTokenNotFoundError)
-        if is_refused or status in (401, 403, 409):  # 409: to create what the token can't even see
+        # 409: the token can't even see the repository that it tries to create.
+        if isinstance(error, hub_errors.LocalTokenNotFoundError) or status in (401, 403, 409):
             raise not_found(
                 f"your token gives no access to the {repo_type} {name!r}: {reason}",
-                remedy=f"make one that does at {endpoint()}/settings/tokens, then run `hf auth "
-                "login` or set HF_TOKEN; or choose an OWNER to whom you belong",
+                remedy=f"make a token with access at {endpoint()}/settings/tokens, then run "
+                "`hf auth login` or set HF_TOKEN; or choose an OWNER that you belong to",
             ) from error
         if isinstance(error, OSError) and error.errno is not None:
             raise errors.FinetuneError(

@@ -1,8 +1,8 @@
-"""Which files are ours: the one rule by which files in a folder are replaced or deleted.
+"""Ownership: the rule that decides which files of a folder the tool may replace or delete.
 
-A folder is ours if its ``manifest.json`` names this tool and the folder's kind. Each kind has a
-fixed list of the names that we write. Only files of these names are deleted, then folders that are
-empty. All other files, and every link, belong to somebody else and stay.
+A folder is ours if its ``manifest.json`` states this tool and the kind of folder. Each kind has a
+fixed list of the names that we write. Only files of these names are deleted, and then empty
+folders. All other files, and every link, stay.
 """
 
 import os
@@ -16,7 +16,7 @@ from finetune.errors import NotARunError, RunFolderNotEmptyError, UsageError
 from finetune.files import TEMPORARY, is_there, locked, read_json, write_json, write_text_atomically
 
 MANIFEST, LOCK = "manifest.json", ".finetune.lock"
-# macOS puts .DS_Store into every folder that the Finder has shown.
+# The Finder of macOS writes .DS_Store into every folder that it shows.
 IGNORED = frozenset({LOCK, ".DS_Store"})
 CONTENTS = {
     "run": "a single run",
@@ -33,7 +33,7 @@ _MODEL = [
 _CHECKPOINT = ["model.safetensors", "optimizer.safetensors", "random.safetensors", "state.json"]
 _TABLE = f"table-{'[0-9a-f]' * 8}.parquet"
 _SEVERAL = [_TABLE, "predictions.jsonl", "report.html"]
-# By the kind of a folder, in the order in which they are written.
+# For each kind of folder, in the order in which they are written.
 NAMES: Mapping[str, list[str]] = {
     "run": [
         *(_TABLE, "config.yaml", "environment.json", "metrics.jsonl", "warnings.jsonl"),
@@ -56,7 +56,7 @@ NAMES: Mapping[str, list[str]] = {
 
 
 class OwnFolder:
-    """A folder that we make for one kind of files; it need not exist."""
+    """A folder that we make for one kind of files. It need not exist."""
 
     kind: str
 
@@ -71,16 +71,16 @@ class OwnFolder:
 
     @property
     def parts(self) -> "list[OwnFolder]":
-        """Folders in this one that are deleted with it if they are ours."""
+        """Folders in this folder that are deleted with it if they are ours."""
         return []
 
     def files(self, under: str = "") -> list[Path]:
-        """Return our files below a folder, including leftovers of a killed process."""
+        """Return our files in a subfolder, including those that a killed process left."""
         root, paths = self.path.resolve(), dict[Path, None]()
-        for name in (MANIFEST, *NAMES[self.kind]):
+        for name in NAMES[self.kind]:
             for pattern in (name, name + TEMPORARY, f"{PurePath(name).parent}/{TEMPORARY}/*"):
                 paths |= dict.fromkeys(self.path.glob(pattern))
-        paths.pop(self.manifest_file, None)
+        paths |= dict.fromkeys(self.path.glob(MANIFEST + TEMPORARY))
         return [
             path
             for path in paths
@@ -89,30 +89,27 @@ class OwnFolder:
         ]
 
     def delete(self, under: str = "", *, only_temporary: bool = False) -> None:
-        """Delete our files below a folder, the last written first, and folders that are empty."""
+        """Delete our files in a subfolder, the last written first, and empty folders."""
         for path in reversed(self.files(under)):
             if not only_temporary or fnmatch(str(path), f"*{TEMPORARY}*"):
                 path.unlink(missing_ok=True)
-        patterns = {str(folder) for name in NAMES[self.kind] for folder in PurePath(name).parents}
-        for pattern in sorted(patterns - {"."}, reverse=True):
-            for place in [*self.path.glob(f"{pattern}/{TEMPORARY}"), *self.path.glob(pattern)]:
+        for folder, _, _ in os.walk(self.path, topdown=False):
+            if Path(folder).is_relative_to(self.path / under) and Path(folder) != self.path:
                 with suppress(OSError):
-                    place.rmdir()
+                    os.rmdir(folder)
 
     def empty(self) -> list[str]:
-        """Delete all our files but the manifest; return the relative names of what stays."""
+        """Delete all our files except the manifest; return the relative names of other files."""
         for part in self.parts:
             if part.is_ours and not part.path.is_symlink() and not part.empty():
                 part.manifest_file.unlink()
-                with suppress(OSError):
-                    part.path.rmdir()
         self.delete()
         files = (path for path in self.path.rglob("*") if path.is_symlink() or not path.is_dir())
         names = {str(path.relative_to(self.path)) for path in files if path.name not in IGNORED}
         return sorted(names - {MANIFEST})
 
     def check(self) -> bool:
-        """Return whether there are files of ours; UsageError unless it is new, empty or ours."""
+        """Return whether it has files of ours; UsageError unless it is new, empty or ours."""
         another = "choose another folder with --output-dir"
         check_writable(self.path)
         if not is_there(self.path):
@@ -131,18 +128,23 @@ class OwnFolder:
 
     @contextmanager
     def make(self, *, exist_ok: bool = True) -> Iterator[Self]:
-        """Make the folder and lock it; what stays empty is deleted again."""
+        """Make the folder and lock it; delete it again if it stays empty."""
         if exist_ok:
             self.check()
         missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         # One system call, which fails if another process was first.
         self.path.mkdir(parents=True, exist_ok=exist_ok)
         try:
-            with self._locked():
-                self.check()  # another process may have used it since the first look
+            with locked(self.path / LOCK):
+                self.check()  # another process may have used it since the first check
                 if not self.is_ours:
                     write_json(self.manifest_file, {"tool": "finetune", "kind": self.kind})
-                yield self
+                try:
+                    yield self
+                finally:
+                    with suppress(OSError):
+                        if {path.name for path in self.path.iterdir()} <= {*IGNORED, MANIFEST}:
+                            self.manifest_file.unlink()
         finally:
             with suppress(OSError):
                 for folder in missing:
@@ -154,24 +156,13 @@ class OwnFolder:
         if not self.is_ours:
             raise NotARunError(
                 f"{self.manifest_file} does not say that finetune made the folder",
-                remedy="restore it, or make the run again",
+                remedy="restore the file, or make the run again",
             )
-        with self._locked():
+        with locked(self.path / LOCK):
             yield self
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        with locked(self.path / LOCK):
-            try:
-                yield
-            finally:
-                with suppress(OSError):
-                    is_empty = {path.name for path in self.path.iterdir()} <= {*IGNORED, MANIFEST}
-                    if is_empty and self.is_ours:
-                        self.manifest_file.unlink()
-
     def write_all(self, files: Mapping[str, str | Mapping[str, Any]]) -> None:
-        """Make the folder, and write texts, and mappings as JSON, in place of earlier ones."""
+        """Make the folder, and write or replace text files and, for mappings, JSON files."""
         with self.make():
             for name, content in files.items():
                 if isinstance(content, str):
@@ -181,35 +172,34 @@ class OwnFolder:
 
 
 def check_writable(path: Path) -> None:
-    """Raise ``UsageError`` if a folder can't be created, or written to."""
+    """Raise ``UsageError`` if a folder can't be created, or can't be written to."""
     existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        reason = "may not be written to" if existing.is_dir() else "is a file"
+        reason = "can't be written to" if existing.is_dir() else "is a file"
         remedy = "choose another folder with --output-dir"
         raise UsageError(f"{existing} {reason}", remedy=remedy)
 
 
 def check_output_file(path: Path, *, overwrite: bool | None = None) -> None:
-    """Raise ``UsageError`` for a file that exists, unless it may be overwritten.
+    """Raise ``UsageError`` if a file exists and can't be overwritten, such as a file of a run.
 
-    A file of a run or the like never may. None is for commands without --overwrite.
+    ``overwrite`` is None for commands without this option.
     """
     if not os.path.lexists(path):
         return
     for folder in path.absolute().parents:
         kind = _kind_of(folder)
         if kind and path.absolute() in (folder / MANIFEST, *OwnFolder(folder, kind).files()):
-            raise UsageError(f"{path} is a file of {folder}", remedy="name another file")
+            raise UsageError(f"{path} is a file of {folder}", remedy="choose another file")
     if not path.is_file():
-        raise UsageError(f"{path} is not a file", remedy="name a file")
+        raise UsageError(f"{path} is not a file", remedy="choose a file")
     if not overwrite:
-        another = "move it away" if overwrite is None else "replace it with --overwrite"
-        remedy = f"name another file, or {another}"
-        raise UsageError(f"{path} already exists", remedy=remedy)
+        replace = "move the file away" if overwrite is None else "replace it with --overwrite"
+        raise UsageError(f"{path} already exists", remedy=f"choose another file, or {replace}")
 
 
 def _kind_of(path: Path) -> str | None:
-    """Return the kind of a folder that this tool made, None for other folders."""
+    """Return the kind of a folder that this tool made, or None for other folders."""
     try:
         content = read_json(path / MANIFEST)
         kind = content["kind"] if content["tool"] == "finetune" else None

@@ -77,7 +77,7 @@ def _check_data(data: str) -> None:
 
 
 @command.command(epilog=EXAMPLES)
-@click.argument("files", nargs=-1, required=True, type=click.Path())
+@click.argument("files", nargs=-1, required=True, type=flags.NAME)
 @flags.debug_option
 def validate(*, files: tuple[str, ...]) -> None:
     """Validate YAML files, each on its own. Environment variables are ignored.

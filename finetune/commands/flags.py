@@ -29,8 +29,19 @@ T = TypeVar("T")
 Command = Callable[..., Any]
 
 
-# A name that may be something else than an existing file: a Hub ID, a preset, a new folder.
-NAME = click.Path(readable=False)
+class _Path(click.Path):
+    """A file, folder or name. It can't be empty, and ~ is the home folder."""
+
+    def convert(self, value: Any, *context: Any) -> Any:
+        """Return the path. A shell does not expand ``--output-dir=~/x``."""
+        if not str(value):
+            self.fail("it is empty", *context)
+        return super().convert(os.path.expanduser(value), *context)
+
+
+# A name that need not be an existing file, such as a Hub ID, a preset or a new folder.
+NAME = _Path(readable=False)
+PATH = _Path(path_type=Path)
 config_option = click.option(
     "-c", "--config", type=NAME, help="YAML file, or the name of a preset: see finetune config ls."
 )
@@ -51,19 +62,19 @@ device_option = click.option(
     show_envvar=True,
     help="Device to use.  [default: auto]",
 )
-PATH = click.Path(path_type=Path)
 PORT = click.IntRange(0, 65535)
 
 
-class _Run(click.Path):
-    """A run folder; ``latest`` is the newest run that has finished, whose name is printed."""
+class _Run(_Path):
+    """A run folder. ``latest`` is the newest finished run; its path is printed."""
 
     def convert(self, value: Any, *context: Any) -> Any:
         """Return the path of the folder."""
         path = find_latest(Path(value))
         if path != Path(value):
             click.echo(f"{value}: {path}", err=True)
-        return super().convert(path, *context)
+            value = path
+        return super().convert(value, *context)
 
 
 def source_options(command: Command) -> Command:

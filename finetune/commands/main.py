@@ -1,4 +1,4 @@
-"""The command ``finetune``: its commands, imported when they are called, and its exit codes."""
+"""The command ``finetune``: imports its commands when they are called, and sets exit codes."""
 
 import atexit
 import difflib
@@ -12,7 +12,6 @@ import threading
 import time
 import traceback
 from contextlib import suppress
-from functools import cache
 from typing import Any, NoReturn
 
 import click
@@ -20,7 +19,7 @@ import click
 import finetune
 from finetune.config import FORMER_NAMES
 from finetune.devices.host import keep_freed_memory, reduce_gc_frequency
-from finetune.distributed import describe_ignored_variables, read_launch
+from finetune.distributed import MAX_SECONDS, read_launch
 from finetune.errors import (
     FinetuneBaseError,
     FinetuneError,
@@ -59,10 +58,11 @@ Examples:
   finetune run reviews.csv                          train a classifier
   finetune predict latest "Would buy it again"      classify with it
 """
+# How long other processes may be slower to report an error.
 _OTHERS_FIRST_SECONDS = 1.0
-# The commands that a launcher may start several times at once.
+# The commands that a launcher can start in several processes.
 LAUNCHED_COMMANDS = ("run", "evaluate")
-# Names of commands, and of options outside the configuration, in other tools.
+# The names of commands in other tools, and of options outside the schema.
 MEANT_COMMANDS = {
     **dict.fromkeys(("train", "fit", "finetune"), "run"),
     "resume": "run --resume-from-checkpoint auto",
@@ -86,10 +86,14 @@ class _LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        return _import_command(name) if name in COMMANDS else None
+        if name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"finetune.commands.{name.replace('-', '_')}")
+        command: click.Command = module.command
+        return command
 
     def resolve_command(self, context: click.Context, args: list[str]) -> Any:
-        """Return the command of this name, or suggest one."""
+        """Return the command with this name, or suggest another command."""
         name = args[0]
         if name in COMMANDS or name.startswith("-"):
             return super().resolve_command(context, args)
@@ -97,10 +101,9 @@ class _LazyGroup(click.Group):
         meant = MEANT_COMMANDS.get(near[0], near[0]) if near else None
         if os.path.exists(name):
             meant = f"run {shlex.quote(name)}"
-        all_commands = f"commands are {', '.join(COMMANDS)}"
         raise UsageError(
             f"there is no command {name!r}",
-            remedy=f"did you mean finetune {meant}? see finetune --help" if meant else all_commands,
+            remedy=f"did you mean finetune {meant}?" if meant else "see finetune --help",
         )
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
@@ -108,37 +111,8 @@ class _LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-@cache
-def _import_command(name: str) -> click.Command:
-    module = importlib.import_module(f"finetune.commands.{name.replace('-', '_')}")
-    command: click.Command = module.command
-    for one in (command, *getattr(command, "commands", {}).values()):
-        for parameter in one.params:
-            _check_name(parameter)
-    return command
-
-
-def _check_name(parameter: click.Parameter) -> None:
-    """Make a parameter reject an empty name, and expand ~ in paths.
-
-    A shell does not expand ``--output-dir=~/x``.
-    """
-    process = parameter.process_value
-
-    def check(context: click.Context, given: Any) -> Any:
-        values = given if isinstance(given, tuple | list) else [given]
-        if "" in values and parameter.name not in ("texts", "pairs"):
-            raise click.BadParameter("it is empty", context, parameter)
-        if isinstance(parameter.type, click.Path):
-            expanded = [os.path.expanduser(one) if isinstance(one, str) else one for one in values]
-            given = tuple(expanded) if values is given else expanded[0]
-        return process(context, given)
-
-    parameter.process_value = check  # type: ignore[assignment, method-assign]
-
-
 def _normalize(name: str) -> str:
-    """Return ``batch-size`` for ``batch_size``, and the present name of an option."""
+    """Return ``batch-size`` for ``batch_size``, and the current name of a renamed option."""
     name = name.replace("-", "_")
     return FORMER_NAMES.get(name, name).replace("_", "-")
 
@@ -161,30 +135,31 @@ def cli(context: click.Context) -> None:
     memory, 6 offline and not in the cache, 130 interrupted (143 by SIGTERM, 129 by SIGHUP).
     """
     name, launch = context.invoked_subcommand, read_launch()
-    if name in LAUNCHED_COMMANDS and (note := describe_ignored_variables()):
-        click.echo(f"warning: {note}", err=True)
-    elif launch.world_size > 1 and name not in LAUNCHED_COMMANDS:
+    if launch.world_size == 1:
+        return
+    if name not in LAUNCHED_COMMANDS:
         raise UsageError(
             f"finetune {name} runs in one process, but a launcher started {launch.world_size}",
-            remedy="start it without the launcher, or unset WORLD_SIZE",
+            remedy="start the command without the launcher, or unset WORLD_SIZE",
         )
-    elif launch.world_size > 1 and launch.rank == 0 and not {"-q", "--quiet"} & {*context.obj}:
-        click.echo(f"waiting for all {launch.world_size} processes, for at most 5 min", err=True)
+    if launch.rank == 0 and not {"-q", "--quiet"} & {*context.obj}:
+        wait = f"waiting for {launch.world_size} processes, at most {MAX_SECONDS // 60} min"
+        click.echo(wait, err=True)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and leave the process with its exit code."""
+    """Run the command line and exit with its exit code."""
     has_succeeded = threading.Event()
     if arguments is None:
-        # The process belongs to the command, which may set it up.
+        # The process runs only this command, which therefore may configure it.
         arguments = sys.argv[1:]
-        # The handler that is registered first is called last.
+        # The handler that is registered first runs last.
         atexit.register(_skip_teardown, has_succeeded)
         keep_freed_memory()
         reduce_gc_frequency()
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
-    # Keep progress and advice of libraries off the terminal, unless the user wants them.
+    # Hide progress and advice of libraries, unless the user set these variables.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
@@ -203,7 +178,7 @@ def main(arguments: list[str] | None = None) -> None:
         help_text.show()
         sys.exit(help_text.exit_code)
     except BrokenPipeError:
-        # The reader, such as head, exited; Python must not try to flush output to it at exit.
+        # The reader, such as head, exited. Python must not flush output to it at exit.
         _discard_output()
         sys.exit(1)
     except (Exception, KeyboardInterrupt) as error:
@@ -212,9 +187,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _skip_teardown(has_succeeded: threading.Event) -> None:
-    """End the process at once: Python would need 0.2 s to free what the system frees anyway."""
+    """End the process at once. Python would need 0.2 s to free memory."""
     if has_succeeded.is_set():
-        # Python reports output that can't be written.
+        # If output can't be written, Python reports it.
         with suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -222,8 +197,8 @@ def _skip_teardown(has_succeeded: threading.Event) -> None:
 
 
 def _explain(error: BaseException, request: StopRequest) -> FinetuneBaseError:
-    """Return any error as one of ours; after a signal, any error as an interruption."""
-    # Click raises its own error instead of an interruption, and fails if the terminal is closed.
+    """Return an error of ours for any error; after a signal, return an interruption."""
+    # Click replaces an interruption by its own error, and fails if the terminal is closed.
     for raised in (error, error.__cause__, error.__context__):
         if isinstance(raised, InterruptionError):
             return raised
@@ -235,7 +210,7 @@ def _explain(error: BaseException, request: StopRequest) -> FinetuneBaseError:
         remedy = f"see {error.ctx.command_path if error.ctx else 'finetune'} --help"
         message = " ".join(error.format_message().split())
         if meant := _find_meant(error):
-            # Instead of the suggestion by click.
+            # Without the suggestion of Click.
             message = error.message if isinstance(error, click.NoSuchOption) else message
             remedy = f"did you mean {meant} {remedy}"
         return UsageError(message, remedy=remedy)
@@ -248,12 +223,12 @@ def _explain(error: BaseException, request: StopRequest) -> FinetuneBaseError:
     first_line = (str(error) or "no message").splitlines()[0]
     return FinetuneError(
         f"unexpected {type(error).__name__}: {first_line}",
-        remedy="run it again with --debug, and report what it prints",
+        remedy="run the command again with --debug, and report its output",
     )
 
 
 def _find_meant(error: click.UsageError) -> str | None:
-    """Return what to type instead, unless click itself suggests an option."""
+    """Return a suggestion for a wrong argument, if there is a better one than Click makes."""
     from finetune.config.schema import OPTION_BY_OTHER_NAME, OPTIONS, flag_of
 
     params = error.ctx.command.params if error.ctx else []
@@ -274,12 +249,12 @@ def _find_meant(error: click.UsageError) -> str | None:
 
 
 def _discard_output() -> None:
-    """Redirect standard output to nowhere, so that not even Python's flush at exit writes to it."""
+    """Redirect standard output to the null device, also for the flush by Python at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _leave(error: FinetuneBaseError, arguments: list[str]) -> NoReturn:
-    """Print an error and leave with its exit code; called while the error is handled."""
+    """Print the error that is being handled, and exit with its exit code."""
     launch = read_launch()
     if launch.world_size == 1:
         _show(error, arguments)
@@ -289,14 +264,13 @@ def _leave(error: FinetuneBaseError, arguments: list[str]) -> NoReturn:
         _show(error, arguments)
     elif launch.local_rank == 0 if is_rank_lost else not isinstance(error, InterruptionError):
         if not is_rank_lost:
-            # Often of the same cause as an error of the main process, after which the launcher
-            # ends this one.
+            # The main process often reports the same error, and the launcher then ends this one.
             time.sleep(_OTHERS_FIRST_SECONDS)
         _show(error, arguments, where=f" in process {launch.rank} on {socket.gethostname()}")
     if is_rank_lost:
-        # So that the launcher sees the end of that process before the end of this one.
+        # The launcher should see the end of the lost process first.
         time.sleep(_OTHERS_FIRST_SECONDS)
-    # Exit at once: an all-reduce on the GPU blocks Python until every rank arrives.
+    # Exit at once, because an all-reduce on the GPU blocks Python until every rank arrives.
     os._exit(error.exit_code)
 
 

@@ -145,5 +145,5 @@ def test_predictions_go_to_a_new_file_unless_told(
     (tmp_path / f"hard.{suffix}").hardlink_to(table)
     for path in (tmp_path / f"hard.{suffix}", finished_run / "predictions.jsonl"):
         before = path.read_bytes()
-        command(*predict, path, "--overwrite").assert_refused(2, "name another")
+        command(*predict, path, "--overwrite").assert_refused(2, "another")
         assert path.read_bytes() == before

@@ -34,7 +34,6 @@ def options_given(*arguments: str) -> dict[str, Any]:
         (["--freeze-core"], {"freeze_core": True}),
         (["--no-freeze-core"], {"freeze_core": False}),
         (["--model", "someone/tiny"], {"model": "someone/tiny"}),
-        (["--output-dir", ""], {"output_dir": ""}),
     ],
 )
 def test_a_flag_is_read_as_the_type_of_its_option(
