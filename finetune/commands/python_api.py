@@ -110,7 +110,7 @@ def _with_files(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return arguments in which files of their rows stand for tables; a run takes these over."""
     from finetune.data.in_memory import is_table, write_table
-    from finetune.data.words import SPLIT_BY_WORD
+    from finetune.data.packed import SPLIT_BY_WORD
 
     if "file" in shape.parameters and arguments and is_table(arguments[0]):
         options, arguments = {"data": arguments[0], **options}, arguments[1:]
@@ -132,7 +132,7 @@ def _with_files(
 
 def _are_splits(tables: Mapping[Any, Any]) -> bool:
     """Return whether tables by name are splits, and neither columns nor the texts of labels."""
-    from finetune.data.words import SPLIT_BY_WORD
+    from finetune.data.packed import SPLIT_BY_WORD
 
     values = tables.values()
     is_named = all(str(name).casefold() in SPLIT_BY_WORD for name in tables)

@@ -13,7 +13,7 @@ import pyarrow
 import pyarrow.compute as pc
 
 from finetune.config.schema import DataConfig, flag_of
-from finetune.data.words import WORDS
+from finetune.data.packed import WORDS
 from finetune.errors import DataError, DataNotFoundError, UsageError
 from finetune.tasks.labels import distinct_values, map_values
 
@@ -53,7 +53,7 @@ class OtherData(DataConfig):
 
 
 @dataclass(frozen=True)
-class Facts:
+class ColumnProfile:
     """Statistics of a column; ``characters`` is the mean length of values that are not empty."""
 
     name: str
@@ -61,27 +61,23 @@ class Facts:
     distinct: int
     filled: float
     characters: float
-    looks: frozenset[str]
+    patterns: frozenset[str]
 
     @classmethod
-    def of(cls, column: pyarrow.ChunkedArray, name: str) -> "Facts":
-        """Return the facts of a column; value patterns come from its first values."""
+    def of(cls, column: pyarrow.ChunkedArray, name: str) -> "ColumnProfile":
+        """Return the profile of a column; value patterns come from its first values."""
         sample = column.slice(0, SAMPLE_ROWS)
         sample = sample.filter(pc.not_equal(sample, ""))
-        looks = (
-            look
-            for look, pattern in WORDS["patterns"].items()
+        patterns = {
+            name
+            for name, pattern in WORDS["patterns"].items()
             if len(sample) and pc.all(pc.match_substring_regex(sample, f"^({pattern})$")).as_py()
-        )
+        }
         filled = pc.sum(pc.not_equal(column, "")).as_py() or 0
-        return cls(
-            name=name,
-            rows=len(column),
-            distinct=pc.count_distinct(column).as_py() - (filled < len(column)),
-            filled=filled / len(column),
-            characters=pc.sum(pc.utf8_length(column)).as_py() / max(filled, 1),
-            looks=frozenset(looks),
-        )
+        distinct = pc.count_distinct(column).as_py() - (filled < len(column))
+        characters = pc.sum(pc.utf8_length(column)).as_py() / max(filled, 1)
+        share = filled / len(column)
+        return cls(name, len(column), distinct, share, characters, frozenset(patterns))
 
     @property
     def is_long(self) -> bool:
@@ -92,7 +88,7 @@ class Facts:
     def is_quantity(self) -> bool:
         """Whether it has numbers that are not row numbers."""
         are_longer = self.characters > len(str(self.rows))
-        return "number" in self.looks and (self.distinct < self.rows or are_longer)
+        return "number" in self.patterns and (self.distinct < self.rows or are_longer)
 
     @property
     def recurs(self) -> bool:
@@ -100,7 +96,7 @@ class Facts:
         return 2 <= self.distinct <= max(2, self.rows // 3) and self.distinct < self.rows
 
 
-def _name_factor(column: Facts, names: Sequence[str]) -> float:
+def _name_factor(column: ColumnProfile, names: Sequence[str]) -> float:
     """Return a factor for how well the name of a column fits texts or labels."""
     plain, words = plain_name(column.name), _words_of(column.name)
     if plain in names:
@@ -109,34 +105,34 @@ def _name_factor(column: Facts, names: Sequence[str]) -> float:
     return (4.0 if words & set(names) else 1.0) * (0.2 if words & OTHER_WORDS else 1.0)
 
 
-def _score_text(column: Facts) -> float:
+def _score_text(column: ColumnProfile) -> float:
     """Return how much a column looks like texts; 0 if it does not."""
-    is_key = bool(column.looks & {"number", "date", "key"}) or column.characters < MIN_CHARACTERS
+    is_key = bool(column.patterns & {"number", "date", "key"}) or column.characters < MIN_CHARACTERS
     is_class = column.recurs and column.characters <= MAX_CLASS_CHARACTERS
     is_named = plain_name(column.name) in TEXT_NAMES
-    if "list" in column.looks or (not is_named and (is_key or is_class or not column.filled)):
+    if "list" in column.patterns or (not is_named and (is_key or is_class or not column.filled)):
         return 0.0
     variety = max(column.filled * column.distinct / column.rows * column.characters, 1e-6)
-    return _name_factor(column, TEXT_NAMES) * variety * (0.1 if "word" in column.looks else 1.0)
+    return _name_factor(column, TEXT_NAMES) * variety * (0.1 if "word" in column.patterns else 1.0)
 
 
-def _score_label(column: Facts) -> float:
+def _score_label(column: ColumnProfile) -> float:
     """Return how much a column looks like labels; 0 if it does not."""
-    is_text = column.is_long and not column.recurs and not column.looks
-    is_other = not column.recurs or column.is_long or bool(column.looks & {"date", "split"})
+    is_text = column.is_long and not column.recurs and not column.patterns
+    is_other = not column.recurs or column.is_long or bool(column.patterns & {"date", "split"})
     is_named = plain_name(column.name) in LABEL_NAMES
     if is_text or (is_other and not is_named):
         return 0.0
-    is_number = "number" in column.looks
+    is_number = "number" in column.patterns
     # Numbers with a label name rank between a category with another name and three classes.
     classes = min(column.distinct or 1, 24 if is_number and is_named else column.rows)
     factor = _name_factor(column, LABEL_NAMES)
-    if is_number and "integer" not in column.looks and not is_named:
+    if is_number and "integer" not in column.patterns and not is_named:
         factor *= 0.1
     return factor * max(column.filled, 1e-6) / (1 + log2(classes))
 
 
-def _may_be_meant_too(option: str, other: Facts, best: Facts) -> bool:
+def _may_be_meant_too(option: str, other: ColumnProfile, best: ColumnProfile) -> bool:
     """Return whether the user must choose between a column and the best one, despite its score."""
     if option == LABEL:  # a binary label next to a rating from which it may be derived
         is_flag = bool(FLAG_WORDS & _words_of(other.name))
@@ -190,33 +186,32 @@ def choose_columns(
     # Distinct values are counted in memory, so a large table is sampled.
     pieces = columns.to_batches(max_chunksize=PIECE_ROWS)[:: columns.nbytes // MAX_BYTES + 1]
     sample = pyarrow.Table.from_batches(pieces, columns.schema)
-    facts = [Facts.of(sample[name], name) for name in names]
-    tags = [column.name for column in facts if "tag" in column.looks and column.distinct > 1]
+    profiles = [ColumnProfile.of(sample[name], name) for name in names]
+    if len(names) == 1 and missing == [TEXT] and "number" not in profiles[0].patterns:
+        return {TEXT: ChosenColumn((names[0],), "there is no other")}
+    tags = [column.name for column in profiles if "tag" in column.patterns and column.distinct > 1]
     if tags and len(missing) > 1:
         raise DataError(
             f"the rows of {table} are single tokens, with tags in {tags[0]!r}, and not texts",
             remedy="write a whole text and its class in each row",
         )
-    if LABEL in missing and (several := find_indicators(columns, facts)):
+    if LABEL in missing and (several := find_indicators(columns, profiles)):
         chosen[LABEL] = ChosenColumn(several, "a column for each class")
-    elif LABEL in missing and (several := _find_code_columns(columns, facts)):
+    elif LABEL in missing and (several := _find_code_columns(columns, profiles)):
         chosen[LABEL] = ChosenColumn(several, "columns with a class in each")
-    if len(names) == 1 and missing == [TEXT] and "number" not in facts[0].looks:
-        return {TEXT: ChosenColumn((names[0],), "there is no other")}
     for option in missing:
-        if option not in chosen:
-            used = {name for column in chosen.values() for name in column.names}
-            free = [column for column in facts if column.name not in used]
-            if option == TEXT:
-                may_be_pair = PAIR in wanted and PAIR not in chosen
-                chosen[TEXT] = _guess(TEXT, free, may_be_pair=may_be_pair, table=table)
-            else:
-                chosen[LABEL] = _guess_label(sample, free, options, table=table)
+        used = {name for column in chosen.values() for name in column.names}
+        free = [column for column in profiles if column.name not in used]
+        if option == TEXT:
+            may_be_pair = PAIR in wanted and PAIR not in chosen
+            chosen[TEXT] = _guess(TEXT, free, may_be_pair=may_be_pair, table=table)
+        elif option not in chosen:
+            chosen[LABEL] = _guess_label(sample, free, options, table=table)
     return chosen
 
 
 def _guess_label(
-    sample: pyarrow.Table, free: Sequence[Facts], options: DataConfig, *, table: str
+    sample: pyarrow.Table, free: Sequence[ColumnProfile], options: DataConfig, *, table: str
 ) -> ChosenColumn:
     """Return the label column: numbers for regression, otherwise classes, by name if possible."""
     if options.task == "regression":
@@ -252,13 +247,13 @@ def _named_columns(
     requested = {option: getattr(options, option) for option in wanted}
     columns: Columns = {}
     for option, name in requested.items():
-        named = columns_named(earlier.get(option, "") if name is None else name, names)
-        unknown = [column for column in named if column not in names]
         if name is None:
-            if option in earlier and not unknown and earlier[option] not in requested.values():
-                columns[option] = ChosenColumn(named, "as in the run")
+            known = columns_named(earlier.get(option, ""), names)
+            if {*known} <= {*names} and earlier[option] not in requested.values():
+                columns[option] = ChosenColumn(known, "as in the run")
             continue
-        if unknown:
+        columns[option] = ChosenColumn(columns_named(name, names), f"as {flag_of(option)} says")
+        if unknown := [column for column in columns[option].names if column not in names]:
             folded = {known.casefold(): known for known in names}
             near = get_close_matches(unknown[0].casefold(), folded, n=1)
             guess = f"did you mean {folded[near[0]]!r}? " if near else ""
@@ -266,13 +261,10 @@ def _named_columns(
                 f"{table} has no column {unknown[0]!r} of texts or numbers",
                 remedy=f"{guess}{flag_of(option)} takes one of: {_listed(names)}",
             )
-        columns[option] = ChosenColumn(named, f"as {flag_of(option)} says")
     for option, other in combinations(columns, 2):
         if columns[option].names == columns[other].names:
-            raise UsageError(
-                f"{flag_of(option)} and {flag_of(other)} are both {columns[option].name!r}",
-                remedy="name two columns",
-            )
+            both = f"{flag_of(option)} and {flag_of(other)} are both {columns[option].name!r}"
+            raise UsageError(both, remedy="name two columns")
     return columns
 
 
@@ -283,12 +275,8 @@ def _find_pair(
     free = [name for name in reversed(names) if label is None or name not in label.names]
     plain = {re.sub(r"[\W_]", "", name).casefold(): name for name in free}
     for first_name, second_name in PAIRS:
-        if (
-            first_name in plain
-            and second_name in plain
-            and (pair is None or pair.name == plain[second_name])
-        ):
-            first, second = plain[first_name], plain[second_name]
+        first, second = plain.get(first_name), plain.get(second_name)
+        if first and second and (pair is None or pair.name == second):
             reason = f"{first!r} and {second!r} are names of pairs; --text-column reads one text"
             return {TEXT: ChosenColumn((first,), reason), PAIR: ChosenColumn((second,), reason)}
     return {}
@@ -316,25 +304,22 @@ def read_labels(columns: pyarrow.Table, names: Sequence[str]) -> pyarrow.Chunked
     if len(names) == 1:
         return columns[names[0]]
     marks = {name: _marks_in(columns[name]) for name in names}
-    is_blank, items = [], []
-    for name in names:
-        values = distinct_values([columns[name]])
-        blank = [value for value in values if _plain(value) in BLANK]
-        is_blank.append(pc.is_in(columns[name], value_set=pyarrow.array(blank, "string")))
-        convert = partial(_item_of, name=name if _are_indicators(marks) else None)
-        items.append(map_values(columns[name], convert))
+    are_indicators = _are_indicators(marks)
     most = max(len(values) for values in marks.values())
     is_unclear = bool(set().union(*marks.values()) & YES - {"1"})
-    if not _are_indicators(marks) and (is_unclear or most > max(MAX_CODES, len(columns) // 3)):
+    if not are_indicators and (is_unclear or most > max(MAX_CODES, len(columns) // 3)):
         raise DataError(
             f"the columns {_listed(names)} have neither a mark, such as 1 or x, nor a class in each"
             " row",
             remedy="name one --label-column, or a column for each class",
         )
-    says_no = any(
-        _plain(value) in NO for name in names for value in distinct_values([columns[name]])
-    )
-    is_unlabeled = reduce(pc.or_ if says_no and _are_indicators(marks) else pc.and_, is_blank)
+    is_blank, items = [], []
+    for name in names:
+        blank = [cell for cell in distinct_values([columns[name]]) if _plain(cell) in BLANK]
+        is_blank.append(pc.is_in(columns[name], value_set=pyarrow.array(blank, "string")))
+        convert = partial(_item_of, name=name if are_indicators else None)
+        items.append(map_values(columns[name], convert))
+    is_unlabeled = reduce(pc.or_ if say_no(columns, names) else pc.and_, is_blank)
     listed = pc.utf8_slice_codeunits(pc.binary_join_element_wise(*items, ""), 2)
     return pc.if_else(is_unlabeled, "", pc.binary_join_element_wise("[", listed, "]", ""))
 
@@ -343,7 +328,7 @@ def say_no(columns: pyarrow.Table, names: Sequence[str]) -> bool:
     """Return whether columns have yes and no marks, so that a blank cell is missing."""
     cells = distinct_values(columns[name] for name in names)
     marks = {name: _marks_in(columns[name]) for name in names}
-    return _are_indicators(marks) and any(_plain(value) in NO for value in cells)
+    return any(_plain(cell) in NO for cell in cells) and _are_indicators(marks)
 
 
 def _item_of(value: str, *, name: str | None) -> str:
@@ -372,7 +357,7 @@ def _are_indicators(marks: Mapping[str, set[str]]) -> bool:
     )
 
 
-def find_indicators(columns: pyarrow.Table, facts: Sequence[Facts]) -> tuple[str, ...]:
+def find_indicators(columns: pyarrow.Table, profiles: Sequence[ColumnProfile]) -> tuple[str, ...]:
     """Return adjacent indicator columns that are labels, or none if there are too few.
 
     Some rows must have no mark or several. A few indicators are not labels if another column may
@@ -382,74 +367,71 @@ def find_indicators(columns: pyarrow.Table, facts: Sequence[Facts]) -> tuple[str
         return ()
     groups: dict[str, list[str]] = {}
     sample = columns.slice(0, SAMPLE_ROWS)
-    for fact in facts:
-        marks = _marks_in(sample[fact.name]) if fact.distinct <= MAX_MARKS else set()
-        if len(marks) == 1 and marks <= YES | {fact.name.casefold()}:
-            groups.setdefault("name" if marks - YES else next(iter(marks)), []).append(fact.name)
+    for column in profiles:
+        marks = _marks_in(sample[column.name]) if column.distinct <= MAX_MARKS else set()
+        if len(marks) == 1 and marks <= YES | {column.name.casefold()}:
+            group = "name" if marks - YES else next(iter(marks))
+            groups.setdefault(group, []).append(column.name)
     marked = max(groups.values(), key=len, default=[])
-    flags = {name for names in groups.values() for name in names}
-    start = columns.column_names.index(marked[0]) if marked else 0
-    is_block = columns.column_names[start : start + len(marked)] == marked
-    others = [
-        fact
-        for fact in facts
-        if _score_label(fact) and "number" not in fact.looks and fact.name not in flags
-        if not _words_of(fact.name) & OTHER_WORDS
-    ]
-    is_clear = not others or len(marked) >= MANY_INDICATORS
-    words_of_names = set().union(*map(_words_of, marked))
-    if len(marked) < MIN_INDICATORS or not (is_block and is_clear) or words_of_names & FLAG_WORDS:
+    if len(marked) < MIN_INDICATORS or set().union(*map(_words_of, marked)) & FLAG_WORDS:
         return ()
-    lists = read_labels(sample, marked)
+    flags = {name for names in groups.values() for name in names}
+    has_other_label = any(
+        _score_label(column) and "number" not in column.patterns and column.name not in flags
+        for column in profiles
+        if not _words_of(column.name) & OTHER_WORDS
+    )
+    start = columns.column_names.index(marked[0])
+    is_block = columns.column_names[start : start + len(marked)] == marked
+    if not is_block or (has_other_label and len(marked) < MANY_INDICATORS):
+        return ()
     # If each row has exactly one mark, the task may be single-label or multi-label.
-    has_one = pc.match_substring_regex(lists, r'^\["([^"\\]|\\.)*"\]$')
-    return tuple(marked) if pc.any(pc.invert(has_one)).as_py() else ()
+    has_one = pc.match_substring_regex(read_labels(sample, marked), r'^\["([^"\\]|\\.)*"\]$')
+    return () if pc.all(has_one).as_py() else tuple(marked)
 
 
-def _find_code_columns(columns: pyarrow.Table, facts: Sequence[Facts]) -> tuple[str, ...]:
+def _find_code_columns(
+    columns: pyarrow.Table, profiles: Sequence[ColumnProfile]
+) -> tuple[str, ...]:
     """Return numbered columns such as code1, code2 and code3 that each contain a class or nothing.
 
     No row has a class twice, and most classes of the later columns also occur in the first.
     """
-    stems: dict[str, list[Facts]] = {}
-    for column in facts:
+    stems: dict[str, list[ColumnProfile]] = {}
+    for column in profiles:
         if numbered := re.fullmatch(r"(.*[^\W\d])[\s_.-]*\d+", column.name):
             stems.setdefault(numbered[1].casefold(), []).append(column)
-    for stem, group in stems.items():
-        first, *others = group
-        if not others or _words_of(stem) & FLAG_WORDS or not first.recurs or first.is_long:
+    for stem, (first, *others) in stems.items():
+        is_flag = bool(_words_of(stem) & FLAG_WORDS)
+        if not others or is_flag or not first.recurs or first.is_long:
             continue
-        names = [column.name for column in group]
+        names = [first.name, *(column.name for column in others)]
         sample = columns.slice(0, SAMPLE_ROWS).select(names)
         classes = [{*map(_plain, distinct_values([sample[name]]))} - BLANK for name in names]
-        repeats = any(
-            pc.any(
-                pc.and_(pc.equal(sample[name], sample[other]), pc.not_equal(sample[name], ""))
-            ).as_py()
+        later = set().union(*classes[1:])
+        repeats = (
+            pc.and_(pc.equal(sample[name], sample[other]), pc.not_equal(sample[name], ""))
             for name, other in combinations(names, 2)
         )
-        shared = len(set().union(*classes[1:]) & classes[0])
-        if (
-            not repeats
-            and all(column.filled < first.filled for column in others)
-            and 2 * shared >= len(set().union(*classes[1:]))
-        ):
+        are_less_filled = all(column.filled < first.filled for column in others)
+        are_known = 2 * len(later & classes[0]) >= len(later)
+        if are_less_filled and are_known and not any(pc.any(row).as_py() for row in repeats):
             return tuple(names)
     return ()
 
 
-def _find_names(columns: pyarrow.Table, facts: Sequence[Facts]) -> dict[Facts, Facts]:
+def _find_names(
+    columns: pyarrow.Table, profiles: Sequence[ColumnProfile]
+) -> dict[ColumnProfile, ColumnProfile]:
     """Return columns of class numbers, each with the column that contains the class names."""
-    numbers = [column for column in facts if "integer" in column.looks and column.recurs]
-    names_of = {}
-    for number in numbers:
-        for name in facts:
-            if name.distinct != number.distinct or name.looks & {"number", "date"} or name.is_long:
+    names_of: dict[ColumnProfile, ColumnProfile] = {}
+    for number in profiles:
+        for name in profiles if "integer" in number.patterns and number.recurs else ():
+            if name.distinct != number.distinct or name.patterns & {"number", "date"}:
                 continue
             pairs = columns.select([number.name, name.name]).group_by([number.name, name.name])
-            if pairs.aggregate([]).num_rows == number.distinct:
-                names_of[number] = name
-                break
+            if not name.is_long and pairs.aggregate([]).num_rows == number.distinct:
+                names_of.setdefault(number, name)
     return names_of
 
 
@@ -464,35 +446,34 @@ def plain_name(name: str) -> str:
     return re.sub(r"[\s-]", "_", name.strip().casefold()).removeprefix("gold_")
 
 
-def _guess(option: str, facts: Sequence[Facts], *, may_be_pair: bool, table: str) -> ChosenColumn:
+def _guess(
+    option: str, profiles: Sequence[ColumnProfile], *, may_be_pair: bool, table: str
+) -> ChosenColumn:
     """Return the column that looks most like texts or labels."""
     score, names = {TEXT: (_score_text, TEXT_NAMES), LABEL: (_score_label, LABEL_NAMES)}[option]
     flag = flag_of(option)
-    scores = {column: score(column) for column in facts}
+    scores = {column: score(column) for column in profiles}
     if option == LABEL and not any(scores.values()):
-        numbers = {column: _name_factor(column, names) for column in facts if column.is_quantity}
+        numbers = {c: _name_factor(c, names) for c in profiles if c.is_quantity}
         scores |= {column: factor for column, factor in numbers.items() if factor >= 1}
-    ranked = sorted(filter(scores.__getitem__, scores), key=scores.__getitem__, reverse=True)
-    if not ranked:
+    best = max(profiles, key=scores.__getitem__, default=None)
+    if best is None or not scores[best]:
         raise DataNotFoundError(
             f"no column of {table} looks like {names[0]}s",
             remedy=f"write texts and labels in columns of their own, or name them with {flag};"
-            f" there are: {_listed(column.name for column in facts)}",
+            f" there are: {_listed(column.name for column in profiles)}",
         )
-    best = ranked[0]
     is_named = option == TEXT or plain_name(best.name) in names
     lead = CLEAR_LEAD if is_named else CLEAR_LEAD_UNNAMED
     close = [
         column.name
-        for column in sorted(facts, key=lambda column: "number" in column.looks)
+        for column in profiles
         if lead * scores[column] > scores[best]
         or (scores[column] and _may_be_meant_too(option, column, best))
     ]
     if len(close) > 1:
-        candidates = list(dict.fromkeys((*close, *(column.name for column in ranked))))
         others = len(close) - MAX_CANDIDATES
-        listed = _listed(candidates[:MAX_CANDIDATES])
-        listed += f" and {others} others" if others > 0 else ""
+        listed = _listed(close[:MAX_CANDIDATES]) + (f" and {others} others" if others > 0 else "")
         joined = "to be joined" if option == TEXT else "with a class or a mark in each"
         remedy = f"choose one with {flag}, or several {joined}: {flag} {','.join(close[:3])}"
         if may_be_pair:

@@ -18,7 +18,7 @@ from pyarrow import csv as arrow_csv
 from finetune.config.schema import DataConfig
 from finetune.data.columns import LABEL_NAMES, OPTIONS, TEXT_NAMES, OtherData, plain_name
 from finetune.data.encoding import TextFile
-from finetune.data.words import WORDS
+from finetune.data.packed import WORDS
 from finetune.errors import DataUnreadableError
 from finetune.events import Info, emit
 from finetune.tasks.labels import is_number
@@ -41,13 +41,11 @@ PROSE_COMMA = re.compile(r"(?<=\d),(?=\d)|, ")
 TOTAL = re.compile(WORDS["total"])
 # The default limit of 131,072 characters is too small for long documents.
 csv.field_size_limit(2**31 - 1)
-# A row, and the number of its first line.
-NumberedValues = tuple[int, list[str]]
 
 
 @dataclass(frozen=True)
 class Delimited:
-    """A file of delimited values; some values are quoted, unless the quotes are empty."""
+    """A file of delimited values, and how it is written; no quotes if ``quote`` is empty."""
 
     text: TextFile
     delimiter: str
@@ -60,31 +58,32 @@ class Delimited:
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the table."""
+        pattern, doubled = re.compile(ESCAPED_QUOTE % self.quote), rf"\1{self.quote * 2}"
         with self.text.open() as file:
-            lines = islice(file, self.lines_above, None)
-            if self.escapes_quotes:
-                pattern, doubled = re.compile(ESCAPED_QUOTE % self.quote), rf"\1{self.quote * 2}"
-                yield from (pattern.sub(doubled, line) for line in lines)
-            else:
-                yield from lines
+            for line in islice(file, self.lines_above, None):
+                yield pattern.sub(doubled, line) if self.escapes_quotes else line
 
     def reader(self) -> Any:
         """Return a ``csv.reader`` for the lines."""
         quoting: Any = csv.QUOTE_MINIMAL if self.quote else csv.QUOTE_NONE
         return csv.reader(
-            self.lines(), delimiter=self.delimiter, quotechar=self.quote or None, quoting=quoting,
-            skipinitialspace=self.skips_spaces, strict=True,
-        )  # fmt: skip
+            self.lines(),
+            delimiter=self.delimiter,
+            quotechar=self.quote or None,
+            quoting=quoting,
+            skipinitialspace=self.skips_spaces,
+            strict=True,
+        )
 
-    def values(self) -> Iterator[NumberedValues]:
-        """Yield each row that is not blank. The first row sets the number of values per row."""
+    def values(self) -> Iterator[tuple[int, list[str]]]:
+        """Yield each row that is not blank, and its line; the first sets the values per row."""
         reader = self.reader()
         count, line_before = 0, 0
         try:
             for row in reader:
                 if len(row) > 1 or "".join(row).strip():
                     count = count or len(row)
-                    if len(row) > count and not "".join(row[count:]).strip():
+                    if not "".join(row[count:]).strip():
                         row = row[:count]  # spreadsheets end rows with blank values
                     if len(row) != count:
                         values = f"{len(row)} values instead of {count}, as the first row"
@@ -94,24 +93,14 @@ class Delimited:
         except csv.Error as error:
             line = next(islice(self.lines(), line_before, None)).strip()
             remedy = 'put values with a delimiter, quotes or a line end in quotes: "a ""b"", c"'
-            number = self.lines_above + line_before + 1
+            place = f"line {self.lines_above + line_before + 1} of {self.text.path}"
             raise DataUnreadableError(
-                f"line {number} of {self.text.path} has {error}: {line[:60]!r}",
+                f"{place} has {error}: {line[:60]!r}",
                 remedy=f"{remedy}; {ADD_LABELS}" if count == 1 else remedy,
             ) from error
         if not count:
             remedy = "write a header row, such as text,label, and rows"
             raise DataUnreadableError(f"{self.text.path} is empty", remedy=remedy)
-
-    def is_right(self) -> bool:
-        """Return whether the file reads with these quotes.
-
-        Many files with tabs have no quotes. A text in them may start with a quote and never end it.
-        """
-        with suppress(DataUnreadableError):
-            deque(self.values(), maxlen=0)
-            return True
-        return False
 
     def place(self, row: int) -> str:
         """Return the line of a row; rows are counted from 0, without the header."""
@@ -122,10 +111,27 @@ class Delimited:
 def read_table(text: TextFile, options: DataConfig) -> tuple[pyarrow.Table, Delimited]:
     """Read the columns; whether the first row is a header is guessed unless it is set."""
     file = _find_dialect(text, options)
+    # Some programs write \\" for a quote; in many files with tabs, quotes are part of the texts.
+    escaped = f"\\{file.quote} in {text.path} is read as a quote"
+    others = {escaped: replace(file, escapes_quotes=True)}
+    if file.delimiter == "\t":
+        others[f"quotes in {text.path} are read as part of the texts"] = replace(file, quote="")
+    try:
+        return _read_table(file, options)
+    except DataUnreadableError:
+        for message, other in others.items():
+            with suppress(DataUnreadableError):
+                table, dialect = _read_table(other, options)
+                emit(Info(message))
+                return table, dialect
+        raise
+
+
+def _read_table(file: Delimited, options: DataConfig) -> tuple[pyarrow.Table, Delimited]:
     numbered = list(islice(file.values(), HEADER_ROWS))
-    names, has_header = find_names([row for _, row in numbered], options, path=text.path)
+    names, has_header = find_names([row for _, row in numbered], options, path=file.text.path)
     file = replace(file, has_header=has_header, header=numbered[0][1])
-    if len(numbered) > int(has_header):
+    if len(numbered) > int(has_header) and not (file.skips_spaces or file.escapes_quotes):
         with suppress(csv.Error, pyarrow.ArrowInvalid):
             return _read_by_arrow(file, names, first=numbered[int(has_header)][0]), file
     # Needed to report a wrong row, and for files that Arrow rejects, such as with lines of spaces.
@@ -139,11 +145,10 @@ def read_table(text: TextFile, options: DataConfig) -> tuple[pyarrow.Table, Deli
 
 def _read_by_arrow(file: Delimited, names: Sequence[str], *, first: int) -> pyarrow.Table:
     """Read the columns with Arrow, starting at a line."""
-    if file.skips_spaces or file.escapes_quotes:
-        raise csv.Error("Arrow knows neither spaces before quotes nor both kinds of escapes")
     has_quotes = bool(file.quote) and file.text.has_bytes(file.quote.encode())
     if has_quotes:  # Arrow accepts characters behind a closing quote
         deque(file.reader(), maxlen=0)
+    as_text = dict.fromkeys(names, pyarrow.string())
     return arrow_csv.read_csv(
         file.text.open_for_arrow(),
         read_options=arrow_csv.ReadOptions(
@@ -154,9 +159,7 @@ def _read_by_arrow(file: Delimited, names: Sequence[str], *, first: int) -> pyar
             quote_char=file.quote if has_quotes else False,
             newlines_in_values=has_quotes,
         ),
-        convert_options=arrow_csv.ConvertOptions(
-            column_types=dict.fromkeys(names, pyarrow.string()), strings_can_be_null=False
-        ),
+        convert_options=arrow_csv.ConvertOptions(column_types=as_text, strings_can_be_null=False),
     )
 
 
@@ -169,73 +172,61 @@ def _find_dialect(text: TextFile, options: DataConfig) -> Delimited:
     end = rf"(?<=[^\r\n{re.escape(quote + delimiter)}]){quote}"
     between = rf"{end}{re.escape(delimiter)} +{quote}(?!{quote})"
     skips_spaces = re.search(between, sample) is not None
-    emit(Info(f"reading {text.path}: encoding {text.encoding}, delimiter {DELIMITERS[delimiter]}"))
+    quotes = ", single quotes" if quote == "'" else ""
+    known = f"encoding {text.encoding}, delimiter {DELIMITERS[delimiter]}{quotes}"
+    emit(Info(f"reading {text.path}: {known}"))
     if lines_above:
         emit(Info(f"the table of {text.path} begins in line {lines_above + 1}, below other lines"))
-    file = Delimited(text, delimiter, quote, skips_spaces, lines_above)
-    if quote == "'":
-        emit(Info(f"values of {text.path} are in single quotes"))
-    if text.has_bytes(f"\\{quote}".encode()) and not file.is_right():
-        unescaped = replace(file, escapes_quotes=True)
-        if unescaped.is_right():
-            emit(Info(f"\\{quote} in {text.path} is read as a quote"))
-            return unescaped
-    if delimiter == "\t" and text.has_bytes(quote.encode()) and not file.is_right():
-        emit(Info(f"quotes in {text.path} are read as part of the texts"))
-        return replace(file, quote="")
-    return file
+    return Delimited(text, delimiter, quote, skips_spaces, lines_above)
 
 
 def _find_delimiter(sample: str, text: TextFile, options: DataConfig) -> tuple[str, int]:
-    """Return the delimiter that explains the lines best, and the lines above the table.
-
-    Column names of a run decide first, then the number of rows with as many values as the first.
-    Lines above a table, such as a title, are accepted if no delimiter explains all lines. If two
-    delimiters fit equally well, commas inside numbers or before spaces count less, and tabs outside
-    of ``.csv`` files count more.
-    """
+    """Return the delimiter that explains the lines best, and the lines above the table."""
     if mark := re.match(r"sep=([,;|\t])\r?\n", sample):  # of Excel
         return mark[1], 1
-    likely = "," if text.content.suffix == ".csv" else "\t"
-
-    def score(delimiter: str) -> tuple[float, ...]:
-        lines = io.StringIO(sample, newline="")
-        reader = csv.reader(lines, delimiter=delimiter, quotechar=_find_quote(sample, delimiter))
-        numbered, before = [], 0
-        for row in islice(reader, SAMPLE_ROWS):
-            if "".join(row).strip():
-                numbered.append((row, before))
-            before = reader.line_num
-        rows = [row for row, _ in numbered]
-        if not rows:
-            return (0.0, 0.0, 0.0, 0.0, 0.0)
-        start = find_start(rows, options)
-        below = rows[start:]
-        width = len(below[0])
-        fitting = [len(row) >= width and not "".join(row[width:]).strip() for row in below]
-        share = sum(fitting) / len(below) if width > 1 else 0.0
-        has_comment = rows[0][0].startswith("#")
-        if start and len(_known(below[0], options)) < 2 and not has_comment:
-            is_header = len(below) > 2 and _has_header(below, options)
-            is_title = share == 1 and (is_header or len(below) >= MIN_ROWS_BELOW)
-            share = share - TITLE_PENALTY if is_title else 0.0
-        is_of_run = bool(_named(options) & {plain_name(name) for name in below[0]})
-        count = max(sample.count(delimiter), 1)
-        is_prose = delimiter == "," and len(PROSE_COMMA.findall(sample)) == count
-        known = len(_known(below[0], options)) - 2 * is_prose
-        return (is_of_run and width > 1, share, known, delimiter == likely, numbered[start][1])
-
-    scores = {delimiter: score(delimiter) for delimiter in DELIMITERS}
-    best = max(scores, key=lambda delimiter: scores[delimiter][:4])
-    is_prose = scores[best][1] < MIN_SCORE and len(sample.splitlines()) > 1
-    if text.content.suffix not in (".csv", ".tsv") and is_prose:
+    is_csv = text.content.suffix == ".csv"
+    likely = "," if is_csv else "\t"
+    scores = {delimiter: _score(sample, delimiter, options) for delimiter in DELIMITERS}
+    best = max(scores, key=lambda delimiter: (*scores[delimiter][:3], delimiter == likely))
+    _, share, _, lines_above = scores[best]
+    is_table_by_name = is_csv or text.content.suffix == ".tsv"
+    if not is_table_by_name and share < MIN_SCORE and len(sample.splitlines()) > 1:
         listed = ", ".join(DELIMITERS.values())
         raise DataUnreadableError(
             f"{text.path} has one text per line, and no labels behind a {listed}", remedy=ADD_LABELS
         )
-    if not scores[best][1]:  # one column
-        return likely, 0
-    return best, int(scores[best][4])
+    return (best, lines_above) if share else (likely, 0)  # no share: one column
+
+
+def _score(sample: str, delimiter: str, options: DataConfig) -> tuple[bool, float, int, int]:
+    """Return how well a delimiter explains the lines, and the lines above the table.
+
+    Column names of a run decide first, then the fraction of rows with as many values as the first,
+    then the number of known names; commas only inside numbers or before spaces count less. Lines
+    above a table, such as a title, are accepted if no delimiter explains all lines.
+    """
+    lines = io.StringIO(sample, newline="")
+    reader = csv.reader(lines, delimiter=delimiter, quotechar=_find_quote(sample, delimiter))
+    rows, lines_before, line = [], [], 0
+    for row in islice(reader, SAMPLE_ROWS):
+        if "".join(row).strip():
+            rows.append(row)
+            lines_before.append(line)
+        line = reader.line_num
+    if not rows:
+        return False, 0.0, 0, 0
+    start = find_start(rows, options)
+    below = rows[start:]
+    width, known = len(below[0]), len(_known(below[0], options))
+    fitting = [len(row) >= width and not "".join(row[width:]).strip() for row in below]
+    share = sum(fitting) / len(below) if width > 1 else 0.0
+    if start and known < 2 and not rows[0][0].startswith("#"):
+        is_header = len(below) > 2 and _has_header(below, options)
+        is_title = share == 1 and (is_header or len(below) >= MIN_ROWS_BELOW)
+        share = share - TITLE_PENALTY if is_title else 0.0
+    is_of_run = width > 1 and bool(_named(options) & {plain_name(name) for name in below[0]})
+    is_prose = delimiter == "," and len(PROSE_COMMA.findall(sample)) == sample.count(",") > 0
+    return is_of_run, share, known - 2 * is_prose, lines_before[start]
 
 
 def _find_quote(sample: str, delimiter: str) -> str:
@@ -250,33 +241,31 @@ def find_start(rows: Sequence[Sequence[str]], options: DataConfig, *, is_grid: b
     """Return the number of rows above a table, such as a title or comments.
 
     A row with two known column names, or with one of the run, is the header. Otherwise, rows above
-    the table have one value, or another number of values than all rows below.
-
-    Args:
-        is_grid: Whether each row has all columns, as in a spreadsheet.
+    the table have one value, or another number of values than all rows below. In a grid, such as a
+    spreadsheet, each row has all columns.
     """
-    counts = [sum(map(bool, map(str.strip, row))) for row in rows]
-    named = {name for name in _named(options) if not name.isdigit()}
     for number, row in enumerate(rows[:MAX_TITLE_ROWS]):
-        if len(_known(row, options)) >= 2 or named & set(map(plain_name, row)):
+        if len(_known(row, options)) >= 2 or _named(options) & set(map(plain_name, row)):
             return number
     if not is_grid and len(rows[0]) == 2 and not rows[0][0].strip():  # an index without a name
         return 0
+    counts = [sum(map(bool, map(str.strip, row))) for row in rows]
     start = next((number for number, count in enumerate(counts) if count > 1), 0)
     widths = list(map(len, rows))
     below = max(i for i, width in enumerate([0, *widths[:-1]]) if width != widths[-1])
     if widths[-1] > 1 and below <= MAX_TITLE_ROWS and _has_header(rows[below:], options):
         start = max(start, below)
     is_comment = rows[0][0].startswith("#") and counts[0] == 1
-    is_name = any(_known(row, options) for row in rows[:start]) and not is_grid
-    return start if start and (is_grid or is_comment or not is_name) else 0
+    is_name = any(_known(row, options) for row in rows[:start])
+    return start if is_grid or is_comment or not is_name else 0
 
 
 def _named(options: DataConfig) -> set[str]:
-    """Return the column names from the options or the run."""
+    """Return the column names, and not numbers, from the options or the run."""
     named = [getattr(options, option) or "" for option in OPTIONS]
     named += getattr(options, "earlier_columns", {}).values()
-    return {plain_name(part) for name in named for part in name.split(",") if part}
+    names = {plain_name(part) for name in named for part in name.split(",")}
+    return {name for name in names if name and not name.isdigit()}
 
 
 def _known(names: Iterable[str], options: DataConfig) -> set[str]:
@@ -286,10 +275,8 @@ def _known(names: Iterable[str], options: DataConfig) -> set[str]:
 
 def has_columns_of_run(line: str, options: DataConfig) -> bool:
     """Return whether a line has column names of a run, with a delimiter other than a comma."""
-    cells = {
-        plain_name(cell.strip('"')) for mark in "\t;|" if mark in line for cell in line.split(mark)
-    }
-    return bool(cells & {name for name in _named(options) if not name.isdigit()})
+    cells = {plain_name(cell.strip('"')) for cell in re.split(r"[\t;|]", line)}
+    return len(cells) > 1 and bool(cells & _named(options))
 
 
 def are_known_names(names: Iterable[object]) -> bool:
@@ -301,17 +288,14 @@ def find_names(
     rows: Sequence[Sequence[str]], options: DataConfig, *, path: Path
 ) -> tuple[list[str], bool]:
     """Return the column names, and whether they come from a header in the first row."""
-    has_header = options.header
-    if has_header is None:
-        has_header = _has_header(rows, options)
+    has_header = _has_header(rows, options) if options.header is None else options.header
     names = complete_names(rows[0] if has_header else [""] * len(rows[0]), path=path)
     if not has_header:
         hint = "" if options.header is False else "; --header reads the first row as names"
         emit(Info(f"{path} has no header row: its columns are {', '.join(names)}{hint}"))
-    if has_header and len(rows) == 1:
-        raise DataUnreadableError(
-            f"{path} has a header row, {names}, but no rows", remedy="add one row per text"
-        )
+    elif len(rows) == 1:
+        message = f"{path} has a header row, {names}, but no rows"
+        raise DataUnreadableError(message, remedy="add one row per text")
     return names, has_header
 
 
@@ -329,21 +313,19 @@ def complete_names(header: Sequence[str], *, path: Path) -> list[str]:
 def _has_header(rows: Sequence[Sequence[str]], options: DataConfig) -> bool:
     """Return whether the first row looks like names and not like the values below it."""
     first = [value.strip() for value in rows[0]]
-    if count_survey_rows(rows[1:]):
+    # The second case is how pandas names columns.
+    if count_survey_rows(rows[1:]) or first == [str(number) for number in range(len(first))]:
         return True
-    if first == [str(number) for number in range(len(first))]:
-        return True  # as pandas names columns
     others = [row for row in rows[1:] if row != rows[0]]  # a header may be repeated
     recurring = {
         name
         for position, name in enumerate(first)
         if any(row[position : position + 1] == [rows[0][position]] for row in others)
     }
-    names = [name for name in first if name]
-    if _known((name for name in names if name not in recurring), options):
+    names = {name for name in first if name}
+    if _known(names - recurring, options):
         return True
-    is_odd = any(is_number(name) or len(name) > MAX_NAME for name in names)
-    if is_odd or not recurring.isdisjoint(names):
+    if recurring & names or any(is_number(name) or len(name) > MAX_NAME for name in names):
         return False
     return not (isinstance(options, OtherData) and _is_text(first, others))
 
@@ -355,10 +337,9 @@ def _is_text(first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
         return False
     columns = [*zip(*rows, strict=True)]
     for name, values in zip(first, columns, strict=True):
-        kinds = (WORDS["patterns"][kind] for kind in ("number", "date"))
-        is_typed = any(all(re.fullmatch(kind, value) for value in values) for kind in kinds)
-        recurs = name not in values and 3 * len({*values}) <= len(values)
-        if is_typed or recurs:
+        patterns = (WORDS["patterns"][kind] for kind in ("number", "date"))
+        is_typed = any(all(re.fullmatch(kind, value) for value in values) for kind in patterns)
+        if is_typed or (name not in values and 3 * len({*values}) <= len(values)):
             return False
     lengths = [sum(map(len, values)) / len(values) for values in columns]
     text, length = max(zip(first, lengths, strict=True), key=itemgetter(1))
@@ -367,28 +348,19 @@ def _is_text(first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
 
 def count_survey_rows(rows: Sequence[Sequence[object]]) -> int:
     """Return the number of rows below a header in which Qualtrics writes questions and ids."""
-    numbers = (
-        number
-        for number, row in enumerate(rows[:2], start=1)
-        if all(isinstance(cell, str) and cell.startswith('{"ImportId":') for cell in row)
-    )
-    return next(numbers, 0)
+    for number, row in enumerate(rows[:2], start=1):
+        if all(isinstance(cell, str) and cell.startswith('{"ImportId":') for cell in row):
+            return number
+    return 0
 
 
 def ends_with_total(table: pyarrow.Table) -> bool:
     """Return whether the last row is only a total of the rows above it."""
     if len(table) < 3:
         return False
-    before, last = (
-        [value.strip() for value in row.values()] for row in table.slice(len(table) - 2).to_pylist()
-    )
-    others = [
-        (value, above)
-        for value, above in zip(last, before, strict=True)
-        if not TOTAL.fullmatch(value) or len(value) > MAX_NAME
-    ]
-    is_odd = any(
-        not value or (is_number(value) and not is_number(above)) for value, above in others
-    )
+    above, last = (row.values() for row in table.slice(len(table) - 2).to_pylist())
+    cells = [(value.strip(), higher.strip()) for value, higher in zip(last, above, strict=True)]
+    others = [pair for pair in cells if len(pair[0]) > MAX_NAME or not TOTAL.fullmatch(pair[0])]
     are_sums = all(not value or is_number(value.replace(",", ".")) for value, _ in others)
-    return len(others) < len(last) and are_sums and is_odd
+    is_unlike = any(not value or is_number(value) > is_number(higher) for value, higher in others)
+    return len(others) < len(cells) and are_sums and is_unlike

@@ -14,8 +14,7 @@ from typing import TextIO
 
 import pyarrow
 
-from finetune.data.packed import Content
-from finetune.data.words import WORDS
+from finetune.data.packed import WORDS, Content
 from finetune.errors import DataUnreadableError, UsageError
 from finetune.events import WarningMessage, emit
 from finetune.files import naming
@@ -71,6 +70,11 @@ class TextFile:
         with self.open(newline="\n") as lines:
             stripped = enumerate(map(str.strip, lines), start=1)
             yield from (numbered for numbered in stripped if numbered[1])
+
+    def place(self, row: int) -> str:
+        """Return the place of a line, counted from 0, without blank ones."""
+        number, _ = next(islice(self.lines(), row, None))
+        return f"line {number} of {self.path}"
 
     def has_bytes(self, wanted: bytes) -> bool:
         """Return whether it contains some bytes, without decoding it."""

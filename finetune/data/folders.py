@@ -1,7 +1,6 @@
 """Reads folders and archives of tables, or of text files in one folder per class."""
 
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +14,9 @@ from finetune.data.columns import OtherData
 from finetune.data.encoding import find_text
 from finetune.data.packed import (
     ABOUT,
+    SPLIT_BY_WORD,
     Content,
+    find_split,
     find_tables,
     holds_files,
     names_in,
@@ -25,7 +26,6 @@ from finetune.data.packed import (
     splits_named,
 )
 from finetune.data.read import TABLE_SUFFIXES, RawTable, join_tables, read_file
-from finetune.data.words import SPLIT_BY_WORD
 from finetune.errors import DataError, DataNotFoundError, DataUnreadableError, SeveralTablesError
 from finetune.events import Info, emit
 
@@ -34,7 +34,6 @@ Classes = dict[str, dict[str, str]]
 TEXT_SUFFIXES = (".txt", "")
 SAVED_BY_DATASETS = "state.json"
 WITHOUT_CLASS = frozenset(("unsup", "unsupervised", "unlabeled", "unlabelled"))
-SPLIT_WORD = re.compile(rf"(?<![a-z])({'|'.join(SPLIT_BY_WORD)})(?![a-z])", re.IGNORECASE)
 
 
 def read_splits(paths: Sequence[Path], options: DataConfig) -> dict[str, RawTable]:
@@ -103,9 +102,8 @@ def find_class_folders(names: Iterable[str]) -> Classes:
         return {}
     splits: Classes = {}
     for path, label in known.items():
-        words = SPLIT_WORD.findall(" ".join(part for part in path.parts[:-1] if part != label))
-        split = SPLIT_BY_WORD[words[-1].casefold()] if words else "train"
-        splits.setdefault(split, {})[str(path)] = label
+        split = find_split(" ".join(part for part in path.parts[:-1] if part != label))
+        splits.setdefault(split or "train", {})[str(path)] = label
     return splits if "train" in splits else {}
 
 

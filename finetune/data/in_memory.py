@@ -4,16 +4,17 @@ import hashlib
 import os
 import reprlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pyarrow
 import pyarrow.compute as pc
 from pyarrow import parquet, types
 
 from finetune.config.schema import DataConfig
-from finetune.data.columns import LABEL_NAMES, TEXT_NAMES, plain_name
+from finetune.data.delimited import are_known_names
 from finetune.data.read import FileFormat, SourceTable, as_text, frame_of, plain
 from finetune.data.stream import Texts, not_unicode, texts_of
 from finetune.errors import ConfigurationError, DataUnreadableError, UsageError
@@ -33,7 +34,7 @@ def is_table(value: object) -> bool:
 def as_arrow(table: Any) -> pyarrow.Table:
     """Return a table of any library, or rows or columns of plain Python, as Arrow."""
     try:
-        arrow = _as_columns(table)
+        arrow = _as_arrow(table)
     except UnicodeEncodeError as error:
         raise not_unicode(error.object, error) from error
     except (pyarrow.ArrowException, TypeError, AttributeError, ValueError, KeyError) as error:
@@ -47,80 +48,65 @@ def as_arrow(table: Any) -> pyarrow.Table:
     return pyarrow.table(columns).replace_schema_metadata(arrow.schema.metadata)
 
 
-def _as_columns(table: Any) -> pyarrow.Table:
-    if hasattr(table, "iloc"):  # of pandas
-        frame = table.to_frame() if hasattr(table, "to_frame") else table
-        names = [name if isinstance(name, str) else as_text(name) or str(name) for name in frame]
-        return _table(names, [frame.iloc[:, number] for number in range(len(names))])
+def _as_arrow(table: Any) -> pyarrow.Table:
     if hasattr(table, "with_format") and hasattr(table, "features"):  # of the library datasets
         is_lazy = not hasattr(table, "__len__")
-        arrow = _from_rows(list(table)) if is_lazy else table.with_format("arrow")[:]
+        arrow = _as_arrow(list(table)) if is_lazy else table.with_format("arrow")[:]
         if table.features:  # names of classes
             arrow = arrow.cast(table.features.arrow_schema) if is_lazy else arrow
             arrow = arrow.replace_schema_metadata(table.features.arrow_schema.metadata)
         return arrow
     if hasattr(table, "collect") and hasattr(table, "lazy"):  # of polars
         table = table.collect()
-    if hasattr(table, "__arrow_c_stream__") or hasattr(table, "__arrow_c_array__"):
-        return pyarrow.table(table)
+    if not hasattr(table, "iloc"):
+        if hasattr(table, "__arrow_c_stream__") or hasattr(table, "__arrow_c_array__"):
+            return pyarrow.table(table)
+        table = _frame_of(table)
+    frame = table.to_frame() if hasattr(table, "to_frame") else table
+    names = [name if isinstance(name, str) else as_text(name) or str(name) for name in frame]
+    columns = [_array(frame.iloc[:, number]) for number in range(len(names))]
+    return pyarrow.Table.from_arrays(columns, names=names)
+
+
+def _frame_of(table: Any) -> pandas.DataFrame:
+    """Return rows or columns of plain Python, numpy or scikit-learn as a frame of objects."""
     if isinstance(table, Mapping):
-        return _from_mapping(table)
-    if getattr(getattr(table, "dtype", None), "names", None):  # of numpy
-        return _table(table.dtype.names, [table[name] for name in table.dtype.names])
-    if isinstance(table, tuple) and len(table) == 2 and not all(map(_is_row, table)):
-        return _table(("text", "label"), table)
-    return _from_rows(list(table))
+        return _frame_of_mapping(table)
+    is_row = isinstance(table, tuple) and all(
+        isinstance(row, tuple) and len(row) in (2, 3) for row in table
+    )
+    if isinstance(table, tuple) and len(table) == 2 and not is_row:
+        columns = dict(zip(("text", "label"), map(_listed, table), strict=True))
+        return pandas.DataFrame(columns, dtype=object)
+    rows = table if hasattr(table, "dtype") else list(table)
+    frame = pandas.DataFrame(rows, dtype=object)
+    if isinstance(frame.columns, pandas.RangeIndex) and len(rows):  # columns without names
+        if len(frame.columns) == 3:
+            return frame.set_axis(["text", "text_pair", "label"], axis="columns")
+        if len(frame.columns) != 2:
+            raise TypeError(f"its rows are like {rows[0]!r:.60}, without text and label")
+        recurs = [len({*map(str, frame[column])}) <= len(frame) / 2 for column in frame]
+        names = ["label", "text"] if recurs == [True, False] else ["text", "label"]
+        return frame.set_axis(names, axis="columns")
+    return frame
 
 
-def _is_row(value: Any) -> bool:
-    return isinstance(value, tuple) and 2 <= len(value) <= 3
-
-
-def _from_mapping(table: Mapping[Any, Any]) -> pyarrow.Table:
-    """Read columns by name, the texts of each label, or a Bunch of scikit-learn."""
+def _frame_of_mapping(table: Mapping[Any, Any]) -> pandas.DataFrame:
+    """Read columns by name, the texts of each label, one row, or a Bunch of scikit-learn."""
     if {"data", "target"} <= table.keys():
-        names: Any = table.get("target_names")
-        target = table["target"]
-        is_numbered = names is not None and len(names) > 1
-        labels = [names[number] for number in target] if is_numbered else target
-        return _table(("text", "label"), (table["data"], labels))
-    if all(isinstance(value, str | None) for value in table.values()):
-        return _from_rows([table])
-    values = [value if isinstance(value, str) else _listed(value) for value in table.values()]
-    has_names = any(plain_name(str(name)) in TEXT_NAMES + LABEL_NAMES for name in table)
-    has_texts = all(isinstance(text, str) for column in values for text in column[:100])
-    recurs = any(len({*map(str, column)}) <= len(column) / 2 for column in values)
-    if has_texts and not (has_names or recurs) and not any(isinstance(v, str) for v in values):
-        return _from_rows(
-            [
-                (text, str(label))
-                for label, texts in zip(table, values, strict=True)
-                for text in texts
-            ]
-        )
-    return _table([str(name) for name in table], [*table.values()])
-
-
-def _from_rows(rows: Sequence[Any]) -> pyarrow.Table:
-    """Read rows that are dicts, named tuples, or tuples of texts and a label."""
-    rows = [row._asdict() if hasattr(row, "_asdict") else row for row in rows]
-    if all(isinstance(row, Mapping) for row in rows):  # or there is none
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        return _table(list(map(str, names)), [[row.get(name) for row in rows] for name in names])
-    sizes = {
-        -1 if isinstance(row, str) or not hasattr(row, "__len__") else len(row) for row in rows
-    }
-    if sizes not in ({2}, {3}):
-        raise TypeError(f"its rows are like {rows[0]!r:.60}, without text and label")
-    columns = [*zip(*rows, strict=True)]
-    if sizes == {3}:
-        return _table(("text", "text_pair", "label"), columns)
-    recurs = [len({*map(str, column)}) <= len(rows) / 2 for column in columns]
-    return _table(("label", "text") if recurs == [True, False] else ("text", "label"), columns)
-
-
-def _table(names: Sequence[str], columns: Iterable[Any]) -> pyarrow.Table:
-    return pyarrow.Table.from_arrays([*map(_array, columns)], names=[*names])
+        names, target = table.get("target_names"), table["target"]
+        if names is not None and len(names) > 1:
+            target = [names[number] for number in target]
+        table = {"text": table["data"], "label": target}
+    elif all(isinstance(value, str | None) for value in table.values()):
+        return pandas.DataFrame([table], dtype=object)
+    columns = {str(name): _listed(values) for name, values in table.items()}
+    has_texts = all(isinstance(text, str) for values in columns.values() for text in values[:100])
+    recurs = any(len({*map(str, values)}) <= len(values) / 2 for values in columns.values())
+    if has_texts and not recurs and not are_known_names(columns):
+        rows = [(text, label) for label, texts in columns.items() for text in texts]
+        return pandas.DataFrame(rows, columns=["text", "label"], dtype=object)
+    return pandas.DataFrame(columns, dtype=object)
 
 
 def _listed(values: Any) -> Any:
@@ -131,14 +117,13 @@ def _listed(values: Any) -> Any:
     values = to_numpy() if to_numpy else values  # of scipy and PyTorch
     shape = getattr(values, "shape", ())
     if len(shape) == 2 and set(map(int, {*values.ravel().tolist()})) <= {0, 1}:
-        return [[str(number) for number, is_one in enumerate(row) if is_one] for row in values]
-    is_array = hasattr(values, "__array__") or hasattr(values, "__arrow_c_stream__")
-    return values if is_array and len(shape) < 2 else list(values)
+        return [[str(number) for number, mark in enumerate(row) if mark] for row in values]
+    is_array = hasattr(values, "__array__") and len(shape) < 2
+    return values if is_array else list(values)
 
 
 def _array(values: Any, *, mixes: bool = True) -> Any:
     """Return values as Arrow; values of several types become text."""
-    values = _listed(values)
     try:
         if hasattr(values, "__arrow_c_stream__") and not hasattr(values, "iloc"):
             return pyarrow.chunked_array(values)
@@ -184,7 +169,7 @@ def read_texts(texts: Any, options: DataConfig, *, reads_pairs: bool) -> Texts:
 def texts_of_list(texts: Any) -> Texts:
     """Return a list, Series or other column of texts, or of pairs as tuples."""
     try:
-        values = plain(pyarrow.chunked_array([_array(texts, mixes=False)]))
+        values = plain(pyarrow.chunked_array([_array(_listed(texts), mixes=False)]))
         kind, texts = values.type, values
         if types.is_null(kind) or types.is_string(kind):
             return Texts(values.cast("string"))

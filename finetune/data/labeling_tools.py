@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas
 
-from finetune.data.words import WORDS
+from finetune.data.packed import WORDS
 from finetune.errors import DataError
 
 ANSWERS = {"accept", "reject", "ignore"}

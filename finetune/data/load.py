@@ -1,25 +1,24 @@
-"""Loads the splits of a data source.
-
-Files become tables of text (read.py). Then the columns are chosen and labels are parsed
-(columns.py, tables.py). The result is a ``Dataset`` of texts and labels (dataset.py). Missing
-splits are held out (split.py).
-"""
+"""Loads the splits of files, of datasets on the Hub, and of the built-in data."""
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from functools import reduce
+from itertools import product
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict
 
+from finetune import hub
 from finetune.config.schema import HUB_PREFIX, OPTIONS, DataConfig
 from finetune.data.columns import NO_COLUMN, OtherData
-from finetune.data.corrections import apply_corrections
 from finetune.data.dataset import (
     DataSource,
     LoadedData,
@@ -27,40 +26,56 @@ from finetune.data.dataset import (
     column_of,
     make_dataset,
     return_freed_memory,
+    rows_where,
     texts_of,
 )
 from finetune.data.folders import digest_folder
-from finetune.data.hub_tables import load_from_hub
-from finetune.data.read import SUFFIXES, TABLE_SUFFIXES
+from finetune.data.packed import SPLIT_BY_WORD, reading_explained
+from finetune.data.read import SUFFIXES, TABLE_SUFFIXES, read_file
 from finetune.data.split import pool_rows, split_table
 from finetune.data.stream import read_texts
 from finetune.data.tables import read_tables
 from finetune.data.trec import load_questions, load_trec
-from finetune.errors import DataError, UsageError
-from finetune.events import Info, emit
+from finetune.errors import (
+    DataError,
+    DataMismatchError,
+    DataNotFoundError,
+    HubNotReachableError,
+    UsageError,
+)
+from finetune.events import Info, emit, muted
 from finetune.files import file_sha256, is_there
 from finetune.tasks.base import Task
 from finetune.tasks.choose import AUTO
-from finetune.tasks.labels import MAX_LISTED
+from finetune.tasks.labels import MAX_LISTED, flat_values, map_values, name_classes
 from finetune.tasks.single import Single
+
+KNOWN_BY_NAME = ("trec", "questions")
+# In this branch the Hub keeps a Parquet copy of most datasets, including datasets with a script.
+CONVERTED_BRANCH = "refs/convert/parquet"
+# If several folders have the same splits, one of these names contains the whole dataset.
+MAIN_FOLDERS = ("", "data", "default")
+# Decisions on labels other than a class.
+KEEP, DROP = "keep", "drop"
 
 
 def load_files(options: DataConfig) -> LoadedData:
     """Load files, or a folder of texts, of the user."""
     path = Path(options.data).expanduser()
     if path.suffix.lower() not in TABLE_SUFFIXES and not is_there(path):
-        guesses = get_close_matches(options.data.casefold(), KNOWN_BY_NAME, n=1)
-        if re.fullmatch(r"[\w.-]+/[\w.-]+(@.+)?", options.data) and not guesses:
-            guesses = [HUB_PREFIX + options.data]
         kinds = (*KNOWN_BY_NAME, f"a file ({', '.join(SUFFIXES)})", "a folder of texts")
-        raise UsageError(
-            f"there is no data {options.data!r}",
-            remedy="".join(f"did you mean {guess}? " for guess in guesses)
-            + f"--data takes {', '.join(kinds)} or {HUB_PREFIX}OWNER/NAME",
-        )
-    named = (options.data, options.validation_file, options.test_file)
-    splits = zip(("train", "validation", "test"), named, strict=True)
-    files = {split: Path(name).expanduser() for split, name in splits if name}
+        guesses = get_close_matches(options.data.casefold(), KNOWN_BY_NAME, n=1)
+        if re.fullmatch(r"[\w.-]+/[\w.-]+(@.+)?", options.data):
+            guesses = guesses or [HUB_PREFIX + options.data]
+        guess = f"did you mean {guesses[0]}? " if guesses else ""
+        remedy = f"{guess}--data takes {', '.join(kinds)} or {HUB_PREFIX}OWNER/NAME"
+        raise UsageError(f"there is no data {options.data!r}", remedy=remedy)
+    named = {
+        "train": options.data,
+        "validation": options.validation_file,
+        "test": options.test_file,
+    }
+    files = {split: Path(name).expanduser() for split, name in named.items() if name}
     if len(set(map(os.path.realpath, files.values()))) < len(files):
         raise UsageError(
             "the same file is named for two splits",
@@ -74,6 +89,88 @@ def load_files(options: DataConfig) -> LoadedData:
     return replace(loaded, sources=sources)
 
 
+def load_from_hub(options: DataConfig) -> LoadedData:
+    """Load a dataset on the Hub, or a part of it: ``hub:OWNER/NAME:PART@REVISION``.
+
+    Parquet files come first: original files, then files that the Hub converted.
+    """
+    source, _, revision = options.data.removeprefix(HUB_PREFIX).partition("@")
+    name, _, part = source.partition(":")
+    emit(Info(f"loading {name} from the Hub"))
+    repositories, unreachable = [], None
+    branches = [revision] if revision else [None, CONVERTED_BRANCH]
+    for branch in branches:
+        try:
+            repositories.append(hub.resolve("dataset", name, revision=branch))
+            unreachable = unreachable or repositories[-1].unreachable
+        except HubNotReachableError as error:
+            unreachable = error  # the cache may hold the files of another branch
+        except DataNotFoundError:
+            if branch == branches[0]:
+                raise
+    for suffix, repository in product((".parquet", *SUFFIXES), repositories):
+        if splits := find_splits(repository.files, part or None, suffix=suffix):
+            break
+    else:
+        raise unreachable or DataNotFoundError(
+            f"the dataset {name!r} has no complete training split in one of the formats"
+            f" {', '.join(SUFFIXES)}",
+            remedy="choose another; if it is made by a script, which is never run, save its rows"
+            " as a file and name that as --data",
+        )
+    # The training split comes last, so that a cache that holds it holds everything.
+    repository.fetch(file for split in splits.keys() - {"train"} for file in splits[split])
+    folder = repository.fetch(splits["train"])
+    paths = {split: [folder / file for file in files] for split, files in splits.items()}
+    loaded = read_tables(paths, options)
+    return replace(loaded, sources=(DataSource(HUB_PREFIX + source, commit=repository.commit),))
+
+
+def find_splits(
+    names: Iterable[str], part: str | None = None, *, suffix: str
+) -> dict[str, list[str]]:
+    """Return the files of each split, in their order, or nothing if ``train`` is not complete.
+
+    The name of the file or of its folder determines the split: ``train.csv``,
+    ``data/train-00000-of-00002.parquet``, ``default/train/0000.parquet``.
+    """
+    pattern = re.compile(
+        rf"(?:(.*)/)?({'|'.join(SPLIT_BY_WORD)})(?:[-_.]?\d[^/]*|/[^/]+)?{re.escape(suffix)}"
+    )
+    folders: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for name in sorted(names):
+        if match := pattern.fullmatch(name):
+            folders[match[1] or ""][SPLIT_BY_WORD[match[2]]].append(name)
+    candidates = {}
+    for folder, splits in folders.items():
+        complete = {split: files for split, files in splits.items() if _is_complete(files)}
+        if "train" in complete:
+            candidates[folder] = complete
+    parts = {Path(folder).name: folder for folder in candidates}
+    if part in parts:
+        return candidates[parts[part]]
+    if candidates and part is not None:
+        raise DataNotFoundError(
+            f"the repository holds no dataset {part!r}, but {', '.join(parts)}",
+            remedy="name one of them as --data hub:OWNER/NAME:PART",
+        )
+    if len(candidates) > 1 and not candidates.keys() & set(MAIN_FOLDERS):
+        raise DataError(
+            f"the repository holds several datasets: {', '.join(parts)}",
+            remedy=f"name one, such as --data hub:OWNER/NAME:{min(parts)}",
+        )
+    main = min(candidates, key=lambda folder: folder not in MAIN_FOLDERS, default="")
+    return candidates.get(main, {})
+
+
+def _is_complete(files: Sequence[str]) -> bool:
+    """Return whether all numbered parts of a split are present; numbers start at 0."""
+    numbers = (re.search(r"(\d+)-of-(\d+)|/(\d+)\.\w+$", name) for name in files)
+    parts = list(filter(None, numbers))
+    counts = {int(part[2]) for part in parts if part[2]} or {len(files)}
+    return not parts or {int(part[1] or part[3]) for part in parts} == set(range(max(counts)))
+
+
 # By the names that the options' ``goes_with`` has.
 LOADERS: dict[str, Callable[..., LoadedData]] = {
     "trec": load_trec,
@@ -81,7 +178,6 @@ LOADERS: dict[str, Callable[..., LoadedData]] = {
     "a file": load_files,
     "a dataset of the Hub": load_from_hub,
 }
-KNOWN_BY_NAME = ("trec", "questions")
 
 
 def load_data(options: DataConfig) -> LoadedData:
@@ -90,7 +186,10 @@ def load_data(options: DataConfig) -> LoadedData:
     source = "a dataset of the Hub" if is_of_hub else "a file"
     source = options.data if options.data in KNOWN_BY_NAME else source
     _check_options(options, source)
-    return apply_corrections(LOADERS[source](options), options)
+    loaded = LOADERS[source](options)
+    if options.corrections is None and options.label_map is None:
+        return loaded
+    return correct_labels(loaded, options)
 
 
 def load_splits(options: DataConfig, *, folds: int | None = None) -> LoadedData:
@@ -145,11 +244,11 @@ def _find_unlabeled(
 
 def load_rows(options: OtherData, *, task: Task) -> Dataset:
     """Load all rows of other data, with the labels of the task of a run."""
-    wanted = replace(
-        options, validation_file=None, test_file=None, data_dir=None, split_column=NO_COLUMN,
-        corrections=None,
-        task=task.name,
-    )  # fmt: skip
+    no_files: dict[str, Any] = dict.fromkeys(
+        ("validation_file", "test_file", "data_dir", "corrections")
+    )
+    no_files |= {"split_column": NO_COLUMN, "task": task.name}
+    wanted = replace(options, **no_files)
     loaded = load_data(wanted)
     rows, names = loaded.splits["train"], task.class_names
     if unknown := [name for name in loaded.task.class_names if name not in names]:
@@ -177,10 +276,8 @@ def _check_options(options: DataConfig, source: str) -> None:
                 remedy=f"leave it out: it goes with {' or '.join(option.goes_with)}",
             )
     if source in KNOWN_BY_NAME and options.task not in (AUTO, Single.name):
-        raise UsageError(
-            f"--data {source} has classes, which --task {options.task} does not fit",
-            remedy="leave --task out",
-        )
+        message = f"--data {source} has classes, which --task {options.task} does not fit"
+        raise UsageError(message, remedy="leave --task out")
 
 
 def source_name(source: str) -> str:
@@ -197,3 +294,93 @@ def source_name(source: str) -> str:
 def _listed(names: Sequence[str]) -> str:
     others = f" and {len(names) - MAX_LISTED:,} others" if len(names) > MAX_LISTED else ""
     return ", ".join(names[:MAX_LISTED]) + others
+
+
+def correct_labels(loaded: LoadedData, options: DataConfig) -> LoadedData:
+    """Return the data with the decisions of ``corrections``, then the names of ``label_map``."""
+    labels: dict[str, list[Any]] = {
+        split: loaded.task.decode(column_of(rows, "label")).to_pylist()
+        for split, rows in loaded.splits.items()
+    }
+    names = {name: name for name in loaded.task.class_names}
+    paths = [Path(name).expanduser() for name in (options.corrections, options.label_map) if name]
+    with reading_explained():
+        sources = [*loaded.sources, *(DataSource(str(path), file_sha256(path)) for path in paths)]
+    if options.corrections is not None:
+        changed, dropped = _decide(loaded, paths[0], labels)
+        emit(Info(f"{paths[0]}: the labels of {changed:,} rows changed, {dropped:,} rows dropped"))
+    if options.label_map is not None:
+        new = _read_map(paths[-1])
+        missing = "".join(f"; no row has {name!r}" for name in new.keys() - names)
+        emit(Info(f"{paths[-1]}: {len(new.keys() & names):,} classes renamed{missing}"))
+        names = {name: new.get(name, name) for name in names}
+    is_kept = {split: np.array([label is not None for label in labels[split]]) for split in labels}
+    columns = {
+        split: map_values(
+            pyarrow.chunked_array([[label for label in values if label is not None]]),
+            lambda name: names.get(name, name),
+        )
+        for split, values in labels.items()
+    }
+    class_names = [*dict.fromkeys(names.values())]
+    task = type(loaded.task).of_labels(columns["train"], names=class_names)
+    splits = DatasetDict()
+    for split, rows in loaded.splits.items():
+        texts = texts_of(rows_where(rows, is_kept[split]))
+        splits[split] = make_dataset(texts.texts, columns[split], task=task, pairs=texts.pairs)
+    row_numbers = {split: loaded.numbers_of(split)[mask] for split, mask in is_kept.items()}
+    return replace(loaded, splits=splits, task=task, sources=sources, row_numbers=row_numbers)
+
+
+def _decide(loaded: LoadedData, path: Path, labels: dict[str, list[Any]]) -> tuple[int, int]:
+    """Change labels as a file says, to None for a dropped row; return the counts of both."""
+    with muted():
+        table = read_file(path, DataConfig()).columns
+    if missing := [name for name in ("decision", "row", "text") if name not in table.column_names]:
+        raise DataError(
+            f"{path} has no column {missing[0]!r}",
+            remedy="take suspects.csv of finetune data audit, and fill in its column decision",
+        )
+    rows = [row for row in table.to_pylist() if row["decision"].strip() not in ("", KEEP)]
+    decisions = [row["decision"].strip() for row in rows]
+    named = pyarrow.chunked_array([[name for name in decisions if name != DROP]], "string")
+    [parsed] = loaded.task.parse([named])
+    known = set(loaded.task.class_names)
+    unknown = {*flat_values(parsed).to_pylist()} - known if known else ()
+    if unknown:
+        raise DataError(
+            f"{path}: the decision {min(unknown)!r} is not a class of the data",
+            remedy=f"write {KEEP}, {DROP} or a class: {', '.join(sorted(known)[:20])}",
+        )
+    new_labels = iter(parsed.to_pylist())
+    places = {
+        split: {str(number + 1): place for place, number in enumerate(loaded.numbers_of(split))}
+        for split in labels
+    }
+    texts = {split: texts_of(rows).joined for split, rows in loaded.splits.items()}
+    for row, decision in zip(rows, decisions, strict=True):
+        split = row.get("split", "train")
+        place = places.get(split, {}).get(row["row"])
+        text = None if place is None else texts[split][place].as_py()
+        if place is None or text is None or text.split() != row["text"].split():
+            reason = "is not in the data" if text is None else f"now has the text {text[:60]!r}"
+            raise DataMismatchError(
+                f"{path} decides on row {row['row']} of {split} ({row['text'][:60]!r}), which"
+                f" {reason}",
+                remedy="audit the data again, and decide on what it writes",
+            )
+        labels[split][place] = None if decision == DROP else next(new_labels)
+    return len(named), len(rows) - len(named)
+
+
+def _read_map(path: Path) -> dict[str, str]:
+    """Return new names by label, from the first two columns of a table."""
+    with muted():
+        table = read_file(path, DataConfig(header=False)).columns
+    if len(table.column_names) < 2:
+        raise DataError(f"{path} has one column", remedy="write label,new name in each row")
+    old_names, new_names = (column.to_pylist() for column in table.columns[:2])
+    classes = name_classes([*old_names, *new_names])
+    pairs = zip(old_names, new_names, strict=True)
+    new = {classes[old]: classes[name] for old, name in pairs}
+    return {old: name for old, name in new.items() if name and (old, name) != ("label", "into")}

@@ -1,24 +1,32 @@
-"""Lists files in folders and archives, unpacks files, and rejects files that are not tables."""
+"""Lists files in folders and archives, unpacks files, and rejects files that are not tables.
+
+words.toml has the words and patterns by which columns, splits, encodings and files are known.
+"""
 
 import bz2
 import gzip
 import lzma
 import os
 import re
+import tomllib
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.resources import files
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 from zipfile import BadZipFile, ZipFile
 
-from finetune.data.words import SPLIT_BY_WORD, WORDS
 from finetune.errors import DataNotFoundError, DataUnreadableError, SeveralTablesError, explain
 from finetune.files import is_there, naming
 
-ZIP, EMPTY_ZIP = b"PK\x03\x04", b"PK\x05\x06"
+WORDS: dict[str, Any] = tomllib.loads(
+    files("finetune.data").joinpath("words.toml").read_text("utf-8")
+)
+SPLIT_BY_WORD = {word: name for name, words in WORDS["splits"].items() for word in words.split()}
+ZIP, EMPTY_ZIP, OLE = b"PK\x03\x04", b"PK\x05\x06", b"\xd0\xcf\x11\xe0"
 UNPACKERS: dict[bytes, Any] = {
     rb"\x1f\x8b": gzip.open,
     rb"BZh\d1AY&SY": bz2.open,
@@ -26,20 +34,32 @@ UNPACKERS: dict[bytes, Any] = {
 }
 PACKED_SUFFIXES = (".gz", ".bz2", ".xz")
 # Office files are ZIP archives, too.
+WORKBOOK = re.compile(r"xl/workbook\.(xml|bin)")
 OFFICE = re.compile(
-    r"\[Content_Types\]\.xml|xl/workbook\.(xml|bin)|mimetype|(.*/)?(Index\.zip|index\.apxl|Index/.*\.iwa)"
+    rf"\[Content_Types\]\.xml|{WORKBOOK.pattern}|mimetype"
+    r"|(.*/)?(Index\.zip|index\.apxl|Index/.*\.iwa)"
 )
+SPREADSHEET = b"application/vnd.oasis.opendocument.spreadsheet"
 # Tables grow by a factor of five or ten when unpacked. A much larger factor might fill the memory.
 MAX_TIMES = 100
 SMALL_BYTES = 2**28
 # Limits that keep a project or a home folder from being read by mistake.
 MAX_DEPTH = 4
-HIDDEN = re.compile(r"(.*/)?(\.|__MACOSX/)")
+HIDDEN = re.compile(r"(.*/)?(\.(?!/)|__MACOSX/)")
 ABOUT = re.compile(r"[._]|readme|licen[cs]e|citation|requirements|dataset_info", re.IGNORECASE)
 PART = re.compile(r"part-?\d|\d-of-\d")
 START_BYTES = 4096
-WORKBOOK_PARTS = ("xl/workbook.xml", "xl/workbook.bin")
-SPREADSHEET = b"application/vnd.oasis.opendocument.spreadsheet"
+# zipfile raises RuntimeError for passwords, NotImplementedError for unknown compression, and
+# ValueError for damaged offsets and names.
+UNPACKING_ERRORS = (
+    BadZipFile,
+    OSError,
+    EOFError,
+    zlib.error,
+    lzma.LZMAError,
+    RuntimeError,
+    ValueError,
+)
 
 
 @contextmanager
@@ -59,15 +79,9 @@ def reading_explained() -> Iterator[None]:
 def _unpacking_explained(path: Path) -> Iterator[None]:
     try:
         yield
-    # zipfile raises RuntimeError for passwords, NotImplementedError for unknown compression, and
-    # ValueError for damaged offsets and names.
-    except (
-        *(BadZipFile, OSError, EOFError, zlib.error, lzma.LZMAError, RuntimeError, ValueError),
-    ) as error:
-        raise DataUnreadableError(
-            f"{path} can't be unpacked: {error}",
-            remedy="it may be cut: copy or download it again, or unpack it and name a table in it",
-        ) from error
+    except UNPACKING_ERRORS as error:
+        remedy = "it may be cut: copy or download it again, or unpack it and name a table in it"
+        raise DataUnreadableError(f"{path} can't be unpacked: {error}", remedy=remedy) from error
 
 
 @dataclass(frozen=True)
@@ -104,11 +118,7 @@ def holds_files(path: Path) -> bool:
     if not os.path.isfile(path) or not Content(path).start(len(ZIP)).startswith((ZIP, EMPTY_ZIP)):
         return False
     with _unpacking_explained(path), ZipFile(path) as archive:
-        is_document = any(map(OFFICE.fullmatch, archive.namelist()))
-        if is_document:
-            size_bytes = sum(member.file_size for member in archive.infolist())
-            _check_size(size_bytes, path.stat().st_size, path)
-        return not is_document
+        return not any(map(OFFICE.fullmatch, archive.namelist()))
 
 
 @reading_explained()
@@ -118,23 +128,18 @@ def names_in(path: Path) -> list[str]:
         names = [name for name in _walk(path) if (path / name).is_file()]
     else:
         with _unpacking_explained(path), ZipFile(path) as archive:
-            names = [name for name in archive.namelist() if not name.endswith("/")]
-    shown = sorted(name for name in names if not HIDDEN.match(name))
-    if not shown:
-        raise DataNotFoundError(f"{path} holds no files", remedy="pack it again, or name a table")
-    return shown
+            names = [name for name in archive.namelist() if name and not name.endswith("/")]
+    if shown := sorted(name for name in names if not HIDDEN.match(name)):
+        return shown
+    raise DataNotFoundError(f"{path} holds no files", remedy="pack it again, or name a table")
 
 
 def _walk(path: Path) -> Iterator[str]:
-    for name, folders, files in os.walk(path):
+    for name, folders, file_names in os.walk(path):
         folder = Path(name).relative_to(path)
         is_deep = len(folder.parts) == MAX_DEPTH
-        folders[:] = (
-            []
-            if is_deep
-            else [folder_name for folder_name in folders if not folder_name.startswith(".")]
-        )
-        yield from ((folder / file).as_posix() for file in files)
+        folders[:] = [] if is_deep else [name for name in folders if not name.startswith(".")]
+        yield from ((folder / file_name).as_posix() for file_name in file_names)
 
 
 def read_members(path: Path, names: Sequence[str]) -> list[Content]:
@@ -162,18 +167,16 @@ def unpack(path: Path, suffixes: Sequence[str] = (), member: str | None = None) 
 
 def _unpack_file(content: Content) -> Content:
     start = content.start(10)
-    unpackers = (
-        unpack_file for beginning, unpack_file in UNPACKERS.items() if re.match(beginning, start)
-    )
-    if not (unpacker := next(unpackers, None)):
-        return content
-    with content.open() as packed:
-        size_bytes = packed.seek(0, os.SEEK_END)
-        packed.seek(0)
-        with _unpacking_explained(content.path), unpacker(packed) as file:
-            unpacked = file.read(_max_bytes(size_bytes) + 1)
-    _check_size(len(unpacked), size_bytes, content.path)
-    return Content(content.path, unpacked)
+    for beginning, open_packed in UNPACKERS.items():
+        if re.match(beginning, start):
+            with content.open() as packed:
+                size_bytes = packed.seek(0, os.SEEK_END)
+                packed.seek(0)
+                with _unpacking_explained(content.path), open_packed(packed) as file:
+                    unpacked = file.read(_max_bytes(size_bytes) + 1)
+            _check_size(len(unpacked), size_bytes, content.path)
+            return Content(content.path, unpacked)
+    return content
 
 
 def _max_bytes(packed_bytes: int) -> int:
@@ -190,13 +193,14 @@ def _check_size(size_bytes: int, packed_bytes: int, path: Path) -> None:
 
 def find_tables(names: Sequence[str], suffixes: Sequence[str]) -> list[str]:
     """Return the topmost tables: by suffix, by a split name, or the only file."""
-    files = [path for path in map(PurePosixPath, names) if not ABOUT.match(path.name)]
-    for depth in sorted({len(path.parts) for path in files}):
-        here = [str(path) for path in files if len(path.parts) == depth]
-        tables = [name for name in here if name.lower().endswith(tuple(suffixes))]
-        if tables or "train" in splits_named(here):
-            return tables or here
-    return [str(path) for path in files] if len(files) == 1 else []
+    depths = {name: len(PurePosixPath(name).parts) for name in names}
+    shown = [name for name in names if not ABOUT.match(PurePosixPath(name).name)]
+    for depth in sorted({depths[name] for name in shown}):
+        level = [name for name in shown if depths[name] == depth]
+        tables = [name for name in level if name.lower().endswith(tuple(suffixes))]
+        if tables or "train" in splits_named(level):
+            return tables or level
+    return shown if len(shown) == 1 else []
 
 
 def choose_member(names: Sequence[str], member: str | None, *, path: Path) -> str:
@@ -208,12 +212,17 @@ def choose_member(names: Sequence[str], member: str | None, *, path: Path) -> st
     for name in names:
         if member in (name, Path(name).name, Path(name).stem):
             return name
-    raise DataNotFoundError(
-        f"{path} holds no table {member!r}", remedy=f"--table takes one of: {', '.join(names)}"
-    )
+    remedy = f"--table takes one of: {', '.join(names)}"
+    raise DataNotFoundError(f"{path} holds no table {member!r}", remedy=remedy)
 
 
-def splits_named(names: Sequence[str]) -> Mapping[str, list[str]]:
+def find_split(name: str) -> str:
+    """Return the split that the last known word in a name stands for; "" if there is none."""
+    words = [SPLIT_BY_WORD.get(word, "") for word in re.split(r"[\W_]|\d", name.casefold())]
+    return next(filter(None, reversed(words)), "")
+
+
+def splits_named(names: Sequence[str]) -> dict[str, list[str]]:
     """Return the tables of each split, based on their names; empty if ambiguous.
 
     >>> splits_named(["in/train_1.csv", "in/train_2.csv", "x_test.csv", "sample.csv"])
@@ -223,17 +232,15 @@ def splits_named(names: Sequence[str]) -> Mapping[str, list[str]]:
     >>> splits_named(["train.csv", "train_small.csv", "train_a.csv"])["train"]
     ['train.csv']
     """
-    splits: dict[str, list[str]] = {}
-    numberless = {re.sub(r"\d", "", name) for name in names if PART.search(name)}
-    if len(numberless) == 1 and all(map(PART.search, names)):
+    if all(map(PART.search, names)) and len({re.sub(r"\d", "", name) for name in names}) == 1:
         return {"train": list(names)}
+    splits: dict[str, list[str]] = {}
     for name in names:
-        words = [SPLIT_BY_WORD.get(word) for word in re.split(r"[\W_]|\d", name.casefold())]
-        if split := next(filter(None, reversed(words)), None):
+        if split := find_split(name):
             splits.setdefault(split, []).append(name)
     for split, split_names in splits.items():
-        plain = [name for name in split_names if Path(name).stem.casefold() in SPLIT_BY_WORD]
         if len({re.sub(r"\d", "", name) for name in split_names}) > 1:
+            plain = [name for name in split_names if Path(name).stem.casefold() in SPLIT_BY_WORD]
             if len(plain) != 1:
                 return {}
             splits[split] = plain
@@ -242,18 +249,20 @@ def splits_named(names: Sequence[str]) -> Mapping[str, list[str]]:
 
 def is_workbook(content: Content) -> bool:
     """Return whether a file is a spreadsheet that can be read: .xlsx, .xlsb, .xls or .ods."""
-    if content.start(START_BYTES).startswith(b"\xd0\xcf\x11\xe0"):
+    if content.start(len(OLE)) == OLE:
         return content.suffix not in WORDS["documents"]
-    names = _names_in_zip(content)
-    if "mimetype" in names:
+    members = _members_of_zip(content)
+    packed_bytes = len(content.unpacked or b"") or content.path.stat().st_size
+    _check_size(sum(members.values()), packed_bytes, content.path)
+    if "mimetype" in members:
         with content.open() as file, ZipFile(file) as archive:
             return archive.read("mimetype").startswith(SPREADSHEET)
-    return any(part in names for part in WORKBOOK_PARTS)
+    return any(map(WORKBOOK.fullmatch, members))
 
 
 def reject_foreign(content: Content) -> None:
     """Raise an error with the type of an unsupported file, and how to export it."""
-    start, names = content.start(START_BYTES), _names_in_zip(content)
+    start, names = content.start(START_BYTES), _members_of_zip(content)
     is_text = b"\0" not in start and not start.startswith((b"PK", b"{\\rtf", b"bplist"))
     if not is_text or content.suffix in (".yml", ".yaml"):
         reject_document(content.path, content.suffix)
@@ -281,12 +290,12 @@ def _not_a_table(path: Path, kind: str, remedy: str) -> DataUnreadableError:
     return DataUnreadableError(f"{path} is {kind}", remedy=remedy)
 
 
-def _names_in_zip(content: Content) -> list[str]:
-    """Return the names in a ZIP file, or nothing if it is damaged or not a ZIP file."""
-    if not content.start(len(ZIP)).startswith(ZIP):
-        return []
+def _members_of_zip(content: Content) -> dict[str, int]:
+    """Return the names and sizes in a ZIP file; nothing if it is damaged or not a ZIP file."""
+    if content.start(len(ZIP)) != ZIP:
+        return {}
     try:
         with content.open() as file, ZipFile(file) as archive:
-            return archive.namelist()
+            return {member.filename: member.file_size for member in archive.infolist()}
     except BadZipFile:
-        return []
+        return {}

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -38,7 +37,7 @@ from finetune.data.packed import (
 )
 from finetune.errors import DataNotFoundError, DataUnreadableError
 from finetune.events import Info, emit
-from finetune.tasks.labels import map_lists, map_values
+from finetune.tasks.labels import map_values
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".xlsx", ".xls", ".xlsb", ".ods", ".ft")
 TABLE_SUFFIXES = (*SUFFIXES, ".ndjson", *PACKED_SUFFIXES, ".zip")
@@ -53,7 +52,6 @@ FORMULA_WITHOUT_VALUE = re.compile(rb"<f\b[^>]*(/>|>[^<]*</f>)\s*(<v\s*/>|<v></v
 SHAPES = 'write a list of objects, such as [{"text": "Good.", "label": "praise"}]'
 OBJECT = 'write one object per line, such as {"text": "Good.", "label": "praise"}'
 SAVE_AGAIN = "save it again, or save the sheet as .csv"
-WITH_MEMBERS = ("excel", "json")
 
 
 @dataclass(frozen=True)
@@ -128,10 +126,6 @@ class RawTable:
         columns = self.columns if mask.all() else self.columns.filter(is_kept)
         return replace(self, columns=columns, numbers=self.numbers[mask])
 
-    def first(self, is_wanted: pyarrow.ChunkedArray) -> str:
-        """Return the place of the first row for which a boolean column is true."""
-        return self.place(int(self.numbers[pc.index(is_wanted, True).as_py()]))
-
 
 def join_tables(tables: Sequence[RawTable]) -> RawTable:
     """Return the rows of several files as one table, with their common columns."""
@@ -154,29 +148,25 @@ def join_tables(tables: Sequence[RawTable]) -> RawTable:
 def read_file(path: Path, options: DataConfig) -> RawTable:
     """Read the table of a file, compressed or not, as text."""
     source = read_source(path, options, readable_only=True)
-    if not len(source.frame.columns) and not len(source.frame):
-        raise DataUnreadableError(f"{source.path} has no rows", remedy="add one row per text")
-    frame = source.frame
+    frame, path = source.frame, source.path
+    if not len(frame.columns) and not len(frame):
+        raise DataUnreadableError(f"{path} has no rows", remedy="add one row per text")
     if survey_rows := delimited.count_survey_rows(frame.head(2).values.tolist()):
-        emit(Info(f"the questions and ids below the header of {source.path} are left out"))
+        emit(Info(f"the questions and ids below the header of {path} are left out"))
         frame = frame.iloc[survey_rows:]
     if source.format.kind in ("csv", "json", "jsonl"):
         frame = labeling_tools.convert(frame)
-    columns, left_out = {}, []
-    for name, values in frame.items():
-        if (texts := as_texts(values)) is None:
-            left_out.append(name)
-        else:
-            columns[name] = texts
-    _report_left_out(left_out, path=source.path)
-    table, numbers = pyarrow.table(columns), frame.index.to_numpy(np.int64)
+    texts = {name: as_texts(values) for name, values in frame.items()}
+    _report_left_out([name for name, column in texts.items() if column is None], path=path)
+    columns = {name: column for name, column in texts.items() if column is not None}
     for name in source.class_names.keys() & columns.keys():
-        named = map_values(table[name], partial(_name_classes, names=source.class_names[name]))
-        table = table.set_column(table.column_names.index(name), name, named)
+        names = source.class_names[name]
+        columns[name] = map_values(columns[name], partial(_name_classes, names=names))
+    table, numbers = pyarrow.table(columns), frame.index.to_numpy(np.int64)
     if source.format.kind in ("csv", "excel") and delimited.ends_with_total(table):
-        emit(Info(f"the last row of {source.path} is a total and is left out"))
+        emit(Info(f"the last row of {path} is a total and is left out"))
         table, numbers = table.slice(0, len(table) - 1), numbers[:-1]
-    return RawTable(source.path, table, source.place, numbers, source.class_names)
+    return RawTable(path, table, source.place, numbers, source.class_names)
 
 
 def read_source(path: Path, options: DataConfig, *, readable_only: bool = False) -> SourceTable:
@@ -187,27 +177,34 @@ def read_source(path: Path, options: DataConfig, *, readable_only: bool = False)
     """
     content = unpack(path, TABLE_SUFFIXES, options.table)
     kind = _find_kind(content)
-    if options.table and content.path == path and kind not in WITH_MEMBERS:
-        raise DataNotFoundError(
-            f"{path} has one table only", remedy=f"leave out --table {options.table}"
-        )
+    if options.table and content.path == path and kind not in ("excel", "json"):
+        remedy = f"leave out --table {options.table}"
+        raise DataNotFoundError(f"{path} has one table only", remedy=remedy)
     if kind == "parquet":
         return _read_parquet(content, readable_only=readable_only)
     if kind == "excel":
         return _read_workbook(content, options)
     text = find_text(content, encoding=options.encoding)
+    written = FileFormat(kind, encoding=text.encoding, line_end=text.line_end())
     if kind == "csv":
         table, dialect = delimited.read_table(text, options)
-        file_format = FileFormat(
-            "csv", dialect.delimiter, dialect.quote, text.encoding, dialect.has_header,
-            text.line_end(), names=dialect.header if dialect.has_header else (),
-        )  # fmt: skip
-        return SourceTable(content.path, frame_of(table), file_format, dialect.place)
+        written = replace(
+            written,
+            delimiter=dialect.delimiter,
+            quote=dialect.quote,
+            has_header=dialect.has_header,
+            names=dialect.header if dialect.has_header else (),
+        )
+        return SourceTable(content.path, frame_of(table), written, dialect.place)
     emit(Info(f"reading {text.path}: encoding {text.encoding}"))
-    read = {"json": _read_json, "jsonl": _read_json_lines, "fasttext": _read_fasttext}[kind]
-    frame, place = read(text, options)
-    file_format = FileFormat(kind, encoding=text.encoding, line_end=text.line_end())
-    return SourceTable(content.path, frame, file_format, place)
+    if kind == "fasttext":
+        frame = _read_fasttext(text)
+    elif kind == "jsonl":
+        frame = _read_json_lines(text)
+    else:
+        frame = _read_json(text, options)
+    place = text.place if kind != "json" else lambda row: f"row {row + 1} of {text.path}"
+    return SourceTable(content.path, frame, written, place)
 
 
 def _find_kind(content: Content) -> str:
@@ -238,12 +235,7 @@ def _is_json_lines(content: Content) -> bool:
         filled = (line for line in map(bytes.strip, file) if line)
         first, second = next(filled, b""), next(filled, b"")
     is_object = first.removeprefix(b"\xef\xbb\xbf").startswith(b"{") and first.endswith(b"}")
-    if second or not is_object or content.suffix == ".json":
-        return bool(second) and is_object
-    try:
-        return isinstance(json.loads(first), dict) and content.suffix != ".json"
-    except ValueError:
-        return False
+    return is_object and (bool(second) or (content.suffix != ".json" and b"}{" not in first))
 
 
 def frame_of(table: pyarrow.Table) -> pandas.DataFrame:
@@ -261,20 +253,14 @@ def arrow_of(values: pandas.Series) -> Any:
 # Lines of JSON.
 
 
-def _read_json_lines(
-    text: TextFile, options: DataConfig
-) -> tuple[pandas.DataFrame, Callable[[int], str]]:
-    def place(row: int) -> str:
-        number, _ = next(islice(text.lines(), row, None))
-        return f"line {number} of {text.path}"
-
-    table = _read_by_arrow(text)
-    if table is not None:
-        return frame_of(table), place
-    objects = [
-        _parse_object(line, place=f"line {number} of {text.path}") for number, line in text.lines()
-    ]
-    return _frame_of_records(objects), place
+def _read_json_lines(text: TextFile) -> pandas.DataFrame:
+    if (table := _read_by_arrow(text)) is not None:
+        return frame_of(table)
+    values = _parse_json(text)
+    if others := [value for value in values if not isinstance(value, dict)]:
+        message = f"{text.path} has lines that are not JSON objects: {str(others[0])[:60]}"
+        raise DataUnreadableError(message, remedy=OBJECT)
+    return _frame_of_records(values)
 
 
 def _read_by_arrow(text: TextFile, schema: pyarrow.Schema | None = None) -> pyarrow.Table | None:
@@ -303,25 +289,6 @@ def _read_by_arrow(text: TextFile, schema: pyarrow.Schema | None = None) -> pyar
     return table if is_exact else None
 
 
-def _parse_object(line: str, *, place: str) -> dict[str, Any]:
-    reason = ""
-    try:
-        value = _without_half_characters(json.loads(line), line)
-        if isinstance(value, dict):
-            return value
-    except (RecursionError, ValueError) as error:
-        reason = f", {error}"
-    raise DataUnreadableError(f"{place} is not a JSON object{reason}: {line[:60]!r}", remedy=OBJECT)
-
-
-def _without_half_characters(value: Any, source: str) -> Any:
-    """Return a value of JSON without what it can write and nothing can store."""
-    if not SURROGATE.search(source):
-        return value
-    encoded = json.dumps(value, ensure_ascii=False).encode("utf-16", errors="surrogatepass")
-    return json.loads(encoded.decode("utf-16", errors="replace"))
-
-
 def _frame_of_records(records: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
     """Return objects as columns: of Arrow's types, or of objects if the values are of several."""
     names = dict.fromkeys(name for record in records for name in record)
@@ -347,46 +314,42 @@ def _frame_of_values(columns: Mapping[str, list[Any]]) -> pandas.DataFrame:
 # Documents of JSON.
 
 
-def _read_json(
-    text: TextFile, options: DataConfig
-) -> tuple[pandas.DataFrame, Callable[[int], str]]:
+def _read_json(text: TextFile, options: DataConfig) -> pandas.DataFrame:
     """Return the only table of a document, or the chosen one."""
-    try:
-        tables = dict(_find_tables(_parse_json("".join(text.pieces()))))
-    except (ValueError, RecursionError) as error:
-        raise DataUnreadableError(
-            f"{text.path} can't be read: {' '.join(str(error).split())}",
-            remedy="correct it there, or export it again",
-        ) from error
+    values = _parse_json(text)
+    tables = dict(_find_tables(values[0] if len(values) == 1 else values))
     if not tables:
-        raise DataUnreadableError(
-            f"{text.path} holds no rows", remedy=f"{SHAPES}; a configuration is named by --config"
-        )
+        remedy = f"{SHAPES}; a configuration is named by --config"
+        raise DataUnreadableError(f"{text.path} holds no rows", remedy=remedy)
     rows = tables[choose_member(list(tables), options.table, path=text.path)]
-
-    def place(row: int) -> str:
-        return f"row {row + 1} of {text.path}"
-
     if isinstance(rows[0], dict):
-        return _frame_of_records(rows), place
+        return _frame_of_records(rows)
     if len(set(map(len, rows))) > 1:
         raise DataUnreadableError(f"the arrays of {text.path} have several lengths", remedy=SHAPES)
     words = [[as_text(value) or "" for value in row] for row in rows]
     names, has_header = delimited.find_names(words, options, path=text.path)
     columns = zip(*rows[int(has_header) :], strict=True)
-    return _frame_of_values(dict(zip(names, map(list, columns), strict=True))), place
+    return _frame_of_values(dict(zip(names, map(list, columns), strict=True)))
 
 
-def _parse_json(text: str) -> Any:
-    """Return the value of JSON, or a list of several values, with or without commas between."""
+def _parse_json(text: TextFile) -> list[Any]:
+    """Return the values of a file, with or without commas between them."""
+    content = "".join(text.pieces()).rstrip()
     decoder, values, end = json.JSONDecoder(), [], 0
-    text = text.strip().removeprefix("\ufeff")
-    while end < len(text):
-        value, end = decoder.raw_decode(text, end)
-        values.append(value)
-        while end < len(text) and text[end] in ", \t\r\n":
-            end += 1
-    return _without_half_characters(values[0] if len(values) == 1 else values, text)
+    try:
+        while end < len(content):
+            if content[end] in ", \t\r\n\ufeff":
+                end += 1
+            else:
+                value, end = decoder.raw_decode(content, end)
+                values.append(value)
+    except (ValueError, RecursionError) as error:
+        message = f"{text.path} can't be read: {' '.join(str(error).split())}"
+        raise DataUnreadableError(message, remedy="correct it there, or export it again") from error
+    if SURROGATE.search(content):  # half of a surrogate pair can't be stored
+        encoded = json.dumps(values, ensure_ascii=False).encode("utf-16", errors="surrogatepass")
+        values = json.loads(encoded.decode("utf-16", errors="replace"))
+    return values
 
 
 def _find_tables(value: Any, name: str = "") -> Iterator[tuple[str, list[Any]]]:
@@ -440,17 +403,15 @@ def _rows_of_object(value: dict[str, Any]) -> list[Any]:
 # Lines of fastText, where ``__label__good`` is a label.
 
 
-def _read_fasttext(
-    text: TextFile, options: DataConfig
-) -> tuple[pandas.DataFrame, Callable[[int], str]]:
-    numbers, lines = zip(*text.lines(), strict=True)
+def _read_fasttext(text: TextFile) -> pandas.DataFrame:
+    lines = [line for _, line in text.lines()]
     labels = list(map(FASTTEXT_LABEL.findall, lines))
     has_several = any(len(names) > 1 for names in labels)
     columns = {
         "text": [FASTTEXT_LABEL.sub("", line).strip() for line in lines],
         "label": labels if has_several else list(map("".join, labels)),
     }
-    return _frame_of_values(columns), lambda row: f"line {numbers[row]} of {text.path}"
+    return _frame_of_values(columns)
 
 
 # Parquet.
@@ -458,40 +419,39 @@ def _read_fasttext(
 
 def _read_parquet(content: Content, *, readable_only: bool) -> SourceTable:
     """Return the columns; numbers of classes that have names stay numbers."""
-    path = content.path
+    path, packed = content.path, content.unpacked
     emit(Info(f"reading {path}"))
     try:
-        source: Any = path
-        if content.unpacked is not None:
-            source = pyarrow.BufferReader(content.unpacked)
-        file = parquet.ParquetFile(source, memory_map=content.unpacked is None)
+        source: Any = path if packed is None else pyarrow.BufferReader(packed)
+        file = parquet.ParquetFile(source, memory_map=packed is None)
         schema = file.schema_arrow
         wanted = [
             column.name for column in schema if not readable_only or _is_readable(column.type)
         ]
-        _report_left_out([column for column in schema.names if column not in wanted], path=path)
         table = file.read(columns=wanted)
         table.validate(full=True)  # texts may be other bytes than UTF-8
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataUnreadableError(
-            f"{path} is not Parquet: {str(error).splitlines()[0]}", remedy="export it again"
-        ) from error
+        message = f"{path} is not Parquet: {str(error).splitlines()[0]}"
+        raise DataUnreadableError(message, remedy="export it again") from error
+    _report_left_out([name for name in schema.names if name not in wanted], path=path)
     if not file.metadata.num_rows:
         raise DataUnreadableError(f"{path} has no rows", remedy="export it again")
     names = delimited.complete_names(table.column_names, path=path)
     columns = dict(zip(names, map(_stored, table.columns), strict=True))
-    file_format = FileFormat("parquet", metadata=schema.metadata)
     return SourceTable(
-        path, frame_of(pyarrow.table(columns)), file_format,
-        lambda row: f"row {row + 1} of {path}", class_names=_class_names(schema),
-    )  # fmt: skip
+        path,
+        frame_of(pyarrow.table(columns)),
+        FileFormat("parquet", metadata=schema.metadata),
+        lambda row: f"row {row + 1} of {path}",
+        class_names=_class_names(schema.metadata or {}),
+    )
 
 
-def _class_names(schema: pyarrow.Schema) -> dict[str, list[str]]:
-    """Return the class names that the library datasets stores in the schema."""
+def _class_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
+    """Return the class names per column that the library datasets stores in a schema."""
     try:
-        features = Features.from_arrow_schema(schema)
-    except Exception:  # metadata of another program
+        features = Features.from_dict(json.loads(metadata[b"huggingface"])["info"]["features"])
+    except (KeyError, TypeError, ValueError):  # no metadata, or of another version
         return {}
     kinds = {name: getattr(kind, "feature", kind) for name, kind in features.items()}
     return {name: kind.names for name, kind in kinds.items() if isinstance(kind, ClassLabel)}
@@ -531,11 +491,9 @@ def _read_workbook(content: Content, options: DataConfig) -> SourceTable:
         for name, (_, column) in zip(names, body.items(), strict=True)
     }
     numbers = body.index.to_numpy() + 1
-    frame = pandas.DataFrame({name: pandas.Series(v, dtype=object) for name, v in columns.items()})
-    return SourceTable(
-        path, frame, FileFormat("excel", has_header=has_header),
-        lambda row: f"row {numbers[row]} of {path}",
-    )  # fmt: skip
+    frame = pandas.DataFrame(columns, dtype=object)
+    written = FileFormat("excel", has_header=has_header)
+    return SourceTable(path, frame, written, lambda row: f"row {numbers[row]} of {path}")
 
 
 def _read_sheet(content: Content, options: DataConfig) -> pandas.DataFrame:
@@ -606,23 +564,30 @@ def as_texts(values: pandas.Series) -> pyarrow.ChunkedArray | None:
     if isinstance(column, list):
         texts = pyarrow.array(map(as_text, column), "string")
         return None if texts.null_count else pyarrow.chunked_array([texts])
-    return texts_of_column(column) if _is_readable(column.type) else None
-
-
-def texts_of_column(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
-    """Return a readable column as text, each value as by ``as_text``, missing ones too."""
+    if not _is_readable(column.type):
+        return None
     column = plain(column)
-    if types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if types.is_list(column.type) or types.is_large_list(column.type):
-        values = pc.binary_join(map_lists(column, _as_json), ", ")
-        column = pc.binary_join_element_wise("[", values, "]", "")
-    elif not (types.is_string(column.type) or types.is_integer(column.type)):
-        if types.is_float16(column.type):  # has no unique values
-            column = column.cast("float64")
+    kind = column.type
+    if types.is_nested(kind):
+        return pyarrow.chunked_array([list(map(as_text, column.to_pylist()))], "string")
+    if not (types.is_string(kind) or types.is_integer(kind)):
         column = map_values(column, as_text)
-    column = column.cast("string")
-    return pc.fill_null(column, "") if column.null_count else column
+    return pc.fill_null(column.cast("string"), "")
+
+
+def plain(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
+    """Return a column in types for which Arrow has all functions."""
+    column = _stored(column)
+    kind = column.type
+    if types.is_dictionary(kind):
+        return plain(column.cast(kind.value_type))
+    if types.is_float16(kind):
+        return column.cast("float64")
+    if types.is_string_view(kind) or types.is_large_string(kind):
+        return column.cast("string" if column.nbytes < 2**31 else "large_string")
+    if hasattr(kind, "value_type") and not types.is_list(kind):  # Arrow's own cast is wrong
+        return pyarrow.chunked_array([column.to_pylist()], pyarrow.list_(kind.value_type))
+    return column
 
 
 def _stored(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
@@ -631,42 +596,15 @@ def _stored(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
     return column.cast(column.type.storage_type) if is_extended else column
 
 
-def plain(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
-    """Return a column without Arrow's newer types, most of whose functions are missing."""
-    column = _stored(column)
-    kind = column.type
-    if types.is_string_view(kind) or types.is_large_string(kind):
-        return column.cast("string" if column.nbytes < 2**31 else "large_string")
-    if _is_other_list(kind):  # Arrow's own cast of list views is wrong
-        return pyarrow.chunked_array([column.to_pylist()], pyarrow.list_(kind.value_type))
-    return column
-
-
-def _is_other_list(kind: pyarrow.DataType) -> bool:
-    return any(
-        is_kind(kind)
-        for is_kind in (types.is_list_view, types.is_large_list_view, types.is_fixed_size_list)
-    )
-
-
-def _as_json(values: pyarrow.Array) -> pyarrow.Array:
-    texts = pc.fill_null(values.cast("string"), "")
-    return map_values(texts, partial(json.dumps, ensure_ascii=False))
-
-
 def _is_readable(kind: pyarrow.DataType) -> bool:
     """Return whether a type may hold texts or labels, no vectors or pictures."""
     if isinstance(kind, pyarrow.BaseExtensionType):
         kind = kind.storage_type
-    if types.is_list(kind) or types.is_large_list(kind) or _is_other_list(kind):
-        inner = kind.value_type
-        return _is_readable(inner) and not (types.is_floating(inner) or types.is_nested(inner))
-    return not (
-        types.is_nested(kind)
-        or any(is_kind(kind) for is_kind in (types.is_binary, types.is_large_binary))
-        or types.is_binary_view(kind)
-        or types.is_fixed_size_binary(kind)
-    )
+    if types.is_nested(kind):
+        inner = getattr(kind, "value_type", None)
+        is_vector = inner is None or types.is_floating(inner) or types.is_nested(inner)
+        return not is_vector and _is_readable(inner)
+    return "binary" not in str(kind)
 
 
 def as_text(value: Any) -> str | None:

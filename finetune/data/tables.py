@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow
 import pyarrow.compute as pc
 from datasets import DatasetDict
-from numpy.typing import NDArray
 
 from finetune.config.schema import HUB_PREFIX, DataConfig
 from finetune.data.columns import (
@@ -38,9 +37,8 @@ from finetune.data.dataset import LoadedData, make_dataset, return_freed_memory
 from finetune.data.delimited import ADD_LABELS
 from finetune.data.encoding import find_text
 from finetune.data.folders import read_splits
-from finetune.data.packed import unpack
+from finetune.data.packed import SPLIT_BY_WORD, WORDS, unpack
 from finetune.data.read import RawTable
-from finetune.data.words import SPLIT_BY_VALUE
 from finetune.errors import DataError, DataNotFoundError, UsageError
 from finetune.events import Info, WarningMessage, emit
 from finetune.tasks.base import Task
@@ -71,12 +69,15 @@ MANY_EMPTY = 0.05
 # text with the same label.
 LONG_FORMAT_ROWS, LONG_FORMAT_REPEATS, LONG_FORMAT_SAMPLE = 0.2, 0.05, 20_000
 SPLIT_NAMES = NAMES["split"]
+SPLIT_BY_VALUE: dict[str, str] = SPLIT_BY_WORD | {
+    word: name for name, words in WORDS["splits_in_columns"].items() for word in words.split()
+}
 MAX_SPLITS, MAX_SPLIT_LENGTH, MAX_UNUSED = 20, 30, 12
 FILL_DOWN = (
     "write each label into all rows of its group: in Excel choose Go To Special, Blanks, type = and"
     " the cell above, and press Ctrl+Enter; in pandas, frame[column].ffill()"
 )
-INTEGERS = r"\W*\d+(\W+\d+)*\W*"
+INTEGER, INTEGERS = re.compile(r"\d+"), r"\W*\d+(\W+\d+)*\W*"
 SAMPLE_ROWS = 4_000
 
 
@@ -95,60 +96,50 @@ def read_tables(files: Mapping[str, Sequence[Path]], options: DataConfig) -> Loa
     tables = _divide_by_column(tables, options)
     columns = _choose_columns(tables["train"], options)
     _report_unused(names, tables["train"], columns, options)
-    label = columns[LABEL].names
     for split, table in list(tables.items()):
-        if has_published_splits and split != "train" and not _has_labels(table, label):
+        is_other = has_published_splits and split != "train"
+        if is_other and not _has_labels(table, columns[LABEL].names):
             remedy = "rows of the training split are held out instead"
             emit(WarningMessage(f"the {split} split has no labels and is left out", remedy=remedy))
             del tables[split]
         else:
             _check_split(split, table, columns, train=tables["train"])
     task, rows, unlabeled = _read_rows(tables, columns, options)
-    for finding, remedy in (
-        *find_missing_names(task.class_names),
-        *find_odd_names(task.class_names),
-    ):
-        emit(WarningMessage(finding, remedy=remedy))
+    for find_names in (find_missing_names, find_odd_names):
+        for finding, remedy in find_names(task.class_names):
+            emit(WarningMessage(finding, remedy=remedy))
     _report_texts(rows["train"]["text"], path=tables["train"].path)
-    splits, row_numbers = DatasetDict(), {}
+    splits = DatasetDict()
+    for split in rows.keys() - {"train"}:
+        rows[split] = _known_rows(split, tables[split], rows, task, options)
     for split, known in rows.items():
-        if split != "train":
-            unknown = task.find_unknown(known["label"], training=rows["train"]["label"])
-            if unknown.null_count < len(unknown):
-                numbered = known.append_column("unknown", unknown)
-                _report_unknown(split, tables[split], numbered, options)
-                known = known.filter(unknown.is_null())
         pairs = known["text_pair"] if PAIR in columns else None
         splits[split] = make_dataset(known["text"], known["label"], task=task, pairs=pairs)
-        row_numbers[split] = known["row"].to_numpy()
-    ids = {split: [*filter(_is_id, table.columns.column_names)] for split, table in tables.items()}
-    places = {
-        split: partial(place_of, replace(table, columns=table.columns.select(ids[split][:1])))
-        for split, table in tables.items()
-    }
     return LoadedData(
-        splits, task, chosen=columns, column_names=names, row_numbers=row_numbers, places=places,
+        splits,
+        task,
+        chosen=columns,
+        column_names=names,
+        row_numbers={split: known["row"].to_numpy() for split, known in rows.items()},
+        places={split: partial(place_of, _only_ids(table)) for split, table in tables.items()},
         unlabeled=unlabeled,
-    )  # fmt: skip
+    )
+
+
+def _only_ids(table: RawTable) -> RawTable:
+    """Return a table without texts, which may be large, to find the places of rows."""
+    ids = filter(_is_id, table.columns.column_names)
+    return replace(table, columns=table.columns.select([*ids][:1]))
 
 
 def _choose_columns(train: RawTable, options: DataConfig) -> Columns:
     """Return the columns of texts and labels, and report those that were guessed."""
     if len(names := train.columns.column_names) < 2:
-        columns_found = (
-            f"one column, {names[0]!r}, and no labels" if names else "no columns of text"
-        )
-        objects = "; of objects inside rows, write each value into a column of its own"
-        has_objects = train.path.suffix not in (".csv", ".tsv", ".txt", "")
-        remedy = ADD_LABELS + (objects if has_objects else "")
-        raise DataError(f"{train.path} has {columns_found}", remedy=remedy)
-    try:
-        columns = choose_columns(train.columns, options, table=str(train.path))
-    except (DataError, UsageError) as error:
-        if len(train.columns) >= FEW_ROWS:
-            raise
-        few = f"{train.path} has {len(train.columns)} rows, too few to train on; {error.message}"
-        raise DataError(few, remedy=f"add rows; {error.remedy}") from error
+        content = f"one column, {names[0]!r}, and no labels" if names else "no columns of text"
+        is_text = train.path.suffix in (".csv", ".tsv", ".txt", "")
+        objects = "" if is_text else "; of objects inside rows, write each value into a column"
+        raise DataError(f"{train.path} has {content}", remedy=ADD_LABELS + objects)
+    columns = choose_columns(train.columns, options, table=str(train.path))
     second = f", second texts from {columns[PAIR].name!r}" if PAIR in columns else ""
     if any(getattr(options, option) is None for option in columns):
         emit(Info(f"texts from column {columns[TEXT]}{second}, labels from {columns[LABEL]}"))
@@ -261,38 +252,31 @@ def _read_empty(
 
 def _is_long_format(rows: pyarrow.Table) -> bool:
     """Return whether many texts stand in several rows, each time with another label."""
-    if len(rows) < FEW_ROWS:
-        return False
     if (every := len(rows) // LONG_FORMAT_SAMPLE) > 1:  # all rows of the texts of some lengths
         lengths = pc.binary_length(rows["text"]).to_numpy() % every
         rows = rows.filter(pyarrow.array(lengths == lengths[0]))
-    labels = rows["label"]
-    if pyarrow.types.is_list(labels.type):
-        if pc.max(pc.list_value_length(labels)).as_py() != 1:
+    if pyarrow.types.is_list(rows["label"].type):
+        if not pc.all(pc.equal(pc.list_value_length(rows["label"]), 1)).as_py():
             return False
-        labels = flat_values(labels)
-    if len(labels) < len(rows):
-        return False
-    texts = [rows[name] for name in ("text", "text_pair") if name in rows.column_names]
-    codes = [_codes_of(column) for column in (*texts, labels)]
-    text = codes[0] if len(texts) == 1 else codes[0] * len(rows) + codes[1]
-    _, numbers, counts = np.unique(text, return_inverse=True, return_counts=True)
-    repeated = counts[numbers] > 1
-    if repeated.sum() < LONG_FORMAT_ROWS * len(rows):
-        return False
-    pairs = np.unique((numbers * len(rows) + codes[-1])[repeated])
-    return len(pairs) >= (1 - LONG_FORMAT_REPEATS) * int(repeated.sum())
+        flat = flat_values(rows["label"])
+        rows = rows.set_column(rows.column_names.index("label"), "label", flat)
+    counted = [("label", "count"), ("label", "count_distinct")]
+    texts = rows.group_by(_text_columns(rows)).aggregate(counted)
+    repeated = texts.filter(pc.greater(texts["label_count"], 1))
+    repeats, labels = (pc.sum(repeated[f"label_{name}"]).as_py() or 0 for _, name in counted)
+    is_often = repeats >= max(FEW_ROWS, LONG_FORMAT_ROWS * len(rows))
+    return is_often and labels >= (1 - LONG_FORMAT_REPEATS) * repeats
 
 
-def _codes_of(column: pyarrow.ChunkedArray) -> NDArray[np.int64]:
-    return np.asarray(column.combine_chunks().dictionary_encode().indices, np.int64)
+def _text_columns(rows: pyarrow.Table) -> list[str]:
+    return [name for name in ("text", "text_pair") if name in rows.column_names]
 
 
 def _join_long_format(
     rows: dict[str, pyarrow.Table], options: DataConfig, *, path: Path
 ) -> dict[str, pyarrow.Table]:
     """Return one row per text with all its labels."""
-    keys = [name for name in ("text", "text_pair") if name in rows["train"].column_names]
+    keys = _text_columns(rows["train"])
     texts = rows["train"].group_by(keys).aggregate([]).num_rows
     finding = (
         f"{len(rows['train']):,} rows of {path} have {texts:,} texts: many stand in several rows"
@@ -335,27 +319,19 @@ def _report_texts(texts: pyarrow.ChunkedArray, *, path: Path) -> None:
 
 def _check_split(split: str, table: RawTable, columns: Columns, *, train: RawTable) -> None:
     """Make sure that the table of a split has the columns of the training split, and labels."""
-    names, known = table.columns.column_names, train.columns.column_names
+    names, label = table.columns.column_names, columns[LABEL].names
     missing = [name for column in columns.values() for name in column.names if name not in names]
-    label = columns[LABEL].names
-    listed = ", ".join(repr(name[:MAX_LABEL_LENGTH]) for name in names)
-    predict = f"texts without labels are for finetune predict RUN {table.path}"
     if not missing and (split == "train" or _has_labels(table, label)):
         return
-    if not missing:
-        complaint, remedy = f"has no labels: {', '.join(label)} is empty in all rows", predict
-    elif len(names) == len(known) and (
-        names[0] == "column1" or set(names) & {*distinct_values([train.columns[label[0]]])}
-    ):
-        complaint = f"has no header row, but {listed} in its first row"
-        remedy = f"write the names of the columns of {train.path} above it"
-    elif set(missing) == set(label) and len(names) < len(known):
-        complaint = f"has no labels: no column {missing[0]!r}, but {listed}"
-        remedy = f"add it, or leave the file out; {predict}"
-    else:
+    complaint = f"has no labels: {', '.join(label)} is empty in all rows"
+    if missing:
+        listed = ", ".join(repr(name[:MAX_LABEL_LENGTH]) for name in names)
         complaint = f"has no column {missing[0]!r} as {train.path} has, but {listed}"
-        remedy = f"give its columns the same names; {predict}"
-    raise DataNotFoundError(f"the {split} table {table.path} {complaint}", remedy=remedy)
+    raise DataNotFoundError(
+        f"the {split} table {table.path} {complaint}",
+        remedy=f"give both the same columns, with their names in the first row; texts without"
+        f" labels are for finetune predict RUN {table.path}",
+    )
 
 
 def _without_repeated_headers(table: RawTable) -> RawTable:
@@ -372,7 +348,7 @@ def _without_repeated_headers(table: RawTable) -> RawTable:
 
 
 def _divide_by_column(tables: dict[str, RawTable], options: DataConfig) -> dict[str, RawTable]:
-    """Divide the only table by its column of splits, which is named or found."""
+    """Divide the only table by its column of splits, which is set by an option or found."""
     name, table = options.split_column, tables["train"]
     if name == NO_COLUMN or (len(tables) > 1 and name is None):
         return tables
@@ -380,10 +356,8 @@ def _divide_by_column(tables: dict[str, RawTable], options: DataConfig) -> dict[
         raise UsageError("--split-column goes with one file", remedy="leave it out")
     names = table.columns.column_names
     if name not in (None, *names):
-        listed = ", ".join(map(repr, names))
-        raise DataNotFoundError(
-            f"{table.path} has no column {name!r}", remedy=f"there are: {listed}"
-        )
+        remedy = f"there are: {', '.join(map(repr, names))}"
+        raise DataNotFoundError(f"{table.path} has no column {name!r}", remedy=remedy)
     for column_name in [name] if name else names:
         column = table.columns[column_name]
         words = [] if name is None and _has_many(column) else distinct_values([column])
@@ -391,16 +365,15 @@ def _divide_by_column(tables: dict[str, RawTable], options: DataConfig) -> dict[
         if all(splits) and "train" in splits and len({*splits}) > 1:
             emit(Info(f"splits from column {column_name!r}; --split-column none ignores it"))
             rest = replace(table, columns=table.columns.drop_columns([column_name]))
-            named = map_values(column, dict(zip(words, splits, strict=True)).__getitem__)
-            return {split: rest.where(pc.equal(named, split)) for split in dict.fromkeys(splits)}
-        listed = ", ".join(map(repr, sorted(words)[:5]))
-        where = f"column {column_name!r} of {table.path}"
-        complaint = f"{where} does not name the split of each row: {listed}"
-        is_known = plain_name(column_name).endswith(SPLIT_NAMES)
+            split = map_values(column, dict(zip(words, splits, strict=True)).__getitem__)
+            return {name: rest.where(pc.equal(split, name)) for name in dict.fromkeys(splits)}
         is_numbered = len(words) > 1 and all(word.strip().isdecimal() for word in words)
+        is_known = plain_name(column_name).endswith(SPLIT_NAMES)
         if name or (is_known and (any(splits) or is_numbered)):
+            listed = ", ".join(map(repr, sorted(words)[:5]))
             raise (DataError if name else UsageError)(
-                complaint,
+                f"column {column_name!r} of {table.path} does not name the split of each row:"
+                f" {listed}",
                 remedy="write train, validation or test in each row, or name another"
                 " --split-column, or none",
             )
@@ -438,31 +411,29 @@ def _name_labels(
     They count its lines from 0, or from 1 if none is 0 and one is the number of lines; -1 is none.
     """
     path = Path(options.label_names or "").expanduser()
-    text = find_text(unpack(path), encoding=options.encoding).open().read()
-    names = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = find_text(unpack(path), encoding=options.encoding).lines()
+    names = [name for _, name in lines]
     if len(set(names)) < len(names) or not names:
-        raise DataError(
-            f"{path} has {'a name twice' if names else 'no names'}",
-            remedy="write one class name per line",
-        )
+        complaint = f"{path} has {'a name twice' if names else 'no names'}"
+        raise DataError(complaint, remedy="write one class name per line")
     plain = {value: re.sub(r"\.0+$", "", value.strip()) for value in distinct_values(labels)}
-    known = {value: number for value, number in plain.items() if number not in ("", "-1")}
-    wrong = sorted(label for label in known.values() if not re.fullmatch(INTEGERS, label))
+    known = {value: label for value, label in plain.items() if label not in ("", "-1")}
     numbers = {int(number) for label in known.values() for number in re.findall(r"\d+", label)}
     first = int(0 not in numbers and len(names) in numbers)
-    wrong += [str(number) for number in sorted(numbers) if number - first >= len(names)]
-    if wrong:
-        raise DataError(
-            f"the label {wrong[0]!r} is not the number of one of {len(names)} classes in {path}",
-            remedy="leave out --label-names, or list all classes in the file, one per line",
-        )
-    named = {
-        value: re.sub(r"\d+", lambda number: names[int(number[0]) - first], label)
+    by_number = {str(number): name for number, name in enumerate(names, start=first)}
+    for label in sorted(known.values()):
+        if not re.fullmatch(INTEGERS, label) or not by_number.keys() >= {*INTEGER.findall(label)}:
+            raise DataError(
+                f"the label {label!r} is not the number of one of {len(names)} classes in {path}",
+                remedy="leave out --label-names, or list all classes in the file, one per line",
+            )
+    known = {
+        value: INTEGER.sub(lambda number: by_number[number[0]], label)
         for value, label in known.items()
     }
-    shortest = min(named, key=len, default="")
-    emit(Info(f"names of labels from {path}: {shortest} is {named.get(shortest)}"))
-    return [map_values(column, lambda value: named.get(value, "")) for column in labels], names
+    shortest = min(known, key=len, default="")
+    emit(Info(f"names of labels from {path}: {shortest} is {known.get(shortest)}"))
+    return [map_values(column, lambda value: known.get(value, "")) for column in labels], names
 
 
 def _labelled_rows(
@@ -473,51 +444,52 @@ def _labelled_rows(
     The column ``row`` has the number of each row in the file.
     """
     chosen = [columns[option] for option in (TEXT, PAIR) if option in columns]
-    texts = {
-        name: read_texts(table.columns, chosen_column.names)
-        for name, chosen_column in zip(("text", "text_pair"), chosen, strict=False)
-    }
-    is_labeled, has_texts = pc.is_valid(labels), pyarrow.scalar(True)
-    empty = {columns[LABEL].name: labels.null_count}
-    for chosen_column, column in zip(chosen, texts.values(), strict=True):
-        is_blank = pc.or_(pc.equal(column, ""), pc.utf8_is_space(column))
-        has_texts = pc.and_not(has_texts, is_blank)
-        empty[chosen_column.name] = pc.sum(is_blank).as_py()
+    texts = [read_texts(table.columns, column.names) for column in chosen]
+    is_blank = [pc.or_(pc.equal(column, ""), pc.utf8_is_space(column)) for column in texts]
+    is_labeled, has_texts = pc.is_valid(labels), pc.invert(reduce(pc.or_, is_blank))
     is_kept = pc.and_(is_labeled, has_texts)
-    numbered = {**texts, "label": labels, "row": pyarrow.array(table.numbers)}
-    rows = pyarrow.table(numbered).filter(is_kept)
+    text_table = pyarrow.table(dict(zip(("text", "text_pair"), texts, strict=False)))
+    rows = text_table.append_column("label", labels).append_column("row", [table.numbers])
+    rows = rows.filter(is_kept)
     if not len(rows):
-        named = " and in ".join(repr(column.name) for column in chosen)
+        names = " and in ".join(repr(column.name) for column in chosen)
         raise DataError(
-            f"no row of {table.path} has a text in {named} and a label in {columns[LABEL].name!r}",
+            f"no row of {table.path} has a text in {names} and a label in {columns[LABEL].name!r}",
             remedy="name the right columns with --text-column and --label-column",
         )
-    if len(rows) < len(labels):
-        first = _first_place(table, pc.invert(is_kept))
+    if skipped := len(labels) - len(rows):
+        empty = {
+            column.name: pc.sum(blank).as_py()
+            for column, blank in zip(chosen, is_blank, strict=True)
+        }
+        empty[columns[LABEL].name] = labels.null_count
         name = max(empty, key=empty.__getitem__)
         is_most = 2 * empty[name] > len(labels)
-        named = f" (column {name!r} is empty in {empty[name]:,})" if is_most else ""
-        emit(
-            WarningMessage(
-                f"{len(labels) - len(rows):,} of {len(labels):,} rows skipped: empty text or label"
-                f"{named}, the first in {first}"
-            )
-        )
-    return rows, pyarrow.table(texts).filter(pc.and_not(has_texts, is_labeled))
+        reason = f" (column {name!r} is empty in {empty[name]:,})" if is_most else ""
+        finding = f"{skipped:,} of {len(labels):,} rows skipped: empty text or label{reason}"
+        first = _first_place(table, pc.invert(is_kept))
+        emit(WarningMessage(f"{finding}, the first in {first}"))
+    return rows, text_table.filter(pc.and_not(has_texts, is_labeled))
 
 
-def _report_unknown(split: str, table: RawTable, rows: pyarrow.Table, options: DataConfig) -> None:
-    """Raise an error for labels that no training row has, or report that their rows are skipped."""
-    others = rows.filter(rows["unknown"].is_valid())
-    unknown = others["unknown"].to_pylist()
-    counts = listed_counts(Counter(unknown))
-    if options.skip_unknown_labels and len(others) < len(rows):
-        skipped = f"{len(unknown):,} rows of the {split} split skipped"
+def _known_rows(
+    split: str, table: RawTable, rows: Mapping[str, pyarrow.Table], task: Task, options: DataConfig
+) -> pyarrow.Table:
+    """Return the rows of a split whose labels training rows have; others are an error."""
+    unknown = task.find_unknown(rows[split]["label"], training=rows["train"]["label"])
+    is_unknown = unknown.is_valid()
+    labels = unknown.drop_null().to_pylist()
+    if not labels:
+        return rows[split]
+    counts = listed_counts(Counter(labels))
+    if options.skip_unknown_labels and len(labels) < len(unknown):
+        skipped = f"{len(labels):,} rows of the {split} split skipped"
         emit(WarningMessage(f"{skipped}: no training row has {counts}"))
-        return
+        return rows[split].filter(unknown.is_null())
+    first = rows[split]["row"][pc.index(is_unknown, True).as_py()].as_py()
     raise DataError(
         f"no training row has these labels of the {split} split: {counts}; the first is"
-        f" {unknown[0]!r} in {place_of(table, others['row'][0].as_py())}",
+        f" {labels[0]!r} in {place_of(table, first)}",
         remedy="correct them, also in upper and lower case, add training rows of these classes, or"
         " skip the rows with --skip-unknown-labels",
     )

@@ -139,6 +139,11 @@ def test_what_is_open_names_the_options_to_choose_from() -> None:
     assert "to be joined: --text-column query,document" in raised.value.remedy
     assert "--text-column query --text-pair-column document" in raised.value.remedy
     marks = [[str(row % count // (count - 1)) for row in range(60)] for count in (2, 3, 4)]
-    with pytest.raises(UsageError, match="which column is the label") as raised:
-        choose("said", "is_reply", "has_link", "verified", columns=[texts, *marks])
-    assert "several with a class or a mark in each: --label-column " in raised.value.remedy
+    for names in (("is_reply", "verified", "has_link"), ("has_link", "verified", "is_reply")):
+        listed = [name for name in names if name != "has_link"]  # a link is rarely a label
+        with pytest.raises(UsageError) as raised:
+            choose("said", *names, columns=[texts, *marks])
+        expected = "can't tell which column is the label: " + ", ".join(map(repr, listed))
+        assert raised.value.message == expected
+        several = f"or several with a class or a mark in each: --label-column {','.join(listed)}"
+        assert raised.value.remedy == f"choose one with --label-column, {several}"

@@ -9,8 +9,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from hub_server import MAIN_COMMIT, HubServer, hub_client
 
 from finetune.config.schema import DataConfig
-from finetune.data.hub_tables import CONVERTED_BRANCH, find_splits
-from finetune.data.load import load_data
+from finetune.data.load import CONVERTED_BRANCH, find_splits, load_data
 from finetune.errors import DataError, DataNotFoundError, HubNotReachableError
 from finetune.events import Event, WarningMessage, sent_to
 

@@ -177,10 +177,13 @@ def test_fasttext_files_named_as_splits_are_splits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint", "remedy"),
     [
-        ("a start,good\nan end,bad\n", "has no header row", "above it"),
-        ("review,stars\na start,good\n", "no column 'label'.*'review', 'stars'", "same names"),
-        ("text,stars\na start,good\n", "no column 'label'.*'text', 'stars'", "same names"),
-        ("text\na start\nan end\n", "has no labels: no column 'label'", "finetune predict"),
+        (
+            "a start,good\nan end,bad\n",
+            "no column 'label'.*'a start', 'good'",
+            "names in the first",
+        ),
+        ("review,stars\na start,good\n", "no column 'label'.*'review', 'stars'", "same columns"),
+        ("text\na start\nan end\n", "no column 'label'.*but 'text'", "finetune predict"),
         ("text,label\na start,\nan end,\n", "has no labels: label is empty", "finetune predict"),
     ],
 )

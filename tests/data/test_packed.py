@@ -64,6 +64,7 @@ def test_a_packed_table_is_read_as_it_was(tmp_path: Path) -> None:
     )
     assert read(archive).columns.to_pydict() == COLUMNS
     assert read(archive).place(1) == f"line 3 of {archive}/data/rows.csv"
+    assert read(pack(tmp_path / "b.zip", {"./rows.csv": CSV})).columns.to_pydict() == COLUMNS
     one = pack(tmp_path / "sms.zip", {"SMSCollection": CSV, "readme": b"about"})
     assert read(one).columns.to_pydict() == COLUMNS
 

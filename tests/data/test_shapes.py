@@ -104,7 +104,6 @@ def packed(**members: str) -> bytes:
         ("a.jsonl", b'{"text": "A film", "x": {}}\n' * 9, "has one column, 'text'", "objects"),
         ("a.jsonl", b'{"x": {"y": 1}}\n' * 9, "has no columns of text", "objects"),
         ("a.json", b'["A film", "Well", "No end"]', "has one column, 'text'", "finetune predict"),
-        ("a.csv", b"a,b\nA film,good\nNo end,bad\n", "has 2 rows, too few", "add rows"),
         ("a.csv", b"Access Denied\n", "server's error message", "download"),
         ("a.yml", b"a: [b]", "is YAML", "JSON Lines"),
         ("a.arff", b"% x\n@RELATION a\n", "ARFF file of Weka", "as .csv"),
