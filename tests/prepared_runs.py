@@ -13,7 +13,7 @@ from finetune.config.schema import Config
 from finetune.events import Event, Info, WarningMessage
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import Journal
-from finetune.runs.preparation import Preparation, prepare
+from finetune.runs.prepare import RunInputs, prepare
 from finetune.runs.results import RunResults
 from finetune.runs.run import Run
 
@@ -25,25 +25,25 @@ def quick_config(model: Path, **options: Any) -> Config:
     return load_config(file=None, environment={}, flags=flags, assignments=()).config
 
 
-def prepare_tiny(model: Path, **options: Any) -> Preparation:
+def prepare_tiny(model: Path, **options: Any) -> RunInputs:
     """Prepare a run of a tiny model with the quick options and others."""
     return prepare(quick_config(model, **options))
 
 
 @contextmanager
-def begin_run(preparation: Preparation, path: Path, *, resumes: bool = False) -> Iterator[Run]:
+def begin_run(inputs: RunInputs, path: Path, *, resumes: bool = False) -> Iterator[Run]:
     """Yield a run that is ready for its next step, in a folder that is locked."""
     folder = RunFolder(path)
     with (
         folder.lock() if resumes else folder.create(overwrite=False),
-        Run.begin(preparation, folder, resumes=resumes, journal=Journal()) as run,
+        Run.begin(inputs, folder, resumes=resumes, journal=Journal()) as run,
     ):
         yield run
 
 
-def train_prepared(preparation: Preparation, folder: Path) -> Run:
+def train_prepared(inputs: RunInputs, folder: Path) -> Run:
     """Train to the last step and return the run, which has not finished."""
-    with begin_run(preparation, folder) as run:
+    with begin_run(inputs, folder) as run:
         run.train()
     return run
 
@@ -60,7 +60,7 @@ def finish_run(run: Run) -> RunResults:
 
 def parameters_of(run: Run) -> dict[str, torch.Tensor]:
     """Return the parameters of a run's whole model as they are now, by name."""
-    model = run.preparation.text_model.model
+    model = run.inputs.text_model.model
     return {name: one.detach().clone() for name, one in model.named_parameters()}
 
 

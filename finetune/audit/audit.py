@@ -255,8 +255,7 @@ def _without_labels(texts: Sequence[str]) -> tuple[Dataset, Task]:
 
 def _read_features(config: Config, rows: Dataset, task: Task) -> LabelledFeatures:
     config = replace(config, training=replace(config.training, class_weights="none"))
-    preparation = prepare_head(config, rows, task, samples=False)
-    return read_frozen_features(preparation)
+    return read_frozen_features(prepare_head(config, rows, task, samples=False))
 
 
 def _describe_pairs(table: _Table, pairs: Pairs) -> list[Record]:

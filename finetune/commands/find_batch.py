@@ -140,7 +140,7 @@ def _with_precision(config: Config, device: "Device") -> Config:
     model, cache = config.model, cache_folder(config.cache, "precision")
     hidden_size = load_shape(model.model, revision=model.revision).hidden_size
     choice = choose_precision(device, hidden_size=hidden_size, cache=cache)
-    return change_options(config, {"precision": choice.precision})
+    return change_options(config, {"precision": choice.value})
 
 
 def estimate_modes(config: Config, mac: Mac, texts: _Texts) -> "Iterator[Result]":

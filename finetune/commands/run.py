@@ -147,31 +147,31 @@ def dry_run(loaded: "LoadedConfig") -> dict[str, Any]:
     """
     from finetune.commands.resuming import Work
     from finetune.data.check import check_splits, describe_lengths, suggest_changes
-    from finetune.runs.batch_sizes import with_batch_sizes
     from finetune.runs.duration import estimate_seconds
     from finetune.runs.expectation import expect
-    from finetune.runs.preparation import prepare
+    from finetune.runs.plan import make_plan
+    from finetune.runs.prepare import prepare
+    from finetune.runs.run import describe_facts
 
     folder = Work(loaded.config).find_free_folder()
-    preparation = prepare(loaded.config, option_sources=loaded.sources)
-    preparation = with_batch_sizes(preparation.with_precision())
-    seconds = estimate_seconds(preparation)
-    plan, facts = preparation.plan, asdict(preparation.facts)
-    trained = preparation.examples["train"]
+    inputs = prepare(loaded.config, sources=loaded.sources)
+    plan = make_plan(inputs)
+    seconds, facts = estimate_seconds(inputs, plan), asdict(describe_facts(inputs, plan))
+    trained = inputs.examples["train"]
     # Nothing has been timed.
     del facts["class_names"], facts["precision_reason"]
     lengths = Counter(batch.padded_length for batch in plan.batches(trained, epoch=0))
-    rows = preparation.data.splits["train"]
-    findings = check_splits(preparation.data.splits, preparation.task)
+    rows = inputs.data.splits["train"]
+    findings = check_splits(inputs.data.splits, inputs.task)
     for one in suggest_changes(findings, lengths=None):
         emit(WarningMessage(one.finding))
-    class_rows = preparation.task.count_classes(trained.labels)
+    class_rows = inputs.task.count_classes(trained.labels)
     return {
         **facts,
-        "rows": dict(preparation.data.splits.num_rows),
+        "rows": dict(inputs.data.splits.num_rows),
         "training_rows_by_class": class_rows,
         "tokens_of_a_training_text": describe_lengths(trained.lengths),
-        "batch_size": preparation.config.training.batch_size,
+        "batch_size": plan.batch_size,
         "effective_batch_size": plan.effective_batch_size,
         "num_train_epochs": plan.num_train_epochs,
         "steps_per_epoch": plan.steps_per_epoch,
@@ -181,7 +181,7 @@ def dry_run(loaded: "LoadedConfig") -> dict[str, Any]:
         "estimated_seconds": round(seconds, 1),
         "output_dir": str(folder),
         "batches_of_an_epoch_by_padded_length": dict(sorted(lengths.items())),
-        "expectation": expect(loaded.config, rows, preparation.data.task),
+        "expectation": expect(loaded.config, rows, inputs.data.task),
     }
 
 

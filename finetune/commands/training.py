@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from finetune import distributed
 from finetune.commands.report import write_pages
@@ -19,12 +20,11 @@ from finetune.runs.failures import interruption_explained
 from finetune.runs.folder import RunFolder, SeveralFolder, SweepFolder
 from finetune.runs.journal import Journal
 from finetune.runs.manifest import Manifest
-from finetune.runs.preparation import Preparation, prepare
+from finetune.runs.prepare import RunInputs, keep_tables, prepare
 from finetune.runs.results import RunResults
 from finetune.runs.run import Run
 from finetune.runs.several import (
     SeveralResults,
-    Variant,
     describe_request,
     read_failures,
     run_variants,
@@ -45,11 +45,10 @@ def train(work: Work) -> RunResults:
     lock = work.lock() if distributed.is_main() else nullcontext(RunFolder(Path()))
     with kept_awake(), lock as locked, interruption_explained(locked), sent_to(journal):
         folder = distributed.broadcast(lambda: locked)
-        preparation = prepare(work.config, option_sources=work.sources)
-        preparation = preparation.keeping_tables(folder)
+        inputs = keep_tables(prepare(work.config, sources=work.sources), folder)
         resumes, continues = bool(work.resumed), work.continued
         with Run.begin(
-            preparation, folder, resumes=resumes, continues=continues, journal=journal
+            inputs, folder, resumes=resumes, continues=continues, journal=journal
         ) as run:
             run.train()
             results = run.finish(write_pages=write_pages)
@@ -79,9 +78,8 @@ def train_several(work: Work) -> SeveralResults:
             emit(Info(f"the runs in {folder.path} have finished: nothing is left to do"))
             return _complete(folder, read(metric=metric))
         with interruption_explained(folder), sent_to(journal):
-            shared = prepare(
-                work.config, option_sources=work.sources, folds=work.folds
-            ).keeping_tables(folder)
+            shared = prepare(work.config, sources=work.sources, folds=work.folds)
+            shared = keep_tables(shared, folder)
             if work.trials:
                 metric = choose_metric(metric, shared.task.problem_type).name
                 if "validation" not in shared.examples:
@@ -107,18 +105,18 @@ def train_several(work: Work) -> SeveralResults:
         return _complete(folder, write_table(failures))
 
 
-def _variants(work: Work) -> dict[int, Variant]:
+def _variants(work: Work) -> dict[int, tuple[str, Mapping[str, Any]]]:
+    """Return the title and the options of each run by its number."""
     if work.trials:
-        names = [f"trial {n} ({format_value(options)})" for n, options in enumerate(work.trials, 1)]
-        changes = [partial(Preparation.with_options, changes=options) for options in work.trials]
-        return dict(enumerate(map(Variant, names, changes), start=1))
+        titles = [
+            f"trial {n} ({format_value(options)})" for n, options in enumerate(work.trials, 1)
+        ]
+        return dict(enumerate(zip(titles, work.trials, strict=True), start=1))
     if work.folds:
-        with_fold = {n: partial(Preparation.with_fold, fold=n) for n in range(1, work.folds + 1)}
-        return {n: Variant(f"fold {n}", change) for n, change in with_fold.items()}
+        return {number: (f"fold {number}", {}) for number in range(1, work.folds + 1)}
     first = work.config.training.seed
     seeds = range(first, first + (work.seeds or 1))
-    with_seed = {seed: partial(Preparation.with_seed, seed=seed) for seed in seeds}
-    return {seed: Variant(f"seed {seed}", change) for seed, change in with_seed.items()}
+    return {seed: (f"seed {seed}", {"seed": seed}) for seed in seeds}
 
 
 def _complete(folder: SeveralFolder, results: SeveralResults) -> SeveralResults:
@@ -140,7 +138,7 @@ def _delete_private_tables(folder: RunFolder, config: Config) -> None:
         folder.delete_tables()
 
 
-def _start(folder: SeveralFolder, shared: Preparation, *, resumes: bool) -> None:
+def _start(folder: SeveralFolder, shared: RunInputs, *, resumes: bool) -> None:
     """Start the folder of several runs, or check that it was made from the same data and model."""
     manifest = Manifest.of(shared)
     if resumes:

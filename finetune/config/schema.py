@@ -427,6 +427,17 @@ OPTION_BY_OTHER_NAME = {
 }
 
 
+@dataclass(frozen=True)
+class AutoTunedOption:
+    """A value chosen by measuring a quantity, such as ``ms for one step``, for several values."""
+
+    subject: str
+    value: str
+    quantity: str
+    measured: Mapping[str, float]
+    note: str = ""
+
+
 def change_options(config: Config, values: Mapping[str, Any]) -> Config:
     """Return a configuration with other values for these options."""
     for name, value in values.items():

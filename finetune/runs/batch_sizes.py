@@ -8,57 +8,52 @@ from dataclasses import replace
 from finetune import distributed
 from finetune.batch_finder.find import Search, find
 from finetune.batch_finder.results import Case, Result, architecture_of
-from finetune.config.schema import change_options
+from finetune.config.schema import AutoTunedOption
 from finetune.devices.batch_size import BatchSize
 from finetune.devices.host import gibibytes
 from finetune.errors import BatchDoesNotFitError
 from finetune.events import Info, emit, stage
-from finetune.model.freeze import enable_gradient_checkpointing
 from finetune.model.tensor_store import cache_folder
 from finetune.runs.features import split_text_model, stores_features
-from finetune.runs.preparation import Preparation
-from finetune.runs.results import AutoTunedOption
+from finetune.runs.prepare import RunInputs
+from finetune.training.plan import Plan
 
 # Measured speeds are off by a few percent. A larger difference than this counts.
 FASTER = 1.05
 
 
-def make_batch_sizes(preparation: Preparation) -> tuple[BatchSize, BatchSize]:
+def make_batch_sizes(inputs: RunInputs, plan: Plan) -> tuple[BatchSize, BatchSize]:
     """Return the batch sizes of training and evaluation; they are equal if shapes are limited."""
-    options, device, plan = preparation.config.training, preparation.device, preparation.plan
-    assert isinstance(options.batch_size, int), "auto has been replaced"
-    examples, ranks = options.batch_size, distributed.world_size()
+    device, examples, ranks = inputs.device, int(plan.batch_size), distributed.world_size()
     if ranks > 1:
         # If batches are padded with examples, a larger size would only add repeated ones.
-        examples = min(examples, math.ceil(_rows_per_step(preparation) / ranks))
+        examples = min(examples, math.ceil(_rows_per_step(inputs, plan) / ranks))
     batch_size = eval_batch_size = BatchSize(examples, "batch size", device)
     if not device.shapes.counts_evaluation:
-        eval_batch_size = BatchSize(options.eval_batch_size, "evaluation batch size", device)
+        eval_batch_size = BatchSize(plan.eval_batch_size, "evaluation batch size", device)
     for size in (batch_size, eval_batch_size):
         size.clamp(padded_length=plan.padded_lengths[-1])
     return batch_size, eval_batch_size
 
 
-def _rows_per_step(preparation: Preparation) -> int:
+def _rows_per_step(inputs: RunInputs, plan: Plan) -> int:
     """Return the mean number of texts or windows per step."""
-    examples = preparation.examples["train"]
+    examples = inputs.examples["train"]
     windows_per_text = len(examples.lengths) / len(examples.labels)
-    return math.ceil(windows_per_text * preparation.plan.effective_batch_size)
+    return math.ceil(windows_per_text * plan.effective_batch_size)
 
 
-def with_batch_sizes(preparation: Preparation) -> Preparation:
-    """Return a preparation in which a search replaced ``auto`` batch sizes.
+def search_batch_sizes(inputs: RunInputs, plan: Plan) -> Plan:
+    """Return a plan in which a search replaced the ``auto`` batch size.
 
     Each search starts with the largest size worth trying, so one trial is usually enough. Each rank
     searches on its own device, and all ranks use the smallest result.
     """
-    config, device = preparation.config, preparation.device
-    options, text_model = config.training, preparation.text_model
-    if options.batch_size != "auto":
-        return preparation
+    config, device, text_model = inputs.config, inputs.device, inputs.text_model
+    options = config.training
     choices: list[AutoTunedOption] = []
     cache = cache_folder(config.cache, "batches")
-    rows_per_step = math.ceil(_rows_per_step(preparation) / distributed.world_size())
+    rows_per_step = math.ceil(_rows_per_step(inputs, plan) / distributed.world_size())
 
     def search(case: Case, largest: int = rows_per_step) -> Result:
         with distributed.alone():
@@ -79,17 +74,17 @@ def with_batch_sizes(preparation: Preparation) -> Preparation:
             device.name,
             architecture_of(text_model.model.config.to_dict()),
             classes=len(text_model.task.output_names),
-            mode=preparation.mode,
-            padded_length=preparation.plan.padded_lengths[-1],
-            precision=options.precision_without_timing,
-            gradient_checkpointing=bool(options.gradient_checkpointing),
+            mode=inputs.mode,
+            padded_length=plan.padded_lengths[-1],
+            precision=plan.precision,
+            gradient_checkpointing=plan.gradient_checkpointing,
             task=text_model.task.name,
             has_mean_layer=bool(text_model.structure.mean_layer),
             lora=config.model.lora,
         )
         evaluation, is_one_size = None, device.shapes.counts_evaluation
         if stores_features(config.cache, case.mode) and split_text_model(text_model, device):
-            largest = rows_per_step if is_one_size else options.eval_batch_size
+            largest = rows_per_step if is_one_size else plan.eval_batch_size
             evaluation = search(replace(case, part="features"), largest).recommended
             case = replace(case, part="trainable")
         may_choose = case.mode.trains_encoder and text_model.model.supports_gradient_checkpointing
@@ -104,15 +99,13 @@ def with_batch_sizes(preparation: Preparation) -> Preparation:
         # It only lowers the memory of those that did not need it.
         checkpointing = any(sizes[2] for sizes in all_sizes)
         emit(Info(f"batch size: {training}, and {evaluation} without gradients"))
-    if checkpointing:
-        enable_gradient_checkpointing(text_model.model, device)
-    sizes = {
-        "batch_size": training,
-        "effective_batch_size": preparation.plan.effective_batch_size,
-        "eval_batch_size": evaluation,
-        "gradient_checkpointing": checkpointing,
-    }
-    return replace(preparation, config=change_options(config, sizes)).with_choices(*choices)
+    return replace(
+        plan,
+        batch_size=training,
+        eval_batch_size=evaluation,
+        gradient_checkpointing=checkpointing,
+        choices=[*plan.choices, *choices],
+    )
 
 
 def _search_both_ways(

@@ -8,10 +8,11 @@ from finetune.events import clock
 from finetune.model.freeze import set_training
 from finetune.runs.batch_sizes import make_batch_sizes
 from finetune.runs.features import stores_features
-from finetune.runs.preparation import Preparation
+from finetune.runs.prepare import RunInputs
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.examples import Examples
 from finetune.training.micro_batches import move_batches
+from finetune.training.plan import Plan
 from finetune.training.trainer import Trainer
 
 # Steps after the first, which has the most tokens and warms up.
@@ -20,24 +21,24 @@ TIMED_STEPS = 3
 TIMED_ROWS = 256
 
 
-def estimate_seconds(preparation: Preparation) -> float:
+def estimate_seconds(inputs: RunInputs, plan: Plan) -> float:
     """Return the expected seconds of the whole command, including the time so far.
 
     It times a few predictions and steps, which change the model. Time is proportional to tokens.
     """
     spent_seconds = sum(clock.seconds().values())
-    plan, text_model = preparation.plan, preparation.text_model
-    batch_size, eval_batch_size = make_batch_sizes(preparation)
+    text_model = inputs.text_model
+    batch_size, eval_batch_size = make_batch_sizes(inputs, plan)
     trainer = Trainer(
         text_model.model,
         plan,
-        task=preparation.task,
-        device=preparation.device,
+        task=inputs.task,
+        device=inputs.device,
         head=text_model.structure.head,
         batch_size=batch_size,
         eval_batch_size=eval_batch_size,
     )
-    examples = preparation.examples["train"]
+    examples = inputs.examples["train"]
 
     def tokens(batch: Batch) -> int:
         sequences = len(examples.sequences_of(batch.indices))
@@ -58,8 +59,8 @@ def estimate_seconds(preparation: Preparation) -> float:
     forward_seconds = trainer.device.time_calls(
         lambda: trainer.predictor.logits(rows, padded_lengths=plan.padded_lengths), calls=1
     ) / int(rows.lengths.sum())
-    frozen_seconds = _frozen_share(preparation) * forward_seconds
-    split_tokens = {name: int(split.lengths.sum()) for name, split in preparation.examples.items()}
+    frozen_seconds = _frozen_share(inputs) * forward_seconds
+    split_tokens = {name: int(split.lengths.sum()) for name, split in inputs.examples.items()}
     epochs = plan.total_steps / plan.steps_per_epoch
     step_tokens = sum(map(tokens, batches)) / len(batches) * plan.total_steps
     # After each epoch, and of the model that is kept.
@@ -85,11 +86,11 @@ def _time_steps(trainer: Trainer, examples: Examples, batches: list[Batch]) -> f
     return sum(seconds[1:])
 
 
-def _frozen_share(preparation: Preparation) -> float:
+def _frozen_share(inputs: RunInputs) -> float:
     """Return the fraction of encoder layers that run only once per text."""
-    layers = preparation.text_model.structure.layers
-    if not layers or not stores_features(preparation.config.cache, preparation.mode):
+    layers = inputs.text_model.structure.layers
+    if not layers or not stores_features(inputs.config.cache, inputs.mode):
         return 0.0
-    parameters = dict(preparation.text_model.model.named_parameters())
+    parameters = dict(inputs.text_model.model.named_parameters())
     frozen = [all(not parameters[name].requires_grad for name in layer) for layer in layers]
     return sum(frozen) / len(layers)

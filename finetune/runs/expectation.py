@@ -22,8 +22,8 @@ from finetune.runs.batch_sizes import make_batch_sizes
 from finetune.runs.encoding import encode_rows
 from finetune.runs.features import stored_features
 from finetune.runs.linear_head import read_features
-from finetune.runs.plan import choose_method
-from finetune.runs.preparation import Preparation, load_for_training
+from finetune.runs.plan import make_plan
+from finetune.runs.prepare import RunInputs, choose_method, load_for_training
 from finetune.tasks.base import Labels, Task
 from finetune.tasks.metrics import METRICS
 from finetune.tasks.scores import MetricValue
@@ -64,7 +64,9 @@ class BaselineEstimate:
     def lines(self) -> list[str]:
         """The sentences that are printed."""
         metric, limits = METRICS[self.metric], (self.low, self.high)
-        baseline = MetricValue(metric, self.baseline)
+        baseline = f"always predicting the {metric.baseline}"
+        if metric.baseline == "largest class":
+            baseline = "majority-class baseline"
         interval = "–".join(f"{limit:.2g}" for limit in limits)
         if metric.is_fraction:
             interval = "{:.0f}–{:.0f}%".format(*(100 * limit for limit in limits))
@@ -73,7 +75,7 @@ class BaselineEstimate:
         return [
             f"{self.rows:,} training rows{classes}: a linear head on the frozen encoder, "
             f"cross-validated{sample}: {metric.sentence.format(interval)} "
-            f"(always the {metric.baseline}: {baseline})",
+            f"({baseline}: {MetricValue(metric, self.baseline)})",
             f"finetune run: {self.method}",
         ]
 
@@ -127,7 +129,7 @@ def _cross_validate(config: Config, rows: Dataset, task: Task) -> BaselineEstima
     )
 
 
-def prepare_head(config: Config, rows: Dataset, task: Task, *, samples: bool = True) -> Preparation:
+def prepare_head(config: Config, rows: Dataset, task: Task, *, samples: bool = True) -> RunInputs:
     """Prepare a run with ``--freeze-core`` on a sample that takes a few seconds."""
     options = {name: getattr(config.training, name) for name in KEPT_OPTIONS}
     model = replace(config.model, freeze_core=True, head="whole", train_layers=None)
@@ -138,7 +140,7 @@ def prepare_head(config: Config, rows: Dataset, task: Task, *, samples: bool = T
     device = select_device(training.device)
     method = choose_method(config, task, rows=len(rows))
     with muted():
-        text_model, method = load_for_training(config, method, task=task, device=device)
+        text_model, method = load_for_training(config, method, task=task)
     if not method.fits_head:
         raise ModelUnsupportedError("its head has new layers beneath the output layer", remedy="")
     layers = encoder_layers(text_model.model).parameters()
@@ -153,23 +155,20 @@ def prepare_head(config: Config, rows: Dataset, task: Task, *, samples: bool = T
         if not samples or len(rows) <= limit:
             break
     data = LoadedData(DatasetDict(train=rows), task)
-    preparation = Preparation(config, device, data, {"train": examples}, text_model, method)
-    with muted():
-        return preparation.with_precision()
+    return RunInputs(config, device, data, {"train": examples}, text_model, method)
 
 
-def read_frozen_features(preparation: Preparation) -> LabelledFeatures:
+def read_frozen_features(inputs: RunInputs) -> LabelledFeatures:
     """Return the features of training rows, read from the store or added to it."""
-    device = preparation.device
-    device.choose_attention(longest_tokens=preparation.plan.padded_lengths[-1])
+    device = inputs.device
     with muted():
-        _, batch_size = make_batch_sizes(preparation)
-    model, splits = stored_features(preparation, batch_size)
-    precision = preparation.config.training.precision
+        plan = make_plan(inputs)
+        _, batch_size = make_batch_sizes(inputs, plan)
+    device.choose_attention(longest_tokens=plan.padded_lengths[-1])
+    model, splits = stored_features(inputs, plan, batch_size)
     move_to_device(model, device.torch_device)
-    return read_features(
-        preparation, Predictor(model, device, precision, batch_size), splits["train"]
-    )
+    predictor = Predictor(model, device, plan.precision, batch_size)
+    return read_features(inputs, plan, predictor, splits["train"])
 
 
 def _labels(rows: Dataset, task: Task) -> Labels:

@@ -13,7 +13,7 @@ from finetune.errors import (
     system_error,
 )
 from finetune.runs.folder import RunFolder, SeveralFolder
-from finetune.runs.preparation import Preparation
+from finetune.runs.prepare import RunInputs
 from finetune.training.interruption import signal_of
 
 MAX_EXAMPLES = 3
@@ -39,13 +39,13 @@ def interruption_explained(folder: RunFolder) -> Iterator[None]:
 
 
 @contextmanager
-def failures_explained(folder: RunFolder, preparation: Preparation) -> Iterator[None]:
+def failures_explained(folder: RunFolder, inputs: RunInputs) -> Iterator[None]:
     """Add remedies if memory or disk space runs out, and the texts that have a loss of NaN."""
-    device = preparation.device
+    device = inputs.device
     try:
         yield
     except LossNotFiniteError as error:
-        rows = preparation.data.splits["train"].select(error.examples[:MAX_EXAMPLES])
+        rows = inputs.data.splits["train"].select(error.examples[:MAX_EXAMPLES])
         texts = [repr(text[:60]) for text in rows["text"]]
         if more := len(error.examples) - len(texts):
             texts.append(f"{more:,} more")
@@ -58,7 +58,7 @@ def failures_explained(folder: RunFolder, preparation: Preparation) -> Iterator[
             raise _explain_unwritten(folder, cause) from error
         if not device.memory.is_out_of_memory(error):
             raise
-        batch_size = preparation.config.training.batch_size
+        batch_size = inputs.config.training.batch_size
         smaller = f"--batch-size {max(1, batch_size // 2) if isinstance(batch_size, int) else 1}"
         remedy = f"use {smaller} with the same --effective-batch-size, or lower --eval-batch-size"
         if folder.can_resume:

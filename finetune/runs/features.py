@@ -14,6 +14,7 @@ from torch import nn
 from finetune import distributed
 from finetune.config.mode import Mode
 from finetune.config.schema import CacheConfig
+from finetune.data.dataset import column_of
 from finetune.devices.base import Device, DeviceMemory, move_to_device
 from finetune.devices.batch_size import BatchSize
 from finetune.events import Advance, Info, WarningMessage, emit
@@ -26,10 +27,11 @@ from finetune.model.tensor_store import (
     open_tensor_store,
     write_vectors,
 )
-from finetune.runs.preparation import Preparation
+from finetune.runs.prepare import RunInputs
 from finetune.tokenization.buckets import Batch, plan_evaluation
 from finetune.tokenization.examples import Examples, Inputs, fill_batch
 from finetune.training.parity import prepare_feature_check
+from finetune.training.plan import Plan
 
 PROGRESS_EVENTS = 10
 
@@ -53,41 +55,44 @@ def split_text_model(
 
 
 def stored_features(
-    preparation: Preparation, batch_size: BatchSize
+    inputs: RunInputs, plan: Plan, batch_size: BatchSize
 ) -> tuple[nn.Module, Mapping[str, Examples]]:
     """Return the model that runs at every step, and its inputs for each split.
 
     If the model can be split, its trainable layers are returned, and their inputs are features.
     """
-    config, text_model, device = preparation.config, preparation.text_model, preparation.device
-    whole = text_model.model, preparation.examples
-    if not stores_features(config.cache, preparation.mode):
+    config, text_model, device = inputs.config, inputs.text_model, inputs.device
+    whole = text_model.model, inputs.examples
+    if not stores_features(config.cache, inputs.mode):
         return whole
-    layers = split_text_model(text_model, device, config.training.precision)
+    layers = split_text_model(text_model, device, plan.precision)
     if layers is None:
         name = type(text_model.model).__name__
         message = f"{name} can't be split into frozen and trainable layers"
         emit(WarningMessage(f"{message}: the frozen layers run at every step"))
         return whole
     check = None
-    if preparation.plan.checks_device:
-        check = prepare_feature_check(layers, preparation.examples["train"])
+    if plan.checks_device:
+        check = prepare_feature_check(layers, inputs.examples["train"])
     move_to_device(text_model.model, device.torch_device)
     store = open_tensor_store(config.cache)
 
     def compute(split: str, examples: Examples) -> Examples:
         attempt = partial(
             with_features, examples, layers, store, split=split,
-            padded_lengths=preparation.plan.padded_lengths,
+            padded_lengths=plan.padded_lengths,
         )  # fmt: skip
         return batch_size.retry_on_out_of_memory(lambda size: attempt(batch_size=size))
 
     try:
-        if preparation.pool:
-            pool = compute("train", preparation.pool)
-            features = {name: pool.select(rows) for name, rows in preparation.rows.items()}
+        if inputs.pool:
+            pool = compute("train", inputs.pool)
+            features = {
+                name: pool.select(column_of(rows, "row").to_numpy())
+                for name, rows in inputs.data.splits.items()
+            }
         else:
-            features = {name: compute(name, rows) for name, rows in preparation.examples.items()}
+            features = {name: compute(name, rows) for name, rows in inputs.examples.items()}
     except OSError as error:
         message = f"the features can't be stored ({error.strerror})"
         remedy = "free space with finetune cache clear, or choose a folder with --cache-dir"

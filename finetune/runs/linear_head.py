@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from finetune.evaluation.predict import Predictor
 from finetune.events import Info, emit
 from finetune.model.load import TextModel
-from finetune.runs.preparation import Preparation
+from finetune.runs.prepare import RunInputs
 from finetune.runs.results import UnlabeledTexts
 from finetune.tokenization.examples import Examples
 from finetune.training.contrastive import bypass_output_layer, interpolate, trained_share
@@ -21,6 +21,7 @@ from finetune.training.linear_head import (
     cross_validate,
     fit_linear_head,
 )
+from finetune.training.plan import Plan
 from finetune.training.trainer import Trainer
 from finetune.training.unlabeled import MAX_TEXTS, fit_with_texts
 
@@ -33,18 +34,18 @@ class LinearHeadFitter:
     """
 
     def __init__(
-        self, preparation: Preparation, trainer: Trainer, predictor: Predictor, examples: Examples
+        self, inputs: RunInputs, trainer: Trainer, predictor: Predictor, examples: Examples
     ) -> None:
-        self._preparation, self._trainer = preparation, trainer
+        self._inputs, self._trainer = inputs, trainer
         self._predictor, self._examples = predictor, examples
-        is_contrastive, seed = preparation.method.is_contrastive, preparation.plan.seed
-        rows = read_features(preparation, predictor, examples)
+        is_contrastive, seed = inputs.method.is_contrastive, trainer.plan.seed
+        rows = self._read_features(examples)
         self._inverse_regularization, logits = DEFAULT_INVERSE_REGULARIZATION, None
         if not is_contrastive:
             self._inverse_regularization, logits = choose_inverse_regularization(rows, seed=seed)
         # This happens before contrastive training, after which the encoder has seen all labels.
         self.cross_validated: NDArray[np.float32] | None = None
-        if is_contrastive or "validation" not in preparation.examples:
+        if is_contrastive or "validation" not in inputs.examples:
             if logits is None:
                 logits = cross_validate(rows, [self._inverse_regularization], seed=seed)[
                     self._inverse_regularization
@@ -60,22 +61,25 @@ class LinearHeadFitter:
             if is_contrastive
         }
 
+    def _read_features(self, examples: Examples) -> LabelledFeatures:
+        return read_features(self._inputs, self._trainer.plan, self._predictor, examples)
+
     def start(self) -> None:
         """Make the model return embeddings until ``finish``, for contrastive training."""
         if self._rows is None:
-            layer = output_layer(self._preparation.text_model)
+            layer = output_layer(self._inputs.text_model)
             self._embeddings.enter_context(bypass_output_layer(self._trainer.model, layer))
 
     def finish(self) -> float:
         """Interpolate a contrastively trained encoder, then fit the head; return its loss."""
         self._embeddings.close()
-        rows, text_model, texts = self._rows, self._preparation.text_model, None
+        rows, text_model, texts = self._rows, self._inputs.text_model, None
         if rows is None:
             assert self.cross_validated is not None
             predicted = text_model.task.read_logits(self.cross_validated).predicted
             accuracy = float((predicted == self._examples.labels).mean())
             interpolate(self._trainer.model, self._pretrained, share=trained_share(accuracy))
-            rows = read_features(self._preparation, self._predictor, self._examples)
+            rows = self._read_features(self._examples)
             texts = self._read_unlabeled()
         if texts is None:
             head = fit_linear_head(rows, inverse_regularization=self._inverse_regularization)
@@ -90,18 +94,18 @@ class LinearHeadFitter:
 
     def _read_unlabeled(self) -> NDArray[np.float32] | None:
         """Return the features of unlabeled texts, at most a fixed sample: [texts, hidden]."""
-        table, options = self._preparation.data.unlabeled, self._preparation.config.model
+        table, options = self._inputs.data.unlabeled, self._inputs.config.model
         if table is None:
             return None
         if len(table) > MAX_TEXTS:
             table = table.take(
                 np.random.default_rng(0).choice(len(table), MAX_TEXTS, replace=False)
             )
-        text_model = self._preparation.text_model
+        text_model = self._inputs.text_model
         encoded = text_model.encode(
             *table.columns, max_length=options.max_length, stride=options.window_stride
         )
-        shapes, layer = self._preparation.device.shapes, output_layer(text_model)
+        shapes, layer = self._inputs.device.shapes, output_layer(text_model)
         with bypass_output_layer(self._predictor.model, layer):
             return self._predictor.logits(
                 text_model.inputs(encoded),
@@ -112,8 +116,8 @@ class LinearHeadFitter:
         self, rows: LabelledFeatures, texts: NDArray[np.float32], head: LinearHead
     ) -> None:
         """Report the number of texts, and how many predictions on test rows they change."""
-        test = self._preparation.examples["test"]
-        features = read_features(self._preparation, self._predictor, test).features
+        test = self._inputs.examples["test"]
+        features = self._read_features(test).features
         plain = (
             fit_linear_head(rows, inverse_regularization=self._inverse_regularization)
             .logits(features)
@@ -125,12 +129,12 @@ class LinearHeadFitter:
 
 
 def read_features(
-    preparation: Preparation, predictor: Predictor, examples: Examples
+    inputs: RunInputs, plan: Plan, predictor: Predictor, examples: Examples
 ) -> LabelledFeatures:
     """Return the inputs of the output layer for examples, with their labels and weights."""
-    task, labels = preparation.task, examples.labels
-    with bypass_output_layer(predictor.model, output_layer(preparation.text_model)):
-        features = predictor.logits(examples, padded_lengths=preparation.plan.padded_lengths)
+    task, labels = inputs.task, examples.labels
+    with bypass_output_layer(predictor.model, output_layer(inputs.text_model)):
+        features = predictor.logits(examples, padded_lengths=plan.padded_lengths)
     outputs = len(task.output_names)
     return LabelledFeatures(
         features, labels, examples.weights, task.losses, outputs, task.strata(labels)

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from finetune import distributed
-from finetune.config.schema import Config
+from finetune.config.schema import AutoTunedOption, Config
 from finetune.errors import DataMismatchError, NotARunError
 from finetune.files import write_json
 from finetune.runs.folder import RunFolder
-from finetune.runs.results import AutoTunedOption
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
     from finetune.data.dataset import LoadedData
-    from finetune.runs.preparation import Preparation
+    from finetune.runs.prepare import RunInputs
     from finetune.tasks.base import Task
+    from finetune.training.plan import Plan
 
 SCHEMA_VERSION = 1
 PACKAGES = (
@@ -54,14 +54,14 @@ class Manifest:
     options: Config | None = None
 
     @classmethod
-    def of(cls, preparation: "Preparation") -> "Manifest":
+    def of(cls, inputs: "RunInputs") -> "Manifest":
         """Return the manifest of a run that starts now."""
-        source = preparation.text_model.source
+        source = inputs.text_model.source
         model = {"weights": source.weights_sha256, "tokenizer": source.tokenizer_sha256}
         return replace(
-            cls.of_data(preparation.data),
+            cls.of_data(inputs.data),
             model=model | ({"commit": source.commit} if source.commit else {}),
-            columns=preparation.data.columns,
+            columns=inputs.data.columns,
         )
 
     @classmethod
@@ -123,7 +123,7 @@ def digest_splits(splits: "Mapping[str, Dataset]", task: "Task") -> dict[str, st
     return digests
 
 
-def write_environment(folder: RunFolder, preparation: "Preparation") -> None:
+def write_environment(folder: RunFolder, inputs: "RunInputs", plan: "Plan") -> None:
     """Write versions, machine, sources of options, and options chosen by measurement."""
     import torch
 
@@ -132,10 +132,10 @@ def write_environment(folder: RunFolder, preparation: "Preparation") -> None:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": package_versions(),
-        "device": preparation.device.description,
+        "device": inputs.device.description,
         "threads": torch.get_num_threads(),
-        "origins": dict(preparation.option_sources),
-        "choices": [asdict(choice) for choice in preparation.choices],
+        "origins": dict(inputs.sources),
+        "choices": [asdict(choice) for choice in plan.choices],
         **({"processes": count} if count > 1 else {}),
     }
     write_json(folder.environment_file, environment)

@@ -1,81 +1,70 @@
-"""Plans a run: the training method with its reason, the steps and the learning rate."""
+"""Plans a run: every number of its training, from options, defaults and measurements."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from finetune import distributed
-from finetune.config.schema import OPTIONS, Config, default_learning_rate, mode_defaults
-from finetune.devices.base import Device
-from finetune.errors import ConfigurationError
-from finetune.model.load import TextModel
-from finetune.tasks.base import Task
-from finetune.tokenization.examples import Examples
+from finetune.config.schema import (
+    OPTIONS,
+    AutoTunedOption,
+    Config,
+    change_options,
+    default_learning_rate,
+    mode_defaults,
+)
+from finetune.data.load import KNOWN_BY_NAME
+from finetune.events import Info, emit, stage
+from finetune.model.freeze import enable_gradient_checkpointing
+from finetune.model.source import MINILM
+from finetune.model.tensor_store import cache_folder
+from finetune.runs.batch_sizes import search_batch_sizes
+from finetune.runs.prepare import RunInputs
 from finetune.training.contrastive import LEARNING_RATE_FACTOR, TEXTS_PER_STEP, count_steps
-from finetune.training.plan import Plan, TrainingMethod
+from finetune.training.plan import Plan
+from finetune.training.precision import choose_precision
 
 DEFAULT_SAVE_STEPS = 500
-# With more, plain fine-tuning is as good and takes less time (docs/measurements.md).
-MAX_ROWS_PER_CLASS = 100
 
 
-def choose_method(config: Config, task: Task, *, rows: int) -> TrainingMethod:
-    """Return the training method for a configuration and its rows.
+def make_plan(inputs: RunInputs, measured: Plan | None = None) -> Plan:
+    """Return every number of a run, and measure precision and batch sizes that are ``auto``.
 
-    Raises:
-        ConfigurationError: If a requested method can't be used.
+    ``measured`` is the plan of an earlier run of the same call, whose measurements are reused.
     """
-    training, obstacle = config.training, _find_obstacle(config)
-    if config.model.mode.trains_encoder:
-        option, choice = "contrastive", training.contrastive
-        if training.fit_head == "on" and choice == "off":
-            obstacle = "--fit-head on needs a frozen encoder, or contrastive steps"
-        elif task.name != "single":
-            obstacle = f"the task is {task.name}"
-        elif training.label_smoothing:
-            obstacle = "the labels are smoothed"
-        rows_per_class = rows / max(len(task.class_names), 1)
-        is_due = rows_per_class <= MAX_ROWS_PER_CLASS and training.fit_head != "off"
-        reason = (
-            f"{rows_per_class:.0f} rows per class are few: contrastive steps, then a linear head"
-        )
-    else:
-        option, choice, is_due = "fit-head", training.fit_head, True
-        reason = "a linear head is fitted on the features of the frozen encoder"
-    if choice == "on" or (option == "contrastive" and training.fit_head == "on"):
-        if obstacle:
-            raise ConfigurationError(
-                f"--{option} on can't be used: {obstacle}", remedy=f"use --{option} auto"
-            )
-    elif choice == "off" or obstacle or not is_due:
-        return TrainingMethod()
-    elif names := [
-        each.flag for each in OPTIONS.values() if each.selects_steps and each.value_in(config)
-    ]:
-        return TrainingMethod(reason=f"plain gradient descent, because {names[0]} is set")
-    return TrainingMethod(True, is_contrastive=option == "contrastive", reason=reason)
+    plan = _plan_steps(inputs)
+    if measured:
+        names = ("batch_size", "eval_batch_size", "gradient_checkpointing", "precision", "choices")
+        plan = replace(plan, **{name: getattr(measured, name) for name in names})
+    if plan.precision == "auto":
+        with stage("precision"):
+            choice = _choose_precision(inputs)
+        plan = replace(plan, precision=choice.value, choices=[*plan.choices, choice])
+    if plan.batch_size == "auto":
+        plan = search_batch_sizes(inputs, plan)
+    if plan.gradient_checkpointing:
+        enable_gradient_checkpointing(inputs.text_model.model, inputs.device)
+    return plan
 
 
-def _find_obstacle(config: Config) -> str | None:
-    """Return why no linear head can be fitted."""
-    if distributed.world_size() > 1:
-        return f"there are {distributed.world_size()} processes"
-    if config.training.loss == "focal":
-        return "the loss is focal, which has no single optimum"
-    return None
+def _choose_precision(inputs: RunInputs) -> AutoTunedOption:
+    hidden_size = inputs.text_model.model.config.hidden_size
+    cache = cache_folder(inputs.config.cache, "precision")
+    choice = distributed.broadcast(
+        lambda: choose_precision(inputs.device, hidden_size=hidden_size, cache=cache)
+    )
+    emit(Info(f"precision: {choice.value}, as {choice.note}; --precision sets another"))
+    return choice
 
 
-def plan_training(
-    config: Config,
-    examples: Mapping[str, Examples],
-    text_model: TextModel,
-    device: Device,
-    method: TrainingMethod,
-) -> Plan:
-    """Plan the steps of a run, with defaults that depend on model, mode and device."""
-    options, output, mode, shapes = config.training, config.output, config.model.mode, device.shapes
+def _plan_steps(inputs: RunInputs) -> Plan:
+    """Return a plan with defaults that depend on model, mode and device, before measurements."""
+    options, output, method = inputs.config.training, inputs.config.output, inputs.method
+    text_model, examples, device = inputs.text_model, inputs.examples, inputs.device
+    mode, shapes = inputs.mode, device.shapes
     rows, examples_per_step = len(examples["train"].labels), options.examples_per_step
     steps_per_epoch = math.ceil(rows / examples_per_step)
     values = mode_defaults(mode, steps_per_epoch=steps_per_epoch)
@@ -96,6 +85,10 @@ def plan_training(
     )
     if method.is_contrastive and options.learning_rate is None:
         learning_rate *= LEARNING_RATE_FACTOR
+    batch_size = options.batch_size
+    if method.is_contrastive and "batch_size" not in inputs.sources:
+        # Each text is only contrasted with the texts of its micro-batch.
+        batch_size = TEXTS_PER_STEP
     if shapes.max_shapes is not None and not mode.trains_encoder:
         # A head over stored features has a shape of its own: one vector per text.
         shapes = replace(shapes, max_shapes=shapes.max_shapes - 1)
@@ -114,6 +107,9 @@ def plan_training(
         precision=options.precision,
         method=method,
         seed=options.seed,
+        batch_size=batch_size,
+        eval_batch_size=options.eval_batch_size,
+        gradient_checkpointing=bool(options.gradient_checkpointing),
         padded_lengths=text_model.padded_lengths(lengths, shapes),
         pads_batches=shapes.pads_batches,
         is_padded_right=text_model.tokenizer.padding_side == "right",
@@ -127,3 +123,42 @@ def plan_training(
         metric_for_best_model=options.metric_for_best_model,
         checks_device=is_checked and not device.is_reference and distributed.is_main(),
     )
+
+
+def resolve_config(inputs: RunInputs, plan: Plan) -> Config:
+    """Return all options, to repeat the same run from any folder.
+
+    They have the numbers of the plan, absolute paths, and the commits of data and model.
+    """
+    config, method = inputs.config, plan.method
+    data, model = config.data.data, config.model.model
+    if data not in KNOWN_BY_NAME:
+        commit = next((source.commit for source in inputs.data.sources if source.commit), None)
+        data = f"{data.partition('@')[0]}@{commit}" if commit else _absolute(data)
+    paths = {name: option.value_in(config) for name, option in OPTIONS.items() if option.is_path}
+    names = ["batch_size", "eval_batch_size", "gradient_checkpointing", "precision"]
+    pinned: dict[str, Any] = {name: path and _absolute(path) for name, path in paths.items()}
+    if method.takes_steps:
+        pinned["learning_rate"] = plan.peak
+    if not method.fits_head:
+        names += ["num_train_epochs", "head_lr_multiplier", "weight_decay", "effective_batch_size"]
+        pinned["early_stopping_patience"] = plan.patience
+    pinned |= {name: getattr(plan, name) for name in names}
+    pinned |= {
+        "data": data,
+        "model": model if model == MINILM else _absolute(model),
+        "revision": inputs.text_model.source.commit,
+        "pooling": inputs.text_model.pooling,
+        "lora_alpha": config.model.lora and config.model.lora.alpha,
+        "contrastive": "on" if method.is_contrastive else "off",
+        "fit_head": "on" if method.fits_head else "off",
+        "output_dir": None,
+        "overwrite": False,
+    }
+    return change_options(config, pinned)
+
+
+def _absolute(source: str) -> str:
+    """Return the absolute path of a file or folder; anything else, such as a Hub id, as it is."""
+    path = Path(source).expanduser()
+    return str(path.resolve()) if path.exists() else source

@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from finetune.config.mode import Mode
+from finetune.config.schema import AutoTunedOption
 from finetune.evaluation.statistics import RESAMPLES, Calibration, bootstrap, percentile_interval
 from finetune.runs.folder import RunFolder
 from finetune.tasks.base import Task
@@ -20,17 +21,6 @@ SCHEMA_VERSION = 1
 MAX_RESAMPLED_ROWS = 1e7
 ValidationKind = Literal["held out", "cross-validated"]
 Name = TypeVar("Name")
-
-
-@dataclass(frozen=True)
-class AutoTunedOption:
-    """A value chosen by measuring a quantity, such as ``ms for one step``, for several values."""
-
-    subject: str
-    value: str
-    quantity: str
-    measured: Mapping[str, float]
-    note: str = ""
 
 
 @dataclass(frozen=True)

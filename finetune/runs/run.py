@@ -1,7 +1,7 @@
 """One training of a text classifier, from its options to its results.
 
-After ``prepare`` of preparation.py, ``Run.begin`` chooses precision and batch sizes or restores a
-checkpoint, ``Run.train`` takes the steps, ``Run.finish`` saves and evaluates the best model.
+After ``prepare`` of prepare.py, ``Run.begin`` makes the plan and restores a checkpoint if it
+resumes, ``Run.train`` takes the steps, ``Run.finish`` saves and evaluates the best model.
 """
 
 import time
@@ -20,9 +20,10 @@ from finetune.devices.base import move_to_device
 from finetune.evaluation.statistics import measure_calibration
 from finetune.events import Info, clock, emit, muted, sent_to, stage
 from finetune.files import replacing, write_json, write_jsonl, write_text_atomically
+from finetune.model.freeze import count_parameters
 from finetune.model.load import TextModel, load_pretrained, save_model
 from finetune.model.lora import ADAPTER_CONFIG, Adapter
-from finetune.runs.batch_sizes import make_batch_sizes, with_batch_sizes
+from finetune.runs.batch_sizes import make_batch_sizes
 from finetune.runs.checkpoint import Checkpoints, nothing_to_resume
 from finetune.runs.failures import failures_explained
 from finetune.runs.features import stored_features
@@ -31,11 +32,24 @@ from finetune.runs.inference import write_confidences, write_inference
 from finetune.runs.journal import Journal, continue_journal
 from finetune.runs.linear_head import LinearHeadFitter
 from finetune.runs.manifest import Manifest, read_environment, restore_threads, write_environment
-from finetune.runs.preparation import Preparation
-from finetune.runs.results import RunResults, TrainingMetrics, ValidationKind, with_intervals
+from finetune.runs.plan import make_plan, resolve_config
+from finetune.runs.prepare import RunInputs
+from finetune.runs.results import (
+    RunDetails,
+    RunFacts,
+    RunResults,
+    TextLengths,
+    TrainingMetrics,
+    UnlabeledTexts,
+    ValidationKind,
+    with_intervals,
+)
 from finetune.runs.tracking import Tracking, tracked
 from finetune.tasks.base import Labels, Task
+from finetune.tasks.metrics import choose_metric
 from finetune.tasks.scores import Scores
+from finetune.tokenization.examples import Examples
+from finetune.training.plan import Plan
 from finetune.training.snapshot import Progress
 from finetune.training.trainer import Trainer
 
@@ -56,28 +70,31 @@ class Run:
     @contextmanager
     def begin(
         cls,
-        preparation: Preparation,
+        inputs: RunInputs,
         folder: RunFolder,
         *,
         resumes: bool,
         continues: RunFolder | None = None,
+        measured: Plan | None = None,
         journal: Journal,
     ) -> Iterator["Run"]:
         """Yield a run in a folder that the main process has locked, and explain its failures.
 
         To continue a finished run, the data must be the same.
         """
-        with failures_explained(folder, preparation), sent_to(journal):
+        with failures_explained(folder, inputs), sent_to(journal):
             if continues:
-                saved, now = Manifest.read(continues), Manifest.of_data(preparation.data)
+                saved, now = Manifest.read(continues), Manifest.of_data(inputs.data)
                 remedy = "restore it, or train the model on it as a new run, with --model"
                 saved.check(now, remedy=f"{remedy} {continues.model_folder}")
             if resumes:
-                distributed.broadcast(lambda: _check_resumable(preparation, folder))
+                distributed.broadcast(lambda: _check_resumable(inputs, folder))
                 threads, choices = distributed.broadcast(lambda: read_environment(folder))
                 restore_threads(threads)
-                preparation = replace(preparation, choices=choices)
-            run = cls(preparation, folder, journal)
+            plan = make_plan(inputs, measured)
+            if resumes:
+                plan = replace(plan, choices=choices)
+            run = cls(inputs, plan, folder, journal)
             if resumes:
                 run.checkpoints.restore(run.trainer)
                 emit(Info(f"resuming after step {run.progress.steps:,}"))
@@ -86,11 +103,11 @@ class Run:
                     continue_journal(folder, steps=run.progress.steps)
                 else:
                     folder.start()
-                    replace(Manifest.of(run.preparation), options=run.config).write(folder)
+                    replace(Manifest.of(inputs), options=run.config).write(folder)
                     write_text_atomically(folder.config_file, dump_config(run.config))
-                    write_environment(folder, run.preparation)
+                    write_environment(folder, inputs, plan)
                 journal.open(folder)
-            with tracked(run.config, folder) as tracking, sent_to(tracking):
+            with tracked(inputs.config, folder) as tracking, sent_to(tracking):
                 run.tracking = tracking
                 try:
                     yield run
@@ -100,42 +117,38 @@ class Run:
                         run.checkpoints.save(run.trainer)
                     raise
 
-    def __init__(self, preparation: Preparation, folder: RunFolder, journal: Journal) -> None:
-        self.folder, self.journal = folder, journal
-        device = preparation.device
-        with stage("precision"):
-            preparation = preparation.with_precision()
-        self.preparation = preparation = with_batch_sizes(preparation)
-        self.config, self.plan = preparation.resolved_config, preparation.plan
-        batch_size, eval_batch_size = make_batch_sizes(preparation)
-        device.choose_attention(longest_tokens=self.plan.padded_lengths[-1])
+    def __init__(self, inputs: RunInputs, plan: Plan, folder: RunFolder, journal: Journal) -> None:
+        self.inputs, self.plan, self.folder, self.journal = inputs, plan, folder, journal
+        self.config, device = resolve_config(inputs, plan), inputs.device
+        batch_size, eval_batch_size = make_batch_sizes(inputs, plan)
+        device.choose_attention(longest_tokens=plan.padded_lengths[-1])
         # The pass through the frozen layers is a part of the training.
         started = time.perf_counter()
         with stage("features"):
-            model, examples = stored_features(preparation, eval_batch_size)
+            model, examples = stored_features(inputs, plan, eval_batch_size)
         self.trainer = trainer = Trainer(
             model,
-            self.plan,
-            task=preparation.task,
+            plan,
+            task=inputs.task,
             device=device,
-            head=preparation.text_model.structure.head,
+            head=inputs.text_model.structure.head,
             batch_size=batch_size,
             eval_batch_size=eval_batch_size,
-            frozen_in_bf16=preparation.mode.is_lora,
+            frozen_in_bf16=inputs.mode.is_lora,
         )
         trainer.examples = examples
-        keep = self.config.output.save_total_limit
+        keep = inputs.config.output.save_total_limit
         self.checkpoints = trainer.checkpoints = Checkpoints(
             folder, keep=keep, device=device, journal=journal
         )
         if not distributed.is_main():
             # The same dropout on every rank would make the gradient noisier.
-            torch.manual_seed(self.plan.seed + distributed.rank())
+            torch.manual_seed(plan.seed + distributed.rank())
         self.head: LinearHeadFitter | None = None
-        if self.plan.method.fits_head:
+        if plan.method.fits_head:
             with stage("cross-validate"):
                 self.head = trainer.fitter = LinearHeadFitter(
-                    preparation, trainer, trainer.predictor, examples["train"]
+                    inputs, trainer, trainer.predictor, examples["train"]
                 )
         self._seconds_before_steps = time.perf_counter() - started
 
@@ -155,17 +168,17 @@ class Run:
 
         So the saved model is the evaluated one, whatever the precision of frozen layers was.
         """
-        trained, config = self.preparation.text_model, self.config
+        trained, config = self.inputs.text_model, self.config
         adapter = Adapter.of(trained.model, trained.structure)
         with muted():
             merged = load_pretrained(
                 config.model, trained.task, seed=self.plan.seed, pooling=trained.pooling
             )
         adapter.merge_into(merged.model)
-        move_to_device(merged.model, self.preparation.device.torch_device)
+        move_to_device(merged.model, self.inputs.device.torch_device)
         self.trainer.predictor = replace(self.trainer.predictor, model=merged.model)
         # All of its layers read token ids.
-        self.trainer.examples = self.preparation.examples
+        self.trainer.examples = self.inputs.examples
         return merged, adapter
 
     def finish(self, *, write_pages: WritePages | None) -> RunResults:
@@ -176,15 +189,14 @@ class Run:
         """
         folder, is_main = self.folder, distributed.is_main()
         config_name = folder.model_config_file.name
-        peak_bytes = self.preparation.device.memory.peak_bytes()
+        peak_bytes = self.inputs.device.memory.peak_bytes()
         self.checkpoints.load_best(self.trainer)
-        saved, adapter = self.preparation.text_model, None
+        saved, adapter = self.inputs.text_model, None
         if self.config.model.lora:
             saved, adapter = self._merge_adapter()
         task, validation = self._calibrate(saved)
         # The run keeps its task, which the next seed starts from.
-        text_model = replace(self.preparation.text_model, task=task)
-        preparation = replace(self.preparation, text_model=text_model)
+        inputs = replace(self.inputs, text_model=replace(self.inputs.text_model, task=task))
         if is_main:
             with stage("saving"):
                 saved = replace(saved, task=task)
@@ -200,17 +212,17 @@ class Run:
             scores, kind = task.score(*validation), "held out"
         elif self.head and self.head.cross_validated is not None:
             labels, kind = self.trainer.examples["train"].labels, "cross-validated"
-            scores = self.preparation.task.score(self.head.cross_validated, labels)
+            scores = self.inputs.task.score(self.head.cross_validated, labels)
         with stage("test"):
             test = self.trainer.predict("test")
-            test_rows = _prediction_rows(preparation, "test", test)
+            test_rows = _prediction_rows(inputs, "test", test)
             test_scores = with_intervals(task.score(*test), task, test_rows)
         unlabeled = self.head.unlabeled if self.head else None
         results = RunResults(
             task=task,
-            facts=preparation.facts,
+            facts=describe_facts(inputs, self.plan),
             training=self._training_metrics(peak_bytes),
-            details=replace(preparation.details, unlabeled=unlabeled),
+            details=_describe_details(inputs, self.plan, unlabeled),
             validation=scores,
             test=test_scores,
             calibration=measure_calibration(task, *test) if validation else None,
@@ -246,7 +258,7 @@ class Run:
             )
         write_inference(
             folder, self.config, max_tokens=saved.max_tokens,
-            reads_pairs="text_pair" in self.preparation.data.splits["train"].column_names,
+            reads_pairs="text_pair" in self.inputs.data.splits["train"].column_names,
         )  # fmt: skip
         if validation:
             write_confidences(folder, saved.task, *validation)
@@ -287,11 +299,11 @@ class Run:
         )
 
 
-def _check_resumable(preparation: Preparation, folder: RunFolder) -> None:
+def _check_resumable(inputs: RunInputs, folder: RunFolder) -> None:
     if not folder.can_resume:
         raise nothing_to_resume(folder)
     folder.check_names()
-    Manifest.read(folder).check(Manifest.of(preparation), remedy="restore it, or start a new run")
+    Manifest.read(folder).check(Manifest.of(inputs), remedy="restore it, or start a new run")
 
 
 def save_adapter(
@@ -305,12 +317,53 @@ def save_adapter(
 
 
 def _prediction_rows(
-    preparation: Preparation, split: str, predicted: Predicted
+    inputs: RunInputs, split: str, predicted: Predicted
 ) -> list[dict[str, object]]:
     """Return the columns of a split with predictions and losses, a dict for each text."""
-    columns = preparation.data.splits[split].remove_columns("label").with_format("arrow")[:]
+    columns = inputs.data.splits[split].remove_columns("label").with_format("arrow")[:]
     # The predictions of a fold are later joined with the predictions of other folds.
-    is_fold = preparation.pool is not None
-    predictions = preparation.task.prediction_rows(*predicted, all_scores=is_fold)
+    is_fold = inputs.pool is not None
+    predictions = inputs.task.prediction_rows(*predicted, all_scores=is_fold)
     rows = zip(columns.to_pylist(), predictions, strict=True)
     return [{**texts, **values} for texts, values in rows]
+
+
+def describe_facts(inputs: RunInputs, plan: Plan) -> RunFacts:
+    """Return a description of model, data and device."""
+    reasons = {choice.subject: choice.note for choice in plan.choices}
+    trained, total = count_parameters(inputs.text_model.model.parameters())
+    return RunFacts(
+        data=inputs.config.data.data,
+        class_names=list(inputs.task.class_names),
+        model=inputs.config.model.model,
+        mode=inputs.mode,
+        device=inputs.device.name,
+        device_description=inputs.device.description,
+        precision=plan.precision,
+        precision_reason=reasons.get("precision"),
+        trained_parameters=trained,
+        total_parameters=total,
+        real_token_share=plan.real_token_fraction(inputs.examples["train"]),
+    )
+
+
+def _describe_details(
+    inputs: RunInputs, plan: Plan, unlabeled: UnlabeledTexts | None
+) -> RunDetails:
+    metric = choose_metric(plan.metric_for_best_model, inputs.task.problem_type)
+    return RunDetails(
+        choices=plan.choices,
+        lengths={split: _text_lengths(examples) for split, examples in inputs.examples.items()},
+        class_rows=inputs.task.count_classes(inputs.examples["train"].labels),
+        metric_for_best_model=metric.name,
+        is_balanced=inputs.config.training.class_weights == "balanced",
+        unlabeled=unlabeled,
+    )
+
+
+def _text_lengths(examples: Examples) -> TextLengths:
+    lengths = examples.lengths
+    median, p95 = np.percentile(lengths, (50, 95)).tolist()
+    windows = len(lengths) if examples.windows else None
+    texts, cut = len(examples.labels), examples.truncated_texts
+    return TextLengths(texts, windows, cut, median, p95, int(lengths.max()))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune.config.load import SECTIONS, check_name, check_type, check_value
-from finetune.config.schema import OPTIONS, Config
+from finetune.config.schema import OPTIONS, Config, change_options
 from finetune.config.yaml_files import read_yaml
 from finetune.data import is_waiting
 from finetune.errors import BatchDoesNotFitError, ConfigurationError, LossNotFiniteError
@@ -27,7 +27,7 @@ from finetune.tasks.shown import RunResultMixin
 
 if TYPE_CHECKING:
     from finetune.runs.journal import Journal
-    from finetune.runs.preparation import Preparation
+    from finetune.runs.prepare import RunInputs
     from finetune.runs.run import WritePages
 
 Rows = Sequence[Mapping[str, Any]]
@@ -171,47 +171,45 @@ class SeveralResults(RunResultMixin):
         return {**content, "runs": runs}
 
 
-@dataclass(frozen=True)
-class Variant:
-    """One of several runs: its title, and a function that adapts the shared preparation."""
-
-    title: str
-    vary: "Callable[..., Preparation]"
-
-
 def run_variants(
     folder: SeveralFolder,
-    variants: Mapping[int, Variant],
-    shared: "Preparation",
+    variants: Mapping[int, tuple[str, Options]],
+    shared: "RunInputs",
     *,
     journal: "Journal",
     write_pages: "WritePages | None",
     write_table: Callable[[Mapping[int, str]], object],
     failures: Mapping[int, str],
 ) -> dict[int, str]:
-    """Train the variants that are not finished; return why some trials of a sweep failed."""
+    """Train the variants that are not finished; return why some trials of a sweep failed.
+
+    Each variant has a title and the options that differ; in a cross-validation, it is a fold.
+    """
+    from finetune.runs.prepare import prepare_variant
     from finetune.runs.run import Run
 
-    failed, is_sweep = dict(failures), folder.kind == SweepFolder.kind
+    failed, is_sweep, measured = dict(failures), folder.kind == SweepFolder.kind, None
     expected = (LossNotFiniteError, BatchDoesNotFitError, ConfigurationError) if is_sweep else ()
-    for place, (number, variant) in enumerate(variants.items(), start=1):
+    for place, (number, (title, options)) in enumerate(variants.items(), start=1):
         run_folder = folder.run(number)
         if run_folder.has_finished or number in failed:
             continue
-        emit(Info(f"{variant.title}, {place} of {len(variants)}"))
+        emit(Info(f"{title}, {place} of {len(variants)}"))
         run_journal, resumes = journal.copy(), run_folder.can_resume
         try:
             with sent_to(run_journal):
-                preparation = variant.vary(shared)
+                config = change_options(shared.config, options)
+                fold = number if folder.kind == FoldsFolder.kind else None
+                inputs = prepare_variant(shared, config, fold=fold)
             with (
                 run_folder.lock() if resumes else run_folder.create(overwrite=True),
-                Run.begin(preparation, run_folder, resumes=resumes, journal=run_journal) as run,
+                Run.begin(
+                    inputs, run_folder, resumes=resumes, measured=measured, journal=run_journal
+                ) as run,
             ):
                 run.train()
                 run.finish(write_pages=write_pages)
-                measured = run.preparation
-            if not is_sweep:
-                shared = replace(shared, config=measured.config, choices=measured.choices)
+                measured = None if is_sweep else run.plan
         except expected as error:
             emit(Info(f"the trial failed: {error.message}"))
             failed[number] = error.message

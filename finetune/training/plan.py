@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
-from finetune.config.schema import SaveStrategy
+from finetune.config.schema import AutoTunedOption, SaveStrategy
 from finetune.tokenization.buckets import Batch, plan_epoch
 from finetune.tokenization.examples import Examples
 from finetune.training.contrastive import plan_contrast
@@ -45,6 +45,7 @@ class Plan:
     The learning rate warms up linearly to ``peak`` and decays linearly to zero. Padded lengths
     ascend. ``pads_batches``: repeated examples fill up a batch with too few. ``patience``:
     validations in a row without a better score or a lower loss after which training stops; 0 never.
+    ``choices`` are the options chosen by measurement.
 
     >>> plan = Plan(peak=1.0, warmup_steps=2, total_steps=4)
     >>> [plan.rate_at(step) for step in range(4)]
@@ -60,6 +61,9 @@ class Plan:
     precision: str = "fp32"
     method: TrainingMethod = TrainingMethod()
     seed: int = 0
+    batch_size: int | Literal["auto"] = 1
+    eval_batch_size: int = 1
+    gradient_checkpointing: bool = False
     padded_lengths: Sequence[int] = ()
     pads_batches: bool = False
     is_padded_right: bool = True
@@ -72,6 +76,7 @@ class Plan:
     save_steps: int = 1
     metric_for_best_model: str | None = None
     checks_device: bool = False
+    choices: Sequence[AutoTunedOption] = ()
 
     def rate_at(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0; never zero, so none is wasted."""

@@ -3,17 +3,17 @@
 import platform
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import torch
 from pydantic import TypeAdapter
 from torch import nn
 
 from finetune import hub
+from finetune.config.schema import AutoTunedOption
 from finetune.devices import host
 from finetune.devices.base import Device
 from finetune.errors import ConfigurationError
@@ -28,37 +28,35 @@ _MAX_SECONDS = 0.6
 _PRODUCT_SIZE, _SLOW = 256, 5.0
 
 
-@dataclass(frozen=True)
-class PrecisionChoice:
-    """The precision of a run with its reason, and the timing of an encoder layer, if any."""
-
-    precision: Literal["fp32", "bf16"]
-    reason: str
-    milliseconds: Mapping[str, float] = field(default_factory=dict)
-
-
-def choose_precision(device: Device, *, hidden_size: int, cache: Path) -> PrecisionChoice:
+def choose_precision(device: Device, *, hidden_size: int, cache: Path) -> AutoTunedOption:
     """Choose fp32 or bf16; timings are kept, so that the same PyTorch chooses the same again."""
     if "bf16" not in device.precisions:
-        return PrecisionChoice("fp32", f"{device.name} can't compute in bf16 here")
+        return _choice("fp32", f"{device.name} can't compute in bf16 here")
     if device.has_silent_faults:
         parity = f"finetune doctor --parity --device {device.name} --precision bf16"
         if has_parity(device, precision="bf16"):
-            return PrecisionChoice("bf16", f"{parity} has passed")
-        return PrecisionChoice("fp32", f"{parity} has not passed on this machine")
+            return _choice("bf16", f"{parity} has passed")
+        return _choice("fp32", f"{parity} has not passed on this machine")
     if not device.times_bf16:
-        return PrecisionChoice("bf16", f"{device.name} has instructions for it")
+        return _choice("bf16", f"{device.name} has instructions for it")
     if not host.bf16_instructions():
-        return PrecisionChoice("fp32", "the CPU has no bf16 instructions")
+        return _choice("fp32", "the CPU has no bf16 instructions")
     file = cache / f"{_key(device, str(hidden_size))}.json"
     try:
-        choice = TypeAdapter(PrecisionChoice).validate_python(read_json(file))
+        choice = TypeAdapter(AutoTunedOption).validate_python(read_json(file))
         measured_on = date.fromtimestamp(file.stat().st_mtime)
-        return replace(choice, reason=f"{choice.reason}, measured on {measured_on}")
+        return replace(choice, note=f"{choice.note}, measured on {measured_on}")
     except (OSError, ValueError):
         choice = _time_layer(device, hidden_size)
         write_cache_json(file, asdict(choice) | WRITTEN_BY)
         return choice
+
+
+def _choice(
+    precision: str, reason: str, milliseconds: Mapping[str, float] | None = None
+) -> AutoTunedOption:
+    quantity = "ms for one encoder layer"
+    return AutoTunedOption("precision", precision, quantity, milliseconds or {}, reason)
 
 
 def why_not(device: Device, precision: str) -> str | None:
@@ -100,7 +98,7 @@ def check_speed(device: Device, precision: str) -> None:
         )
 
 
-def _time_layer(device: Device, hidden_size: int) -> PrecisionChoice:
+def _time_layer(device: Device, hidden_size: int) -> AutoTunedOption:
     """Time forward and backward of an encoder layer, in less than a second."""
     with torch.random.fork_rng(devices=()):
         heads = hidden_size // _HEAD_SIZE if hidden_size % _HEAD_SIZE == 0 else 1
@@ -124,7 +122,7 @@ def _time_layer(device: Device, hidden_size: int) -> PrecisionChoice:
     times = " and ".join(f"{one:,.1f} ms in {name}" for name, one in fastest.items())
     is_faster = fastest["fp32"] > _GAIN * fastest["bf16"]
     reason = f"an encoder layer takes {times}"
-    return PrecisionChoice("bf16" if is_faster else "fp32", reason, fastest)
+    return _choice("bf16" if is_faster else "fp32", reason, fastest)
 
 
 def has_parity(device: Device, *, precision: str) -> bool:

@@ -20,7 +20,7 @@ from finetune.events import Event, Info, emit, sent_to
 from finetune.runs.encoding import encode_rows
 from finetune.runs.expectation import prepare_head, read_frozen_features
 from finetune.runs.guess import suggest_encoder
-from finetune.runs.preparation import Preparation
+from finetune.runs.prepare import RunInputs
 from finetune.tasks.labels import are_lists, name_classes, split_labels
 from finetune.tasks.regression import Regression
 from finetune.web.journal import Labels
@@ -112,7 +112,7 @@ class TextEncoder:
 
     def __init__(self, config: Config) -> None:
         self._config = replace(config, training=replace(config.training, class_weights="none"))
-        self._preparation: Preparation | None = None
+        self._inputs: RunInputs | None = None
 
     def __call__(self, columns: Sequence[Sequence[str]]) -> NDArray[np.float32]:
         """Return the features of texts or text pairs, [texts, hidden]; the first are stored."""
@@ -122,11 +122,11 @@ class TextEncoder:
             task=Regression(),
             pairs=columns[1] if len(columns) > 1 else None,
         )
-        if self._preparation is None:
-            self._preparation = prepare_head(self._config, rows, Regression(), samples=False)
-            return read_frozen_features(self._preparation).features
-        known = self._preparation
+        if self._inputs is None:
+            self._inputs = prepare_head(self._config, rows, Regression(), samples=False)
+            return read_frozen_features(self._inputs).features
+        known = self._inputs
         examples = encode_rows(rows, "names", known.text_model, config=known.config)
         unstored = replace(known.config, cache=replace(known.config.cache, feature_cache=False))
-        preparation = replace(known, config=unstored, examples={"train": examples})
-        return read_frozen_features(preparation).features
+        inputs = replace(known, config=unstored, examples={"train": examples})
+        return read_frozen_features(inputs).features

@@ -15,11 +15,11 @@ from finetune import events
 from finetune.batch_finder import estimate as estimate_module
 from finetune.batch_finder.results import Case, FoundBatches, Result
 from finetune.commands.find_batch import show_batches
+from finetune.config.schema import AutoTunedOption
 from finetune.devices.mps.chips import Mac
 from finetune.errors import HubNotReachableError
 from finetune.events import Event, Info, Trial
 from finetune.training import precision as precision_module
-from finetune.training.precision import PrecisionChoice
 
 __all__ = ["runner"]
 SMALL_MAC = "m1-8gb"
@@ -112,7 +112,7 @@ def test_the_search_ends_at_the_rows_of_the_data_and_takes_their_longest_text(
 def test_the_search_computes_in_the_precision_of_a_run(
     precision: Any, runner: SimulatedRunner, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
-    choice = PrecisionChoice(precision, "a test says so")
+    choice = AutoTunedOption("precision", precision, "ms", {}, "a test says so")
     monkeypatch.setattr(precision_module, "choose_precision", lambda *_, **__: choice)
     results = search(model=tiny_folder, limit=1)
     assert {case.precision for case in runner.cases} == {precision}

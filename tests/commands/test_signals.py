@@ -18,7 +18,7 @@ from finetune.runs.folder import RunFolder
 from finetune.training.interruption import stop_on_signal
 
 STAGES = {
-    "loading": "finetune.runs.preparation.load_pretrained",
+    "loading": "finetune.runs.prepare.load_pretrained",
     "encoding": "finetune.model.load.encode_texts",
     "frozen pass": "finetune.runs.features.plan_evaluation",
     "first step": "finetune.training.trainer.Trainer.step",

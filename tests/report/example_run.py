@@ -3,17 +3,11 @@
 import numpy as np
 
 from finetune.config.mode import Mode
+from finetune.config.schema import AutoTunedOption
 from finetune.evaluation.statistics import Calibration, Reliability, measure_reliability
 from finetune.files import write_json, write_jsonl
 from finetune.runs.folder import RunFolder
-from finetune.runs.results import (
-    AutoTunedOption,
-    RunDetails,
-    RunFacts,
-    RunResults,
-    TextLengths,
-    TrainingMetrics,
-)
+from finetune.runs.results import RunDetails, RunFacts, RunResults, TextLengths, TrainingMetrics
 from finetune.tasks.scores import ClassScores, Scores
 from finetune.tasks.single import Single
 

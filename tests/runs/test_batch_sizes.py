@@ -17,10 +17,10 @@ from prepared_runs import prepare_tiny, was_emitted
 from tiny_runs import run_tiny
 
 from finetune import events
-from finetune.config.schema import TrainingConfig
 from finetune.events import Event, Info, sent_to
-from finetune.runs.batch_sizes import with_batch_sizes
-from finetune.runs.preparation import Preparation
+from finetune.runs.plan import make_plan
+from finetune.runs.prepare import RunInputs
+from finetune.training.plan import Plan
 
 __all__ = ["runner"]
 
@@ -57,15 +57,15 @@ def test_a_run_trains_and_evaluates_at_the_size_that_was_found(
     assert (case.has_mean_layer, case.architecture["num_hidden_layers"]) == (True, 4)
 
 
-def find(preparation: Preparation) -> TrainingConfig:
-    return with_batch_sizes(preparation).config.training
+def find(inputs: RunInputs) -> Plan:
+    return make_plan(inputs)
 
 
-def sizes_of(options: TrainingConfig) -> tuple[int | str, int, bool | None]:
+def sizes_of(options: Plan) -> tuple[int | str, int, bool | None]:
     return options.batch_size, options.eval_batch_size, options.gradient_checkpointing
 
 
-def prepare_auto(model: Path, cache: Path, **options: Any) -> Preparation:
+def prepare_auto(model: Path, cache: Path, **options: Any) -> RunInputs:
     sizes = {"batch_size": "auto", "effective_batch_size": 16, "eval_batch_size": 64}
     return prepare_tiny(model, cache_dir=str(cache), **(sizes | options))
 
@@ -74,15 +74,15 @@ def test_where_little_memory_is_allowed_fewer_examples_train_at_once(
     runner: SimulatedRunner, tiny_folder: Path, tmp_path: Path
 ) -> None:
     runner.machine = SimulatedMachine(peak_bytes=lambda size: size * GIB)
-    preparation = prepare_auto(
+    inputs = prepare_auto(
         tiny_folder, tmp_path, freeze_core=True, feature_cache=False, precision="bf16",
         memory="4GiB", time_limit=99.0,
     )  # fmt: skip
-    found = find(preparation)
+    found = find(inputs)
     assert sizes_of(found) == (3, 3, False)
     assert (runner.limit_bytes, runner.timeout_seconds) == (4 * GIB, 99.0)
     [case] = runner.cases
-    longest = max(int(one.lengths.max()) for one in preparation.examples.values())
+    longest = max(int(one.lengths.max()) for one in inputs.examples.values())
     assert (case.device, case.mode, case.classes) == ("cpu", "head", 6)
     assert (case.padded_length, case.precision, case.part) == (longest, "bf16", "whole")
     assert len(list((tmp_path / "batches").iterdir())) == 1
@@ -92,10 +92,10 @@ def test_where_features_are_stored_a_run_gets_two_sizes(
     runner: SimulatedRunner, tiny_folder: Path, tmp_path: Path
 ) -> None:
     emitted: list[Event] = []
-    preparation = prepare_auto(tiny_folder, tmp_path, freeze_core=True)
+    inputs = prepare_auto(tiny_folder, tmp_path, freeze_core=True)
     with sent_to(emitted.append):
-        found = with_batch_sizes(preparation)
-    assert sizes_of(found.config.training) == (16, 64, False)
+        found = make_plan(inputs)
+    assert sizes_of(found) == (16, 64, False)
     assert {one.subject: one.value for one in found.choices} == {
         "batch size without gradients": "64",
         "batch size": "16",

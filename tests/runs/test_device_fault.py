@@ -13,17 +13,17 @@ from tiny_training import OtherDevice
 from finetune.errors import DeviceMismatchError
 from finetune.events import Event, Step, sent_to
 from finetune.model.features import FrozenLayers
-from finetune.runs.preparation import Preparation
+from finetune.runs.prepare import RunInputs
 
 
-def prepare_on_other(model: Path, **options: Any) -> Preparation:
+def prepare_on_other(model: Path, **options: Any) -> RunInputs:
     return replace(prepare_tiny(model, **options), device=OtherDevice())
 
 
 def test_a_run_of_a_device_that_begins_to_err_keeps_no_model(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
-    preparation = prepare_on_other(tiny_folder, num_train_epochs=4)
+    inputs = prepare_on_other(tiny_folder, num_train_epochs=4)
 
     def plant_once(event: Event) -> None:
         if isinstance(event, Step) and event.step == 5:
@@ -32,7 +32,7 @@ def test_a_run_of_a_device_that_begins_to_err_keeps_no_model(
     with (
         sent_to(plant_once),
         pytest.raises(DeviceMismatchError, match="other differs from the CPU after step ") as found,
-        begin_run(preparation, tmp_path / "run") as run,
+        begin_run(inputs, tmp_path / "run") as run,
     ):
         run.train()
 
@@ -47,9 +47,9 @@ def test_a_head_that_is_fitted_at_once_is_compared_with_the_cpu(
 ) -> None:
     options: dict[str, Any] = {"learning_rate": None, "num_train_epochs": None}
     options |= {"feature_cache": feature_cache, "freeze_core": True, "cache_dir": str(tmp_path)}
-    preparation = prepare_on_other(tiny_folder, **options)
-    assert preparation.method.fits_head
-    with begin_run(preparation, tmp_path / "run") as run:
+    inputs = prepare_on_other(tiny_folder, **options)
+    assert inputs.method.fits_head
+    with begin_run(inputs, tmp_path / "run") as run:
         if not errs:
             run.train()
             return

@@ -34,7 +34,8 @@ from finetune.model.freeze import freeze_parameters
 from finetune.model.structure import find_structure
 from finetune.model.tensor_store import TensorStore
 from finetune.runs.features import stored_features, with_features
-from finetune.runs.preparation import Preparation
+from finetune.runs.plan import make_plan
+from finetune.runs.prepare import RunInputs
 from finetune.runs.run import Run
 
 MODES: dict[str, dict[str, Any]] = {
@@ -126,14 +127,14 @@ def test_a_model_that_can_not_be_split_is_reported_and_trains_whole(tmp_path: Pa
 SMALL: dict[str, Any] = {"max_train_samples": 16, "validation_fraction": 0}
 
 
-def computes(preparation: Preparation) -> bool:
+def computes(inputs: RunInputs) -> bool:
     """Return whether features of the training split had to be computed, not read from the store."""
     emitted: list[Event] = []
-    rows = preparation.config.training.eval_batch_size
-    size = BatchSize(rows, "evaluation batch size", preparation.device)
-    train = {"train": preparation.examples["train"]}
+    rows = inputs.config.training.eval_batch_size
+    size = BatchSize(rows, "evaluation batch size", inputs.device)
+    inputs = replace(inputs, examples={"train": inputs.examples["train"]})
     with sent_to(emitted.append):
-        stored_features(replace(preparation, examples=train), size)
+        stored_features(inputs, make_plan(inputs), size)
     computed = was_emitted(emitted, Info, "computing features")
     assert computed != was_emitted(emitted, Info, "reusing features")
     return computed
@@ -142,13 +143,13 @@ def computes(preparation: Preparation) -> bool:
 @pytest.fixture(scope="module")
 def prepared_again(
     tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Preparation]:
+) -> Callable[..., RunInputs]:
     """Return a function that prepares a run, with a store that has the features of ``last-1``."""
     options = {
         "cache_dir": str(tmp_path_factory.mktemp("store")), "train_layers": 1, **SMALL
     }  # fmt: skip
 
-    def prepare_again(model: Path = tiny_folder, **changes: Any) -> Preparation:
+    def prepare_again(model: Path = tiny_folder, **changes: Any) -> RunInputs:
         return prepare_tiny(model, **(options | changes))
 
     assert computes(prepare_again())
@@ -157,15 +158,15 @@ def prepared_again(
 
 
 def test_features_are_reused_where_they_do_not_depend_on_what_changed(
-    prepared_again: Callable[..., Preparation],
+    prepared_again: Callable[..., RunInputs],
 ) -> None:
-    preparation = prepared_again(
+    inputs = prepared_again(
         seed=7, learning_rate=1e-5, num_train_epochs=9, weight_decay=0.3,
         batch_size=4, effective_batch_size=32, class_weights="balanced", cache_gib=3,
         max_length=60,  # no text is as long
     )  # fmt: skip
     with counting_examples() as examples:
-        assert not computes(preparation)
+        assert not computes(inputs)
     assert examples == []
 
 
@@ -183,7 +184,7 @@ def test_features_are_reused_where_they_do_not_depend_on_what_changed(
     ids=str,
 )
 def test_features_are_computed_again_where_they_depend_on_what_changed(
-    changes: dict[str, Any], prepared_again: Callable[..., Preparation]
+    changes: dict[str, Any], prepared_again: Callable[..., RunInputs]
 ) -> None:
     assert computes(prepared_again(**changes))
 
@@ -197,11 +198,11 @@ def flip_a_bit(model: nn.Module) -> None:
     "change", [flip_a_bit, lambda model: setattr(model.config, "layer_norm_eps", 1e-5)]
 )
 def test_another_model_has_other_features(
-    change: Callable[[Any], None], prepared_again: Callable[..., Preparation]
+    change: Callable[[Any], None], prepared_again: Callable[..., RunInputs]
 ) -> None:
-    preparation = prepared_again()
-    change(preparation.text_model.model)
-    assert computes(preparation)
+    inputs = prepared_again()
+    change(inputs.text_model.model)
+    assert computes(inputs)
 
 
 def write_table(file: Path, *, label: str = "", text: str = "") -> str:
@@ -211,7 +212,7 @@ def write_table(file: Path, *, label: str = "", text: str = "") -> str:
 
 
 def test_features_depend_on_the_texts_and_not_on_the_labels(
-    prepared_again: Callable[..., Preparation], tmp_path: Path
+    prepared_again: Callable[..., RunInputs], tmp_path: Path
 ) -> None:
     table = {"test_fraction": 0.25, "data": write_table(tmp_path / "rows.csv")}
     assert computes(prepared_again(**table))

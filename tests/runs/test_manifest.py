@@ -27,12 +27,10 @@ def rows_of(*rows: tuple[str, int], names: tuple[str, ...] = ("a", "b")) -> Data
 def test_a_run_writes_what_it_was_made_from(tiny_folder: Path, tmp_path: Path) -> None:
     data = tmp_path / "rows.csv"
     data.write_text("text,label\n" + "".join(f"who {n},{'ab'[n % 2]}\n" for n in range(40)))
-    preparation = prepare_tiny(tiny_folder, data=str(data))
-    manifest = Manifest.of(preparation)
+    inputs = prepare_tiny(tiny_folder, data=str(data))
+    manifest = Manifest.of(inputs)
     assert manifest.sources == {str(data): hashlib.sha256(data.read_bytes()).hexdigest()}
-    assert manifest.splits == {
-        split: digest(rows) for split, rows in preparation.data.splits.items()
-    }
+    assert manifest.splits == {split: digest(rows) for split, rows in inputs.data.splits.items()}
     assert manifest.splits.keys() == {"train", "validation", "test"}
 
 

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from prepared_runs import prepare_tiny
 
+from finetune.runs.plan import make_plan, resolve_config
+
 
 @pytest.mark.parametrize(
     ("options", "steps_per_epoch", "total_steps"),
@@ -23,8 +25,8 @@ from prepared_runs import prepare_tiny
 def test_steps_follow_from_epochs_rows_and_max_steps(
     options: dict[str, Any], steps_per_epoch: int, total_steps: int, tiny_folder: Path
 ) -> None:
-    preparation = prepare_tiny(tiny_folder, **options)
-    plan, examples = preparation.plan, preparation.examples["train"]
+    inputs = prepare_tiny(tiny_folder, **options)
+    plan, examples = make_plan(inputs), inputs.examples["train"]
     batches = plan.batches(examples, epoch=0)
     assert plan.steps_per_epoch == len(batches) == steps_per_epoch
     assert plan.total_steps == total_steps
@@ -37,10 +39,10 @@ def test_steps_follow_from_epochs_rows_and_max_steps(
 def test_defaults_depend_on_model_and_mode(tiny_folder: Path) -> None:
     options: dict[str, Any] = {"learning_rate": None, "num_train_epochs": None}
     options |= {"contrastive": "off", "fit_head": "off", "validation_fraction": 0.1}
-    full = prepare_tiny(tiny_folder, **options).plan
+    full = make_plan(prepare_tiny(tiny_folder, **options))
     assert full.peak == pytest.approx(5e-5 * 768 / 32)
     assert (full.num_train_epochs, full.patience) == (40, 8)  # few rows
-    head = prepare_tiny(tiny_folder, freeze_core=True, **options).plan
+    head = make_plan(prepare_tiny(tiny_folder, freeze_core=True, **options))
     assert head.peak == 5e-4
     assert (head.num_train_epochs, head.patience, head.weight_decay) == (100, 30, 0)
 
@@ -51,11 +53,11 @@ def test_the_configuration_keeps_what_was_chosen_by_default(
     monkeypatch.chdir(tiny_folder.parent)
     # The name of a source stays though a folder has it too.
     Path("questions").mkdir(exist_ok=True)
-    preparation = prepare_tiny(
+    inputs = prepare_tiny(
         Path(tiny_folder.name), learning_rate=None, num_train_epochs=None, freeze_core=True,
         cache_dir=".", output_dir="run", overwrite=True, fit_head="off", validation_fraction=0.1,
     )  # fmt: skip
-    config = preparation.resolved_config
+    config = resolve_config(inputs, make_plan(inputs))
     training = config.training
     assert (training.learning_rate, training.num_train_epochs) == (5e-4, 100.0)
     assert (training.early_stopping_patience, training.weight_decay) == (30, 0.0)

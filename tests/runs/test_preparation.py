@@ -19,10 +19,10 @@ from finetune.events import Event, WarningMessage, sent_to
 
 
 def test_examples_are_the_rows_of_their_splits(tiny_folder: Path) -> None:
-    preparation = prepare_tiny(tiny_folder, class_weights="balanced")
-    for split, examples in preparation.examples.items():
-        assert examples.labels.tolist() == preparation.data.splits[split]["label"]
-    trained = preparation.examples["train"]
+    inputs = prepare_tiny(tiny_folder, class_weights="balanced")
+    for split, examples in inputs.examples.items():
+        assert examples.labels.tolist() == inputs.data.splits[split]["label"]
+    trained = inputs.examples["train"]
     sums = np.bincount(trained.labels, weights=trained.weights)
     np.testing.assert_allclose(sums, sums[0], rtol=1e-5)
 

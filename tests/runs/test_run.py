@@ -71,12 +71,10 @@ def test_events_come_in_order(tiny_folder: Path, tmp_path: Path) -> None:
 def test_a_loss_that_is_not_finite_names_the_texts_and_what_to_lower(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
-    preparation = prepare_tiny(tiny_folder)
-    torch.nn.init.constant_(
-        preparation.text_model.model.get_parameter("classifier.bias"), torch.inf
-    )
+    inputs = prepare_tiny(tiny_folder)
+    torch.nn.init.constant_(inputs.text_model.model.get_parameter("classifier.bias"), torch.inf)
     with pytest.raises(
         LossNotFiniteError, match=r"at step 1, in a batch of .*, \d+ more"
     ) as raised:
-        train_prepared(preparation, tmp_path / "run")
+        train_prepared(inputs, tmp_path / "run")
     assert "--learning-rate" in raised.value.remedy

@@ -8,7 +8,7 @@ import pytest
 from finetune import distributed
 from finetune.config.schema import Config, ModelConfig, TrainingConfig
 from finetune.errors import ConfigurationError
-from finetune.runs.plan import MAX_ROWS_PER_CLASS, choose_method
+from finetune.runs.prepare import MAX_ROWS_PER_CLASS, choose_method
 from finetune.tasks.regression import Regression
 from finetune.tasks.single import Single
 from finetune.training.plan import TrainingMethod

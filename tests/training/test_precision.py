@@ -13,6 +13,7 @@ from prepared_runs import parameters_of, train_tiny, was_emitted
 from tiny_runs import have_same_bits, run_tiny
 
 import finetune
+from finetune.config.schema import AutoTunedOption
 from finetune.devices import host
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
@@ -20,10 +21,10 @@ from finetune.errors import InterruptionError
 from finetune.events import Event, Info, Step
 from finetune.files import read_json
 from finetune.training import precision
-from finetune.training.precision import PrecisionChoice, choose_precision, note_parity
+from finetune.training.precision import choose_precision, note_parity
 
-FASTER = PrecisionChoice("bf16", "it is planted")
-SLOWER = PrecisionChoice("fp32", "it is planted")
+FASTER = AutoTunedOption("precision", "bf16", "ms", {}, "it is planted")
+SLOWER = AutoTunedOption("precision", "fp32", "ms", {}, "it is planted")
 SHORT: dict[str, Any] = {"precision": "auto", "max_train_samples": 16, "max_steps": 3}
 
 
@@ -33,7 +34,7 @@ class PlantedTiming:
     def __init__(self) -> None:
         self.count, self.result = 0, FASTER
 
-    def __call__(self, device: Device, hidden_size: int) -> PrecisionChoice:
+    def __call__(self, device: Device, hidden_size: int) -> AutoTunedOption:
         self.count += 1
         return self.result
 
@@ -47,7 +48,7 @@ def timing(monkeypatch: pytest.MonkeyPatch) -> PlantedTiming:
 
 
 def choose(cache: Path, *, device: Device | None = None, hidden_size: int = 32) -> str:
-    return choose_precision(device or CpuDevice(), hidden_size=hidden_size, cache=cache).precision
+    return choose_precision(device or CpuDevice(), hidden_size=hidden_size, cache=cache).value
 
 
 def test_a_timing_is_kept_for_the_same_size_and_version_on_the_same_machine(
@@ -56,7 +57,7 @@ def test_a_timing_is_kept_for_the_same_size_and_version_on_the_same_machine(
     assert choose(tmp_path) == "bf16"
     timing.result = SLOWER
     again = choose_precision(CpuDevice(), hidden_size=32, cache=tmp_path)
-    assert (again.precision, again.reason) == ("bf16", f"it is planted, measured on {date.today()}")
+    assert (again.value, again.note) == ("bf16", f"it is planted, measured on {date.today()}")
     assert choose(tmp_path, hidden_size=64) == "fp32"
     monkeypatch.setattr(torch, "__version__", "9.9")
     assert choose(tmp_path) == "fp32"

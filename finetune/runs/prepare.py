@@ -1,0 +1,260 @@
+"""Prepares device, data and model once for all runs of one configuration."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from finetune import distributed
+from finetune.config.mode import Mode
+from finetune.config.schema import OPTIONS, Config, Pooling, change_options
+from finetune.data import is_waiting
+from finetune.data.dataset import LoadedData, column_of
+from finetune.data.load import load_splits
+from finetune.data.split import split_fold
+from finetune.devices.base import Device
+from finetune.devices.select import check_precision, select_device
+from finetune.errors import ConfigurationError, UsageError
+from finetune.events import Info, WarningMessage, emit, stage
+from finetune.model.freeze import count_parameters, set_trainable, trainable_parameter_names
+from finetune.model.load import TextModel, load_pretrained
+from finetune.model.lora import add_adapters, require_peft
+from finetune.model.mean_pooling import mean_pooling_unsupported_error, pass_through_head
+from finetune.runs.encoding import encode_rows
+from finetune.runs.folder import RunFolder
+from finetune.runs.tracking import check_report_to
+from finetune.tasks.base import Task
+from finetune.tasks.metrics import choose_metric
+from finetune.tokenization.examples import Examples
+from finetune.training.plan import TrainingMethod
+from finetune.training.precision import check_speed
+
+# Set by ``accelerate launch``. Each process of a run has the whole model.
+_SPLIT_MODELS = tuple(f"ACCELERATE_USE_{name}" for name in ("FSDP", "DEEPSPEED", "MEGATRON_LM"))
+# Options that token ids depend on.
+_TOKENIZER_OPTIONS = ("model", "revision", "max_length", "long_texts", "stride")
+# With more, plain fine-tuning is as good and takes less time (docs/measurements.md).
+MAX_ROWS_PER_CLASS = 100
+
+
+@dataclass(frozen=True)
+class RunInputs:
+    """The inputs of a run: options, device, data, token ids by split, and a model with a new head.
+
+    Training changes the model, which is on the CPU at first. ``sources`` has the file, variable or
+    flag of each option that was set. In a cross-validation, ``pool`` has the examples of all folds.
+    """
+
+    config: Config
+    device: Device
+    data: LoadedData
+    examples: Mapping[str, Examples]
+    text_model: TextModel
+    method: TrainingMethod
+    sources: Mapping[str, str] = field(default_factory=dict)
+    pool: Examples | None = None
+
+    @property
+    def task(self) -> Task:
+        """The task: what the labels are."""
+        return self.text_model.task
+
+    @property
+    def mode(self) -> Mode:
+        """Which layers are trained."""
+        return self.config.model.mode
+
+
+def prepare(
+    config: Config, *, sources: Mapping[str, str] | None = None, folds: int | None = None
+) -> RunInputs:
+    """Select the device, load the data and the model, and encode the texts."""
+    check_report_to(config)
+    _check_model_is_whole()
+    if config.model.lora:
+        require_peft()
+    device, precision = select_device(config.training.device), config.training.precision
+    check_precision(device, precision)
+    if config.training.check_device is not False:
+        check_speed(device, precision)
+    distributed.use_device(device)
+    count = distributed.world_size()
+    several = f", {count} processes" if count > 1 else ""
+    emit(Info(f"device: {device.name} ({device.description}){several}, precision {precision}"))
+    with stage("data"):
+        data = load_splits(config.data, folds=folds)
+    return _load(config, device, data, {}, sources or {})
+
+
+def prepare_variant(shared: RunInputs, config: Config, *, fold: int | None = None) -> RunInputs:
+    """Return the same rows with other options and the pretrained model.
+
+    With a number of a fold, the training rows are split again, and the fold is the test split.
+    """
+    is_encoded = all(
+        OPTIONS[name].value_in(config) == OPTIONS[name].value_in(shared.config)
+        for name in _TOKENIZER_OPTIONS
+    )
+    examples = shared.examples if is_encoded else {}
+    inputs = _load(config, shared.device, shared.data, examples, shared.sources)
+    if fold is None:
+        return inputs
+    data, pool = inputs.data, inputs.examples["train"]
+    splits = split_fold(data.splits["train"], fold, config.data, task=data.task)
+    rows = {name: column_of(split, "row").to_numpy() for name, split in splits.items()}
+    examples = {name: pool.select(numbers) for name, numbers in rows.items()}
+    return replace(inputs, data=replace(data, splits=splits), examples=examples, pool=pool)
+
+
+def _load(
+    config: Config,
+    device: Device,
+    data: LoadedData,
+    examples: Mapping[str, Examples],
+    sources: Mapping[str, str],
+) -> RunInputs:
+    """Load the model, and encode the texts unless they are encoded already."""
+    training, labels = config.training, data.task.labels(column_of(data.splits["train"], "label"))
+    task = data.task.with_loss(
+        labels,
+        is_balanced=training.class_weights == "balanced",
+        focal_gamma=training.focal_gamma if training.loss == "focal" else 0.0,
+        label_smoothing=training.label_smoothing,
+    )
+    choose_metric(training.metric_for_best_model, task.problem_type)
+    method = choose_method(config, task, rows=len(labels))
+    with stage("model"):
+        text_model, method = load_for_training(config, method, task=task)
+    # The manifest needs the digest, which takes half a second for BERT-base.
+    _ = text_model.source.weights_digest
+    if config.data.unlabeled not in (None, "none") and not method.is_contrastive:
+        message = "--unlabeled is not used: only contrastive training learns from unlabeled texts"
+        emit(WarningMessage(message, remedy="leave it out, or add --contrastive on"))
+    with stage("tokenize"):
+        examples = {
+            name: replace(examples[name], weights=task.example_weights(examples[name].labels))
+            if name in examples
+            else encode_rows(rows, name, text_model, config=config)
+            for name, rows in data.splits.items()
+        }
+    return RunInputs(config, device, data, examples, text_model, method, sources)
+
+
+def choose_method(config: Config, task: Task, *, rows: int) -> TrainingMethod:
+    """Return the training method for a configuration and its rows.
+
+    Raises:
+        ConfigurationError: If a requested method can't be used.
+    """
+    training, obstacle = config.training, _find_obstacle(config)
+    if config.model.mode.trains_encoder:
+        option, choice = "contrastive", training.contrastive
+        if training.fit_head == "on" and choice == "off":
+            obstacle = "--fit-head on needs a frozen encoder, or contrastive steps"
+        elif task.name != "single":
+            obstacle = f"the task is {task.name}"
+        elif training.label_smoothing:
+            obstacle = "the labels are smoothed"
+        rows_per_class = rows / max(len(task.class_names), 1)
+        is_due = rows_per_class <= MAX_ROWS_PER_CLASS and training.fit_head != "off"
+        reason = (
+            f"{rows_per_class:.0f} rows per class are few: contrastive steps, then a linear head"
+        )
+    else:
+        option, choice, is_due = "fit-head", training.fit_head, True
+        reason = "a linear head is fitted on the features of the frozen encoder"
+    if choice == "on" or (option == "contrastive" and training.fit_head == "on"):
+        if obstacle:
+            raise ConfigurationError(
+                f"--{option} on can't be used: {obstacle}", remedy=f"use --{option} auto"
+            )
+    elif choice == "off" or obstacle or not is_due:
+        return TrainingMethod()
+    elif names := [
+        each.flag for each in OPTIONS.values() if each.selects_steps and each.value_in(config)
+    ]:
+        return TrainingMethod(reason=f"plain gradient descent, because {names[0]} is set")
+    return TrainingMethod(True, is_contrastive=option == "contrastive", reason=reason)
+
+
+def _find_obstacle(config: Config) -> str | None:
+    """Return why no linear head can be fitted."""
+    if distributed.world_size() > 1:
+        return f"there are {distributed.world_size()} processes"
+    if config.training.loss == "focal":
+        return "the loss is focal, which has no single optimum"
+    return None
+
+
+def load_for_training(
+    config: Config, method: TrainingMethod, *, task: Task
+) -> tuple[TextModel, TrainingMethod]:
+    """Load the pretrained model with a new head, and freeze the layers that are not trained.
+
+    If the model does not allow the training method, plain gradient descent replaces it.
+    """
+    # With many rows, mean pooling gains little in fine-tuning, and its layer takes time. A LoRA
+    # adapter has to fit the plain pretrained model.
+    is_mean = method.fits_head and config.model.pooling == "auto" and not config.model.lora
+    pooling: Pooling = "mean" if is_mean else config.model.pooling
+    seed = config.training.seed
+    text_model = load_pretrained(config.model, task, seed=seed, pooling=pooling)
+    if config.model.pooling == "mean" and text_model.pooling != "mean":
+        raise mean_pooling_unsupported_error(text_model.model)
+    if is_mean and text_model.pooling != pooling:
+        emit(Info(f"pooling: cls, as {mean_pooling_unsupported_error(text_model.model).message}"))
+    mode, structure = config.model.mode, text_model.structure
+    trained = trainable_parameter_names(structure, mode=mode)
+    if method.fits_head:
+        new_layers = structure.new - structure.output_layer
+        passes = not new_layers and text_model.pooling == "cls"
+        passes = passes or pass_through_head(text_model.model, structure)
+        if not passes and new_layers and not method.is_contrastive:
+            emit(Info("gradient descent trains the head: layers below its output layer are new"))
+            method = TrainingMethod()
+        elif method.is_contrastive:
+            # Without gradients of the embeddings a step takes two thirds of the time, for the same
+            # accuracy.
+            frozen = structure.embeddings | (structure.head if passes else frozenset())
+            trained = trained - frozen | structure.output_layer
+        else:
+            trained = structure.output_layer
+    if method.reason:
+        emit(Info(f"training method: {method.reason}"))
+    if lora := config.model.lora:
+        adapted = add_adapters(text_model.model, structure, lora, mode=mode)
+        trained, structure = trained | adapted.adapters, adapted
+        text_model = replace(text_model, structure=structure)
+        if structure.mean_layer:
+            message = "the head reads the mean of the tokens, and the pretrained head does not"
+            emit(Info(f"only the merged model is saved, and no adapter: {message}"))
+    set_trainable(text_model.model, trained, structure)
+    count, total = count_parameters(text_model.model.parameters())
+    counts = f"{count:,} of {total:,} parameters train ({count / total:.1%})"
+    emit(Info(f"model: {config.model.model}, mode {mode}, {counts}"))
+    return text_model, method
+
+
+def keep_tables(inputs: RunInputs, folder: RunFolder) -> RunInputs:
+    """Return inputs in which the tables in memory are files of the run folder."""
+    options = {name: option.value_in(inputs.config) for name, option in OPTIONS.items()}
+    waiting = {name: Path(path) for name, path in options.items() if is_waiting(path)}
+    if not waiting:
+        return inputs
+    folder.tables = sorted({*waiting.values()})
+    kept = {str(path): str(folder.path.resolve() / path.name) for path in folder.tables}
+    config = change_options(inputs.config, {name: kept[options[name]] for name in waiting})
+    sources = [
+        replace(source, name=kept.get(source.name, source.name)) for source in inputs.data.sources
+    ]
+    return replace(inputs, config=config, data=replace(inputs.data, sources=sources))
+
+
+def _check_model_is_whole() -> None:
+    """Raise ``UsageError`` if the user has configured Accelerate to split the model."""
+    for name in _SPLIT_MODELS:
+        if os.environ.get(name, "").lower() in ("true", "1"):
+            raise UsageError(
+                f"Accelerate is configured to split the model ({name}), which a run does not do",
+                remedy="choose multi-GPU or multi-CPU with accelerate config, or use torchrun",
+            )
