@@ -35,7 +35,7 @@ from finetune.model.structure import find_structure
 from finetune.model.tensor_store import TensorStore
 from finetune.runs.features import stored_features, with_features
 from finetune.runs.plan import make_plan
-from finetune.runs.prepare import RunInputs
+from finetune.runs.prepare import RunInputs, prepare_variant
 from finetune.runs.run import Run
 
 MODES: dict[str, dict[str, Any]] = {
@@ -265,7 +265,7 @@ def test_a_stopped_run_resumes_with_or_without_stored_features(
     whole = train_prepared(first, tmp_path / "whole")
     stop = stop_at(lambda event: isinstance(event, Step) and event.step == 3)
     with pytest.raises(KeyboardInterrupt), sent_to(stop):
-        train_prepared(first.with_seed(42), tmp_path / "run")
+        train_prepared(prepare_variant(first, first.config), tmp_path / "run")
     second = prepare_tiny(tiny_folder, feature_cache=second_has_cache, **options)
     with begin_run(second, tmp_path / "run", resumes=True) as run:
         run.train()

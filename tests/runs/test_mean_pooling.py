@@ -49,7 +49,7 @@ def test_a_run_trains_all_but_the_layer_of_the_mean_and_gives_a_plain_model(
     assert scores.loss == pytest.approx(results.test.loss, abs=1e-5)
 
     again = prepare_tiny(folder / "model")
-    assert again.resolved_config.model.pooling == "mean"
+    assert again.text_model.pooling == "mean"
     assert len(again.text_model.structure.layers) == SIZES["num_hidden_layers"]
 
 
@@ -59,4 +59,4 @@ def test_what_can_not_read_the_mean_is_refused_only_where_that_is_asked(tmp_path
     with pytest.raises(ModelUnsupportedError, match="can't read the mean") as refused:
         prepare_tiny(tmp_path / "albert", pooling="mean")
     assert "--pooling mean" in refused.value.remedy
-    assert prepare_tiny(tmp_path / "albert").resolved_config.model.pooling == "cls"
+    assert prepare_tiny(tmp_path / "albert").text_model.pooling == "cls"

@@ -56,7 +56,7 @@ def test_events_come_in_order(tiny_folder: Path, tmp_path: Path) -> None:
     assert kinds == [Step, Step, Validation]
     started = [event.name for event in emitted if isinstance(event, StageStarted)]
     assert started == [
-        *("data", "model", "tokenize", "precision", "features"),
+        *("data", "model", "tokenize", "features"),
         *("train", "saving", "test", "report"),
     ]
     assert [event.name for event in emitted if isinstance(event, StageFinished)] == started
