@@ -1,4 +1,4 @@
-"""How fast the devices of a machine are, by workloads that others have published."""
+"""Times the devices of a machine on published workloads."""
 
 from typing import Literal, get_args
 

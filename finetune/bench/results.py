@@ -1,20 +1,31 @@
-"""Measurements (``bench.json``) and their tables next to published results, without torch."""
+"""Measurements (``bench.json``) and their tables next to published figures, without torch."""
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import date
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
 import yaml
 
-from finetune.bench import GROUPS, Phase
+from finetune.bench import Phase
 from finetune.tasks.tables import Table
 
 CPU = "cpu"
 ARTICLE_TEXTS = 1000
 ARTICLE_TOKENS = 512
+CONTRIBUTE = "finetune bench --contribute"
 _NOT_TIMED = "-"
+_TITLES = {
+    "mlp": "A network of three layers, forward and backward",
+    "inference": "BERT-base on questions, by batch size",
+    "training": "BERT-base and DistilBERT: as others trained them, and as finetune run does",
+    "apple": "The three networks in Apple's chart of May 2022, which has no numbers",
+    "own": "Your own network",
+}
+_FIGURE = ("group", "workload", "chip", "machine", "year", "source", "rows_per_second")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,18 +49,18 @@ class Row:
     note: str = ""
 
     def with_note(self, note: str) -> "Row":
-        """Return the row with a note, after the one it has."""
+        """Return the row with another note."""
         return replace(self, note=f"{self.note}; {note}".removeprefix("; "))
 
     @property
     def rows_per_second(self) -> float | None:
-        """From the median time of a step, None if nothing was timed."""
+        """The speed from the median time of a step, None if nothing was timed."""
         return self.timed_rows / statistics.median(self.seconds) if self.seconds else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Where it was measured: devices by name, versions of Python and the packages that compute."""
+    """The machine: devices by name, versions of Python and the packages that compute."""
 
     cpu: str
     platform: str
@@ -69,40 +80,36 @@ class BenchResults:
     schema_version: int = 1
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of ``bench.json``; its readers get the rows a second as well."""
+        """Return the content of ``bench.json``, with the figures that others published."""
         rows = [asdict(row) | {"rows_per_second": row.rows_per_second} for row in self.rows]
-        return asdict(self) | {"rows": rows}
-
-
-_TITLES = {
-    "mlp": "A network of three layers, forward and backward",
-    "inference": "BERT-base on questions, by batch size",
-    "training": "BERT-base on 1,000 questions: as the article trained it, and as finetune run does",
-    "apple": "Three networks of Apple's chart of May 2022, which names no numbers",
-    "own": "Your own",
-}
+        timed = {(row.group, row.workload) for row in self.rows}
+        figures = [each for each in published() if (each["group"], each["workload"]) in timed]
+        return asdict(self) | {"rows": rows, "published": figures}
 
 
 @dataclass(frozen=True)
 class BenchTable(Table):
-    """A table of a group, or of a comparison; ``source`` is the publisher of its numbers."""
+    """A table of a group with its remarks."""
 
     text_columns: int = 2
-    group: str = ""
-    remarks: tuple[str, ...] = ()
-    source: str = ""
+    remarks: Sequence[str] = ()
+
+
+@cache
+def published() -> list[dict[str, Any]]:
+    """Return the figures that others published, with chip, year and source."""
+    content = yaml.safe_load((files("finetune.bench") / "published.yaml").read_text("utf-8"))
+    figures = (dict(zip(_FIGURE, row, strict=True)) for row in content["figures"])
+    return [figure | {"url": content["sources"][figure["source"]]} for figure in figures]
 
 
 def tabulate(results: BenchResults) -> list[BenchTable]:
-    """Return a table of each group that has rows, and after it what was published."""
-    published = yaml.safe_load((files("finetune.bench") / "published.yaml").read_text("utf-8"))
+    """Return a table of each group that has rows, and after it a table of published figures."""
     tables = []
-    for group in (*GROUPS, "own"):
+    for group in _TITLES:
         if rows := [row for row in results.rows if row.group == group]:
-            tables.append(_measured(group, rows))
-            if table := published.get(group):
-                tables.append(BenchTable("The article's", **table, group=group))
-    return tables
+            tables += [_tabulate_measured(group, rows), _tabulate_published(group, rows, results)]
+    return [table for table in tables if table.rows]
 
 
 def by_device(rows: Iterable[Row]) -> dict[tuple[str, Phase], dict[str, Row]]:
@@ -114,9 +121,9 @@ def by_device(rows: Iterable[Row]) -> dict[tuple[str, Phase], dict[str, Row]]:
 
 
 def crossover_workload(rows: Sequence[Row], device: str) -> str | None:
-    """Return the workload from which on a device is faster than the CPU; None if never.
+    """Return the first workload from which on a device is faster than the CPU; None if never.
 
-    The rows of a group go from small workloads to large ones; what failed says nothing.
+    The rows of a group go from small workloads to large ones. Rows without a timing don't count.
     """
     first = None
     for (workload, _), side_by_side in by_device(rows).items():
@@ -126,49 +133,99 @@ def crossover_workload(rows: Sequence[Row], device: str) -> str | None:
 
 
 def speedup_of(side_by_side: Mapping[str, Row], device: str) -> float | None:
-    """Return the rows a second of a device over the CPU's in the same run, None if not known."""
+    """Return the speed of a device divided by the speed of the CPU, None if one is unknown."""
     rows = [side_by_side.get(name) for name in (device, CPU)]
     speed, cpu_speed = (row.rows_per_second if row else None for row in rows)
     return speed / cpu_speed if speed and cpu_speed else None
 
 
-def _measured(group: str, rows: Sequence[Row]) -> BenchTable:
+def _tabulate_measured(group: str, rows: Sequence[Row]) -> BenchTable:
     devices = sorted(dict.fromkeys(row.device for row in rows), key=lambda name: name != CPU)
     others = devices[1:] if CPU in devices else []
-    titles = [f"{device}, {unit}" for device in devices for unit in ("ms a step", "rows/s")]
+    titles = [f"{device}, {unit}" for device in devices for unit in ("ms per step", "rows/s")]
     titles += [f"{device} ÷ {CPU}" for device in others]
     cells = []
     for (workload, phase), side_by_side in by_device(rows).items():
         values = dict.fromkeys(titles, _NOT_TIMED)
         for device, row in side_by_side.items():
             if speed := row.rows_per_second:
-                values[f"{device}, ms a step"] = _milliseconds(row)
+                values[f"{device}, ms per step"] = _milliseconds(row)
                 values[f"{device}, rows/s"] = _number(speed)
             values[f"{device} ÷ {CPU}"] = _number(speedup_of(side_by_side, device))
         timed = dict.fromkeys(f"{row.timed_rows:,}" for row in side_by_side.values() if row.seconds)
         rows_timed = ", ".join(timed) or _NOT_TIMED
         cells.append((workload, phase, rows_timed, *(values[title] for title in titles)))
-    return BenchTable(
-        group=group,
-        title=_TITLES[group],
-        columns=("workload", "phase", "rows timed", *titles),
-        rows=cells,
-        remarks=(*_remarks(group, rows, others),),
-    )
+    columns = ("workload", "phase", "rows timed", *titles)
+    remarks = [*_remarks(group, rows, others)]
+    return BenchTable(_TITLES[group], columns, cells, remarks=remarks)
 
 
 def _remarks(group: str, rows: Sequence[Row], others: Iterable[str]) -> Iterator[str]:
     for row in rows:
         if row.note:
-            published = f"; published are {row.rows:,} rows" if row.timed_rows else ""
-            yield f"{row.workload}, {row.phase}, {row.device}: {row.note}{published}"
+            yield f"{row.workload}, {row.phase}, {row.device}: {row.note}"
     for device in others if group in ("mlp", "inference") else ():
         if any(speedup_of(side_by_side, device) for side_by_side in by_device(rows).values()):
             first = crossover_workload(rows, device)
-            where = f"from {first} on" if first else "at none of these"
-            yield f"{device} is faster than the CPU {where}"
+            workloads = f"from {first} on" if first else "on none of these workloads"
+            yield f"{device} is faster than the CPU {workloads}"
     if group == "training":
-        yield "a step of finetune run is a pass over the rows, with a frozen encoder's features"
+        yield "a step of finetune run is a pass over the rows, which includes the frozen encoder"
+
+
+def _tabulate_published(group: str, rows: Sequence[Row], results: BenchResults) -> BenchTable:
+    """Return what others published, next to the speeds of this machine."""
+    devices = dict.fromkeys(row.device for row in rows)
+    speeds = {(row.workload, row.device): _number(row.rows_per_second) for row in rows}
+    workloads = {row.workload for row in rows}
+    figures = [
+        each for each in published() if each["group"] == group and each["workload"] in workloads
+    ]
+    here = [f"{device} here" for device in devices]
+    columns = ("workload", "chip", "machine", "year", "source", "rows/s", *here)
+    cells = [
+        (
+            *(figure[name] for name in _FIGURE[1:6]),
+            _number(figure["rows_per_second"]),
+            *(speeds.get((figure["workload"], device), _NOT_TIMED) for device in devices),
+        )
+        for figure in figures
+    ]
+    sources = dict.fromkeys(f"{figure['source']}: {figure['url']}" for figure in figures)
+    remarks = [
+        *sources,
+        *(
+            f"nobody has published these workloads for {chip}: {CONTRIBUTE} prints rows to add"
+            for chip in dict.fromkeys(chip_of(results.machine, device) for device in devices)
+            if not any(figure["chip"] == chip for figure in figures)
+        ),
+    ]
+    return BenchTable(f"{_TITLES[group]} (published)", columns, cells, 5, remarks=remarks)
+
+
+def chip_of(machine: Machine, device: str) -> str:
+    """Return the chip of a device, with its name in the published figures if it has one."""
+    description = machine.devices.get(device, "")
+    if device == CPU or machine.cpu.startswith("Apple"):
+        return machine.cpu.removeprefix("Apple ")
+    words = description.partition(",")[0].replace("-", " ").split()
+    known = (figure["chip"] for figure in published())
+    return next((chip for chip in known if chip in words), description)
+
+
+def rows_to_contribute(results: Mapping[str, Any]) -> list[list[Any]]:
+    """Return rows for ``published.yaml`` from the content of ``bench.json``."""
+    machine = Machine(**results["machine"])
+    known = {(figure["group"], figure["workload"]) for figure in published()}
+    return [
+        [
+            *(row["group"], row["workload"], chip_of(machine, row["device"])),
+            machine.devices[row["device"]],
+            *(str(date.today().year), "YOUR NAME", float(f"{row['rows_per_second']:.3g}")),
+        ]
+        for row in results["rows"]
+        if (row["group"], row["workload"]) in known and row["rows_per_second"]
+    ]
 
 
 def _milliseconds(row: Row) -> str:

@@ -15,8 +15,8 @@ from finetune.devices.base import Device
 from finetune.events import Info, emit
 from finetune.tasks.tables import duration
 
-# If workloads differ by chance only, the ranges of four repeats in each of two benches do not meet
-# in 3 of 100 cases, the ranges of two repeats in 33.
+# If two benches differ only by chance, their ranges of four repeats are disjoint in 3% of cases,
+# and their ranges of two repeats in 33%.
 MAX_REPEATS = 4
 # After this time, no workload is repeated.
 FULL_SECONDS, QUICK_SECONDS = 420.0, 45.0
@@ -39,28 +39,25 @@ def measure(
 ) -> Iterator[list[Row]]:
     """Yield all rows so far after each workload on each device, and repeat while time is left."""
     for device in devices:
-        # So that a step that does not fit fails instead of making the machine swap.
+        # A step that does not fit fails instead of making the machine swap.
         device.memory.set_memory_limit(device.memory.budget_bytes(None))
-    pairs, started = list(product(range(len(workloads)), devices)), time.time()
-    rows: dict[tuple[int, Device], list[Row]] = {}
-    seconds = dict.fromkeys(pairs, 0.0)
-    for repeat, pair in product(range(MAX_REPEATS), pairs):
-        number, device = pair
-        workload = workloads[number]
-        timed = rows.get(pair) or [workload.row(phase, device.name) for phase in workload.phases]
-        is_over = time.time() + seconds[pair] > until or not all(row.seconds for row in timed)
-        if repeat and is_over:
+    pairs, started = list(product(workloads, devices)), time.time()
+    timed: list[list[Row]] = []
+    seconds = [0.0] * len(pairs)
+    for repeat, (number, (workload, device)) in product(range(MAX_REPEATS), enumerate(pairs)):
+        now = time.time()
+        if not repeat:
+            timed.append([workload.row(phase, device.name) for phase in workload.phases])
+            left = max((now - started) / max(1, number) * (len(pairs) - number), until - now)
+            progress = f"{number + 1}/{len(pairs)}, about {duration(left)} left:"
+        elif now + seconds[number] > until or not all(row.seconds for row in timed[number]):
             continue
-        done, now = pairs.index(pair), time.time()
-        place = "again, while time is left:" if repeat else f"{number + 1}/{len(workloads)}"
-        left = ""
-        if done and not repeat:
-            estimate = max((now - started) / done * (len(pairs) - done), until - now)
-            left = f", about {duration(estimate)} left"
-        emit(Info(f"{place} {workload.group}: {workload.name}, {device.name}{left}"))
-        rows[pair] = time_workload(workload, device, limits, rows=timed)
-        seconds[pair] = time.time() - now
-        yield list(chain.from_iterable(rows.values()))
+        else:
+            progress = "again, while time is left:"
+        emit(Info(f"{progress} {workload.group}: {workload.name}, {device.name}"))
+        timed[number] = time_workload(workload, device, limits, rows=timed[number])
+        seconds[number] = time.time() - now
+        yield list(chain.from_iterable(timed))
 
 
 def time_workload(
@@ -74,7 +71,7 @@ def time_workload(
             torch.manual_seed(SEED)
             make_steps = make_steps or workload.build(device)
             timed.append(_time_steps(row, device, make_steps, limits, min_rows=workload.min_rows))
-        # PyTorch, a model or a device can raise any kind.
+        # PyTorch, a model or a device can raise any exception.
         except Exception as error:
             reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
             timed.append(row.with_note(reason))
@@ -87,7 +84,7 @@ def time_workload(
 def _time_steps(
     row: Row, device: Device, make_steps: MakeSteps, limits: Limits, *, min_rows: int
 ) -> Row:
-    """Return the row with more timings, with the rows per step used before or that fit."""
+    """Return the row with more timings."""
     row, step = _warm_up(row, device, make_steps, limits, min_rows=min_rows)
     seconds = device.time_calls(step, calls=1)
     calls = math.ceil(limits.repeat_seconds / 3 / seconds)
@@ -98,7 +95,7 @@ def _time_steps(
 def _warm_up(
     row: Row, device: Device, make_steps: MakeSteps, limits: Limits, *, min_rows: int
 ) -> tuple[Row, Callable[[], object]]:
-    """Take a step on all rows, or on fewer if time or memory requires it; return the step."""
+    """Take a step on as many rows as before, or as time and memory allow; return the step."""
     rows = row.timed_rows or row.rows
     if not row.timed_rows and min_rows < rows:
         step = make_steps(min_rows)[row.phase]
@@ -106,9 +103,7 @@ def _warm_up(
         fitting = int(min_rows * limits.step_seconds / device.time_calls(step, calls=1))
         if fitting < rows:
             row = row.with_note(f"{rows:,} rows per step would take too long")
-        if fitting <= min_rows:
-            return replace(row, timed_rows=min_rows), step
-        rows = min(rows, fitting)
+        rows = max(min_rows, min(rows, fitting))
     while True:
         try:
             step = make_steps(rows)[row.phase]
@@ -117,7 +112,7 @@ def _warm_up(
         except (RuntimeError, MemoryError) as error:
             if row.timed_rows or rows <= min_rows or not device.memory.is_out_of_memory(error):
                 raise
-        # Outside of the handler, which keeps the tensors of the failed step.
+        # Not in the except block, which keeps the tensors of the failed step alive.
         device.memory.release()
         row = row.with_note(f"out of memory with {rows:,} rows per step")
         rows = max(min_rows, rows // 2)

@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.utils._pytree import tree_iter, tree_map_only
-from transformers import PreTrainedModel, ResNetConfig, ResNetForImageClassification
+from transformers import (
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    PreTrainedModel,
+    ResNetConfig,
+    ResNetForImageClassification,
+)
 
 from finetune.batch_finder.results import Case, architecture_of
 from finetune.batch_finder.trial_model import build_trial_model
@@ -26,8 +32,9 @@ from finetune.data.load import load_data
 from finetune.devices.base import Device
 from finetune.events import muted
 from finetune.model.factory import load_factory, loss_of
-from finetune.model.freeze import set_training
+from finetune.model.freeze import freeze_parameters, set_training
 from finetune.model.shape import random_classifier
+from finetune.model.structure import find_structure
 from finetune.model.tensor_store import TensorStore
 from finetune.runs.features import with_features
 from finetune.tokenization.buckets import choose_padded_lengths, plan_epoch
@@ -48,7 +55,17 @@ _PIXELS = 224
 _IMAGE_CLASSES = 1000
 # An assumption: Apple did not publish the lengths of its texts.
 _APPLE_TOKENS = 128
-_ARTICLE_BATCH_SIZES = (1, 32, 64)
+# Published training steps: the network, the mode, tokens and rows.
+_TRAINING_STEPS = [
+    *(
+        ("BERT-base", mode, ARTICLE_TOKENS, rows)
+        for mode in ("full", "classifier")
+        for rows in (1, 32, 64)
+    ),
+    ("BERT-base", "full", 128, 64),
+    ("BERT-base", "full", ARTICLE_TOKENS, 16),
+    ("DistilBERT", "last-1", ARTICLE_TOKENS, 16),
+]
 _LEARNING_RATE = 5e-5
 _BATCH_SIZE = 32
 
@@ -56,7 +73,7 @@ Batch = Mapping[str, Any]
 Steps = Mapping[Phase, Callable[[], object]]
 """A training step on some rows, or computing their logits without gradients."""
 MakeSteps = Callable[[int], Steps]
-"""Prepares this many rows, and returns the steps on them."""
+"""Prepares N rows, and returns the steps on them."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +91,7 @@ class Workload:
     phases: tuple[Phase, ...] = ("training", "evaluation")
 
     def row(self, phase: Phase, device: str) -> Row:
-        """Return a row of it without timings."""
+        """Return the row of a phase without timings."""
         return Row(group=self.group, workload=self.name, phase=phase, device=device, rows=self.rows)
 
 
@@ -91,10 +108,8 @@ def list_workloads(
     workloads = [workload for group in groups for workload in makers[group]()]
     if model is not None:
         _, batch = load_factory(model)
-        tensors = (
-            part for part in tree_iter(batch) if isinstance(part, torch.Tensor) and part.ndim
-        )
-        rows = len(next(tensors, [None]))
+        tensors = (part for part in tree_iter(batch) if isinstance(part, torch.Tensor))
+        rows = next((len(tensor) for tensor in tensors if tensor.ndim), 1)
         build = build_module(lambda: load_factory(model)[0], lambda _: batch)
         workloads.append(Workload("own", model, build, rows, min_rows=rows))
     return workloads
@@ -105,7 +120,7 @@ def build_module(
     make_batch: Callable[[int], Batch],
     make_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
 ) -> Callable[[Device], MakeSteps]:
-    """Return what builds a module; without an optimizer a step is a forward and a backward."""
+    """Return a function that builds a module. Without an optimizer, steps only get gradients."""
 
     def build(device: Device) -> MakeSteps:
         module = make().to(device.torch_device)
@@ -140,7 +155,7 @@ def build_module(
 def mlp_workloads() -> list[Workload]:
     """Return the network as published, and with its widths times 4 and 16."""
 
-    def workload(widths: list[int]) -> Workload:
+    def workload(widths: Sequence[int]) -> Workload:
         build = build_module(
             lambda: make_mlp(widths), lambda rows: {"input": torch.randn(rows, widths[0])}
         )
@@ -149,29 +164,28 @@ def mlp_workloads() -> list[Workload]:
     return [workload([*(scale * width for width in MLP_WIDTHS), 10]) for scale in (1, 4, 16)]
 
 
-def make_mlp(widths: list[int]) -> nn.Module:
+def make_mlp(widths: Sequence[int]) -> nn.Module:
     """Return linear layers of these widths, with ReLU between them."""
-    pairs = ((nn.Linear(before, after), nn.ReLU()) for before, after in pairwise(widths))
-    *layers, _ = (layer for pair in pairs for layer in pair)
-    return nn.Sequential(*layers)
+    layers = [[nn.Linear(before, after), nn.ReLU()] for before, after in pairwise(widths)]
+    return nn.Sequential(*[*chain.from_iterable(layers)][:-1])
 
 
 def apple_workloads() -> list[Workload]:
     """Return ResNet-50 with 128 rows per step, BERT-base and VGG16 with 64."""
 
-    def images(rows: int) -> torch.Tensor:
-        return torch.randn(rows, 3, _PIXELS, _PIXELS)
+    def make_images(rows: int, *, name: str = "input") -> Batch:
+        return {name: torch.randn(rows, 3, _PIXELS, _PIXELS)}
 
-    def labelled_images(rows: int) -> Batch:
-        return {"pixel_values": images(rows), "labels": torch.arange(rows) % _IMAGE_CLASSES}
+    def make_labeled_images(rows: int) -> Batch:
+        images = make_images(rows, name="pixel_values")
+        return {**images, "labels": torch.arange(rows) % _IMAGE_CLASSES}
 
-    texts = partial(_text_batch, [_APPLE_TOKENS])
     sgd = partial(torch.optim.SGD, lr=1e-3)
-    vgg16 = build_module(make_vgg16, lambda rows: {"input": images(rows)}, sgd)
+    texts = partial(_text_batch, [_APPLE_TOKENS])
     return [
-        Workload("apple", "ResNet-50", build_module(make_resnet50, labelled_images, sgd), 128),
+        Workload("apple", "ResNet-50", build_module(make_resnet50, make_labeled_images, sgd), 128),
         Workload("apple", "BERT-base", build_module(bert_base, texts, sgd), 64),
-        Workload("apple", "VGG16", vgg16, 64),
+        Workload("apple", "VGG16", build_module(make_vgg16, make_images, sgd), 64),
     ]
 
 
@@ -198,7 +212,7 @@ def make_vgg16() -> nn.Module:
 
 
 def _text_batch(lengths: Sequence[int], rows: int, *, padded_length: int | None = None) -> Batch:
-    """Return texts of these lengths for BERT, by default padded to the longest."""
+    """Return texts of random tokens and these lengths, by default padded to the longest."""
     tokens = torch.from_numpy(np.resize(lengths, rows))
     mask = (torch.arange(padded_length or int(tokens.max())) < tokens[:, None]).long()
     token_ids = mask * torch.randint(_random_bert().config.vocab_size, mask.shape)
@@ -207,7 +221,7 @@ def _text_batch(lengths: Sequence[int], rows: int, *, padded_length: int | None 
 
 
 def inference_workloads(lengths: Sequence[int], *, is_quick: bool) -> list[Workload]:
-    """Return the logits of BERT-base for a batch padded to its longest text, in powers of two."""
+    """Return predictions of BERT-base for 1, 2, 4, … texts, padded to the longest of them."""
     build = build_module(bert_base, partial(_text_batch, lengths))
     return [
         Workload("inference", f"batch {rows}", build, rows, min_rows=rows, phases=("evaluation",))
@@ -216,34 +230,48 @@ def inference_workloads(lengths: Sequence[int], *, is_quick: bool) -> list[Workl
 
 
 def training_workloads(lengths: Sequence[int], *, is_quick: bool) -> list[Workload]:
-    """Return BERT-base trained on a thousand questions, as the article did it and as a run does.
+    """Return training steps as others published them, and passes over questions as a run makes.
 
-    The article padded every row to 512 tokens and ran the whole model at every step. A run pads to
-    the longest row of a batch, and computes the features of a frozen encoder once.
+    The published steps pad every row to the same length and run the whole model. A run pads to the
+    longest row of a batch, and computes the features of a frozen encoder once.
     """
-    all_lengths = np.resize(lengths, ARTICLE_TEXTS)
-    sizes = _ARTICLE_BATCH_SIZES[:1] if is_quick else _ARTICLE_BATCH_SIZES
     workloads = []
-    for mode in (Mode("full"), Mode("classifier")):
-        make_model = partial(_make_articles_model, mode)
-        make_batch = partial(_text_batch, lengths, padded_length=ARTICLE_TOKENS)
-        build = build_module(make_model, make_batch, partial(torch.optim.AdamW, lr=_LEARNING_RATE))
-        for rows in sizes:
-            name = f"{mode}, {ARTICLE_TOKENS} tokens, batch {rows}"
-            workloads.append(Workload("training", name, build, rows))
-        name, build = f"{mode}, as finetune run", partial(_build_run, mode, all_lengths)
+    for network, mode, tokens, rows in _TRAINING_STEPS:
+        if is_quick and rows > 1 and network == "BERT-base":
+            continue
+        make_batch = partial(_text_batch, lengths, padded_length=tokens)
+        build = build_module(
+            partial(_make_published_model, network, Mode(mode)),
+            make_batch,
+            partial(torch.optim.AdamW, lr=_LEARNING_RATE),
+        )
+        name = f"{mode}, {tokens} tokens, batch {rows}"
+        if network != "BERT-base":
+            name = f"{network}, {name}"
+        workloads.append(Workload("training", name, build, rows))
+    all_lengths = np.resize(lengths, ARTICLE_TEXTS)
+    for mode in ("full", "classifier"):
+        build = partial(_build_run, Mode(mode), all_lengths)
+        name = f"{mode}, as finetune run"
         workloads.append(Workload("training", name, build, ARTICLE_TEXTS, min_rows=_BATCH_SIZE))
     return [replace(workload, phases=("training",)) for workload in workloads]
 
 
-def _make_articles_model(mode: Mode) -> nn.Module:
-    model = bert_base()
-    model.base_model.requires_grad_(mode == "full")
+def _make_published_model(network: str, mode: Mode) -> nn.Module:
+    model = bert_base() if network == "BERT-base" else make_distilbert()
+    freeze_parameters(model, find_structure(model), mode=mode)
     return model
 
 
+def make_distilbert() -> PreTrainedModel:
+    """Return DistilBERT-base, with the default config of transformers."""
+    config = DistilBertConfig()
+    config.num_labels = CLASSES
+    return DistilBertForSequenceClassification(config)
+
+
 def _build_run(mode: Mode, lengths: np.ndarray, device: Device) -> MakeSteps:
-    """Return what makes a pass over the first rows ready, of a frozen encoder's features too."""
+    """Return the function that prepares a pass over the first rows, as a run makes it."""
     case = Case(
         device.name,
         architecture_of(_random_bert().config.to_dict()),
@@ -264,12 +292,14 @@ def _build_run(mode: Mode, lengths: np.ndarray, device: Device) -> MakeSteps:
             examples = Examples(inputs.inputs_of, inputs.lengths, labels, weights)
             if trial.frozen_layers:
                 with tempfile.TemporaryDirectory() as folder:
+                    store = TensorStore(Path(folder), limit_bytes=2**30)
                     examples = with_features(
-                        examples, trial.frozen_layers, TensorStore(Path(folder), limit_bytes=2**30),
-                        padded_lengths=padded_lengths, batch_size=64, split="train")  # fmt: skip
+                        examples, trial.frozen_layers, store,
+                        padded_lengths=padded_lengths, batch_size=64, split="train",
+                    )  # fmt: skip
             batches = plan_epoch(
-                examples.lengths, effective_batch_size=_BATCH_SIZE, padded_lengths=padded_lengths,
-                seed=SEED, epoch=0,
+                examples.lengths, effective_batch_size=_BATCH_SIZE,
+                padded_lengths=padded_lengths, seed=SEED, epoch=0,
             )  # fmt: skip
             set_training(trial.trainer.model)
             for _, cut in move_batches(examples, batches, device=device):
@@ -281,7 +311,7 @@ def _build_run(mode: Mode, lengths: np.ndarray, device: Device) -> MakeSteps:
 
 
 def read_lengths(data_dir: Path | None) -> list[int]:
-    """Return about the tokens of TREC's training rows, without a folder of the questions here."""
+    """Estimate the tokens of each training row of TREC, or of each bundled question."""
     data = DataConfig("trec", data_dir=str(data_dir)) if data_dir else DataConfig("questions")
     with muted():
         texts = load_data(data).splits["train"]["text"]
@@ -289,7 +319,7 @@ def read_lengths(data_dir: Path | None) -> list[int]:
 
 
 def bert_base() -> PreTrainedModel:
-    """Return BERT-base for six classes on the CPU, a new one with the same weights each time."""
+    """Return a new BERT-base for six classes on the CPU, always with the same weights."""
     return copy.deepcopy(_random_bert())
 
 

@@ -13,7 +13,9 @@ from finetune.bench import GROUPS, Group
 from finetune.commands import flags
 from finetune.commands.console import show_lines, show_table
 from finetune.devices import DEVICE_NAMES
-from finetune.errors import InterruptionError
+from finetune.errors import InterruptionError, UsageError
+from finetune.escaping import escape_controls
+from finetune.files import read_json
 from finetune.ownership import OwnFolder
 from finetune.training.interruption import signal_of
 
@@ -24,7 +26,7 @@ EXAMPLES = """\b
 Groups:
   mlp        a small network and larger ones, forward and backward
   inference  BERT-base on questions, batches of 1 to 256
-  training   BERT-base on 1,000 questions, padded to 512 tokens and less
+  training   BERT-base and DistilBERT, as others trained them and as a run does
   apple      ResNet-50, BERT-base and VGG16, training and evaluation
 
 \b
@@ -33,6 +35,7 @@ Examples:
   finetune bench --quick                 a first impression
   finetune bench inference --device cpu --device mps
   finetune bench --model my_models:make  your own network
+  finetune bench --contribute            figures of the last bench, for others to compare
 """
 ALL = "all"
 
@@ -112,27 +115,51 @@ def run_bench(
     help="Device to time; may be repeated. Default: all devices that work.",
 )
 @flags.options_of(run_bench, "devices")
+@click.option(
+    "--contribute",
+    is_flag=True,
+    help="Print the figures of the last bench as rows of finetune/bench/published.yaml.",
+)
 @flags.with_display
-def command(*, group: str | None, display: flags.Display, **options: Any) -> None:
+def command(*, group: str | None, contribute: bool, display: flags.Display, **options: Any) -> None:
     """Time the devices of this machine on published workloads.
 
-    Without a group, all groups are timed or, with --model, only the model.
+    Figures that others published for the same workloads are shown next to the figures of this
+    machine. Without a group, all groups are timed or, with --model, only the model.
     """
+    if contribute:
+        _show_contribution(Path(options["output_dir"]).expanduser())
+        return
     is_all = group == ALL or (group is None and options["model"] is None)
     chosen = [name for name in GROUPS if is_all or name == group]
     folder = options["output_dir"]
     display.run(run_bench, lambda found: _show(found, folder=folder), groups=chosen, **options)
 
 
+def _show_contribution(folder: Path) -> None:
+    import yaml
+
+    from finetune.bench.results import rows_to_contribute
+
+    try:
+        rows = rows_to_contribute(read_json(folder / "bench.json"))
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"{folder} has no results of a bench", remedy="run finetune bench first"
+        ) from error
+    click.echo("# Replace YOUR NAME, and open a pull request with docs/bench/README.md.")
+    for row in rows:
+        line = yaml.safe_dump([row], default_flow_style=None, width=1000, allow_unicode=True)
+        click.echo(escape_controls(line.rstrip()))
+
+
 def _show(results: "BenchResults", *, folder: str) -> None:
     from finetune.bench.results import tabulate
 
     for table in tabulate(results):
-        notes = [f"({table.source})"] if table.source else [f"- {note}" for note in table.remarks]
-        show_lines(table.title + (" (published)" if table.source else ""), "")
-        if table.rows:
-            show_table(table.columns, table.rows, numbers=table.columns[table.text_columns :])
-        show_lines(*notes)
+        show_lines(table.title, "")
+        show_table(table.columns, table.rows, numbers=table.columns[table.text_columns :])
+        show_lines(*(f"- {remark}" for remark in table.remarks))
     if failed := sum(not row.seconds for row in results.rows):
         show_lines(f"{failed} of {len(results.rows)} rows have no timing; the notes say why")
     show_lines(f"results and page: {folder}")

@@ -11,23 +11,53 @@ def test_the_json_has_the_rows_a_second_of_each_row() -> None:
     assert first["rows_per_second"] == pytest.approx(100)
 
 
-def test_each_group_has_a_table_and_what_was_published_is_apart_with_its_source() -> None:
+def test_published_figures_are_next_to_the_figures_of_this_machine() -> None:
     tables = tabulate(example_results())
-    assert [(table.group, bool(table.source)) for table in tables] == [
-        *(("inference", False), ("inference", True), ("training", False), ("training", True)),
-        ("apple", False),
-    ]
-    inference = tables[0]
-    assert inference.columns[2:5] == ("rows timed", "cpu, ms a step", "cpu, rows/s")
+    inference, published, _, others, _ = tables
+    assert inference.columns[2:5] == ("rows timed", "cpu, ms per step", "cpu, rows/s")
     assert inference.rows[0][3:] == ("10 (9–12)", "100", "20 (18–24)", "50", "0.5")
-    assert tables[3].rows[0] == ["full", "CPU", "32", "0.69", "24 min 13 s"]
+    assert published.title == f"{inference.title} (published)"
+    cells = ("batch 8", "M1", "8 GB, GPU", "2022", "Briggs", "42.3", "100", "133")
+    assert cells in published.rows
+    assert any(remark.startswith("Briggs: https://") for remark in published.remarks)
+    assert others.rows[0][-3:] == ("0.69", "1", "-")
+    [figure, *_] = [
+        each for each in example_results().to_json()["published"] if each["group"] == "training"
+    ]
+    assert (figure["chip"], figure["year"], figure["rows_per_second"]) == ("M1", "2022", 0.69)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "gpu", "missing"),
+    [
+        ("Apple M1", "Apple M1 GPU, 8.0 GiB unified memory", []),
+        ("Apple M9 Pro", "Apple M9 Pro GPU, 48 GiB unified memory", ["M9 Pro"]),
+        ("A CPU", "Tesla T4, 14.6 GiB", ["A CPU"]),
+    ],
+)
+def test_a_chip_without_published_figures_is_announced(
+    cpu: str, gpu: str, missing: list[str]
+) -> None:
+    rows = [
+        a_row("training", "full, 512 tokens, batch 16", device, 8.0) for device in ("cpu", "gpu")
+    ]
+    rows += [a_row("training", "full, 512 tokens, batch 1", "cpu", 8.0)]
+    results = example_results()
+    machine = replace(results.machine, cpu=cpu, devices={"cpu": "8 threads", "gpu": gpu})
+    _, published = tabulate(replace(results, machine=machine, rows=rows))
+    announced = [remark for remark in published.remarks if remark.startswith("nobody")]
+    assert announced == [
+        f"nobody has published these workloads for {chip}: finetune bench --contribute prints rows "
+        "to add"
+        for chip in missing
+    ]
 
 
 def test_the_rows_of_a_table_are_those_that_were_timed() -> None:
     row = replace(a_row("apple", "VGG16", "cpu", 4.0, note="slow"), rows=64, timed_rows=1)
     [table] = tabulate(replace(example_results(), rows=(row,)))
     assert table.rows[0][2] == "1"
-    assert table.remarks == ("VGG16, training, cpu: slow; published are 64 rows",)
+    assert table.remarks == ["VGG16, training, cpu: slow"]
 
 
 def test_a_device_is_faster_from_where_no_larger_workload_is_slower() -> None:

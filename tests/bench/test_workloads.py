@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import tiny_model
+from transformers import PreTrainedModel
 
 from finetune.bench import workloads
 from finetune.bench.results import Row
@@ -37,9 +38,16 @@ def timed(workload: Workload) -> list[Row]:
     return time_workload(workload, CpuDevice(), SHORT, rows=rows)
 
 
+def tiny_distilbert() -> PreTrainedModel:
+    return tiny_model("distilbert")
+
+
 @pytest.fixture
 def tiny_bert(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workloads, "_random_bert", tiny_model)
+    steps = [("BERT-base", "full", 16, 1), ("BERT-base", "classifier", 16, 1)]
+    monkeypatch.setattr(workloads, "_TRAINING_STEPS", [*steps, ("DistilBERT", "last-1", 16, 4)])
+    monkeypatch.setattr(workloads, "make_distilbert", tiny_distilbert)
     monkeypatch.setattr(workloads, "ARTICLE_TOKENS", 16)
     monkeypatch.setattr(workloads, "ARTICLE_TEXTS", 40)
 

@@ -3,10 +3,12 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from bench.example_results import example_results
 from tiny_runs import Command, finetune_in_a_child
 
@@ -38,6 +40,20 @@ def test_a_bench_writes_files_and_says_how_long_it_takes(
     written = read_json(tmp_path / "b" / "bench.json")["rows"]
     assert [one["workload"] for one in written] == [row.workload for row in ROWS[:3]]
     assert (tmp_path / "b" / "bench.html").read_text().startswith("<!doctype html>")
+
+
+def test_figures_of_a_bench_are_printed_as_rows_to_contribute(
+    command: Command, tmp_path: Path
+) -> None:
+    refused = command("bench", "--contribute", "--output-dir", tmp_path)
+    refused.assert_refused(2, str(tmp_path), "finetune bench")
+    content = json.dumps(example_results(gpu="mps").to_json())
+    (tmp_path / "bench.json").write_text(content)
+    rows = yaml.safe_load(command("bench", "--contribute", "--output-dir", tmp_path).output)
+    year = str(date.today().year)
+    row = ["inference", "batch 8", "A <fast> chip", "2 threads", year, "YOUR NAME", 100.0]
+    assert rows[0] == row
+    assert len(rows) == 5
 
 
 def test_ctrl_c_keeps_what_was_measured(
