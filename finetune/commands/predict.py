@@ -25,11 +25,12 @@ from finetune.events import Emit, Info, WarningMessage, emit, sent_to
 from finetune.runs.folder import RunFolder, open_run_folder
 
 if TYPE_CHECKING:
+    from finetune.evaluation.prediction_file import PredictionFile
     from finetune.runs.trained import TrainedModel
     from finetune.tasks.base import Prediction, Predictions
 
 # The texts of a chunk are batched by length. The first chunk is small, so that predictions come
-# soon; long texts make it smaller, so that memory does not grow with them.
+# soon. Long texts make chunks smaller, which limits memory.
 FIRST_CHUNK_TEXTS = 16
 MAX_CHUNK_TEXTS = 1_024
 MAX_CHUNK_CHARACTERS = 2**21
@@ -61,26 +62,25 @@ def predict(
     Args:
         run: The run folder, or the results of a run.
         texts: A text; a list or Series of texts, or of pairs of texts; or a table with the text
-            column of the run. There is one prediction per text, in the same order; the label of a
+            column of the run. There is one prediction per text, in the same order. The label of a
             missing text is None.
         device: Device to use.
-        all_scores: Return the probability of each class, not only the best one.
-        min_confidence: Return no label if its probability is below this value, such as 0.9.
-        target_precision: Abstain below a confidence threshold per class, chosen so that this
-            precision, such as 0.95, is reached on the validation rows of the run.
+        all_scores: Show the probability of each class, not only the highest probability.
+        min_confidence: Show no label if its probability is below this value, such as 0.9.
+        target_precision: Show no label below a confidence threshold per class, chosen so that the
+            validation rows of the run reach this precision, such as 0.95.
         emit: Receives the events of ``finetune.events``.
     """
-    return load(run, device=device).classify(
-        texts, all_scores=all_scores, min_confidence=min_confidence,
-        target_precision=target_precision)  # fmt: skip
+    limits = {"min_confidence": min_confidence, "target_precision": target_precision}
+    return load(run, device=device).classify(texts, all_scores=all_scores, **limits)
 
 
 def load(run: str | Path, *, device: DeviceName = "auto") -> "LoadedModel":
-    """Load a run's model, to classify texts many times: ``load(run).predict(texts)``.
+    """Load the model of a run, to classify texts many times: ``load(run).predict(texts)``.
 
     Args:
         run: The run folder, or the results of a run.
-        device: Where it computes.
+        device: Device to use.
         emit: Receives the events of ``finetune.events``.
     """
     folder = open_run_folder(Path(run))
@@ -91,14 +91,14 @@ def load(run: str | Path, *, device: DeviceName = "auto") -> "LoadedModel":
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A run's model in memory."""
+    """The model of a run, in memory."""
 
-    warnings: ClassVar[Sequence[str]] = ()  # of its loading
+    warnings: ClassVar[Sequence[str]] = ()  # while it was loaded
     folder: RunFolder
     model: "TrainedModel" = field(repr=False)
 
     def predict(self, texts: Any, *, emit: Emit | None = None, **options: Any) -> "Predictions":
-        """Classify texts, as ``finetune.predict`` does, with its options."""
+        """Classify texts, as ``finetune.predict`` does, with the same options."""
         predictions: Predictions = as_python(self.classify)(
             texts, emit=emit, progress=False, **options
         )
@@ -117,11 +117,10 @@ class LoadedModel:
         from finetune.runs.evaluate import other_data
         from finetune.tasks.base import Predictions
 
-        options, reads_pairs = other_data(self.folder, "", {}), self.model.reads_pairs
-        rows = read_texts(texts, options, reads_pairs=reads_pairs)
-        chunks = self.stream(
-            [rows], all_scores=all_scores, min_confidence=min_confidence,
-            target_precision=target_precision)  # fmt: skip
+        data = other_data(self.folder, "", {})
+        rows = read_texts(texts, data, reads_pairs=self.model.reads_pairs)
+        limits = {"min_confidence": min_confidence, "target_precision": target_precision}
+        chunks = self.stream([rows], all_scores=all_scores, **limits)
         return Predictions(chain.from_iterable(chunks))
 
     def stream(
@@ -132,49 +131,48 @@ class LoadedModel:
         with_rows: bool = True,
         **limits: Any,
     ) -> "Iterator[Sequence[Prediction]]":
-        """Yield predictions in chunks, while ``pieces`` yields as many as there are at a time.
+        """Yield predictions in chunks. Each piece has the texts that are available at a time.
 
-        Missing texts have predictions without values. The others may have the rows of their table.
+        Predictions for missing texts have no values. ``with_rows`` adds the rows of a table.
         """
         from finetune.runs.inference import find_lowest_probabilities
         from finetune.tasks.base import abstain
 
         lowest = find_lowest_probabilities(self.folder, **limits)
-        model, count, missing, abstained = self.model, 0, 0, 0
+        count = missing = abstained = 0
         for chunk in _chunks(pieces):
             texts, pairs, is_filled = chunk.texts, chunk.pairs, chunk.is_filled
-            if (pairs is not None) != model.reads_pairs:
-                kind = "sentence pairs" if model.reads_pairs else "single texts"
-                raise UsageError(
-                    f"the model reads {kind}, unlike {reprlib.repr(texts[0])}",
-                    remedy="use --text-pair once per text of a sentence pair, otherwise never",
-                )
-            found: Sequence[Prediction] = []
+            self._check_pairs(chunk)
+            predictions: Sequence[Prediction] = []
             if any(is_filled):
-                second = pairs and [*compress(pairs, is_filled)]
-                found = model.predict([*compress(texts, is_filled)], second, all_scores=all_scores)
+                filled = [column and [*compress(column, is_filled)] for column in (texts, pairs)]
+                predictions = self.model.predict(*filled, all_scores=all_scores)
             if lowest is not None:
-                found = abstain(found, lowest)
-                abstained += sum(None in own.values.values() for own in found)
-            if pairs is not None or chunk.source or not all(is_filled):
-                empty, following = model.no_prediction(all_scores=all_scores), iter(found)
-                rows = chunk.records() if with_rows else [{}] * len(texts)
-                found = [
-                    replace(
-                        next(following) if has_text else empty,
-                        text=text or "", text_pair=pair, columns=row,
-                    )
-                    for has_text, text, pair, row in zip(
-                        is_filled, texts, pairs or [None] * len(texts), rows, strict=True
-                    )
-                ]  # fmt: skip
+                predictions = abstain(predictions, lowest)
+                abstained += sum(None in found.values.values() for found in predictions)
+            empty, following = self.model.no_prediction(all_scores=all_scores), iter(predictions)
+            rows = chunk.records() if with_rows else [{}] * len(texts)
+            cells = zip(is_filled, texts, pairs or [None] * len(texts), rows, strict=True)
             count, missing = count + len(texts), missing + is_filled.count(False)
-            yield found
+            yield [
+                replace(found, text=text or "", text_pair=pair, columns=row)
+                for has_text, text, pair, row in cells
+                for found in [next(following) if has_text else empty]
+            ]
         if missing:
-            few = "is missing: its label is" if missing == 1 else "are missing: their labels are"
-            emit(WarningMessage(f"{missing:,} of {count:,} texts {few} empty"))
+            labels = "is missing: its label is" if missing == 1 else "are missing: their labels are"
+            emit(WarningMessage(f"{missing:,} of {count:,} texts {labels} empty"))
         if lowest is not None:
             emit(Info(f"{abstained:,} of {count:,} texts have no prediction"))
+
+    def _check_pairs(self, chunk: Texts) -> None:
+        reads_pairs = self.model.reads_pairs
+        if (chunk.pairs is not None) != reads_pairs:
+            kind = "sentence pairs" if reads_pairs else "single texts"
+            raise UsageError(
+                f"the model reads {kind}, unlike {reprlib.repr(chunk.texts[0])}",
+                remedy="add --text-pair once per text for sentence pairs; drop it for single texts",
+            )
 
 
 def _chunks(pieces: Iterable[Texts]) -> Iterator[Texts]:
@@ -209,20 +207,20 @@ def read_file(
         encoding: Encoding of the table. Default: detected.
         lines: Read each line of a table as a text.
     """
-    options = {"table": table, "text_column": text_column, "text_pair_column": text_pair_column}
-    options["encoding"] = encoding
     folder = open_run_folder(run)
     from finetune.data.stream import read_texts
     from finetune.runs.evaluate import other_data
     from finetune.runs.inference import reads_pairs
 
-    data = other_data(folder, str(file), flags.given(options))
+    columns = {"text_column": text_column, "text_pair_column": text_pair_column}
+    options = flags.given({"table": table, "encoding": encoding, **columns})
+    data = other_data(folder, str(file), options)
     return read_texts(file, data, as_lines=lines, reads_pairs=reads_pairs(folder))
 
 
 def _is_file_name(text: str) -> bool:
-    """Return whether an argument is a file, or names one like a table or a file of texts."""
-    looks_like_file = text.lower().endswith(FILE_SUFFIXES) or "/" in text or os.sep in text
+    """Return whether an argument is a file, or looks like the name of one."""
+    looks_like_file = text.lower().endswith(FILE_SUFFIXES) or "/" in text
     is_word = not re.search(r"\s|://", text)
     return text == "-" or os.path.isfile(text) or (is_word and looks_like_file)
 
@@ -242,7 +240,7 @@ def _as_texts(texts: Sequence[str], pairs: Sequence[str]) -> Texts:
     "--data",
     "file",
     type=flags.PATH,
-    help="Table, or file with one text per line; - for standard input.",
+    help="Table, or file with one text per line; - is standard input.",
 )
 @click.option("--text-pair", "pairs", multiple=True, help="Second text of each TEXT.")
 @flags.options_of(read_file)
@@ -267,9 +265,9 @@ def command(
     The texts are arguments, the rows of a table, or the lines of a file or of standard input (-). A
     single argument that ends like a table or a text file is the name of a file.
 
-    The output has one line per text, in the same order; with --json, one object with all columns of
-    the table. The label is empty (null in JSON) if the text is missing or the model abstains.
-    --output writes the table with the predictions added.
+    The output has one line per text, in the same order. With --json, a line has all columns of the
+    table. The label is empty (null in JSON) if the text is missing or if the options for confidence
+    suppress it. --output writes the table with the predictions added.
     """
     if file is None and not pairs and texts and all(map(_is_file_name, texts)):
         if len(texts) > 1:
@@ -292,42 +290,49 @@ def command(
         raise UsageError("standard input is closed", remedy="pass texts, or a file with --data")
     with ExitStack() as live, sent_to(live.enter_context(display.view())):
         if reads_stdin and sys.stdin.isatty():
-            emit(Info("type a text per line; Ctrl-D ends"))
-        from finetune.evaluation.prediction_file import PredictionFile, json_line
+            emit(Info("type one text per line; Ctrl-D ends"))
+        from finetune.evaluation.prediction_file import PredictionFile
 
-        written = None
-        if output is not None:
-            written = PredictionFile(output, source=file, overwrite=overwrite)
-        pieces: Iterable[Texts]
-        if texts:
-            pieces = [_as_texts(texts, pairs)]
-        elif file is None or reads_stdin:
+        written = output and PredictionFile(output, source=file, overwrite=overwrite)
+        pieces: Iterable[Texts] = [_as_texts(texts, pairs)]
+        if reads_stdin:
             encoding = reading["encoding"]
             pieces = read_lines(sys.stdin.buffer, name="standard input", encoding=encoding)
-        else:
+        elif file is not None:
             pieces = read_file(run, file, **reading)
         model = load(run, device=options.pop("device"))
-        if written is not None:
+        if written:
             pieces = written.reading(pieces)
-        chunks = model.stream(pieces, **options, with_rows=written is None)
+        chunks = model.stream(pieces, **options, with_rows=not written)
         first = next(chunks)
         live.close()  # a live line would stand between the predictions
-        for predictions in chain([first], chunks):
-            if written is not None:
-                written.add(predictions)
-            elif display.as_json:
-                click.echo(escape_controls("\n".join(map(json_line, predictions))))
-            else:
-                _show_lines(predictions, is_first=predictions is first)
-    if written is not None:
+        _show(chain([first], chunks), written, display=display)
+
+
+def _show(
+    chunks: "Iterable[Sequence[Prediction]]",
+    written: "PredictionFile | None",
+    *,
+    display: flags.Display,
+) -> None:
+    from finetune.evaluation.prediction_file import json_line
+
+    for number, predictions in enumerate(chunks):
+        if written:
+            written.add(predictions)
+        elif display.as_json:
+            click.echo(escape_controls("\n".join(map(json_line, predictions))))
+        else:
+            _show_lines(predictions, is_first=number == 0)
+    if written:
         written.write()
         if not display.quiet:
-            rows = f"{written.rows:,} rows → {escape_line(str(output))}"
+            rows = f"{written.rows:,} rows → {escape_line(str(written.path))}"
             click.echo(rows, err=display.as_json)
 
 
 def _show_lines(predictions: "Sequence[Prediction]", *, is_first: bool) -> None:
-    """Show predictions in columns: aligned on a terminal, elsewhere between tabs."""
+    """Show predictions in columns: aligned on a terminal, elsewhere separated by tabs."""
     rows = [_cells(prediction) for prediction in predictions]
     titles = [title if is_first else "" for title, _ in rows[0]]
     lines = [[cell for _, cell in row] for row in rows]
@@ -339,7 +344,7 @@ def _show_lines(predictions: "Sequence[Prediction]", *, is_first: bool) -> None:
 
 
 def _cells(prediction: "Prediction") -> list[tuple[str, str]]:
-    """Return titles and cells; the probabilities of all classes replace the best one."""
+    """Return titles and cells. The probabilities of all classes replace the highest one."""
     from finetune.evaluation.prediction_file import joined
 
     words: list[tuple[str, str]] = []
@@ -351,6 +356,6 @@ def _cells(prediction: "Prediction") -> list[tuple[str, str]]:
             numbers[name] = value
         else:
             words.append((name, value if isinstance(value, str) else joined(value or ())))
-    cells = [(name, "" if own is None else f"{own:.3f}") for name, own in numbers.items()]
+    cells = [(name, "" if value is None else f"{value:.3f}") for name, value in numbers.items()]
     texts = prediction.texts.items()
     return words + cells + [(name, text.translate(WITHOUT_LINE_ENDS)) for name, text in texts]
