@@ -120,16 +120,16 @@ class LoadedModel:
         data = other_data(self.folder, "", {})
         rows = read_texts(texts, data, reads_pairs=self.model.reads_pairs)
         limits = {"min_confidence": min_confidence, "target_precision": target_precision}
-        chunks = self.stream([rows], all_scores=all_scores, **limits)
+        chunks = self.stream([rows], limits, all_scores=all_scores)
         return Predictions(chain.from_iterable(chunks))
 
     def stream(
         self,
         pieces: Iterable[Texts],
+        limits: Mapping[str, float | None] | None = None,
         *,
         all_scores: bool = False,
         with_rows: bool = True,
-        **limits: Any,
     ) -> "Iterator[Sequence[Prediction]]":
         """Yield predictions in chunks. Each piece has the texts that are available at a time.
 
@@ -138,7 +138,7 @@ class LoadedModel:
         from finetune.runs.inference import find_lowest_probabilities
         from finetune.tasks.base import abstain
 
-        lowest = find_lowest_probabilities(self.folder, **limits)
+        lowest = find_lowest_probabilities(self.folder, **limits) if limits else None
         count = missing = abstained = 0
         for chunk in _chunks(pieces):
             texts, pairs, is_filled = chunk.texts, chunk.pairs, chunk.is_filled
@@ -293,7 +293,9 @@ def command(
             emit(Info("type one text per line; Ctrl-D ends"))
         from finetune.evaluation.prediction_file import PredictionFile
 
-        written = output and PredictionFile(output, source=file, overwrite=overwrite)
+        written = None
+        if output is not None:
+            written = PredictionFile(output, source=file, overwrite=overwrite)
         pieces: Iterable[Texts] = [_as_texts(texts, pairs)]
         if reads_stdin:
             encoding = reading["encoding"]
@@ -303,7 +305,8 @@ def command(
         model = load(run, device=options.pop("device"))
         if written:
             pieces = written.reading(pieces)
-        chunks = model.stream(pieces, **options, with_rows=not written)
+        scores = options.pop("all_scores")
+        chunks = model.stream(pieces, options, all_scores=scores, with_rows=not written)
         first = next(chunks)
         live.close()  # a live line would stand between the predictions
         _show(chain([first], chunks), written, display=display)

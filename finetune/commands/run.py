@@ -1,6 +1,6 @@
 """``finetune run``: trains a classifier, several seeds or a cross-validation.
 
-Libraries for training take seconds to import, so they are imported after the options are checked.
+Libraries for training take seconds to import. Functions import them after the options are checked.
 """
 
 from collections import Counter
@@ -20,7 +20,6 @@ from finetune.commands.console import (
     show_lines,
     show_result_table,
     show_scores,
-    show_table,
 )
 from finetune.errors import ConfigurationError, UsageError
 from finetune.events import WarningMessage, clock, emit
@@ -35,11 +34,11 @@ if TYPE_CHECKING:
 Several = Annotated[int, Ge(2), Lt(2**31)]
 EXAMPLES = """\b
 Examples:
-  finetune run reviews.csv                      a classifier of your texts
-  finetune run                                  BERT-base on TREC
-  finetune run offline                          a preset, needs no network
-  finetune run reviews.csv --freeze-core        trains only the head
-  finetune run reviews.csv --folds 5            cross-validation
+  finetune run reviews.csv                      train on your table
+  finetune run reviews.csv --freeze-core        train only the head
+  finetune run reviews.csv --folds 5            cross-validate
+  finetune run offline                          use a preset without network
+  finetune run                                  train BERT-base on TREC
 """
 
 
@@ -59,14 +58,14 @@ def run(
     Args:
         file: A table, the name of a dataset or preset, a YAML file, or a run to repeat.
         config: A YAML file or the name of a preset.
-        seeds: Train N seeds on the same splits; report mean and intervals.
+        seeds: Train with N seeds on the same splits; report means and intervals.
         folds: Cross-validate with N folds; report metrics of all rows.
         keep_models: Keep the model and the report of each fold.
-        resume_from_checkpoint: Resume the run in this folder, or train a finished run for more
-            epochs. auto: the run in --output-dir, the newest unfinished one, or a new run.
+        resume_from_checkpoint: Run folder to resume; a finished run needs more --num-train-epochs.
+            auto: the run in --output-dir, the newest unfinished run, or a new run.
         assignments: More options, as ``section.option=value``.
-        emit: Is called with the events of ``finetune.events``.
-        options: The flags of the command, with underscores: ``freeze_core=True``.
+        emit: Receives the events of ``finetune.events``.
+        options: The options of the command, with underscores: ``freeze_core=True``.
 
     Raises:
         FinetuneError: With an exit code and a remedy.
@@ -118,21 +117,20 @@ def read_options(
     resume_from_checkpoint: str | Path | None = None,
     **options: Any,
 ) -> "LoadedConfig":
-    """Return all options of a run, checked without reading data and model."""
-    several = {name: one for name, one in (("seeds", seeds), ("folds", folds)) if one is not None}
-    if len(several) > 1:
+    """Return the options of a run, checked without reading the data and the model."""
+    if seeds is not None and folds is not None:
         raise UsageError("--seeds and --folds can't be combined", remedy="drop one of them")
     if keep_models and folds is None:
         raise UsageError(
             "--keep-models has no effect without --folds",
             remedy="drop it: a single run keeps its model",
         )
-    for name in several:
-        if (processes := distributed.read_launch().world_size) > 1:
-            raise UsageError(
-                f"--{name} needs one process, but a launcher started {processes}",
-                remedy=f"drop --{name}, or start it without the launcher",
-            )
+    processes = distributed.read_launch().world_size
+    if processes > 1 and (seeds or folds) is not None:
+        raise UsageError(
+            f"--seeds and --folds need a single process, but a launcher started {processes}",
+            remedy="drop the option, or start the command without the launcher",
+        )
     if (file or config) is not None and resume_from_checkpoint not in (None, "auto"):
         raise ConfigurationError(
             "a run resumes with its own configuration", remedy=f"drop {file or '--config'}"
@@ -141,9 +139,9 @@ def read_options(
 
 
 def dry_run(loaded: "LoadedConfig") -> dict[str, Any]:
-    """Prepare a run up to its first step, and return what it would do as JSON.
+    """Prepare a run up to its first step, and return its plan as JSON.
 
-    It writes nothing, and raises whatever would keep the run from starting.
+    It writes nothing. If the run can't start, it raises the same error.
     """
     from finetune.commands.resuming import Work
     from finetune.data.check import check_splits, describe_lengths, suggest_changes
@@ -163,8 +161,8 @@ def dry_run(loaded: "LoadedConfig") -> dict[str, Any]:
     lengths = Counter(batch.padded_length for batch in plan.batches(trained, epoch=0))
     rows = inputs.data.splits["train"]
     findings = check_splits(inputs.data.splits, inputs.task)
-    for one in suggest_changes(findings, lengths=None):
-        emit(WarningMessage(one.finding))
+    for suggestion in suggest_changes(findings, lengths=None):
+        emit(WarningMessage(suggestion.finding))
     class_rows = inputs.task.count_classes(trained.labels)
     return {
         **facts,
@@ -192,16 +190,15 @@ def dry_run(loaded: "LoadedConfig") -> dict[str, Any]:
     "--dry-run",
     "is_dry_run",
     is_flag=True,
-    help="Print what the run would do and how long it takes, and stop.",
+    help="Print the plan of the run and its estimated time, without training.",
 )
 @flags.config_options
 @flags.with_display
 def command(*, display: flags.Display, is_dry_run: bool, seeds: int | None, **options: Any) -> None:
     """Fine-tune a classifier and write a run folder.
 
-    FILE is a table of texts, whose columns, model and length are guessed; questions (bundled),
-    trec or hub:OWNER/NAME; a YAML file or preset; or a run to repeat. Default: trec, a benchmark,
-    which is downloaded.
+    FILE is a table of texts, a dataset (questions, trec or hub:OWNER/NAME), a YAML file, a preset,
+    or a run folder to repeat. Default: trec, a benchmark that is downloaded.
     """
     options = flags.given(options)
     if is_dry_run:
@@ -219,10 +216,8 @@ def command(*, display: flags.Display, is_dry_run: bool, seeds: int | None, **op
         results: Any = run(seeds=seeds, **options)
     if display.as_json:
         show_json({**results.to_json(), "output_dir": results.output_dir})
-    elif seeds:
-        _show_seeds(results)
-    elif "folds" in options:
-        _show_folds(results)
+    elif seeds or "folds" in options:
+        _show_several(results)
     else:
         _show_run(results)
 
@@ -236,7 +231,7 @@ def _show_plan(plan: dict[str, Any], *, as_json: bool) -> None:
         show_json({**plan, "expectation": expected and asdict(expected)})
         return
     seconds = plan.pop("estimated_seconds")
-    # Hundreds of classes don't fit a line, and regression has no classes.
+    # Hundreds of classes don't fit on a line, and regression has no classes.
     rows = "training_rows_by_class"
     show_facts({**plan, rows: listed_counts(plan[rows]) or "no classes"})
     show_lines(f"about {duration(seconds)} ({plan['total_steps']:,} steps)")
@@ -252,7 +247,7 @@ def _show_run(results: "RunResults") -> None:
     rate = format_rate(training.train_samples_per_second)
     show_scores(f"test split of {facts.data}, {results.test.samples:,} rows", results.test)
     seconds = results.stage_seconds
-    stages = ", ".join(f"{name} {one:.1f}" for name, one in seconds.items() if one >= 0.05)
+    stages = ", ".join(f"{name} {time:.1f}" for name, time in seconds.items() if time >= 0.05)
     validated = []
     if results.validation:
         first = results.validation.values[0]
@@ -266,49 +261,29 @@ def _show_run(results: "RunResults") -> None:
     show_lines(*click.wrap_text(summarize(results)).splitlines(), f"Next: {next_command(results)}")
 
 
-def _show_seeds(results: "SeveralResults") -> None:
-    from finetune.tasks.scores import MetricValue
-    from finetune.tasks.tables import format_interval
+def _show_several(results: "SeveralResults") -> None:
+    from finetune.report.page import tabulate_runs
 
-    first = next(iter(results.runs.values()))
-    metrics, samples = [value.metric for value in first.test.values], first.test.samples
-    folder = SeedsFolder(Path(results.output_dir))
-    rows = [[folder.run_name(n), *map(str, one.test.values)] for n, one in results.runs.items()]
-    mean, over_rows = ["mean"], [f"95% over {samples:,} rows"]
-    over_seeds = [f"95% over {len(results.runs)} seeds"]
-    for metric in metrics:
-        own = results.test[metric.name]
-        low, high = own.low, own.high
-        if metric.is_fraction:  # an interval of few seeds may exceed 0% or 100%
-            low, high = max(low, 0.0), min(high, 1.0)
-        mean.append(str(MetricValue(metric, own.value)))
-        over_seeds.append(f"{MetricValue(metric, low)} to {MetricValue(metric, high)}")
-        over_rows.append(format_interval(own.value, samples) if metric.is_proportion else "–")
-    rows += [mean, over_seeds, over_rows]
-    columns = ("run", *(metric.title for metric in metrics))
-    show_lines(f"test split of {first.facts.data}, {samples:,} rows", "")
-    show_table(columns, rows, numbers=columns[1:])
-    best = "not known without held-out rows; --validation-fraction 0.1 holds some out"
-    if results.best is not None:
-        best = str(folder.run(results.best).path)
-    show_lines(f"best on validation: {best}", f"run folders: {results.output_dir}")
-
-
-def _show_folds(results: "SeveralResults") -> None:
-    from finetune.report.page import tabulate_folds
-
-    first, folder = results.runs[1], FoldsFolder(Path(results.output_dir))
-    assert results.scores
-    show_lines(
-        f"{first.facts.data}, {results.scores.samples:,} rows, each predicted without it", ""
-    )
-    show_result_table(tabulate_folds(results))
-    if table := results.scores.table:
+    first, output = next(iter(results.runs.values())), Path(results.output_dir)
+    if scores := results.scores:
+        rows = f"{scores.samples:,} rows, each predicted by a model that did not see it"
+        show_lines(f"{first.facts.data}, {rows}", "")
+    else:
+        show_lines(f"test split of {first.facts.data}, {first.test.samples:,} rows", "")
+    show_result_table(tabulate_runs(results))
+    if not scores:
+        best = "unknown without validation rows; --validation-fraction 0.1 holds some out"
+        if results.best is not None:
+            best = str(SeedsFolder(output).run(results.best).path)
+        show_lines(f"best on validation: {best}", f"run folders: {output}")
+        return
+    if scores.table:
         show_lines()
-        show_result_table(table)
+        show_result_table(scores.table)
+    folder = FoldsFolder(output)
     show_lines(
         f"predictions of all rows: {folder.predictions_file}",
         f"report: {folder.report_file}",
         "",
-        results.scores.describe("rows, each by a model that did not see it"),
+        scores.describe("rows, each by a model that did not see it"),
     )

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune.config.schema import OPTIONS, Config
-from finetune.evaluation.statistics import Calibration, measure_reliability
+from finetune.evaluation.statistics import Calibration, Interval, measure_reliability
 from finetune.files import write_text_atomically
 from finetune.report.chart import ANY, Axis, Chart, Points, Series, chart_of, in_percent
 from finetune.report.templates import TEMPLATES, remove_folders, without_folder
@@ -24,7 +24,7 @@ from finetune.runs.results import RunResults
 from finetune.runs.several import Rows as FoldRows
 from finetune.runs.several import SeveralResults
 from finetune.runs.summary import confused_with, summarize
-from finetune.tasks.metrics import METRICS
+from finetune.tasks.metrics import METRICS, Metric
 from finetune.tasks.scores import MetricValue
 from finetune.tasks.tables import (
     MAX_MISTAKES,
@@ -224,7 +224,7 @@ def write_folds_report(folder: SeveralFolder, results: SeveralResults, rows: Fol
     else:
         note = note.replace(f"; these are the {MAX_MISTAKES} worst", "")
     tables = [
-        tabulate_folds(results),
+        tabulate_runs(results),
         *([replace(scores.table, title="Classes")] if scores.table else []),
         replace(mistakes, rows=worst, note=note, groups=()),
     ]
@@ -236,24 +236,42 @@ def write_folds_report(folder: SeveralFolder, results: SeveralResults, rows: Fol
     write_text_atomically(folder.report_file, page)
 
 
-def tabulate_folds(results: SeveralResults) -> Table:
-    """Return the metrics of each fold and of all rows, with interval and spread."""
-    runs, scores, spread = results.runs, results.scores, results.spread
+def tabulate_runs(results: SeveralResults) -> Table:
+    """Return the metrics of each seed or fold, and the mean or the metrics of all rows."""
+    first, kind = next(iter(results.runs.values())), results.kind
+    metrics, samples = [value.metric for value in first.test.values], first.test.samples
+
+    def span(metric: Metric, intervals: Mapping[str, Interval]) -> str:
+        if (interval := intervals.get(metric.name)) is None:
+            return "–"
+        low, high = interval.low, interval.high
+        if metric.is_fraction:  # an interval over few seeds may exceed 0% or 100%
+            low, high = max(low, 0.0), min(high, 1.0)
+        return f"{MetricValue(metric, low)} to {MetricValue(metric, high)}"
+
     rows = [
-        [str(fold), *map(str, run.test.values), f"{run.test.samples:,}"]
-        for fold, run in runs.items()
+        [f"{kind[:-1]}-{number}", *map(str, run.test.values), f"{run.test.samples:,}"]
+        for number, run in results.runs.items()
     ]
-    values = next(iter(runs.values())).test.values
-    if scores:
-        found = [(one.metric, results.intervals.get(one.metric.name)) for one in scores.values]
-        intervals = [
-            f"{MetricValue(metric, one.low)} to {MetricValue(metric, one.high)}" if one else "–"
-            for metric, one in found
-        ]
+    if scores := results.scores:
         rows.append(["all rows", *map(str, scores.values), f"{scores.samples:,}"])
-        rows.append([f"95% over {scores.samples:,} rows", *intervals, ""])
-    if spread:
-        deviations = (MetricValue(one.metric, spread[one.metric.name]) for one in values)
-        rows.append(["spread over folds (SD)", *map(str, deviations), ""])
-    columns = ("fold", *(value.metric.title for value in values), "rows")
-    return Table("Folds", columns, rows)
+        rows.append(
+            [
+                f"95% over {scores.samples:,} rows",
+                *(span(m, results.intervals) for m in metrics),
+                "",
+            ]
+        )
+        spread = [MetricValue(metric, results.spread[metric.name]) for metric in metrics]
+        rows.append(["spread over folds (SD)", *map(str, spread), ""])
+    elif means := results.test:
+        values = [MetricValue(metric, means[metric.name].value) for metric in metrics]
+        over_rows = [
+            format_interval(value.value, samples) if value.metric.is_proportion else "–"
+            for value in values
+        ]
+        rows.append(["mean", *map(str, values), ""])
+        rows.append([f"95% over {samples:,} rows", *over_rows, ""])
+        rows.append([f"95% over {len(results.runs)} seeds", *(span(m, means) for m in metrics), ""])
+    columns = (kind[:-1], *(metric.title for metric in metrics), "rows")
+    return Table(kind.capitalize(), columns, rows)

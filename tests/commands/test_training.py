@@ -149,7 +149,7 @@ def test_the_command_shows_each_seed_and_replaces_what_may_be_overwritten(
     assert outcome.code == 0, outcome.errors
     lines = [line.split() for line in outcome.output.splitlines()]
     starts = [line[0] for line in lines if line]
-    assert starts[:7] == ["test", "run", "seed-42", "seed-43", "mean", "95%", "95%"]
+    assert starts[:7] == ["test", "seed", "seed-42", "seed-43", "mean", "95%", "95%"]
     assert "95% over 2 seeds" in outcome.output
     assert "95% over 270 rows" in outcome.output
     assert f"run folders: {folder}" in outcome.output

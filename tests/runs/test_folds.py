@@ -148,7 +148,7 @@ def test_the_command_shows_folds_all_rows_and_classes_and_leaves_test_rows_alone
     options = flags(max_train_samples=24, num_train_epochs=1, max_length=8)
     outcome = command("run", "--folds", 2, "--model", tiny_folder, "--output-dir", folder, *options)
     assert outcome.code == 0, outcome.errors
-    assert "questions, 810 rows, each predicted without it" in outcome.output
+    assert "questions, 810 rows, each predicted by a model that did not see it" in outcome.output
     assert "95% over 810 rows" in outcome.output
     assert "the 270 test rows are not used" in outcome.errors
     page = (folder / "report.html").read_text(encoding="utf-8")
