@@ -36,16 +36,10 @@ SEPARATORS = (
 )
 # Python can't convert a longer exponent.
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,9})?"
-# Lists in one cell as written by Python, numpy, pandas and JSON.
-WRAPPED = (
-    r"(?:(?:np|numpy|pd|pandas)\.)?(?:array|tensor|Index|frozenset|set|list|tuple|deque|Ordered"
-    r"Dict|Counter|dict_keys|dict_values)\((.*?)(?:,\s*(?:dtype|name|maxlen|device)=.*)?\)"
-)
-ARRAY = r"<\w*Array>\s*(\[.*\])\s*Length:.*|(\[.*?\])\s*(?:Length: \d+\s*)?Categories \(.*"
-QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
-TAGS = r"(?:<[^<>\s]+>)+"  # as Stack Overflow has them
+# Lists in one cell as Python, numpy and JSON write them.
 BRACKETED = r"\[.*\]|\{.*\}|\(\s*\)|\(\s*['\"].*\)|\(\d+\s*,[\d\s,]*\)"
-UNREADABLE = r"<[\w. ]+ object (?:.* )?at 0x[0-9a-f]+>|.*\ndtype: \w+"
+TAGS = r"(?:<[^<>\s]+>)+"  # as Stack Overflow has them
+QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 
 
 def is_number(value: str) -> bool:
@@ -165,9 +159,7 @@ def find_separator(labels: Iterable[str]) -> str | None:
 
 def is_list(label: str) -> bool:
     """Return whether a cell may contain a list written by a program."""
-    return (
-        re.fullmatch(f"{BRACKETED}|{WRAPPED}|{ARRAY}|{TAGS}", label.strip(), re.DOTALL) is not None
-    )
+    return re.fullmatch(f"{BRACKETED}|{TAGS}", label.strip(), re.DOTALL) is not None
 
 
 def are_lists(labels: Iterable[str]) -> bool:
@@ -184,11 +176,6 @@ def split_labels(label: str, separator: str | None) -> list[str]:
     parts: Iterable[object] = [text]
     if is_list(text):
         parts = _read_list(text)
-    elif re.fullmatch(UNREADABLE, text, re.DOTALL):
-        raise DataError(
-            f"the label {text[:MAX_LABEL_LENGTH]!r} is an object of Python, not its values",
-            remedy="write the labels of a row as a list, such as " + '["a", "b"]',
-        )
     elif separator:
         parts = text.split(separator)
         if separator == "\n":
@@ -199,41 +186,32 @@ def split_labels(label: str, separator: str | None) -> list[str]:
 
 
 def _read_list(text: str) -> list[object]:
-    """Return the values of a list, set, array or mapping that is written out."""
-    if re.fullmatch(TAGS, text):
-        return [*text[1:-1].split("><")]
-    text = re.sub(r"\b(?:np|numpy)\.\w+_?\((.*?)\)", r"\1", text)
-    while match := re.fullmatch(f"{WRAPPED}|{ARRAY}", text, re.DOTALL):
-        text = next(filter(None, match.groups()), "").strip()
+    """Return the values of a list, set or array that is written out."""
     body = text[1:-1].strip()
+    if re.fullmatch(TAGS, text):
+        return [*body.split("><")]
     if re.fullmatch(rf"(?:(?:{QUOTED})[\s,]*)*", body, re.DOTALL):
-        # Between the values of an array numpy writes no commas.
+        # numpy writes no commas between the values of an array.
         return [ast.literal_eval(value.replace("\n", "\\n")) for value in re.findall(QUOTED, body)]
+    content: Any = None
     for read in (ast.literal_eval, json.loads):
         # A list may be nested deeper than either follows.
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            return _values_of(read(text), text)
+            content = read(text)
+            break
+    if isinstance(content, dict) and all(flag in (0, 1, None) for flag in content.values()):
+        content = [name for name, flag in content.items() if flag]
+    if isinstance(content, list | tuple | set | dict):
+        if isinstance(content, dict) or any(isinstance(value, list | dict) for value in content):
+            raise DataError(
+                f"the label {text[:MAX_LABEL_LENGTH]!r} is neither a list of classes nor 0 or 1 "
+                "for each",
+                remedy='write the labels of a row as a list, such as ["a", "b"]',
+            )
+        return [*content]
     if "," not in body and re.fullmatch(r"[\d\s.+-]+", body):
         return [*body.split()]
     return [part.strip(" '\"") for part in body.split(",")]
-
-
-def _values_of(content: Any, text: str) -> list[object]:
-    if isinstance(content, list | tuple | set):
-        values = [*content]
-        if not any(isinstance(value, list | tuple | set | dict) for value in values):
-            return values
-        if all(isinstance(value, tuple | list) and len(value) == 2 for value in values):
-            content = dict(values)
-    if isinstance(content, dict):
-        if all(flag in (0, 1, None) for flag in content.values()):
-            return [name for name, flag in content.items() if flag]
-        if len(content) == 1 and isinstance(value := next(iter(content.values())), list):
-            return _values_of(value, text)
-    raise DataError(
-        f"the label {text[:MAX_LABEL_LENGTH]!r} is neither a list of classes nor 0 or 1 for each",
-        remedy='write the labels of a row as a list, such as ["a", "b"]',
-    )
 
 
 def has_decimal_commas(labels: Iterable[str]) -> bool:

@@ -66,7 +66,7 @@ def load(
         (cycle("{price}", "{team}", "{food}", "{price,team}"), sorted(TOPICS), ["price", "team"]),
         (cycle("['price']", "['team']", "['food']", "['price' 'team']"), sorted(TOPICS),
          ["price", "team"]),
-        (cycle("{'price': 1, 'team': 0}", "{'team': 1}", "set()", "{'price': 1, 'team': 1}"),
+        (cycle("{'price': 1, 'team': 0}", "{'team': 1}", "[]", "{'price': 1, 'team': 1}"),
          ["price", "team"], ["price", "team"]),
         (cycle("<price>", "<team>", "<food>", "<price><team>"), sorted(TOPICS),
          ["price", "team"]),

@@ -34,25 +34,9 @@ def test_numbers_go_before_words() -> None:
         ("{'food', 'sport'}", ["food", "sport"]),
         ("('food', 'sport')", ["food", "sport"]),
         ("('food',)", ["food"]),
-        ("frozenset({'food'})", ["food"]),
-        ("set()", []),
         ("()", []),
         ("{}", []),
-        ("array(['a', 'b'], dtype='<U5')", ["a", "b"]),
-        ("array(['a', \"it's\"], dtype=object)", ["a", "it's"]),
-        ("np.array(['a'])", ["a"]),
-        ("array([], dtype=object)", []),
-        ("Index(['a', 'b'], dtype='object')", ["a", "b"]),
-        ("[np.str_('a'), np.str_('b')]", ["a", "b"]),
-        ("deque(['a', 'b'], maxlen=4)", ["a", "b"]),
-        ("dict_keys(['a', 'b'])", ["a", "b"]),
-        ("<StringArray>\n['a', 'b']\nLength: 2, dtype: string", ["a", "b"]),
-        ("['a', 'b']\nCategories (3, str): ['a', 'b', 'c']", ["a", "b"]),
         ("{'a': 1, 'b': 0, 'c': True}", ["a", "c"]),
-        ('{"a": 1.0, "b": false}', ["a"]),
-        ("OrderedDict([('a', 1), ('b', 0)])", ["a"]),
-        ("Counter({'a': 1})", ["a"]),
-        ('{"choices": ["a", "b"]}', ["a", "b"]),
         ("{price,team}", ["price", "team"]),
         ("[1 0 1]", ["1", "0", "1"]),
         ("[3, 7]", ["3", "7"]),
@@ -67,11 +51,8 @@ def test_a_list_is_read_as_whoever_wrote_it_meant(text: str, labels: list[str]) 
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["{'a': 0.7, 'b': 0.3}", "[['a'], ['b']]", "<map object at 0x7f1c>",
-     "0    a\n1    b\ndtype: object",
-     "{'start': 0, 'label': 'a'}", "<generator object <genexpr> at 0x10>"],
-)  # fmt: skip
+    "text", ["{'a': 0.7, 'b': 0.3}", "[['a'], ['b']]", "{'start': 0, 'label': 'a'}"]
+)
 def test_what_is_no_list_of_classes_is_refused(text: str) -> None:
     with pytest.raises(DataError, match="the label") as raised:
         split_labels(text, None)
