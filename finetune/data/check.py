@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pandas
 import pyarrow
-import pyarrow.compute as pc
 from datasets import DatasetDict
 from numpy.typing import NDArray
 
-from finetune.data.dataset import TextColumns, column_of, number_splits, texts_of
+from finetune.data.dataset import column_of, number_splits, texts_of
 from finetune.tasks.base import Task
 from finetune.tasks.labels import find_odd_names, listed_counts
 
@@ -80,74 +80,60 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Split:
-    """A split for checks: its rows and the numbers of their texts, which all splits share.
+    """The rows of a split: ``text``, ``number`` and ``label``; all splits share the numbers.
 
-    ``labels`` are indices into ``label_names``, the distinct labels of all splits.
+    The numbers of labels are indices into ``label_names``, the distinct labels of all splits.
     """
 
-    texts: TextColumns
-    numbers: NDArray[np.int64]
-    labels: NDArray[np.int64]
+    rows: pandas.DataFrame
     label_names: Sequence[str]
 
-    @property
-    def labelled(self) -> NDArray[np.int64]:
-        """The text and the label of each row as one number."""
-        return self.numbers * len(self.label_names) + self.labels
-
-    def examples(self, rows: NDArray[np.int64]) -> list[tuple[int, str]]:
-        """Return the first few of some rows with their texts."""
-        texts = self.texts.joined
-        return [(row, texts[row].as_py()) for row in rows[:MAX_EXAMPLES].tolist()]
-
-    def labels_of(self, row: int, *, of: "Split") -> list[str]:
-        """Return the names of labels in this split for the text of a row of another split."""
-        labels = self.labels[self.numbers == of.numbers[row]]
+    def labels_of(self, number: int) -> list[str]:
+        """Return the names of the labels of a text."""
+        labels = self.rows["label"][self.rows["number"] == number]
         return sorted({self.label_names[label] for label in labels})
 
 
 def find_repeats(split: Split, train: Split) -> Finding:
     """Count rows that repeat the text of an earlier one, exactly or up to case and spaces."""
-    _, first_rows, counts = np.unique(split.numbers, return_index=True, return_counts=True)
-    repeated = np.sort(first_rows[counts > 1])
-    # Unique texts, of which there may be many, are not counted in memory.
-    candidates = split.texts.joined.filter(np.isin(split.numbers, split.numbers[repeated]))
-    exact = pc.value_counts(candidates).field("counts").to_numpy()
+    repeated = split.rows[split.rows.duplicated("number", keep=False)]
+    first, exact = repeated.drop_duplicates("number"), repeated["text"].value_counts()
     return {
         "rows": int((exact - 1).sum()),
         "texts": int((exact > 1).sum()),
-        "rows_up_to_case": len(split.numbers) - len(counts),
-        "texts_up_to_case": len(repeated),
-        "examples": [text for _, text in split.examples(repeated)],
+        "rows_up_to_case": len(repeated) - len(first),
+        "texts_up_to_case": len(first),
+        "examples": first["text"][:MAX_EXAMPLES].tolist(),
     }
 
 
 def find_conflicts(split: Split, train: Split) -> Finding:
     """Count texts with several labels."""
-    texts = np.unique(split.labelled) // len(split.label_names)
-    label_counts = np.unique(texts, return_counts=True)[1]
-    _, first_rows = np.unique(split.numbers, return_index=True)
-    rows = np.sort(first_rows[label_counts > 1])
+    labeled = split.rows.drop_duplicates(["number", "label"])
+    first = labeled[labeled.duplicated("number", keep=False)].drop_duplicates("number")
     examples = [
-        {"text": text, "labels": split.labels_of(row, of=split)}
-        for row, text in split.examples(rows)
+        {"text": row.text, "labels": split.labels_of(row.number)}
+        for row in first[:MAX_EXAMPLES].itertuples()
     ]
-    return {"texts": len(rows), "examples": examples}
+    return {"texts": len(first), "examples": examples}
 
 
 def find_overlap(split: Split, train: Split) -> Finding | None:
     """Count rows whose text is also in the training split, in total and with another label."""
     if split is train:
         return None
-    shared = np.flatnonzero(np.isin(split.numbers, train.numbers))
-    agrees = np.isin(split.labelled[shared], train.labelled)
+    shared = split.rows[split.rows["number"].isin(train.rows["number"])]
+    labeled = [
+        rows["number"] * len(split.label_names) + rows["label"] for rows in (shared, train.rows)
+    ]
+    agrees = labeled[0].isin(labeled[1])
     examples = [
         {
-            "text": text,
-            "label": split.label_names[split.labels[row]],
-            "train_labels": train.labels_of(row, of=split),
+            "text": row.text,
+            "label": split.label_names[row.label],
+            "train_labels": train.labels_of(row.number),
         }
-        for row, text in split.examples(shared[np.argsort(agrees, kind="stable")])
+        for row in pandas.concat([shared[~agrees], shared[agrees]])[:MAX_EXAMPLES].itertuples()
     ]
     return {"rows": len(shared), "disagreeing": int((~agrees).sum()), "examples": examples}
 
@@ -186,23 +172,26 @@ def check_splits(splits: DatasetDict, task: Task) -> Findings:
     texts = {split: texts_of(rows) for split, rows in splits.items()}
     text_numbers = number_splits({split: columns.columns for split, columns in texts.items()})
     labels = {split: task.labels(column_of(rows, "label")) for split, rows in splits.items()}
-    together = np.concatenate(list(labels.values()))
-    distinct, label_numbers = np.unique(together, axis=0, return_inverse=True)
+    distinct, numbers = np.unique(
+        np.concatenate(list(labels.values())), axis=0, return_inverse=True
+    )
     names = [task.format_label(label) for label in distinct]
-    ends = np.cumsum(list(map(len, labels.values())))[:-1]
-    parts = {
-        split: Split(texts[split], text_numbers[split], own_labels, names)
-        for split, own_labels in zip(splits, np.split(label_numbers, ends), strict=True)
+    parts, start = {}, 0
+    for split, columns in texts.items():
+        end = start + len(columns.texts)
+        text = columns.joined.to_pandas(types_mapper=pandas.ArrowDtype)
+        rows = {"text": text, "number": text_numbers[split], "label": numbers[start:end]}
+        parts[split], start = Split(pandas.DataFrame(rows), names), end
+    found = {
+        name: {split: check.find(part, parts["train"]) for split, part in parts.items()}
+        for name, check in CHECKS.items()
     }
-    train = parts["train"]
     return Findings(
         rows={split: len(rows) for split, rows in splits.items()},
         classes={split: task.count_classes(array) for split, array in labels.items()},
         checks={
-            name: {
-                split: finding for split, part in parts.items() if (finding := find(part, train))
-            }
-            for name, (find, _, _) in CHECKS.items()
+            name: {split: finding for split, finding in findings.items() if finding}
+            for name, findings in found.items()
         },
         figures={split: task.describe(array) for split, array in labels.items()},
     )
@@ -269,16 +258,17 @@ def suggest_model(
 ) -> Suggestion | None:
     """Suggest another model if the vocabulary does not cover the language of the texts."""
     share = unknown_tokens / max(tokens, 1)
+    script = find_spelt_script(tokenizer, texts)
     if share > MAX_UNKNOWN:
         finding = (
             f"{share:.0%} of the tokens are unknown to the vocabulary of the model, which can't"
+            " tell these words apart"
         )
-        finding += " tell these words apart"
-    elif script := find_spelt_script(tokenizer, texts):
+    elif script:
         finding = (
             f"the texts are in {script} letters, and the vocabulary of the model has these but"
+            " hardly a word: it spells them"
         )
-        finding += " hardly a word: it spells them"
     else:
         return None
     model = (
@@ -294,21 +284,21 @@ def find_spelt_script(
 
     In Chinese and Japanese one token per letter is normal; several are bytes of unknown letters.
     """
-    all_words = " ".join(texts[:SCRIPT_TEXTS].to_pylist()).split()[:SCRIPT_WORDS]
+    words = " ".join(texts[:SCRIPT_TEXTS].to_pylist()).split()[:SCRIPT_WORDS]
     scripts: dict[str, list[str]] = {}
-    for word in all_words:
+    for word in words:
         letter = next(filter(str.isalpha, word), "")
         if letter >= FIRST_LETTER_BEYOND_LATIN:
             scripts.setdefault(unicodedata.name(letter, "").split(" ")[0], []).append(word)
-    script, words = max(scripts.items(), key=lambda item: len(item[1]), default=("", []))
-    if 2 * len(words) <= len(all_words):
+    script, spelled = max(scripts.items(), key=lambda item: len(item[1]), default=("", []))
+    if 2 * len(spelled) <= len(words):
         return None
-    letters = sum(map(str.isalpha, "".join(words)))
-    tokens = tokenizer.backend_tokenizer.encode_batch_fast(words, add_special_tokens=False)
+    encoded = tokenizer.backend_tokenizer.encode_batch_fast(spelled, add_special_tokens=False)
     is_east_asian = script in ("CJK", "HIRAGANA", "KATAKANA")
-    most = (MAX_TOKENS_PER_CHARACTER if is_east_asian else MAX_TOKENS_PER_LETTER) * letters
+    most = MAX_TOKENS_PER_CHARACTER if is_east_asian else MAX_TOKENS_PER_LETTER
+    is_spelled = sum(map(len, encoded)) > most * sum(map(str.isalpha, "".join(spelled)))
     name = script if script == "CJK" else script.capitalize()
-    return name if sum(map(len, tokens)) > most else None
+    return name if is_spelled else None
 
 
 def suggest_changes(
@@ -317,7 +307,7 @@ def suggest_changes(
     """Return suggestions for the user; ``lengths`` is ``None`` without a tokenizer."""
     classes = findings.classes["train"]
     changes = [*find_imbalance(classes)] if classes else []
-    changes += [Suggestion(*oddity) for oddity in find_odd_names(classes)]
+    changes += [Suggestion(*names) for names in find_odd_names(classes)]
     changes += find_misspelled_names(classes)
     for name, (_, titles, remedy) in CHECKS.items():
         for split, finding in findings.checks[name].items():
@@ -332,7 +322,7 @@ def suggest_changes(
     if lengths and lengths.beyond_model:
         share = lengths.beyond_model / findings.rows["train"]
         long = f"training texts longer than the model can read at once: {lengths.beyond_model:,}"
-        for_pairs = "shorten the longer text of each pair"
-        remedy = for_pairs if reads_pairs else "--long-texts windows, which reads all of them"
+        windows = "--long-texts windows, which reads all of them"
+        remedy = "shorten the longer text of each pair" if reads_pairs else windows
         changes.append(Suggestion(f"{long} ({share:.1%})", remedy))
     return changes

@@ -134,9 +134,13 @@ def _score_label(column: ColumnProfile) -> float:
 
 def _may_be_meant_too(option: str, other: ColumnProfile, best: ColumnProfile) -> bool:
     """Return whether the user must choose between a column and the best one, despite its score."""
-    if option == LABEL:  # a binary label next to a rating from which it may be derived
+    if option == LABEL:
         is_flag = bool(FLAG_WORDS & _words_of(other.name))
-        return plain_name(best.name) in RATINGS and other.distinct == 2 and not is_flag
+        # Columns such as code1 and code2, or a binary label next to the rating that it comes from.
+        is_second = re.sub(r"\d+$", "", other.name) == re.sub(r"\d+$", "", best.name)
+        is_second &= 0 < other.filled < best.filled and other.characters <= MAX_CLASS_CHARACTERS
+        is_binary = plain_name(best.name) in RATINGS and other.distinct == 2
+        return not is_flag and (is_second or is_binary)
     is_named = _name_factor(other, TEXT_NAMES) > 1
     least = MAX_CHARACTERS_LEFT_OUT if is_named else MAX_CHARACTERS_LEFT_OUT_UNNAMED
     return not other.recurs and other.characters >= least
@@ -197,8 +201,6 @@ def choose_columns(
         )
     if LABEL in missing and (several := find_indicators(columns, profiles)):
         chosen[LABEL] = ChosenColumn(several, "a column for each class")
-    elif LABEL in missing and (several := _find_code_columns(columns, profiles)):
-        chosen[LABEL] = ChosenColumn(several, "columns with a class in each")
     for option in missing:
         used = {name for column in chosen.values() for name in column.names}
         free = [column for column in profiles if column.name not in used]
@@ -288,11 +290,6 @@ def read_texts(columns: pyarrow.Table, names: Sequence[str]) -> pyarrow.ChunkedA
         return columns[names[0]]
     joined = pc.binary_join_element_wise(*(columns[name] for name in names), "\n")
     return pc.utf8_trim(joined, "\n")
-
-
-def join_texts(texts: Sequence[str]) -> str:
-    """Join the texts of a row as :func:`read_texts` does."""
-    return texts[0] if len(texts) == 1 else "\n".join(texts).strip("\n")
 
 
 def read_labels(columns: pyarrow.Table, names: Sequence[str]) -> pyarrow.ChunkedArray:
@@ -390,36 +387,6 @@ def find_indicators(columns: pyarrow.Table, profiles: Sequence[ColumnProfile]) -
     return () if pc.all(has_one).as_py() else tuple(marked)
 
 
-def _find_code_columns(
-    columns: pyarrow.Table, profiles: Sequence[ColumnProfile]
-) -> tuple[str, ...]:
-    """Return numbered columns such as code1, code2 and code3 that each contain a class or nothing.
-
-    No row has a class twice, and most classes of the later columns also occur in the first.
-    """
-    stems: dict[str, list[ColumnProfile]] = {}
-    for column in profiles:
-        if numbered := re.fullmatch(r"(.*[^\W\d])[\s_.-]*\d+", column.name):
-            stems.setdefault(numbered[1].casefold(), []).append(column)
-    for stem, (first, *others) in stems.items():
-        is_flag = bool(_words_of(stem) & FLAG_WORDS)
-        if not others or is_flag or not first.recurs or first.is_long:
-            continue
-        names = [first.name, *(column.name for column in others)]
-        sample = columns.slice(0, SAMPLE_ROWS).select(names)
-        classes = [{*map(_plain, distinct_values([sample[name]]))} - BLANK for name in names]
-        later = set().union(*classes[1:])
-        repeats = (
-            pc.and_(pc.equal(sample[name], sample[other]), pc.not_equal(sample[name], ""))
-            for name, other in combinations(names, 2)
-        )
-        are_less_filled = all(column.filled < first.filled for column in others)
-        are_known = 2 * len(later & classes[0]) >= len(later)
-        if are_less_filled and are_known and not any(pc.any(row).as_py() for row in repeats):
-            return tuple(names)
-    return ()
-
-
 def _find_names(
     columns: pyarrow.Table, profiles: Sequence[ColumnProfile]
 ) -> dict[ColumnProfile, ColumnProfile]:
@@ -469,7 +436,7 @@ def _guess(
         column.name
         for column in profiles
         if lead * scores[column] > scores[best]
-        or (scores[column] and _may_be_meant_too(option, column, best))
+        or ((scores[column] or option == LABEL) and _may_be_meant_too(option, column, best))
     ]
     if len(close) > 1:
         others = len(close) - MAX_CANDIDATES

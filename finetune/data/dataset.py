@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,9 +16,6 @@ from numpy.typing import NDArray
 from finetune.data.columns import Columns
 from finetune.devices import host
 from finetune.tasks.base import Task
-
-# Rows per chunk, few enough that the results for a chunk take little memory.
-PIECE_ROWS = 2**14
 
 
 @dataclass(frozen=True)
@@ -53,11 +49,6 @@ class LoadedData:
         """Return the number of each row of a split in its table, from 0: [rows]."""
         return self.row_numbers.get(split, np.arange(len(self.splits[split])))
 
-    def place_of(self, split: str, row: int) -> str:
-        """Describe the place of a row of a split in its file."""
-        number = int(self.numbers_of(split)[row])
-        return self.places[split](number) if split in self.places else f"row {number + 1}"
-
     @property
     def columns(self) -> dict[str, str]:
         """The columns of a table that were read, by option."""
@@ -81,10 +72,6 @@ class TextColumns(NamedTuple):
         if self.pairs is None:
             return self.texts
         return pc.binary_join_element_wise(self.texts, self.pairs, " | ")
-
-    def slice(self, start: int, end: int) -> "TextColumns":
-        """Return the columns of the rows from ``start`` to before ``end``."""
-        return TextColumns(*(column.slice(start, end - start) for column in self.columns))
 
 
 def make_dataset(texts: Any, labels: Any, *, task: Task, pairs: Any = None) -> Dataset:
@@ -110,15 +97,6 @@ def rows_where(table: Dataset, mask: NDArray[np.bool_]) -> Dataset:
     """Return the rows for which a mask of shape [rows] is true."""
     # select() would keep all rows and look up each row by its number on every access.
     return _dataset_of(table.with_format("arrow")[:].filter(pyarrow.array(mask)), table.info)
-
-
-def with_numbers(table: Dataset, **numbers: NDArray[np.int64]) -> Dataset:
-    """Return rows with more columns, each [rows], by name."""
-    rows = table.with_format("arrow")[:]
-    for name, column in numbers.items():
-        rows = rows.append_column(name, [column])
-    features = Features({**table.features, **dict.fromkeys(numbers, Value("int64"))})
-    return _dataset_of(rows, DatasetInfo(features=features))
 
 
 def column_of(table: Dataset, name: str) -> pyarrow.ChunkedArray:
@@ -157,43 +135,35 @@ def number_texts(
     numbers = _number(texts)
     if pairs is None:
         return numbers
-    return _number_values(pyarrow.array(numbers * len(numbers) + _number(pairs)))
+    return _number_values(pyarrow.chunked_array([numbers * len(numbers) + _number(pairs)]))
 
 
 def number_splits(
     splits: Mapping[str, Sequence[pyarrow.ChunkedArray]],
 ) -> dict[str, NDArray[np.int64]]:
     """Return the numbers of the texts, or pairs, of each split; equal texts have one number."""
-    columns = zip(*splits.values(), strict=True)
-    numbers = number_texts(
-        *(
-            pyarrow.chunked_array([chunk for column in parts for chunk in column.chunks])
-            for parts in columns
-        )
-    )
+    tables = [
+        pyarrow.table([*columns], ["text", "pair"][: len(columns)]) for columns in splits.values()
+    ]
+    numbers = number_texts(*pyarrow.concat_tables(tables).columns)
     ends = np.cumsum([len(columns_of_split[0]) for columns_of_split in splits.values()])[:-1]
     return dict(zip(splits, np.split(numbers, ends), strict=True))
 
 
 def _number(texts: pyarrow.ChunkedArray) -> NDArray[np.int64]:
-    pieces = pyarrow.table({"texts": texts}).to_batches(max_chunksize=PIECE_ROWS)
-    digests = b"".join(_digest(pyarrow.chunked_array([piece["texts"]])) for piece in pieces)
-    return _number_values(pyarrow.array(np.frombuffer(digests, np.int64)))
+    return _number_values(pyarrow.chunked_array(map(_normalize, texts.chunks), "string"))
 
 
-def _digest(texts: pyarrow.ChunkedArray) -> bytes:
-    """Return an 8-byte digest per normalized text; 100 M texts collide with p = 0.0003."""
-    normal = pc.ascii_lower(pc.ascii_trim_whitespace(texts)).combine_chunks()
+def _normalize(texts: pyarrow.Array) -> pyarrow.Array:
+    """Return texts in lower case, without spaces around them or more than one between words."""
+    normal = pc.ascii_lower(pc.ascii_trim_whitespace(texts))
     # Arrow folds only the case of ASCII, and is slow at joining words that it split at spaces.
     has_gaps = pc.match_substring_regex(texts, "[[:cntrl:]]|  ")
-    is_other = pc.or_(has_gaps, pc.invert(pc.string_is_ascii(texts))).combine_chunks()
+    is_other = pc.or_(has_gaps, pc.invert(pc.string_is_ascii(texts)))
     others = (" ".join(text.casefold().split()) for text in texts.filter(is_other).to_pylist())
-    forms = pc.replace_with_mask(normal, is_other, pyarrow.array(others, "string"))
-    return b"".join(
-        blake2b(form, digest_size=8).digest() for form in forms.cast("binary").to_pylist()
-    )
+    return pc.replace_with_mask(normal, is_other, pyarrow.array(others, "string"))
 
 
-def _number_values(values: pyarrow.Array) -> NDArray[np.int64]:
-    numbers: NDArray[np.int64] = values.dictionary_encode().indices.to_numpy().astype(np.int64)
-    return numbers
+def _number_values(values: pyarrow.ChunkedArray) -> NDArray[np.int64]:
+    codes = [chunk.indices.to_numpy() for chunk in values.dictionary_encode().chunks]
+    return np.concatenate([np.empty(0, np.int64), *codes]).astype(np.int64)

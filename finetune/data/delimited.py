@@ -145,7 +145,9 @@ def _read_table(file: Delimited, options: DataConfig) -> tuple[pyarrow.Table, De
 
 def _read_by_arrow(file: Delimited, names: Sequence[str], *, first: int) -> pyarrow.Table:
     """Read the columns with Arrow, starting at a line."""
-    has_quotes = bool(file.quote) and file.text.has_bytes(file.quote.encode())
+    has_quotes = bool(file.quote) and any(
+        file.quote.encode() in chunk for chunk in file.text.chunks()
+    )
     if has_quotes:  # Arrow accepts characters behind a closing quote
         deque(file.reader(), maxlen=0)
     as_text = dict.fromkeys(names, pyarrow.string())

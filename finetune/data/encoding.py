@@ -3,6 +3,7 @@
 import codecs
 import io
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -60,11 +61,6 @@ class TextFile:
             self.content.open(), encoding=self.encoding, newline=newline, errors=errors
         )
 
-    def pieces(self, *, errors: str = "strict") -> Iterator[str]:
-        """Yield the text in small chunks."""
-        with self.open(errors=errors) as file:
-            yield from iter(partial(file.read, CHUNK_BYTES), "")
-
     def lines(self) -> Iterator[tuple[int, str]]:
         """Yield the lines that are not blank, without spaces around them, and their numbers."""
         with self.open(newline="\n") as lines:
@@ -76,16 +72,15 @@ class TextFile:
         number, _ = next(islice(self.lines(), row, None))
         return f"line {number} of {self.path}"
 
-    def has_bytes(self, wanted: bytes) -> bool:
-        """Return whether it contains some bytes, without decoding it."""
+    def chunks(self) -> Iterator[bytes]:
+        """Yield its bytes."""
         with self.content.open() as file:
-            return any(wanted in chunk for chunk in iter(partial(file.read, CHUNK_BYTES), b""))
+            yield from iter(partial(file.read, CHUNK_BYTES), b"")
 
     def line_end(self) -> str:
         """Return how its first line ends."""
         with self.open() as file:
-            first = file.readline(CHUNK_BYTES)
-        return "\r\n" if first.endswith("\r\n") else "\n"
+            return "\r\n" if file.readline(CHUNK_BYTES).endswith("\r\n") else "\n"
 
     def open_for_arrow(self) -> pyarrow.NativeFile:
         """Open it from its start as UTF-8, in memory of Arrow's own.
@@ -95,17 +90,9 @@ class TextFile:
         if self.encoding == "utf-8" and self.content.unpacked is None:
             return pyarrow.OSFile(str(self.path))
         sink = pyarrow.BufferOutputStream()
-        for piece in self.pieces():
-            sink.write(piece.encode())
+        for text in decode(self.chunks(), self.encoding, name=str(self.path)):
+            sink.write(text.encode())
         return pyarrow.BufferReader(sink.getvalue())
-
-    def check(self) -> None:
-        """Raise an error with the position if the file is damaged or not text."""
-        with self.content.open() as file:
-            chunks = iter(partial(file.read, CHUNK_BYTES), b"")
-            for text in decode(chunks, self.encoding, name=str(self.path)):
-                if "\0" in text:
-                    raise _not_text(self.path, ": it has the character NUL")
 
 
 def decode(chunks: Iterable[bytes], encoding: str, *, name: str) -> Iterator[str]:
@@ -115,10 +102,8 @@ def decode(chunks: Iterable[bytes], encoding: str, *, name: str) -> Iterator[str
         decoder = codecs.getincrementaldecoder(encoding)()
         decoder.decode(b"")
     except (LookupError, UnicodeError) as error:
-        raise UsageError(
-            f"there is no encoding {encoding!r}",
-            remedy="use a name such as gb18030 or cp1251, or leave out --encoding",
-        ) from error
+        remedy = "use a name such as gb18030 or cp1251, or leave out --encoding"
+        raise UsageError(f"there is no encoding {encoding!r}", remedy=remedy) from error
     lines_before = 0
     with naming(name):
         for chunk in chain(chunks, [b""]):
@@ -142,23 +127,28 @@ def find_text(content: Content, *, encoding: str | None) -> TextFile:
     start = content.start(4)
     marked = [name for mark, name in BYTE_ORDER_MARKS.items() if start.startswith(mark)]
     known = encoding or next(iter(marked), None)
-    text = TextFile(content, known or "utf-8")
     try:
-        text.check()
+        return _check(TextFile(content, known or "utf-8"))
     except DataUnreadableError:
-        if known or _is_mostly_utf8(text):
+        if known or _is_mostly_utf8(TextFile(content, "utf-8")):
             raise
-        detected = _detect(content)
-        if detected is None:
-            raise _not_text(content.path) from None
-        text = TextFile(content, detected)
-        text.check()
-        emit(
-            WarningMessage(
-                f"{text.path} is not UTF-8; its encoding was detected as {text.encoding}",
-                remedy="if the texts look wrong, name another encoding with --encoding",
-            )
-        )
+    with content.open() as file:
+        lines = (line for line in file if not line.isascii())
+        detected = detect_encoding(b"".join(islice(lines, SAMPLE_LINES)))
+    if detected is None:
+        raise _not_text(content.path)
+    text = _check(TextFile(content, detected))
+    finding = f"{text.path} is not UTF-8; its encoding was detected as {text.encoding}"
+    remedy = "if the texts look wrong, name another encoding with --encoding"
+    emit(WarningMessage(finding, remedy=remedy))
+    return text
+
+
+def _check(text: TextFile) -> TextFile:
+    """Return a file unless it is damaged or not text; the error has the place."""
+    for piece in decode(text.chunks(), text.encoding, name=str(text.path)):
+        if "\0" in piece:
+            raise _not_text(text.path, ": it has the character NUL")
     return text
 
 
@@ -169,18 +159,11 @@ def _not_text(path: Path, reason: str = "") -> DataUnreadableError:
 def _is_mostly_utf8(text: TextFile) -> bool:
     """Return whether more letters beyond ASCII are valid UTF-8 than are not."""
     damaged = beyond_ascii = 0
-    for piece in text.pieces(errors="replace"):
-        damaged += piece.count("\N{REPLACEMENT CHARACTER}")
-        beyond_ascii += len(piece) - len(piece.encode("ascii", errors="ignore"))
+    with text.open(errors="replace") as lines:
+        for line in lines:
+            damaged += line.count("\N{REPLACEMENT CHARACTER}")
+            beyond_ascii += len(line) - len(line.encode("ascii", errors="ignore"))
     return beyond_ascii - damaged > damaged
-
-
-def _detect(content: Content) -> str | None:
-    """Return the encoding that fits the first non-ASCII lines best."""
-    with content.open() as file:
-        lines = (line for line in file if not line.isascii())
-        sample = b"".join(islice(lines, SAMPLE_LINES))
-    return detect_encoding(sample)
 
 
 def detect_encoding(sample: bytes) -> str | None:
@@ -206,23 +189,23 @@ def detect_encoding(sample: bytes) -> str | None:
 
 
 def _score(text: str, letters: str) -> float:
-    ranks = {letter: log(0.5 / (rank + 1)) for rank, letter in enumerate(letters)}
     errors = len(MISREAD.findall(text)) + sum(map(str.isupper, CAPITAL.findall(text)))
     total = errors * (ERROR - MARK)
-    for character in filter("\x7f".__lt__, set(text)):
-        mark = MARK if character in PUNCTUATION else ERROR
-        total += text.count(character) * ranks.get(character, mark)
+    for character, count in Counter(filter("\x7f".__lt__, text)).items():
+        if (rank := letters.find(character)) >= 0:
+            total += count * log(0.5 / (rank + 1))
+        else:
+            total += count * (MARK if character in PUNCTUATION else ERROR)
     return total
 
 
 def _score_east(text: str, *, frequent: str, letters: str, common: str) -> float:
     total = 0.0
-    for character in filter("\x7f".__lt__, set(text)):
-        if character in frequent:
-            score = log(0.2 / (frequent.index(character) + 5))
+    for character, count in Counter(filter("\x7f".__lt__, text)).items():
+        if (rank := frequent.find(character)) >= 0:
+            total += count * log(0.2 / (rank + 5))
         elif re.match(letters, character) and len(character.encode(common, errors="ignore")) == 2:
-            score = COMMON_EAST
+            total += count * COMMON_EAST
         else:
-            score = MARK if character in PUNCTUATION | {"\u3000"} else ERROR
-        total += text.count(character) * score
+            total += count * (MARK if character in PUNCTUATION | {"\u3000"} else ERROR)
     return total

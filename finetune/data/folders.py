@@ -38,28 +38,25 @@ WITHOUT_CLASS = frozenset(("unsup", "unsupervised", "unlabeled", "unlabelled"))
 
 def read_splits(paths: Sequence[Path], options: DataConfig) -> dict[str, RawTable]:
     """Return all splits of a folder, archive or file; several files become ``train``."""
-    path = paths[0]
+    path, may_be_several = paths[0], not isinstance(options, OtherData)
     try:
-        if options.table is None and holds_files(path):
-            tables = _read_folder(path, options)
-            if len(tables) > 1 and isinstance(options, OtherData):
-                raise DataError(
-                    f"{path} holds several splits: {', '.join(tables)}",
-                    remedy="name the folder or file of one of them",
-                )
-            return tables
-        return {"train": join_tables([read_file(one, options) for one in paths])}
+        if options.table is not None or not holds_files(path):
+            return {"train": join_tables([read_file(path, options) for path in paths])}
+        tables = _read_folder(path, options)
+        if len(tables) > 1 and not may_be_several:
+            message = f"{path} holds several splits: {', '.join(tables)}"
+            raise DataError(message, remedy="name the folder or file of one of them")
+        return tables
     except SeveralTablesError as error:
         splits = splits_named(error.names)
-        if "train" not in splits or len(paths) > 1 or isinstance(options, OtherData):
+        if "train" not in splits or len(paths) > 1 or not may_be_several:
             raise
-
-        def read(member: str) -> RawTable:
-            return read_file(path, replace(options, table=member))
-
-        named = ", ".join(name for names in splits.values() for name in names)
-        emit(Info(f"splits from the tables in {path}: {named}; --table reads only one"))
-        return {split: join_tables(list(map(read, names))) for split, names in splits.items()}
+    names = ", ".join(name for group in splits.values() for name in group)
+    emit(Info(f"splits from the tables in {path}: {names}; --table reads only one"))
+    return {
+        split: join_tables([read_file(path, replace(options, table=name)) for name in group])
+        for split, group in splits.items()
+    }
 
 
 def _read_folder(path: Path, options: DataConfig) -> dict[str, RawTable]:
@@ -128,15 +125,13 @@ def _read_texts(path: Path, classes: Mapping[str, str], options: DataConfig) -> 
     contents = read_members(path, names)
     texts = [content.open().read() for content in contents]
     try:
-        together = Content(path, b"\n".join(texts))
-        encoding = find_text(together, encoding=options.encoding).encoding
+        encoding = find_text(Content(path, b"\n".join(texts)), encoding=options.encoding).encoding
     except DataUnreadableError:
-        for content in contents:  # which one it is
+        for content in contents:  # the error names the file
             find_text(content, encoding=options.encoding or "utf-8")
         raise
-    folders = len(set(classes.values()))
-    emit(Info(f"reading {path}: {len(texts):,} texts in {folders} folders, encoding {encoding}"))
+    count = len(set(classes.values()))
+    emit(Info(f"reading {path}: {len(texts):,} texts in {count} folders, encoding {encoding}"))
     decoded = [text.decode(encoding).removeprefix("\ufeff") for text in texts]
     columns = pyarrow.table({"text": decoded, "label": [*classes.values()]})
-    rows = np.arange(len(columns))
-    return RawTable(path, columns, lambda row: str(path / names[row]), rows)
+    return RawTable(path, columns, lambda row: str(path / names[row]), np.arange(len(columns)))

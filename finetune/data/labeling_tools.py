@@ -1,4 +1,4 @@
-"""Converts exports of labeling tools, and chatbot intents, to texts and labels."""
+"""Converts exports of labeling tools to texts and labels."""
 
 import json
 from collections.abc import Mapping
@@ -27,9 +27,6 @@ def convert(frame: pandas.DataFrame) -> pandas.DataFrame:
         return frame.drop(columns=about).apply(_convert_results)
     if _has(frame, "answer", str) and ANSWERS.issuperset(frame["answer"].dropna().unique()):
         return _convert_prodigy(frame)
-    if _has(frame, "tag", str) and _has(frame, "patterns", list):  # intents of a chatbot
-        intents = frame[["patterns", "tag"]].explode("patterns")
-        return intents.set_axis(["text", "label"], axis="columns")
     for name in ("cats", "labels", "label"):  # of spaCy, and others
         if _has(frame, name, dict):
             return _replace_column(frame, name, frame[name].map(_names_in))
@@ -75,24 +72,24 @@ def _names_in(scores: Any) -> list[str] | None:
 
 def _convert_prodigy(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Return the accepted labels; if there is only one label, rejected rows form a class."""
+    answer = frame["answer"]
     if "accept" in frame.columns:
         options = frame["options"] if "options" in frame.columns else [None] * len(frame)
-        chosen = zip(frame["accept"], options, strict=True)
-        labels = pandas.Series([_chosen(*row) for row in chosen], frame.index, dtype=object)
+        chosen = [_chosen(*row) for row in zip(frame["accept"], options, strict=True)]
+        labels = pandas.Series(chosen, frame.index, dtype=object)
     elif _has(frame, "cats", dict):
         labels = frame["cats"].map(_names_in)
     elif _has(frame, "label", str):
         labels = frame["label"]
-        if labels.nunique() == 1 and frame["answer"].eq("reject").any():
-            negative = f"not {labels.dropna().iloc[0]}"
-            labels = labels.where(frame["answer"].ne("reject"), negative)
-            return frame[["text"]].assign(label=labels.where(frame["answer"].ne("ignore"), None))
+        if labels.nunique() == 1 and answer.eq("reject").any():
+            labels = labels.where(answer.ne("reject"), f"not {labels.dropna().iloc[0]}")
+            answer = answer.where(answer.ne("reject"), "accept")
     else:
         raise DataError(
             "this export of Prodigy has no labels of whole texts",
             remedy="export a data set of textcat.manual, textcat.teach or choice",
         )
-    return frame[["text"]].assign(label=_unwrap(labels.where(frame["answer"].eq("accept"), None)))
+    return frame[["text"]].assign(label=_unwrap(labels.where(answer.eq("accept"), None)))
 
 
 def _chosen(accept: Any, options: Any) -> list[str] | None:
@@ -153,18 +150,18 @@ def _result(value: Any) -> Any:
 
 def _convert_doccano(frame: pandas.DataFrame) -> pandas.DataFrame:
     frame = frame.drop(columns=["Comments", "annotation_approver"], errors="ignore")
-    names = ("label", "labels", "annotations")
-    if not (name := next((name for name in names if _has(frame, name, list)), None)):
-        return frame
-    labels = frame[name].map(_labels_in, na_action="ignore")
-    if labels.dropna().map(lambda names: any(isinstance(name, list) for name in names)).any():
-        raise DataError(
-            "this export of doccano has labels of parts of texts",
-            remedy="export a project of text classification",
-        )
-    return _replace_column(frame, name, labels)
+    for name in ("label", "labels", "annotations"):
+        if _has(frame, name, list):
+            labels = frame[name].map(_labels_in, na_action="ignore")
+            return _replace_column(frame, name, labels)
+    return frame
 
 
 def _labels_in(annotations: list[Any]) -> list[Any]:
     """Return labels that are names, or objects with the number of a label."""
+    if any(isinstance(label, list) for label in annotations):
+        raise DataError(
+            "this export of doccano has labels of parts of texts",
+            remedy="export a project of text classification",
+        )
     return [label.get("label") if isinstance(label, Mapping) else label for label in annotations]

@@ -334,7 +334,7 @@ def _read_json(text: TextFile, options: DataConfig) -> pandas.DataFrame:
 
 def _parse_json(text: TextFile) -> list[Any]:
     """Return the values of a file, with or without commas between them."""
-    content = "".join(text.pieces()).rstrip()
+    content = text.open().read().rstrip()
     decoder, values, end = json.JSONDecoder(), [], 0
     try:
         while end < len(content):

@@ -5,14 +5,7 @@ from datasets import Dataset, DatasetDict, concatenate_datasets
 from numpy.typing import NDArray
 
 from finetune.config.schema import DataConfig
-from finetune.data.dataset import (
-    column_of,
-    number_splits,
-    number_texts,
-    rows_where,
-    texts_of,
-    with_numbers,
-)
+from finetune.data.dataset import column_of, number_splits, number_texts, rows_where, texts_of
 from finetune.errors import DataError
 from finetune.events import Info, WarningMessage, emit, muted
 from finetune.tasks.base import Task
@@ -62,7 +55,9 @@ def pool_rows(table: DatasetDict, *, folds: int, task: Task, seed: int) -> Datas
         rows = len(table["test"])
         emit(Info(f"the folds are of the other rows: the {rows:,} test rows are not used"))
     fold = 1 + find_folds(texts, _strata_of(pool, task), folds=folds, seed=seed)
-    return DatasetDict(train=with_numbers(pool, row=np.arange(len(pool)), fold=fold))
+    for name, numbers in {"row": np.arange(len(pool)), "fold": fold}.items():
+        pool = pool.add_column(name, numbers)
+    return DatasetDict(train=pool)
 
 
 def find_folds(

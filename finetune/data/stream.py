@@ -130,10 +130,7 @@ def texts_of(source: "SourceTable", options: "DataConfig", *, reads_pairs: bool)
     chosen = choose_columns(sample, options, table=str(source.path), wanted=wanted)
     named = " and ".join(repr(column.name) for column in chosen.values())
     emit(Info(f"texts from column {named} of {source.path}"))
-    texts, pairs = (
-        join_columns(texts_in(source.frame[[*chosen[option].names]]), chosen[option].names)
-        if option in chosen
-        else None
-        for option in (TEXT, PAIR)
-    )
+    names = [chosen[option].names for option in wanted]
+    columns = [join_columns(texts_in(source.frame[[*group]]), group) for group in names]
+    texts, pairs = (*columns, None)[:2]
     return Texts(texts, pairs, source)

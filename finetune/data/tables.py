@@ -95,7 +95,6 @@ def read_tables(files: Mapping[str, Sequence[Path]], options: DataConfig) -> Loa
     names = tables["train"].columns.column_names
     tables = _divide_by_column(tables, options)
     columns = _choose_columns(tables["train"], options)
-    _report_unused(names, tables["train"], columns, options)
     for split, table in list(tables.items()):
         is_other = has_published_splits and split != "train"
         if is_other and not _has_labels(table, columns[LABEL].names):
@@ -143,6 +142,11 @@ def _choose_columns(train: RawTable, options: DataConfig) -> Columns:
     second = f", second texts from {columns[PAIR].name!r}" if PAIR in columns else ""
     if any(getattr(options, option) is None for option in columns):
         emit(Info(f"texts from column {columns[TEXT]}{second}, labels from {columns[LABEL]}"))
+    used = {name for column in columns.values() for name in column.names}
+    unused = [name for name in names if name not in used]
+    if unused and not isinstance(options, OtherData):
+        others = f" and {len(unused) - MAX_UNUSED:,} others" if len(unused) > MAX_UNUSED else ""
+        emit(Info(f"columns not used: {', '.join(map(repr, unused[:MAX_UNUSED]))}{others}"))
     return columns
 
 
@@ -184,8 +188,8 @@ def _read_rows(
 
 def place_of(table: RawTable, row: int) -> str:
     """Describe the place of a row in a file, counted from 0, with its id."""
-    place, names = table.place(row), table.columns.column_names
-    if name := next(filter(_is_id, names), None):
+    place = table.place(row)
+    if name := next(filter(_is_id, table.columns.column_names), None):
         value = table.columns[name][int(np.searchsorted(table.numbers, row))].as_py()
         place += f" ({name} {value})" if value else ""
     return place
@@ -197,16 +201,6 @@ def _is_id(name: str) -> bool:
 
 def _first_place(table: RawTable, is_wanted: pyarrow.ChunkedArray) -> str:
     return place_of(table, int(table.numbers[pc.index(is_wanted, True).as_py()]))
-
-
-def _report_unused(
-    names: Sequence[str], train: RawTable, columns: Columns, options: DataConfig
-) -> None:
-    chosen = {name for column in columns.values() for name in column.names}
-    unused = [name for name in names if name not in chosen and name in train.columns.column_names]
-    if unused and not isinstance(options, OtherData):
-        others = f" and {len(unused) - MAX_UNUSED:,} others" if len(unused) > MAX_UNUSED else ""
-        emit(Info(f"columns not used: {', '.join(map(repr, unused[:MAX_UNUSED]))}{others}"))
 
 
 def _check_filled_down(table: RawTable, label: str) -> None:
@@ -228,19 +222,17 @@ def _read_empty(
     labels: list[pyarrow.ChunkedArray], options: DataConfig, *, has_missing: bool, path: Path
 ) -> list[pyarrow.ChunkedArray]:
     """Return labels; an empty cell means unlabeled, or no class if this option is set."""
-    is_empty = [pc.utf8_trim_whitespace(column) for column in labels]
-    is_empty = [pc.equal(column, "") for column in is_empty]
+    is_empty = [pc.equal(pc.utf8_trim_whitespace(column), "") for column in labels]
     if options.empty_labels == "none":
         columns = zip(is_empty, labels, strict=True)
         return [pc.if_else(empty, "[]", column) for empty, column in columns]
-    distinct = {*distinct_values(labels)} - {""}
+    is_decided = isinstance(options, OtherData) or options.empty_labels is not None
     count, rows = sum(pc.sum(column).as_py() or 0 for column in is_empty), sum(map(len, labels))
     says_none = any(
         not split_labels(label, None) if is_list(label) else label.casefold() in MISSING_CLASSES
-        for label in distinct
+        for label in {*distinct_values(labels)} - {""}
     )
-    is_other = isinstance(options, OtherData) or options.empty_labels is not None
-    if count > max(1, MANY_EMPTY * rows) and not (says_none or has_missing or is_other):
+    if count > max(1, MANY_EMPTY * rows) and not (says_none or has_missing or is_decided):
         raise UsageError(
             f"{count:,} of {rows:,} rows of {path} have no label: they may not be labeled yet, or"
             " have none of the classes",
@@ -258,8 +250,7 @@ def _is_long_format(rows: pyarrow.Table) -> bool:
     if pyarrow.types.is_list(rows["label"].type):
         if not pc.all(pc.equal(pc.list_value_length(rows["label"]), 1)).as_py():
             return False
-        flat = flat_values(rows["label"])
-        rows = rows.set_column(rows.column_names.index("label"), "label", flat)
+        rows = _with_flat_labels(rows)
     counted = [("label", "count"), ("label", "count_distinct")]
     texts = rows.group_by(_text_columns(rows)).aggregate(counted)
     repeated = texts.filter(pc.greater(texts["label_count"], 1))
@@ -276,11 +267,9 @@ def _join_long_format(
     rows: dict[str, pyarrow.Table], options: DataConfig, *, path: Path
 ) -> dict[str, pyarrow.Table]:
     """Return one row per text with all its labels."""
-    keys = _text_columns(rows["train"])
+    keys, count = _text_columns(rows["train"]), len(rows["train"])
     texts = rows["train"].group_by(keys).aggregate([]).num_rows
-    finding = (
-        f"{len(rows['train']):,} rows of {path} have {texts:,} texts: many stand in several rows"
-    )
+    finding = f"{count:,} rows of {path} have {texts:,} texts: many stand in several rows"
     if options.task == AUTO:
         raise UsageError(
             f"{finding}, each time with another label",
@@ -290,28 +279,30 @@ def _join_long_format(
     emit(Info(f"{finding}, whose labels are joined"))
     joined = {}
     for split, table in rows.items():
-        place = table.column_names.index("label")
-        flat = table.set_column(place, "label", flat_values(table["label"]))
-        groups = flat.group_by(keys, use_threads=False)
+        groups = _with_flat_labels(table).group_by(keys, use_threads=False)
         grouped = groups.aggregate([("label", "distinct"), ("row", "min")])
         joined[split] = grouped.rename_columns([*keys, "label", "row"])
     return joined
 
 
+def _with_flat_labels(rows: pyarrow.Table) -> pyarrow.Table:
+    place = rows.column_names.index("label")
+    return rows.set_column(place, "label", flat_values(rows["label"]))
+
+
 def _report_texts(texts: pyarrow.ChunkedArray, *, path: Path) -> None:
     """Warn of texts that were decoded wrongly, and of words for a missing text."""
-    short = texts.filter(pc.less_equal(pc.binary_length(texts), max(map(len, MISSING))))
-    words = short.filter(pc.is_in(pc.utf8_lower(short), value_set=pyarrow.array(MISSING)))
+    words = texts.filter(pc.is_in(pc.utf8_lower(texts), value_set=pyarrow.array(MISSING)))
     if count := len(words):
         word = words[0].as_py()
         finding = f"{count:,} texts of {path} are a word for a missing text, such as {word!r}"
         emit(WarningMessage(finding, remedy="leave the cell empty where there is no text"))
-    if pc.all(pc.string_is_ascii(texts)).as_py():
+    others = texts.filter(pc.invert(pc.string_is_ascii(texts))).slice(0, SAMPLE_ROWS)
+    if not len(others):
         return
     from ftfy.badness import is_bad
 
-    others = texts.filter(pc.invert(pc.string_is_ascii(texts)))
-    if garbled := list(filter(is_bad, others.slice(0, SAMPLE_ROWS).to_pylist())):
+    if garbled := list(filter(is_bad, others.to_pylist())):
         finding = f"{len(garbled):,} texts of {path} look like UTF-8 that was decoded as another"
         remedy = "export the file again as UTF-8, or name its encoding with --encoding"
         emit(WarningMessage(f"{finding} encoding, such as {garbled[0][:60]!r}", remedy=remedy))

@@ -7,7 +7,7 @@ import pytest
 
 from finetune.config.schema import DataConfig
 from finetune.data import columns as columns_module
-from finetune.data.columns import Columns, choose_columns, join_texts, read_texts
+from finetune.data.columns import Columns, choose_columns, read_texts
 from finetune.errors import DataNotFoundError, UsageError
 
 TEXTS = ["The film was long.", "A joy to watch!", "Never again.", "Fine for children."]
@@ -128,7 +128,6 @@ def test_columns_are_named_by_their_number_and_several_are_joined() -> None:
     table = pyarrow.table({"a": ["x", "", "y"], "b": ["1", "2", ""], "a,b": ["p", "q", "r"]})
     assert read_texts(table, ["a", "b"]).to_pylist() == ["x\n1", "2", "y"]
     assert read_texts(table, ["a,b"]).to_pylist() == ["p", "q", "r"]
-    assert join_texts(["", "2"]) == "2"
 
 
 def test_what_is_open_names_the_options_to_choose_from() -> None:
@@ -138,6 +137,12 @@ def test_what_is_open_names_the_options_to_choose_from() -> None:
         choose("query", "document", "label", columns=columns)
     assert "to be joined: --text-column query,document" in raised.value.remedy
     assert "--text-column query --text-pair-column document" in raised.value.remedy
+    codes = [[["food", "team"][row % 2] for row in range(60)], ["team"] + [""] * 59]
+    with pytest.raises(UsageError, match="label: 'code1', 'code2'") as raised:
+        choose("said", "code1", "code2", columns=[texts, *codes])
+    assert "several with a class or a mark in each: --label-column code1,code2" in (
+        raised.value.remedy
+    )
     marks = [[str(row % count // (count - 1)) for row in range(60)] for count in (2, 3, 4)]
     for names in (("is_reply", "verified", "has_link"), ("has_link", "verified", "is_reply")):
         listed = [name for name in names if name != "has_link"]  # a link is rarely a label

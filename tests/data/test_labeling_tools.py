@@ -75,10 +75,6 @@ EXPORTS: dict[str, tuple[list[dict[str, Any]] | str, list[Any]]] = {
     ),
     "doccano CSV": ("id,text,label\n1,a,food\n2,a,food#sport\n", ["food", "food#sport"]),
     "spaCy": (rows([{"x": 1.0, "y": 1.0}, {"x": 0.0, "y": 1.0}], name="cats"), [["x", "y"], ["y"]]),
-    "intents": (
-        [{"tag": tag, "patterns": ["a"] * 2, "responses": ["b"]} for tag in ("x", "y")],
-        ["x", "x", "y", "y"],
-    ),
     "questions": (rows(["accept", "Because."], name="answer", label="x"), ["x", "x"]),
 }  # fmt: skip
 
