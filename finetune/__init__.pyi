@@ -44,7 +44,9 @@ class Options(TypedDict, total=False):
     label_names: AnyPath | None
     skip_unknown_labels: bool
     empty_labels: Literal["unlabeled", "none"] | None
-    unlabeled: AnyPath | None
+    unlabeled: AnyPath | Table | None
+    class_names: Literal["auto", "off"]
+    class_descriptions: AnyPath | Table | None
     corrections: AnyPath | None
     label_map: AnyPath | None
     data_dir: AnyPath | None

@@ -19,7 +19,7 @@ def make_options() -> str:
     for option in OPTIONS.values():
         words = _spell(option.type)
         words = words.replace("str", "AnyPath") if option.path else words
-        if option.name in ("data", "validation_file", "test_file"):
+        if option.takes_table:
             words = words.replace("AnyPath", "AnyPath | Table")
         lines.append(f"    {option.name}: {words}")
     return "\n".join(lines) + "\n\n"

@@ -123,11 +123,22 @@ def _with_files(
         options |= {option: splits[read[name]] for name, option in SPLITS.items() if name in read}
         if others := ", ".join(str(name) for name in splits if name not in read.values()):
             events.emit(events.WarningMessage(f"splits that are not read: {others}"))
-    tables = ("data", "validation_file", "test_file")
+    tables = [option.name for option in OPTIONS.values() if option.takes_table]
     if named := [name for name in tables if is_table(options.get(name))]:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix=TEMPORARY)))
+        texts = [name for name in ("unlabeled", "class_descriptions") if name in named]
+        options |= {name: _as_rows(options[name]) for name in texts}
         options |= {name: write_table(options[name], folder) for name in named}
     return arguments, options
+
+
+def _as_rows(table: Any) -> Any:
+    """Return a list of texts, or descriptions by class, as a table; other tables as they are."""
+    if isinstance(table, list | tuple) and all(isinstance(text, str) for text in table):
+        return {"text": [*table]}
+    if isinstance(table, Mapping) and all(isinstance(text, str) for text in table.values()):
+        return {"class": [*table], "description": [*table.values()]}
+    return table
 
 
 def _are_splits(tables: Mapping[Any, Any]) -> bool:

@@ -33,6 +33,7 @@ _EXCLUSIVE = (
     ("--contrastive on", "a frozen encoder"),
     ("--lora-rank 8", "a frozen encoder"),
     ("--no-merge", "--pooling mean"),
+    ("--class-names off", "--class-descriptions"),
 )
 # The source, the section if the source has one, the option and the value.
 Setting = tuple[str, str | None, str, Any]
@@ -184,6 +185,8 @@ def check_contradictions(config: Config) -> None:
         "--lora-rank 8": model.lora_rank is not None,
         "--no-merge": not model.merge,
         "--pooling mean": model.pooling == "mean",
+        "--class-names off": config.data.class_names == "off",
+        "--class-descriptions": config.data.class_descriptions is not None,
     }
     for option in OPTIONS.values():
         is_set = option.value_in(config) != option.default

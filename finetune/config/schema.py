@@ -38,6 +38,7 @@ _first = partial(_option, is_first=True)
 _resumable = partial(_option, resumable=True)
 _of_trec = partial(_option, goes_with=("trec",))
 _file = partial(_option, path="file")
+_file_or_table = partial(_file, takes_table=True)
 _of_files = partial(_option, goes_with=("a file",))
 _of_tables = partial(_option, goes_with=("a file", "a dataset of the Hub"))
 _of_lora = partial(_option, needs="--lora-rank 8")
@@ -83,6 +84,10 @@ class DataConfig:
             classes.
         unlabeled: File of texts without labels for few-shot training, or none to ignore unlabeled
             rows. Default: the rows of --data without a label.
+        class_names: Few-shot training: train on the names of the classes too, if most of them are
+            similar to the texts of their class (auto), or never (off).
+        class_descriptions: File with a class and its description per row. The descriptions replace
+            the names of the classes in few-shot training.
         corrections: The suspects.csv of finetune data audit, with your decisions on labels.
         label_map: File that renames or merges labels: a label and its new name per row.
         data_dir: Folder with the raw files of TREC.
@@ -98,12 +103,13 @@ class DataConfig:
     data: str = _option(
         "trec",
         path="file",
+        takes_table=True,
         names=("trec", "questions"),
         other_names="dataset_name train_file dataset train",
     )
     table: str | None = _of_files(None)
-    validation_file: str | None = _of_files(None, path="file")
-    test_file: str | None = _of_files(None, path="file", is_first=True)
+    validation_file: str | None = _of_files(None, path="file", takes_table=True)
+    test_file: str | None = _of_files(None, path="file", takes_table=True, is_first=True)
     text_column: str | None = _of_tables(None, is_first=True, other_names="text")
     text_pair_column: str | None = _of_tables(None)
     label_column: str | None = _of_tables(None, is_first=True, other_names="labels target")
@@ -114,7 +120,9 @@ class DataConfig:
     label_names: str | None = _of_tables(None, path="file")
     skip_unknown_labels: bool = _of_tables(False)
     empty_labels: Literal["unlabeled", "none"] | None = _of_tables(None)
-    unlabeled: str | None = _file(None, names=("none",))
+    unlabeled: str | None = _file_or_table(None, names=("none",))
+    class_names: Literal["auto", "off"] = "auto"
+    class_descriptions: str | None = _file_or_table(None)
     corrections: str | None = _file(None)
     label_map: str | None = _file(None)
     data_dir: str | None = _of_trec(None, path="dir")
@@ -379,6 +387,7 @@ class Option:
     resumable: bool = False  # it may change when a run is resumed
     path: Literal["", "file", "dir"] = ""
     names: tuple[str, ...] = ()  # values that are not paths
+    takes_table: bool = False  # it may be a table in memory, from Python
     goes_with: tuple[str, ...] = ()  # the sources of data that it is for; empty for all
     needs: str = ""  # the option without which it has no effect
     is_first: bool = False  # --help lists it, not only --help-all
@@ -398,8 +407,8 @@ class Option:
 
     @property
     def is_path(self) -> bool:
-        """Whether its value is always the name of a file or folder."""
-        return bool(self.path) and not self.names
+        """Whether its value is a file or folder, or one of ``names``, but nothing on the Hub."""
+        return bool(self.path) and self.name not in ("data", "model")
 
     def value_in(self, config: Config) -> Any:
         """Return its value in a configuration."""

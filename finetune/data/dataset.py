@@ -33,7 +33,8 @@ class LoadedData:
 
     ``row_numbers`` has the number of each row of a split in its table, which may contain more rows.
     ``places`` describes such a row: ``line 7 of reviews.csv (id 5)``. ``unlabeled`` has texts
-    without a label, in the same columns as a split.
+    without a label, in the same columns as a split. ``names`` has a row for each class, with its
+    name or description as the text.
     """
 
     splits: DatasetDict
@@ -44,6 +45,7 @@ class LoadedData:
     row_numbers: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     places: Mapping[str, Callable[[int], str]] = field(default_factory=dict)
     unlabeled: pyarrow.Table | None = None
+    names: Dataset | None = None
 
     def numbers_of(self, split: str) -> NDArray[np.int64]:
         """Return the number of each row of a split in its table, from 0: [rows]."""

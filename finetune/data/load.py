@@ -18,7 +18,7 @@ from datasets import Dataset, DatasetDict
 
 from finetune import hub
 from finetune.config.schema import HUB_PREFIX, OPTIONS, DataConfig
-from finetune.data.columns import NO_COLUMN, OtherData
+from finetune.data.columns import LABEL_NAMES, NO_COLUMN, OtherData, plain_name
 from finetune.data.dataset import (
     DataSource,
     LoadedData,
@@ -43,11 +43,11 @@ from finetune.errors import (
     HubNotReachableError,
     UsageError,
 )
-from finetune.events import Info, emit, muted
+from finetune.events import Info, WarningMessage, emit, muted
 from finetune.files import file_sha256, is_there
 from finetune.tasks.base import Task
 from finetune.tasks.choose import AUTO
-from finetune.tasks.labels import MAX_LISTED, flat_values, map_values, name_classes
+from finetune.tasks.labels import MAX_LISTED, flat_values, map_values, name_as_text, name_classes
 from finetune.tasks.single import Single
 
 KNOWN_BY_NAME = ("trec", "questions")
@@ -205,20 +205,66 @@ def load_splits(options: DataConfig, *, folds: int | None = None) -> LoadedData:
         splits = pool_rows(before.splits, folds=folds, task=before.task, seed=seed)
     counts = ", ".join(f"{len(rows):,} {split}" for split, rows in splits.items())
     emit(Info(f"data: {options.data}, {counts} rows, {before.task.label_summary}"))
-    loaded = replace(before, splits=splits, unlabeled=_find_unlabeled(before, splits, options))
+    loaded = replace(before, splits=splits)
     del before  # the rows before they were split
     return_freed_memory()
     return loaded
 
 
-def _find_unlabeled(
-    loaded: LoadedData, splits: DatasetDict, options: DataConfig
-) -> pyarrow.Table | None:
+def with_few_label_texts(loaded: LoadedData, options: DataConfig) -> LoadedData:
+    """Return the data with unlabeled texts and names of classes, which few-label training uses."""
+    files = [options.unlabeled, options.class_descriptions]
+    paths = [Path(name).expanduser() for name in files if name not in (None, "none")]
+    unlabeled, names = _find_unlabeled(loaded, options), None
+    if options.class_names == "auto" and "text_pair" in loaded.splits["train"].column_names:
+        kind = Info if options.class_descriptions is None else WarningMessage
+        emit(kind("names of classes are not used: the model reads sentence pairs"))
+    elif options.class_names == "auto":
+        texts = _describe_classes(loaded.task.class_names, options)
+        names = make_dataset(texts, loaded.task.class_names, task=loaded.task)
+    sources = [*loaded.sources, *(DataSource(str(path), file_sha256(path)) for path in paths)]
+    sources = [*dict.fromkeys(sources)]
+    return replace(loaded, unlabeled=unlabeled, names=names, sources=sources)
+
+
+def _describe_classes(classes: Sequence[str], options: DataConfig) -> list[str]:
+    """Return the description of each class from a file, or its name."""
+    described: dict[str, str] = {}
+    if options.class_descriptions is not None:
+        path = Path(options.class_descriptions).expanduser()
+        with muted():
+            table = read_file(path, DataConfig(header=False)).columns
+        columns = [
+            [*map(name_classes(cells).__getitem__, cells)] for cells in table.to_pydict().values()
+        ]
+        columns.sort(key=lambda column: sum(map(len, column)))
+        columns.sort(key=lambda column: sum(cell in classes for cell in column))
+        listed = f"the classes are {_listed(classes)}"
+        if len(columns) < 2 or not {*columns[-1]} & {*classes}:
+            remedy = f"write a class and its description in each row; {listed}"
+            raise DataError(f"{path} describes no class of the data", remedy=remedy)
+        for name, text in zip(columns[-1], columns[-2], strict=True):
+            if name and text and described.setdefault(name, text) != text:
+                remedy = "write one description for each class"
+                raise DataError(f"{path} describes the class {name!r} twice", remedy=remedy)
+        header = next(iter(described), "")
+        if header not in classes and plain_name(header) in LABEL_NAMES:
+            del described[header]
+        if unknown := [name for name in described if name not in classes]:
+            remedy = f"write the classes as in the data, or remove these rows; {listed}"
+            message = f"{path} describes classes that the data does not have: {_listed(unknown)}"
+            raise DataError(message, remedy=remedy)
+        if others := [name for name in classes if name not in described]:
+            emit(Info(f"classes without a description, which keep their name: {_listed(others)}"))
+    return [described.get(name) or name_as_text(name) for name in classes]
+
+
+def _find_unlabeled(loaded: LoadedData, options: DataConfig) -> pyarrow.Table | None:
     """Return distinct texts without a label, from a file or from the table itself.
 
     Texts of the table that are also in a split are left out. A file is read as it is.
     """
-    table = loaded.unlabeled
+    table, splits = loaded.unlabeled, loaded.splits
     if options.unlabeled not in (None, "none"):
         path = Path(options.unlabeled or "").expanduser()
         pairs = "text_pair" in splits["train"].column_names

@@ -84,6 +84,7 @@ def stored_features(
         )  # fmt: skip
         return batch_size.retry_on_out_of_memory(lambda size: attempt(batch_size=size))
 
+    features: dict[str, Examples] = {}
     try:
         if inputs.pool:
             pool = compute("train", inputs.pool)
@@ -91,8 +92,8 @@ def stored_features(
                 name: pool.select(column_of(rows, "row").to_numpy())
                 for name, rows in inputs.data.splits.items()
             }
-        else:
-            features = {name: compute(name, rows) for name, rows in inputs.examples.items()}
+        others = inputs.examples.items()
+        features |= {name: compute(name, rows) for name, rows in others if name not in features}
     except OSError as error:
         message = f"the features can't be stored ({error.strerror})"
         remedy = "free space with finetune cache clear, or choose a folder with --cache-dir"

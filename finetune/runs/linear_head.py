@@ -1,6 +1,7 @@
 """Fits the linear head of a run on the features of its training rows."""
 
 from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from finetune.training.linear_head import (
 )
 from finetune.training.plan import Plan
 from finetune.training.trainer import Trainer
-from finetune.training.unlabeled import MAX_TEXTS, fit_with_texts
+from finetune.training.unlabeled import MAX_TEXTS, MIN_FITTING_NAMES, fit_with_texts, names_fit
 
 
 class LinearHeadFitter:
@@ -33,13 +34,10 @@ class LinearHeadFitter:
     predicted by a head fitted without it. It is None if validation rows measure the model.
     """
 
-    def __init__(
-        self, inputs: RunInputs, trainer: Trainer, predictor: Predictor, examples: Examples
-    ) -> None:
+    def __init__(self, inputs: RunInputs, trainer: Trainer) -> None:
         self._inputs, self._trainer = inputs, trainer
-        self._predictor, self._examples = predictor, examples
         is_contrastive, seed = inputs.method.is_contrastive, trainer.plan.seed
-        rows = self._read_features(examples)
+        rows = self._read_features("train")
         self._inverse_regularization, logits = DEFAULT_INVERSE_REGULARIZATION, None
         if not is_contrastive:
             self._inverse_regularization, logits = choose_inverse_regularization(rows, seed=seed)
@@ -52,6 +50,7 @@ class LinearHeadFitter:
                 ]
             self.cross_validated = logits
         self.unlabeled: UnlabeledTexts | None = None
+        self.names = self._add_names(rows) if "names" in trainer.examples else ""
         # Contrastive training changes the features; the pretrained weights are kept to interpolate.
         self._rows = None if is_contrastive else rows
         self._embeddings = ExitStack()
@@ -61,8 +60,26 @@ class LinearHeadFitter:
             if is_contrastive
         }
 
-    def _read_features(self, examples: Examples) -> LabelledFeatures:
-        return read_features(self._inputs, self._trainer.plan, self._predictor, examples)
+    def _read_features(self, split: str) -> LabelledFeatures:
+        trainer = self._trainer
+        return read_features(self._inputs, trainer.plan, trainer.predictor, trainer.examples[split])
+
+    def _add_names(self, rows: LabelledFeatures) -> str:
+        """Add the names of classes to the training rows if most fit, and return a sentence."""
+        names, examples = self._read_features("names"), self._trainer.examples
+        fit = names_fit(names.features, rows.features, rows.labels[:, None] == names.labels)
+        word, remedy = "descriptions", ""
+        if self._inputs.config.data.class_descriptions is None:
+            word, remedy = "names", "; --class-descriptions describes them better"
+        similar = f"{fit.sum()} of {len(fit)} are most similar to the texts of their class"
+        if fit.mean() > MIN_FITTING_NAMES:
+            train = examples["train"].followed_by(examples["names"])
+            self._trainer.examples = {**examples, "train": train}
+            sentence = f"{word} of classes are training rows: {similar}"
+        else:
+            sentence = f"{word} of classes are not used: only {similar}{remedy}"
+        emit(Info(f"few-shot: {sentence}"))
+        return sentence
 
     def start(self) -> None:
         """Make the model return embeddings until ``finish``, for contrastive training."""
@@ -77,9 +94,9 @@ class LinearHeadFitter:
         if rows is None:
             assert self.cross_validated is not None
             predicted = text_model.task.read_logits(self.cross_validated).predicted
-            accuracy = float((predicted == self._examples.labels).mean())
+            accuracy = float((predicted == self._inputs.examples["train"].labels).mean())
             interpolate(self._trainer.model, self._pretrained, share=trained_share(accuracy))
-            rows = self._read_features(self._examples)
+            rows = self._read_features("train")
             texts = self._read_unlabeled()
         if texts is None:
             head = fit_linear_head(rows, inverse_regularization=self._inverse_regularization)
@@ -106,8 +123,10 @@ class LinearHeadFitter:
             *table.columns, max_length=options.max_length, stride=options.window_stride
         )
         shapes, layer = self._inputs.device.shapes, output_layer(text_model)
-        with bypass_output_layer(self._predictor.model, layer):
-            return self._predictor.logits(
+        # The model of the trainer may read stored features.
+        predictor = replace(self._trainer.predictor, model=text_model.model)
+        with bypass_output_layer(text_model.model, layer):
+            return predictor.logits(
                 text_model.inputs(encoded),
                 padded_lengths=text_model.padded_lengths(encoded.lengths, shapes),
             )
@@ -116,8 +135,7 @@ class LinearHeadFitter:
         self, rows: LabelledFeatures, texts: NDArray[np.float32], head: LinearHead
     ) -> None:
         """Report the number of texts, and how many predictions on test rows they change."""
-        test = self._inputs.examples["test"]
-        features = self._read_features(test).features
+        features = self._read_features("test").features
         plain = (
             fit_linear_head(rows, inverse_regularization=self._inverse_regularization)
             .logits(features)

@@ -137,7 +137,10 @@ def resolve_config(inputs: RunInputs, plan: Plan) -> Config:
         data = f"{data.partition('@')[0]}@{commit}" if commit else _absolute(data)
     paths = {name: option.value_in(config) for name, option in OPTIONS.items() if option.is_path}
     names = ["batch_size", "eval_batch_size", "gradient_checkpointing", "precision"]
-    pinned: dict[str, Any] = {name: path and _absolute(path) for name, path in paths.items()}
+    pinned: dict[str, Any] = {
+        name: path if path in (None, *OPTIONS[name].names) else _absolute(path)
+        for name, path in paths.items()
+    }
     if method.takes_steps:
         pinned["learning_rate"] = plan.peak
     if not method.fits_head:

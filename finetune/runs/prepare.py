@@ -10,7 +10,7 @@ from finetune.config.mode import Mode
 from finetune.config.schema import OPTIONS, Config, Pooling, change_options
 from finetune.data import is_waiting
 from finetune.data.dataset import LoadedData, column_of
-from finetune.data.load import load_splits
+from finetune.data.load import load_splits, with_few_label_texts
 from finetune.data.split import split_fold
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
@@ -102,7 +102,7 @@ def prepare_variant(shared: RunInputs, config: Config, *, fold: int | None = Non
     data, pool = inputs.data, inputs.examples["train"]
     splits = split_fold(data.splits["train"], fold, config.data, task=data.task)
     rows = {name: column_of(split, "row").to_numpy() for name, split in splits.items()}
-    examples = {name: pool.select(numbers) for name, numbers in rows.items()}
+    examples = {**inputs.examples, **{name: pool.select(rows[name]) for name in rows}}
     return replace(inputs, data=replace(data, splits=splits), examples=examples, pool=pool)
 
 
@@ -127,15 +127,20 @@ def _load(
         text_model, method = load_for_training(config, method, task=task)
     # The manifest needs the digest, which takes half a second for BERT-base.
     _ = text_model.source.weights_digest
-    if config.data.unlabeled not in (None, "none") and not method.is_contrastive:
-        message = "--unlabeled is not used: only contrastive training learns from unlabeled texts"
-        emit(WarningMessage(message, remedy="leave it out, or add --contrastive on"))
+    if method.is_contrastive:
+        data = with_few_label_texts(data, config.data)
+    for name in ("unlabeled", "class_descriptions"):
+        flag, value = OPTIONS[name].flag, OPTIONS[name].value_in(config)
+        if value not in (None, "none") and not method.is_contrastive:
+            message = f"{flag} is not used: only contrastive training learns from these texts"
+            emit(WarningMessage(message, remedy="leave it out, or add --contrastive on"))
+    tables = {**data.splits, **({"names": data.names} if data.names else {})}
     with stage("tokenize"):
         examples = {
             name: replace(examples[name], weights=task.example_weights(examples[name].labels))
             if name in examples
             else encode_rows(rows, name, text_model, config=config)
-            for name, rows in data.splits.items()
+            for name, rows in tables.items()
         }
     return RunInputs(config, device, data, examples, text_model, method, sources)
 

@@ -65,6 +65,8 @@ class RunDetails:
     metric_for_best_model: str = ""
     is_balanced: bool = False
     unlabeled: UnlabeledTexts | None = None
+    # Whether the names of classes were training rows, and why.
+    names: str = ""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,6 @@ from finetune.runs.results import (
     RunResults,
     TextLengths,
     TrainingMetrics,
-    UnlabeledTexts,
     ValidationKind,
     with_intervals,
 )
@@ -147,9 +146,7 @@ class Run:
         self.head: LinearHeadFitter | None = None
         if plan.method.fits_head:
             with stage("cross-validate"):
-                self.head = trainer.fitter = LinearHeadFitter(
-                    inputs, trainer, trainer.predictor, examples["train"]
-                )
+                self.head = trainer.fitter = LinearHeadFitter(inputs, trainer)
         self._seconds_before_steps = time.perf_counter() - started
 
     @property
@@ -211,18 +208,17 @@ class Run:
         if validation:
             scores, kind = task.score(*validation), "held out"
         elif self.head and self.head.cross_validated is not None:
-            labels, kind = self.trainer.examples["train"].labels, "cross-validated"
+            labels, kind = self.inputs.examples["train"].labels, "cross-validated"
             scores = self.inputs.task.score(self.head.cross_validated, labels)
         with stage("test"):
             test = self.trainer.predict("test")
             test_rows = _prediction_rows(inputs, "test", test)
             test_scores = with_intervals(task.score(*test), task, test_rows)
-        unlabeled = self.head.unlabeled if self.head else None
         results = RunResults(
             task=task,
             facts=describe_facts(inputs, self.plan),
             training=self._training_metrics(peak_bytes),
-            details=_describe_details(inputs, self.plan, unlabeled),
+            details=_describe_details(inputs, self.plan, self.head),
             validation=scores,
             test=test_scores,
             calibration=measure_calibration(task, *test) if validation else None,
@@ -289,7 +285,7 @@ class Run:
             global_step=steps,
             max_steps=plan.total_steps,
             best_global_step=progress.best_step,
-            train_samples=len(self.trainer.examples["train"].labels),
+            train_samples=len(self.inputs.examples["train"].labels),
             train_runtime=seconds,
             train_samples_per_second=steps * plan.effective_batch_size / seconds,
             train_steps_per_second=steps / seconds,
@@ -347,17 +343,16 @@ def describe_facts(inputs: RunInputs, plan: Plan) -> RunFacts:
     )
 
 
-def _describe_details(
-    inputs: RunInputs, plan: Plan, unlabeled: UnlabeledTexts | None
-) -> RunDetails:
+def _describe_details(inputs: RunInputs, plan: Plan, head: LinearHeadFitter | None) -> RunDetails:
     metric = choose_metric(plan.metric_for_best_model, inputs.task.problem_type)
     return RunDetails(
         choices=plan.choices,
-        lengths={split: _text_lengths(examples) for split, examples in inputs.examples.items()},
+        lengths={split: _text_lengths(inputs.examples[split]) for split in inputs.data.splits},
         class_rows=inputs.task.count_classes(inputs.examples["train"].labels),
         metric_for_best_model=metric.name,
         is_balanced=inputs.config.training.class_weights == "balanced",
-        unlabeled=unlabeled,
+        unlabeled=head.unlabeled if head else None,
+        names=head.names if head else "",
     )
 
 

@@ -64,6 +64,15 @@ def name_classes(labels: Iterable[str]) -> dict[str, str]:
     return {label: re.sub(r"^([+-]?\d+)\.0*$", r"\1", name) for label, name in stripped.items()}
 
 
+def name_as_text(name: str) -> str:
+    """Return the name of a class in words.
+
+    >>> name_as_text("card_payment.fee"), name_as_text("--")
+    ('card payment fee', '--')
+    """
+    return re.sub(r"[_./-]+", " ", name).strip() or name
+
+
 def distinct_values(columns: "Iterable[Column]") -> list[str]:
     """Return the distinct texts of some columns, in order of appearance."""
     return list(dict.fromkeys(value for column in columns for value in column.unique().to_pylist()))

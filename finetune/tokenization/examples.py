@@ -76,6 +76,28 @@ class Examples(ModelInputs):
             truncated_texts=cut,
         )
 
+    def followed_by(self, others: "Examples") -> "Examples":
+        """Return these examples and then others."""
+        count, windows = len(self.lengths), self.windows
+
+        def inputs_of(indices: NDArray[np.int64], padded_length: int) -> Inputs:
+            is_other = indices >= count
+            ours = self.inputs_of(indices[~is_other], padded_length)
+            theirs = others.inputs_of(indices[is_other] - count, padded_length)
+            places = torch.from_numpy(np.argsort(np.argsort(is_other, kind="stable")))
+            return {name: torch.cat([ours[name], theirs[name]])[places] for name in ours}
+
+        if windows and others.windows:
+            windows = Windows(np.concatenate([windows.counts, others.windows.counts]))
+        return Examples(
+            inputs_of,
+            np.concatenate([self.lengths, others.lengths]),
+            np.concatenate([self.labels, others.labels]),
+            np.concatenate([self.weights, others.weights]),
+            windows=windows,
+            truncated_texts=self.truncated_texts + others.truncated_texts,
+        )
+
     def without_windows(self) -> "Examples":
         """Return each window as one example, with the label of its text."""
         if self.windows is None:

@@ -1,8 +1,9 @@
-"""Unlabeled texts in few-label training: the labels of rows spread over similar texts.
+"""Few-label training: what a head learns from unlabeled texts, and whether names of classes help.
 
-Zhou et al. 2004, "Learning with Local and Global Consistency": texts are linked with their nearest
-neighbors, and each class flows along the links. This runs after contrastive training only. On the
-features of a pretrained encoder it costs TREC nine points (docs/measurements.md).
+The labels of rows spread over similar texts. Zhou et al. 2004, "Learning with Local and Global
+Consistency": texts are linked with their nearest neighbors, and each class flows along the links.
+This runs after contrastive training only. On the features of a pretrained encoder it costs TREC
+nine points (docs/measurements.md).
 """
 
 from dataclasses import replace
@@ -21,6 +22,8 @@ from finetune.training.linear_head import (
     fit_linear_head,
 )
 
+# With fewer fitting names, names are codes, or mean nothing to the encoder.
+MIN_FITTING_NAMES = 0.5
 # More texts are sampled. 2,000 give most of the gain.
 MAX_TEXTS = 5_000
 NEIGHBORS = 10
@@ -44,6 +47,20 @@ def normalize(features: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return features [texts, hidden] scaled to unit norm."""
     norms = np.linalg.norm(features, axis=1, keepdims=True)
     return np.asarray(features / np.maximum(norms, np.finfo(np.float32).tiny), np.float32)
+
+
+def names_fit(
+    names: NDArray[np.float32], rows: NDArray[np.float32], is_label: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Return for each class with rows whether its name is most similar to the mean of its rows.
+
+    Features of the frozen encoder are [classes, hidden] and [rows, hidden]; ``is_label`` is
+    [rows, classes].
+    """
+    known = np.flatnonzero(is_label.any(axis=0))
+    marks = is_label[:, known].astype(np.float32)
+    means = normalize(marks.T @ normalize(rows) / marks.sum(axis=0)[:, None])
+    return np.asarray((names[known] @ means.T).argmax(axis=1) == np.arange(len(known)))
 
 
 def spread_labels(

@@ -4,7 +4,6 @@ The head is fitted on the texts that were not drawn at random, as ``finetune run
 random ones measure how often it agrees with the person.
 """
 
-import re
 import shlex
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -18,14 +17,14 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from finetune.events import Advance, Event, sent_to
-from finetune.tasks.labels import name_classes
+from finetune.tasks.labels import name_as_text, name_classes
 from finetune.tasks.tables import wilson_interval
 from finetune.training.linear_head import (
     DEFAULT_INVERSE_REGULARIZATION,
     LabelledFeatures,
     fit_linear_head,
 )
-from finetune.training.unlabeled import normalize
+from finetune.training.unlabeled import MIN_FITTING_NAMES, names_fit, normalize
 from finetune.web.journal import Action, How, LabelJournal
 from finetune.web.security import RequestError
 from finetune.web.selection import Scores, Selection, find_contradictions
@@ -271,7 +270,7 @@ class LabelingSession:
             rows, classes = dict(labels.rows), list(labels.classes)
         missing = [name for name in classes if name not in self._name_features]
         if missing:
-            texts = [re.sub(r"[\W_]+", " ", name).strip() or name for name in missing]
+            texts = [name_as_text(name) for name in missing]
             vectors = normalize(self._read_features([texts, texts][: len(self.texts)]))
             self._name_features |= dict(zip(missing, vectors, strict=True))
         fitted = {row: names for row, names in rows.items() if not self._is_random[row]}
@@ -347,13 +346,8 @@ def names_help(names: Features, rows: Features, is_label: NDArray[np.bool_]) -> 
     Among classes with labels, more than half of the names must be nearest to the mean of their own
     class. With fewer than two such classes, names are used.
     """
-    known = np.flatnonzero(is_label.any(axis=0))
-    if len(known) < 2:
-        return len(names) > 1
-    marks = is_label[:, known].astype(np.float32)
-    means = normalize(marks.T @ rows / marks.sum(axis=0)[:, None])
-    nearest = (names[known] @ means.T).argmax(axis=1)
-    return bool((nearest == np.arange(len(known))).mean() > 0.5)
+    fits = names_fit(names, rows, is_label)
+    return bool(fits.mean() > MIN_FITTING_NAMES) if len(fits) > 1 else len(names) > 1
 
 
 def _agreement(

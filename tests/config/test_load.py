@@ -218,6 +218,7 @@ def test_what_is_no_size_or_lacks_its_unit_is_refused_with_its_source(text: str)
 # Of the right type alone, nearly no text is a size, and these would contradict other options.
 PARTICULAR = {
     "memory": st.sampled_from([None, "4GiB", "0.5 gb", "1000000"]),
+    "class_names": st.just("auto"),
     "train_layers": st.none(),
     "gradient_checkpointing": st.sampled_from([None, False]),
     "contrastive": st.sampled_from(["auto", "off"]),

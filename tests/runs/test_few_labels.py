@@ -212,17 +212,23 @@ def test_heads_of_numbers_and_of_several_labels_are_solved_over_a_frozen_encoder
     assert np.isfinite([results["eval_loss"], results["test_loss"]]).all()
 
 
-def test_a_head_also_learns_from_unlabeled_texts(train: Train, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{}, {"train_layers": 1}], ids=["full", "last layer"])
+def test_a_head_also_learns_from_unlabeled_texts(
+    options: dict[str, Any], train: Train, tmp_path: Path
+) -> None:
     texts = tmp_path / "new.txt"
     texts.write_text(
         "\n".join(f"what is the {thing} of it, number {n}" for thing in THINGS for n in range(9))
     )
-    results = read_json(train(tmp_path / "run", unlabeled=str(texts)) / "all_results.json")
+    results = read_json(
+        train(tmp_path / "run", unlabeled=str(texts), **options) / "all_results.json"
+    )
     used = results["details"]["unlabeled"]
     assert used["texts"] == 9 * len(THINGS)
     assert 0 <= used["changed"] <= 1
     assert "Unlabeled texts" in (tmp_path / "run/report.html").read_text()
-    again = train(tmp_path / "again", unlabeled=str(texts))
+    table = {"body": texts.read_text().splitlines()}
+    again = train(tmp_path / "again", unlabeled=table, **options)
     assert have_same_bits(weights_of(tmp_path / "run"), weights_of(again))
 
 
@@ -233,3 +239,25 @@ def test_texts_that_no_head_learns_from_are_reported(train: Train, tmp_path: Pat
     train(tmp_path / "run", unlabeled=str(texts), freeze_core=True, emit=events.append)
     [warning] = [event.message for event in events if isinstance(event, WarningMessage)]
     assert "unlabeled is not used" in warning
+
+
+DESCRIPTIONS = {name: question.format("a city") for name, question in CLASSES.items()}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"train_layers": 1}, {"long_texts": "windows", "max_length": 8, "stride": 2}],
+    ids=lambda options: " ".join(options) or "full",
+)
+def test_descriptions_of_classes_are_training_rows(
+    options: dict[str, Any], train: Train, tmp_path: Path
+) -> None:
+    events: list[Event] = []
+    run = train(tmp_path / "run", class_descriptions=DESCRIPTIONS, emit=events.append, **options)
+    assert was_emitted(events, Info, "few-shot: descriptions of classes are training rows")
+    results = read_json(run / "all_results.json")
+    assert "are training rows" in results["details"]["names"]
+    assert results["train_samples"] == 15
+    assert set(read_json(run / "model/config.json")["id2label"].values()) == {*CLASSES, "color"}
+    other = train(tmp_path / "other", class_names="off", **options)
+    assert not have_same_bits(weights_of(run), weights_of(other))
