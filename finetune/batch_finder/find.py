@@ -18,8 +18,7 @@ from finetune.batch_finder.trials import TrialRunner
 from finetune.config.load import parse_size
 from finetune.config.schema import SearchConfig
 from finetune.devices.base import Device
-from finetune.devices.host import gibibytes
-from finetune.devices.host_memory import available_bytes
+from finetune.devices.host import available_bytes, gibibytes
 from finetune.distributed import read_launch
 from finetune.errors import BatchDoesNotFitError, ModelUnsupportedError
 from finetune.events import Info, WarningMessage, emit

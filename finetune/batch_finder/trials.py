@@ -14,8 +14,7 @@ import psutil
 from finetune.batch_finder.child import Child, ChildEndedError, connect_to_parent
 from finetune.batch_finder.results import Case
 from finetune.devices.base import Device
-from finetune.devices.host import gibibytes
-from finetune.devices.host_memory import process_bytes, why_short
+from finetune.devices.host import gibibytes, process_bytes, why_short
 from finetune.devices.select import select_device
 from finetune.errors import FinetuneError, ModelUnsupportedError
 from finetune.events import Trial, TrialStatus, emit

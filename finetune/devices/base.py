@@ -34,12 +34,12 @@ class Device:
     captures = False
     # Number of tokens in batches that are copied to the device together.
     prefetch_tokens = 0
-    # Whether kernels have computed wrongly without an error: runs compare it with the CPU, and
-    # ``doctor --parity`` has to pass before 16 bits are used by default.
+    # Whether kernels are known to return wrong results without an error. If so, runs compare the
+    # device with the CPU, and 16 bits become the default only after ``doctor --parity`` passed.
     has_silent_faults = False
     # Whether bf16 may be slower than fp32, and is timed before it is used by default.
     times_bf16 = False
-    # Whether other devices are compared with it.
+    # Whether other devices are compared with this one.
     is_reference = False
     memory: "DeviceMemory"
     shapes: "BatchShapes"
@@ -84,7 +84,7 @@ class Device:
         return context
 
     def choose_attention(self, *, longest_tokens: int | None) -> None:
-        """Choose attention kernels by the longest padded length; None for PyTorch's defaults."""
+        """Choose attention kernels for the longest padded length; None restores the defaults."""
 
     def make_group(self) -> distributed.ProcessGroup | None:
         """Return the group for collectives, None for gloo's default group; called by all ranks."""
@@ -98,7 +98,7 @@ class Device:
         return {"cpu": torch.get_rng_state(), "device": module.get_rng_state()}
 
     def set_random_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Restore the random generators; a GPU's only if the size of its state fits this GPU."""
+        """Restore the random generators; a GPU state only if it has the size for this GPU."""
         torch.set_rng_state(state["cpu"])
         if "device" in state and self.torch_device.type != "cpu":
             module = torch.get_device_module(self.torch_device)
@@ -109,7 +109,7 @@ class Device:
 class DeviceMemory(ABC):
     """The memory of a device as this process sees it; the defaults are for a GPU."""
 
-    # Whether tensors are in host memory, where too many tensors harm all programs.
+    # Whether tensors use host memory, which all programs share.
     is_shared = False
     # Whether allocations beyond the free memory are swapped to disk instead of rejected.
     swaps = False
@@ -175,9 +175,9 @@ class BatchShapes:
         counts_evaluation: Whether evaluation counts among them, at the batch size of training.
         min_padded_length: Fewest tokens to which a text may be padded.
         multiple_of: Every padded length is a multiple of this.
-        pads_batches: Whether repeated examples fill up the last batch, since new shapes are costly.
-        max_tokens: Most tokens of a batch, padding included, with right results.
-        min_examples: 2 where linear layers drop the bias of a single vector, such as pooled output.
+        pads_batches: Whether repeated examples fill up the last batch, because new shapes are slow.
+        max_tokens: Most tokens of a batch, with padding, for which results are correct.
+        min_examples: 2 if linear layers drop the bias of a single vector, such as a pooled output.
         extraction_tokens: Tokens that frozen layers should read at once to keep a GPU busy.
     """
 
@@ -207,7 +207,7 @@ class BatchShapes:
 
 @dataclass(frozen=True)
 class Unusable:
-    """Why a device can't be used on this machine, which may have none (``is_absent``)."""
+    """Why a device can't be used; ``is_absent`` if the machine has no such device."""
 
     reason: str
     remedy: str
@@ -222,7 +222,7 @@ def move_to_device(module: nn.Module, torch_device: torch.device) -> None:
 
 
 def why_operation_fails(torch_device: torch.device) -> str | None:
-    """Return why a small product on the device fails, or is wrong without an error; or None."""
+    """Return why a small matrix product fails or is wrong on a device; None if it is correct."""
     try:
         ones = torch.ones(8, 8, device=torch_device)
         total = (ones @ ones).sum().item()
@@ -248,7 +248,7 @@ def random_state_kept() -> Iterator[None]:
 
 @contextmanager
 def without_tf32() -> Iterator[None]:
-    """Compute fp32 products without TF32, which keeps 10 of 23 bits of their factors."""
+    """Compute fp32 products without TF32, which rounds factors from 23 to 10 bits."""
     of_matrices = torch.get_float32_matmul_precision()
     of_convolutions = torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")

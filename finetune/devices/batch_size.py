@@ -53,16 +53,16 @@ class BatchSize:
         )
 
     def clamp(self, *, padded_length: int) -> None:
-        """Limit the batch size to correct results of the device at a padded length."""
+        """Limit the batch size to the largest that the device computes correctly at a length."""
         most = self.device.shapes.max_examples(padded_length=padded_length)
         if most is None or self.examples <= most:
             return
         before, self.examples = self.examples, most
         emit(
             events.WarningMessage(
-                f"the {self.name} is {self.examples} instead of {before}: on this chip "
-                f"{self.device.name} computes wrong results on more than "
-                f"{self.device.shapes.max_tokens:,} tokens at once",
-                remedy="nothing is needed: the effective batch size stays the same",
+                f"the {self.name} is {self.examples} instead of {before}, because "
+                f"{self.device.name} on this chip returns wrong results for more than "
+                f"{self.device.shapes.max_tokens:,} tokens per batch; the effective batch size "
+                "stays the same"
             )
         )

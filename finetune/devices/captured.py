@@ -13,10 +13,10 @@ Shapes = tuple[tuple[tuple[str, torch.Size], ...], ...]
 class CapturedFunction:
     """Calls a function as a CUDA graph: launches limit the speed of small models.
 
-    The caller makes the first call, which allocates what a capture can't, such as the cuBLAS
-    workspace. All graphs share a memory pool of the size of the largest, which should come first.
-    The function may change tensors in place, and must not depend on changing host values. A
-    ``failure`` is the reason if it can't be captured.
+    The caller runs the function once before, to allocate memory that a capture can't allocate, such
+    as the cuBLAS workspace. All graphs share a memory pool as large as the largest graph, which
+    should be captured first. The function may change tensors in place, and must not depend on
+    changing host values. ``failure`` is the reason if the function can't be captured.
     """
 
     def __init__(
@@ -34,8 +34,8 @@ class CapturedFunction:
     def prepare(self, arguments: Sequence[Tensors]) -> Callable[[], torch.Tensor] | None:
         """Capture the call if its shapes are new; return a function that replays it.
 
-        None: the caller calls the function itself, this time or, after a ``failure``, always.
-        Only this may run out of memory, and then nothing has changed.
+        Return None if the caller has to call the function itself: for this call or, after a
+        ``failure``, for all calls. If this method runs out of memory, nothing has changed.
         """
         if self.failure is not None or not self._is_warm:
             self._is_warm = True
@@ -77,7 +77,7 @@ class CapturedFunction:
                 result = self._function(fixed)
                 # An operation that can't be captured may show only here.
                 graph.capture_end()
-            # Whatever it is: with an open capture nothing could be saved.
+            # Catch everything: while a capture is open, no checkpoint could be saved.
             except BaseException:
                 with contextlib.suppress(RuntimeError):
                     graph.capture_end()

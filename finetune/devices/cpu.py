@@ -9,11 +9,12 @@ from pathlib import Path
 import psutil
 import torch
 
-from finetune.devices import host, host_memory
+from finetune.devices import host
 from finetune.devices.base import BatchShapes, Device, DeviceMemory
 from finetune.devices.host import gibibytes
 
-# The memory of two equal runs differs by 1 or 2%. A size that once fitted must fit again.
+# A margin: the memory of two equal runs differs by 1 or 2%, and a batch size that fitted once must
+# fit again.
 _STEADY_SHARE = 0.98
 _PROCESS = Path("/proc/self")
 # Linux: what is written here resets the process's record of its peak.
@@ -25,7 +26,7 @@ class CpuDevice(Device):
 
     name = "cpu"
     torch_device = torch.device("cpu")
-    # bf16 works on every CPU, if not always faster; fp16 would need its gradients scaled.
+    # bf16 works on every CPU, but isn't always faster. fp16 would need gradient scaling.
     precisions = ("fp32", "bf16")
     is_reference = True
     times_bf16 = True
@@ -34,7 +35,7 @@ class CpuDevice(Device):
         memory, threads = gibibytes(psutil.virtual_memory().total), torch.get_num_threads()
         self.description = f"{threads} CPU thread{'s' if threads > 1 else ''}, {memory}"
         self.memory = CpuMemory()
-        # All lengths: a new shape costs nothing, but each padding token does.
+        # No limits: new shapes are free on a CPU, and padding is not.
         self.shapes = BatchShapes()
 
 
@@ -42,8 +43,8 @@ class CpuMemory(DeviceMemory):
     """Host memory, as the system counts it for this process."""
 
     is_shared = True
-    # Messages of PyTorch with and without posix_memalign, of oneDNN, which lacks memory for its
-    # code, and of C++ and the thread library, which end the process.
+    # Messages of PyTorch with and without posix_memalign, of oneDNN if it can't allocate memory for
+    # generated code, and of C++ and the thread library, which end the process.
     out_of_memory_texts = (
         "DefaultCPUAllocator: can't allocate memory",
         "DefaultCPUAllocator: not enough memory",
@@ -54,7 +55,7 @@ class CpuMemory(DeviceMemory):
 
     def __init__(self) -> None:
         self._reserved_bytes: int | None = None
-        # Creating it takes longer than querying it.
+        # Creating the object is slower than querying it.
         self._process = psutil.Process()
         # Where no limit can be set, allocations beyond the budget are swapped.
         self.swaps = not _CLEAR.exists()
@@ -64,10 +65,10 @@ class CpuMemory(DeviceMemory):
 
     def peak_bytes(self) -> int | None:
         if _is_linux():
-            # gVisor's kernel does not count it.
+            # gVisor doesn't report the peak.
             return _read_status().get("VmHWM")
-        # getrusage(2) counts in bytes on macOS; on Linux it counts the parent's memory as well
-        # where that was larger when it started this process.
+        # getrusage(2) counts in bytes on macOS. On Linux the value starts at the memory of the
+        # parent process if that was larger.
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     def reset_peak(self) -> None:
@@ -81,7 +82,7 @@ class CpuMemory(DeviceMemory):
         return self.peak_bytes() if _CLEAR.exists() else None
 
     def budget_bytes(self, limit_bytes: int | None) -> int:
-        free_bytes = host_memory.process_bytes(os.getpid()) + host_memory.available_bytes()
+        free_bytes = host.process_bytes(os.getpid()) + host.available_bytes()
         max_bytes = free_bytes if limit_bytes is None else min(free_bytes, limit_bytes)
         return int(_STEADY_SHARE * max_bytes)
 
@@ -89,7 +90,7 @@ class CpuMemory(DeviceMemory):
         """Make allocations fail that would exceed a budget of resident memory, on Linux."""
         if not _is_linux():
             return
-        # The threads' stacks are mapped with the first operation that takes several of them.
+        # Run a multi-threaded operation first, because it maps the stacks of the threads.
         torch.ones(2**20).exp_()
         if self._reserved_bytes is None:
             status = _read_status()
@@ -101,7 +102,7 @@ class CpuMemory(DeviceMemory):
         resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, hard_limit))
 
     def release(self) -> None:
-        # PyTorch keeps none; the C library does.
+        # PyTorch has no cache for the CPU, but the C library keeps freed memory.
         host.return_freed_memory()
 
 

@@ -19,8 +19,8 @@ _MAX_SNAPSHOT_SHARE = 0.2
 
 _MAX_WITHOUT_CUDNN = 96
 
-# Tensor cores work on multiples of 8. A shape is captured in less than 0.1 s (on an H200), which
-# pays off if it comes again, so ragged batches are filled up. In an extraction, the widest
+# Tensor cores work on multiples of 8. Capturing a shape takes less than 0.1 s on an H200, and pays
+# off only for repeated shapes, so incomplete batches are filled up. In an extraction, the widest
 # activation of BERT-base takes 200 MB.
 CAPTURED_SHAPES = BatchShapes(
     max_shapes=16, min_padded_length=8, multiple_of=8, pads_batches=True, extraction_tokens=2**14
@@ -55,8 +55,9 @@ class CudaDevice(Device):
             return None
         return Unusable(
             f"no NVIDIA GPU can be used: {failure}",
-            remedy="compare nvidia-smi with CUDA_VISIBLE_DEVICES, install a driver from "
-            "nvidia.com/drivers or a PyTorch for yours from pytorch.org, or use --device cpu",
+            remedy="compare nvidia-smi with CUDA_VISIBLE_DEVICES, install a newer driver from "
+            "nvidia.com/drivers, install a PyTorch build for your driver from pytorch.org, or use "
+            "--device cpu",
             is_absent=any(text in failure for text in _NO_GPU_TEXTS),
         )
 
@@ -71,7 +72,7 @@ class CudaDevice(Device):
         self.shapes = CAPTURED_SHAPES
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy from pinned memory: other copies wait for the GPU."""
+        """Copy through pinned memory, because other copies wait for the GPU."""
         return tensor.pin_memory().to(self.torch_device, non_blocking=True)
 
     def snapshot(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -97,7 +98,7 @@ class CudaDevice(Device):
         gpus = [gpu] * distributed.get_world_size()
         distributed.all_gather_object(gpus, gpu)
         if len(set(gpus)) < len(gpus):
-            raise UsageError("several ranks have one GPU", remedy="start one process for each GPU")
+            raise UsageError("several ranks share one GPU", remedy="start one process per GPU")
         # All ranks would register the buffers of a captured all-reduce together, during a capture
         # in which one of them may run out of memory.
         os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
@@ -130,6 +131,6 @@ class CudaMemory(DeviceMemory):
 
 
 def _take_own_gpu() -> None:
-    """Make the GPU of this process's local rank current; ``make_group`` refuses shared ones."""
+    """Make the GPU of this process's local rank current; ``make_group`` rejects shared GPUs."""
     if local_rank := int(os.environ.get("LOCAL_RANK") or 0):
         torch.cuda.set_device(local_rank % torch.cuda.device_count())

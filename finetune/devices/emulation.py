@@ -1,8 +1,8 @@
-"""Lets operations on fake tensors of the CPU keep as much memory as the kernels of a device.
+"""Makes operations on fake CPU tensors use as much memory as the kernels of a device.
 
-The kernels differ in two ways, as read in PyTorch 2.13. Attention with gradients is one operator
-on the CPU, and is composed of matrix products and a softmax on MPS. Autocast computes layer norms
-in 16 bits on the CPU, and in fp32 on MPS.
+The kernels differ in two ways in the source of PyTorch 2.13. Attention with gradients is one
+operator on the CPU, and is composed of matrix products and a softmax on MPS. Autocast computes
+layer norms in 16 bits on the CPU, and in fp32 on MPS.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,9 +20,9 @@ _Function = Callable[..., Any]
 
 @contextmanager
 def keeping_memory_as(device: str) -> Iterator[None]:
-    """Keep for the backward pass what a device, ``cpu`` or ``mps``, keeps."""
+    """Save the same tensors for the backward pass as a device (``cpu`` or ``mps``) does."""
     functions: dict[_Function, _Function] = {
-        # Fake tensors have no values: any two of one shape count as close, and any number will do.
+        # Fake tensors have no values, so comparisons succeed and any scalar is returned.
         torch.allclose: lambda *_, **__: True,
         torch.Tensor.item: lambda _: 1.0,
     }

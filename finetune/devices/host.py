@@ -1,28 +1,56 @@
-"""The machine's CPU and system, without torch."""
+"""The machine: its CPU, memory, system and environment variables, without torch."""
 
 import ctypes
 import gc
+import os
 import platform
 import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, NamedTuple
 
-# For MPS, from PyTorch 2.9 on, so all versions that are supported (pytorch#162921).
+import psutil
+
+# All supported versions of PyTorch require this for MPS (pytorch#162921).
 OLDEST_MACOS = 14
 MACOS_REMEDY = "update macOS in its settings, under Software Update"
 ROSETTA_REMEDY = (
-    "untick Open using Rosetta in the terminal's Get Info, and install a Python for arm64; with "
-    "conda: CONDA_SUBDIR=osx-arm64 conda create -n finetune python=3.11, then conda activate "
-    "finetune && conda config --env --set subdir osx-arm64"
+    "in the Get Info window of the terminal app, untick Open using Rosetta, then install a Python "
+    "for arm64; with conda: CONDA_SUBDIR=osx-arm64 conda create -n finetune python=3.11, then "
+    "conda activate finetune && conda config --env --set subdir osx-arm64"
 )
 # Flags of instructions that PyTorch uses: AVX-512 and AMX on Intel and AMD, bfmmla on Arm.
 _LINUX_BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
 # Parameters of mallopt(3) in glibc.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MAX_KEPT_BYTES = 2**30
+# Fraction of memory that is left to the rest of the machine or control group. Memory
+# counts as short below half of it.
+_RESERVE_SHARE = 0.05
+# Systems swap single pages at any time. Growth above this size counts as swapping.
+_MAX_SWAP_GROWTH_BYTES = 128 * 2**20
+# On macOS: the index of ri_phys_footprint among the 64-bit numbers of rusage_info_v0, after the two
+# of ri_uuid, and the size of a buffer that is large enough for later systems (sys/resource.h).
+_FOOTPRINT_INDEX = 9
+_USAGE_NUMBERS = 64
+_USAGE_VERSION = 0
+# Twice the 110 million weights of BERT-base, their gradients and the two moments of AdamW, in fp32.
+# In memory, activations take about the same again. On disk, a checkpoint has three of the four
+# parts, and a second checkpoint is written before the first is deleted.
+BERT_BASE_BYTES = 2 * 110_000_000 * 4 * 4
+
+FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
+PREFER_METAL = "PYTORCH_MPS_PREFER_METAL"
+# Factors of the recommended working set: above the low one the allocator collects garbage, above
+# the high one it rejects allocations. PyTorch itself reports invalid values.
+HIGH = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
+LOW = "PYTORCH_MPS_LOW_WATERMARK_RATIO"
+_DEFAULT_HIGH = 1.7
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep freed memory for later tensors: clearing pages takes a tenth of a step."""
+    """Let glibc keep freed memory, because clearing new pages takes a tenth of each step."""
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, _MAX_KEPT_BYTES)
@@ -36,7 +64,7 @@ def return_freed_memory() -> None:
 
 
 def reduce_gc_frequency() -> None:
-    """Let Python collect garbage less often: a million imported objects cost it a second."""
+    """Run the garbage collector less often: it needs a second for a million imported objects."""
     gc.set_threshold(50_000, 100)
 
 
@@ -78,12 +106,12 @@ def cpu_name() -> str:
 
 
 def bf16_instructions() -> list[str]:
-    """Return the CPU's instruction sets for bf16 by the system's names, maybe none."""
+    """Return the system names of the bf16 instruction sets of the CPU, possibly none."""
     if is_mac():
         name = "FEAT_BF16"
         return [name] if read_sysctl(f"hw.optional.arm.{name}") == "1" else []
     cpu = _read_cpuinfo()
-    # Arm's CPUs have features in place of flags.
+    # /proc/cpuinfo lists flags on x86, and features on Arm.
     flags = f"{cpu.get('flags')} {cpu.get('Features')}".split()
     return [flag for flag in _LINUX_BF16_FLAGS if flag in flags]
 
@@ -101,3 +129,109 @@ def _read_cpuinfo() -> dict[str, str]:
 def gibibytes(size_bytes: int) -> str:
     """Format a size, such as ``23.4 GiB``."""
     return f"{size_bytes / 2**30:.1f} GiB"
+
+
+class GroupLimit(NamedTuple):
+    """Memory limit and use of a Linux control group, without file cache that can be dropped."""
+
+    limit_bytes: int
+    used_bytes: int
+
+
+def group_limits(
+    *, process: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
+) -> Iterator[GroupLimit]:
+    """Yield the memory limits of this process's control group and of each group around it."""
+    if not process.is_file():
+        return
+    lines = process.read_text(encoding="utf-8").splitlines()
+    path = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
+    if path is None:
+        return
+    # In a container, the root is the container's own group, whatever the path of the process.
+    group = root / path if (root / path).is_dir() and ".." not in path else root
+    while group.is_relative_to(root):
+        # memory.high slows a group down long before memory.max kills.
+        files = [group / name for name in ("memory.max", "memory.high")]
+        texts = [file.read_text().strip() for file in files if file.is_file()]
+        if limits := [int(text) for text in texts if text != "max"]:
+            lines = (group / "memory.stat").read_text().splitlines()
+            droppable_bytes = int(dict(line.split(" ", 1) for line in lines)["inactive_file"])
+            used_bytes = int((group / "memory.current").read_text())
+            yield GroupLimit(min(limits), used_bytes - droppable_bytes)
+        group = group.parent
+
+
+def available_bytes() -> int:
+    """Return the memory that is free for programs, less a reserve of a twentieth."""
+    memory = psutil.virtual_memory()
+    spare = [memory.available - memory.total * _RESERVE_SHARE]
+    spare += [
+        group.limit_bytes * (1 - _RESERVE_SHARE) - group.used_bytes for group in group_limits()
+    ]
+    return max(0, int(min(spare)))
+
+
+def process_bytes(process_id: int) -> int:
+    """Return the memory that a process uses; 0 if the process ended."""
+    # On macOS the footprint: resident memory leaves out most of a GPU's tensors.
+    if is_mac():
+        usage = (ctypes.c_uint64 * _USAGE_NUMBERS)()
+        library = ctypes.CDLL(None)
+        has_ended = library.proc_pid_rusage(process_id, _USAGE_VERSION, ctypes.byref(usage)) != 0
+        return 0 if has_ended else int(usage[_FOOTPRINT_INDEX])
+    try:
+        return int(psutil.Process(process_id).memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0
+
+
+def why_short(*, swapped_bytes: int) -> str | None:
+    """Return why memory is short, or None; ``swapped_bytes`` was swapped before."""
+    memory = psutil.virtual_memory()
+    if memory.available < memory.total * _RESERVE_SHARE / 2:
+        return f"the machine has {gibibytes(memory.available)} of memory left"
+    growth_bytes = psutil.swap_memory().used - swapped_bytes
+    is_swapping = growth_bytes > _MAX_SWAP_GROWTH_BYTES
+    return f"the machine swapped {gibibytes(growth_bytes)}" if is_swapping else None
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of ``finetune doctor``; its status is ``failure`` if something can't work."""
+
+    name: str
+    status: Literal["ok", "n/a", "warning", "failure"]
+    finding: str
+    remedy: str = ""
+
+    @classmethod
+    def warn_unless(cls, is_fine: bool, name: str, finding: str, remedy: str) -> "Check":
+        """Return a check that is ok or a warning."""
+        return cls(name, "ok", finding) if is_fine else cls(name, "warning", finding, remedy)
+
+
+def high_ratio() -> float:
+    """Return the factor of the recommended memory that PyTorch may use; 0 means no limit."""
+    try:
+        return float(os.environ.get(HIGH, _DEFAULT_HIGH))
+    except ValueError:
+        return 0.0
+
+
+def check_variables() -> Iterator[Check]:
+    """Yield a check of each variable that makes the GPU of a Mac slow or unsafe."""
+    for name, variable, is_harmful, effect in (
+        ("mps_watermarks", HIGH, high_ratio() <= 0, "lifts PyTorch's limit: a Mac swaps until it "
+         "freezes (pytorch#79840)"),
+        ("mps_fallback", FALLBACK, is_set(FALLBACK), "hides operators that run slowly on the CPU"),
+        ("mps_prefer_metal", PREFER_METAL, is_set(PREFER_METAL), "makes matrix products 6 to 10 "
+         "times slower (pytorch#198182)"),
+    ):  # fmt: skip
+        finding = f"{variable}={os.environ.get(variable, '')}" + f" {effect}" * is_harmful
+        yield Check.warn_unless(not is_harmful, name, finding, f"unset {variable}")
+
+
+def is_set(variable: str) -> bool:
+    """Return whether an environment variable of PyTorch is set to true."""
+    return os.environ.get(variable, "0") not in ("", "0")

@@ -8,10 +8,9 @@ import torch
 from finetune import events
 from finetune.devices import host
 from finetune.devices.base import Device
-from finetune.devices.check import BERT_BASE_BYTES, Check
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.cuda import CudaDevice
-from finetune.devices.host import gibibytes
+from finetune.devices.host import BERT_BASE_BYTES, Check, gibibytes
 from finetune.devices.mps.chips import generation
 from finetune.devices.mps.device import MpsDevice
 from finetune.devices.mps.faults import known_faults
@@ -36,7 +35,7 @@ def select_device(name: str) -> Device:
 
 
 def usable_devices() -> Iterator[Device]:
-    """Yield every device that works on this machine, the CPU last; each is tried when asked."""
+    """Yield every device that works on this machine, the CPU last; each is tried lazily."""
     for kind in DEVICES.values():
         unusable = kind.why_not_usable()
         if unusable is None:
@@ -46,7 +45,7 @@ def usable_devices() -> Iterator[Device]:
 
 
 def check_precision(device: Device, precision: str) -> None:
-    """Refuse a number format that the device can't compute in."""
+    """Reject a precision that the device doesn't support."""
     if precision not in ("auto", *device.precisions):
         raise ConfigurationError(
             f"{device.name} can't compute in {precision} here",
@@ -67,14 +66,14 @@ def check_gpus() -> Iterator[Check]:
 
 
 def check_device(name: str) -> Check:
-    """Say which device a run with this ``--device``, one of ``DEVICE_NAMES``, takes."""
+    """Report which device a run with this ``--device`` uses."""
     try:
         with muted():
             device = select_device(name)
     except DeviceNotAvailableError as error:
         return Check("device", "failure", error.message, error.remedy)
     precisions = ", ".join(device.precisions)
-    finding = f"--device {name} takes {device.name} ({device.description}), in {precisions}"
+    finding = f"--device {name} uses {device.name} ({device.description}), with {precisions}"
     return Check("device", "ok", finding)
 
 
@@ -88,8 +87,7 @@ def describe_mps() -> Iterator[Check]:
     yield Check.warn_unless(total_bytes > _TOO_SMALL_BYTES, "mps_memory", finding, remedy)
     version = torch.__version__.partition("+")[0]
     chip = generation(host.cpu_name())
-    for fault in known_faults(torch_version=version, macos=host.macos_version(), chip=chip):
-        yield fault.check()
+    yield from known_faults(torch_version=version, macos=host.macos_version(), chip=chip)
 
 
 def describe_cuda() -> Iterator[Check]:
@@ -97,7 +95,9 @@ def describe_cuda() -> Iterator[Check]:
     yield Check("cuda", "ok", f"usable: PyTorch is built for CUDA {torch.version.cuda}")
     for index in range(torch.cuda.device_count()):
         gpu = torch.cuda.get_device_properties(index)
-        remedy = "see nvidia-smi for what occupies it, or choose another with CUDA_VISIBLE_DEVICES"
+        remedy = (
+            "check nvidia-smi for programs that use it, or choose another with CUDA_VISIBLE_DEVICES"
+        )
         try:
             free_bytes, total_bytes = torch.cuda.mem_get_info(index)
         except RuntimeError as error:

@@ -14,8 +14,7 @@ from packaging.requirements import Requirement
 
 from finetune.config.schema import ModelConfig
 from finetune.devices import host
-from finetune.devices.check import BERT_BASE_BYTES, Check, check_variables
-from finetune.devices.host_memory import group_limits
+from finetune.devices.host import BERT_BASE_BYTES, Check, check_variables, group_limits
 from finetune.errors import FinetuneError, ModelNotFoundError
 from finetune.hub import ask_hub, endpoint
 from finetune.runs.manifest import PACKAGES

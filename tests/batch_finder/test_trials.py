@@ -17,7 +17,7 @@ from tiny_models import tiny_case
 from finetune.batch_finder import trials as trials_module
 from finetune.batch_finder.child import Child, ChildEndedError
 from finetune.batch_finder.trials import TrialRunner
-from finetune.devices import host_memory
+from finetune.devices import host
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.device import MpsDevice
@@ -53,7 +53,7 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrialRun
     numbers = count()
 
     def process_bytes(process_id: int) -> int:
-        reserved_bytes = host_memory.process_bytes(process_id)
+        reserved_bytes = host.process_bytes(process_id)
         (tmp_path / str(next(numbers))).touch()
         return reserved_bytes
 

@@ -60,7 +60,7 @@ def test_processes_that_have_one_gpu_together_are_refused(
     if others == ["GPU-1"]:
         assert device.make_group() == "nccl"
     else:
-        with pytest.raises(UsageError, match="several ranks have one GPU"):
+        with pytest.raises(UsageError, match="several ranks share one GPU"):
             device.make_group()
 
 

@@ -1,9 +1,27 @@
+import ctypes
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import psutil
 import pytest
 from machines import INTEL_MAC, LINUX, LINUX_WITH_CUDA, Machine, a_mac, pretend
 
 from finetune.devices import host
+from finetune.devices.host import (
+    FALLBACK,
+    HIGH,
+    PREFER_METAL,
+    Check,
+    GroupLimit,
+    check_variables,
+    group_limits,
+    high_ratio,
+    process_bytes,
+    why_short,
+)
 
 
 @pytest.mark.parametrize(
@@ -23,3 +41,130 @@ def test_instructions_for_bf16_are_found_by_the_systems_names(
 ) -> None:
     pretend(machine, monkeypatch)
     assert host.bf16_instructions() == instructions
+
+
+GIB = 2**30
+
+
+@pytest.fixture
+def pretend_host(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A machine with 20 GiB; sizes in GiB."""
+
+    def pretend(
+        *, available: float = 10, swapped: float = 0, groups: tuple[GroupLimit, ...] = ()
+    ) -> None:
+        memory = SimpleNamespace(total=20 * GIB, available=int(available * GIB))
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+        monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(used=swapped * GIB))
+        monkeypatch.setattr(host, "group_limits", lambda: iter(groups))
+
+    return pretend
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"available": 0.4}, "the machine has 0.4 GiB of memory left"),
+        ({"swapped": 3.25}, "the machine swapped 0.2 GiB"),
+    ],
+)
+def test_a_machine_that_fills_up_or_swaps_is_short_of_memory(
+    pretend_host: Callable[..., None], change: dict[str, float], reason: str
+) -> None:
+    pretend_host(**{"swapped": 3, **change})
+    assert why_short(swapped_bytes=3 * GIB) == reason
+
+
+FOOTPRINT_BYTES = 62_700_000_000
+
+
+def test_on_a_mac_a_process_holds_its_footprint_and_not_its_resident_size(
+    pretend_mac: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel with one process, 7, that writes the 96 bytes of rusage_info_v0."""
+
+    def proc_pid_rusage(process_id: int, version: int, pointer: Any) -> int:
+        if process_id != 7:
+            return -1
+        assert version == 0
+        numbers = [0] * 12
+        numbers[8], numbers[9] = 4_100_000_000, FOOTPRINT_BYTES  # resident size, footprint
+        usage = (ctypes.c_uint64 * 12)(*numbers)
+        ctypes.memmove(pointer, usage, ctypes.sizeof(usage))
+        return 0
+
+    pretend_mac()
+    library = SimpleNamespace(proc_pid_rusage=proc_pid_rusage)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    assert process_bytes(7) == FOOTPRINT_BYTES
+    assert process_bytes(8) == 0
+
+
+MIB = 2**20
+
+
+def write_group(
+    folder: Path, *, limit: str, usage: int, droppable: int = 0, high: str = "max"
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.high").write_text(f"{high}\n")
+    (folder / "memory.current").write_text(f"{usage}\n")
+    (folder / "memory.stat").write_text(f"anon 1\ninactive_file {droppable}\nslab 3\n")
+
+
+def limits_of(folder: Path, group: str) -> list[GroupLimit]:
+    process = folder / "cgroup"
+    process.write_text(f"0::{group}\n")
+    return list(group_limits(process=process, root=folder / "fs"))
+
+
+def test_every_control_group_around_the_process_counts(tmp_path: Path) -> None:
+    root = tmp_path / "fs"
+    write_group(root / "user.slice", limit=str(4096 * MIB), usage=900 * MIB)
+    write_group(root / "user.slice/session", limit="max", usage=800 * MIB)
+    write_group(
+        root / "user.slice/session/job", limit=str(512 * MIB), usage=300 * MIB, droppable=100 * MIB
+    )
+    assert limits_of(tmp_path, "/user.slice/session/job") == [
+        GroupLimit(512 * MIB, 200 * MIB),
+        GroupLimit(4096 * MIB, 900 * MIB),
+    ]
+
+
+@pytest.mark.parametrize("group", ["/", "/docker/1f2e", "/../../job"])
+def test_in_a_container_the_root_is_the_containers_own_group(group: str, tmp_path: Path) -> None:
+    write_group(tmp_path / "fs", limit="max", high=str(64 * MIB), usage=10 * MIB)
+    assert limits_of(tmp_path, group) == [GroupLimit(64 * MIB, 10 * MIB)]
+
+
+def check_of(name: str) -> Check:
+    [check] = [one for one in check_variables() if one.name == name]
+    return check
+
+
+@pytest.mark.parametrize(
+    ("high", "ratio", "status"),
+    [(None, 1.7, "ok"), ("0.8", 0.8, "ok"), ("0.0", 0.0, "warning"), ("1.5x", 0.0, "warning")],
+)
+def test_a_lifted_limit_is_a_warning(
+    high: str | None, ratio: float, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(HIGH, raising=False)
+    if high is not None:
+        monkeypatch.setenv(HIGH, high)
+    assert high_ratio() == ratio
+    check = check_of("mps_watermarks")
+    assert check.status == status
+    assert ("lifts PyTorch's limit" in check.finding) == bool(check.remedy) == (status != "ok")
+
+
+@pytest.mark.parametrize("variable", [FALLBACK, PREFER_METAL])
+@pytest.mark.parametrize(("value", "status"), [("0", "ok"), ("1", "warning")])
+def test_what_makes_a_gpu_slow_is_a_warning(
+    variable: str, value: str, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    check = check_of("mps_fallback" if variable == FALLBACK else "mps_prefer_metal")
+    assert check.status == status
+    assert check.remedy == ("" if status == "ok" else f"unset {variable}")

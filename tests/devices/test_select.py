@@ -4,8 +4,8 @@ import pytest
 from machines import MACHINES, a_mac, pretend
 
 from finetune import events
-from finetune.devices.check import HIGH
 from finetune.devices.cpu import CpuDevice
+from finetune.devices.host import HIGH
 from finetune.devices.select import check_device, check_precision, describe_mps, select_device
 from finetune.errors import ConfigurationError, DeviceNotAvailableError
 from finetune.events import Event, sent_to

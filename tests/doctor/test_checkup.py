@@ -12,8 +12,7 @@ import pytest
 from hub_server import hub_client
 from machines import LINUX, MACHINES, Machine, pretend
 
-from finetune.devices.check import Check
-from finetune.devices.host_memory import GroupLimit
+from finetune.devices.host import Check, GroupLimit
 from finetune.doctor import checkup
 from finetune.doctor.checkup import (
     check_disk,
@@ -79,7 +78,7 @@ def test_a_mac_that_is_ready_trains_on_its_gpu(name: str, monkeypatch: pytest.Mo
     found = look_at(MACHINES[name], monkeypatch, device="mps")
     assert {check.name for check in found.values() if check.status not in ("ok", "n/a")} <= {"hub"}
     assert "built, available and usable" in found["mps"].finding
-    assert found["device"].finding.startswith("--device mps takes mps")
+    assert found["device"].finding.startswith("--device mps uses mps")
 
 
 def test_what_needs_no_pytorch_is_told_where_pytorch_ends_the_process(tmp_path: Path) -> None:

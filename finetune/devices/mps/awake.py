@@ -11,7 +11,7 @@ from finetune.devices.host import is_mac
 
 @contextmanager
 def kept_awake() -> Iterator[None]:
-    """Keep a Mac from sleeping when idle, also while Ctrl-C saves the run."""
+    """Keep an idle Mac awake, including while the run is saved after Ctrl-C."""
     program = shutil.which("caffeinate") if is_mac() else None
     if program is None:
         yield

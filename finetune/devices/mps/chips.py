@@ -31,7 +31,7 @@ def max_tokens(chip: str) -> int | None:
 
 @dataclass(frozen=True)
 class Mac:
-    """A Mac with a name such as ``m1-8gb``, of which training may use up to ``limit_bytes``."""
+    """A Mac with a name such as ``m1-8gb``; training may use up to ``limit_bytes``."""
 
     name: str
     memory_bytes: int
@@ -43,8 +43,8 @@ class Mac:
         """Metal's recommended limit for a process's GPU memory.
 
         Two thirds, and three quarters above 36 GiB, by logs of Macs with 8 to 96 GiB
-        (pytorch#105839, #130112, llama.cpp#5206, #3213); newer systems recommend more of large
-        memories.
+        (pytorch#105839, #130112, llama.cpp#5206, #3213). Newer versions of macOS recommend a larger
+        part of large memories.
         """
         return int(self.memory_bytes * (2 / 3 if self.memory_bytes <= 36 * 2**30 else 3 / 4))
 
@@ -61,8 +61,8 @@ def find_mac(name: str) -> Mac:
     match, memory = _CHIP.search(name), _MEMORY.search(name)
     if not match or not memory:
         raise UsageError(
-            f"no Mac is known as {name}",
-            remedy="name a chip and its memory, such as m1-8gb or m4-max-64gb",
+            f"unknown Mac {name}",
+            remedy="write a chip and its memory, such as m1-8gb or m4-max-64gb",
         )
     chip = "-".join(part.lower() for part in match.groups() if part)
     return Mac(f"{chip}-{memory[1]}gb", int(memory[1]) * 2**30, chip)

@@ -1,4 +1,4 @@
-"""The GPU of a Mac with Apple silicon: capabilities, memory and reasons if it is unusable."""
+"""The GPU of a Mac with Apple silicon: capabilities, memory, and why it can't be used."""
 
 import os
 import platform
@@ -10,10 +10,9 @@ import psutil
 import torch
 from torch.torch_version import TorchVersion
 
-from finetune.devices import host, host_memory
+from finetune.devices import host
 from finetune.devices.base import BatchShapes, Device, DeviceMemory, Unusable, why_operation_fails
-from finetune.devices.check import HIGH, LOW, high_ratio
-from finetune.devices.host import gibibytes
+from finetune.devices.host import HIGH, LOW, gibibytes, high_ratio
 from finetune.devices.mps.chips import generation, max_tokens
 from finetune.errors import UsageError
 
@@ -33,7 +32,7 @@ FEW_SHAPES = BatchShapes(
 
 # The cache may take this many times the peak of live tensors.
 _MAX_PEAK_FACTOR = 4
-# 0 would lift the limit.
+# Not 0, because 0 means no limit.
 _MIN_FRACTION = 0.001
 
 _USE_CPU = "use --device cpu"
@@ -74,8 +73,8 @@ class MpsDevice(Device):
             return Unusable(
                 f"MPS is built and available, but an operation on it fails: {failure}",
                 # Virtual Macs have a GPU without memory (actions/runner-images#9918, #11899).
-                remedy=f"{_USE_CPU}, as on a virtual Mac; unset {HIGH} and {LOW} if they are set; "
-                "or look the text up in github.com/pytorch/pytorch/issues",
+                remedy=f"{_USE_CPU} if this is a virtual Mac, unset {HIGH} and {LOW} if they are "
+                "set, or search github.com/pytorch/pytorch/issues for the message",
             )
         return None
 
@@ -128,10 +127,10 @@ class MpsMemory(DeviceMemory):
         return torch.mps.driver_allocated_memory()
 
     def cache_exceeds_limit(self) -> bool:
-        """Return whether pools and graphs take more than a run with few shapes needs.
+        """Return whether cached buffers use more memory than a run with few shapes needs.
 
-        Buffers are kept for each shape: six padded lengths take three to four times what the
-        longest does. Half of the recommended memory does no harm; beyond all of it the Mac swaps.
+        MPS caches buffers per shape: six padded lengths use three to four times as much memory as
+        the longest. Up to half of the recommended memory is harmless; above all of it, Macs swap.
         """
         recommended_bytes = torch.mps.recommended_max_memory()
         needed_bytes = _MAX_PEAK_FACTOR * (self.peak_bytes() or self.allocated_bytes())
@@ -160,7 +159,7 @@ class MpsMemory(DeviceMemory):
         (pytorch#79840).
         """
         recommended_bytes = torch.mps.recommended_max_memory()
-        free_bytes = host_memory.process_bytes(os.getpid()) + host_memory.available_bytes()
+        free_bytes = host.process_bytes(os.getpid()) + host.available_bytes()
         # A ratio of 0 means without limit.
         allowed_bytes = int(recommended_bytes * (high_ratio() or 1))
         budget_bytes = min(recommended_bytes, free_bytes, allowed_bytes)
@@ -169,7 +168,7 @@ class MpsMemory(DeviceMemory):
     def set_memory_limit(self, budget_bytes: int) -> None:
         """Make the allocator reject allocations that would exceed a budget for the process."""
         gpu_bytes = torch.mps.driver_allocated_memory()
-        other_bytes = host_memory.process_bytes(os.getpid()) - gpu_bytes
+        other_bytes = host.process_bytes(os.getpid()) - gpu_bytes
         fraction = (budget_bytes - other_bytes) / torch.mps.recommended_max_memory()
         torch.mps.set_per_process_memory_fraction(max(_MIN_FRACTION, fraction))
 

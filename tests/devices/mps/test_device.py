@@ -8,7 +8,7 @@ from batch_finder.simulated_machines import UnifiedMemoryMac
 from machines import INTEL_MAC, LINUX, ROSETTA, VIRTUAL_MAC_TEXTS, Machine, a_mac, pretend
 from tiny_training import simulate_memory
 
-from finetune.devices import host_memory
+from finetune.devices import host
 from finetune.devices.mps.device import MpsDevice, MpsMemory
 
 GIB = 2**30
@@ -95,7 +95,7 @@ def test_memory_is_counted_released_and_refused_on_a_real_gpu() -> None:
             "update macOS",
         ),
         *(
-            (a_mac(failure=text), text, "--device cpu, as on a virtual")
+            (a_mac(failure=text), text, "--device cpu if this is a virtual")
             for text in VIRTUAL_MAC_TEXTS
         ),
         (a_mac(failure="Error (0000000e)"), "0000000e", "github.com/pytorch/pytorch/issues"),
@@ -144,7 +144,7 @@ def pretend_memory(
 
         virtual_memory = SimpleNamespace(total=16 * GIB, available=int(available * GIB))
         monkeypatch.setattr(psutil, "virtual_memory", lambda: virtual_memory)
-        monkeypatch.setattr(host_memory, "process_bytes", lambda process_id: int(footprint * GIB))
+        monkeypatch.setattr(host, "process_bytes", lambda process_id: int(footprint * GIB))
         monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: int(10.5 * GIB))
         monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: int(driver * GIB))
         monkeypatch.setattr(torch.mps, "set_per_process_memory_fraction", set_fraction)
