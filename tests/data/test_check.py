@@ -14,7 +14,6 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from transformers import PreTrainedTokenizerFast
 
 from finetune.data.check import (
-    Findings,
     Lengths,
     check_splits,
     describe_lengths,
@@ -34,12 +33,9 @@ def splits_of(**rows: list[tuple[str, str]]) -> DatasetDict:
     )
 
 
-def look(splits: DatasetDict) -> Findings:
-    return check_splits(splits, Single(splits["train"].features["label"].names))
-
-
 def found_in(splits: DatasetDict, check: str, split: str = "train") -> dict[str, Any]:
-    found: dict[str, Any] = look(splits).checks[check][split]
+    task = Single(splits["train"].features["label"].names)
+    found: dict[str, Any] = check_splits(splits, task).checks[check][split]
     return found
 
 
@@ -99,9 +95,7 @@ def test_the_suggested_length_cuts_nothing_but_a_long_tail(
     assert suggest_max_length(np.array(lengths), max_tokens=512) == suggested
 
 
-def remedies(
-    splits: DatasetDict, *, max_length: int = 8, longest: int = 8, reads_pairs: bool = False
-) -> list[str]:
+def remedies(splits: DatasetDict, *, max_length: int = 8, longest: int = 8) -> list[str]:
     tokens = np.array([longest])
     lengths = Lengths(
         model="tiny",
@@ -112,8 +106,8 @@ def remedies(
         unknown_share=0.0,
         splits={"train": describe_lengths(tokens, max_length=max_length)},
     )
-    changes = suggest_changes(look(splits), lengths=lengths, reads_pairs=reads_pairs)
-    return [change.remedy for change in changes]
+    findings = check_splits(splits, Single(splits["train"].features["label"].names))
+    return [change.remedy for change in suggest_changes(findings, lengths=lengths)]
 
 
 def even_rows(count: int = 10) -> list[tuple[str, str]]:
@@ -154,8 +148,6 @@ def letters_of(*scripts: str, words: Sequence[str] = ()) -> PreTrainedTokenizerF
 SPELT = {
     "Cyrillic": "фильм мне очень понравился",
     "Greek": "η ταινία ήταν πολύ καλή",
-    "Arabic": "كان الفيلم جيدا جدا",
-    "Hebrew": "הסרט היה טוב מאוד",
     "Hangul": "영화가 정말 재미있었어요",
     "Devanagari": "फिल्म बहुत अच्छी थी",
 }

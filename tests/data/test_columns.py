@@ -89,22 +89,6 @@ def test_an_unknown_column_gets_a_guess_and_a_list() -> None:
     assert "did you mean" not in raised.value.remedy
 
 
-REVIEWS = {
-    "id": [str(number) for number in range(60)],
-    "Date": [f"2024-05-{1 + number % 28:02}" for number in range(60)],
-    "Title": [f"Nice {number}" if number % 4 else "" for number in range(60)],
-    "Review Text": [f"This dress number {number} fits me well." for number in range(60)],
-    "Rating": [str(1 + number % 5) for number in range(60)],
-    "Positive Feedback Count": [str(number % 9) for number in range(60)],
-    "Class Name": [f"class {number % 20}" for number in range(60)],
-}
-
-
-def test_the_choice_is_shown_with_its_reason() -> None:
-    chosen = choice(*REVIEWS, columns=list(REVIEWS.values()))
-    assert str(chosen["text_column"]) == "'Review Text' (its name says so)"
-
-
 def test_a_second_text_is_named_and_the_first_guessed_or_named() -> None:
     names, columns = ("says", "of", "label"), [TEXTS, [*TEXTS[1:], TEXTS[0]], MOODS]
     for text in (None, "says"):

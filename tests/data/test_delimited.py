@@ -2,7 +2,6 @@
 
 import csv
 import gzip
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,8 @@ from finetune.data.read import RawTable, read_file
 from finetune.errors import DataUnreadableError
 from finetune.events import Event, Info, sent_to
 
-ROWS = [
-    ("plain", "a"),
-    ("with , and ; and | and \t inside", "b"),
-    ('he said "no"', "a"),
-    ("over\ntwo lines", "b"),
-    ("NA", "null"),
-    ("😀👩‍👩‍👧", "nan"),
-]
+MARKS = "ab\",'\n\t ;|é😀"
+WORDS = ["with , and ; and | and \t inside", 'he said "no"', "over\ntwo lines", "NA", "null", "nan"]
 
 
 def read(
@@ -40,31 +33,12 @@ def rows_of(columns: list[Any]) -> list[tuple[str, ...]]:
     return list(zip(*(column.to_pylist() for column in columns), strict=True))
 
 
-@pytest.mark.parametrize(
-    ("delimiter", "name"), [(",", "comma"), (";", "semicolon"), ("\t", "tab"), ("|", "bar")]
-)
-def test_each_delimiter_is_found_and_reported(tmp_path: Path, delimiter: str, name: str) -> None:
-    path = tmp_path / "rows.csv"
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, delimiter=delimiter)
-        writer.writerows([("text", "label"), *ROWS])
-    table, emitted = read(tmp_path, path.read_bytes())
-    assert rows_of(table.columns.columns) == ROWS
-    assert name in emitted
-    assert "utf-8" in emitted
-
-
-@pytest.mark.parametrize(("name", "first"), [("a.tsv", "x"), ("a", "x"), ("a.csv", "x")])
-def test_where_two_delimiters_fit_the_suffix_decides(tmp_path: Path, name: str, first: str) -> None:
+@pytest.mark.parametrize("name", ["a.tsv", "a", "a.csv"])
+def test_where_two_delimiters_fit_the_suffix_decides(tmp_path: Path, name: str) -> None:
     content = "x\tA dog, happy\ny\tA cat, angry\nx\tA cow, calm\n"
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        archive.writestr(name, content)
-    for table in (
-        read(tmp_path, content, name=name, header=False)[0],
-        read(tmp_path, gzip.compress(content.encode()), name=f"{name}.gz", header=False)[0],
-        read(tmp_path, (tmp_path / "a.zip").read_bytes(), name="a.zip", header=False)[0],
-    ):
-        assert table.columns[0][0].as_py() == first
+    for packed, bytes_of in {name: content, f"{name}.gz": gzip.compress(content.encode())}.items():
+        table, _ = read(tmp_path, bytes_of, name=packed, header=False)
+        assert table.columns[0][0].as_py() == "x"
 
 
 def test_a_row_stands_where_its_first_line_does(tmp_path: Path) -> None:
@@ -108,7 +82,8 @@ def test_what_does_not_parse_is_reported_with_its_line(
 @settings(max_examples=60)
 @given(
     rows=st.lists(
-        st.tuples(*[st.text(st.sampled_from("ab\",'\n\t ;é😀"), max_size=5)] * 2), min_size=1
+        st.tuples(*[st.sampled_from(WORDS) | st.text(st.sampled_from(MARKS), max_size=5)] * 2),
+        min_size=1,
     ),
     delimiter=st.sampled_from(",;\t|"),
     line_end=st.sampled_from(["\n", "\r\n"]),
@@ -184,18 +159,7 @@ def test_quotes_behind_a_backslash_are_read(tmp_path: Path, delimiter: str) -> N
     assert "is read as a quote" not in emitted
 
 
-@pytest.mark.parametrize(
-    ("above", "delimiter", "line"),
-    [("sep=;\n", ";", 2), ("My reviews\n", ",", 2), ("# exported by hand\n\n# in 2020\n", "\t", 4)],
-)
-def test_lines_above_a_table_are_no_rows(
-    above: str, delimiter: str, line: int, tmp_path: Path
-) -> None:
-    rows = [("text", "label"), *((f"film {number}", "ab"[number % 2]) for number in range(12))]
-    table, emitted = read(tmp_path, above + "\n".join(map(delimiter.join, rows)))
-    assert rows_of(table.columns.columns) == rows[1:]
-    assert table.place(0).startswith(f"line {line + 1} of")
-    assert f"begins in line {line}" in emitted
+def test_one_column_of_prose_is_no_table_below_a_title(tmp_path: Path) -> None:
     with pytest.raises(DataUnreadableError, match=r"line 2 of .* 2 values instead of 1"):
         read(tmp_path, "text\n" + "So long, and well\n" * 12)
 
@@ -205,12 +169,10 @@ def test_spaces_before_quotes_are_left_out(tmp_path: Path) -> None:
     assert table.columns.to_pydict() == {"text": ["one, two", "three"], "label": ["a", "b, c"]}
 
 
-@pytest.mark.parametrize("header", ["text,label", "'text','label'"])
 @pytest.mark.parametrize("escaped", ["it''s, all, good", r"it\'s, all, good"])
-def test_values_may_be_in_single_quotes(tmp_path: Path, header: str, escaped: str) -> None:
+def test_values_may_be_in_single_quotes(tmp_path: Path, escaped: str) -> None:
     lines = (f"'{escaped} {number}','{'ab'[number % 2]}'" for number in range(12))
-    table, emitted = read(tmp_path, "\n".join((header, *lines)))
-    assert table.columns.column_names == ["text", "label"]
+    table, emitted = read(tmp_path, "\n".join(("text,label", *lines)))
     assert table.columns["text"][0].as_py() == "it's, all, good 0"
     assert table.columns["label"][1].as_py() == "b"
     assert "single quotes" in emitted

@@ -45,24 +45,13 @@ def test_unicode_is_certain(content: bytes, encoding: str) -> None:
 def test_a_detected_encoding_is_a_warning_unless_it_is_named() -> None:
     swedish = "text,label\n" + "Maten var väldigt god på restaurangen,bra\n" * 20
     emitted: list[Event] = []
-    content = Content(PATH, swedish.encode("cp1252"))
     for encoding in (None, "cp1252"):
         with sent_to(emitted.append):
-            found = find_text(content, encoding=encoding)
+            found = find(swedish.encode("cp1252"), encoding=encoding)
         assert (text_of(found), found.encoding) == (swedish, "cp1252")
     [warning] = emitted
     assert isinstance(warning, WarningMessage)
     assert "detected as cp1252" in warning.message
-    euros = find("Größe 5 €,gut\n".encode("cp1252") * 20)
-    assert euros.encoding == "cp1252"  # in ISO 8859-1 the euro sign is a control character
-
-
-def test_letters_far_from_the_beginning_of_a_large_file_are_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("finetune.data.encoding.CHUNK_BYTES", 1000)
-    text = "text,label\n" + "plain English,a\n" * 200 + LINES["cp932"] * 40
-    assert text_of(find(text.encode("cp932"))) == text
 
 
 def test_an_encoding_that_is_named_is_taken() -> None:

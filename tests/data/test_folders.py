@@ -1,91 +1,235 @@
-"""Texts as files, in folders of their classes."""
+"""Folders, archives and files that hold several tables, or texts in folders of their classes."""
 
+import bz2
+import gzip
+import io
+import json
+import lzma
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import data_files
+import pyarrow
 import pytest
-from datasets import DatasetDict, load_from_disk
+from data_files import load, write_folder, write_zip
+from datasets import DatasetDict
+from pyarrow import parquet
 
 from finetune.config.schema import DataConfig
+from finetune.data import packed
 from finetune.data.columns import OtherData
 from finetune.data.dataset import make_dataset
 from finetune.data.folders import digest_folder
-from finetune.data.load import load_data, load_rows
-from finetune.errors import DataError, DataNotFoundError, DataUnreadableError
-from finetune.events import Event, Info, sent_to
+from finetune.data.load import load_rows
+from finetune.data.read import read_file
+from finetune.data.stream import read_texts
+from finetune.errors import DataError, DataUnreadableError, SeveralTablesError
 from finetune.tasks.single import Single
 
-
-def write(root: Path, **texts: str) -> Path:
-    for name, text in texts.items():
-        file = root / name.replace("__", "/")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-    return root
+TRAIN = [("the film", "good"), ("no end", "bad"), ("so long", "bad")]
+TEST = [("a start", "good")]
 
 
-def rows_of(root: Path, emitted: list[Event] | None = None) -> dict[str, list[tuple[str, str]]]:
-    options = DataConfig(str(root))
-    with sent_to(([] if emitted is None else emitted).append):
-        loaded = load_data(options)
-    names = loaded.task.class_names
-    return {
-        split: [(row["text"], names[row["label"]]) for row in rows]
-        for split, rows in loaded.splits.items()
+def csv(rows: list[tuple[str, str]], header: str = "text,label") -> str:
+    return "\n".join([header, *map(",".join, rows), ""])
+
+
+def write_workbook(path: Path, files: Mapping[str, str]) -> Path:
+    rows = {name: [line.split(",") for line in files[name].splitlines()] for name in files}
+    return data_files.write_workbook(path, rows)
+
+
+def write_json(path: Path, files: Mapping[str, str]) -> Path:
+    tables = {
+        Path(name).stem: [line.split(",") for line in content.splitlines()]
+        for name, content in files.items()
     }
+    path.with_suffix(".json").write_text(json.dumps(tables))
+    return path.with_suffix(".json")
 
 
-def test_splits_and_classes_are_folders(tmp_path: Path) -> None:
-    root = write(
-        tmp_path,
-        **{"train__neg__1_1.txt": "dull", "train__pos__0_9.txt": "great\nfun"},
-        **{"train__unsup__1.txt": "what", "test__pos__7.txt": "schön", "test__neg__.hidden": "x"},
-        **{"train__neg__note.html": "<p>", "README": "about", "train__urls.txt": "x"},
-    )  # fmt: skip
-    emitted: list[Event] = []
-    assert rows_of(root, emitted) == {
-        "train": [("dull", "neg"), ("great\nfun", "pos")],
-        "test": [("schön", "pos")],
-    }
-    said = [event.message for event in emitted if isinstance(event, Info)]
-    assert any("2 texts in 2 folders, encoding" in one for one in said)
-    assert rows_of(root / "train") == {"train": [("dull", "neg"), ("great\nfun", "pos")]}
+@pytest.mark.parametrize("write", [write_folder, write_zip, write_workbook, write_json])
+def test_tables_named_as_splits_are_the_splits(write: Any, tmp_path: Path) -> None:
+    files = {"train.csv": csv(TRAIN), "my_test.csv": csv(TEST), "sample.csv": "id,label\n1,0\n"}
+    path = write(tmp_path / "d", files)
+    outcome = load(path)
+    assert outcome.rows == {"train": TRAIN, "test": TEST}
+    assert "--table reads only one" in outcome.said
+    chosen = load(path, table="train")
+    assert chosen.rows == {"train": TRAIN}
+    with pytest.raises(SeveralTablesError, match="holds 3 tables"):
+        load_rows(OtherData(str(path)), task=chosen.loaded.task)
+    rows = load_rows(OtherData(str(path), table="my_test"), task=chosen.loaded.task)
+    assert rows["text"][:] == ["a start"]
+
+
+@pytest.mark.parametrize("write", [write_folder, write_zip, write_workbook, write_json])
+def test_tables_of_other_names_are_asked_for(write: Any, tmp_path: Path) -> None:
+    path = write(tmp_path / "d", {"a.csv": csv(TRAIN), "b.csv": csv(TEST)})
+    with pytest.raises(SeveralTablesError, match=r"holds 2 tables: a.*b") as raised:
+        load(path)
+    assert "--table" in raised.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("names", "splits"),
+    [
+        ("d/train-00000-of-2.csv d/train-00001-of-2.csv d/dev.csv", {"train", "validation"}),
+        ("twitter_training.csv twitter_validation.csv", {"train", "validation"}),
+        ("train.csv oos_train.csv test.csv", {"train", "test"}),
+        ("Train.csv README.csv", {"train"}),
+        ("part-00.csv part-01.csv", {"train"}),
+    ],
+)
+def test_the_names_of_splits_are_found(names: str, splits: set[str], tmp_path: Path) -> None:
+    rows = load(write_zip(tmp_path / "d", dict.fromkeys(names.split(), csv(TRAIN)))).rows
+    assert set(rows) == splits
+    assert len(rows["train"]) == (6 if "0" in names else 3)
+
+
+@pytest.mark.parametrize("write", [write_folder, write_zip])
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"x/train/good/1.txt": "the film", "x/train/bad/1": "no end", "x/train/urls.txt": "about"},
+        {"good/train/1.txt": "the film", "bad/train/2.txt": "no end"},
+        {"20news-train/good/3": "the film", "20news-train/bad/4": "no end"},
+    ],
+)
+def test_texts_are_read_from_folders_of_classes(
+    write: Any, files: Mapping[str, str], tmp_path: Path
+) -> None:
+    assert sorted(load(write(tmp_path / "d", files)).rows["train"]) == sorted(TRAIN[:2])
+    both = {**files, **{name.replace("train", "test"): text for name, text in files.items()}}
+    rows = load(write(tmp_path / "e", both)).rows
+    assert sorted(rows["test"]) == sorted(rows["train"]) == sorted(TRAIN[:2])
+
+
+def test_other_files_are_no_classes(tmp_path: Path) -> None:
+    texts = {"train/neg/1_1.txt": "dull", "train/pos/0_9.txt": "great\nfun", "train/unsup/1": "?"}
+    others = {"test/pos/7.txt": "schön", "test/neg/.hidden": "x", "train/neg/note.html": "<p>"}
+    root = write_folder(tmp_path, {**texts, **others, "README": "about", "train/urls.txt": "x"})
+    outcome = load(root)
+    train = [("dull", "neg"), ("great\nfun", "pos")]
+    assert outcome.rows == {"train": train, "test": [("schön", "pos")]}
+    assert "2 texts in 2 folders, encoding" in outcome.said
+    assert load(root / "train").rows == {"train": train}
     with pytest.raises(DataError, match="several splits: test, train"):
         load_rows(OtherData(str(root)), task=Single(["neg", "pos"]))
 
 
-def test_files_need_no_suffix_and_names_of_splits_may_end_longer_ones(tmp_path: Path) -> None:
-    texts = {"20news-train__alt.atheism__53068": "one", "20news-train__sci.med__58000": "two"}
-    root = write(tmp_path, **texts, **{"20news-test__sci.med__59000": "three"})
-    assert list(rows_of(root)) == ["test", "train"]
+def test_the_file_in_another_encoding_than_the_others_is_named(tmp_path: Path) -> None:
+    root = write_folder(tmp_path, {"a/1": "schön", "b/1": "schön\ngrün"})
+    (root / "b/2").write_bytes("one\nschön".encode("cp1252"))
+    with pytest.raises(DataUnreadableError, match=r"line 2 of .*b/2 is not UTF-8"):
+        load(root)
 
 
-def test_the_remedy_for_a_data_set_saved_to_disk_gives_a_table_that_is_read(tmp_path: Path) -> None:
+def test_a_folder_with_one_table_is_this_table(tmp_path: Path) -> None:
+    files = {"a.csv": csv(TRAIN), ".git/config": "x", "docs/notes.txt": "x", "LICENSE": "x"}
+    assert load(write_folder(tmp_path, files)).rows == {"train": TRAIN}
+
+
+def test_a_changed_file_changes_the_digest_of_its_folder(tmp_path: Path) -> None:
+    for name, files in {"t": {"a.csv": csv(TRAIN)}, "c": {"a/1": "x", "b/1": "y"}}.items():
+        folder = write_folder(tmp_path / name, files)
+        before = digest_folder(folder)
+        (folder / next(iter(files))).write_text("other")
+        assert digest_folder(folder) != before
+
+
+def test_tables_of_tabs_are_no_texts_of_classes(tmp_path: Path) -> None:
+    tabs = csv(TRAIN).replace(",", "\t")
+    path = write_folder(tmp_path / "b", {"amazon.txt": tabs, "yelp.txt": tabs})
+    with pytest.raises(DataError, match=r"no tables, and no \.txt files in folders") as raised:
+        load(path)
+    assert "--table" in raised.value.remedy
+    assert load(path, table="yelp.txt").rows == {"train": TRAIN}
+
+
+def test_a_dataset_saved_to_disk_is_refused_with_a_remedy(tmp_path: Path) -> None:
     train = make_dataset(["one", "two"], ["a", "b"], task=Single(["a", "b"]))
     DatasetDict(train=train, test=train).save_to_disk(tmp_path / "saved")
     for saved in (tmp_path / "saved", tmp_path / "saved/train"):
         with pytest.raises(DataUnreadableError, match="the datasets library has saved") as raised:
-            rows_of(saved)
+            load(saved)
         assert f"datasets.load_from_disk('{tmp_path}/saved/train')" in raised.value.remedy
-    table = tmp_path / "train.parquet"
-    load_from_disk(str(tmp_path / "saved/train")).to_parquet(table)
-    assert rows_of(table) == {"train": [("one", "a"), ("two", "b")]}
 
 
-def test_a_folder_without_classes_is_refused_and_a_changed_text_changes_the_digest(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("content", "complaint", "remedy"),
+    [
+        ("a start,good\nan end,bad\n", "no column 'label'.*'a start', 'good'", "first row"),
+        ("review,stars\na start,good\n", "no column 'label'.*'review', 'stars'", "same columns"),
+        ("text\na start\nan end\n", "no column 'label'.*but 'text'", "finetune predict"),
+        ("text,label\na start,\nan end,\n", "has no labels: label is empty", "finetune predict"),
+    ],
+)
+def test_what_a_test_file_lacks_is_said(
+    content: str, complaint: str, remedy: str, tmp_path: Path
 ) -> None:
-    root = write(tmp_path / "plain", **{"a.html": "one", "b.html": "two"})
-    with pytest.raises(DataNotFoundError, match=r"no tables, and no \.txt files in folders"):
-        rows_of(root)
-    one = write(tmp_path / "one", a__1="x", b__1="y")
-    digests = {digest_folder(one)}
-    digests.add(digest_folder(write(one, a__1="z")))
-    digests.add(digest_folder(write(tmp_path / "other", c__1="z", b__1="y")))
-    assert len(digests) == 3
+    write_folder(tmp_path, {"a.csv": csv(TRAIN), "b.csv": content})
+    with pytest.raises(DataError, match=rf"the test table .*b.csv.* {complaint}") as raised:
+        load(tmp_path / "a.csv", test_file=str(tmp_path / "b.csv"))
+    assert remedy in raised.value.remedy
+    (tmp_path / "a.csv").rename(tmp_path / "train.csv")
+    (tmp_path / "b.csv").rename(tmp_path / "test.csv")
+    if "empty" in complaint:  # published without labels
+        assert load(tmp_path).rows == {"train": TRAIN}
 
 
-def test_the_file_in_another_encoding_than_the_others_is_named(tmp_path: Path) -> None:
-    root = write(tmp_path, a__1="schön", b__1="schön\ngrün")
-    (root / "b/2").write_bytes("one\nschön".encode("cp1252"))
-    with pytest.raises(DataUnreadableError, match=r"line 2 of .*b/2 is not UTF-8"):
-        rows_of(root)
+CSV = b"text,label\nthe film,good\nthe end,bad\n"
+COLUMNS = {"text": ["the film", "the end"], "label": ["good", "bad"]}
+LINES = b'{"text": "the film", "label": "good"}\n{"text": "the end", "label": "bad"}\n'
+
+
+def read(path: Path) -> dict[str, list[str]]:
+    columns: dict[str, list[str]] = read_file(path, DataConfig(str(path))).columns.to_pydict()
+    return columns
+
+
+def test_a_packed_table_is_read_as_it_was(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    parquet.write_table(pyarrow.table(COLUMNS), file)
+    for name, content in {"a.csv": CSV, "a.jsonl": LINES, "a.parquet": file.getvalue()}.items():
+        for suffix, module in {"gz": gzip, "bz2": bz2, "xz": lzma}.items():
+            path = tmp_path / f"{name}.{suffix}"
+            path.write_bytes(module.compress(content))
+            assert read(path) == COLUMNS
+    path = write_zip(tmp_path / "a", {"data/rows.csv": CSV, "a.md": "#", "__MACOSX/rows.csv": b""})
+    assert read(path) == COLUMNS
+    assert read_file(path, DataConfig()).place(1) == f"line 3 of {path}/data/rows.csv"
+    assert read(write_zip(tmp_path / "b", {"./rows.csv": CSV})) == COLUMNS
+    assert read(write_zip(tmp_path / "sms", {"SMSCollection": CSV, "readme": b"x"})) == COLUMNS
+    [texts] = read_texts(path, DataConfig(str(path)), as_lines=False)
+    assert texts[:].texts == COLUMNS["text"]
+    assert [row["label"] for row in texts.records()] == COLUMNS["label"]
+
+
+def test_what_can_not_be_unpacked_is_refused(tmp_path: Path) -> None:
+    two = write_zip(tmp_path / "two", {"a.csv": CSV, "b.csv": CSV}).read_bytes()
+    for start in (gzip.compress(CSV)[:-9], gzip.compress(CSV)[:3], two[:-30]):
+        (tmp_path / "cut.csv").write_bytes(start)
+        with pytest.raises(DataUnreadableError, match="can't be unpacked"):
+            read(tmp_path / "cut.csv")
+
+
+def test_what_becomes_far_larger_is_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed, "SMALL_BYTES", 10_000)
+    (tmp_path / "bomb.csv.gz").write_bytes(gzip.compress(CSV + b"a" * 10**6))
+    archive = write_zip(tmp_path / "bomb.zip", {"rows.csv": CSV + b"a" * 10**6})
+    book = write_zip(tmp_path / "bomb.xlsx", {"xl/workbook.xml": b" " * 10**6})
+    for path in (tmp_path / "bomb.csv.gz", archive, book):
+        with pytest.raises(DataUnreadableError, match="more than 100 times"):
+            read(path)
+
+
+def test_the_one_sheet_of_a_workbook_is_read(tmp_path: Path) -> None:
+    rows = [["text", "stars"], ["the film", 5], [None, None], ["the_x000D_\nend", 1.5]]
+    path = data_files.write_workbook(tmp_path / "a", {"reviews": rows, "empty": []})
+    assert read(path) == {"text": ["the film", "the\r\nend"], "stars": ["5", "1.5"]}
+    with pytest.raises(DataUnreadableError, match="can't be read as a spreadsheet"):
+        read(write_zip(tmp_path / "c.xlsx", {"xl/workbook.xml": b"<"}))

@@ -85,18 +85,6 @@ def read(content: list[dict[str, Any]] | str) -> pandas.DataFrame:
     return pandas.DataFrame(json.loads(json.dumps(content)))
 
 
-@pytest.mark.parametrize("name", EXPORTS)
-def test_an_export_is_texts_and_labels(name: str) -> None:
-    content, labels = EXPORTS[name]
-    converted = convert(read(content))
-    column = "topic" if "topic" in converted.columns else "label"
-    found = converted[column].astype(object).where(converted[column].notna(), None)
-    assert [*found] == labels
-    assert [*converted["text"]] == ["a"] * len(labels)
-    others = {*converted.columns} - {"text", column, "id", "answer" if name == "questions" else ""}
-    assert not others
-
-
 @pytest.mark.parametrize("suffix", [".json", ".jsonl"])
 @pytest.mark.parametrize("name", EXPORTS)
 def test_an_export_is_loaded_from_its_file(name: str, suffix: str, tmp_path: Path) -> None:

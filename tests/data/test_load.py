@@ -1,48 +1,28 @@
-"""The names of the data."""
+"""From the name of data to its splits: other files, corrected labels, texts without labels."""
 
 import hashlib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from data_files import load, write
 
-from finetune.config.schema import DataConfig
 from finetune.data.columns import OtherData
-from finetune.data.dataset import LoadedData
-from finetune.data.load import load_data, load_rows
-from finetune.errors import DataError, DataNotFoundError, UsageError
-from finetune.events import Event, sent_to
+from finetune.data.load import load_rows
+from finetune.errors import DataError, DataMismatchError, DataNotFoundError, UsageError
 from finetune.tasks.single import Single
 
 
-def load(data: str | Path, *, emitted: list[Event] | None = None, **options: Any) -> LoadedData:
-    emit = ([] if emitted is None else emitted).append
-    with sent_to(emit):
-        return load_data(DataConfig(str(data), **options))
-
-
 def test_a_file_is_read_with_those_beside_it(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("text,label\nyes,1\nno,0\n")
-    (tmp_path / "b.csv").write_text("text,label\nno way,0\n")
-    loaded = load(
-        tmp_path / "a.csv",
-        test_file=str(tmp_path / "b.csv"),
-        text_column="text",
-        label_column="label",
-    )
-    assert [source.name for source in loaded.sources] == [f"{tmp_path}/{n}.csv" for n in "ab"]
-    assert [source.sha256 for source in loaded.sources] == [
-        hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in ("a.csv", "b.csv")
-    ]
-    assert {split: rows["text"][:] for split, rows in loaded.splits.items()} == {
-        "train": ["yes", "no"],
-        "test": ["no way"],
-    }
-
-
-def test_a_file_that_is_missing_is_not_taken_for_an_unknown_name(tmp_path: Path) -> None:
-    with pytest.raises(DataNotFoundError, match=r"nothing\.csv"):
-        load(tmp_path / "nothing.csv")
+    first = write(tmp_path / "a.csv", "text,label\nyes,1\nno,0\n")
+    second = write(tmp_path / "b.csv", "text,label\nno way,0\n")
+    outcome = load(first, test_file=str(second), text_column="text", label_column="label")
+    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (first, second)]
+    assert [source.name for source in outcome.loaded.sources] == [str(first), str(second)]
+    assert [source.sha256 for source in outcome.loaded.sources] == digests
+    assert outcome.rows == {"train": [("yes", "1"), ("no", "0")], "test": [("no way", "0")]}
+    with pytest.raises(UsageError, match="two splits"):
+        load(first, test_file=str(tmp_path / "." / "a.csv"))
 
 
 @pytest.mark.parametrize(
@@ -54,6 +34,12 @@ def test_an_unknown_name_gets_a_list_and_a_guess(name: str, guess: str) -> None:
         load(name)
     assert "trec, questions, a file" in raised.value.remedy
     assert (f"did you mean {guess}?" in raised.value.remedy) == bool(guess)
+
+
+@pytest.mark.parametrize("name", ["nothing.csv", "ünbekannt.csv"])
+def test_a_file_that_is_missing_is_not_taken_for_an_unknown_name(name: str) -> None:
+    with pytest.raises(DataNotFoundError, match=name):
+        load(name)
 
 
 @pytest.mark.parametrize(
@@ -74,27 +60,15 @@ def test_an_option_that_the_data_does_not_know_is_refused(
     assert "leave it out" in raised.value.remedy
 
 
-def test_one_file_for_two_splits_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text("text,label\nyes,1\nno,0\n")
-    with pytest.raises(UsageError, match="two splits"):
-        load(path, test_file=str(tmp_path / "." / "a.csv"))
-
-
 def test_a_name_that_is_not_utf8_is_refused_at_the_start() -> None:
-    with pytest.raises(UsageError, match="is not UTF-8"):
-        load("caf\udce9.csv")
-    with pytest.raises(UsageError, match="is not UTF-8"):
-        load("trec", data_dir="caf\udce9")
-    with pytest.raises(UsageError):
-        load("a\0.csv")
-    with pytest.raises(DataNotFoundError):
-        load("ünbekannt.csv")
+    for name, options in (("caf\udce9.csv", {}), ("trec", {"data_dir": "caf\udce9"}), ("a\0", {})):
+        with pytest.raises(UsageError, match="is not UTF-8"):
+            load(name, **options)
 
 
 def test_all_rows_of_other_data_get_the_numbers_of_the_classes_of_a_run(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("text,label\nyes,b\nno,a\n")
-    options = OtherData(str(tmp_path / "a.csv"), test_file="other.csv")
+    path = write(tmp_path / "a.csv", "text,label\nyes,b\nno,a\n")
+    options = OtherData(str(path), test_file="other.csv")
     rows = load_rows(options, task=Single(["c", "b", "a"]))
     assert rows["label"][:] == [1, 2]
     assert rows.features["label"].names == ["c", "b", "a"]
@@ -102,3 +76,42 @@ def test_all_rows_of_other_data_get_the_numbers_of_the_classes_of_a_run(tmp_path
     with pytest.raises(DataError, match="the model does not know: a, b") as raised:
         load_rows(options, task=Single(classes))
     assert raised.value.remedy.endswith("18, 19 and 480 others")
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return write(tmp_path / "rows.csv", "text,label\nfirst,a\n,a\nsecond,b\nthird,b\nfourth,a\n")
+
+
+def test_decisions_change_and_drop_rows_by_their_number_in_the_table(table: Path) -> None:
+    decisions = "decision,row,text\na,3,second\ndrop,4,third\nkeep,1,first\n,5,fourth\n"
+    outcome = load(table, corrections=str(write(table.with_name("c.csv"), decisions)))
+    assert outcome.rows["train"] == [("first", "a"), ("second", "a"), ("fourth", "a")]
+    assert outcome.loaded.numbers_of("train").tolist() == [0, 2, 4]
+    assert "labels of 1 rows changed, 1 rows dropped" in outcome.said
+    assert len(outcome.loaded.sources) == 2
+
+
+@pytest.mark.parametrize(
+    ("decision", "error", "complaint"),
+    [
+        ("a,3,another,train", DataMismatchError, r"row 3 of train \('another'\).*'second'"),
+        ("a,3,second,test", DataMismatchError, "row 3 of test .* is not in the data"),
+        ("a,33,second,train", DataMismatchError, "row 33 .* is not in the data"),
+        ("bb,3,second,train", DataError, "'bb' is not a class"),
+    ],
+)
+def test_a_decision_that_does_not_fit_the_data_is_refused(
+    decision: str, error: type[DataError], complaint: str, table: Path
+) -> None:
+    file = write(table.with_name("c.csv"), f"decision,row,text,split\n{decision}\n")
+    with pytest.raises(error, match=complaint):
+        load(table, corrections=str(file))
+
+
+@pytest.mark.parametrize(
+    ("content", "names"), [("label,into\nb,c\n", ["a", "c"]), ("b,a\n", ["a"])]
+)
+def test_a_map_renames_and_merges_classes(content: str, names: list[str], table: Path) -> None:
+    file = write(table.with_name("map.csv"), content)
+    assert load(table, label_map=str(file)).loaded.task.class_names == names

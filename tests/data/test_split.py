@@ -1,4 +1,4 @@
-"""Rows held out for validation and test."""
+"""Texts that count as the same, and rows held out for validation and test."""
 
 from collections import Counter
 from typing import Any
@@ -22,13 +22,6 @@ from finetune.tasks.single import Single
 
 CLASSES = ("many", "some", "few")
 TASK = Single(CLASSES)
-
-
-def hold_out(table: Dataset, *, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
-    numbers = number_texts(*columns_of(table))
-    strata = TASK.strata(TASK.labels(column_of(table, "label")))
-    mask = find_held_out(numbers, strata, fraction=fraction, seed=seed)
-    return rows_where(table, ~mask), rows_where(table, mask)
 
 
 def splitting(
@@ -66,10 +59,6 @@ def counts_of(table: Dataset) -> Counter[str]:
     return Counter(CLASSES[label] for label in table["label"])
 
 
-def ignore(event: Event) -> None:
-    raise AssertionError(event)
-
-
 @settings(max_examples=30)
 @given(
     rows=st.lists(st.tuples(st.sampled_from("aAbBcdefgh"), st.sampled_from(CLASSES)), min_size=1),
@@ -80,7 +69,10 @@ def test_no_text_is_ever_on_both_sides_and_no_class_vanishes(
     rows: list[tuple[str, str]], fraction: float, seed: int
 ) -> None:
     table = table_of([text for text, _ in rows], [label for _, label in rows])
-    kept, held_out = hold_out(table, fraction=fraction, seed=seed)
+    numbers = number_texts(*columns_of(table))
+    strata = TASK.strata(TASK.labels(column_of(table, "label")))
+    mask = find_held_out(numbers, strata, fraction=fraction, seed=seed)
+    kept, held_out = rows_where(table, ~mask), rows_where(table, mask)
     assert len(kept) + len(held_out) == len(rows)
     assert {t.casefold() for t in kept["text"]}.isdisjoint(t.casefold() for t in held_out["text"])
     first_labels = {text.casefold(): label for text, label in reversed(rows)}
@@ -195,3 +187,21 @@ def test_training_rows_of_one_class_are_an_error() -> None:
     with pytest.raises(DataError, match="all 7 training rows have the label 'many'") as raised:
         limited(table, 7, data="trec")
     assert "--max-train-samples" in raised.value.remedy
+
+
+def test_texts_are_numbered_in_order_of_appearance() -> None:
+    texts = [["One", "two", " ONE\n"], ["three", "one", "one?"], ["die  STRASSE", "Die Straße"]]
+    assert number_texts(pyarrow.chunked_array(texts)).tolist() == [0, 1, 0, 2, 0, 3, 4, 4]
+
+
+def test_pairs_share_a_number_where_both_texts_are_the_same() -> None:
+    texts = pyarrow.chunked_array([["a", "b", "A "], ["a", "b", "a"]])
+    pairs = pyarrow.chunked_array([["x", "x", "X", "y"], ["x", "x"]])
+    assert number_texts(texts, pairs).tolist() == [0, 1, 0, 2, 1, 0]
+
+
+@given(st.lists(st.text(st.sampled_from("aAbB ßẞsS\u03c2\u03a3\tİ\u2003"), max_size=4), min_size=1))
+def test_texts_share_a_number_if_their_normal_forms_are_the_same(texts: list[str]) -> None:
+    numbers = number_texts(pyarrow.chunked_array([texts])).tolist()
+    forms = [" ".join(text.casefold().split()) for text in texts]
+    assert numbers == [list(dict.fromkeys(forms)).index(form) for form in forms]

@@ -40,14 +40,13 @@ def test_a_file_that_does_not_parse_is_refused_before_its_first_row(
         texts_in(path)
 
 
-def refuse(path: Path, *_: object) -> None:
-    raise PermissionError(13, "Permission denied", str(path))
-
-
 @pytest.mark.parametrize("name", ["rows.csv", "lines.txt"])
 def test_a_file_that_may_not_be_read_or_whose_name_is_too_long_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def refuse(path: Path, *_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
     with pytest.raises(DataNotFoundError, match="there is no file"):
         texts_in(tmp_path / f"{'long' * 99}{name}")
     (tmp_path / name).touch()

@@ -5,13 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+from data_files import load
+from datasets import ClassLabel, Dataset, Features, Value
 from hub_server import MAIN_COMMIT, HubServer, hub_client
 
-from finetune.config.schema import DataConfig
-from finetune.data.load import CONVERTED_BRANCH, find_splits, load_data
+from finetune.data.load import CONVERTED_BRANCH, find_splits
 from finetune.errors import DataError, DataNotFoundError, HubNotReachableError
-from finetune.events import Event, WarningMessage, sent_to
 
 SET = "acme/rows"
 CLASSES = ["zebra", "ant"]
@@ -19,17 +18,15 @@ CLASSES = ["zebra", "ant"]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "set"
-    folder.mkdir()
-    (folder / "README.md").write_text("# Rows")
-    return folder
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set/README.md").write_text("# Rows")
+    return tmp_path / "set"
 
 
 @pytest.fixture
 def converted(tmp_path: Path) -> Path:
-    folder = tmp_path / "converted"
-    folder.mkdir()
-    return folder
+    (tmp_path / "converted").mkdir()
+    return tmp_path / "converted"
 
 
 @pytest.fixture
@@ -54,14 +51,8 @@ def write_lines(path: Path, *texts: str) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def load(name: str = SET, *, emitted: list[Event] | None = None) -> DatasetDict:
-    options = DataConfig(f"hub:{name}")
-    with sent_to(([] if emitted is None else emitted).append):
-        return load_data(options).splits
-
-
-def texts_in(table: DatasetDict) -> dict[str, list[str]]:
-    return {split: rows["text"][:] for split, rows in table.items()}
+def texts_of(name: str = SET) -> dict[str, list[str]]:
+    return {split: [text for text, _ in rows] for split, rows in load(f"hub:{name}").rows.items()}
 
 
 def test_parquet_files_of_the_repository_are_taken_with_their_classes(
@@ -73,9 +64,14 @@ def test_parquet_files_of_the_repository_are_taken_with_their_classes(
     write_parquet(folder / "data/test-00000-of-00001.parquet", "e")
     write_parquet(folder / "data/unsupervised-00000-of-00001.parquet", "f")
     write_lines(folder / "train.jsonl", "other", "rows")
-    table = load()
-    assert texts_in(table) == {"train": ["a", "b", "c"], "validation": ["d"], "test": ["e"]}
-    assert table["test"].features["label"].names == CLASSES
+    outcome = load(f"hub:{SET}")
+    train = [("a", "zebra"), ("b", "ant"), ("c", "zebra")]
+    assert outcome.rows == {
+        "train": train,
+        "validation": [("d", "zebra")],
+        "test": [("e", "zebra")],
+    }
+    assert outcome.loaded.task.class_names == CLASSES
 
 
 def test_the_converted_branch_serves_a_set_that_a_script_makes(
@@ -85,7 +81,7 @@ def test_the_converted_branch_serves_a_set_that_a_script_makes(
     write_parquet(converted / "default/train/0000.parquet", "a", "b")
     write_parquet(converted / "default/train/0001.parquet", "c")
     write_parquet(converted / "default/test/0000.parquet", "d")
-    assert texts_in(load()) == {"train": ["a", "b", "c"], "test": ["d"]}
+    assert texts_of() == {"train": ["a", "b", "c"], "test": ["d"]}
     assert "rows.py" not in hub.downloads()
 
 
@@ -93,41 +89,39 @@ def test_without_parquet_files_of_lines_are_taken(hub: HubServer, folder: Path) 
     del hub.folders["datasets"][f"{SET}@{CONVERTED_BRANCH}"]
     write_lines(folder / "train.jsonl", "a", "b")
     write_lines(folder / "dev.jsonl", "c")
-    assert texts_in(load()) == {"train": ["a", "b"], "validation": ["c"]}
+    assert texts_of() == {"train": ["a", "b"], "validation": ["c"]}
 
 
 def test_one_of_several_data_sets_is_named_behind_a_colon(hub: HubServer, folder: Path) -> None:
     for part in ("mrpc", "rte"):
         name = f"{part}/train-00000-of-00001.parquet"
         write_parquet(folder / name, f"{part} a", f"{part} b")
-    assert texts_in(load(f"{SET}:rte")) == {"train": ["rte a", "rte b"]}
+    assert texts_of(f"{SET}:rte") == {"train": ["rte a", "rte b"]}
     assert not any("mrpc" in path for path in hub.downloads())
     with pytest.raises(DataError, match="several datasets: mrpc, rte") as raised:
-        load()
+        texts_of()
     assert "hub:OWNER/NAME:mrpc" in raised.value.remedy
     with pytest.raises(DataNotFoundError, match="no dataset 'sst2', but mrpc, rte"):
-        load(f"{SET}:sst2")
+        texts_of(f"{SET}:sst2")
 
 
 def test_a_revision_is_taken_as_it_is(hub: HubServer, folder: Path, converted: Path) -> None:
     write_parquet(folder / "train.parquet", "a", "b")
-    assert texts_in(load(f"{SET}@{MAIN_COMMIT}")) == {"train": ["a", "b"]}
+    assert texts_of(f"{SET}@{MAIN_COMMIT}") == {"train": ["a", "b"]}
     with pytest.raises(DataNotFoundError, match="revision"):
-        load(f"{SET}@v9")
+        texts_of(f"{SET}@v9")
     (folder / "train.parquet").unlink()
     write_parquet(converted / "default/train/0000.parquet", "c", "d")
     with pytest.raises(DataNotFoundError, match="no complete training split"):
-        load(f"{SET}@{MAIN_COMMIT}")
+        texts_of(f"{SET}@{MAIN_COMMIT}")
 
 
 def test_a_test_split_without_labels_is_left_out(hub: HubServer, folder: Path) -> None:
     write_parquet(folder / "train.parquet", "a", "b")
     write_parquet(folder / "test.parquet", "c", "d", labels=[-1, -1])
-    emitted: list[Event] = []
-    assert list(load(emitted=emitted)) == ["train"]
-    assert any(
-        isinstance(event, WarningMessage) and "test split" in event.message for event in emitted
-    )
+    outcome = load(f"hub:{SET}")
+    assert list(outcome.rows) == ["train"]
+    assert "test split" in outcome.warnings[0]
 
 
 @pytest.mark.parametrize("is_converted", [True, False])
@@ -138,14 +132,14 @@ def test_the_cache_serves_a_set_when_the_hub_does_not_answer(
         write_parquet(converted / "default/train/0000.parquet", "a", "b")
     else:
         write_lines(folder / "train.jsonl", "a", "b")
-    online = texts_in(load())
+    online = texts_of()
     for home in (
         hub_client(endpoint="http://127.0.0.1:9", home=tmp_path / "home"),
         hub_client(endpoint=hub.endpoint, home=tmp_path / "home", offline=True),
     ):
         hub.requests.clear()
         with home:
-            assert texts_in(load()) == online
+            assert texts_of() == online
         assert hub.requests == []
 
 
@@ -158,26 +152,26 @@ def test_a_set_that_was_loaded_in_part_is_not_taken_for_the_whole(
     write_parquet(folder / "data/test-00000-of-00001.parquet", "c")
     hub.failures.cut_after_bytes["train-00001-of-00003.parquet"] = 100
     with pytest.raises(HubNotReachableError):
-        load()
+        texts_of()
     with (
         hub_client(endpoint=hub.endpoint, home=tmp_path / "home", offline=True),
         pytest.raises((HubNotReachableError, DataNotFoundError)),
     ):
-        load()
+        texts_of()
 
 
 def test_what_can_not_be_fetched_is_an_error(hub: HubServer, tmp_path: Path, folder: Path) -> None:
     with pytest.raises(DataNotFoundError, match="no complete training split") as raised:
-        load()
+        texts_of()
     assert "script" in raised.value.remedy
     with pytest.raises(DataNotFoundError, match="acme/raws") as raised:
-        load("acme/raws")
+        texts_of("acme/raws")
     assert "spelling" in raised.value.remedy
     with (
         hub_client(endpoint=hub.endpoint, home=tmp_path / "other", offline=True),
         pytest.raises(HubNotReachableError, match="acme/rows"),
     ):
-        load()
+        texts_of()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,69 @@
+"""Small files for tests of data: written in folders, archives and workbooks, and loaded."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
+
+import openpyxl
+
+from finetune.config.schema import DataConfig
+from finetune.data.dataset import LoadedData
+from finetune.data.load import load_data
+from finetune.events import Event, Info, WarningMessage, sent_to
+
+
+@dataclass
+class Outcome:
+    """What was loaded, the texts and labels of each split, and the messages."""
+
+    loaded: LoadedData
+    rows: dict[str, list[tuple[str, Any]]]
+    said: str
+    warnings: list[str]
+
+
+def load(data: Path | str, **options: Any) -> Outcome:
+    events: list[Event] = []
+    with sent_to(events.append):
+        loaded = load_data(DataConfig(str(data), **options))
+    rows = {}
+    for split, table in loaded.splits.items():
+        labels = loaded.task.to_json(loaded.task.labels(table.data["label"]))
+        rows[split] = [*zip(table["text"], labels, strict=True)]
+    shown = [event for event in events if isinstance(event, Info | WarningMessage)]
+    warnings = [event.message for event in shown if isinstance(event, WarningMessage)]
+    return Outcome(loaded, rows, "\n".join(event.message for event in shown), warnings)
+
+
+def write(path: Path, content: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content, encoding="utf-8")
+    return path
+
+
+def write_folder(path: Path, files: Mapping[str, str]) -> Path:
+    for name, content in files.items():
+        write(path / name, content)
+    return path
+
+
+def write_zip(path: Path, files: Mapping[str, str | bytes]) -> Path:
+    path = path.with_suffix(path.suffix or ".zip")
+    with ZipFile(path, "w", ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return path
+
+
+def write_workbook(path: Path, sheets: Mapping[str, Sequence[Sequence[object]]]) -> Path:
+    book = openpyxl.Workbook()
+    book.remove(book.active)
+    for name, rows in sheets.items():
+        sheet = book.create_sheet(Path(name).stem)
+        for row in rows:
+            sheet.append(list(row))
+    path = path.with_suffix(".xlsx")
+    book.save(path)
+    return path
