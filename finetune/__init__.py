@@ -1,4 +1,4 @@
-"""Fine-tune BERT-like text classifiers on a Mac's GPU, on a CPU, or on CUDA.
+"""Fine-tune BERT-like text classifiers on the GPU of a Mac, on a CPU, or on CUDA.
 
 The commands as functions:
 
@@ -14,8 +14,8 @@ The commands as functions:
 Data may be a DataFrame, a ``Dataset``, ``{"text": texts, "label": labels}``, ``(texts, labels)``,
 or a list of dicts or (text, label) tuples: ``finetune.run(table, model="minilm")``.
 
-In a notebook and on a terminal they show progress. ``progress=False`` hides it, and so does an
-``emit``, which receives the events of ``finetune.events``. Warnings are warnings of Python.
+The functions show progress in notebooks and on terminals. ``progress=False`` hides it, and so does
+an ``emit``, which receives the events of ``finetune.events``. Warnings are Python warnings.
 """
 
 from importlib import import_module
@@ -35,5 +35,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return what an interactive session completes: the functions before they are used, too."""
+    """Return the names for completion, including functions that are not loaded yet."""
     return sorted({*globals(), *__all__})

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
-# All ranks do the same work. A rank that is this much later than another rank counts as lost.
+# All ranks do the same work. A rank that is this late counts as lost.
 SECONDS_LATE = 20
-# The maximum wait for work of a single rank, such as a search or a download, and for ranks to join.
+# How long ranks wait for work of a single rank, such as a download, and for the others to join.
 MAX_SECONDS = 1800
 # Processes can't find each other unless all of these variables are set.
 _NEEDED_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -43,7 +43,7 @@ class Launch:
 
 _current = Launch()
 _has_joined = False
-# The group that sums tensors on a GPU. None is the default group, for values on the host.
+# The group that sums tensors on a GPU. None is the default group, for values on the CPU.
 _device_group: "torch.distributed.ProcessGroup | None" = None
 
 
@@ -66,7 +66,7 @@ def read_launch() -> Launch:
 
 @contextmanager
 def joined() -> Iterator[None]:
-    """Work together with the other processes that a launcher started, if there are any."""
+    """Join the processes of the launcher, if there is one."""
     launch = read_launch()
     if launch.world_size > 1 and not _has_joined:
         _join(launch)
@@ -83,7 +83,7 @@ def _join(launch: Launch) -> None:
         # Divide the cores among the processes of this host, unless the user or torchrun did.
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, torch.get_num_threads() // launch.local_world_size))
-            # For child processes. Without it, Accelerate warns and chooses a number itself.
+            # Child processes read this. Without it, Accelerate warns and chooses a number.
             os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
         try:
             PartialState(cpu=True, backend="gloo", timeout=timedelta(seconds=MAX_SECONDS))
@@ -118,12 +118,12 @@ def world_size() -> int:
 
 
 def is_main() -> bool:
-    """Return whether this process is the one that writes and prints."""
+    """Return whether this is the main process, which writes and prints."""
     return _current.rank == 0
 
 
 def alone() -> AbstractContextManager[None]:
-    """Let this process work as if it were the only one. The others don't do the same work."""
+    """Make collective operations do nothing, because only this rank does the work."""
     return _working_as(Launch())
 
 
@@ -208,8 +208,8 @@ def gather(value: Value) -> list[Value]:
 def oom_on_all_ranks(memory: "DeviceMemory", *, seconds: float | None = None) -> Iterator[None]:
     """Run work that all ranks do at the same time. If a rank runs out of memory, all ranks fail.
 
-    The work must not wait for other ranks. At its end a rank waits for them, by default for 20
-    seconds plus twice the time of its work. If another rank ran out of memory, this raises
+    The work must not wait for other ranks. Each rank then waits for the others, by default for 20
+    seconds plus twice the time of its own work. If another rank ran out of memory, this raises
     OutOfMemoryElsewhereError.
     """
     started = time.monotonic()

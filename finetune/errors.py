@@ -11,7 +11,7 @@ MAX_NAMES = 8
 
 
 class FinetuneBaseError(BaseException):
-    """Work ended early. The message says what is wrong, the remedy what the user can do."""
+    """Work ended early. The message says what is wrong, and the remedy says what to do."""
 
     exit_code: int = 1
 
@@ -19,12 +19,12 @@ class FinetuneBaseError(BaseException):
         super().__init__(message)
         self.message = message
         self.remedy = remedy
-        # A Python traceback shows only the message and notes.
+        # Python tracebacks show only the message and the notes.
         self.add_note(f"try: {remedy}")
 
 
 class FinetuneError(FinetuneBaseError, Exception):
-    """Work failed."""
+    """The base of all errors of this package, except interruptions."""
 
 
 class LossNotFiniteError(FinetuneError):
@@ -146,14 +146,18 @@ def packages_of(error: BaseException) -> list[str]:
 # Messages and remedies for errors of the operating system.
 _BY_ERRNO: dict[int | None, tuple[type[FinetuneError], str, str]] = {
     errno.ENOENT: (UsageError, "there is no {}", "check the name"),
-    errno.ENOTDIR: (UsageError, "{} is in a file, not in a folder", "check the name"),
-    errno.EISDIR: (UsageError, "{} is a folder, not a file", "choose a file"),
-    errno.ELOOP: (UsageError, "{} is a link that leads in a circle", "use the file itself"),
+    errno.ENOTDIR: (UsageError, "{} is inside a file, not a folder", "check the name"),
+    errno.EISDIR: (UsageError, "{} is a folder, not a file", "choose the name of a file"),
+    errno.ELOOP: (
+        UsageError,
+        "{} is a symbolic link that points to itself",
+        "use the path of the file",
+    ),
     errno.ENAMETOOLONG: (UsageError, "the name {} is too long", "choose a shorter name"),
     errno.EEXIST: (UsageError, "{} already exists", "move it away, or choose another name"),
     **dict.fromkeys(
         (errno.EACCES, errno.EPERM),
-        (UsageError, "{} can't be used: {reason}", "change its permissions, or choose another"),
+        (UsageError, "no access to {}: {reason}", "change its permissions, or choose another path"),
     ),
     **dict.fromkeys(
         (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS),
@@ -164,16 +168,15 @@ _BY_ERRNO: dict[int | None, tuple[type[FinetuneError], str, str]] = {
 
 
 def system_error(error: BaseException) -> OSError | None:
-    """Return a system error, or the system error that a Rust library reports in its message."""
+    """Return the OSError behind an exception; a Rust library reports it only in its message."""
     if isinstance(error, OSError):
         return error
-    # safetensors and tokenizers report the number only in the text.
     number = re.search(r"\(os error (\d+)\)", str(error))
     return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None
 
 
 def explain(error: BaseException) -> FinetuneError | None:
-    """Return a system error in words, or None for an error that no user can cause."""
+    """Return the message and remedy for a system error; None if no user can cause it."""
     if (cause := system_error(error)) and cause.errno in _BY_ERRNO:
         kind, message, remedy = _BY_ERRNO[cause.errno]
         place = cause.filename or ("standard output" if cause is error else "a file")
@@ -183,7 +186,9 @@ def explain(error: BaseException) -> FinetuneError | None:
         return FinetuneError(f"a package can't be imported: {error}", remedy=remedy)
     # pathlib raises these.
     if isinstance(error, RuntimeError) and "home directory" in str(error):
-        return UsageError("~ stands for no home directory", remedy="write the path without ~")
+        message = "~ can't be expanded, because there is no home directory"
+        return UsageError(message, remedy="write the path without ~")
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):
-        return UsageError(f"{error}: a link leads in a circle", remedy="use the file itself")
+        message = f"{error}: a symbolic link points to itself"
+        return UsageError(message, remedy="use the path of the file")
     return None

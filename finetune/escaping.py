@@ -1,8 +1,8 @@
-"""Replaces control characters and direction marks in text by their codes."""
+"""Escapes control characters and direction marks in text from data."""
 
 import re
 
-# Direction marks, embeddings, overrides and isolates, and two line separators.
+# Direction marks, embeddings, overrides, isolates, and the line separators in the same range.
 _DIRECTION = "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
 _IN_LINES = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{_DIRECTION}\ud800-\udfff]")
 _IN_SINGLE_LINE = re.compile(f"{_IN_LINES.pattern}|[\t\n]")

@@ -43,7 +43,7 @@ class WarningMessage:
 
 @dataclass(frozen=True)
 class Advance:
-    """The number of rows that are done, in work that an ``Info`` announced."""
+    """Progress of the work that the last ``Info`` announced, in rows."""
 
     done: int
     total: int
@@ -64,7 +64,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Step:
-    """Training after a number of steps. The loss is the mean since the last report."""
+    """The state of training after a step. The loss is the mean since the last report."""
 
     step: int
     total_steps: int

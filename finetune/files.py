@@ -18,14 +18,14 @@ from finetune.errors import RunFolderInUseError, WriteError
 PARTIAL_SUFFIX = ".partial"
 # A pattern for what temporary_path() adds to a name, and for the folders of replacing().
 TEMPORARY = f".{'[0-9a-f]' * 32}{PARTIAL_SUFFIX}"
-# This mark shows that a cache file is ours. Only such files are deleted.
+# Marks cache files that this package wrote. Only marked files are deleted.
 WRITTEN_BY = {"written_by": "finetune"}
 STRICT_JSON: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}
 
 
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Put the name of a file into system errors that have no name, or a temporary name."""
+    """Put the name of a file into an OSError that has no name, or a temporary name."""
     try:
         yield
     except OSError as error:
@@ -50,17 +50,17 @@ def is_there(path: Path | str) -> bool:
 
 
 def temporary_path(path: Path) -> Path:
-    """Return a path in the same folder for a file that is not complete yet."""
+    """Return a random temporary path next to a path, for a file that is renamed later."""
     return path.with_name(f"{path.name}.{uuid4().hex}{PARTIAL_SUFFIX}")
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Write a file that has the old text or the complete new text at any moment."""
+    """Replace a text file atomically."""
     write_bytes_atomically(path, text.encode())
 
 
 def write_bytes_atomically(path: Path, content: bytes | memoryview) -> None:
-    """Write a file that has the old bytes or all new bytes at any moment."""
+    """Replace the bytes of a file atomically."""
     partial = temporary_path(path)
     try:
         with naming(path):
@@ -75,7 +75,7 @@ def write_bytes_atomically(path: Path, content: bytes | memoryview) -> None:
 
 @contextmanager
 def replacing(target: Path, *, last: str) -> Iterator[Path]:
-    """Yield an empty folder whose files move to the target at the end, the file ``last`` last."""
+    """Yield a temporary folder whose files move to the target at the end, ``last`` as the last."""
     partial = target / f".{uuid4().hex}{PARTIAL_SUFFIX}"
     partial.mkdir(parents=True)
     try:
@@ -107,7 +107,7 @@ def locked(file: Path) -> Iterator[None]:
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The process that held the lock before deletes the file.
+            # The previous holder may have deleted the lock file.
             if not os.path.samestat(os.fstat(descriptor), file.stat()):
                 raise BlockingIOError
         except (BlockingIOError, FileNotFoundError):
@@ -124,12 +124,12 @@ def locked(file: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON, atomically."""
+    """Write a value as indented JSON, atomically. Floats survive the round trip exactly."""
     write_text_atomically(path, json.dumps(value, **STRICT_JSON, indent=2) + "\n")
 
 
 def write_cache_json(path: Path, value: Any) -> None:
-    """Write a value to a cache, if that is possible."""
+    """Write a value to a cache file; ignore errors of the disk."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, value)

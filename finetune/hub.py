@@ -37,7 +37,7 @@ HTTPError: Any = hub_errors.HTTPError  # type: ignore[attr-defined]
 
 @dataclass(frozen=True)
 class Repository:
-    """A repository at one commit. If the Hub is ``unreachable``, the files in the cache."""
+    """A repository at one commit. If the Hub is ``unreachable``, only its cached files."""
 
     repo_type: RepoType
     name: str
@@ -68,7 +68,7 @@ class Repository:
         return folder
 
     def lacks(self, what: str, *, remedy: str) -> errors.FinetuneError:
-        """Return an error for a missing file: the repository lacks it, or the Hub is offline."""
+        """Return the error for a missing file. Offline, only the cache may lack the file."""
         error = errors.ModelUnsupportedError if self.repo_type == "model" else DataNotFoundError
         remedy = remedy.format(page=_page(self.repo_type, self.name))
         return self.unreachable or error(
@@ -140,7 +140,7 @@ def upload_model(
             api.create_repo(name, private=not public, token=True)
         if is_public and not public:
             raise UsageError(
-                f"{name} is public on the Hub: everybody would see the model",
+                f"{name} is public on the Hub: everyone could see the model",
                 remedy="add --public if that is intended, or choose another name",
             )
         if revision is not None:
@@ -167,7 +167,7 @@ def ask_hub(
     *,
     timeout_seconds: float | None = None,
 ) -> Any:
-    """Return the information of the Hub about a repository, in one request with a timeout."""
+    """Ask the Hub about a repository, in one request with a timeout."""
     timeout = timeout_seconds or constants.HF_HUB_ETAG_TIMEOUT
     with _errors_explained(repo_type, name, f"the Hub at {endpoint()} can't be reached"):
         return HfApi().repo_info(name, repo_type=repo_type, revision=revision, timeout=timeout)

@@ -1,8 +1,8 @@
-"""Ownership: the rule that decides which files of a folder the tool may replace or delete.
+"""Decides which files this package may replace or delete.
 
-A folder is ours if its ``manifest.json`` states this tool and the kind of folder. Each kind has a
-fixed list of the names that we write. Only files of these names are deleted, and then empty
-folders. All other files, and every link, stay.
+A folder belongs to this package if its ``manifest.json`` has this tool and the kind of folder. Each
+kind has a fixed list of file names. Only files with these names are deleted, and then empty
+folders. All other files and all links stay.
 """
 
 import os
@@ -56,7 +56,7 @@ NAMES: Mapping[str, list[str]] = {
 
 
 class OwnFolder:
-    """A folder that we make for one kind of files. It need not exist."""
+    """An output folder of one kind. It need not exist yet."""
 
     kind: str
 
@@ -66,16 +66,16 @@ class OwnFolder:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this tool made the folder, for files of this kind."""
+        """Whether this package made the folder, for this kind of files."""
         return _kind_of(self.path) == self.kind
 
     @property
     def parts(self) -> "list[OwnFolder]":
-        """Folders in this folder that are deleted with it if they are ours."""
+        """Output folders in this folder, which are deleted with it."""
         return []
 
     def files(self, under: str = "") -> list[Path]:
-        """Return our files in a subfolder, including those that a killed process left."""
+        """Return the files in a subfolder that this package wrote, complete or not."""
         root, paths = self.path.resolve(), dict[Path, None]()
         for name in NAMES[self.kind]:
             for pattern in (name, name + TEMPORARY, f"{PurePath(name).parent}/{TEMPORARY}/*"):
@@ -89,7 +89,7 @@ class OwnFolder:
         ]
 
     def delete(self, under: str = "", *, only_temporary: bool = False) -> None:
-        """Delete our files in a subfolder, the last written first, and empty folders."""
+        """Delete the files of this package in a subfolder, the newest first, and empty folders."""
         for path in reversed(self.files(under)):
             if not only_temporary or fnmatch(str(path), f"*{TEMPORARY}*"):
                 path.unlink(missing_ok=True)
@@ -99,7 +99,7 @@ class OwnFolder:
                     os.rmdir(folder)
 
     def empty(self) -> list[str]:
-        """Delete all our files except the manifest; return the relative names of other files."""
+        """Delete all files of this package but the manifest; return the names of other files."""
         for part in self.parts:
             if part.is_ours and not part.path.is_symlink() and not part.empty():
                 part.manifest_file.unlink()
@@ -109,7 +109,7 @@ class OwnFolder:
         return sorted(names - {MANIFEST})
 
     def check(self) -> bool:
-        """Return whether it has files of ours; UsageError unless it is new, empty or ours."""
+        """Return whether it has files of this package; UsageError if it has other files."""
         another = "choose another folder with --output-dir"
         check_writable(self.path)
         if not is_there(self.path):
@@ -136,7 +136,7 @@ class OwnFolder:
         self.path.mkdir(parents=True, exist_ok=exist_ok)
         try:
             with locked(self.path / LOCK):
-                self.check()  # another process may have used it since the first check
+                self.check()  # another process may have used the folder since the first check
                 if not self.is_ours:
                     write_json(self.manifest_file, {"tool": "finetune", "kind": self.kind})
                 try:
@@ -155,7 +155,7 @@ class OwnFolder:
         """Lock the existing folder for this process."""
         if not self.is_ours:
             raise NotARunError(
-                f"{self.manifest_file} does not say that finetune made the folder",
+                f"{self.manifest_file} does not show that finetune made the folder",
                 remedy="restore the file, or make the run again",
             )
         with locked(self.path / LOCK):
@@ -192,7 +192,7 @@ def check_output_file(path: Path, *, overwrite: bool | None = None) -> None:
         if kind and path.absolute() in (folder / MANIFEST, *OwnFolder(folder, kind).files()):
             raise UsageError(f"{path} is a file of {folder}", remedy="choose another file")
     if not path.is_file():
-        raise UsageError(f"{path} is not a file", remedy="choose a file")
+        raise UsageError(f"{path} is not a file", remedy="choose the name of a file")
     if not overwrite:
         replace = "move the file away" if overwrite is None else "replace it with --overwrite"
         raise UsageError(f"{path} already exists", remedy=f"choose another file, or {replace}")

@@ -1,4 +1,4 @@
-"""``finetune cache``: shows the size of files that runs share, or deletes them."""
+"""``finetune cache``: shows the size of the files that runs share, or deletes them."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from finetune.commands.console import format_size, show_json, show_lines
 EXAMPLES = """\b
 Examples:
   finetune cache          show the size
-  finetune cache clear    delete all; the next run computes it again
+  finetune cache clear    delete everything; the next run computes it again
 """
 
 
@@ -38,5 +38,5 @@ def command(*, action: str | None, as_json: bool, **options: Any) -> None:
         deleted, size = "deleted " if action else "", format_size(size_bytes)
         show_lines(
             f"{deleted}{size} in {store.folder}: features of {len(stored):,} splits",
-            f"{deleted}{len(measured):,} files of batch sizes and timings next to it",
+            f"{deleted}{len(measured):,} files with batch sizes and timings, next to that folder",
         )

@@ -20,7 +20,7 @@ from finetune.runs.guess import guess_options
 
 EXAMPLES = """\b
 Examples:
-  finetune config show trec_head --seed 7    each value and its source
+  finetune config show trec_head --seed 7       each value and its source
   finetune config cp trec_head mine.yaml        start from a preset
   finetune config validate mine.yaml
   finetune config schema > finetune.schema.json
@@ -39,8 +39,9 @@ def command() -> None:
 def show(*, display: flags.Display, **options: Any) -> None:
     """Show the value of each option and its source.
 
-    FILE is what finetune run accepts: a table, a configuration or a run. The source is default,
-    guess, a file, an environment variable or a flag. Later sources override earlier ones.
+    FILE is a table, a dataset, a configuration or a run folder, as for finetune run. The source of
+    a value is the default, a guess, a file, an environment variable or a flag. Later sources
+    override earlier sources.
     """
     with display.progress():
         loaded = flags.load(**options)
@@ -68,9 +69,8 @@ def _check_data(data: str) -> None:
     names = OPTIONS["data"].names
     if data.startswith(HUB_PREFIX) or data in names or is_there(Path(data).expanduser()):
         return
-    folder = Path(data).expanduser().parent
-    there = [str(path) for path in folder.glob("*")] if folder.is_dir() else []
-    near = get_close_matches(data, [*names, *describe_presets(), *there], n=1)
+    files = map(str, Path(data).expanduser().parent.glob("*"))
+    near = get_close_matches(data, [*names, *describe_presets(), *files], n=1)
     all_names = f"use a file, one of {', '.join(names)}, or a preset: finetune config ls"
     remedy = f"did you mean {near[0]}?" if near else all_names
     raise UsageError(f"there is no file, dataset or preset {data}", remedy=remedy)
@@ -80,7 +80,7 @@ def _check_data(data: str) -> None:
 @click.argument("files", nargs=-1, required=True, type=flags.NAME)
 @flags.debug_option
 def validate(*, files: tuple[str, ...]) -> None:
-    """Validate YAML files, each on its own. Environment variables are ignored.
+    """Validate YAML files, each on its own, without environment variables.
 
     The first invalid file ends the command with exit code 2.
     """
@@ -96,7 +96,7 @@ def validate(*, files: tuple[str, ...]) -> None:
 def schema() -> None:
     """Print the JSON Schema of the YAML files, for editors.
 
-    Editors with the YAML language server read its name from the first line of a file:
+    Editors with the YAML language server find the schema through the first line of a file:
     # yaml-language-server: $schema=finetune.schema.json
     """
     click.echo(json.dumps(make_json_schema(), indent=2))

@@ -1,6 +1,6 @@
 """Shows results on standard output.
 
-Rich and NumPy are imported where something is shown, so that ``--help`` stays quick.
+Rich and NumPy are imported only when something is shown, so that ``--help`` stays fast.
 """
 
 import json
@@ -20,7 +20,7 @@ LINE_WITHOUT_END = 1_000_000
 MAX_EXAMPLE = 60
 MIN_TEXT_WIDTH = 12
 SPACE_BETWEEN_COLUMNS = 2
-# Texts and names of classes may look like rich's markup or like its names of emoji.
+# Texts and class names can contain what Rich reads as markup or emoji codes.
 LITERAL: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
 
 
@@ -31,17 +31,17 @@ def show_json(value: Mapping[str, Any]) -> None:
 
 
 def show_lines(*lines: str) -> None:
-    """Print lines on standard output, after an empty one."""
+    """Print an empty line and then these lines on standard output."""
     click.echo("\n".join(["", *map(escape_line, lines)]))
 
 
 def show_table(
     titles: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Collection[str] = ()
 ) -> None:
-    """Print a table on standard output; empty titles give no header.
+    """Print a table on standard output, without a header if all titles are empty.
 
-    Columns of ``numbers`` are aligned to the right. A terminal folds the other cells to its width;
-    nothing else has a width.
+    Columns of ``numbers`` are aligned to the right. On a terminal, other cells are wrapped to its
+    width. Elsewhere they are not wrapped.
     """
     from rich.cells import cell_len
     from rich.console import Console
@@ -72,13 +72,14 @@ def show_facts(facts: Mapping[str, Any]) -> None:
     """Print names and values in two columns on standard output."""
     from finetune.tasks.tables import format_value
 
-    rows = [(name.replace("_", " "), format_value(one)) for name, one in facts.items()]
+    rows = [(name.replace("_", " "), format_value(value)) for name, value in facts.items()]
     show_table(("", ""), rows)
 
 
 def show_scores(title: str, scores: "Scores") -> None:
     """Print the overall and the per-class metrics of a split on standard output."""
-    show_lines(title, "  " + ", ".join(f"{one.metric.title} {one}" for one in scores.values))
+    values = ", ".join(f"{value.metric.title} {value}" for value in scores.values)
+    show_lines(title, f"  {values}")
     if table := scores.table:
         show_lines()
         show_result_table(table)
@@ -91,7 +92,7 @@ def shorten(text: str) -> str:
 
 
 def format_size(size_bytes: int) -> str:
-    """Return a size such as ``167.5 MiB`` or, of a small one, ``2.3 KiB``."""
+    """Return a size such as ``167.5 MiB``, or ``2.3 KiB`` for small sizes."""
     if size_bytes < 2**20:
         return f"{size_bytes / 2**10:,.1f} KiB"
     return f"{size_bytes / 2**20:,.1f} MiB"

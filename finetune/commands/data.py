@@ -1,4 +1,4 @@
-"""``finetune data``: problems in the data of a run, and labels that may be wrong."""
+"""``finetune data``: checks the data of a run, and audits its labels."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -26,23 +26,22 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
-  finetune data check                               TREC
-  finetune data check reviews.csv                   your own file
-  finetune data check --data hub:owner/name --json
+  finetune data check reviews.csv
+  finetune data check hub:owner/name --json
 """
 AUDITS_FOLDER = Path("audits")
 WORST = 10
 AUDIT_EXAMPLES = """\b
 Examples:
   finetune data audit reviews.csv --model minilm
-  finetune data audit runs/reviews-minilm-full      after run --folds: sharper
+  finetune data audit runs/reviews-minilm-folds     more accurate, after run --folds
   finetune run --data reviews.csv --corrections audits/reviews/suspects.csv
 """
 
 
 @dataclass(frozen=True)
 class DataReport:
-    """The result of a check of data. ``lengths`` are in tokens, or None without a tokenizer."""
+    """The result of a data check. ``lengths`` are in tokens; None without a tokenizer."""
 
     data: str
     rows_of_a_run: dict[str, int]
@@ -60,7 +59,7 @@ class DataReport:
 
 
 def check_data(config: Config) -> DataReport:
-    """Check the data that a run with these options would load."""
+    """Check the data of a run with these options."""
     from datasets import DatasetDict
 
     from finetune.data.check import check_splits, suggest_changes
@@ -80,10 +79,10 @@ def check_data(config: Config) -> DataReport:
         loaded = load_data(config.data)
         splits = split_table(loaded.splits, config.data, task=loaded.task)
         names = [name for name in splits if name in loaded.splits]
-        given = DatasetDict({name: loaded.splits[name] for name in names})
-        lengths = measure_tokens(given, config.model)
-    findings = check_splits(given, loaded.task)
-    reads_pairs = "text_pair" in given["train"].column_names
+        original = DatasetDict({name: loaded.splits[name] for name in names})
+        lengths = measure_tokens(original, config.model)
+    findings = check_splits(original, loaded.task)
+    reads_pairs = "text_pair" in original["train"].column_names
     return DataReport(
         data=config.data.data,
         rows_of_a_run={split: len(rows) for split, rows in splits.items()},
@@ -105,12 +104,12 @@ def audit_data(
     batches: PositiveInt = 5,
     **options: Any,
 ) -> "Audit":
-    """Audit data, with the out-of-fold predictions of a cross-validation if the file is one.
+    """Audit data. For the folder of a cross-validation, its out-of-fold predictions are used.
 
     Args:
-        output_dir: Folder to write. Default: audits/ and the name of the data.
+        output_dir: Folder to write. Default: a folder in audits/ with the name of the data.
         folds: Number of cross-validation folds.
-        unlabeled: File of texts from which the texts to label next are chosen.
+        unlabeled: File of unlabeled texts, from which the texts to label next are chosen.
         batch: Texts per batch to label.
         batches: Number of batches to choose.
     """
@@ -123,13 +122,13 @@ def audit_data(
     if several is not None and out_of_fold is not None:
         file = str(several.run(several.numbers[0]).path)
     loaded = flags.load(file=file, **options)
-    with suppress(DataError):  # of a table without labels
+    with suppress(DataError):  # a table without labels, which can be audited for duplicates
         loaded = guess_options(loaded)
     config = loaded.config
     folder = OwnFolder(Path(output_dir or AUDITS_FOLDER / source_name(config.data.data)), "audit")
     folder.check()
     _check_undecided(folder.path / SUSPECTS)
-    found = audit(
+    result = audit(
         config,
         folds=folds,
         out_of_fold=out_of_fold,
@@ -137,8 +136,8 @@ def audit_data(
         batch=batch,
         batches=batches,
     )
-    folder.write_all(files_of(found, batch=batch))
-    return replace(found, folder=str(folder.path))
+    folder.write_all(files_of(result, batch=batch))
+    return replace(result, folder=str(folder.path))
 
 
 def _check_undecided(suspects: Path) -> None:
@@ -154,7 +153,7 @@ def _check_undecided(suspects: Path) -> None:
 
 @click.group(epilog=EXAMPLES)
 def command() -> None:
-    """Check the data of a run, and audit its labels."""
+    """Check data for problems, or audit its labels."""
 
 
 @command.command(cls=flags.GroupedCommand, epilog=EXAMPLES)
@@ -164,11 +163,12 @@ def command() -> None:
 def check(*, display: flags.Display, **options: Any) -> None:
     """Report problems in the data, and suggest changes.
 
-    FILE is what finetune run accepts: a table, a configuration or a run.
+    FILE is a table, a dataset, a configuration or a run folder, as for finetune run.
 
-    The report has rows and classes, duplicates, texts with contradictory labels, test rows that are
-    in the training split too, and lengths in tokens. If the model is on this machine, it has the
-    accuracy of a linear head on the frozen encoder: about what to expect at least.
+    The report has rows and classes, duplicates, contradictory labels, test rows that are also in
+    the training split, and lengths in tokens. If the model is on this machine, the report also has
+    the cross-validated accuracy of a linear head on the frozen encoder. Expect at least about that
+    accuracy from a run.
     """
 
     def check_file() -> DataReport:
@@ -180,15 +180,18 @@ def check(*, display: flags.Display, **options: Any) -> None:
 def _show_check(report: DataReport) -> None:
     from finetune.data.check import CHECKS
 
-    found, lengths = report.findings, report.lengths
-    classes = {split: {**found.classes[split], "all rows": n} for split, n in found.rows.items()}
+    findings, lengths = report.findings, report.lengths
+    classes = {
+        split: {**findings.classes[split], "all rows": rows}
+        for split, rows in findings.rows.items()
+    }
     _show_by_split("class", classes)
-    _show_by_split("labels", found.figures)
+    _show_by_split("labels", findings.figures)
     run = ", ".join(f"{rows:,} {split}" for split, rows in report.rows_of_a_run.items())
-    show_lines(f"rows of a run: {run}")
-    counts: dict[str, dict[str, float]] = {split: {} for split in found.rows}
+    show_lines(f"split sizes in a run: {run}")
+    counts: dict[str, dict[str, float]] = {split: {} for split in findings.rows}
     examples = []
-    for name, by_split in found.checks.items():
+    for name, by_split in findings.checks.items():
         for split, finding in by_split.items():
             for key, title in CHECKS[name].titles.items():
                 counts[split][title] = finding[key]
@@ -219,18 +222,19 @@ def _describe(example: Any, check: str, split: str) -> tuple[str, str]:
     if isinstance(example, str):
         return f"{check.replace('_', ' ')} in {split}", shorten(example)
     train, labels = example.get("train_labels"), example.get("labels") or [example["label"]]
-    found = f"{' and '.join(train)} in train, " if train else ""
-    return f"{found}{' and '.join(labels)} in {split}", shorten(example["text"])
+    in_train = f"{' and '.join(train)} in train, " if train else ""
+    return f"{in_train}{' and '.join(labels)} in {split}", shorten(example["text"])
 
 
 def _show_by_split(title: str, by_split: Mapping[str, Mapping[str, float]]) -> None:
-    """Print values in a column for each split, a line for each name."""
+    """Print a table with a column per split and a line per name."""
     from finetune.tasks.tables import format_value
 
     splits = by_split.values()
     if names := dict.fromkeys(name for values in splits for name in values):
         rows = [
-            (shorten(name), *(format_value(own.get(name, "")) for own in splits)) for name in names
+            (shorten(name), *(format_value(values.get(name, "")) for values in splits))
+            for name in names
         ]
         show_lines()
         show_table((title, *by_split), rows, numbers=list(by_split))
@@ -247,11 +251,11 @@ def _show_by_split(title: str, by_split: Mapping[str, Mapping[str, float]]) -> N
 def audit_command(*, display: flags.Display, **options: Any) -> None:
     """Find wrong labels and near duplicates, and check whether there is enough data.
 
-    FILE is what finetune run accepts: a table, a configuration or a run.
+    FILE is a table, a dataset, a configuration or a run folder, as for finetune run.
 
-    Linear heads on the frozen encoder predict each row without having seen it. After
-    run --folds, the predictions of its models are used as well. A learning curve shows what more
-    rows would bring, and --unlabeled chooses the texts to label next.
+    Linear heads on the frozen encoder predict each row without having seen it. For the folder of a
+    cross-validation (finetune run --folds), its predictions are used as well. A learning curve
+    forecasts how much more rows would help. --unlabeled chooses the texts to label next.
     """
     display.run(audit_data, _show_audit, **options)
 

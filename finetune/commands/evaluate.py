@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 SPLITS = ("test", "validation", "train")
 EXAMPLES = """\b
 Examples:
-  finetune evaluate runs/demo           its test split
-  finetune evaluate latest later.csv    other rows and their labels
+  finetune evaluate runs/demo           the test split of the run
+  finetune evaluate latest later.csv    another table with labels
 """
 
 
@@ -29,7 +29,7 @@ Examples:
 class Evaluation(DisplayMixin):
     """Metrics of the model of a run on a split or on other data.
 
-    ``unseen`` are the metrics without rows that were in training, if only some rows were.
+    If some rows were in training, ``unseen`` are the metrics of the other rows.
     """
 
     split: str
@@ -38,15 +38,15 @@ class Evaluation(DisplayMixin):
     unseen: "Scores | None"
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the metrics of all rows, and of those that were not in training."""
+        """Return the metrics of all rows, and of the rows that were not in training."""
         scores = {self.split: self.scores, f"{self.split}, not in training": self.unseen}
         return [{"rows": name, **part.records()[0]} for name, part in scores.items() if part]
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``finetune evaluate --json`` prints."""
-        found = {"split": self.split, **self.scores.to_json()}
         unseen = self.unseen and self.unseen.to_json()
-        return {**found, "rows_in_training": self.rows_in_training, "unseen": unseen}
+        more = {"rows_in_training": self.rows_in_training, "unseen": unseen}
+        return {"split": self.split, **self.scores.to_json(), **more}
 
 
 def evaluate(
@@ -62,19 +62,19 @@ def evaluate(
     evaluate_metric: str | None = None,
     device: DeviceName = "auto",
 ) -> Evaluation:
-    """Evaluate a run's model, as ``finetune evaluate`` does.
+    """Evaluate the model of a run, as ``finetune evaluate`` does.
 
     Args:
         run: The run folder.
         split: Split of the run to evaluate on. Default: test.
-        data: Other data to evaluate on, all of its rows, such as a table.
+        data: Other data to evaluate on, such as a table. All of its rows are used.
         table: Table to read if --data has several.
         text_column: Column of the texts in --data. Default: as in the run.
         text_pair_column: Column of second texts in --data. Default: as in the run.
         label_column: Column of the labels in --data. Default: as in the run.
         encoding: Encoding of --data. Default: detected.
-        evaluate_metric: Another metric, from the library evaluate: a folder with its code, or an ID
-            on the Hub. Its code runs on this machine.
+        evaluate_metric: Another metric, from the library evaluate: a folder with its code, or a Hub
+            ID. The code of the metric runs on this machine.
         device: Device to use.
         emit: Receives the events of ``finetune.events``.
     """
@@ -97,10 +97,11 @@ def evaluate(
     else:
         name = str(data)
         rows = load_other_data(folder, name, columns)
-        # A folder may have the name of a split.
+        # A folder can have the same name as a split.
         name = f"./{name}" if name in SPLITS else "the table" if is_waiting(name) else name
-    found = evaluate_rows(folder, rows, name, device=device, metric=evaluate_metric)
-    return Evaluation(name, *found)
+    return Evaluation(
+        name, *evaluate_rows(folder, rows, name, device=device, metric=evaluate_metric)
+    )
 
 
 @click.command(epilog=EXAMPLES)
@@ -111,20 +112,22 @@ def evaluate(
 def command(*, file: str | None, data: str | None, display: flags.Display, **options: Any) -> None:
     """Evaluate the model in the run folder RUN on a split of its data, or on FILE.
 
-    If some rows of FILE were in training, the main metric is reported without them, too.
+    If some rows of FILE were in training, the main metric is also reported without them.
     """
     if file and data:
-        raise UsageError(f"data was set twice: {file} and --data {data}", remedy="drop one of them")
+        message = f"the data was set twice: {file} and --data {data}"
+        raise UsageError(message, remedy="drop one of them")
     options["data"] = file or data
     display.run(evaluate, _show, **options)
 
 
-def _show(found: Evaluation) -> None:
-    where = f"{found.split} split" if found.split in SPLITS else found.split
-    rows = f"{found.split} rows" if found.split in SPLITS else "rows"
-    show_scores(f"{where}, {found.scores.samples:,} rows", found.scores)
-    show_lines(found.scores.describe(rows))
-    if found.rows_in_training:
-        trained = f"{found.rows_in_training:,} of these rows were in training"
-        unseen = found.unseen and found.unseen.describe("rows")
-        show_lines(f"{trained}; without them: {unseen}" if unseen else f"{trained}, and no other")
+def _show(result: Evaluation) -> None:
+    is_split, scores, trained = result.split in SPLITS, result.scores, result.rows_in_training
+    where = f"{result.split} split" if is_split else result.split
+    show_scores(f"{where}, {scores.samples:,} rows", scores)
+    show_lines(scores.describe(f"{result.split} rows" if is_split else "rows"))
+    if trained and result.unseen:
+        unseen = result.unseen.describe("rows")
+        show_lines(f"{trained:,} of these rows were in training. Without them: {unseen}")
+    elif trained:
+        show_lines("all of these rows were in training")

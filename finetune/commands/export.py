@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from finetune.runs.trained import TrainedModel
     from finetune.tokenization.examples import Examples
 
-# Differences that the order of floating-point operations explains.
+# The order of floating-point operations explains differences up to this size.
 MAX_LOGIT_DIFFERENCE = 1e-4
 EXAMPLES = """\b
 Examples:
@@ -52,53 +52,43 @@ def export_onnx(
     int8: bool = False,
     verify: bool = False,
 ) -> OnnxExport:
-    """Export the model of a run to ONNX, or raise if the export predicts something else.
+    """Export the model of a run to ONNX. With ``verify``, raise if the predictions differ.
 
     Args:
         output_dir: Folder to write; an earlier export in it is replaced. Default: RUN/onnx.
         int8: Also write int8 weights, and compare their predictions with PyTorch.
         verify: Compare all predictions on the test split with PyTorch.
     """
-    folder, own, trained = _prepare(Path(run), output_dir)
+    folder = open_run_folder(Path(run))
     from finetune.export import onnx
+    from finetune.runs.trained import TrainedModel
 
-    onnx.write_onnx(trained.text_model, own, quantizes=int8)
+    path = Path(output_dir).expanduser() if output_dir else folder.onnx_folder
+    output = OwnFolder(path, "onnx")
+    output.check()
+    onnx.import_runtime()
+    trained = TrainedModel.load(folder, device="cpu")
+    emit(Info(f"exporting {folder.path} to {path}"))
+    onnx.write_onnx(trained.text_model, output, quantizes=int8)
     trained = replace(trained, predictor=replace(trained.predictor, precision="fp32"))
     examples = _load_test_examples(folder, trained) if verify or int8 else None
     files = []
     for name, is_compared in ((onnx.MODEL_FILE, verify), (onnx.QUANTIZED_FILE, int8)):
-        file, verification = own.path / name, None
+        file, verification = output.path / name, None
         if is_compared and examples is not None:
             emit(Info(f"comparing {name} with PyTorch on {len(examples.lengths):,} test rows"))
             verification = onnx.verify(trained, onnx.OnnxModel(file), examples)
         if file.is_file():
             files.append(ExportedFile(str(file), file.stat().st_size, verification))
-    if found := files[0].verification:
-        labels, difference = found.same_labels, found.largest_logit_difference
+    if compared := files[0].verification:
+        labels, difference = compared.same_labels, compared.largest_logit_difference
         if labels < 1 or difference > MAX_LOGIT_DIFFERENCE:
             raise FinetuneError(
                 f"{files[0].path} does not predict like the model of the run: {1 - labels:.1%} of "
                 f"the labels differ, and logits differ by up to {difference:.1e}",
-                remedy="use the model of the run with transformers, and report this",
+                remedy=f"use {folder.model_folder} with transformers, and report this as a bug",
             )
-    return OnnxExport(str(own.path), files)
-
-
-def _prepare(
-    run: Path, output_dir: str | Path | None
-) -> "tuple[RunFolder, OwnFolder, TrainedModel]":
-    """Return a run, the folder to export to (new, empty or an earlier export), and the model."""
-    folder = open_run_folder(run)
-    from finetune.export.onnx import import_runtime
-    from finetune.runs.trained import TrainedModel
-
-    path = Path(output_dir).expanduser() if output_dir else folder.onnx_folder
-    own = OwnFolder(path, "onnx")
-    own.check()
-    import_runtime()
-    trained = TrainedModel.load(folder, device="cpu")
-    emit(Info(f"exporting {folder.path} to {path}"))
-    return folder, own, trained
+    return OnnxExport(str(output.path), files)
 
 
 def _load_test_examples(folder: RunFolder, trained: "TrainedModel") -> "Examples":
@@ -113,7 +103,7 @@ def _load_test_examples(folder: RunFolder, trained: "TrainedModel") -> "Examples
 
 @click.group(epilog=EXAMPLES)
 def command() -> None:
-    """Export the model of a run for another runtime."""
+    """Export the model of a run to another format."""
 
 
 @command.command("onnx", epilog=EXAMPLES, short_help="Export to ONNX, for onnxruntime and others.")
@@ -123,7 +113,7 @@ def command() -> None:
 def onnx_command(*, display: flags.Display, **options: Any) -> None:
     """Export the model in the run folder RUN to ONNX, for onnxruntime and others.
 
-    In a checkout, pip install '.[onnx]' installs what this needs.
+    In a checkout, pip install '.[onnx]' installs the packages that this needs.
     """
     display.run(export_onnx, _show_onnx, **options)
 
@@ -131,13 +121,12 @@ def onnx_command(*, display: flags.Display, **options: Any) -> None:
 def _show_onnx(exported: OnnxExport) -> None:
     for file in exported.files:
         show_lines(f"{file.path}, {format_size(file.size_bytes)}")
-        if found := file.verification:
-            metric = next(iter(found.metrics))
+        if compared := file.verification:
+            metric, value = next(iter(compared.metrics.items()))
             show_facts(
                 {
-                    "same labels as PyTorch": f"{found.same_labels:.1%} of {found.samples:,}",
-                    "largest difference": f"{found.largest_logit_difference:.1e}",
-                    metric: f"{found.metrics[metric]:.4f}, "
-                    f"PyTorch {found.pytorch_metrics[metric]:.4f}",
+                    "same labels as PyTorch": f"{compared.same_labels:.1%} of {compared.samples:,}",
+                    "largest difference": f"{compared.largest_logit_difference:.1e}",
+                    metric: f"{value:.4f}, PyTorch {compared.pytorch_metrics[metric]:.4f}",
                 }
             )

@@ -1,4 +1,4 @@
-"""Flags that several commands share, and those that are made from the schema."""
+"""Flags that several commands share, and flags that are generated from the schema."""
 
 import os
 import types
@@ -30,27 +30,27 @@ Command = Callable[..., Any]
 
 
 class _Path(click.Path):
-    """A file, folder or name. It can't be empty, and ~ is the home folder."""
+    """A file, a folder or a name. It can't be empty, and ~ is the home folder."""
 
     def convert(self, value: Any, *context: Any) -> Any:
         """Return the path. A shell does not expand ``--output-dir=~/x``."""
         if not str(value):
-            self.fail("it is empty", *context)
+            self.fail("the value is empty", *context)
         return super().convert(os.path.expanduser(value), *context)
 
 
-# A name that need not be an existing file, such as a Hub ID, a preset or a new folder.
+# A value that need not be an existing file, such as a Hub ID, a preset or a new folder.
 NAME = _Path(readable=False)
 PATH = _Path(path_type=Path)
 config_option = click.option(
-    "-c", "--config", type=NAME, help="YAML file, or the name of a preset: see finetune config ls."
+    "-c", "--config", type=NAME, help="YAML file or preset; finetune config ls lists the presets."
 )
 assignments_option = click.option(
     "--set",
     "assignments",
     multiple=True,
     metavar="SECTION.OPTION=VALUE",
-    help="Set any option; may be repeated.",
+    help="Set any option of a configuration; can be repeated.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 # For commands that use a trained model.
@@ -66,7 +66,7 @@ PORT = click.IntRange(0, 65535)
 
 
 class _Run(_Path):
-    """A run folder. ``latest`` is the newest finished run; its path is printed."""
+    """A run folder. ``latest`` stands for the newest finished run, and its path is printed."""
 
     def convert(self, value: Any, *context: Any) -> Any:
         """Return the path of the folder."""
@@ -78,19 +78,19 @@ class _Run(_Path):
 
 
 def source_options(command: Command) -> Command:
-    """Add the argument FILE and the options that choose a configuration to a command."""
+    """Add the argument FILE and the options ``--config`` and ``--set`` to a command."""
     file_argument = click.argument("file", required=False, metavar="[FILE]", type=_Run())
     return file_argument(config_option(assignments_option(command)))
 
 
-# main reads it, because only main sees errors.
+# Read by main(), which handles all errors.
 debug_option = click.option(
     "--debug", is_flag=True, expose_value=False, help="Show the traceback of an error."
 )
 
 
 def chosen_options(*names: str, sections: Collection[str] = ()) -> Callable[[Command], Command]:
-    """Return a decorator that adds a flag for each of these options and sections of the schema."""
+    """Return a decorator that adds flags for these options and sections of the schema."""
 
     def add_flags(command: Command) -> Command:
         for option in reversed(OPTIONS.values()):
@@ -115,7 +115,7 @@ def options_of(function: Callable[..., Any], *skipped: str) -> Callable[[Command
             if name == "device":
                 command = device_option(command)
                 continue
-            # The argument of the function replaces an option of the schema with its name.
+            # An argument of the function replaces the schema option with the same name.
             params: list[click.Parameter] = vars(command).get("__click_params__", [])
             params[:] = [param for param in params if param.name != name]
             kind = _flag_type(parameter.annotation, has_range=True)
@@ -147,16 +147,16 @@ def run_argument(command: Command) -> Command:
 
 
 class GroupedCommand(click.Command):
-    """``--help`` lists the options of a first run, ``--help-all`` lists all, in groups."""
+    """A command whose ``--help`` lists the options of a first run, and ``--help-all`` all."""
 
     def get_params(self, context: click.Context) -> list[click.Parameter]:
-        """Return the parameters and ``--help-all``."""
+        """Return the parameters, including ``--help-all``."""
         return [*super().get_params(context), _help_all]
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write one list of options, or one list per section of the schema."""
+        """Write a single list of options, or a list per section of the schema."""
         is_short = HELP_ALL not in context.meta
-        # An option of the command may have the name of one in the schema.
+        # An option of the command can have the same name as a schema option.
         rare = {option.description for option in OPTIONS.values() if not option.is_first}
         of_trec = "with --data trec"
         names = ["options", *(option.section for option in OPTIONS.values()), of_trec]
@@ -180,17 +180,21 @@ class GroupedCommand(click.Command):
                     formatter.write_dl(rows)
 
 
-def _show_all_help(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
-    if is_asked:
+def _show_all_help(context: click.Context, _: click.Parameter, is_set: bool) -> None:
+    if is_set:
         context.meta[HELP_ALL] = True
         click.echo(context.get_help())
         context.exit()
 
 
 _help_all = click.Option(
-    ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all_help,
-    help="Show all options, in groups, and exit.",
-)  # fmt: skip
+    ["--help-all"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_all_help,
+    help="Show all options in groups, and exit.",
+)
 
 
 @dataclass(frozen=True)
@@ -202,7 +206,7 @@ class Display:
     no_progress: bool
 
     def view(self) -> AbstractContextManager[Emit]:
-        """Return a receiver that shows events on standard error."""
+        """Yield a receiver that shows events on standard error."""
         return showing(quiet=self.quiet, no_progress=self.no_progress)
 
     @contextmanager
@@ -212,9 +216,9 @@ class Display:
             yield
 
     def run(self, work: Callable[..., T], as_text: Callable[[T], None], **options: Any) -> T:
-        """Call a function, show its events, print its result, and return that.
+        """Call a function, show its events, print its result, and return the result.
 
-        JSON has what ``to_json()`` of the result returns, or all its fields.
+        With --json, print what ``to_json()`` of the result returns, or all of its fields.
         """
         with self.progress():
             result: Any = work(**options)
@@ -226,18 +230,13 @@ class Display:
 
 
 def with_display(command: Command) -> Command:
-    """Add the flags for output to a command, and pass it the ``display`` that they describe.
+    """Add the flags for output to a command, and pass them as a ``display``.
 
-    This decorator goes last, next to the function.
+    Apply this decorator last, directly above the function.
     """
 
     @json_option
-    @click.option(
-        "-q",
-        "--quiet",
-        is_flag=True,
-        help="Show no progress; print only the result, warnings and errors.",
-    )
+    @click.option("-q", "--quiet", is_flag=True, help="Print only the result, warnings and errors.")
     @click.option("--no-progress", is_flag=True, help="Print progress as lines, not live.")
     @debug_option
     @wraps(command)
@@ -254,55 +253,54 @@ def load(
     assignments: Sequence[str] = (),
     **flags: Any,
 ) -> "LoadedConfig":
-    """Return the configuration that a file, the environment and flags make.
+    """Build the configuration from a file, the environment and flags.
 
     ``file`` is a YAML file, the name of a preset, the folder of a run to repeat, or data.
     """
     from finetune.config.load import load_config
     from finetune.config.yaml_files import is_config
 
-    named, run = {"data": flags.get("data"), "config": config}, None
+    run, files = None, {"data": flags.get("data"), "config": config}
     if file is not None:
         run = _find_run(Path(file))
-        option = "config" if run or is_config(str(file)) else "data"
-        if named[option] is not None:
+        name = "config" if run or is_config(str(file)) else "data"
+        if files[name] is not None:
             raise UsageError(
-                f"{option} was set twice: {file} and --{option} {named[option]}",
+                f"the {name} was set twice: {file} and --{name} {files[name]}",
                 remedy="drop one of them",
             )
-        named[option] = str(run.config_file if run else file)
+        files[name] = str(run.config_file if run else file)
     loaded = load_config(
-        file=None if named["config"] is None else str(named["config"]),
+        file=None if files["config"] is None else str(files["config"]),
         environment=os.environ,
-        flags=given({**flags, "data": named["data"]}),
+        flags=given({**flags, "data": files["data"]}),
         assignments=assignments,
     )
     for name in ("corrections", "label_map"):
         if name in loaded.sources and "data" not in loaded.sources:
             raise ConfigurationError(
-                f"{loaded.sources[name]}: {flag_of(name)} needs the data whose labels it changes",
-                remedy="add the file of the data, or --data trec",
+                f"{loaded.sources[name]}: {flag_of(name)} needs the data that it applies to",
+                remedy="add a FILE, or --data trec",
             )
     if run is None:
         return loaded
     # A repeated run gets a new folder, unless a flag sets one.
     place = {"output_dir": None, "overwrite": False}
-    for name in [*place]:
-        if loaded.sources.get(name) != str(run.config_file):
-            del place[name]
-    sources = {name: source for name, source in loaded.sources.items() if name not in place}
-    return replace(loaded, config=change_options(loaded.config, place), sources=sources)
+    copied = [name for name in place if loaded.sources.get(name) == str(run.config_file)]
+    config_of_run = change_options(loaded.config, {name: place[name] for name in copied})
+    sources = {name: source for name, source in loaded.sources.items() if name not in copied}
+    return replace(loaded, config=config_of_run, sources=sources)
 
 
 def _find_run(path: Path) -> RunFolder | None:
-    """Return the run in a folder, or the best of several seeds; None if it has none."""
+    """Return the run in a folder, or the best of several seeds; None if there is no run."""
     path = find_latest(path).expanduser()
     is_run = bool(find_several(path)) or RunFolder(path).config_file.is_file()
     return open_run_folder(path, needs_model=False) if is_run else None
 
 
 def given(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags that were on the command line."""
+    """Return the options that were set."""
     return {option: value for option, value in flags.items() if value is not None}
 
 
@@ -312,7 +310,7 @@ def _flag(option: Option) -> Callable[[Command], Command]:
     if kind is bool:
         default = option.flag.removeprefix("--") if default else None
         flag, kind = f"{flag}/--no-{option.flag.removeprefix('--')}", None
-    if isinstance(kind, click.Choice):  # spelled as click shows the choices
+    if isinstance(kind, click.Choice):  # in the spelling that Click shows
         default = default and default.replace("_", "-")
     note = ", or guessed for a table" if option.is_guessed else ""
     help_text = option.description + (f"  [default: {default}{note}]" * (default is not None))
@@ -333,7 +331,7 @@ def _flag_type(hint: Any, *, has_range: bool = False) -> Any:
     if get_origin(hint) is Literal:
         return click.Choice(list(map(str, get_args(hint))))
     members = [member for member in get_args(hint) if member is not types.NoneType]
-    # An option that is a number or a word is parsed with the configuration.
+    # An option that accepts a number or a word is parsed later, with the configuration.
     if len(members) == 1:
         return _flag_type(members[0], has_range=has_range)
     return str if members else hint

@@ -60,9 +60,9 @@ Examples:
 """
 # How long other processes may be slower to report an error.
 _OTHERS_FIRST_SECONDS = 1.0
-# The commands that a launcher can start in several processes.
+# Commands that torchrun can start in several processes.
 LAUNCHED_COMMANDS = ("run", "evaluate")
-# The names of commands in other tools, and of options outside the schema.
+# What other tools call these commands and options.
 MEANT_COMMANDS = {
     **dict.fromkeys(("train", "fit", "finetune"), "run"),
     "resume": "run --resume-from-checkpoint auto",
@@ -159,7 +159,7 @@ def main(arguments: list[str] | None = None) -> None:
         reduce_gc_frequency()
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
-    # Hide progress and advice of libraries, unless the user set these variables.
+    # Hide the progress bars and advice of libraries, unless the user sets these variables.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
@@ -189,7 +189,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _skip_teardown(has_succeeded: threading.Event) -> None:
     """End the process at once. Python would need 0.2 s to free memory."""
     if has_succeeded.is_set():
-        # If output can't be written, Python reports it.
+        # Flush here, so that Python reports output that can't be written.
         with suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
@@ -197,7 +197,7 @@ def _skip_teardown(has_succeeded: threading.Event) -> None:
 
 
 def _explain(error: BaseException, request: StopRequest) -> FinetuneBaseError:
-    """Return an error of ours for any error; after a signal, return an interruption."""
+    """Return an error with a remedy for any error; after a signal, return an interruption."""
     # Click replaces an interruption by its own error, and fails if the terminal is closed.
     for raised in (error, error.__cause__, error.__context__):
         if isinstance(raised, InterruptionError):
@@ -210,7 +210,7 @@ def _explain(error: BaseException, request: StopRequest) -> FinetuneBaseError:
         remedy = f"see {error.ctx.command_path if error.ctx else 'finetune'} --help"
         message = " ".join(error.format_message().split())
         if meant := _find_meant(error):
-            # Without the suggestion of Click.
+            # This replaces the suggestion by Click.
             message = error.message if isinstance(error, click.NoSuchOption) else message
             remedy = f"did you mean {meant} {remedy}"
         return UsageError(message, remedy=remedy)
@@ -223,7 +223,7 @@ def _explain(error: BaseException, request: StopRequest) -> FinetuneBaseError:
     first_line = (str(error) or "no message").splitlines()[0]
     return FinetuneError(
         f"unexpected {type(error).__name__}: {first_line}",
-        remedy="run the command again with --debug, and report its output",
+        remedy="run the command again with --debug, and report the traceback",
     )
 
 
@@ -264,11 +264,11 @@ def _leave(error: FinetuneBaseError, arguments: list[str]) -> NoReturn:
         _show(error, arguments)
     elif launch.local_rank == 0 if is_rank_lost else not isinstance(error, InterruptionError):
         if not is_rank_lost:
-            # The main process often reports the same error, and the launcher then ends this one.
+            # The main process often reports the same error. The launcher then ends this process.
             time.sleep(_OTHERS_FIRST_SECONDS)
         _show(error, arguments, where=f" in process {launch.rank} on {socket.gethostname()}")
     if is_rank_lost:
-        # The launcher should see the end of the lost process first.
+        # Let the launcher see the end of the lost process first.
         time.sleep(_OTHERS_FIRST_SECONDS)
     # Exit at once, because an all-reduce on the GPU blocks Python until every rank arrives.
     os._exit(error.exit_code)

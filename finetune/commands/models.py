@@ -16,9 +16,9 @@ Examples:
 """
 TITLES = ("model", "languages", "M", "tokens", "all", "last 2", "head", "license", "good for")
 NOTES = f"""\
-M: millions of parameters. tokens: maximum tokens per text. all, last 2, head: GiB of tensors
-while these layers train on 32 texts of 128 tokens in fp32; find-batch measures memory.
-The default is {Config().model.model}. minilm needs no network. --json has the sources."""
+M: millions of parameters. tokens: maximum tokens per text. all, last 2 and head: GiB of tensors
+while these layers train on 32 texts of 128 tokens in fp32; find-batch measures real memory.
+The default is {Config().model.model}. minilm needs no network. --json lists the sources."""
 
 
 def read_encoders() -> list[dict[str, Any]]:
@@ -34,17 +34,20 @@ def read_encoders() -> list[dict[str, Any]]:
 def command(*, display: flags.Display) -> None:
     """List encoders with their size, languages, license, and the memory that training needs.
 
-    Other encoders with weights in safetensors work, too: set --model to a Hub ID or a folder.
+    Other encoders with weights in safetensors also work: set --model to a Hub ID or a folder.
     """
     encoders = read_encoders()
     if display.as_json:
         show_json({"models": encoders})
         return
     rows = [
-        [one["name"], one["languages"], f"{one['parameters'] / 1e6:.0f}", f"{one['max_tokens']:,}"]
-        + [f"{gib:.1f}" for gib in one["gib"].values()]
-        + [one["license"], one["good_for"]]
-        for one in encoders
+        [
+            *(encoder["name"], encoder["languages"], f"{encoder['parameters'] / 1e6:.0f}"),
+            f"{encoder['max_tokens']:,}",
+            *(f"{gib:.1f}" for gib in encoder["gib"].values()),
+            *(encoder["license"], encoder["good_for"]),
+        ]
+        for encoder in encoders
     ]
     show_table(TITLES, rows, numbers=TITLES[2:7])
     if not display.quiet:

@@ -1,4 +1,4 @@
-"""``finetune predict``: classifies texts with the model of a run, as they are read."""
+"""``finetune predict``: classifies texts with the model of a run while it reads them."""
 
 import os
 import re
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from finetune.runs.trained import TrainedModel
     from finetune.tasks.base import Prediction, Predictions
 
-# The texts of a chunk are batched by length. The first chunk is small, so that predictions come
-# soon. Long texts make chunks smaller, which limits memory.
+# Texts are batched by length within a chunk. The first chunk is small, so that predictions come
+# soon. Chunks of long texts have fewer texts, to limit memory.
 FIRST_CHUNK_TEXTS = 16
 MAX_CHUNK_TEXTS = 1_024
 MAX_CHUNK_CHARACTERS = 2**21
@@ -65,9 +65,9 @@ def predict(
             column of the run. There is one prediction per text, in the same order. The label of a
             missing text is None.
         device: Device to use.
-        all_scores: Show the probability of each class, not only the highest probability.
-        min_confidence: Show no label if its probability is below this value, such as 0.9.
-        target_precision: Show no label below a confidence threshold per class, chosen so that the
+        all_scores: Return the probability of each class, not only of the label.
+        min_confidence: Abstain if the probability of the label is below this value, such as 0.9.
+        target_precision: Abstain below a confidence threshold per class, chosen so that the
             validation rows of the run reach this precision, such as 0.95.
         emit: Receives the events of ``finetune.events``.
     """
@@ -93,7 +93,7 @@ def load(run: str | Path, *, device: DeviceName = "auto") -> "LoadedModel":
 class LoadedModel:
     """The model of a run, in memory."""
 
-    warnings: ClassVar[Sequence[str]] = ()  # while it was loaded
+    warnings: ClassVar[Sequence[str]] = ()  # from loading the model
     folder: RunFolder
     model: "TrainedModel" = field(repr=False)
 
@@ -131,9 +131,9 @@ class LoadedModel:
         all_scores: bool = False,
         with_rows: bool = True,
     ) -> "Iterator[Sequence[Prediction]]":
-        """Yield predictions in chunks. Each piece has the texts that are available at a time.
+        """Yield predictions in chunks, while ``pieces`` yields the texts that are available.
 
-        Predictions for missing texts have no values. ``with_rows`` adds the rows of a table.
+        A missing text gets a prediction without values. ``with_rows`` adds the rows of a table.
         """
         from finetune.runs.inference import find_lowest_probabilities
         from finetune.tasks.base import abstain
@@ -163,15 +163,15 @@ class LoadedModel:
             labels = "is missing: its label is" if missing == 1 else "are missing: their labels are"
             emit(WarningMessage(f"{missing:,} of {count:,} texts {labels} empty"))
         if lowest is not None:
-            emit(Info(f"{abstained:,} of {count:,} texts have no prediction"))
+            emit(Info(f"the model abstained on {abstained:,} of {count:,} texts"))
 
     def _check_pairs(self, chunk: Texts) -> None:
         reads_pairs = self.model.reads_pairs
         if (chunk.pairs is not None) != reads_pairs:
             kind = "sentence pairs" if reads_pairs else "single texts"
             raise UsageError(
-                f"the model reads {kind}, unlike {reprlib.repr(chunk.texts[0])}",
-                remedy="add --text-pair once per text for sentence pairs; drop it for single texts",
+                f"the model reads {kind}, but got {reprlib.repr(chunk.texts[0])}",
+                remedy="for sentence pairs, add one --text-pair per text; otherwise drop it",
             )
 
 
@@ -219,7 +219,7 @@ def read_file(
 
 
 def _is_file_name(text: str) -> bool:
-    """Return whether an argument is a file, or looks like the name of one."""
+    """Return whether an argument is a file, or has the suffix of a table or text file."""
     looks_like_file = text.lower().endswith(FILE_SUFFIXES) or "/" in text
     is_word = not re.search(r"\s|://", text)
     return text == "-" or os.path.isfile(text) or (is_word and looks_like_file)
@@ -263,11 +263,11 @@ def command(
     """Classify texts with the model in the run folder RUN.
 
     The texts are arguments, the rows of a table, or the lines of a file or of standard input (-). A
-    single argument that ends like a table or a text file is the name of a file.
+    single argument with the suffix of a table or text file is read as a file name.
 
-    The output has one line per text, in the same order. With --json, a line has all columns of the
-    table. The label is empty (null in JSON) if the text is missing or if the options for confidence
-    suppress it. --output writes the table with the predictions added.
+    The output has one line per text, in the same order. With --json, each line has all columns of
+    the table. The label is empty (null in JSON) if the text is missing or the model abstains.
+    --output writes the table with the predictions added.
     """
     if file is None and not pairs and texts and all(map(_is_file_name, texts)):
         if len(texts) > 1:
@@ -284,7 +284,7 @@ def command(
     names = ("table", "text_column", "text_pair_column", "lines", "encoding")
     reading = {name: options.pop(name) for name in names}
     reads_stdin = not texts and file in (None, Path("-"))
-    if reads_stdin:  # a live line would mix with what is typed
+    if reads_stdin:  # a progress bar would mix with the typing
         display = replace(display, no_progress=True)
     if reads_stdin and sys.stdin is None:
         raise UsageError("standard input is closed", remedy="pass texts, or a file with --data")
@@ -308,7 +308,7 @@ def command(
         scores = options.pop("all_scores")
         chunks = model.stream(pieces, options, all_scores=scores, with_rows=not written)
         first = next(chunks)
-        live.close()  # a live line would stand between the predictions
+        live.close()  # a progress bar would break up the predictions
         _show(chain([first], chunks), written, display=display)
 
 

@@ -1,6 +1,6 @@
-"""Shows events on standard error: as lines, with a progress bar on a terminal and in a notebook.
+"""Shows events on standard error: as lines, with a progress bar on terminals and in notebooks.
 
-Rich is imported where something is shown, so that ``--help`` stays quick.
+Rich is imported only when something is shown, so that ``--help`` stays fast.
 """
 
 import os
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 LIBRARIES = "loading libraries"
 # A shorter stage gets no line.
 MIN_STAGE_SECONDS = 0.1
-# A training prints about ten validations. Without a bar it prints losses in between if there are
-# few validations, or nothing was printed for some time.
+# A run prints about ten validations. Without a progress bar it also prints losses, if validations
+# are rare or nothing was printed for a while.
 VALIDATION_LINES = 10
 STEP_LINES = 7
 MAX_SILENCE_SECONDS = 600.0
@@ -31,10 +31,7 @@ MAX_SILENCE_SECONDS = 600.0
 
 @contextmanager
 def showing(*, quiet: bool, no_progress: bool) -> Iterator[events.Emit]:
-    """Yield an ``Emit`` that shows events; if quiet, only warnings.
-
-    Only the main rank shows any.
-    """
+    """Yield an ``Emit`` that shows events, or only warnings if quiet. Only the main rank does."""
     if read_launch().rank:
         yield events.ignore
         return
@@ -55,12 +52,12 @@ def showing(*, quiet: bool, no_progress: bool) -> Iterator[events.Emit]:
 
 
 def is_watched() -> bool:
-    """Return whether someone sees what is shown: in a notebook or on a terminal."""
+    """Return whether output goes to a notebook or a terminal."""
     return "ipykernel" in sys.modules or bool(sys.stderr and sys.stderr.isatty())
 
 
 def _can_draw(console: "Console") -> bool:
-    """Return whether a line can change: on a terminal with a cursor, or in a notebook's widget."""
+    """Return whether a line can be redrawn: on a terminal with a cursor, or in a widget."""
     if console.is_jupyter:
         return find_spec("ipywidgets") is not None
     is_terminal = bool(sys.stderr and sys.stderr.isatty())
@@ -68,7 +65,7 @@ def _can_draw(console: "Console") -> bool:
 
 
 class _UnfailingStream:
-    """A stream for progress: the work continues if its reader is gone or the disk is full."""
+    """A stream that ignores write errors: work continues if the reader is gone or a disk full."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -86,7 +83,7 @@ class _UnfailingStream:
 
 
 class View:
-    """Prints events as lines; with a bar, the running stage is drawn below them instead."""
+    """Prints events as lines. With a bar, the running stage is drawn below the lines."""
 
     def __init__(self, console: "Console", *, has_bar: bool, quiet: bool = False) -> None:
         from rich import progress
@@ -102,7 +99,7 @@ class View:
             console=console,
             refresh_per_second=4,
             transient=True,
-            # Output of a user module belongs above the bar, unless it goes elsewhere.
+            # Rich prints the output of user code above the bar, unless it is redirected.
             redirect_stdout=bool(sys.stdout and sys.stdout.isatty()),
         )
         self._begin(LIBRARIES)
@@ -138,19 +135,7 @@ class View:
             case events.Step():
                 self._show_step(event)
             case events.Validation():
-                self._best = event if event.is_best else self._best
-                if self._is_due(event.step - self._printed_validation, VALIDATION_LINES):
-                    self._printed_step = self._printed_validation = event.step
-                    metrics = ", ".join(
-                        f"{one} {value:.4f}" for one, value in event.metrics.items()
-                    )
-                    best = "  (best so far)" if event.is_best else ""
-                    if self._best and not event.is_best:
-                        name, value = next(iter(self._best.metrics.items()))
-                        best = (
-                            f"  (best so far: {name} {value:.4f} at epoch {self._best.epoch:.3g})"
-                        )
-                    self._print(f"epoch {event.epoch:.2f}: validation {metrics}{best}")
+                self._show_validation(event)
             case events.Trial():
                 from finetune.tasks.tables import format_rate
 
@@ -159,6 +144,18 @@ class View:
                 status = f"  batch {event.batch_size:,}: {event.status.replace('_', ' ')}"
                 parts = (status, memory, speed, f"{event.seconds:.0f} s", event.reason)
                 self._print(", ".join(str(part) for part in parts if part))
+
+    def _show_validation(self, event: events.Validation) -> None:
+        self._best = event if event.is_best else self._best
+        if not self._is_due(event.step - self._printed_validation, VALIDATION_LINES):
+            return
+        self._printed_step = self._printed_validation = event.step
+        metrics = ", ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
+        best = "  (best so far)" if event.is_best else ""
+        if self._best and not event.is_best:
+            name, value = next(iter(self._best.metrics.items()))
+            best = f"  (best so far: {name} {value:.4f} at epoch {self._best.epoch:.3g})"
+        self._print(f"epoch {event.epoch:.2f}: validation {metrics}{best}")
 
     def _show_step(self, event: events.Step) -> None:
         from finetune.tasks.tables import duration, format_rate
@@ -181,7 +178,7 @@ class View:
         if step := self._step:
             line += f", {step.step:,}/{step.total_steps:,} steps"
         if best := self._best:
-            # Its score may change where thresholds are chosen after the last step.
+            # Without its score, which changes if thresholds are chosen after the last step.
             line += f", best at epoch {best.epoch:.3g}"
         self._begin("")
         if event.seconds >= MIN_STAGE_SECONDS:
@@ -189,7 +186,7 @@ class View:
 
     def _move_bar(self, done: int, total: int, report: str = "") -> None:
         [task] = self.bar.tasks
-        if done < task.completed:  # the next split
+        if done < task.completed:  # a new split starts from zero
             self.bar.reset(task.id, total=total)
         report = f"{done:,}/{total:,}{report}"
         self.bar.update(task.id, completed=done, total=total, report=report, visible=True)

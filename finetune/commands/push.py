@@ -23,10 +23,7 @@ Examples:
 
 @dataclass(frozen=True)
 class Push:
-    """An upload, or what a dry run would upload: sizes in bytes by path in the repository.
-
-    ``commit`` is None in a dry run.
-    """
+    """An upload: sizes in bytes by path in the repository. In a dry run, ``commit`` is None."""
 
     url: str
     public: bool
@@ -50,10 +47,10 @@ def push(
     Args:
         public: Make the repository public.
         revision: Branch to upload to. Default: main.
-        report: Upload ``report.html``, which shows texts that the model gets wrong.
+        report: Upload ``report.html``, which shows misclassified texts.
         adapter: Upload the LoRA adapter instead of the model.
         allow_private_data: Upload the report even if the data was marked with --private-data.
-        dry_run: List the files and their sizes, and stop. It needs no network.
+        dry_run: List the files and their sizes without uploading them. This needs no network.
     """
     from finetune.hub import page_of_upload, upload_model
 
@@ -63,28 +60,28 @@ def push(
     if not folder.has_finished:
         raise NotARunError(
             f"the run in {folder.path} has not finished",
-            remedy="finish it with --resume-from-checkpoint",
+            remedy=f"finish it with {folder.resume_command}",
         )
     if not any(model_folder.glob("*.safetensors")):
         remedy = f"{'drop' if adapter else 'add'} --adapter"
         raise UsageError(f"{model_folder} has no weights", remedy=remedy)
-    named = sorted(model_folder.iterdir())
+    paths = sorted(model_folder.iterdir())
     if report and folder.report_file.is_file():
         if folder.read_config().data.private_data and not allow_private_data:
             raise UsageError(
                 f"the data of {folder.path} is marked as private, and its report shows texts",
-                remedy="leave out the report with --without-report, or add --allow-private-data",
+                remedy="add --without-report, or --allow-private-data to upload the report",
             )
-        named.append(folder.report_file)
-    paths = {path.name: path for path in named if path.is_file() and path.name[0] != "."}
-    files = {name: path.stat().st_size for name, path in paths.items()}
+        paths.append(folder.report_file)
+    uploads = {path.name: path for path in paths if path.is_file() and path.name[0] != "."}
+    files = {name: path.stat().st_size for name, path in uploads.items()}
     if dry_run:
         return Push(url, public, files)
     size = format_size(sum(files.values()))
     emit(Info(f"uploading {len(files)} files, {size}, to {repository}"))
     message = f"Upload {Path(run).resolve().name} (finetune {finetune.__version__})"
     commit, is_public = upload_model(
-        paths, repository, public=public, revision=revision, message=message
+        uploads, repository, public=public, revision=revision, message=message
     )
     return Push(url, is_public, files, commit)
 
@@ -100,8 +97,8 @@ def push(
 def command(*, display: flags.Display, **options: Any) -> None:
     """Upload the model in the run folder RUN to the Hugging Face Hub, as OWNER/NAME.
 
-    The tokenizer, the model card and the report are uploaded with it. This needs a token: run
-    `hf auth login`, or set HF_TOKEN.
+    The tokenizer, the model card and the report are uploaded as well. The command needs a token:
+    run `hf auth login`, or set HF_TOKEN.
     """
     display.run(push, _show, **options)
 

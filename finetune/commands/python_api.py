@@ -1,4 +1,4 @@
-"""The commands as functions of Python: tables in memory, progress, warnings and errors."""
+"""The Python API: commands as functions, with tables in memory, progress, warnings and errors."""
 
 import re
 import sys
@@ -25,9 +25,9 @@ WAITING = re.compile(rf"\S*{TEMPORARY}\w+/table-\w+\.parquet")
 SPLITS = {"train": "data", "validation": "validation_file", "test": "test_file"}
 _HELP = """
 
-It shows its progress in a notebook and on a terminal, as the command does; with ``progress=True``
-everywhere, with ``progress=False`` or an ``emit`` nowhere. Warnings are warnings of Python, and in
-the attribute ``warnings`` of the results."""
+Progress is shown in notebooks and on terminals. ``progress=True`` shows it everywhere;
+``progress=False`` or an ``emit`` hides it. Warnings are Python warnings, and are also in the
+attribute ``warnings`` of the results."""
 
 
 def as_python(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,7 +50,7 @@ def as_python(function: Callable[..., Any]) -> Callable[..., Any]:
                 remedy = f" ({event.remedy})" if event.remedy else ""
                 messages.append(_with_arguments(f"{event.message}{remedy}", names))
                 if read_launch().rank == 0:
-                    warnings.warn(messages[-1], stacklevel=_frames_of_ours())
+                    warnings.warn(messages[-1], stacklevel=_count_frames())
             elif isinstance(event, events.Info):
                 event = events.Info(WAITING.sub("the table", event.message))
             if emit or not isinstance(event, events.WarningMessage):
@@ -83,22 +83,22 @@ def as_python(function: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     call.__doc__ = f"{getdoc(function)}{_HELP}"
-    named = {"emit": None, "progress": None}
-    parameters = [one for name, one in shape.parameters.items() if name not in named]
+    # help() and completion in notebooks read the signature.
+    more = {"emit": None, "progress": None}
+    parameters = [item for name, item in shape.parameters.items() if name not in more]
     if parameters[-1].kind is Parameter.VAR_KEYWORD:
         parameters.pop()
         known = shape.parameters.keys()
-        named |= {name: one.default for name, one in OPTIONS.items() if name not in known}
+        more |= {name: option.default for name, option in OPTIONS.items() if name not in known}
     parameters += [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=default) for name, default in named.items()
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default) for name, default in more.items()
     ]
-    # Read by help() and by what completes names in notebooks.
     vars(call)["__signature__"] = shape.replace(parameters=parameters)
     return call
 
 
-def _frames_of_ours() -> int:
-    """Return how many frames, from the caller's on, are of this package."""
+def _count_frames() -> int:
+    """Return the number of frames of this package above the frame of the user."""
     frame, count = sys._getframe(1), 1
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "finetune":
         frame, count = frame.f_back, count + 1
@@ -108,7 +108,7 @@ def _frames_of_ours() -> int:
 def _with_files(
     shape: Signature, arguments: tuple[Any, ...], options: dict[str, Any], stack: ExitStack
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments in which files of their rows stand for tables; a run takes these over."""
+    """Replace tables in memory by temporary files, which a run moves into its folder."""
     from finetune.data.in_memory import is_table, write_table
     from finetune.data.packed import SPLIT_BY_WORD
 
@@ -116,19 +116,21 @@ def _with_files(
         options, arguments = {"data": arguments[0], **options}, arguments[1:]
     if isinstance(splits := options.get("data"), Mapping) and _are_splits(splits):
         known = (name for name in reversed([*splits]) if str(name).casefold() in SPLIT_BY_WORD)
-        read = {SPLIT_BY_WORD[str(name).casefold()]: name for name in known}
-        if "train" not in read:
-            names = ", ".join(map(str, splits))
-            raise ConfigurationError(f"no split of {names} is train", remedy="name it train")
-        options |= {option: splits[read[name]] for name, option in SPLITS.items() if name in read}
-        if others := ", ".join(str(name) for name in splits if name not in read.values()):
-            events.emit(events.WarningMessage(f"splits that are not read: {others}"))
-    tables = [option.name for option in OPTIONS.values() if option.takes_table]
-    if named := [name for name in tables if is_table(options.get(name))]:
+        names = {SPLIT_BY_WORD[str(name).casefold()]: name for name in known}
+        if "train" not in names:
+            raise ConfigurationError(
+                f"there is no split called train, only {', '.join(map(str, splits))}",
+                remedy="call the training split train",
+            )
+        options |= {SPLITS[split]: splits[name] for split, name in names.items()}
+        if others := ", ".join(str(name) for name in splits if name not in names.values()):
+            events.emit(events.WarningMessage(f"these splits are ignored: {others}"))
+    tables = [name for name, option in OPTIONS.items() if option.takes_table]
+    if tables := [name for name in tables if is_table(options.get(name))]:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix=TEMPORARY)))
-        texts = [name for name in ("unlabeled", "class_descriptions") if name in named]
+        texts = [name for name in ("unlabeled", "class_descriptions") if name in tables]
         options |= {name: _as_rows(options[name]) for name in texts}
-        options |= {name: write_table(options[name], folder) for name in named}
+        options |= {name: write_table(options[name], folder) for name in tables}
     return arguments, options
 
 
@@ -142,7 +144,7 @@ def _as_rows(table: Any) -> Any:
 
 
 def _are_splits(tables: Mapping[Any, Any]) -> bool:
-    """Return whether tables by name are splits, and neither columns nor the texts of labels."""
+    """Return whether a mapping has splits, not columns or the texts per label."""
     from finetune.data.packed import SPLIT_BY_WORD
 
     values = tables.values()
@@ -151,27 +153,24 @@ def _are_splits(tables: Mapping[Any, Any]) -> bool:
 
 
 def _with_arguments(text: str, names: Container[str]) -> str:
-    """Return a text that names arguments of a function in place of flags of its command.
-
-    A table in memory is not named by its file.
-    """
+    """Rewrite a message for Python: flags become arguments, and temporary files "the table"."""
     text = WAITING.sub("the table", text)
 
     def argument(flag: re.Match[str]) -> str:
         name = flag[1].replace("-", "_")
         return name if name in names else flag[0]
 
-    # The rest is text to type literally.
+    # The rest is shell input and stays literal.
     before, *after = COMMAND.split(text, maxsplit=1)
     return FLAG.sub(argument, before) + "".join(after)
 
 
 def _check_arguments(shape: Signature, arguments: Sequence[Any], options: dict[str, Any]) -> None:
-    """Raise ``ConfigurationError`` for an argument of a wrong type; options have own checks."""
+    """Raise ``ConfigurationError`` for arguments of a wrong type. Options are checked elsewhere."""
     from finetune.config.load import check_type
 
     for name, value in shape.bind(*arguments, **options).arguments.items():
         parameter = shape.parameters[name]
         if parameter.kind is not Parameter.VAR_KEYWORD and name != "texts":
-            for one in value if parameter.kind is Parameter.VAR_POSITIONAL else [value]:
-                check_type(parameter.annotation, one, words=name)
+            for item in value if parameter.kind is Parameter.VAR_POSITIONAL else [value]:
+                check_type(parameter.annotation, item, words=name)

@@ -51,7 +51,7 @@ def command(*, run: Path, opens: bool, display: flags.Display) -> None:
     with display.progress():
         page = report(run)
         if opens and not webbrowser.open(page.resolve().as_uri()):
-            emit(WarningMessage("no browser was found", remedy=f"open {page} yourself"))
+            emit(WarningMessage("there is no browser", remedy=f"open {page} yourself"))
     if display.as_json:
         show_json({"report": str(page)})
     else:

@@ -71,7 +71,7 @@ def run(
         FinetuneError: With an exit code and a remedy.
     """
     if click.get_current_context(silent=True) is None:
-        clock.start()  # a command starts its clock with the process
+        clock.start()  # a command counts from the start of its process
     loaded = read_options(
         file,
         config=config,
@@ -96,11 +96,11 @@ def run(
         return choose_work(asked, resume_from_checkpoint)
 
     with distributed.joined():
-        # The choice depends on folders, which the main process is about to change.
+        # Other ranks must read the folders before the main process changes them.
         work = distributed.broadcast(choose)
     if work.results:
         return work.results
-    # These take seconds to import PyTorch.
+    # These modules import PyTorch, which takes seconds.
     from finetune.commands.training import train, train_several
 
     with clock("other"):
@@ -156,7 +156,7 @@ def dry_run(loaded: "LoadedConfig") -> dict[str, Any]:
     plan = make_plan(inputs)
     seconds, facts = estimate_seconds(inputs, plan), asdict(describe_facts(inputs, plan))
     trained = inputs.examples["train"]
-    # Nothing has been timed.
+    # Nothing was timed, and the classes are listed with their rows.
     del facts["class_names"], facts["precision_reason"]
     lengths = Counter(batch.padded_length for batch in plan.batches(trained, epoch=0))
     rows = inputs.data.splits["train"]
@@ -272,7 +272,7 @@ def _show_several(results: "SeveralResults") -> None:
         show_lines(f"test split of {first.facts.data}, {first.test.samples:,} rows", "")
     show_result_table(tabulate_runs(results))
     if not scores:
-        best = "unknown without validation rows; --validation-fraction 0.1 holds some out"
+        best = "unknown, because there are no validation rows; add --validation-fraction 0.1"
         if results.best is not None:
             best = str(SeedsFolder(output).run(results.best).path)
         show_lines(f"best on validation: {best}", f"run folders: {output}")

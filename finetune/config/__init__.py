@@ -1,4 +1,4 @@
-"""The options of a run: the schema with every default, and where a value comes from."""
+"""The options of a run: the schema, and the sources of their values."""
 
-# Earlier names of options, which stay accepted.
+# Old option names, which are still accepted.
 FORMER_NAMES = {"solve_head": "fit_head", "member": "table", "unlabelled": "unlabeled"}

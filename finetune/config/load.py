@@ -15,10 +15,10 @@ from finetune.config.yaml_files import find_preset, read_yaml
 from finetune.errors import ConfigurationError
 
 ENVIRONMENT_PREFIX = "FINETUNE_"
-# Variables with the prefix that are not options: the token of finetune serve.
+# Variables with the prefix that are not options.
 OTHER_VARIABLES = {"FINETUNE_API_TOKEN"}
 SECTIONS = [section.name for section in fields(Config)]
-# Without a unit, a smaller number is a mistake: bytes were not meant.
+# A smaller number without a unit is probably a mistake.
 MIN_SIZE_BYTES = 10**6
 # Conditions that can't be combined. A fitted head needs a convex loss.
 _EXCLUSIVE = (
@@ -91,7 +91,7 @@ def parse_size(text: str, *, source: str) -> int:
         size_bytes = 0
     if size_bytes < MIN_SIZE_BYTES:
         raise ConfigurationError(
-            f"{source} is {text!r}, which is not a memory size of at least 1 MB",
+            f"{source} is {text!r}, but should be a memory size of at least 1 MB",
             remedy="write, for example, 4GiB",
         )
     return size_bytes
@@ -147,13 +147,13 @@ def check_name(option: str, section: str | None, *, source: str) -> None:
 def check_value(option: str, value: Any, source: str) -> Any:
     """Return a value as the type of an option, or raise ``ConfigurationError``."""
     words = source if source == flag_of(option) else f"{source}: {option}"
-    # Pydantic reads true as 1 unless it is strict.
+    # Unless it is strict, Pydantic converts true to 1.
     is_strict = isinstance(value, bool)
     return check_type(OPTIONS[option].type, value, words=words, is_strict=is_strict)
 
 
 def check_type(hint: Any, value: Any, *, words: str, is_strict: bool = True) -> Any:
-    """Return a value as a type; raise ``ConfigurationError`` if it can't be, or is empty."""
+    """Convert a value to a type; raise ``ConfigurationError`` if that fails or it is empty."""
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
     if isinstance(value, str) and not value:
         raise ConfigurationError(f"{words} is empty", remedy="set a value, or drop the option")

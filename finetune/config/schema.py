@@ -18,18 +18,18 @@ from finetune.config.mode import HeadName, Lora, Mode
 from finetune.devices import DeviceName, Precision, PrecisionName
 
 DEFAULT_BATCH_SIZE = 32
-# Larger tables certainly have enough rows, and tokenizing them takes time.
+# Larger tables get no baseline estimate: they have enough rows, and tokenizing them takes time.
 MAX_ESTIMATED_ROWS = 50_000
 HEAD_LEARNING_RATE = 5e-4
-# The BERT-base pooler ends in a tanh that is mostly far from 0.
+# For BERT-base, whose pooler ends in a mostly saturated tanh.
 TYPICAL_OUTPUT_LAYER_INPUT = 0.7
 # Prefix of --data for datasets on the Hub.
 HUB_PREFIX = "hub:"
-# The adapters of a batch-size search without --lora-rank.
+# The LoRA adapters of find-batch without --lora-rank.
 DEFAULT_LORA = Lora(rank=8, alpha=16, dropout=0.0, targets="auto")
 
 
-# The marks are fields of ``Option``.
+# The keywords are fields of ``Option``.
 def _option(default: Any, **marks: Any) -> Any:
     return field(default=default, metadata=marks)
 
@@ -65,7 +65,7 @@ class DataConfig:
     Attributes:
         data: A table (.csv, .tsv, .jsonl, .json, .parquet or .xlsx, also in .gz or .zip); a folder
             of tables, or with one folder of texts per class; hub:OWNER/NAME[:PART][@REVISION] on
-            the Hugging Face Hub; trec, which is downloaded; or questions, which is bundled.
+            the Hugging Face Hub; trec (downloaded); or questions (bundled).
         table: Table to read if --data has several: a file, a sheet or a JSON key.
         validation_file: Validation split. Default: rows of --data.
         test_file: Test split. Default: 10% of the rows.
@@ -82,19 +82,20 @@ class DataConfig:
         skip_unknown_labels: Skip validation and test rows whose label occurs in no training row.
         empty_labels: Multi-label: an empty cell means unlabeled (skip the row) or none of the
             classes.
-        unlabeled: File of texts without labels for few-shot training, or none to ignore unlabeled
-            rows. Default: the rows of --data without a label.
-        class_names: Few-shot training: train on the names of the classes too, if most of them are
-            similar to the texts of their class (auto), or never (off).
-        class_descriptions: File with a class and its description per row. The descriptions replace
-            the names of the classes in few-shot training.
+        unlabeled: File of unlabeled texts that few-shot training also learns from, ideally the
+            texts to classify later; none ignores unlabeled rows. Default: the rows of --data
+            without a label.
+        class_names: Few-shot training: auto also trains on the names of the classes if most of them
+            are similar to the texts of their class; off never does.
+        class_descriptions: File with a class and its description per row, which replaces the name
+            of the class in few-shot training.
         corrections: The suspects.csv of finetune data audit, with your decisions on labels.
         label_map: File that renames or merges labels: a label and its new name per row.
         data_dir: Folder with the raw files of TREC.
         label: Labels of TREC: label-coarse (6 classes) or label-fine (50 classes).
         max_train_samples: Train on only N rows: a stratified sample or, for TREC, the first N rows.
         validation_fraction: Fraction of the rows to hold out for validation. Default: 0.1; 0 if
-            there are fewer than 1,000 rows, except for multi-label.
+            there are fewer than 1,000 rows, unless the data is multi-label.
         test_fraction: Fraction of the rows to hold out for testing if the data has no test split.
         split_seed: Random seed that selects the rows to hold out.
         private_data: Mark the texts as private: finetune push then rejects the report.
@@ -219,8 +220,8 @@ class TrainingConfig:
     Attributes:
         device: Device to use; auto prefers cuda, then mps, then cpu.
         precision: Precision of the forward pass (autocast); weights stay fp32. auto means bf16 on a
-            CUDA GPU that supports it, the faster one on cpu, and fp32 on mps unless finetune doctor
-            --parity passed in bf16.
+            CUDA GPU that supports it, the faster of bf16 and fp32 on cpu, and fp32 on mps unless
+            finetune doctor --parity passed in bf16.
         batch_size: Examples per forward and backward pass; auto finds the fastest size.
         check_device: Before training, compare a GPU with the CPU on a few examples. Default: on for
             mps.
@@ -245,7 +246,7 @@ class TrainingConfig:
             fit a linear head. auto means on for at most 100 rows per class.
         fit_head: Fit the head as a logistic regression instead of training it with gradient
             descent. auto means on with a frozen encoder and after few-shot training.
-        loss: Loss for classes; focal gives less weight to easy examples.
+        loss: Loss for classification; focal gives less weight to easy examples.
         focal_gamma: Exponent of the focal loss; 0 is cross-entropy.
         label_smoothing: Fraction of the weight of a label that is spread over all classes.
         metric_for_best_model: Validation metric that selects the checkpoint to keep, such as
@@ -309,7 +310,7 @@ class OutputConfig:
         output_dir: Folder to write. Default: a new folder in runs/.
         overwrite: Replace the earlier run in --output-dir; other files stay.
         logging_steps: Report the training loss every N steps.
-        report_to: Tracker that also gets losses and metrics.
+        report_to: Experiment tracker that also receives losses and validation metrics.
         save_strategy: When to write checkpoints: time (at most 3% of the training time), epoch,
             steps, or no (only if the run is stopped). Default: time; steps with --save-steps.
         save_steps: Write a checkpoint every N steps. Default: 500 with --save-strategy steps.
@@ -384,14 +385,14 @@ class Option:
     type: Any
     default: Any
     description: str
-    resumable: bool = False  # it may change when a run is resumed
+    resumable: bool = False  # it can change when a run resumes
     path: Literal["", "file", "dir"] = ""
-    names: tuple[str, ...] = ()  # values that are not paths
-    takes_table: bool = False  # it may be a table in memory, from Python
-    goes_with: tuple[str, ...] = ()  # the sources of data that it is for; empty for all
+    names: tuple[str, ...] = ()  # keywords that are not paths
+    takes_table: bool = False  # in Python, it can be a table in memory
+    goes_with: tuple[str, ...] = ()  # data sources that it applies to; empty for all
     needs: str = ""  # the option without which it has no effect
     is_first: bool = False  # --help lists it, not only --help-all
-    is_guessed: bool = False  # for tables on the command line
+    is_guessed: bool = False  # for a table on the command line
     selects_steps: bool = False  # setting it selects training with gradient descent
     other_names: str = ""  # its names in transformers and other tools
 
@@ -460,16 +461,16 @@ def change_options(config: Config, values: Mapping[str, Any]) -> Config:
 # steps as TREC has in 100 epochs. Larger data needs fewer epochs.
 MAX_HEAD_EPOCHS = 100
 MAX_HEAD_STEPS = 14_000
-# Few rows need more epochs: from 250 steps on, five datasets of 150 to 1,000 rows came within a
-# point of their best of 3, 10, 20 and 40 epochs. TREC needs three (docs/measurements.md).
+# Few rows need more epochs. With at least 250 steps, five datasets of 150 to 1,000 rows came within
+# a point of their best accuracy with 3, 10, 20 or 40 epochs. TREC needs 3 (docs/measurements.md).
 MIN_EPOCHS = 3
 MIN_STEPS = 250
 MAX_FEW_ROWS_EPOCHS = 40
 FEW_ROWS_PATIENCE = 8
-# Relative to the learning rate of other modes; the head uses the same rate (docs/measurements.md).
+# The learning rate of adapters and head, relative to other modes (docs/measurements.md).
 LORA_LR_MULTIPLIER = 20
 MIN_LORA_STEPS = 400
-# Half a point of accuracy on TREC over 10 splits; 5 and 20 times gave the same.
+# Gains half a point of accuracy on TREC (mean of 10 splits). Factors of 5 and 20 give the same.
 LR_MULTIPLIER = 10.0
 
 
@@ -480,14 +481,14 @@ def default_learning_rate(mode: Mode, *, hidden_size: int, structure: Any) -> fl
         return 5e-5 * 768 / hidden_size * (LORA_LR_MULTIPLIER if mode.is_lora else 1)
     if mode == "head" or structure.new - structure.output_layer:
         return HEAD_LEARNING_RATE
-    # The output of the MiniLM pooler is a tenth of BERT-base: one rate for both costs one of them 3
-    # points of accuracy. The rate is far too high if layers below the output layer train.
+    # The output of the MiniLM pooler is a tenth as large as for BERT-base. Without this factor, one
+    # of them loses 3 points of accuracy. The rate is far too high if layers below train as well.
     return float(f"{7e-3 / (structure.output_layer_input or TYPICAL_OUTPUT_LAYER_INPUT):.2g}")
 
 
 @dataclass(frozen=True)
 class ModeDefaults:
-    """Values of options that are not set."""
+    """Values for options that are not set."""
 
     num_train_epochs: float
     head_lr_multiplier: float

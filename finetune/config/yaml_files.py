@@ -15,7 +15,7 @@ from finetune.config.schema import OPTIONS, Config
 from finetune.errors import ConfigurationError
 from finetune.files import is_there
 
-# A table that is passed by mistake may be too large to parse.
+# A table that is passed by mistake may be too large to parse as YAML.
 MAX_FILE_BYTES = 2**20
 MAX_LINE = 100
 
@@ -26,7 +26,7 @@ def read_yaml(path: Path) -> Any:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
         if len(content) > MAX_FILE_BYTES:
-            raise ValueError("it is larger than 1 MiB")
+            raise ValueError("the file is larger than 1 MiB")
         return yaml.load(content.decode(), Loader=_ConfigLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigurationError(

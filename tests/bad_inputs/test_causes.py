@@ -107,13 +107,13 @@ def test_an_argument_of_a_wrong_type_is_named(
     ("number", "cause"),
     [
         (errno.ENOENT, "there is no here"),
-        (errno.ENOTDIR, "here is in a file, not in a folder"),
+        (errno.ENOTDIR, "here is inside a file, not a folder"),
         (errno.EISDIR, "here is a folder, not a file"),
-        (errno.ELOOP, "here is a link that leads in a circle"),
+        (errno.ELOOP, "here is a symbolic link that points to itself"),
         (errno.ENAMETOOLONG, "the name here is too long"),
         (errno.EEXIST, "here already exists"),
-        (errno.EACCES, "here can't be used: Permission denied"),
-        (errno.EPERM, "here can't be used: Operation not permitted"),
+        (errno.EACCES, "no access to here: Permission denied"),
+        (errno.EPERM, "no access to here: Operation not permitted"),
         (errno.ENOSPC, "here can't be written: No space left on device"),
         (errno.EDQUOT, "here can't be written: Disk quota exceeded"),
         (errno.EFBIG, "here can't be written: File too large"),
@@ -129,7 +129,7 @@ def test_what_the_system_refuses_is_said_in_words(number: int, cause: str) -> No
 
 def test_errors_of_the_system_are_ours_in_python_too(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(FinetuneError, match="leads in a circle"):
+    with pytest.raises(FinetuneError, match="points to itself"):
         finetune.evaluate(tmp_path / "loop")
     with pytest.raises(FinetuneError, match="home directory"):
         finetune.predict("~nosuchuser/run", ["text"])

@@ -32,7 +32,7 @@ def test_the_size_is_shown_and_all_is_deleted(command: Command, tmp_path: Path) 
     folder = tmp_path / "features"
     assert lines == [
         f"4.9 MiB in {folder}: features of 1 splits",
-        "2 files of batch sizes and timings next to it",
+        "2 files with batch sizes and timings, next to that folder",
     ]
     found = json.loads(command("cache", *place, "--json").output)
     counts = {"entries": 1, "measured_files": 2}

@@ -94,7 +94,7 @@ def test_check_shows_rows_classes_lengths_and_what_to_change(
         "class train test",
         "x 22 1",
         "all rows 42 2",
-        "rows of a run: 42 train, 2 test",
+        "split sizes in a run: 42 train, 2 test",
         "finetune run: 21 rows per class are few: contrastive steps, then a linear head",
         "duplicates of an earlier row 1 0",
         "texts with contradictory labels 0 0",

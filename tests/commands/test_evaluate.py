@@ -38,7 +38,7 @@ def test_a_file_called_like_a_split_is_other_data(
     (tmp_path / name / "rows.jsonl").write_text("\n".join(lines))
     monkeypatch.chdir(tmp_path)
     outcome = command("evaluate", finished_run, name, "--device", "cpu")
-    assert "3 of these rows were in training" in outcome.output
+    assert "all of these rows were in training" in outcome.output
     assert f"./{name}, 3 rows" in outcome.output
 
 
@@ -167,7 +167,7 @@ def test_rows_that_were_in_training_are_counted_and_left_out(
     assert (found.scores.samples, found.rows_in_training) == (99, trained)
     assert found.unseen.samples == 99 - trained
     shown = command(*arguments, data).output
-    assert f"{trained} of these rows were in training; without them: " in shown
+    assert f"{trained} of these rows were in training. Without them: " in shown
     rest = write_rows(tmp_path / "new.csv", new)
     assert "training" not in command(*arguments, rest).output
 

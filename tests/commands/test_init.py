@@ -36,7 +36,7 @@ def test_init_prints_what_it_saw(command: Command, reviews: Path) -> None:
         "columns id, review, verdict",
         "text column review (its name says so)",
         "label column verdict (40 rows have 2 different values)",
-        "rows of a run train: 36, test: 4",
+        "split sizes in a run train: 36, test: 4",
         "good 20 the river is long [/0]",
         "train with: finetune run reviews.yaml",
     ):

@@ -89,7 +89,7 @@ def test_less_sure_predictions_are_left_out_and_counted(finished_run: Path) -> N
         assert (prediction.probability, prediction.probabilities) == (
             before.probability, before.probabilities,
         )  # fmt: skip
-    assert emitted[-1] == Info("25 of 40 texts have no prediction")
+    assert emitted[-1] == Info("the model abstained on 25 of 40 texts")
 
 
 @pytest.fixture
@@ -388,7 +388,7 @@ def test_texts_without_a_prediction_have_no_label(
 ) -> None:
     arguments = ("predict", finished_run, *TEXTS, "--device=cpu", "--min-confidence", "1")
     shown = command(*arguments)
-    assert "3 of 3 texts have no prediction" in shown.errors
+    assert "the model abstained on 3 of 3 texts" in shown.errors
     header, *lines = shown.output.splitlines()
     assert header.split("\t") == ["label", "probability", "text"]
     assert [line.split("\t")[0] for line in lines] == [""] * 3

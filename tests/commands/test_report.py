@@ -41,7 +41,7 @@ def test_the_page_is_opened_if_asked_for(
     outcome = command("report", moved_run, "--open")
     assert outcome.code == 0
     assert opened == [(moved_run / "report.html").as_uri()]
-    assert ("no browser was found" in outcome.errors) is not has_browser
+    assert ("there is no browser" in outcome.errors) is not has_browser
 
 
 def test_a_run_that_has_not_finished_has_no_report(

@@ -95,7 +95,7 @@ def test_a_missing_label_is_not_an_empty_list(labels: Any) -> None:
         (pandas.DataFrame(), "no rows"),
         (pandas.DataFrame(ROWS, columns=["text", "text"]), "two columns of the table are called"),
         ([("a\ud800", "x"), ("b", "y")], "can't be written as UTF-8"),
-        ({"test": pandas.DataFrame(TABLE)}, "no split of test is train"),
+        ({"test": pandas.DataFrame(TABLE)}, "there is no split called train, only test"),
         ({"train": "none.csv", "dev": "none.csv"}, "the same file"),
         ({"train": (SOME, CLASSES), "test": (SOME, ["x"] * 4)}, "'x'"),
     ],
@@ -151,10 +151,10 @@ def test_a_private_run_of_splits_deletes_its_tables_and_names_other_splits(
     rows = Dataset.from_pandas(frame[["question", "label"]], preserve_index=False)
     splits = DatasetDict(train=rows.select(range(40)), test=rows.select(range(40, 60)), rest=rows)
     options: dict[str, Any] = {**OPTIONS, "num_train_epochs": 1, "validation_fraction": 0}
-    with pytest.warns(UserWarning, match="splits that are not read: rest"):
+    with pytest.warns(UserWarning, match="these splits are ignored: rest"):
         private = finetune.run(splits, model=tiny_folder, private_data=True, **options)
     assert private.test.samples == 20
-    assert "splits that are not read: rest" in private.warnings
+    assert "these splits are ignored: rest" in private.warnings
     assert not [*tmp_path.rglob("table-*.parquet")]
     with pytest.raises(NotARunError, match="has deleted its table"):
         private.evaluate()
