@@ -1,4 +1,4 @@
-"""Shield the tests from the machine they run on, and it from them; share one model and one run."""
+"""Isolate the tests from this machine, and share one model and one run."""
 
 import atexit
 import gc
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from held import Start
     from tiny_runs import Command
 
-# Libraries read these when they are imported, so they are set before any test module is.
+# Libraries read these variables on import, so they are set before the test modules are imported.
 _home = tempfile.TemporaryDirectory(prefix="finetune-tests-")
 atexit.register(_home.cleanup)
 for _name in list(os.environ):
-    # What the command, the Hub's client and rich read. CI services set `CI`.
+    # Variables that the command, the Hub client and Rich read. CI services set `CI`.
     if _name == "CI" or _name.startswith(("FINETUNE_", "HF_", "HUGGING", "FORCE_COLOR", "TTY_")):
         del os.environ[_name]
 os.environ |= {
@@ -31,35 +31,35 @@ os.environ |= {
     "HF_HOME": f"{_home.name}/huggingface",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "NO_COLOR": "1",
-    # Tiny models gain nothing from threads, and lose much where other work shares the processors.
+    # Tiny models gain nothing from threads, and are much slower if other programs use the cores.
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "XDG_CACHE_HOME": f"{_home.name}/cache",
 }
 
-# How long an example takes says more about the machine's other work than about what is tested.
+# The time per example depends more on other programs than on the tested code.
 settings.register_profile("finetune", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("finetune")
 
-# Taking the probes out of what has often run, slipcover keeps the tensors of all frames alive.
+# When slipcover removes probes from code that ran often, it keeps the tensors of all frames alive.
 slipcover.Slipcover.deinstrument_seen = lambda self: None
 
-# No test cuts the power, and waiting for the disk takes longer than most tests compute.
+# No test cuts the power, and waiting for the disk takes longer than most tests.
 os.fsync = lambda descriptor: None
 
-# A shell starts what runs in the background with Ctrl-C ignored, nohup with what a closing terminal
-# sends, here and in child processes.
+# Shells start background jobs with Ctrl-C ignored, and nohup ignores SIGHUP. Restore both here and
+# in child processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_finish() -> None:
-    """Leave out of garbage collections what imports have made: none of it is ever garbage."""
+    """Exclude imported objects from garbage collection, because they are never garbage."""
     gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test whose GPU can't be used here, and say why; a virtual Mac's is only available."""
+    """Skip a test whose GPU can't be used here, with the reason, such as a virtual Mac."""
     asked = {"mps", "cuda"} & {marker.name for marker in item.iter_markers()}
     if asked:
         from finetune.devices.select import DEVICES
@@ -69,12 +69,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
                 pytest.skip(f"needs a GPU for {name}: {unusable.reason}")
 
 
-# The imports are in the fixtures, so that a package without them is tested in a second.
+# The imports are in the fixtures, so that packages without these imports are tested in a second.
 
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small pretrained encoder, as ``save_pretrained`` writes it; tests leave it as it is."""
+    """A small pretrained encoder, as ``save_pretrained`` writes it; tests don't change it."""
     from tiny_models import save_tiny_model
 
     return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
@@ -82,7 +82,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def model_without_dropout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small pretrained encoder of which several processes compute what one does."""
+    """A small pretrained encoder whose results don't depend on the number of processes."""
     from tiny_models import save_model_without_dropout
 
     return save_model_without_dropout(tmp_path_factory.mktemp("models") / "without-dropout")
@@ -90,7 +90,7 @@ def model_without_dropout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
-    """The folder of a quick run that has finished; tests leave it as it is."""
+    """The folder of a quick, finished run; tests don't change it."""
     from tiny_runs import run_tiny
 
     folder = tmp_path_factory.mktemp("runs") / "finished"
@@ -100,7 +100,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) ->
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> "Command":
-    """Return a function that runs the command within this process, to its end."""
+    """Return a function that runs the command in this process, to its end."""
     from tiny_runs import make_command
 
     return make_command(capsys)
@@ -108,7 +108,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> "Command":
 
 @pytest.fixture
 def start(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Start]":
-    """Return a function that starts a program, which does not outlive the test."""
+    """Return a function that starts a program and kills it at the end of the test."""
     from held import end
 
     started: list[subprocess.Popen[str]] = []
@@ -116,7 +116,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Start]":
     def start_one(
         *command: str | Path, environment: dict[str, str] | None = None, **options: Any
     ) -> "subprocess.Popen[str]":
-        # torchrun leaves its folders there.
+        # torchrun leaves its folders here.
         variables = {"TMPDIR": str(tmp_path_factory.mktemp("children")), **(environment or {})}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         started.append(subprocess.Popen(command, env=os.environ | variables, **(pipes | options)))

@@ -1,4 +1,4 @@
-"""Wrong labels, near duplicates, the learning curve and texts to label, found from features."""
+"""Label errors, near duplicates, the learning curve and texts to label, computed from features."""
 
 import numpy as np
 import pyarrow

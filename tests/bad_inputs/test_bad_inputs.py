@@ -105,7 +105,7 @@ TREC: dict[str, Mapping[str, bytes]] = {
     "binary": {"train_5500.label": bytes(range(256)), "TREC_10.label": bytes(range(256))},
 }
 
-# File of the model's folder, and what it holds; None: it is missing.
+# A file in the model folder and its content; None: the file is missing.
 MODELS: list[tuple[str, bytes | None]] = [
     ("config.json", None),
     ("config.json", b"{}"),
@@ -121,7 +121,7 @@ MODELS: list[tuple[str, bytes | None]] = [
     ("tokenizer_config.json", b"{"),
 ]
 
-# File of a finished run, what it holds, the command that reads it, and the exit code.
+# A file in a finished run, its content, the command that reads it, and the exit code.
 RUNS: list[tuple[str, bytes | None, str, int]] = [
     ("config.yaml", None, "evaluate", 2),
     ("config.yaml", b"\xff", "predict", 2),
@@ -162,14 +162,14 @@ def content_of(folder: Path) -> dict[Path, bytes]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, in which the command is typed."""
+    """An empty folder, which is the current folder of the command."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path / "here"
 
 
 def refuse(command: Command, folder: Path, code: int, *arguments: str | Path) -> None:
-    """Expect two lines and an exit code, and nothing written."""
+    """Expect an error of two lines, an exit code, and no new files."""
     before = content_of(folder)
     command(*arguments).assert_refused(code)
     assert content_of(folder) == before

@@ -1,4 +1,4 @@
-"""Bad input, by a file of cases: the message names the cause, and nothing is called unexpected."""
+"""Bad inputs from a list of cases: the message states the cause, and no error is "unexpected"."""
 
 import errno
 import os
@@ -24,7 +24,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, finished_run: Path) -> Path:
-    """A folder with what the cases name; none of them changes it."""
+    """A folder with the files of the cases; the cases don't change it."""
     place = tmp_path_factory.mktemp("place")
     for folder in ("folder", "folder.csv"):
         (place / folder).mkdir()

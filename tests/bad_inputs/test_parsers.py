@@ -53,7 +53,7 @@ def _archive(members: Mapping[str, bytes]) -> bytes:
 
 
 def contents(*, of: list[str], start: bytes = b"") -> st.SearchStrategy[bytes]:
-    """Bytes that look like a format, in one encoding or another, with other bytes among them."""
+    """Bytes that look like a file format, in some encoding, with random bytes inserted."""
     pieces = st.lists(st.sampled_from([*of, *of, *ODD]), max_size=30).map("".join)
     encoded = st.builds(
         lambda text, codec: text.encode(codec, errors="replace"),
@@ -66,7 +66,7 @@ def contents(*, of: list[str], start: bytes = b"") -> st.SearchStrategy[bytes]:
 
 @st.composite
 def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
-    """A file of which some bytes are others, or its end is missing."""
+    """A file with some bytes changed or its end missing."""
     content = bytearray(whole)
     places = st.tuples(st.integers(0, len(whole) - 1), st.integers(0, 255))
     for place, byte in draw(st.lists(places, max_size=6)):

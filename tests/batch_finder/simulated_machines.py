@@ -1,4 +1,4 @@
-"""Machines that exist in numbers only: their memory and speed follow rules that were measured."""
+"""Simulated machines: their memory and speed follow rules that were measured."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -15,17 +15,17 @@ from finetune.events import Trial, TrialStatus, emit
 MIB = 2**20
 GIB = 2**30
 
-# Of a batch size: bytes, or seconds.
+# Functions of the batch size, which return bytes or seconds.
 Curve = Callable[[int], float]
 
 
 def rising_from(*, floor: float, base: float, row: float) -> Curve:
-    """Return peak memory that is flat for small batches; in MiB."""
+    """Return peak memory that is constant for small batches, and then grows linearly; in MiB."""
     return lambda batch_size: MIB * max(floor, base + row * batch_size)
 
 
 def through(peaks_mib: dict[int, int]) -> Curve:
-    """Return peak memory that runs straight from one measured point to the next."""
+    """Return peak memory, interpolated linearly between measured points."""
     sizes = sorted(peaks_mib)
 
     def peak_bytes(batch_size: int) -> float:
@@ -38,19 +38,19 @@ def through(peaks_mib: dict[int, int]) -> Curve:
 
 
 def saturating(*, start: float, row: float) -> Curve:
-    """Return a step's seconds on a GPU: a fixed cost and one for each row."""
+    """Return the seconds of a step on a GPU: a fixed cost plus a cost per row."""
     return lambda batch_size: start + row * batch_size
 
 
 def overflowing(*, start: float, row: float, best: int) -> Curve:
-    """Return a step's seconds on a CPU: beyond the best size a row slowly costs more."""
+    """Return the seconds of a step on a CPU: above the best size, rows slowly become slower."""
     return lambda batch_size: start + row * batch_size * max(1.0, batch_size / best) ** 0.08
 
 
-# BERT-base, 128 tokens, bf16, on an H200: memory as measured.
+# BERT-base, 128 tokens, bf16, H200: measured memory.
 BERT_ON_H200 = rising_from(floor=2160, base=1962, row=49.5)
 BERT_SECONDS_ON_H200 = saturating(start=0.016, row=0.0016)
-# BERT-base, 64 tokens, fp32, resident peaks on a CPU: measured.
+# BERT-base, 64 tokens, fp32, CPU: measured peaks of resident memory.
 BERT_ON_CPU_MIB = {8: 2577, 16: 3043, 32: 4128, 64: 5901, 128: 9934}
 
 
@@ -88,7 +88,7 @@ class SimulatedMachine:
         return self.peak_bytes(batch_size) <= self.capacity_share * self.budget_bytes
 
     def largest_fitting(self, *, limit: int = 100_000) -> int:
-        """Return the truth, for memory that only grows."""
+        """Return the true largest size, for memory that only grows."""
         low, high = 0, limit + 1
         while high - low > 1:
             middle = (low + high) // 2
@@ -99,7 +99,7 @@ class SimulatedMachine:
         return batch_size / self.step_seconds(batch_size)
 
     def best_examples_per_second(self) -> float:
-        """Return what a full sweep of the sizes that fit would find."""
+        """Return the results of trying all sizes that fit."""
         largest = self.largest_fitting()
         step = max(1, largest // 500)
         return max(self.examples_per_second(size) for size in range(1, largest + 1, step))
@@ -210,7 +210,7 @@ class SimulatedRunner:
 
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> SimulatedRunner:
-    """Searches run on a simulated machine, which the test may change."""
+    """Searches on a simulated machine, which tests may change."""
     simulated = SimulatedRunner()
     monkeypatch.setattr(find, "TrialRunner", simulated)
     return simulated
@@ -258,7 +258,7 @@ class UnifiedMemoryMac:
 
     @property
     def live_bytes(self) -> int:
-        """What tensors hold between steps."""
+        """Return the memory of the tensors between steps."""
         return self.fixed_bytes
 
     @property
@@ -273,8 +273,7 @@ class UnifiedMemoryMac:
     def take_step(self, rows: int, padded_length: int) -> float:
         """Take one step and return its seconds.
 
-        Raises:
-            RuntimeError: If memory is refused.
+        Raises: RuntimeError: If there is not enough memory.
         """
         shape, needed_bytes = (rows, padded_length), rows * padded_length * self.token_bytes
         missing_bytes = 0 if shape in self.buffer_bytes else needed_bytes
@@ -293,7 +292,7 @@ class UnifiedMemoryMac:
         self.buffer_bytes.clear()
 
     def run(self, batch_size: int, *, new_process: bool = False, padded_length: int = 128) -> Trial:
-        """Take three steps in a process of its own."""
+        """Take three steps in a new process."""
         mac = replace(self)
         try:
             seconds = [mac.take_step(batch_size, padded_length) for _ in range(3)]

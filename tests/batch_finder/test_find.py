@@ -1,4 +1,4 @@
-"""What is searched, and what happens with the result of an earlier search."""
+"""What a search covers, and how the result of an earlier search is used."""
 
 import json
 from dataclasses import replace
@@ -47,7 +47,7 @@ def find_in(cache: Path | None, *, case: Case = CASE, **changes: Any) -> tuple[R
 
 @pytest.fixture
 def cache(runner: SimulatedRunner, tmp_path: Path) -> Path:
-    """A folder that holds the result of one search with 8 GiB, which memory ended."""
+    """A folder with the result of one search with 8 GiB, which memory limited."""
     result, sizes = find_in(tmp_path / "batches")
     assert len(sizes) == len(result.trials) > 1
     assert (result.largest, result.first_failed) == (124, 126)

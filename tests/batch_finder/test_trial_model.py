@@ -44,7 +44,7 @@ def test_the_parts_of_a_split_model_are_feature_extraction_and_a_step_on_feature
 ) -> None:
     extraction = build_trial_model(tiny_case(mode=Mode(mode), part="features"), device=CpuDevice())
     assert extraction.frozen_layers
-    # The first layer is frozen: features are extracted through it, and training leaves it out.
+    # The first layer is frozen: features are extracted through it, and training skips it.
     ran: list[int] = []
     whole_model = extraction.frozen_layers.model
     first_layer = whole_model.get_submodule("bert.encoder.layer.0.attention")
@@ -68,7 +68,7 @@ def test_the_parts_of_a_split_model_are_feature_extraction_and_a_step_on_feature
 
 @pytest.fixture
 def _measure_briefly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Undo the cap that a measurement leaves, and time no longer than a test needs."""
+    """Remove the memory limit of a measurement, and keep timings short."""
     monkeypatch.setattr(trial_model, "_MIN_TIMED_SECONDS", 0.02)
     limits = resource.getrlimit(resource.RLIMIT_DATA)
     yield

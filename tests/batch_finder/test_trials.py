@@ -1,4 +1,4 @@
-"""Children are real processes, which ``odd_worker`` ends as the batch size says."""
+"""Trials in real child processes. ``odd_worker`` ends as the batch size tells it to."""
 
 import os
 import signal
@@ -49,7 +49,7 @@ def odd_runner(device: Device | None = None) -> TrialRunner:
 
 @pytest.fixture
 def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TrialRunner]:
-    """Its children hold memory until it has looked at them."""
+    """Its children keep memory until the parent has measured it."""
     numbers = count()
 
     def process_bytes(process_id: int) -> int:
@@ -125,7 +125,7 @@ def test_a_size_is_too_big_if_metal_only_writes_that_memory_did_not_suffice() ->
 
 
 def test_a_child_that_has_ended_is_killed_on_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On macOS, killpg answers EPERM for a group of which only a zombie is left."""
+    """On macOS, killpg returns EPERM for a group that has only zombies."""
 
     def killpg(group: int, number: int) -> None:
         raise PermissionError(1, "Operation not permitted")

@@ -1,4 +1,4 @@
-"""Results of a bench that never was, on a CPU and a device that is faster at large batches."""
+"""Example results of a bench on a CPU and a device that is faster with large batches."""
 
 from finetune.bench import Phase
 from finetune.bench.results import BenchResults, Machine, Row

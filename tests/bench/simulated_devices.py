@@ -1,4 +1,4 @@
-"""Devices with a speed, a memory and faults of their own, and work that takes no time."""
+"""Simulated devices with a speed, a memory and faults, and work that takes no time."""
 
 from collections.abc import Callable
 
@@ -11,9 +11,9 @@ LIMITS = Limits(step_seconds=10.0, repeat_seconds=0.3)
 
 
 class SimulatedDevice(CpuDevice):
-    """A device on which a row takes some seconds, and whose memory holds some rows.
+    """A device with a time per row and a maximum number of rows.
 
-    Each of the first ``cold_steps`` takes twice as long as the next.
+    Each of the first ``cold_steps`` steps takes twice as long as the next.
     """
 
     def __init__(
@@ -23,7 +23,7 @@ class SimulatedDevice(CpuDevice):
         super().__init__()
         self.name, self.row_seconds, self.holds, self.fault = name, row_seconds, holds, fault
         self.rows = 0
-        self.memory.set_memory_limit = lambda _: None  # not that of the tests
+        self.memory.set_memory_limit = lambda _: None  # not the random state of the tests
         self.cold_steps = cold_steps
 
     def time_calls(self, work: Callable[[], object], *, calls: int) -> float:

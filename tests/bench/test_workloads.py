@@ -1,4 +1,4 @@
-"""The workloads, with a tiny BERT in the place of BERT-base, on the CPU."""
+"""The workloads, with a tiny BERT instead of BERT-base, on the CPU."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""A browser, and axe-core, which finds what keeps people from reading a page; or why not."""
+"""A browser, and axe-core, which checks the accessibility of pages; or the reason for a skip."""
 
 import shutil
 import sys
@@ -16,14 +16,14 @@ REMEDY = "make browser installs it"
 
 @dataclass
 class Visit:
-    """A page that is open in the browser, with what it said on the console and what it loaded."""
+    """A page that is open in the browser, with its console output and its requests."""
 
     page: Any
     messages: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
 
     def find_violations(self) -> list[str]:
-        """Return what axe-core has found, as its rule and the elements."""
+        """Return the findings of axe-core: a rule and its elements."""
         # A script tag would be blocked by the content security policy of a page.
         self.page.evaluate(AXE.read_text(encoding="utf-8"))
         found = self.page.evaluate("axe.run()")["violations"]
@@ -31,7 +31,7 @@ class Visit:
 
     @property
     def overflow(self) -> int:
-        """Pixels by which the page is wider than the window."""
+        """Return by how many pixels the page is wider than the window."""
         return int(self.page.evaluate("document.documentElement.scrollWidth - innerWidth"))
 
 
@@ -42,11 +42,11 @@ class Browser:
     chromium: Any
 
     def visit(self, file: Path, *, width: int = 1280, scheme: str = "light") -> Visit:
-        """Open a file in a window of its own, which is so many pixels wide."""
+        """Open a file in a new window of this width."""
         return self.open(file.as_uri(), width=width, scheme=scheme)
 
     def open(self, address: str, *, width: int, scheme: str) -> Visit:
-        """Open an address in a window of its own."""
+        """Open an address in a new window."""
         size = {"width": width, "height": 800}
         visit = Visit(self.chromium.new_page(viewport=size, color_scheme=scheme))
         visit.page.on("console", lambda message: visit.messages.append(message.text))
@@ -58,7 +58,7 @@ class Browser:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    """Start Chromium, or skip the test with what is missing."""
+    """Start Chromium, or skip the test and report what is missing."""
     api = pytest.importorskip("playwright.sync_api", reason=f"needs playwright: {REMEDY}")
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:

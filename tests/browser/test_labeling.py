@@ -78,7 +78,7 @@ def test_texts_are_labeled_by_keyboard(
             assert visit.find_violations() == [], view
             assert visit.overflow <= 0, view
         assert all(url.startswith(base) for url in visit.requests), visit.requests
-        # The last text is followed by the answer 404, which a browser reports.
+        # After the last text, the server answers 404, which the browser logs.
         assert [each for each in visit.messages if "404" not in each] == []
     finally:
         server.should_exit = True

@@ -22,7 +22,7 @@ from finetune.runs.folder import RunFolder
 if TYPE_CHECKING:
     from browser.conftest import Browser
 
-# A browser starts, and axe-core takes seconds a page.
+# Starting a browser takes seconds, and so does axe-core on each page.
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 MARKUP, ARABIC = "<img src=x onerror=alert(1)></td> {{ 7 * 7 }}", "\u0645\u0631\u062d\u0628\u0627"
@@ -33,7 +33,7 @@ OPEN_ALL = "for (const one of document.querySelectorAll('details')) one.open = t
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A report with all of its sections, whose texts and names are hostile and long."""
+    """A report with all sections, whose texts and names are hostile and long."""
     folder = RunFolder(tmp_path_factory.mktemp("runs") / "a run")
     write_example_run(folder, text=HOSTILE, other=HOSTILE, column=HOSTILE)
     words = {"message": f"{HOSTILE} is odd", "remedy": "w" * 300}

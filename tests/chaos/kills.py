@@ -31,7 +31,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def train(run: Path, model: Path) -> None:
-    """Start a run, or resume it where it has stopped."""
+    """Start a run, or resume it."""
     import finetune
 
     data = write_rows(run.parent / "rows.csv")
@@ -40,7 +40,7 @@ def train(run: Path, model: Path) -> None:
 
 
 def write_rows(file: Path) -> str:
-    """Write a small table, unless it is there, and return its name."""
+    """Write a small table unless it exists, and return its name."""
     if not file.exists():
         rows = [f"what is {row}?,{'even' if row % 2 == 0 else 'odd'}" for row in range(ROWS)]
         file.write_text("\n".join(["text,label", *rows]))
@@ -72,14 +72,14 @@ def train_in_a_child(
 
 
 def journal_of(run: Path) -> list[Any]:
-    """Return what the journal says but for speed and memory."""
+    """Return the rows of the journal without speed and memory."""
     mood = {"examples_per_second", "memory_bytes", "reserved_bytes"}
     rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     return [{name: one for name, one in row.items() if name not in mood} for row in rows]
 
 
 def result_of(run: Path) -> list[Any]:
-    """Return what must not depend on kills."""
+    """Return everything that must not depend on kills."""
     weights = (run / "model" / "model.safetensors").read_bytes()
     names = sorted(str(path.relative_to(run)) for path in run.rglob("*"))
     return [weights, journal_of(run), names]
@@ -87,7 +87,7 @@ def result_of(run: Path) -> list[Any]:
 
 @dataclass(frozen=True)
 class Chaos:
-    """What runs are killed and how they should end."""
+    """Which runs are killed, and how they should end."""
 
     model: Path
     folder: Path
@@ -96,13 +96,13 @@ class Chaos:
 
     @classmethod
     def after_a_whole_run(cls, model: Path, folder: Path) -> "Chaos":
-        """Take the processor time and the result of a run that nobody kills."""
+        """Measure the processor time and the result of a run that is not killed."""
         status, seconds = train_in_a_child(folder / "whole", model)
         assert status == 0
         return cls(model, folder, seconds, expected=result_of(folder / "whole"))
 
     def kill(self, seed: str) -> Counter[str]:
-        """Kill a run once or twice, resume it to its end, and count what came of it."""
+        """Kill a run once or twice, resume it to its end, and record the outcome."""
         run, chance, found = self.folder / seed, random.Random(seed), Counter({"runs": 1})
         for _ in range(chance.choice([1, 1, 2])):
             moment = chance.uniform(0, self.seconds)
@@ -115,11 +115,11 @@ class Chaos:
 
 
 def kill_runs(model: Path, folder: Path, *, runs: int, seed: int) -> Counter[str]:
-    """Kill so many runs at random moments, as many at a time as there are cores."""
+    """Kill this many runs at random moments, one per core at a time."""
     import torch
 
     torch.set_num_threads(1)
-    # Once here, so that what takes long the first time is done before the fork.
+    # Done before the fork, because it is slow the first time.
     train(folder / "warm", model)
     chaos = Chaos.after_a_whole_run(model, folder)
     seeds = [f"{seed}-{number}" for number in range(runs)]

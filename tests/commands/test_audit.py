@@ -1,4 +1,4 @@
-"""``finetune data audit``: its files, its JSON, and the way back."""
+"""``finetune data audit``: its files, its JSON, and corrections from its files."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""``finetune cache``, and the options of a run that go with it."""
+"""``finetune cache``, and the options of a run for the cache."""
 
 import json
 from pathlib import Path

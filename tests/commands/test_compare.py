@@ -9,7 +9,7 @@ from finetune.files import read_json, read_jsonl, write_json
 
 @pytest.fixture
 def other(finished_run: Path, tmp_path: Path) -> Path:
-    """A run with another seed that has all test rows right."""
+    """A run with another seed that predicts all test rows correctly."""
     right = [row["label"] for row in read_jsonl(finished_run / "predictions.jsonl")]
     return copy_run(finished_run, tmp_path / "other", answers=right, seed=7)
 

@@ -70,7 +70,7 @@ def write(name: str, content: str) -> str:
 
 
 def table_of(*rows: str, header: str = "text,label", name: str = "rows.csv") -> str:
-    """Write a few rows of two classes and those given."""
+    """Write a few rows of two classes, and these rows."""
     plain = [f"the river {number},{'xy'[number % 2]}" for number in range(40)]
     return write(name, "\n".join([header, *plain, *rows]))
 

@@ -1,4 +1,4 @@
-"""Commands that are pointed at files of somebody else: the files stay, and what stays is named."""
+"""Commands whose output is a folder with files of other programs: these files stay unchanged."""
 
 import shutil
 from pathlib import Path

@@ -57,7 +57,7 @@ def test_the_exit_code_is_4_where_the_device_does_not_work_and_else_0(
 ) -> None:
     pretend(MACHINES[name], monkeypatch)
     assert command("doctor", "--device", device).code == code
-    monkeypatch.setenv("FINETUNE_DEVICE", device)  # which finetune run would take
+    monkeypatch.setenv("FINETUNE_DEVICE", device)  # which finetune run would use
     assert command("doctor").code == code
 
 
@@ -74,7 +74,7 @@ def test_operators_are_a_table_with_a_result(command: Command, tiny_folder: Path
 
 @pytest.fixture
 def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a function that returns a module which MPS can't run, and a batch."""
+    """Return the name of a function that returns a module that MPS can't run, and a batch."""
     (tmp_path / "modules_of_a_user.py").write_text(
         "import torch\n"
         "class Take(torch.nn.Module):\n"

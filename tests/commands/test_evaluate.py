@@ -90,7 +90,7 @@ def made_up_rows(count: int) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def kept_table_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
-    """A run on ``rows.csv`` beside it, and one of it that was stopped."""
+    """A run on ``rows.csv`` next to it, and an interrupted copy of the run."""
     folder = tmp_path_factory.mktemp("table")
     data = write_rows(folder / "rows.csv", made_up_rows(90))
     run_tiny(folder / "run", model=tiny_folder, data=str(data), max_steps=3, save_strategy="epoch")

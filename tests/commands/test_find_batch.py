@@ -23,7 +23,7 @@ from finetune.training import precision as precision_module
 
 __all__ = ["runner"]
 SMALL_MAC = "m1-8gb"
-# A text of 15 tokens: between its two special ones who, wrote, eight times the, name, two digits.
+# A text of 15 tokens: two special tokens, who, wrote, eight times the, name, and two digits.
 TEXTS = [f"who wrote {'the ' * (number % 9)}name {number}" for number in range(60)]
 
 
@@ -37,7 +37,7 @@ def table(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick_estimates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Estimate by a rule of thumb: 8 KiB a token."""
+    """Estimate 8 KiB per token."""
 
     def estimate(case: Case, mac: Mac, *, limit: int) -> Result:
         batch = min(limit, max(0, mac.budget_bytes - GIB) // (2**13 * case.padded_length))
@@ -53,7 +53,7 @@ def quick_estimates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def offline_trec(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TREC is neither in the cache nor within reach."""
+    """TREC is neither in the cache nor available from the Hub."""
 
     def load_splits(options: Any) -> Any:
         raise HubNotReachableError("TREC is not in the cache", remedy="go online")
@@ -103,7 +103,7 @@ def test_the_search_ends_at_the_rows_of_the_data_and_takes_their_longest_text(
     [result, *_] = finetune.find_batch(
         model=tiny_folder, data=table, device="cpu", fresh=True, emit=emitted.append
     ).results
-    # Of 60 rows, 6 are held out to test; a tenth is too few to validate.
+    # Of 60 rows, 6 are held out for testing; a tenth is too few for validation.
     assert (result.largest, result.padded_length) == (54, 15)
     assert Info(f"the longest text of {table} has 15 tokens") in emitted
 
@@ -138,7 +138,7 @@ def test_without_a_network_the_longest_texts_and_all_rows_of_trec_are_taken(
 
 @pytest.fixture
 def find_batch(command: Command, tiny_folder: Path, tmp_path: Path) -> Command:
-    """Return a function that types the command for a small model on the CPU."""
+    """A base M1 with 8 GB did not fit two examples when all of BERT-base trained."""
 
     def find(*arguments: str | Path) -> Outcome:
         return command(

@@ -1,4 +1,4 @@
-"""From a table to predictions, with as little typed as can be."""
+"""From a table to predictions, with as little typing as possible."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ SENTENCES = ("the river is long", "the food is called {}", "who wrote the word {
 
 @pytest.fixture(autouse=True)
 def mails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write a table of mails, and stand beside it."""
+    """Write a table of mails into the current folder."""
     monkeypatch.chdir(tmp_path)
     lines = [
         f"{SENTENCES[number % 4].format(number)},{('good', 'bad')[number % 2]}"
@@ -25,7 +25,7 @@ def mails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def two_labels() -> Path:
-    """Write a table with two columns that may be the label."""
+    """Write a table with two columns that might be the label."""
     lines = [f"the mail {number},{number % 3},{'ab'[number % 2]}" for number in range(30)]
     file = Path("two.csv")
     file.write_text("\n".join(["body,priority,team", *lines]), encoding="utf-8")

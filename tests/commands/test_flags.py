@@ -14,7 +14,7 @@ from finetune.config.schema import OPTIONS, flag_of
 @click.command()
 @config_options
 def show(**flags: Any) -> None:
-    """Print the options that were given."""
+    """Print the options that were passed."""
     click.echo(json.dumps(given(flags)))
 
 

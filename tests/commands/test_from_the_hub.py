@@ -20,7 +20,7 @@ MODEL = "someone/tiny"
 
 
 def save_as_parquet(folder: Path, rows: list[tuple[str, str]], *, split: str) -> None:
-    """Write fine classes and questions as the Hub keeps TREC."""
+    """Write fine classes and questions in the format of TREC on the Hub."""
     path = folder / "default" / split / "0000.parquet"
     path.parent.mkdir(parents=True)
     features = Features(
@@ -49,7 +49,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def hub(tmp_path: Path, model_folder: Path) -> Iterator[HubServer]:
-    """A Hub with a small model and questions of TREC's form."""
+    """A Hub with a small model and questions in the format of TREC."""
     save_as_parquet(tmp_path / "trec", made_up_rows(4), split="train")
     save_as_parquet(tmp_path / "trec", made_up_rows(1), split="test")
     with HubServer({MODEL: model_folder}, {HUB_REPOSITORY: tmp_path / "trec"}) as server:

@@ -14,7 +14,7 @@ SENTENCES = ("the river is long", "the food is called {}", "who wrote the word {
 
 @pytest.fixture(autouse=True)
 def reviews(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write a table beside which the command is given."""
+    """Write a table into the current folder."""
     monkeypatch.chdir(tmp_path)
     lines = [
         f"{number};{sentence.format(number)} [/{number}];{('good', 'bad')[number % 2]}"
@@ -71,5 +71,5 @@ def test_init_overwrites_nothing(command: Command, reviews: Path) -> None:
     Path("reviews.yaml").write_text("mine")
     outcome = command("init", reviews)
     outcome.assert_refused(2, "reviews.yaml already exists")
-    assert "reading" not in outcome.errors  # it may take long
+    assert "reading" not in outcome.errors  # this might take long
     assert Path("reviews.yaml").read_text() == "mine"

@@ -1,4 +1,4 @@
-"""Tables of each kind, by the commands that a user types: run, evaluate, predict."""
+"""Tables of each task type, with the commands that a user types: run, evaluate, predict."""
 
 import csv
 import json
@@ -17,7 +17,7 @@ WORDS = ("river", "city", "animal")
 
 
 def rows_of(kind: str) -> list[dict[str, Any]]:
-    """Return rows whose labels say which words, or how many, are in their texts."""
+    """Return rows whose labels are the words, or the number of words, in their texts."""
     random, rows = np.random.default_rng(0), []
     for number in range(60):
         first, second = (" ".join(random.choice(COMMON_WORDS.split(), 8)) for _ in range(2))
@@ -74,7 +74,7 @@ def test_a_table_of_each_kind_trains_evaluates_and_predicts_as_the_pipeline(
     answers = list(read_jsonl(output))
     assert len(answers) == len(rows)
     if kind == "long":
-        return  # a pipeline reads the first window alone
+        return  # a pipeline reads only the first window
     classify = pipeline("text-classification", model=str(run / "model"), top_k=None)
     read_as = {
         "sentence1": "text",

@@ -1,4 +1,4 @@
-"""The variables of a launcher, complete or not."""
+"""Any subset of the variables of a launcher, and closed standard streams."""
 
 from pathlib import Path
 

@@ -31,7 +31,7 @@ def test_help_lists_the_commands_and_the_exit_codes(command: Command) -> None:
 def pages(
     command: click.Command, name: str, parent: click.Context | None = None
 ) -> Iterator[click.Context]:
-    """Yield a context for the command and each below it, as on a terminal of 80 columns."""
+    """Yield a context for the command and its subcommands, on a terminal of 80 columns."""
     settings = {"parent": parent, "info_name": name, "terminal_width": 78}
     context = click.Context(command, **settings, **command.context_settings)
     yield context
@@ -160,7 +160,7 @@ def test_help_takes_little_longer_than_click_itself(tmp_path: Path) -> None:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    # Taken in turns, so that whatever else the machine does slows all of them.
+    # Measured alternately, so that other programs slow down all of them.
     commands = ([str(hello)], ["-m", "finetune"], ["-m", "finetune", "run"])
     rounds = [[cpu_seconds(*one, "--help") for one in commands] for _ in range(3)]
     hello_seconds, *others = map(statistics.median, zip(*rounds, strict=True))

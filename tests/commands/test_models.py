@@ -30,7 +30,7 @@ def test_the_size_of_an_encoder_is_that_of_its_config(encoder: dict[str, Any]) -
         model = AutoModelForSequenceClassification.from_config(config)
     parameters = sum(one.numel() for one in model.base_model.parameters())
     assert parameters == encoder["parameters"]
-    # RoBERTa numbers positions from 2 on.
+    # RoBERTa counts positions from 2.
     positions = config.max_position_embeddings - 2 * ("roberta" in config.model_type)
     assert positions == encoder["max_tokens"]
 

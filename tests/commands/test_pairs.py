@@ -1,4 +1,4 @@
-"""Pairs of texts, from a table to the answers: one run, of which every command is tried."""
+"""Sentence pairs, from a table to predictions: one run, and every command on it."""
 
 import csv
 import json
@@ -31,7 +31,7 @@ def write_pairs(path: Path, *, names: tuple[str, str] = ("sentence1", "sentence2
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small encoder that reads the types of tokens."""
+    """A small encoder that uses token types."""
     folder = save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
     tokenizer = tiny_tokenizer()
     tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
@@ -41,7 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run on pairs, on features of frozen layers."""
+    """A finished run on sentence pairs, trained on features of frozen layers."""
     folder = tmp_path_factory.mktemp("pairs")
     data = write_pairs(folder / "pairs.csv")
     run_tiny(folder / "run", model=model, data=str(data), train_layers=1, validation_fraction=0)
@@ -117,7 +117,7 @@ def test_init_pins_both_columns_and_data_check_shows_both_texts(
     found: dict[str, Any] = json.loads(
         command("data", "check", "--config", config, "--json").output
     )
-    # The first text alone would repeat in more rows.
+    # Only the first text is repeated in more rows.
     assert found["conflicts"]["train"]["texts"] == 1
     assert found["conflicts"]["train"]["examples"][0]["text"] == " | ".join(PAIRS[0][:2])
     assert found["lengths"]["splits"]["train"]["max"] == 12

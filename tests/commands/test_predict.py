@@ -94,7 +94,7 @@ def test_less_sure_predictions_are_left_out_and_counted(finished_run: Path) -> N
 
 @pytest.fixture
 def run_with_confidences(finished_run: Path, tmp_path: Path) -> Path:
-    """A run whose validation rows let every prediction through of one class, none of another."""
+    """A run whose validation rows allow every prediction of one class, and none of another."""
     run = shutil.copytree(finished_run, tmp_path / "run")
     content = read_json(run / "model/confidences.json")
     names = list(content["classes"])

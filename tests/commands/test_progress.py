@@ -45,7 +45,7 @@ EVENTS: list[Event] = [
 
 @contextmanager
 def terminal(monkeypatch: pytest.MonkeyPatch, stream: str) -> Iterator[io.StringIO]:
-    """Make a standard stream a terminal, and yield what was written to it, in the end."""
+    """Make a standard stream a terminal, and yield a list that receives its output at the end."""
     shown = io.StringIO()
     reading, writing = os.openpty()
 
@@ -53,7 +53,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, stream: str) -> Iterator[io.String
         while True:
             try:
                 shown.write(os.read(reading, 4096).decode())
-            except OSError:  # the other end is closed
+            except OSError:  # the reader has closed its end
                 return
 
     reader = threading.Thread(target=read)

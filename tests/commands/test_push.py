@@ -1,4 +1,4 @@
-"""Uploads of a run's model, to a Hub on this machine."""
+"""Uploads of a model to a Hub on this machine."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
 
 @pytest.fixture
 def private_run(finished_run: Path, tmp_path: Path) -> Path:
-    """A run whose data were marked as private."""
+    """A run whose data was marked as private."""
     run = shutil.copytree(finished_run, tmp_path / "run")
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(config.replace("private_data: false", "private_data: true"))
@@ -98,7 +98,7 @@ def test_the_texts_of_private_data_stay_here_unless_allowed(
 
 
 def push_with(failure: str, hub: HubServer, run: Path, *, command: Command) -> Outcome:
-    """Push where something is wrong."""
+    """Push with something wrong."""
     name = NAME
     with pytest.MonkeyPatch.context() as patch:
         match failure:

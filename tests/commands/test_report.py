@@ -16,7 +16,7 @@ def moved_run(finished_run: Path, tmp_path: Path) -> Path:
 
 
 def without_times(page: Path) -> str:
-    """Return a page without the seconds of stages, which go on after it is first written."""
+    """Return a page without the seconds of stages, which change after it is first written."""
     return re.sub(r'<section[^>]*"costs".*?</section>', "", page.read_text(), flags=re.DOTALL)
 
 

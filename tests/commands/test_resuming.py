@@ -1,4 +1,4 @@
-"""Folders of new runs: named after what they train, reserved at once, given back if unused."""
+"""Folders of new runs: named after what they train, reserved immediately, deleted if unused."""
 
 from collections.abc import Callable
 from pathlib import Path

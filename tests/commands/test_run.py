@@ -89,7 +89,7 @@ def test_a_configuration_makes_the_same_run_in_another_process(
     config = (tmp_path / "run" / "config.yaml").read_bytes()
     assert config == (finished_run / "config.yaml").read_bytes()
     assert unfinished_files(tmp_path) == []
-    # One JSON object on standard output, lines without colours or other libraries' talk elsewhere.
+    # One JSON object on standard output; no colors and no messages of libraries on standard error.
     [line] = child.stdout.splitlines()
     results = json.loads(line)
     saved = read_json(tmp_path / "run" / "all_results.json")
@@ -183,7 +183,7 @@ def test_without_a_network_the_default_run_says_so_and_offers_a_way(
     monkeypatch.chdir(tmp_path)
     for proxy in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(proxy, CLOSED)
-    close_session()  # so that the next one reads the proxies
+    close_session()  # so that the next request reads the proxies
     with hub_client(endpoint=CLOSED, home=tmp_path / "home"):
         command("run").assert_refused(6, "TREC is not in the cache", "--data questions")
     assert not (tmp_path / "runs").exists()

@@ -1,4 +1,4 @@
-"""Signals at each stage of a run: exit code, what to do next, and nothing half-written."""
+"""Signals in each stage of a run: exit code, remedy, and no incomplete files."""
 
 import os
 import pkgutil
@@ -28,7 +28,7 @@ STAGES = {
 }
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
-# All signals where training defers them, and one of them elsewhere.
+# All signals in stages that defer them, and one signal in other stages.
 CASES = [
     (stage, number)
     for turn, stage in enumerate(STAGES)
@@ -53,7 +53,7 @@ def send_at(
             finally:
                 handled.release()
 
-        # Not those that were there before, which are put back.
+        # Existing handlers are restored.
         is_new = getattr(handler, "__module__", "") == stop_on_signal.__module__
         return set_handler(number, handle if is_new else handler)
 
@@ -65,7 +65,7 @@ def send_at(
     def send(*arguments: Any, **options: Any) -> Any:
         monkeypatch.setattr(module, name, original)
         for _ in range(times):
-            # One to the process may go to another thread, which does not wake the main thread.
+            # A signal to the process may reach another thread, which does not wake the main thread.
             signal.pthread_kill(main_thread, number)
             assert handled.acquire(timeout=60)
         return original(*arguments, **options)

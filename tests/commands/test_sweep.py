@@ -1,4 +1,4 @@
-"""A sweep: its space, its trials, what they share, and how it stops and goes on."""
+"""A sweep: its search space, its trials, what they share, and how it stops and continues."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ def sweep(folder: Path, *, model: Path, space: str = SPACE, **options: Any) -> S
 
 @pytest.fixture(scope="module")
 def folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sweep that was stopped at its third trial, and went on in another call."""
+    """A sweep that was stopped at its third trial, and continued in another call."""
     folder = tmp_path_factory.mktemp("sweep") / "four"
     begun: list[str] = []
 
@@ -39,7 +39,7 @@ def folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         sweep(folder, model=tiny_folder, emit=note)
     assert "the same finetune sweep" in caught.value.remedy
     sweep(folder, model=tiny_folder, emit=note)
-    # The second one failed, and is not tried again.
+    # The second trial failed, and is not tried again.
     assert begun[3:] == ["trial 3", "trial 4"]
     return folder
 

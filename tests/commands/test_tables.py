@@ -1,4 +1,4 @@
-"""Runs on tables of the user's."""
+"""Runs on tables of users."""
 
 import json
 from pathlib import Path

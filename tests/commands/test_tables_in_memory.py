@@ -1,4 +1,4 @@
-"""Tables in memory, results and loaded models: what notebooks give and see."""
+"""Tables in memory, results and loaded models, as notebooks use them."""
 
 from collections import namedtuple
 from pathlib import Path
@@ -108,7 +108,7 @@ def test_what_is_no_table_is_refused_with_what_is_taken(table: Any, words: str) 
 
 @pytest.fixture(scope="module")
 def frame() -> pandas.DataFrame:
-    """Questions of two classes, with an index of their own."""
+    """Questions of two classes, with a custom index."""
     rows = load_splits(DataConfig("questions")).splits["train"]
     frame = rows.to_pandas()
     frame["label"] = frame["label"].map(rows.features["label"].int2str)
@@ -120,7 +120,7 @@ def frame() -> pandas.DataFrame:
 def results(
     frame: pandas.DataFrame, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> RunResults:
-    """A run of a DataFrame, made in another folder."""
+    """A run on a DataFrame, made in another folder."""
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(tmp_path_factory.mktemp("notebook"))
         return finetune.run(frame, model=tiny_folder, **OPTIONS)

@@ -1,4 +1,4 @@
-"""``finetune run`` by torchrun on this host, where some processes die."""
+"""``finetune run`` under torchrun on this host, with processes that die."""
 
 import signal
 import subprocess
@@ -13,14 +13,14 @@ from tiny_runs import flags, run_tiny, weights_of
 
 pytestmark = pytest.mark.slow
 
-# The same with any number of processes; at the fourth of six steps there is a checkpoint.
+# The steps don't depend on the number of processes. A checkpoint follows the fourth of six steps.
 SHORT = {
     "num_train_epochs": 3, "early_stopping_patience": 0, "max_train_samples": 32,
     "save_strategy": "steps", "save_steps": 1, "save_total_limit": 5,
 }  # fmt: skip
-# torchrun prints a traceback of its own and exits with 1.
+# torchrun prints its own traceback and exits with 1.
 TORCHRUN = (*FINETUNE[:2], "torch.distributed.run", "--nproc-per-node=2", *FINETUNE[1:])
-# A lost process is noticed within 20 s; if it were not, the others would wait for half an hour.
+# A lost process is noticed within 20 s. Otherwise the others would wait for half an hour.
 ENDS_WITHIN_SECONDS = 60
 
 
@@ -29,14 +29,14 @@ def run_flags(folder: Path, model: Path, options: dict[str, Any] = SHORT) -> lis
 
 
 def kill_second(process: subprocess.Popen[str]) -> None:
-    """Kill the second of the processes that a launcher has started."""
+    """Kill the second process that the launcher started."""
     workers = psutil.Process(process.pid).children()
     next(one for one in workers if one.environ()["RANK"] == "1").kill()
 
 
 @pytest.fixture
 def hold(tmp_path: Path) -> Hold:
-    """The second process waits in the middle of its training."""
+    """Make the second process wait in the middle of its training."""
     (tmp_path / "hold").mkdir()
     return Hold(tmp_path / "hold", STEP, call=4, rank=1)
 

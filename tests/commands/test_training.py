@@ -25,7 +25,7 @@ def run_seeds(
 
 @pytest.fixture(scope="module")
 def parent(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of two seeds, of which the second began in another process than the first."""
+    """The folder of two seeds; the second seed was trained in another process."""
     folder = tmp_path_factory.mktemp("seeds") / "both"
 
     def stop_at_the_second(event: Event) -> None:
@@ -59,7 +59,7 @@ def test_finished_seeds_are_read_with_their_mean_and_not_trained_again(
     found = [read_json(parent / f"seed-{n}" / "all_results.json") for n in (42, 43)]
     accuracies = [one["test_accuracy"] for one in found]
     assert results.test["accuracy"].value == pytest.approx(sum(accuracies) / 2)
-    # Quantile 12.7062 of one degree of freedom; the standard error is half the distance.
+    # The quantile of one degree of freedom is 12.7062. The standard error is half the distance.
     width = 12.7062 * abs(accuracies[1] - accuracies[0])
     interval = results.test["accuracy"]
     assert interval.high - interval.low == pytest.approx(width, rel=1e-4, abs=1e-12)
@@ -156,7 +156,7 @@ def test_the_command_shows_each_seed_and_replaces_what_may_be_overwritten(
     names = ["manifest.json", "mine", "seed-42", "seed-43", "seeds.json"]
     assert sorted(one.name for one in folder.iterdir()) == names
     assert "kept in" in outcome.errors
-    # The texts are prepared once, and what was odd about them is in the report of each.
+    # The texts are prepared once, and warnings about them are in the report of each seed.
     warnings = [read_warnings(RunFolder(folder / name)) for name in ("seed-42", "seed-43")]
     assert warnings[0] == warnings[1]
     assert any("truncated" in one.message for one in warnings[0])

@@ -111,7 +111,7 @@ def test_an_unknown_option_is_answered_with_the_nearest(write_yaml: WriteYaml) -
         ("batch_size", 0),
         ("batch_size", "many"),
         ("batch_size", None),
-        ("split_seed", -1),  # NumPy's generators take none below zero
+        ("split_seed", -1),  # NumPy's generators accept no negative seed.
         ("weight_decay", math.inf),
         ("device", "gpu"),
         ("freeze_core", "maybe"),
@@ -215,7 +215,7 @@ def test_what_is_no_size_or_lacks_its_unit_is_refused_with_its_source(text: str)
     assert "4GiB" in error.remedy
 
 
-# Of the right type alone, nearly no text is a size, and these would contradict other options.
+# By type alone, hardly any text is a valid size, and these options would contradict others.
 PARTICULAR = {
     "memory": st.sampled_from([None, "4GiB", "0.5 gb", "1000000"]),
     "class_names": st.just("auto"),

@@ -58,7 +58,7 @@ def test_a_preset_makes_what_its_name_says(name: str, data: str, model: str, mod
 def test_a_preset_reads_the_columns_of_its_dataset(
     name: str, texts: Sequence[str], label: str, values: Sequence[Any], task: str, tmp_path: Path
 ) -> None:
-    """A table of ours with these columns stands in for that of the Hub."""
+    """A table with these columns replaces the one of the Hub."""
     rows = [
         json.dumps({label: values[number % 2]} | {key: f"{key} {number}" for key in texts})
         for number in range(60)

@@ -1,4 +1,4 @@
-"""What a look at data finds."""
+"""Problems in the data."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""The columns of texts and classes, named or guessed."""
+"""The columns of texts and labels, set or guessed."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Files of commas, semicolons, tabs and bars."""
+"""Files with commas, semicolons, tabs and bars."""
 
 import csv
 import gzip

@@ -1,4 +1,4 @@
-"""The encodings that files come in."""
+"""The encodings of files."""
 
 import codecs
 import random

@@ -31,7 +31,7 @@ def columns_of(table: RawTable) -> dict[str, list[str]]:
 
 
 def read_lines(folder: Path, *lines: object) -> RawTable:
-    """Write lines, those that are no text as JSON, and read them."""
+    """Write lines, as JSON unless they are text, and read them."""
     path = folder / "rows.jsonl"
     written = (line if isinstance(line, str) else json.dumps(line) for line in lines)
     path.write_text("\n".join(written), encoding="utf-8")
@@ -154,7 +154,7 @@ def test_values_read_by_column_are_as_read_by_row(
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     assert columns_of(read(path)) == expected
-    with suppress(pyarrow.ArrowException, OverflowError):  # of several kinds
+    with suppress(pyarrow.ArrowException, OverflowError):  # values of several types
         parquet.write_table(pyarrow.table(columns), path.with_suffix(".parquet"))
         assert columns_of(read(path.with_suffix(".parquet"))) == expected
 

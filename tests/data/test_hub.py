@@ -1,4 +1,4 @@
-"""Data sets of the Hub, from a server that answers as the Hub does."""
+"""Datasets of the Hub, from a local server that answers as the Hub does."""
 
 import json
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def hub(tmp_path: Path, folder: Path, converted: Path) -> Iterator[HubServer]:
 
 
 def write_parquet(path: Path, *texts: str, labels: list[int] | None = None) -> None:
-    """Write rows whose labels alternate, unless they are given."""
+    """Write rows, by default with alternating labels."""
     path.parent.mkdir(parents=True, exist_ok=True)
     features = Features({"text": Value("string"), "label": ClassLabel(names=CLASSES)})
     numbers = labels or [number % 2 for number in range(len(texts))]

@@ -1,4 +1,4 @@
-"""Columns of tables as people publish them: the right ones are taken, or the user is asked.
+"""Tables in common layouts: the correct columns are chosen, or the command exits with options.
 
 A line of layouts.txt has names and kinds of columns, and the text, second text and label.
 """

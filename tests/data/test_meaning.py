@@ -1,4 +1,4 @@
-"""What labels and columns mean, as people and programs write them: right, asked, or refused."""
+"""Labels and columns as people and programs write them: read correctly, or rejected."""
 
 import json
 from pathlib import Path

@@ -41,7 +41,7 @@ def table_of(texts: list[str], labels: list[str]) -> Dataset:
 
 
 def numbered_table(*, many: int, some: int, few: int) -> Dataset:
-    """Return a table of distinct texts in which the classes alternate as far as they go."""
+    """Return a table of distinct texts with alternating classes."""
     rows = [
         (f"{label} {number}", label)
         for label, count in zip(CLASSES, (many, some, few), strict=True)

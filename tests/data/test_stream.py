@@ -1,4 +1,4 @@
-"""Texts to classify: lines as they come, and the rows of tables."""
+"""Texts to classify: lines as they arrive, and the rows of tables."""
 
 import gzip
 import io
@@ -95,7 +95,7 @@ def test_lines_below_the_columns_of_a_run_are_a_table(tmp_path: Path) -> None:
 
 
 class Pipe(io.BytesIO):
-    """A pipe that has some bytes at a time."""
+    """A pipe that returns a few bytes at a time."""
 
     def __init__(self, *chunks: bytes) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""TREC from its raw files, from the Hub, and from copies that differ."""
+"""TREC from its raw files, from the Hub, and from different copies."""
 
 from collections import Counter
 from pathlib import Path
@@ -13,8 +13,7 @@ from finetune.config.schema import DataConfig
 from finetune.data.trec import COARSE, FILES, FINE, HUB_REPOSITORY, load_questions, load_trec
 from finetune.errors import DataNotFoundError, DataUnreadableError, HubNotReachableError
 
-# Questions in TREC's format, made up here; fine names that several coarse ones share are among
-# them.
+# Invented questions in TREC's format, with fine class names that several coarse classes share.
 ROWS = [
     ("DESC:manner", "How does one fold a paper boat ?"),
     ("ENTY:other", "What do tailors keep pins in ?"),
@@ -44,7 +43,7 @@ def write_raw(folder: Path, *, train: int = len(ROWS), test: int = 0) -> Path:
 
 
 def write_parquet(path: Path, rows: list[tuple[str, str]]) -> None:
-    """Write rows of fine class and text as the Hub's file is, its classes in another order."""
+    """Write rows of fine class and text in the Hub's format, with the classes in another order."""
     features = Features(
         {"text": Value("string"), "fine_label": ClassLabel(names=sorted(FINE, reverse=True))}
     )

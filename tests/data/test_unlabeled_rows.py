@@ -1,4 +1,4 @@
-"""Texts without a label, from the table or a file, and texts that describe the classes."""
+"""Texts without a label, from the table or from a file, and texts that describe the classes."""
 
 from pathlib import Path
 from typing import Any

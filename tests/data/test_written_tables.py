@@ -1,4 +1,4 @@
-"""Small tables as spreadsheets and people write them: text and label are found, or asked for."""
+"""Small tables as spreadsheets and people write them: the columns are guessed, or rejected."""
 
 import csv
 import gzip
@@ -28,7 +28,7 @@ EMPTY = [None] * ROWS
 
 
 def write(path: Path, rows: Iterable[Any], delimiter: str = ",", **options: Any) -> None:
-    """Write rows between delimiters; those that are a text already stay as they are."""
+    """Write rows with a delimiter; rows that are strings are written unchanged."""
     encoding, end = options.get("encoding", "utf-8"), options.get("end", "\r\n")
     quoting = csv.QUOTE_ALL if options.get("quotes") else csv.QUOTE_MINIMAL
     lines = io.StringIO(newline="")
@@ -240,7 +240,7 @@ OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600)
         ("a.gsheet", b'{"url": "https://docs.google.com/open"}', "Google sheet", "Download"),
         ("a.feather", b"ARROW1\0\0", "an Arrow or Feather file", "read_feather"),
     ],
-    ids=lambda value: "file" if isinstance(value, bytes) else value,  # a ZIP file holds the time
+    ids=lambda value: "file" if isinstance(value, bytes) else value,  # a ZIP file contains the time
 )  # fmt: skip
 def test_files_of_other_programs_are_named_with_their_way_to_csv(
     name: str, content: bytes, what: str, remedy: str, tmp_path: Path
