@@ -164,7 +164,8 @@ def spread(
     with ThreadPoolExecutor(len(clients)) as threads:
         shares = [items[number :: len(clients)] for number in range(len(clients))]
         done = threads.map(
-            lambda pair: [work(pair[0], item) for item in pair[1]], zip(clients, shares)
+            lambda pair: [work(pair[0], item) for item in pair[1]],
+            zip(clients, shares, strict=True),
         )
         results: list[Any] = [None] * len(items)
         for number, share in enumerate(done):
@@ -190,7 +191,6 @@ def serve_speed(options: argparse.Namespace) -> dict[str, Any]:
     model.predict(texts)
     predict_rate = len(texts) / (time.perf_counter() - started)
     single_ms = median_ms(lambda text: model.predict([text]), texts[:200])
-    del model
     with server("serve", options.run, "--port", "0") as (_, address):
         clients = [Client(address) for _ in range(CLIENTS)]
         client_ms = median_ms(lambda text: predict_one(clients[0], text), texts[:200])
@@ -228,8 +228,8 @@ def serve_mixed(options: argparse.Namespace) -> dict[str, Any]:
     import finetune
 
     texts, source = read_texts(options.file), random.Random(2)
-    with finetune.load(options.run) as model:
-        expected = dict(zip(texts, model.predict(texts, all_scores=True), strict=True))
+    predictions = finetune.load(options.run).predict(texts, all_scores=True)
+    expected = dict(zip(texts, predictions, strict=True))
     requests = [make_request(texts, source) for _ in range(options.requests)]
     with server("serve", options.run, "--port", "0") as (process, address):
         clients = [Client(address) for _ in range(CLIENTS)]

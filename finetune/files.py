@@ -54,19 +54,25 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.{uuid4().hex}{PARTIAL_SUFFIX}")
 
 
-def write_text_atomically(path: Path, text: str) -> None:
+def write_text_atomically(path: Path, text: str, *, flushes: bool = True) -> None:
     """Replace a text file atomically."""
-    write_bytes_atomically(path, text.encode())
+    write_bytes_atomically(path, text.encode(), flushes=flushes)
 
 
-def write_bytes_atomically(path: Path, content: bytes | memoryview) -> None:
-    """Replace the bytes of a file atomically."""
+def write_bytes_atomically(
+    path: Path, content: bytes | memoryview, *, flushes: bool = True
+) -> None:
+    """Replace the bytes of a file atomically.
+
+    If the file is not flushed to the disk, a power failure can lose it, but a crash can't.
+    """
     partial = temporary_path(path)
     try:
         with naming(path):
             with partial.open("xb") as file:
                 file.write(content)
-            flush_to_disk(partial)
+            if flushes:
+                flush_to_disk(partial)
             os.replace(partial, path)
     finally:
         with suppress(OSError):

@@ -54,13 +54,11 @@ def command(
         from finetune.web.journal import LabelJournal
         from finetune.web.label_app import make_label_app
         from finetune.web.labeling import LabelingSession
-        from finetune.web.security import Guard, local_hosts
-        from finetune.web.server import bind, make_server, render
+        from finetune.web.server import bind, local_hosts, render, run_server
         from finetune.web.source import TextEncoder, read_label_source
 
         loaded = flags.load(data=str(file), **options)
-        file = file.expanduser()
-        config = loaded.config
+        file, config = file.expanduser(), loaded.config
         source = read_label_source(file, config.data, is_multi_label=multi_label)
         if "model" not in loaded.sources:
             config = replace(config, model=replace(config.model, model=source.suggested_model))
@@ -72,22 +70,18 @@ def command(
         is_multi_label=source.is_multi_label,
         initial=source.labels,
     )
-    names = [
-        LabelingSession.check_name(name) for name in (classes or "").split(",") if name.strip()
-    ]
-    journal.start(names)
-
-    encoder = TextEncoder(config)
-    session = LabelingSession(source.texts, journal, encoder, is_blank=source.is_blank)
+    names = [name for name in (classes or "").split(",") if name.strip()]
+    journal.start([*map(LabelingSession.check_name, names)])
+    session = LabelingSession(source.texts, journal, TextEncoder(config), is_blank=source.is_blank)
     token, listener = secrets.token_urlsafe(16), bind("127.0.0.1", port)
     port = listener.getsockname()[1]
     page = render(
-        "label.html.j2", name=file.name, count=len(source.texts[0]),
+        "label.html.j2",
+        name=file.name,
+        count=len(source.texts[0]),
         multi_label=source.is_multi_label,
-    )  # fmt: skip
-    app = Guard(
-        make_label_app(session, page=page, token=token), hosts=local_hosts(port), token=token
     )
+    app = make_label_app(session, page=page, hosts=local_hosts(port), token=token)
     address = f"http://127.0.0.1:{port}/?token={token}"
     if display.as_json:
         show_json({"address": address, "file": str(journal.table_path)})
@@ -96,7 +90,7 @@ def command(
     session.start()
     if not no_browser:
         webbrowser.open(address)
-    make_server(app).run(sockets=[listener])
+    run_server(app, listener)
     session.stop()
     if not display.quiet:
         count = f"{len(journal.labels.rows):,} labeled texts"

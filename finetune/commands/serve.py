@@ -66,9 +66,8 @@ def command(
     require_packages()
     with display.progress():
         from finetune.runs.trained import TrainedModel
-        from finetune.web.security import Guard, local_hosts
         from finetune.web.serve_app import ServedModel, make_serve_app
-        from finetune.web.server import bind, make_server, render
+        from finetune.web.server import bind, local_hosts, render, run_server
 
         folder = open_run_folder(run)
         listener = bind(host, port)
@@ -76,15 +75,17 @@ def command(
     port = listener.getsockname()[1]
     address = f"http://{allowed_hosts[0] if allowed_hosts else '127.0.0.1'}:{port}"
     page = render(
-        "serve.html.j2", name=folder.path.name, classes=model.text_model.task.class_names,
-        reads_pairs=model.reads_pairs, address=address, needs_token=bool(token),
-    )  # fmt: skip
+        "serve.html.j2",
+        name=folder.path.name,
+        classes=model.text_model.task.class_names,
+        reads_pairs=model.reads_pairs,
+        address=address,
+        needs_token=bool(token),
+    )
     hosts = [*local_hosts(port), *allowed_hosts, *(f"{name}:{port}" for name in allowed_hosts)]
-    served = make_serve_app(ServedModel(folder, model), page=page, token=token)
+    app = make_serve_app(ServedModel(folder, model), page=page, hosts=hosts, token=token)
     if display.as_json:
         show_json({"address": address, "run": str(folder.path)})
     else:
         click.echo(f"{folder.path.name} at {address} (Ctrl-C stops)")
-    make_server(Guard(served, hosts=hosts, token=token, open_paths=["/health"])).run(
-        sockets=[listener]
-    )
+    run_server(app, listener)

@@ -1,7 +1,7 @@
 """The labels of a labeling session, and the journal that keeps them.
 
-Each action is one line of ``texts.labels.jsonl``, flushed before the action is answered. The labels
-are what these actions lead to, so that undoing one means to leave it out.
+Each action is one line of ``texts.labels.jsonl``, flushed before the action is answered. Replaying
+the actions gives the labels, so undo means replaying without the last action.
 """
 
 import csv
@@ -28,23 +28,14 @@ _FORMAT = "finetune labels 1"
 class Action:
     """One action of a person; ``kind`` determines which of the other fields it uses.
 
-    ``start`` has the classes named on the command line, which can't be undone.
+    ``start`` has the classes from the command line. It can't be undone.
     """
 
     kind: Literal["label", "skip", "add", "rename", "undo", "start"]
     row: int | None = None  # from 0
-    classes: tuple[str, ...] = ()
+    classes: Sequence[str] = ()
     how: How | None = None
     new_name: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the line of the journal."""
-        return {name: value for name, value in asdict(self).items() if value not in (None, ())}
-
-    @classmethod
-    def from_json(cls, line: dict[str, Any]) -> "Action":
-        """Return the action of a line."""
-        return cls(**{**line, "classes": tuple(line.get("classes", ()))})
 
 
 @dataclass
@@ -59,15 +50,13 @@ class Labels:
     def apply(self, action: Action) -> None:
         """Change the labels as an action does."""
         if action.kind == "rename":
-            [old] = action.classes
-            new = action.new_name or old
-            self.classes = list(
-                dict.fromkeys(new if name == old else name for name in self.classes)
-            )
-            for row, names in self.rows.items():
-                self.rows[row] = tuple(
-                    dict.fromkeys(new if name == old else name for name in names)
-                )
+            new_names = {action.classes[0]: action.new_name}
+
+            def renamed(names: Sequence[str]) -> dict[str, None]:
+                return dict.fromkeys(new_names.get(name) or name for name in names)
+
+            self.classes = [*renamed(self.classes)]
+            self.rows = {row: (*renamed(names),) for row, names in self.rows.items()}
             return
         self.classes += [name for name in action.classes if name not in self.classes]
         if action.row is None:
@@ -77,7 +66,7 @@ class Labels:
         if action.kind == "skip":
             self.skipped.add(action.row)
         else:
-            self.rows[action.row] = action.classes
+            self.rows[action.row] = (*action.classes,)
             self.how[action.row] = action.how or self.how.get(action.row, "chosen")
 
     def counts(self) -> dict[str, int]:
@@ -91,7 +80,7 @@ class LabelJournal:
 
     Args:
         path: The table of texts: ``texts.csv`` leads to ``texts.labels.jsonl`` and ``.csv``.
-        texts: A column of texts, or two of text pairs.
+        texts: A column of texts, or two of sentence pairs.
         digest: What identifies the texts. A journal of other texts is rejected.
     """
 
@@ -107,12 +96,13 @@ class LabelJournal:
         stem = path.name.partition(".")[0] or path.name
         self.path = path.with_name(f"{stem}.labels.jsonl")
         self.table_path = path.with_name(f"{stem}.labels.csv")
-        self._texts, self.is_multi_label = texts, is_multi_label
-        self._initial, self.actions = initial, list[Action]()
-        header = {"format": _FORMAT, "texts": digest, "multi_label": is_multi_label}
+        self._texts, self.is_multi_label, self._initial = texts, is_multi_label, initial
         if path.resolve() == self.table_path.resolve():
             raise UsageError(f"{path} has labels already", remedy="label the file it was made from")
-        self._check_table()
+        if self.table_path.exists():
+            is_known = self.path.exists() and self.table_path.read_bytes().startswith(b"text,")
+            if not is_known:
+                raise _foreign(self.table_path)
         self._file = self.path.open("a+b")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -122,43 +112,37 @@ class LabelJournal:
                 f"{path} is being labeled by another finetune label",
                 remedy="use the page that it opened, or stop it first",
             ) from error
-        self._read(header)
+        self.actions = self._read(
+            {"format": _FORMAT, "texts": digest, "multi_label": is_multi_label}
+        )
         self.labels = self._replay()
         if self.actions:
             self.write_table()
 
-    def _check_table(self) -> None:
-        if self.table_path.exists():
-            with self.table_path.open("rb") as table:
-                if not (self.path.exists() and table.readline().startswith(b"text,")):
-                    raise _foreign(self.table_path)
-
-    def _read(self, header: dict[str, Any]) -> None:
+    def _read(self, header: dict[str, Any]) -> list[Action]:
+        """Return the actions in the journal; write the header if there is none."""
         self._file.seek(0)
-        content = self._file.read()
         # A line without an end was being written when the server was killed, and never answered.
-        complete, _, cut = content.rpartition(b"\n")
-        lines = complete.split(b"\n")
+        complete, _, cut = self._file.read().rpartition(b"\n")
         if not complete and _line_of(header).startswith(cut):
             self._file.truncate(0)
             self._append(header)
-            return
-        with suppress(ValueError, TypeError):
-            first = json.loads(lines[0])
+            return []
+        with suppress(ValueError, TypeError, KeyError, AttributeError):
+            first, *lines = map(json.loads, complete.split(b"\n"))
             if first == header:
-                self.actions = [Action.from_json(json.loads(line)) for line in lines[1:]]
-                self._file.truncate(len(content) - len(cut))
-                return
-            if first.get("format") == _FORMAT and first["texts"] != header["texts"]:
+                self._file.truncate(len(complete) + 1)
+                return [Action(**line) for line in lines]
+            if first["format"] == _FORMAT and first["texts"] != header["texts"]:
                 raise DataError(
                     f"{self.path} has labels of other texts than this file has now",
                     remedy="restore the file, or move the labels elsewhere to start again",
                 )
-            if first.get("format") == _FORMAT:
-                changed = "single-label" if first["multi_label"] else "multi-label"
+            if first["format"] == _FORMAT:
+                kind = "multi-label" if first["multi_label"] else "single-label"
                 raise UsageError(
-                    f"{self.path} was not made for {changed} data",
-                    remedy="start finetune label as before, or move the labels elsewhere",
+                    f"{self.path} has {kind} data",
+                    remedy="use the same options as before, or move the labels elsewhere",
                 )
         raise _foreign(self.path)
 
@@ -172,7 +156,7 @@ class LabelJournal:
 
     @property
     def effective(self) -> list[Action]:
-        """The actions without those that were undone, and without the starts."""
+        """The actions that were not undone, without ``start``."""
         kept: list[Action] = []
         for action in self.actions:
             if action.kind == "undo":
@@ -182,15 +166,17 @@ class LabelJournal:
         return kept
 
     def start(self, classes: Sequence[str]) -> None:
-        """Add classes that neither the labels nor the journal has had."""
+        """Add classes that the journal has never had."""
         known = {name for action in self.actions for name in action.classes}
         new = [name for name in classes if name not in known | {*self._initial.classes}]
         if new:
-            self.record(Action("start", classes=tuple(new)))
+            self.record(Action("start", classes=new))
 
     def record(self, action: Action) -> None:
         """Write an action, then change the labels and their table."""
-        self._append(action.to_json())
+        self._append(
+            {name: value for name, value in asdict(action).items() if value not in (None, ())}
+        )
         self.actions.append(action)
         if action.kind == "undo":
             self.labels = self._replay()
@@ -203,12 +189,12 @@ class LabelJournal:
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def write_table(self) -> None:
+    def write_table(self, *, flushes: bool = False) -> None:
         """Write the labeled rows as a table that ``finetune run`` reads.
 
         Rows that were drawn at random are its test split, except for the first ones of classes
         that no training row has. All others are training rows. Without test rows, there is no
-        column ``split``.
+        column ``split``. The journal is flushed to the disk, so the table need not be.
         """
         rows, how = self.labels.rows, self.labels.how
         trained = {name for row, names in rows.items() if how[row] != "random" for name in names}
@@ -231,10 +217,12 @@ class LabelJournal:
             ]
             for row, names in rows.items()
         )
-        write_text_atomically(self.table_path, table.getvalue())
+        write_text_atomically(self.table_path, table.getvalue(), flushes=flushes)
 
     def close(self) -> None:
-        """Release the lock."""
+        """Flush the table to the disk, and release the lock."""
+        if self.actions:
+            self.write_table(flushes=True)
         self._file.close()
 
 

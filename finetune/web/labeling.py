@@ -1,19 +1,20 @@
 """A labeling session: the labels of one person, and a head that learns from them in the background.
 
 The head is fitted on the texts that were not drawn at random, as ``finetune run`` will be. The
-random ones measure how often it agrees with the person.
+random texts measure how often the head agrees with the person.
 """
 
 import shlex
+import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from starlette.exceptions import HTTPException
 from torch.nn import functional
 
 from finetune.events import Advance, Event, sent_to
@@ -26,41 +27,26 @@ from finetune.training.linear_head import (
 )
 from finetune.training.unlabeled import MIN_FITTING_NAMES, names_fit, normalize
 from finetune.web.journal import Action, How, LabelJournal
-from finetune.web.security import RequestError
 from finetune.web.selection import Scores, Selection, find_contradictions
 
 Features = NDArray[np.float32]
+LabeledRows = Mapping[int, Sequence[str]]
 ReadFeatures = Callable[[Sequence[Sequence[str]]], Features]
-"""Returns the features of columns of texts, one column or two of text pairs: [texts, hidden]."""
+"""Returns the features of one column of texts, or of two columns of pairs: [texts, hidden]."""
 
 # Points of the curve of agreement, and the least number of random texts that it needs.
 CURVE_POINTS, MIN_RANDOM_TEXTS = 8, 10
 # After how many labels the curve is measured again.
 CURVE_EVERY = 10
 MAX_LISTED, MAX_NAME_CHARACTERS = 200, 200
-# The penalized loss need not be exact for the order of texts.
+# A rough fit is enough to rank texts.
 MAX_GRADIENT = 1e-3
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """How often the head agrees with the person on texts drawn at random."""
-
-    labels: int
-    texts: int
-    agreed: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the counts, and the 95% interval of the fraction."""
-        low, high = wilson_interval(self.agreed, self.texts)
-        counts = {"labels": self.labels, "texts": self.texts, "agreed": self.agreed}
-        return {**counts, "low": low, "high": high}
-
-
 class LabelingSession:
-    """What the page and the endpoints do. Rows are counted from 0.
+    """The logic behind the page and the endpoints. Rows are counted from 0.
 
-    ``texts`` is a column of texts, or two columns of text pairs.
+    ``texts`` is a column of texts, or two columns of sentence pairs.
     """
 
     def __init__(
@@ -73,34 +59,33 @@ class LabelingSession:
     ) -> None:
         self.texts, self.journal, self._read_features = texts, journal, read_features
         self.count = len(texts[0])
-        has_label = np.zeros(self.count, bool) if is_blank is None else is_blank.copy()
-        self._filled = self.count - int(has_label.sum())
-        has_label[[row for row, how in journal.labels.how.items() if how == "file"]] = True
-        self._selection = Selection(self.count, has_label=has_label)
-        self._is_random = np.zeros(self.count, bool)
-        self._is_random[self._selection.random_rows] = True
+        is_done = np.zeros(self.count, bool) if is_blank is None else is_blank.copy()
+        self._filled = self.count - int(is_done.sum())
+        is_done[[row for row, how in journal.labels.how.items() if how == "file"]] = True
+        self._selection = Selection(self.count, has_label=is_done)
+        self._random_rows = {*self._selection.random_rows.tolist()}
         self._lock = threading.RLock()
-        self._changed, self._stopped = threading.Event(), threading.Event()
+        self._changed, self._is_stopped = threading.Event(), False
         self._features: Features | None = None
         self._name_features: dict[str, NDArray[np.float32]] = {}
         self._scores: Scores | None = None
         self._shown: tuple[int, How] | None = None
-        self._agreement: Agreement | None = None
-        self._curve: list[Agreement] = []
-        self.progress, self.error = 0.0, ""
+        self._agreement: dict[str, float] | None = None
+        self._curve: list[dict[str, float]] = []
+        self._progress, self._error = 0.0, ""
         self._thread = threading.Thread(target=self._work, name="labeling", daemon=True)
 
     def start(self) -> None:
         """Compute features and fit heads in the background from now on."""
+        # The endpoints wait less for the interpreter while a head is fitted.
+        sys.setswitchinterval(0.0005)
         self._thread.start()
 
     def stop(self) -> None:
         """End the background work, and release the files."""
-        self._stopped.set()
+        self._is_stopped = True
         self._changed.set()
         self.journal.close()
-
-    # Called by the endpoints.
 
     def next(self) -> tuple[int, How] | None:
         """Return the row to label now: the same one until it is labeled or skipped."""
@@ -112,50 +97,43 @@ class LabelingSession:
 
     def label(self, row: int, classes: Sequence[str] | None) -> None:
         """Give a row its classes, or skip it with None."""
+        if not 0 <= row < self.count:
+            message = f"there is no row {row + 1}: the rows are 1 to {self.count}"
+            raise HTTPException(404, message)
         with self._lock:
-            if not 0 <= row < self.count:
-                raise RequestError(
-                    404, f"there is no row {row + 1}: the rows are 1 to {self.count}"
-                )
-            how = self._how(row)
+            how: How = self.journal.labels.how.get(row, "chosen")
+            if row in self._random_rows:
+                how = "random"
+            elif self._shown is not None and self._shown[0] == row:
+                how = self._shown[1]
             if classes is None:
-                action = Action("skip", row, how=how)
-            else:
-                names = tuple(dict.fromkeys(map(self.check_name, classes)))
-                if not self.journal.is_multi_label and len(names) != 1:
-                    raise RequestError(422, "this data has one class per text: send one label")
-                action = Action("label", row, names, how)
-            self._record(action)
-
-    def _how(self, row: int) -> How:
-        if self._is_random[row]:
-            return "random"
-        if self._shown is not None and self._shown[0] == row:
-            return self._shown[1]
-        return self.journal.labels.how.get(row, "chosen")
+                self._record(Action("skip", row, how=how))
+                return
+            names = tuple(dict.fromkeys(map(self.check_name, classes)))
+            if not self.journal.is_multi_label and len(names) != 1:
+                raise HTTPException(422, "this data has one class per text: send one label")
+            self._record(Action("label", row, names, how))
 
     def undo(self) -> int | None:
         """Take back the last action; return its row, which is shown again."""
         with self._lock:
             actions = self.journal.effective
             if not actions:
-                raise RequestError(409, "there is nothing to undo")
+                raise HTTPException(409, "there is nothing to undo")
             last = actions[-1]
             self._record(Action("undo"))
             if last.row is not None and last.row not in self.journal.labels.rows:
                 self._shown = last.row, last.how or "chosen"
             return last.row
 
-    def add_class(self, name: str) -> None:
-        """Add a class."""
+    def change_class(self, name: str, new_name: str | None) -> None:
+        """Add a class or rename it; renaming it to an existing class merges the two."""
         with self._lock:
-            self._record(Action("add", classes=(self.check_name(name),)))
-
-    def rename_class(self, name: str, new_name: str) -> None:
-        """Rename a class; one that is renamed as another is merged with it."""
-        with self._lock:
+            if new_name is None:
+                self._record(Action("add", classes=(self.check_name(name),)))
+                return
             if name not in self.journal.labels.classes:
-                raise RequestError(404, f"there is no class {name!r}")
+                raise HTTPException(404, f"there is no class {name!r}")
             self._record(Action("rename", classes=(name,), new_name=self.check_name(new_name)))
 
     @staticmethod
@@ -163,7 +141,7 @@ class LabelingSession:
         """Return a class name as ``finetune run`` reads it."""
         name = name_classes([name])[name]
         if not 0 < len(name) <= MAX_NAME_CHARACTERS:
-            raise RequestError(422, f"a class name has 1 to {MAX_NAME_CHARACTERS} characters")
+            raise HTTPException(422, f"a class name has 1 to {MAX_NAME_CHARACTERS} characters")
         return name
 
     def _record(self, action: Action) -> None:
@@ -175,10 +153,10 @@ class LabelingSession:
         if (scores := self._scores) is None:
             return None
         names, probability = scores.predict(row)
-        return {"label": self.label_of(names), "probability": round(probability, 4)}
+        return {"label": self._label_of(names), "probability": round(probability, 4)}
 
-    def label_of(self, names: Sequence[str]) -> str | list[str]:
-        """Return classes as the endpoints give them: a name, or a list of names."""
+    def _label_of(self, names: Sequence[str]) -> str | list[str]:
+        """Return classes as the endpoints return them: a name, or a list of names."""
         return [*names] if self.journal.is_multi_label else names[0]
 
     def text_of(self, row: int) -> dict[str, Any]:
@@ -190,18 +168,17 @@ class LabelingSession:
         """Return counts, the progress of the features, and how often the head agrees."""
         with self._lock:
             labels = self.journal.labels
-            labeled = len(labels.rows)
             return {
                 "texts": self._filled,
-                "labeled": labeled,
+                "labeled": len(labels.rows),
                 "skipped": len(labels.skipped),
                 "classes": labels.counts(),
                 "multi_label": self.journal.is_multi_label,
                 "undoable": len(self.journal.effective),
-                "features": 1.0 if self._features is not None else round(self.progress, 3),
-                "error": self.error,
-                "agreement": self._agreement and self._agreement.to_json(),
-                "curve": [point.to_json() for point in self._curve],
+                "features": 1.0 if self._features is not None else round(self._progress, 3),
+                "error": self._error,
+                "agreement": self._agreement,
+                "curve": self._curve,
                 "file": str(self.journal.table_path),
                 "command": self.command,
             }
@@ -214,33 +191,29 @@ class LabelingSession:
     def contradictions(self) -> list[dict[str, Any]]:
         """Return labels that the head contradicts, the most doubtful first."""
         with self._lock:
-            labels = self.journal.labels
-            found = find_contradictions(labels, self._scores) if self._scores else []
+            labels, scores = self.journal.labels, self._scores
             return [
                 {
                     **self.text_of(row),
-                    "label": self.label_of(labels.rows[row]),
-                    "predicted": self.label_of(names) if names else [],
+                    "label": self._label_of(labels.rows[row]),
+                    "predicted": self._label_of(names) if names else [],
                     "doubt": round(doubt, 4),
                 }
-                for row, names, doubt in found
+                for row, names, doubt in (find_contradictions(labels, scores) if scores else [])
             ]
 
     def search(self, class_name: str | None, words: str) -> list[dict[str, Any]]:
         """Return labeled texts of a class, or of all, that contain some words; the newest first."""
         with self._lock:
-            rows = [
-                (row, names)
-                for row, names in reversed(self.journal.labels.rows.items())
-                if class_name is None or class_name in names
-            ]
+            labeled = [*reversed(self.journal.labels.rows.items())]
         words = words.casefold()
-        found = [
-            {**self.text_of(row), "label": self.label_of(names)}
-            for row, names in rows
+        matches = [
+            {**self.text_of(row), "label": self._label_of(names)}
+            for row, names in labeled
+            if class_name is None or class_name in names
             if not words or any(words in column[row].casefold() for column in self.texts)
         ]
-        return found[:MAX_LISTED]
+        return matches[:MAX_LISTED]
 
     # The background work.
 
@@ -248,83 +221,74 @@ class LabelingSession:
         try:
             with sent_to(self._follow):
                 features = normalize(self._read_features(self.texts))
+            # The other cores are for the answers to the page.
+            torch.set_num_threads(1)
             with self._lock:
                 self._selection.set_features(features)
                 self._features = features
             self._changed.set()
-            while not self._stopped.is_set():
-                self._changed.wait()
+            while self._changed.wait() and not self._is_stopped:
                 self._changed.clear()
-                if not self._stopped.is_set():
-                    self._fit()
+                self._fit()
         except Exception as error:  # shown on the page; labeling continues without a head
-            self.error = f"{type(error).__name__}: {error}"
+            self._error = f"{type(error).__name__}: {error}"
 
     def _follow(self, event: Event) -> None:
         if isinstance(event, Advance):
-            self.progress = event.done / event.total
+            self._progress = event.done / event.total
 
     def _fit(self) -> None:
         with self._lock:
             labels = self.journal.labels
             rows, classes = dict(labels.rows), list(labels.classes)
-        missing = [name for name in classes if name not in self._name_features]
-        if missing:
+        if missing := [name for name in classes if name not in self._name_features]:
             texts = [name_as_text(name) for name in missing]
             vectors = normalize(self._read_features([texts, texts][: len(self.texts)]))
             self._name_features |= dict(zip(missing, vectors, strict=True))
-        fitted = {row: names for row, names in rows.items() if not self._is_random[row]}
+        fitted = {row: names for row, names in rows.items() if row not in self._random_rows}
+        drawn = {row: names for row, names in rows.items() if row in self._random_rows}
         scores = self._fit_head(fitted, classes)
-        drawn = {row: names for row, names in rows.items() if self._is_random[row]}
-        agreement = _agreement(scores, drawn, labels=len(fitted))
+        agreement = measure_agreement(scores, drawn, labels=len(fitted))
         with self._lock:
             self._scores, self._agreement = scores, agreement
         if len(drawn) >= MIN_RANDOM_TEXTS and len(rows) % CURVE_EVERY == 0:
-            self._curve = self._measure_curve(fitted, drawn, classes)
+            self._curve = [*self._measure_curve(fitted, drawn, classes)]
 
     def _measure_curve(
-        self,
-        fitted: Mapping[int, tuple[str, ...]],
-        drawn: Mapping[int, tuple[str, ...]],
-        classes: Sequence[str],
-    ) -> list[Agreement]:
-        """Return the agreement on all random texts of heads fitted on ever more labels."""
+        self, fitted: LabeledRows, drawn: LabeledRows, classes: Sequence[str]
+    ) -> Iterator[dict[str, float]]:
+        """Yield the agreement on all random texts of heads fitted on more and more labels."""
         in_order = list(fitted.items())
-        sizes = np.unique(np.linspace(0, len(in_order), CURVE_POINTS + 1).astype(int)[1:])
-        points = (
-            _agreement(self._fit_head(dict(in_order[:size]), classes), drawn, labels=size)
-            for size in sizes.tolist()
-        )
-        return [point for point in points if point]
+        sizes = np.linspace(0, len(in_order), CURVE_POINTS + 1).astype(int)[1:].tolist()
+        for size in dict.fromkeys(sizes):
+            scores = self._fit_head(dict(in_order[:size]), classes)
+            if point := measure_agreement(scores, drawn, labels=size):
+                yield point
 
-    def _fit_head(
-        self, rows: Mapping[int, tuple[str, ...]], classes: Sequence[str]
-    ) -> Scores | None:
+    def _fit_head(self, rows: LabeledRows, classes: Sequence[str]) -> Scores | None:
         """Fit a head on labeled rows, and on the names of classes if they help."""
-        assert self._features is not None
-        numbers = np.array([*rows], np.int64)
+        if self._features is None or not classes:
+            return None
+        is_multi = self.journal.is_multi_label
         is_label = np.array([[name in names for name in classes] for names in rows.values()], bool)
         is_label = is_label.reshape(len(rows), len(classes))
-        features = self._features[numbers]
-        vectors, has_label = self._name_vectors(classes), is_label.any(axis=0)
+        features = self._features[np.array([*rows], np.int64)]
+        names = np.stack([self._name_features[name] for name in classes])
+        has_label = is_label.any(axis=0)
         # A class without a label is known only by its name.
-        named = np.flatnonzero(~has_label | names_help(vectors, features, is_label))
-        if len(named):
-            features = np.concatenate([features, vectors[named]])
-            is_label = np.concatenate([is_label, np.eye(len(classes), dtype=bool)[named]])
+        named = np.flatnonzero(~has_label | names_help(names, features, is_label))
+        features = np.concatenate([features, names[named]])
+        is_label = np.concatenate([is_label, np.eye(len(classes), dtype=bool)[named]])
         known = np.flatnonzero(is_label.any(axis=0))
-        if not len(known) or (len(known) < 2 and not self.journal.is_multi_label):
+        if not len(known) or (len(known) < 2 and not is_multi):
             return None
         is_label = is_label[:, known]
-        multi = self.journal.is_multi_label
         head = fit_linear_head(
             LabelledFeatures(
                 features,
-                is_label.astype(np.float32) if multi else is_label.argmax(axis=1),
+                is_label.astype(np.float32) if is_multi else is_label.argmax(axis=1),
                 np.ones(len(features), np.float32),
-                _multi_label_losses
-                if multi
-                else partial(functional.cross_entropy, reduction="none"),
+                _multi_label_losses if is_multi else _single_label_losses,
                 len(known),
                 np.zeros(len(features), np.int64),
             ),
@@ -332,12 +296,8 @@ class LabelingSession:
             max_gradient=MAX_GRADIENT,
         )
         logits = torch.from_numpy(head.logits(self._features))
-        probabilities = logits.sigmoid() if multi else logits.softmax(dim=1)
-        return Scores(tuple(np.array(classes)[known].tolist()), probabilities.numpy(), multi)
-
-    def _name_vectors(self, classes: Sequence[str]) -> Features:
-        vectors = [self._name_features[name] for name in classes]
-        return np.stack(vectors) if vectors else np.empty((0, 1), np.float32)
+        probabilities = logits.sigmoid() if is_multi else logits.softmax(dim=1)
+        return Scores(tuple(np.array(classes)[known].tolist()), probabilities.numpy(), is_multi)
 
 
 def names_help(names: Features, rows: Features, is_label: NDArray[np.bool_]) -> bool:
@@ -350,13 +310,18 @@ def names_help(names: Features, rows: Features, is_label: NDArray[np.bool_]) -> 
     return bool(fits.mean() > MIN_FITTING_NAMES) if len(fits) > 1 else len(names) > 1
 
 
-def _agreement(
-    scores: Scores | None, drawn: Mapping[int, tuple[str, ...]], *, labels: int
-) -> Agreement | None:
+def measure_agreement(
+    scores: Scores | None, drawn: LabeledRows, *, labels: int
+) -> dict[str, float] | None:
+    """Return how often a head agrees with a person on random texts, with the 95% interval."""
     if scores is None or not drawn:
         return None
     agreed = sum(set(scores.predict(row)[0]) == set(names) for row, names in drawn.items())
-    return Agreement(labels, len(drawn), agreed)
+    low, high = map(float, wilson_interval(agreed, len(drawn)))
+    return {"labels": labels, "texts": len(drawn), "agreed": agreed, "low": low, "high": high}
+
+
+_single_label_losses = partial(functional.cross_entropy, reduction="none")
 
 
 def _multi_label_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

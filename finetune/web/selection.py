@@ -6,8 +6,8 @@ drawn at random. The random texts are drawn once, and no other way of choosing s
 stay a fair sample, and only they measure how good the model is.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,25 +30,23 @@ class Scores:
     probabilities: NDArray[np.float32]
     is_multi_label: bool
 
-    @property
+    @cached_property
     def margins(self) -> NDArray[np.float32]:
         """How far each text is from being undecided: [texts]."""
         if self.is_multi_label:
-            margins: NDArray[np.float32] = np.abs(self.probabilities - 0.5).min(axis=1)
-            return margins
-        best: NDArray[np.float32] = np.sort(self.probabilities, axis=1)[:, -2:]
-        return best[:, 1] - best[:, 0]
+            return np.asarray(np.abs(self.probabilities - 0.5).min(axis=1))
+        best = np.partition(self.probabilities, -2, axis=1)[:, -2:]
+        return np.asarray(best[:, 1] - best[:, 0])
 
     def predict(self, row: int) -> tuple[tuple[str, ...], float]:
         """Return the predicted classes of a text, and how probable they are."""
         row_probabilities = self.probabilities[row]
-        best = int(row_probabilities.argmax())
         if not self.is_multi_label:
+            best = int(row_probabilities.argmax())
             return (self.classes[best],), float(row_probabilities[best])
         is_likely = row_probabilities > 0.5
-        names = tuple(np.array(self.classes)[is_likely].tolist())
         certain = np.where(is_likely, row_probabilities, 1 - row_probabilities)
-        return names, float(certain.min())
+        return tuple(np.array(self.classes)[is_likely].tolist()), float(certain.min())
 
 
 class Selection:
@@ -88,9 +86,10 @@ class Selection:
     def next(self, labels: Labels, scores: Scores | None) -> tuple[int, How] | None:
         """Return a row without a label and how it was chosen; None if every row has been shown."""
         seen = np.array([*labels.rows, *labels.skipped], np.int64)
-        random_rows = self.random_rows[~np.isin(self.random_rows, seen)]
-        rows = self._other_rows[~np.isin(self._other_rows, seen)]
-        spread_rows = self._spread_rows[~np.isin(self._spread_rows, seen)]
+        random_rows, rows, spread_rows = (
+            candidates[~np.isin(candidates, seen)]
+            for candidates in (self.random_rows, self._other_rows, self._spread_rows)
+        )
         done = sum(how != "file" for how in labels.how.values()) + len(labels.skipped)
         if len(spread_rows) and (scores is None or done < SPREAD_TEXTS):
             return int(spread_rows[0]), "spread"
@@ -102,40 +101,33 @@ class Selection:
         if scores is None or self._features is None:
             return int(rows[0]), "spread"
         if how == "rare":
-            return int(rows[self._rank_rare(labels, scores)[rows].argmax()]), "rare"
+            counts = labels.counts()
+            rarest = min(scores.classes, key=lambda name: counts.get(name, 0))
+            probabilities = scores.probabilities[rows, scores.classes.index(rarest)]
+            return int(rows[probabilities.argmax()]), "rare"
         uncertain = rows[np.argsort(scores.margins[rows], kind="stable")[:UNCERTAIN_TEXTS]]
-        labeled = np.array([*labels.rows], np.int64)
-        if len(labeled):
-            similarities = self._features[uncertain] @ self._features[labeled].T
+        if labels.rows:
+            labeled = self._features[np.array([*labels.rows])]
+            similarities = self._features[uncertain] @ labeled.T
             uncertain = uncertain[[similarities.max(axis=1).argmin()]]
         return int(uncertain[0]), "uncertain"
-
-    def _rank_rare(self, labels: Labels, scores: Scores) -> NDArray[np.float32]:
-        """Return the probability of the class with the fewest labels: [texts]."""
-        counts: Mapping[str, int] = labels.counts()
-        rarest = min(scores.classes, key=lambda name: counts.get(name, 0))
-        return scores.probabilities[:, scores.classes.index(rarest)]
 
 
 def find_contradictions(
     labels: Labels, scores: Scores, *, most: int = 50
 ) -> list[tuple[int, tuple[str, ...], float]]:
     """Return labeled rows that the head contradicts most: row, predicted classes, doubt in 0..1."""
-    numbers = {name: number for number, name in enumerate(scores.classes)}
-    rows = [row for row, names in labels.rows.items() if set(names) <= numbers.keys()]
+    rows = [row for row, names in labels.rows.items() if {*names} <= {*scores.classes}]
     if not rows:
         return []
-    is_label = np.zeros((len(rows), len(scores.classes)), bool)
-    pairs = [(index, numbers[name]) for index, row in enumerate(rows) for name in labels.rows[row]]
-    if pairs:
-        is_label[tuple(np.array(pairs).T)] = True
+    is_label = np.array([[name in labels.rows[row] for name in scores.classes] for row in rows])
     probabilities = scores.probabilities[rows]
     if scores.is_multi_label:
         doubts = np.where(is_label, 1 - probabilities, probabilities).max(axis=1)
     else:
         doubts = 1 - (probabilities * is_label).sum(axis=1)
-    found = [
+    ranked = [
         (rows[index], scores.predict(rows[index])[0], float(doubts[index]))
         for index in np.argsort(-doubts, kind="stable")[:most].tolist()
     ]
-    return [each for each in found if set(each[1]) != set(labels.rows[each[0]])]
+    return [each for each in ranked if {*each[1]} != {*labels.rows[each[0]]}]

@@ -1,16 +1,19 @@
 """The endpoints of ``finetune serve``, in the shape of Hugging Face's inference API."""
 
-import json
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
-from itertools import compress
+from itertools import compress, islice
 from typing import Any, Literal
 
 from pydantic import Field
-from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from finetune.data.stream import Texts
 from finetune.errors import UsageError
@@ -20,39 +23,85 @@ from finetune.runs.manifest import package_versions
 from finetune.runs.results import read_results
 from finetune.runs.trained import TrainedModel
 from finetune.tasks.base import Prediction, abstain
-from finetune.web.batching import Batcher, Text
-from finetune.web.label_app import EXCEPTION_HANDLERS, StrictBody, read_body
-from finetune.web.security import RequestError, cookie_name
-from finetune.web.server import static
+from finetune.web.server import StrictBody, make_app, read_body
 
-MAX_TEXTS = 512
+Text = tuple[str, str | None]
+"""A text, and the second text of a sentence pair."""
+
+# Texts of one request, texts of one batch, and texts that may wait for the model.
+MAX_TEXTS, MAX_BATCH_TEXTS, MAX_WAITING_TEXTS = 512, 256, 4_096
+
+
+class Batcher:
+    """Predicts the texts of requests that arrive while the model is busy together.
+
+    Args:
+        predict: Returns a result for each text. It runs in one thread, never twice at a time.
+    """
+
+    def __init__(self, predict: Callable[[Sequence[Text]], Sequence[Any]]) -> None:
+        self._predict = predict
+        self._waiting: deque[tuple[Sequence[Text], asyncio.Future[Sequence[Any]]]] = deque()
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._worker: asyncio.Task[None] | None = None
+
+    async def submit(self, texts: Sequence[Text]) -> Sequence[Any]:
+        """Return a result for each text; raise ``HTTPException`` 503 if too many texts wait."""
+        if sum(len(waiting) for waiting, _ in self._waiting) + len(texts) > MAX_WAITING_TEXTS:
+            message = "too many texts are waiting: try again in a second"
+            raise HTTPException(503, message, headers={"Retry-After": "1"})
+        answer: asyncio.Future[Sequence[Any]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((texts, answer))
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work())
+        return await answer
+
+    async def _work(self) -> None:
+        while self._waiting:
+            batch = [self._waiting.popleft()]
+            texts = [*batch[0][0]]
+            while self._waiting and len(texts) + len(self._waiting[0][0]) <= MAX_BATCH_TEXTS:
+                batch.append(self._waiting.popleft())
+                texts += batch[-1][0]
+            work = asyncio.get_running_loop().run_in_executor(self._thread, self._predict, texts)
+            await asyncio.wait([work])
+            error = work.exception()
+            results = iter(()) if error else iter(work.result())
+            for request_texts, answer in batch:
+                request_results = [*islice(results, len(request_texts))]
+                if answer.done():  # the client has left
+                    continue
+                if error:
+                    answer.set_exception(error)
+                else:
+                    answer.set_result(request_results)
 
 
 class ServedModel:
-    """A run's model: what it predicts, and below which probabilities it abstains."""
+    """The model of a run: what it predicts, and below which probabilities it abstains."""
 
     def __init__(self, folder: RunFolder, model: TrainedModel) -> None:
         self._folder, self._model, self.reads_pairs = folder, model, model.reads_pairs
         self._find_lowest = lru_cache(maxsize=64)(partial(find_lowest_probabilities, folder))
 
     def predict(self, texts: Sequence[Text]) -> Sequence[Prediction]:
-        """Return predictions with the probabilities of all classes; without values for no text."""
+        """Return predictions with the probabilities of all classes, empty ones for blank texts."""
         first, second = zip(*texts, strict=True)
         is_filled = Texts(first, second if self.reads_pairs else None).is_filled
         filled = [*compress(first, is_filled)]
         pairs = [*compress(second, is_filled)] if self.reads_pairs else None
-        found = iter(self._model.predict(filled, pairs, all_scores=True) if filled else [])
+        predictions = iter(self._model.predict(filled, pairs, all_scores=True) if filled else [])
         empty = self._model.no_prediction(all_scores=True)
-        return [next(found) if has_text else empty for has_text in is_filled]
+        return [next(predictions) if has_text else empty for has_text in is_filled]
 
     def abstain(
         self, predictions: Sequence[Prediction], limits: Mapping[str, float]
     ) -> Sequence[Prediction]:
-        """Withhold labels by ``min_confidence`` or ``target_precision``."""
+        """Withhold labels based on ``min_confidence`` or ``target_precision``."""
         try:
             lowest = self._find_lowest(**limits)
         except UsageError as error:
-            raise RequestError(422, f"{error.message}: {error.remedy}") from error
+            raise HTTPException(422, f"{error.message}: {error.remedy}") from error
         return predictions if lowest is None else abstain(predictions, lowest)
 
     def info(self) -> dict[str, Any]:
@@ -69,7 +118,7 @@ class ServedModel:
 
 
 class TextBody(StrictBody):
-    """A text, or a text pair."""
+    """A text, or a sentence pair."""
 
     text: str
     text_pair: str | None = None
@@ -81,7 +130,7 @@ class Parameters(StrictBody):
     top_k: int | None = Field(default=None, ge=1)
     min_confidence: float | None = Field(default=None, ge=0, le=1)
     target_precision: float | None = Field(default=None, ge=0, le=1)
-    # Clients of Hugging Face send it. The model's own function is always applied.
+    # Clients of Hugging Face send it. The function of the model is always applied.
     function_to_apply: Literal["sigmoid", "softmax", "none"] | None = None
 
 
@@ -92,79 +141,62 @@ class PredictBody(StrictBody):
     parameters: Parameters | None = None
 
 
-def make_serve_app(model: ServedModel, *, page: str, token: str | None = None) -> Starlette:
+def make_serve_app(
+    model: ServedModel, *, page: str, hosts: Collection[str], token: str | None = None
+) -> ASGIApp:
     """Return the application; ``page`` is the HTML of the page on which to try texts."""
-    batcher = Batcher(model.predict)
-    description = model.info()
+    batcher, description = Batcher(model.predict), model.info()
 
     async def predict(request: Request) -> Response:
         body = await read_body(request, PredictBody)
         inputs = body.inputs if isinstance(body.inputs, list) else [body.inputs]
         if not 0 < len(inputs) <= MAX_TEXTS:
-            raise RequestError(422, f"inputs has {len(inputs)} texts: send 1 to {MAX_TEXTS}")
+            raise HTTPException(422, f"inputs has {len(inputs)} texts: send 1 to {MAX_TEXTS}")
         texts = [_read_text(each, reads_pairs=model.reads_pairs) for each in inputs]
-        parameters = body.parameters or Parameters()
         predictions: Sequence[Prediction] = await batcher.submit(texts)
-        limits = {
-            name: value
-            for name in ("min_confidence", "target_precision")
-            if (value := getattr(parameters, name)) is not None
-        }
+        parameters = body.parameters or Parameters()
+        limits = parameters.model_dump(
+            include={"min_confidence", "target_precision"}, exclude_none=True
+        )
         if limits:
             predictions = model.abstain(predictions, limits)
-        return _json([_answer(each, top_k=parameters.top_k) for each in predictions])
+        return JSONResponse([_answer(each, top_k=parameters.top_k) for each in predictions])
 
     async def health(request: Request) -> Response:
-        return _json({"status": "ok"})
+        return JSONResponse({"status": "ok"})
 
     async def info(request: Request) -> Response:
-        return _json(description)
+        return JSONResponse(description)
 
-    async def show_page(request: Request) -> Response:
-        response = HTMLResponse(page)
-        if token:
-            response.set_cookie(cookie_name(token), token, httponly=True, samesite="strict")
-        return response
-
-    return Starlette(
-        routes=[
-            Route("/", show_page),
-            Route("/", predict, methods=["POST"]),
-            Route("/predict", predict, methods=["POST"]),
-            Route("/health", health),
-            Route("/info", info),
-            Route("/style.css", static("style.css", "text/css")),
-            Route("/serve.js", static("serve.js", "text/javascript")),
-        ],
-        exception_handlers=EXCEPTION_HANDLERS,
+    routes = [
+        Route("/", predict, methods=["POST"]),
+        Route("/predict", predict, methods=["POST"]),
+        Route("/health", health),
+        Route("/info", info),
+    ]
+    return make_app(
+        routes, page=page, script="serve.js", hosts=hosts, token=token, open_paths=["/health"]
     )
 
 
-def _read_text(given: str | TextBody, *, reads_pairs: bool) -> Text:
-    text = (given, None) if isinstance(given, str) else (given.text, given.text_pair)
+def _read_text(body: str | TextBody, *, reads_pairs: bool) -> Text:
+    text = (body, None) if isinstance(body, str) else (body.text, body.text_pair)
     if reads_pairs and text[1] is None:
-        raise RequestError(422, 'the model reads text pairs: send {"text": …, "text_pair": …}')
+        raise HTTPException(422, 'the model reads sentence pairs: send {"text": …, "text_pair": …}')
     if not reads_pairs and text[1] is not None:
-        raise RequestError(422, "the model reads single texts: leave out text_pair")
+        raise HTTPException(422, "the model reads single texts: leave out text_pair")
     return text
 
 
 def _answer(prediction: Prediction, *, top_k: int | None) -> list[dict[str, Any]]:
-    """Return what is predicted, or with ``top_k`` the most likely classes; nothing if withheld."""
-    values = prediction.values
+    """Return the predicted classes, or with ``top_k`` the most likely ones; none if withheld."""
+    values, probabilities = prediction.values, prediction.probabilities
     if "value" in values:
-        scores = [] if values["value"] is None else [values["value"]]
-        return [{"label": "value", "score": score} for score in scores]
+        return [{"label": "value", "score": values["value"]}] if values["value"] is not None else []
     names = values["labels"] if "labels" in values else values["label"]
-    if names is None or (top_k is not None and prediction.probabilities is None):
+    if names is None or probabilities is None:
         return []
-    probabilities = {name: value or 0.0 for name, value in (prediction.probabilities or {}).items()}
     if top_k is not None:
-        ranked = sorted(probabilities, key=probabilities.__getitem__, reverse=True)[:top_k]
-    else:
-        ranked = [names] if isinstance(names, str) else names
-    return [{"label": name, "score": probabilities[name]} for name in ranked]
-
-
-def _json(content: Any) -> Response:
-    return Response(json.dumps(content, ensure_ascii=False), media_type="application/json")
+        names = sorted(probabilities, key=lambda name: -(probabilities[name] or 0.0))[:top_k]
+    names = [names] if isinstance(names, str) else names
+    return [{"label": name, "score": probabilities[name] or 0.0} for name in names]

@@ -41,15 +41,19 @@ class LabelSource:
 def read_label_source(path: Path, options: DataConfig, *, is_multi_label: bool) -> LabelSource:
     """Read a table or a file with one text per line."""
     pieces = _read_pieces(path, options)
-    columns = [pyarrow.chunked_array([own], "string") for own in _join(pieces, "texts", "pairs")]
+    columns = [
+        pyarrow.chunked_array([getattr(piece, name) for piece in pieces], "string")
+        for name in ("texts", "pairs")
+        if getattr(pieces[0], name) is not None
+    ]
     texts = [["" if text is None else text for text in column.to_pylist()] for column in columns]
     is_blank = np.array([not all(map(str.strip, row)) for row in zip(*texts, strict=True)], bool)
     if is_blank.all():
         raise DataNotFoundError(f"{path} has no texts", remedy="write one text per line")
     labels = Labels()
     if (source := pieces[0].source) is not None:
-        labels, are_several = _read_labels(source.frame, options, str(path))
-        is_multi_label |= are_several
+        labels, has_lists = _read_labels(source.frame, options, str(path))
+        is_multi_label |= has_lists
     digest = hashlib.sha256(repr(labels.rows).encode())
     for column in columns:
         update_with_texts(digest, column)
@@ -58,7 +62,7 @@ def read_label_source(path: Path, options: DataConfig, *, is_multi_label: bool) 
 
 
 def _read_pieces(path: Path, options: DataConfig) -> list[Any]:
-    """Return text pairs if two columns are named like a pair, and otherwise texts."""
+    """Return sentence pairs if two columns have the names of a pair, and otherwise texts."""
     events: list[Event] = []
     try:
         with sent_to(events.append):
@@ -73,11 +77,6 @@ def _read_pieces(path: Path, options: DataConfig) -> list[Any]:
     return pieces
 
 
-def _join(pieces: Sequence[Any], *names: str) -> list[list[str | None]]:
-    columns = [[getattr(piece, name) for piece in pieces] for name in names]
-    return [[text for part in column for text in part] for column in columns if None not in column]
-
-
 def _read_labels(frame: Any, options: DataConfig, path: str) -> tuple[Labels, bool]:
     """Return the labels of a table, and whether they are lists of classes."""
     names = [str(name) for name in frame.columns]
@@ -86,7 +85,7 @@ def _read_labels(frame: Any, options: DataConfig, path: str) -> tuple[Labels, bo
         chosen = [*columns_named(options.label_column, names)]
     if unknown := [name for name in chosen if name not in names]:
         raise DataNotFoundError(
-            f"{path} has no column {unknown[0]!r}", remedy=f"there are: {', '.join(names)}"
+            f"{path} has no column {unknown[0]!r}", remedy=f"the columns are: {', '.join(names)}"
         )
     columns = {name: as_texts(frame[name]) for name in chosen}
     if not columns or None in columns.values():
@@ -96,15 +95,14 @@ def _read_labels(frame: Any, options: DataConfig, path: str) -> tuple[Labels, bo
     distinct = {*cells.values()}
     is_multi_label = are_lists(distinct)
     parts = {cell: split_labels(cell, None) if is_multi_label else [cell] for cell in distinct}
-    classes = name_classes(dict.fromkeys(name for own in parts.values() for name in own))
-    named = {cell: tuple(dict.fromkeys(map(classes.get, own))) for cell, own in parts.items()}
-    labels = Labels()
-    labels.rows = {row: named[cell] for row, cell in cells.items()}  # type: ignore[misc]
-    labels.classes = sorted(set(classes.values()))
-    labels.how = dict.fromkeys(labels.rows, "file")
+    classes = name_classes(dict.fromkeys(name for part in parts.values() for name in part))
+    known = {
+        cell: (*dict.fromkeys(classes[name] for name in part),) for cell, part in parts.items()
+    }
+    rows = {row: known[cell] for row, cell in cells.items()}
     if cells:
         emit(Info(f"{len(cells):,} labels from column {' and '.join(map(repr, chosen))} of {path}"))
-    return labels, is_multi_label
+    return Labels(sorted({*classes.values()}), rows, dict.fromkeys(rows, "file")), is_multi_label
 
 
 class TextEncoder:

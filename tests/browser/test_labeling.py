@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import uvicorn
 
 from finetune.web.journal import LabelJournal, Labels
 from finetune.web.label_app import make_label_app
 from finetune.web.labeling import LabelingSession
-from finetune.web.security import Guard, local_hosts
-from finetune.web.server import bind, make_server, render
+from finetune.web.server import bind, local_hosts, render
 
 if TYPE_CHECKING:
     from browser.conftest import Browser
@@ -39,8 +39,8 @@ def test_texts_are_labeled_by_keyboard(
     listener = bind("127.0.0.1", 0)
     port, token = listener.getsockname()[1], "secret"
     page = render("label.html.j2", name="texts.csv", count=len(TEXTS), multi_label=False)
-    app = make_label_app(session, page=page, token=token)
-    server = make_server(Guard(app, hosts=local_hosts(port), token=token))
+    app = make_label_app(session, page=page, hosts=local_hosts(port), token=token)
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="warning"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     base = f"http://127.0.0.1:{port}"

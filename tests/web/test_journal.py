@@ -87,7 +87,7 @@ def test_a_line_that_a_kill_has_cut_was_never_answered(path: Path) -> None:
         ("texts.labels.jsonl", "{}\n", {}, DataError, "not written by finetune label"),
         ("texts.labels.jsonl", "hello", {}, DataError, "not written by finetune label"),
         (None, None, {"digest": "other"}, DataError, "has labels of other texts"),
-        (None, None, {"multi": True}, UsageError, "multi-label"),
+        (None, None, {"multi": True}, UsageError, "single-label"),
     ],
 )
 def test_files_of_others_are_rejected_and_kept(

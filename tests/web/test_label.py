@@ -21,7 +21,6 @@ from finetune.config.schema import DataConfig
 from finetune.web.journal import LabelJournal, Labels
 from finetune.web.label_app import make_label_app
 from finetune.web.labeling import LabelingSession
-from finetune.web.security import Guard
 from finetune.web.server import render
 from finetune.web.source import read_label_source
 
@@ -55,7 +54,7 @@ def session(tmp_path: Path) -> Iterator[LabelingSession]:
 
 def client_of(session: LabelingSession, **options: Any) -> TestClient:
     page = render("label.html.j2", name="<b>.csv", count=90, multi_label=False)
-    app = Guard(make_label_app(session, page=page, token=TOKEN), hosts=["testserver"], token=TOKEN)
+    app = make_label_app(session, page=page, hosts=["testserver"], token=TOKEN)
     return TestClient(app, **{"headers": {"Authorization": f"Bearer {TOKEN}"}, **options})
 
 

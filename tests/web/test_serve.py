@@ -14,18 +14,18 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
+import uvicorn
 from huggingface_hub import InferenceClient
+from starlette.exceptions import HTTPException
 from starlette.testclient import TestClient
 from tiny_runs import TEXTS, Command
 
 import finetune
 from finetune.runs.folder import RunFolder
 from finetune.runs.trained import TrainedModel
-from finetune.web import batching
-from finetune.web.batching import Batcher
-from finetune.web.security import Guard, RequestError, local_hosts
-from finetune.web.serve_app import ServedModel, make_serve_app
-from finetune.web.server import bind, make_server, render
+from finetune.web import serve_app
+from finetune.web.serve_app import Batcher, ServedModel, make_serve_app
+from finetune.web.server import bind, local_hosts, render
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +39,8 @@ def client_of(model: ServedModel, *, token: str | None = None, **options: Any) -
         "serve.html.j2", name="<i>", classes=["a"], reads_pairs=False, address="here",
         needs_token=False,
     )  # fmt: skip
-    app = make_serve_app(model, page=page, token=token)
-    guard = Guard(app, hosts=["testserver"], token=token, open_paths=["/health"])
-    return TestClient(guard, **options)
+    app = make_serve_app(model, page=page, hosts=["testserver"], token=token)
+    return TestClient(app, **options)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +48,8 @@ def address(model: ServedModel) -> Iterator[str]:
     """Serve the model on a real socket."""
     listener = bind("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    server = make_server(Guard(make_serve_app(model, page=""), hosts=local_hosts(port), token=None))
+    app = make_serve_app(model, page="", hosts=local_hosts(port))
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="warning"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     yield f"http://127.0.0.1:{port}"
@@ -94,7 +94,7 @@ JSON = {"content-type": "application/json"}
     [
         ('{"inputs": "a"}', 200, ""),
         ('{"inputs": ["a", {"text": "b"}], "parameters": {"top_k": 2}}', 200, ""),
-        ('{"inputs": ["", " "]}', 200, "[[], []]"),
+        ('{"inputs": ["", " "]}', 200, "[[],[]]"),
         ('{"inputs": "a", "parameters": {"min_confidence": 1.0}}', 200, "[[]]"),
         ('{"inputs": []}', 422, "0 texts"),
         ('{"inputs": 3}', 422, "inputs"),
@@ -155,7 +155,7 @@ def test_info_and_the_page_say_what_is_served(model: ServedModel) -> None:
 def test_waiting_requests_form_a_batch_and_keep_their_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(batching, "MAX_WAITING_TEXTS", 6)
+    monkeypatch.setattr(serve_app, "MAX_WAITING_TEXTS", 6)
     batches, has_started, go = [], threading.Event(), threading.Event()
 
     def predict(texts: Sequence[tuple[str, None]]) -> Sequence[str]:
@@ -171,7 +171,7 @@ def test_waiting_requests_form_a_batch_and_keep_their_answers(
         for name in "bc":
             requests.append(asyncio.create_task(batcher.submit([(name, None)] * 3)))
         await asyncio.sleep(0)
-        with pytest.raises(RequestError, match="too many texts are waiting"):
+        with pytest.raises(HTTPException, match="too many texts are waiting"):
             await batcher.submit([("d", None)])
         go.set()
         return await asyncio.gather(*requests)
@@ -183,7 +183,7 @@ def test_waiting_requests_form_a_batch_and_keep_their_answers(
 def test_a_full_queue_says_when_to_come_back(
     model: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batching, "MAX_WAITING_TEXTS", 0)
+    monkeypatch.setattr(serve_app, "MAX_WAITING_TEXTS", 0)
     response = client_of(model).post("/", json={"inputs": "a"})
     assert (response.status_code, response.headers["retry-after"]) == (503, "1")
 
