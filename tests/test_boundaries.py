@@ -65,6 +65,17 @@ def test_only_devices_reaches_into_the_backends_of_torch() -> None:
     assert places_outside("devices", breaks_rule=reaches_into_backend) == []
 
 
+def test_only_one_module_uses_private_names_of_libraries() -> None:
+    private = re.compile(
+        r"(torch|transformers|datasets|tokenizers|accelerate|peft)(\.\w+)*\._[a-z]"
+    )
+
+    def is_private(node: ast.AST) -> bool:
+        return any(private.match(name) for name in names_in(node))
+
+    assert places_outside("devices/private.py", breaks_rule=is_private) == []
+
+
 def test_only_the_command_line_writes_to_the_terminal() -> None:
     def writes_to_terminal(node: ast.AST) -> bool:
         return not {"print", "click.echo", "sys.stdout", "sys.stderr"}.isdisjoint(names_in(node))

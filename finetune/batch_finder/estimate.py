@@ -8,13 +8,6 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers.initialization import no_init_weights
 
 from finetune.batch_finder.results import Case, Result, parts_of
@@ -23,6 +16,13 @@ from finetune.batch_finder.trial_model import build_trial_model
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.emulation import keeping_memory_as
 from finetune.devices.mps.chips import Mac, max_tokens
+from finetune.devices.private import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    TorchDispatchMode,
+    tree_leaves,
+)
 from finetune.errors import ModelUnsupportedError
 
 # The first size shows the floor. The others are on the line of large batches, for every model.
@@ -135,13 +135,13 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not isinstance(leaf, torch.Tensor):
                 continue
             storage = leaf.untyped_storage()
-            if storage._cdata not in self._alive:
-                self._alive.add(storage._cdata)
+            if id(storage) not in self._alive:
+                self._alive.add(id(storage))
                 self.live_bytes += storage.nbytes()
-                weakref.finalize(storage, self._forget, storage._cdata, storage.nbytes())
+                weakref.finalize(storage, self._forget, id(storage), storage.nbytes())
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         return result
 
-    def _forget(self, address: int, size_bytes: int) -> None:
-        self._alive.remove(address)
+    def _forget(self, storage_id: int, size_bytes: int) -> None:
+        self._alive.remove(storage_id)
         self.live_bytes -= size_bytes

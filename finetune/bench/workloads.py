@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.utils._pytree import tree_iter, tree_map_only
 from transformers import (
     DistilBertConfig,
     DistilBertForSequenceClassification,
@@ -30,6 +29,7 @@ from finetune.config.mode import Mode
 from finetune.config.schema import DataConfig
 from finetune.data.load import load_data
 from finetune.devices.base import Device
+from finetune.devices.private import tree_iter, tree_map_only
 from finetune.events import muted
 from finetune.model.factory import load_factory, loss_of
 from finetune.model.freeze import freeze_parameters, set_training

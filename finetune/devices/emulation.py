@@ -13,7 +13,8 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
+
+from finetune.devices.private import tree_map_only
 
 _Function = Callable[..., Any]
 
@@ -55,7 +56,7 @@ def _norms_in_fp32() -> Iterator[None]:
     try:
         yield
     finally:
-        library._destroy()
+        del library  # which takes the function back
 
 
 def _layer_norm_in_fp32(*args: Any) -> Any:

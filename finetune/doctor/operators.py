@@ -12,10 +12,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 from transformers import PreTrainedModel
 
 from finetune import events
@@ -26,6 +23,13 @@ from finetune.config.schema import ModelConfig
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.operators import Status, status_of
+from finetune.devices.private import (
+    FakeCopyMode,
+    FakeTensorMode,
+    TorchDispatchMode,
+    current_autograd_node,
+    tree_iter,
+)
 from finetune.model.factory import loss_of
 from finetune.model.shape import count_positions, random_classifier
 from finetune.model.structure import find_structure
@@ -175,30 +179,30 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         return OperatorReport(operators, tuple(self._warnings(operators)))
 
-    def __torch_dispatch__(
-        self, func: torch._ops.OpOverload, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name: str = func.name()  # type: ignore[no-untyped-call]
+        name: str = func.name()
         name = _NAMES_ON_MPS.get(name, name)
         if not self._is_recording or func.namespace in _NOT_FOR_DEVICES:
             return func(*args, **kwargs)
         # In training, such a composite is decomposed before a mode sees it.
-        if status_of(name) == "composite" and func._can_decompose():
+        if status_of(name) == "composite":
             with self:
-                return func.decompose(*args, **kwargs)
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         place = self._place()
         self._calls[name] += self._is_step
         self._modules[name].add(place)
         result = func(*args, **kwargs)
         # Before clipping, GradScaler inverts its scale, in float64 everywhere but on MPS.
-        is_forward = place != "clipping" and torch._C._current_autograd_node() is None
+        is_forward = place != "clipping" and current_autograd_node() is None
         if is_forward and any(map(_is_not_held, tree_iter((args, kwargs, result)))):
             self._not_held.setdefault(place, name)
         return result
 
     def _place(self) -> str:
-        if node := torch._C._current_autograd_node():
+        if node := current_autograd_node():
             self.outside = "clipping"
             return node.name()
         return self._running[-1] if self._running else self.outside

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_iter
 
+from finetune.devices.private import tree_iter
 from finetune.errors import UsageError
 
 

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
 from finetune.devices.base import Device
+from finetune.devices.private import tree_map
 from finetune.model.freeze import set_training
 from finetune.model.structure import (
     REFUSALS,

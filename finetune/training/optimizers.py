@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from finetune.devices.base import Device
+from finetune.devices.private import copy_each
 from finetune.training.plan import Plan
 
 # Biases and norms have fewer values: they are most tensors of a model, but few of its values.
@@ -103,13 +104,13 @@ def total_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
 def flatten(tensors: list[torch.Tensor], *, dtype: torch.dtype) -> torch.Tensor:
     """Return a copy of all tensors end to end, of shape [numbers], for one all-reduce."""
     flat = tensors[0].new_empty(sum(tensor.numel() for tensor in tensors), dtype=dtype)
-    torch._foreach_copy_(_views(flat, tensors), tensors)
+    copy_each(_views(flat, tensors), tensors)
     return flat
 
 
 def unflatten(flat: torch.Tensor, tensors: list[torch.Tensor]) -> None:
     """Copy the numbers of ``flatten`` back into the tensors."""
-    torch._foreach_copy_(tensors, _views(flat, tensors))
+    copy_each(tensors, _views(flat, tensors))
 
 
 def _views(flat: torch.Tensor, shaped: Sequence[torch.Tensor]) -> list[torch.Tensor]:
