@@ -56,7 +56,10 @@ def check_cpu() -> Check:
 
 
 def check_packages() -> Iterator[Check]:
-    """Yield a failure for each package that is missing or outside its range, or one ok."""
+    """Yield a failure for each package that is missing, outside its range or in the way, or one ok.
+
+    Another package on PyPI, ``finetune``, has the same import name.
+    """
     requirements = map(Requirement, requires(_DISTRIBUTION) or ())
     # Those of extras, and of other systems, are left out.
     needed = (
@@ -65,6 +68,10 @@ def check_packages() -> Iterator[Check]:
         if not requirement.marker or requirement.marker.evaluate({"extra": ""})
     )
     failures = list(filter(None, map(_check_package, needed)))
+    with suppress(PackageNotFoundError):
+        finding = f"another package is installed as finetune: finetune {version('finetune')}"
+        remedy = "pip uninstall finetune, then pip install --force-reinstall --no-deps finetune-mps"
+        failures.append(Check("packages", "failure", finding, remedy))
     if failures:
         yield from failures
     else:
