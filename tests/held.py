@@ -1,4 +1,4 @@
-"""Child processes of a test: held at a known point, so that no test depends on time, and ended."""
+"""Child processes that wait at a known point, so that no test depends on timing."""
 
 import importlib
 import json
@@ -38,8 +38,8 @@ class Hold:
     rank: int = 0
 
     def environment(self) -> dict[str, str]:
-        """Return what the process is started with; its child processes get it too."""
-        # Python imports a module of this name as it starts.
+        """Return the environment of the process and its child processes."""
+        # Python imports a module of this name when it starts.
         (self.folder / "sitecustomize.py").write_text("import held\nheld.prepare()\n")
         path = [str(self.folder), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
         place = {"place": self.place, "call": self.call, "rank": self.rank}
@@ -49,17 +49,17 @@ class Hold:
         }
 
     def wait(self, process: subprocess.Popen[str]) -> None:
-        """Return once the call is reached; fail if the process that was started ends before."""
+        """Return when the call is reached; fail if the process ends before."""
         while not self._is_reached.exists():
             assert process.poll() is None, process.communicate()
             time.sleep(0.01)
 
     def let_go(self) -> None:
-        """Let the process go on."""
+        """Let the process continue."""
         self._goes_on.touch()
 
     def patch(self) -> None:
-        """Replace the function, in the process that is to wait."""
+        """Replace the function, in the process that has to wait."""
         module, _, names = self.place.partition(":")
         *owners, name = names.split(".")
         owner: Any = importlib.import_module(module)
@@ -86,7 +86,7 @@ class Hold:
 
 
 def prepare() -> None:
-    """Hold this process, if it is the one that is to wait."""
+    """Make this process wait, if it is the one to hold."""
     fields = json.loads(os.environ[_HOLD])
     hold = Hold(Path(fields.pop("folder")), **fields)
     is_first_start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
@@ -95,7 +95,7 @@ def prepare() -> None:
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """Kill a process with all that it has started, unless it has ended."""
+    """Kill a process and all processes that it started, unless it has ended."""
     if process.poll() is None:
         for one in psutil.Process(process.pid).children(recursive=True):
             one.kill()

@@ -1,8 +1,8 @@
-"""A Hub on this machine: a real HTTP server on 127.0.0.1 that answers as the Hugging Face Hub does.
+"""A local HTTP server on 127.0.0.1 that answers as the Hugging Face Hub does.
 
-It serves folders as repositories, as far as ``huggingface_hub`` asks for it: what a repository
-holds, and its files with the headers that the client's cache relies on. It takes uploads into
-folders, without Xet. It can be told to fail in the ways that the Hub and the network do.
+It serves folders as repositories, as far as ``huggingface_hub`` needs: the list of files, and the
+files with the headers that the client's cache relies on. It accepts uploads into folders, without
+Xet. It can be told to fail in the same ways as the Hub and the network.
 """
 
 import base64
@@ -113,10 +113,10 @@ class HubServer:
 def hub_client(
     *, endpoint: str, home: Path, offline: bool = False, timeout_seconds: float = 60
 ) -> Iterator[None]:
-    """Point the ``huggingface_hub`` of this process at a server and a cache of its own.
+    """Point the ``huggingface_hub`` of this process at a server and an empty cache.
 
     The library reads its environment variables once, when it is imported; these are the places
-    where it puts them. A child process can be given the variables themselves.
+    where it stores them. Child processes can use the environment variables.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(constants, "ENDPOINT", endpoint)
@@ -139,7 +139,7 @@ class _Server(ThreadingHTTPServer):
     hub: HubServer
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Stay silent about a client that went away, which is what a time-out looks like here."""
+        """Print nothing if a client went away, as after a timeout."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -161,7 +161,7 @@ class _Answer(BaseHTTPRequestHandler):
         self._answer()
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Keep the test's output free of the access log."""
+        """Keep the access log out of the output of tests."""
 
     def _answer(self) -> None:
         hub = self.server.hub
@@ -193,7 +193,7 @@ class _Answer(BaseHTTPRequestHandler):
             self._refuse(404)
 
     def _take(self, path: str, body: bytes) -> None:
-        """Take part of an upload."""
+        """Receive a part of an upload."""
         hub = self.server.hub
         if stored := re.fullmatch("/large/([0-9a-f]{64})", path):
             hub.large_files[stored[1]] = body
@@ -229,7 +229,7 @@ class _Answer(BaseHTTPRequestHandler):
         self._send_json({"url": f"{hub.endpoint}/{full_name}"})
 
     def _place(self, file: dict[str, Any]) -> dict[str, Any]:
-        """Say where to a large file goes, if it is not there."""
+        """Return the upload address of a large file, unless the server already has the file."""
         hub = self.server.hub
         if file["oid"] in hub.large_files:
             return file
@@ -303,7 +303,7 @@ class _Answer(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def _open(self, kind: str, repository: str, revision: str) -> tuple[Path | None, str]:
-        """Return a repository's folder and commit, or refuse as the Hub does."""
+        """Return the folder and commit of a repository, or reject the request as the Hub does."""
         hub = self.server.hub
         has_token = "Authorization" in self.headers
         commit = MAIN_COMMIT if revision == "main" else revision
@@ -349,5 +349,5 @@ def _upload_mode(path: str) -> dict[str, Any]:
 
 
 def _first_byte(header: str | None) -> int:
-    """Return where a range such as ``bytes=100-`` starts, in bytes; 0 without one."""
+    """Return the first byte of a range such as ``bytes=100-``; 0 without a range."""
     return int(header.removeprefix("bytes=").split("-")[0]) if header else 0

@@ -1,8 +1,8 @@
-"""Machines that are not here, faked where the package meets them.
+"""Simulated machines, faked at the libraries that the package calls.
 
-That is the standard library's ``platform``, ``sysconfig`` and ``subprocess``, Linux's ``/proc``,
-``psutil``, and of PyTorch the backends, ``torch.mps`` and ``torch.cuda``. On a GPU that works,
-``torch.ones`` fills the CPU's memory.
+These are ``platform``, ``sysconfig`` and ``subprocess`` of the standard library, ``/proc`` of
+Linux, ``psutil``, and the backends of PyTorch, ``torch.mps`` and ``torch.cuda``. On a GPU that
+works, ``torch.ones`` allocates CPU memory.
 """
 
 import platform
@@ -21,7 +21,7 @@ import torch
 REAL_ONES = torch.ones
 REAL_READ_TEXT = Path.read_text
 
-# What GitHub's hosted runners answer (actions/runner-images#9918 and #11899).
+# The answers of GitHub's hosted runners (actions/runner-images#9918 and #11899).
 VIRTUAL_MAC_TEXTS = [
     "MPS backend out of memory (MPS allocated: 0 bytes, other allocations: 0 bytes, max allowed: "
     "7.93 GB). Tried to allocate 256 bytes on private pool. Use "
@@ -72,7 +72,7 @@ class Machine:
 def a_mac(
     *, chip: str = "Apple M2", macos: str = "14.5", memory_gib: float = 16.0, **changes: Any
 ) -> Machine:
-    """Return a Mac with Apple silicon that can train on its GPU, but for the changes."""
+    """Return a Mac with Apple silicon that can train on its GPU, apart from the changes."""
     sysctls = {
         "hw.optional.arm64": "1",
         "kern.osproductversion": macos,
@@ -101,7 +101,7 @@ INTEL_MAC = Machine(
         "kern.osproductversion": "13.6",
     },
 )
-# Conda's Python for Intel was built for an old macOS, of which it sees no more than 10.16.
+# Conda's Python for Intel was built for an old macOS, and reports at most version 10.16.
 ROSETTA = Machine(
     system="Darwin",
     macos="10.16",
@@ -140,7 +140,7 @@ MACHINES = {
 
 
 def pretend(machine: Machine, patch: pytest.MonkeyPatch) -> None:
-    """Make this process see another machine than the one that it runs on."""
+    """Make this process see another machine."""
     _pretend_system(machine, patch)
     patch.setattr(torch, "ones", _ones(machine))
     patch.setattr(torch.backends.mps, "is_available", lambda: machine.is_mps_available)
@@ -149,7 +149,7 @@ def pretend(machine: Machine, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(torch.version, "cuda", machine.cuda)
     total_bytes = 150_110_000_000
     patch.setattr(torch.cuda, "device_count", lambda: len(machine.gpus))
-    # By itself PyTorch counts bf16 that older GPUs emulate, slowly, as supported.
+    # By default, PyTorch counts bf16 as supported if older GPUs emulate it slowly.
     patch.setattr(
         torch.cuda,
         "is_bf16_supported",
@@ -193,7 +193,7 @@ def _pretend_system(machine: Machine, patch: pytest.MonkeyPatch) -> None:
 
 
 def _run(machine: Machine) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Stand in for ``subprocess.run`` of macOS's ``sysctl``."""
+    """Replace ``subprocess.run`` of macOS's ``sysctl``."""
 
     def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         program, option, name = command

@@ -1,4 +1,4 @@
-"""A worker without PyTorch whose batch size says what becomes of it; run with ``python -m``."""
+"""A worker without PyTorch whose batch size determines how it ends; run with ``python -m``."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from finetune.events import Trial
 KILLED, ABORTED, ABORTED_FOR_MEMORY, SEGFAULT, HANGS, FAILS, NO_MEMORY, EXITS = range(101, 109)
 GROWS, SPEAKS_OF_MEMORY, KNOWS_NO_PEAK = range(109, 112)
 BUDGET_BYTES = 64 * 2**20
-# A variable: the folder in which the parent leaves a file after each look at a child's memory.
+# Variable with the folder in which the parent leaves a file after it measures a child.
 LOOKS = "LOOKS_AT_MEMORY"
 
 METAL_TEXT = (
@@ -22,9 +22,9 @@ METAL_TEXT = (
 
 
 def hold(size_bytes: int) -> bytearray:
-    """Return memory that is really there, since each page is written to, once it was seen.
+    """Return memory whose pages were written to, after the parent has measured it twice.
 
-    One look may have begun before it was there.
+    The first measurement may have started before the memory was allocated.
     """
     held = bytearray(size_bytes)
     held[::4096] = b"1" * len(held[::4096])

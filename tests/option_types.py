@@ -26,7 +26,7 @@ def make_options() -> str:
 
 
 def make_stub() -> str:
-    """Return the stub with the options as the schema has them."""
+    """Return the stub with the options of the schema."""
     return BLOCK.sub(make_options(), STUB.read_text(encoding="utf-8"), count=1)
 
 

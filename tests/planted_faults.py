@@ -1,4 +1,4 @@
-"""Faults that devices have had, planted where PyTorch hands its operators to a device."""
+"""Known faults of devices, planted where PyTorch dispatches operators to a device."""
 
 import math
 import time
@@ -16,7 +16,7 @@ _LISTS_OF_FUSED_ADAMW = 6
 
 
 class LeftOutGaps(TorchDispatchMode):
-    """What an optimizer computes in place leaves tensors with gaps as they are (pytorch#118115)."""
+    """In-place results of an optimizer are not written to tensors with gaps (pytorch#118115)."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -31,7 +31,7 @@ class LeftOutGaps(TorchDispatchMode):
 
 
 class _Attention(TorchFunctionMode):
-    """Replaces attention by something else."""
+    """Replaces the result of attention."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -46,7 +46,7 @@ class _Attention(TorchFunctionMode):
 
 
 class IgnoredMask(_Attention):
-    """Attention that sees the padding."""
+    """Attention that ignores the padding mask."""
 
     def attend(self, query: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
         options["attn_mask"] = None
@@ -54,7 +54,7 @@ class IgnoredMask(_Attention):
 
 
 class WrongShortAttention(_Attention):
-    """Attention that errs for at most 8 tokens without gradients (as in pytorch#181133)."""
+    """Attention that is wrong for at most 8 tokens without gradients (as in pytorch#181133)."""
 
     def attend(self, query: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
         output = nn.functional.scaled_dot_product_attention(query, *others, **options)
@@ -72,7 +72,7 @@ class _Linear(TorchFunctionMode):
         return self.spoil(output, args[0]) if func is nn.functional.linear else output
 
     def spoil(self, output: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-        """Return another output than that of a layer with this input."""
+        """Return a wrong output for a layer with this input."""
         raise NotImplementedError
 
 
@@ -92,7 +92,7 @@ class OtherAtEachCall(_Linear):
 
 
 class RandomInputGradients(_Linear):
-    """Linear layers whose inputs get another gradient (as in pytorch#181936)."""
+    """Linear layers with a wrong gradient of the input (as in pytorch#181936)."""
 
     def spoil(self, output: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
         if given.requires_grad and not given.is_leaf:
@@ -122,7 +122,7 @@ class DroppedBiasOfVectors(TorchFunctionMode):
 
 
 class WrongNormGradients(TorchFunctionMode):
-    """Layer norms whose weights get another gradient (as in pytorch#183825)."""
+    """Layer norms with a wrong gradient of the weights (as in pytorch#183825)."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -135,7 +135,7 @@ class WrongNormGradients(TorchFunctionMode):
 
 
 def plant(trainer: Trainer, fault: TorchFunctionMode) -> None:
-    """Let forwards of a model with its own weights, but not with copies, run under a fault."""
+    """Run forwards of a model under a fault, but not forwards of its copies."""
     model = trainer.model
     last = list(model.parameters())[-1]
 
@@ -155,7 +155,7 @@ def plant(trainer: Trainer, fault: TorchFunctionMode) -> None:
 
 
 def plant_in_steps(trainer: Trainer, fault: TorchDispatchMode) -> None:
-    """Let the optimizer's steps run under a fault."""
+    """Run the optimizer's steps under a fault."""
     optimizer = trainer.optimizer
     step = optimizer.step
 

@@ -1,4 +1,4 @@
-"""Runs of tiny models without the parts that a test does not look at, such as the report."""
+"""Runs of tiny models without the parts that a test does not need, such as the report."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ from finetune.runs.run import Run
 
 
 def quick_config(model: Path, **options: Any) -> Config:
-    """Return a configuration with the quick options and others; an option of None is left out."""
+    """Return a configuration with the quick options and others; None removes an option."""
     flags = {name: one for name, one in (QUICK | options).items() if one is not None}
     flags["model"] = str(model)
     return load_config(file=None, environment={}, flags=flags, assignments=()).config
@@ -32,7 +32,7 @@ def prepare_tiny(model: Path, **options: Any) -> RunInputs:
 
 @contextmanager
 def begin_run(inputs: RunInputs, path: Path, *, resumes: bool = False) -> Iterator[Run]:
-    """Yield a run that is ready for its next step, in a folder that is locked."""
+    """Yield a run that is ready for its next step, in a locked folder."""
     folder = RunFolder(path)
     with (
         folder.lock() if resumes else folder.create(overwrite=False),
@@ -42,7 +42,7 @@ def begin_run(inputs: RunInputs, path: Path, *, resumes: bool = False) -> Iterat
 
 
 def train_prepared(inputs: RunInputs, folder: Path) -> Run:
-    """Train to the last step and return the run, which has not finished."""
+    """Train to the last step, and return the unfinished run."""
     with begin_run(inputs, folder) as run:
         run.train()
     return run
@@ -59,17 +59,17 @@ def finish_run(run: Run) -> RunResults:
 
 
 def parameters_of(run: Run) -> dict[str, torch.Tensor]:
-    """Return the parameters of a run's whole model as they are now, by name."""
+    """Return the current parameters of a run's whole model, by name."""
     model = run.inputs.text_model.model
     return {name: one.detach().clone() for name, one in model.named_parameters()}
 
 
 def was_emitted(events: list[Event], kind: type[Info] | type[WarningMessage], words: str) -> bool:
-    """Return whether some stage or warning has these words."""
+    """Return whether a stage or a warning contains these words."""
     return any(isinstance(event, kind) and words in event.message for event in events)
 
 
 def largest_difference(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> float:
-    """Return the largest difference between two sets of tensors of the same names."""
+    """Return the largest difference between two sets of tensors with the same names."""
     assert some.keys() == others.keys()
     return max((some[name] - others[name]).abs().max().item() for name in some)

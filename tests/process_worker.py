@@ -1,4 +1,4 @@
-"""What one process of a group does: several runs, since to join takes longer than they do."""
+"""A process of a group, which makes several runs, because joining takes longer than a run."""
 
 import json
 import os

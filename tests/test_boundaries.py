@@ -1,4 +1,4 @@
-"""The rules of the architecture that the linters do not hold."""
+"""Rules of the architecture that linters don't check."""
 
 import ast
 import re
@@ -16,7 +16,7 @@ TRAINING_ONLY = {"evaluate", "sklearn"}
 
 
 def places_outside(*packages: str, breaks_rule: Callable[[ast.AST], bool]) -> list[str]:
-    """List ``file:line`` wherever a node outside the packages (or modules) breaks a rule."""
+    """List ``file:line`` of every node outside the packages (or modules) that breaks a rule."""
     return [
         f"{path.relative_to(PACKAGE)}:{node.lineno}"
         for path in sorted(PACKAGE.rglob("*.py"))
@@ -114,7 +114,7 @@ def loaded_after(*steps: str) -> list[set[str]]:
 
 
 def assert_not_loaded(unused: dict[str, set[str]]) -> None:
-    """Import modules one after the other, in one process, and look for what each leaves out."""
+    """Import modules one after the other in a process; check that each avoids some packages."""
     loaded = loaded_after(*(f"import {module}" for module in unused))
     for (module, names), found in zip(unused.items(), loaded, strict=True):
         assert found & names == set(), module
@@ -128,10 +128,10 @@ def test_light_modules_import_nothing_heavy() -> None:
         "finetune.config.schema",
         "finetune.devices",
         "finetune.commands.main",
-        # So that its child process can begin before PyTorch is imported.
+        # The child process of this module can start before PyTorch is imported.
         "finetune.commands.bench",
     )
-    # Who needs less comes first.
+    # Modules with fewer imports come first.
     assert_not_loaded(
         dict.fromkeys(light, HEAVY)
         | {

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written atomically."""
 
 import errno
 from pathlib import Path
@@ -15,7 +15,7 @@ JSON_VALUES = st.recursive(
     | st.booleans()
     | st.integers()
     | st.floats(allow_nan=False, allow_infinity=False)
-    # JSON files are UTF-8, which has no place for half a surrogate pair.
+    # JSON files are UTF-8, which can't encode half a surrogate pair.
     | st.text(st.characters(exclude_categories=["Cs"])),
     lambda inner: st.lists(inner) | st.dictionaries(st.text("abc"), inner),
     max_leaves=10,

@@ -1,4 +1,4 @@
-"""The Hub's client, tried against a server on this machine."""
+"""The Hub client, against a server on this machine."""
 
 import json
 import time
@@ -64,12 +64,12 @@ def fetch_rows() -> Path:
 
 
 def cached_files(tmp_path: Path) -> set[str]:
-    """Return the names of the complete files that the cache shows."""
+    """Return the names of the complete files in the cache."""
     return {path.name for path in tmp_path.glob("home/hub/*/snapshots/*/**/*") if path.is_file()}
 
 
 def unfinished_files(tmp_path: Path) -> list[Path]:
-    """Return what the cache should never keep: partial downloads and links to nothing."""
+    """Return what a cache must not contain: partial downloads and broken links."""
     paths = (tmp_path / "home").rglob("*")
     return [path for path in paths if path.suffix == ".incomplete" or not path.exists()]
 

@@ -1,4 +1,4 @@
-"""Whatever a command deletes or replaces, files of others stay as they are."""
+"""Commands delete and replace only files of this package."""
 
 import os
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def all_names(kind: str) -> list[str]:
 
 
 def make_run(path: Path) -> RunFolder:
-    """Write a file of each name that a run has, and what a killed process leaves."""
+    """Write a file of each name that a run uses, and leftovers of a killed process."""
     with RunFolder(path).create(overwrite=False) as run:
         write(path, *all_names("run"))
         for file in (run.results_file, run.manifest_file, run.card_file):
@@ -53,7 +53,7 @@ def make_run(path: Path) -> RunFolder:
 
 
 def overwrite(run: RunFolder) -> list[str]:
-    """Start a new run in a folder, and return what it says."""
+    """Start a new run in a folder, and return its messages."""
     events: list[Event] = []
     with run.create(overwrite=True), sent_to(events.append):
         run.start()
@@ -84,7 +84,7 @@ def test_seeds_that_are_overwritten_take_their_runs_with_them_and_no_others(tmp_
         make_run(seeds.run(1).path)
         make_run(seeds.run(2).path)
         notes = write(seeds.path, "seed-2/notes.txt", "seed-3/model/config.json")
-        make_run(seeds.run(4).path)  # that of somebody else
+        make_run(seeds.run(4).path)  # of another program
     overwrite(seeds)
     assert not seeds.run(1).path.exists()
     assert_kept(notes)

@@ -1,4 +1,4 @@
-"""What is installed: the built archives, the ranges and the pins."""
+"""The installed package: archives, version ranges and pins."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The README, the pages in docs/ and the helps mention commands and options that exist."""
+"""Commands and options in the README, in docs/ and in the help exist."""
 
 import re
 import shlex
@@ -14,7 +14,7 @@ from finetune.commands.main import COMMANDS, cli
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-# The log of measurements also has commands of other tools, and of earlier versions.
+# The log of measurements also has commands of other tools and of earlier versions.
 PAGES = {
     path.name: path.read_text(encoding="utf-8")
     for path in sorted((ROOT / "docs").glob("*.md"))
@@ -33,7 +33,7 @@ FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
 CODE = re.compile(r"```.*?```|^    .*$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 # Blocks marked as bash have options of other programs.
 OTHER_PROGRAMS = re.compile(r"```bash.*?```|\b(?:pip|torchrun|hf|git) [^`\n]*", re.DOTALL)
-# A tiny model stands for those that come from the Hub or from PyPI.
+# A tiny model replaces models from the Hub or from PyPI.
 QUICK = ["--max-train-samples", "32", "--max-steps", "1", "--device", "cpu"]
 
 
@@ -65,7 +65,7 @@ def epilogs(command: click.Command = cli) -> Iterator[str]:
 
 
 def commands_in(text: str) -> list[str]:
-    """Return the commands that a text names in code."""
+    """Return the commands in the code of a text."""
     code = "\n".join(re.findall(r"```sh\n.*?```|^    .*$|`finetune[^`]*`", text, re.M | re.S))
     return [line.strip() for line in TYPED.findall(code)]
 
@@ -94,12 +94,12 @@ def test_every_command_of_readme_and_helps_can_be_typed(
 def test_commands_of_the_readme_run(prepared_folder: Path, command: Command) -> None:
     for line in SHELL:
         arguments = shlex.split(line)[1:]
-        if arguments[0] == "bench":  # it has tests of its own and takes minutes
+        if arguments[0] == "bench":  # bench has its own tests and takes minutes
             continue
         if arguments[0] == "run":
             arguments += [*QUICK, "--model", str(prepared_folder / "model")]
             if not {"reviews.csv", "questions"} & set(arguments):
-                arguments += ["--data", "questions"]  # for TREC, which is not here
+                arguments += ["--data", "questions"]  # instead of TREC, which is not available
         elif arguments[:2] == ["data", "check"]:
             arguments += ["--model", str(prepared_folder / "model")]
         elif arguments[0] == "find-batch":

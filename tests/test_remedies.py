@@ -1,4 +1,4 @@
-"""What errors, warnings and checks tell the user to type can be typed."""
+"""Commands in errors, warnings and checks are valid commands."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ from finetune.commands.main import COMMANDS, cli
 
 PACKAGE = Path(finetune.__file__).parent
 FLAG = re.compile(r"(?<![\w-])(?<!var\()--[a-z][a-z-]*[a-z](?![\w{-])")
-# From the name of a command to where it ends: at the end of its clause.
+# From the name of a command to the end of its clause.
 COMMAND = re.compile(rf"\bfinetune ((?:{'|'.join(COMMANDS)})\b(?:(?!  )[^,;:`'\")|\n])*)")
 DOCTOR = re.compile(r"\bfinetune doctor\b[^,;`]*")
 OTHER_PROGRAMS = re.compile(r"(?:pip|conda|torchrun|accelerate|git|nvidia-smi)\b[^;,`]*")
@@ -29,7 +29,7 @@ def flags_of(*names: str) -> frozenset[str]:
         subcommand = command.get_command(click.Context(command), name)
         assert subcommand is not None, names
         command = subcommand
-    # A command keeps the help option of whoever looks first, and -h is one.
+    # Click keeps the help option of the first caller, and -h is part of it.
     options = command.get_params(click.Context(command, **cli.context_settings))
     own = {flag for option in options for flag in (*option.opts, *option.secondary_opts)}
     if isinstance(command, click.Group):
@@ -39,7 +39,7 @@ def flags_of(*names: str) -> frozenset[str]:
 
 
 def texts_of(tree: ast.AST) -> Iterator[str]:
-    """Yield the string literals of a module but for docstrings, ``{}`` in place of values."""
+    """Yield the string literals of a module except docstrings, with ``{}`` in place of values."""
     docstrings = {
         id(node.body[0].value)
         for node in ast.walk(tree)
@@ -74,7 +74,7 @@ def test_texts_name_flags_and_commands() -> None:
 
 
 def test_every_flag_is_one_of_a_command() -> None:
-    """Those of the doctor alone, such as --ops, are no advice for what a run does."""
+    """Flags that only doctor has, such as --ops, are no remedy for a run."""
     commands = frozenset().union(*(flags_of(name) for name in COMMANDS if name != "doctor"))
     for file, text in TEXTS:
         own = flags_of("doctor") if file == "commands/doctor.py" else frozenset()

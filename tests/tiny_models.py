@@ -1,4 +1,4 @@
-"""Small random encoders of each architecture, with a real tokenizer, saved as folders."""
+"""Small random encoders of each architecture, with a real tokenizer, saved in folders."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -80,7 +80,7 @@ def tiny_model(architecture: str = "bert", *, classes: int = 6) -> PreTrainedMod
 
 
 def tiny_case(architecture: str = "bert", **changes: Any) -> Case:
-    """Return the case of a small encoder that trains as a whole, but for the changes."""
+    """Return the search case of a small encoder that trains all layers, apart from the changes."""
     case = Case(
         device="cpu", architecture=architecture_of(tiny_config(architecture).to_dict()), classes=6,
         mode=Mode("full"), padded_length=16, precision="fp32",
@@ -112,14 +112,14 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def save_tiny_model(folder: Path, architecture: str = "bert") -> Path:
-    """Write a small pretrained encoder, as a user would have it, and return its folder."""
+    """Write a small pretrained encoder in the format that users have, and return its folder."""
     tiny_model(architecture).base_model.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
 
 
 def save_model_without_dropout(folder: Path) -> Path:
-    """Write a small encoder that computes the same in any number of processes."""
+    """Write a small encoder whose results don't depend on the number of processes."""
     config = tiny_config("bert")
     config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
     torch.manual_seed(0)
@@ -129,7 +129,7 @@ def save_model_without_dropout(folder: Path) -> Path:
 
 
 def save_uncuttable_model(folder: Path) -> Path:
-    """Write a small encoder whose frozen layers can't be cut off, and return its folder."""
+    """Write a small encoder whose frozen layers can't be split off, and return its folder."""
     ConvBertModel(ConvBertConfig(**SIZES, embedding_size=16)).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder

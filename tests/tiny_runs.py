@@ -1,4 +1,4 @@
-"""What the tests of whole runs share: a small model, quick options, and the command itself."""
+"""Helpers for tests of whole runs: a small model, quick options, and the command."""
 
 import os
 import re
@@ -23,7 +23,7 @@ from finetune.runs.folder import RunFolder
 QUICK: dict[str, Any] = {
     "data": "questions",
     "device": "cpu",
-    # Tiny models are as fast in either: a timing would choose at random.
+    # Tiny models are equally fast in both precisions, so a timing would choose at random.
     "precision": "fp32",
     "validation_fraction": 0.1,
     "max_train_samples": 64,
@@ -41,7 +41,7 @@ SPEED_AND_MEMORY = {"examples_per_second", "memory_bytes", "reserved_bytes"}
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command leaves behind: its exit code and what it wrote."""
+    """The exit code and the output of a command."""
 
     code: int
     output: str
@@ -64,7 +64,7 @@ Command = Callable[..., Outcome]
 
 
 def make_command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Return a function that runs the command within this process, to its end."""
+    """Return a function that runs the command in this process, to its end."""
 
     def run(*arguments: str | Path) -> Outcome:
         capsys.readouterr()
@@ -80,7 +80,7 @@ def make_command(capsys: pytest.CaptureFixture[str]) -> Command:
 
 
 def run_tiny(folder: Path, *, model: Path, **options: Any) -> dict[str, Any]:
-    """Fine-tune a tiny model within this process, with the quick options unless told."""
+    """Fine-tune a tiny model in this process, by default with the quick options."""
     results = finetune.run(**(QUICK | options), model=str(model), output_dir=str(folder))
     return {**results.to_json(), "output_dir": results.output_dir}
 
@@ -124,7 +124,7 @@ def flags(**options: Any) -> list[str]:
 def finetune_in_a_child(
     *arguments: str | Path, environment: dict[str, str] | None = None, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own, to its end."""
+    """Run the command in a new process, to its end."""
     return subprocess.run(
         [sys.executable, "-m", "finetune", *arguments],
         env=os.environ | (environment or {}),
@@ -148,7 +148,7 @@ def have_same_bits(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor
 
 
 def logged_metrics(run: Path) -> list[dict[str, Any]]:
-    """Return the rows of ``metrics.jsonl`` without what the machine's mood decides."""
+    """Return the rows of ``metrics.jsonl`` without values that depend on the machine's speed."""
     return [
         {name: value for name, value in row.items() if name not in SPEED_AND_MEMORY}
         for row in read_jsonl(run / "metrics.jsonl")
@@ -156,7 +156,7 @@ def logged_metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def unfinished_files(folder: Path) -> list[Path]:
-    """Return what a kill in the middle of writing would leave: partial files, dangling links."""
+    """Return the leftovers of a kill during writing: partial files and dangling links."""
     return [
         path
         for path in folder.rglob("*")

@@ -1,4 +1,4 @@
-"""What the tests of training share: a device with habits of MPS, random rows, tiny models."""
+"""Helpers for tests of training: a simulated MPS device, random rows, tiny models."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -28,15 +28,14 @@ from finetune.training.trainer import Trainer
 
 CLASSES = 6
 
-# Two threads wait for each other longer than they work on tensors so small, and twelve times as
-# long where another process keeps a core busy.
+# With tensors this small, two threads spend more time waiting for each other than computing.
 torch.set_num_threads(1)
 
 
 def simulate_memory(
     mac: UnifiedMemoryMac, monkeypatch: pytest.MonkeyPatch, *, counts_peak: bool = True
 ) -> None:
-    """Let PyTorch tell the memory of a simulated Mac, its peak too unless it is too old to."""
+    """Make PyTorch report the memory of a simulated Mac, with the peak if ``counts_peak``."""
 
     def max_memory_allocated() -> int:
         if not counts_peak:
@@ -51,7 +50,7 @@ def simulate_memory(
 
 
 class FewShapesDevice(CpuDevice):
-    """The processor with the batch shapes of MPS."""
+    """The CPU with the batch shapes of MPS."""
 
     def __init__(self, *, min_examples: int = 1) -> None:
         super().__init__()
@@ -59,7 +58,7 @@ class FewShapesDevice(CpuDevice):
 
 
 class OtherDevice(FewShapesDevice):
-    """The processor as a device that is compared with it."""
+    """The CPU as a device that is compared with the CPU."""
 
     name = "other"
     is_reference = False
@@ -67,14 +66,14 @@ class OtherDevice(FewShapesDevice):
 
 
 def give_few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the CPU of a run have the batch shapes of MPS."""
+    """Give the CPU of a run the batch shapes of MPS."""
     monkeypatch.setattr("finetune.devices.cpu.BatchShapes", lambda: FEW_SHAPES)
 
 
 def random_texts(
     rows: int = 23, *, pads_left: bool = False, longest_tokens: int = 12
 ) -> EncodedTexts:
-    """Return texts of 3 or more random tokens, none of them special, the same for the same call."""
+    """Return texts of 3 or more random, non-special tokens, the same for the same call."""
     random = np.random.default_rng(rows)
     lengths = random.integers(3, longest_tokens + 1, size=rows)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -137,7 +136,7 @@ def tiny_trainer(
 
 
 def cut_all_rows(trainer: Trainer, examples: Examples, *, batch_size: int) -> Iterator[MicroBatch]:
-    """Cut an effective batch of all rows, 16 tokens wide, for a trainer's device."""
+    """Cut an effective batch of all rows, padded to 16 tokens, for a trainer's device."""
     return cut_batch(
         examples,
         Batch(np.arange(len(examples.labels)), padded_length=16),
@@ -149,7 +148,7 @@ def cut_all_rows(trainer: Trainer, examples: Examples, *, batch_size: int) -> It
 def take_steps(
     trainer: Trainer, examples: Examples, numbers: Iterable[int], *, batch_size: int = 4
 ) -> list[float]:
-    """Take the steps of these numbers, each on all rows; return their losses."""
+    """Take the steps with these numbers, each on all rows; return their losses."""
     return [
         trainer.take_step(number, cut_all_rows(trainer, examples, batch_size=batch_size)).item()
         for number in numbers
@@ -157,5 +156,5 @@ def take_steps(
 
 
 def copied_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the values of a model's parameters as they are now, by name."""
+    """Return the current parameters of a model by name."""
     return {name: one.detach().clone() for name, one in model.named_parameters()}

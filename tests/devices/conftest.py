@@ -1,4 +1,4 @@
-"""Machines that are not here, as what a test asks for."""
+"""Simulated machines, for tests that need another machine."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +16,7 @@ def pretend_linux(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def pretend_nvidia(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """A computer with an NVIDIA GPU that works, but for the changes."""
+    """A computer with an NVIDIA GPU that works, apart from the changes."""
 
     def pretend_it(**changes: Any) -> None:
         pretend(replace(LINUX_WITH_CUDA, **changes), monkeypatch)
@@ -26,7 +26,7 @@ def pretend_nvidia(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.fixture
 def pretend_mac(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """A Mac with 16 GiB that can train on its GPU, but for the changes."""
+    """A Mac with 16 GiB that can train on its GPU, apart from the changes."""
 
     def pretend_it(**changes: Any) -> None:
         pretend(a_mac(**changes), monkeypatch)

@@ -33,7 +33,7 @@ def test_allocations_beyond_the_cap_fail_and_those_within_it_do_not() -> None:
     device.memory.set_memory_limit(device.memory.allocated_bytes() + 128 * 2**20)
     assert len(torch.ones(64, 2**20, dtype=torch.uint8)) == 64
     with pytest.raises(RuntimeError) as caught:
-        # More than what earlier tests have freed, which the C library keeps.
+        # More than earlier tests have freed, because the C library keeps freed memory.
         torch.ones(2**10, 2**20, dtype=torch.uint8)
     assert device.memory.is_out_of_memory(caught.value)
     device.memory.set_memory_limit(device.memory.allocated_bytes() + 512 * 2**20)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cuda
 def take_steps(
     trainer: Trainer, *, steps: int = 60, batch_size: int = 13
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Take steps of batches of three sizes in turn; return losses and parameters."""
+    """Take steps with three batch sizes alternately; return losses and parameters."""
     torch.manual_seed(0)
     batches = [random_examples(rows) for rows in (13, 11, 12)]
     losses = [
@@ -52,7 +52,7 @@ def test_captured_updates_are_those_that_are_launched_one_by_one(
 
 
 class Branching(nn.Module):
-    """A layer whose next operation depends on a number on the device."""
+    """A layer whose next operation depends on a value on the device."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()

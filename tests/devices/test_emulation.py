@@ -17,7 +17,7 @@ def kept_bytes(
     device: str,
     dtype: torch.dtype = torch.float32,
 ) -> int:
-    """Return what an action keeps alive beside its input, for the backward pass or as result."""
+    """Return the bytes that an action keeps besides its input: saved tensors and the result."""
     with (
         FakeTensorMode(),
         LiveMemory() as memory,

@@ -1,4 +1,4 @@
-"""The same list on each kind of GPU: a Mac's owner runs it with ``make test-mps``."""
+"""The same tests on each kind of GPU: on a Mac, run them with ``make test-mps``."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +27,7 @@ OPTIONS_OF_MODE: Mapping[str, Mapping[str, Any]] = {
 
 @pytest.fixture(params=GPUS)
 def gpu(request: pytest.FixtureRequest) -> Device:
-    """A GPU of each kind; where it can't be used, the test is skipped with the reason."""
+    """A GPU of each kind; if it can't be used, the test is skipped with the reason."""
     return select_device(request.param)
 
 

@@ -1,4 +1,4 @@
-"""Whole machines, from processor to device."""
+"""Checks of whole machines, from processor to device."""
 
 import os
 import shutil
@@ -112,7 +112,7 @@ Install = Callable[..., None]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Return a function that installs the metadata of a package in front of all others."""
+    """Return a function that installs metadata of a package that hides the real metadata."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def install(name: str, version: str, *lines: str) -> None:
@@ -159,7 +159,7 @@ def test_a_disk_that_is_nearly_full_is_a_warning_with_what_is_needed(
 def test_a_folder_that_can_not_be_written_is_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Root may write anywhere, whatever the folder's mode.
+    # Root may write to any folder.
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     check = check_disk("hub_disk", tmp_path / "a", remedy="set HF_HOME")
     assert (check.status, check.remedy) == ("failure", "set HF_HOME")

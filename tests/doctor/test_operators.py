@@ -13,7 +13,7 @@ from finetune.doctor.operators import Operator, OperatorReport, audit_classifier
 from finetune.errors import UsageError
 from finetune.model.factory import load_factory, loss_of
 
-# What bf16 dispatches, fp16 does too.
+# fp16 dispatches the same operators as bf16.
 COMBINATIONS = [
     (one, mode, precision)
     for one in ARCHITECTURES
@@ -48,13 +48,13 @@ def audit(
 def report_of(
     architecture: str = "bert", mode: str = "full", precision: str = "fp32"
 ) -> OperatorReport:
-    """Audit a tiny model, once for the same arguments."""
+    """Audit a tiny model, and cache the result."""
     return audit(tiny_model(architecture), mode=mode, precision=precision)
 
 
 @pytest.fixture
 def bert_report() -> OperatorReport:
-    """The report on all of a tiny BERT."""
+    """The report for all layers of a tiny BERT."""
     return report_of()
 
 
@@ -95,7 +95,7 @@ def test_calls_are_those_of_one_step_and_modules_those_that_call(
 
 
 class Plain(nn.Module):
-    """A layer, followed by whatever a test gives it."""
+    """A layer, followed by any function."""
 
     def __init__(self, function: object) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ def test_planted_operator_that_mps_lacks_is_named_with_its_module() -> None:
 
 
 class Take(nn.Module):
-    """An activation that MPS lacks."""
+    """An activation function that MPS lacks."""
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return rows.take(torch.arange(rows.numel())).view(rows.shape)

@@ -1,4 +1,4 @@
-"""What ``doctor --parity`` finds, shown by faults that are planted under the device."""
+"""The findings of ``doctor --parity``, with faults planted in the device."""
 
 import json
 import math
@@ -36,12 +36,12 @@ def compare(
 def report_of(
     architecture: str = "bert", mode: str = "full", precision: str = "fp32"
 ) -> ParityReport:
-    """Compare the CPU with itself, once for the same arguments."""
+    """Compare the CPU with itself, and cache the result."""
     return compare(tiny_model(architecture), mode=mode, precision=precision)
 
 
 def lively_model() -> PreTrainedModel:
-    """Return a model whose attention makes a difference, unlike that of BERT's first weights."""
+    """Return a model whose attention affects the result, unlike a newly initialized BERT."""
     model = tiny_model()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -52,7 +52,7 @@ def lively_model() -> PreTrainedModel:
 
 @pytest.fixture
 def plant_fault(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that plants a fault in what is compared."""
+    """Return a function that plants a fault in the compared model."""
 
     def plant_later(fault: Any, by: Any = plant) -> None:
         prepare = parity.prepare_trial_model
@@ -99,7 +99,7 @@ def test_bf16_is_within_its_tolerance(architecture: str, mode: str) -> None:
 
 
 class Garbage(TorchFunctionMode):
-    """Activations that are no numbers."""
+    """Activations that are NaN."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -32,20 +32,20 @@ def difference_of(
 def test_the_interval_contains_the_true_difference_in_about_95_of_100_samples() -> None:
     random, hits, widths = np.random.default_rng(1), 0, []
     for _ in range(300):
-        # Two models that mostly err on the same rows: 80 % and 85 % right.
+        # Two models that mostly err on the same rows: 80% and 85% are correct.
         first = random.random(250) < 0.8
         second = np.where(first, random.random(250) < 0.95, random.random(250) < 0.45)
         found = difference_of(first, second, resamples=300)
         hits += found.low <= 0.05 <= found.high
         widths.append(found.high - found.low)
     assert 0.91 < hits / 300 < 0.98
-    # Unpaired, by the variances of both, it would be 0.132.
+    # Unpaired, from the variances of both models, it would be 0.132.
     assert np.mean(widths) == pytest.approx(0.09, abs=0.01)
 
 
 @pytest.mark.parametrize(
     ("first_only", "second_only", "p_value"),
-    # Of 9 coins, at most 1 falls on one side with a probability of 2 · (1 + 9) / 512.
+    # Of 9 coins, at most 1 shows one side with a probability of 2 · (1 + 9) / 512.
     [(1, 8, 20 / 512), (8, 1, 20 / 512), (0, 5, 2 / 32), (3, 3, 1.0), (0, 0, 1.0)],
 )
 def test_mcnemars_test_is_that_of_coins(first_only: int, second_only: int, p_value: float) -> None:
@@ -53,7 +53,7 @@ def test_mcnemars_test_is_that_of_coins(first_only: int, second_only: int, p_val
 
 
 def test_the_interval_of_a_mean_is_students() -> None:
-    # Quantile 4.3027 of two degrees of freedom, from a table; standard error 1 / sqrt(3).
+    # The quantile of two degrees of freedom is 4.3027 (table); the standard error is 1 / sqrt(3).
     found = mean_interval([1.0, 2.0, 3.0])
     assert found.value == 2
     assert (found.low, found.high) == pytest.approx((2 - 2.4842, 2 + 2.4842), abs=1e-4)
@@ -88,7 +88,7 @@ def test_predictions_from_the_threshold_on_have_the_precision() -> None:
 
 @pytest.mark.parametrize("rows", [60, 150, 500])
 def test_other_rows_have_the_precision_that_validation_rows_were_asked_for(rows: int) -> None:
-    """Were the precision itself the target, a half of the draws would miss it."""
+    """Without the margin, half of the draws would miss the target."""
     rng = np.random.default_rng(0)
 
     def true_precision() -> float:

@@ -1,4 +1,4 @@
-"""The files that an export writes, for each architecture."""
+"""The files of an export, for each architecture."""
 
 from pathlib import Path
 from typing import Any

@@ -53,8 +53,8 @@ CASES = [
     *(pytest.param(name, "classifier", marks=pytest.mark.slow) for name in ARCHITECTURES),
     *(pytest.param(name, "head", marks=pytest.mark.slow) for name in OTHERS),
 ]
-# GPT-2 and BART look for a text's end among its tokens, the features of XLNet and Longformer have
-# another shape, and ConvBERT mixes those of padding into its neighbours'.
+# GPT-2 and BART look for the end of a text among its tokens. The features of XLNet and Longformer
+# have another shape, and ConvBERT mixes the features of padding into those of real tokens.
 CAN_NOT_BE_SPLIT: dict[str, Callable[[], PreTrainedConfig]] = {
     "gpt2": lambda: GPT2Config(
         vocab_size=SIZES["vocab_size"], n_embd=32, n_layer=3, n_head=4, n_positions=64,
@@ -75,7 +75,7 @@ CAN_NOT_BE_SPLIT: dict[str, Callable[[], PreTrainedConfig]] = {
 
 
 def model_of(name: str) -> PreTrainedModel:
-    """Return a random classifier, the same for the same name; all its parameters count."""
+    """Return a random classifier, the same for each name; all parameters affect the result."""
     if name in ARCHITECTURES:
         model = tiny_model(name, classes=CLASSES)
     else:
@@ -86,7 +86,7 @@ def model_of(name: str) -> PreTrainedModel:
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
-            # Biases of zero and norms of one would hide what is left out.
+            # Biases of zero and norms of one would hide missing parameters.
             parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
     return model
 
@@ -113,7 +113,7 @@ def batch_of(structure: Structure, *, pads_left: bool = False) -> Inputs:
 
 
 def above(layers: FrozenLayers, inputs: Inputs) -> Inputs:
-    """Return what the trainable layers read instead of a batch of token ids."""
+    """Return the inputs of the trainable layers that replace a batch of token IDs."""
     mask = inputs["attention_mask"] if layers.per_token else None
     return layers.trainable_inputs(layers.extract(inputs), mask)
 
@@ -133,7 +133,7 @@ def train_steps(model: nn.Module, inputs: Inputs, structure: Structure) -> None:
 def whole_and_split(
     name: str, mode: str, *, pads_left: bool = False
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Train the whole model and, from the same start, what is above the split; return both."""
+    """Train the whole model, and separately the layers above the split; return both."""
     whole, divided = model_of(name), model_of(name)
     structure = freeze(whole, mode)
     freeze(divided, mode)
@@ -196,5 +196,5 @@ def test_nothing_below_the_split_runs_in_a_step(name: str, mode: str) -> None:
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear) and module.weight.requires_grad
     }
-    # DeBERTa's layers use their projections of words for positions too.
+    # DeBERTa's layers also use their projections of words for positions.
     assert ran == trained

@@ -1,4 +1,4 @@
-"""Layers that run again in the backward pass: the same gradients, of fewer kept tensors."""
+"""Layers that run again in the backward pass: the same gradients from fewer saved tensors."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from finetune.tokenization.examples import Inputs
 
 
 def train_once(model: nn.Module, inputs: Inputs, *, precision: torch.dtype) -> list[torch.Tensor]:
-    """Return the gradients of one backward pass with dropout, and the random number after it."""
+    """Return the gradients of one backward pass with dropout, and the next random number."""
     set_training(model)
     torch.manual_seed(1)
     with torch.autocast("cpu", dtype=precision, enabled=precision != torch.float32):

@@ -340,7 +340,7 @@ def test_a_config_without_a_padding_id_takes_the_tokenizers(tmp_path: Path) -> N
 def test_longest_text_has_a_position_for_every_token(tmp_path: Path) -> None:
     for architecture in ARCHITECTURES:
         text_model = load(save_tiny_model(tmp_path / architecture, architecture))
-        # RoBERTa's positions begin behind the padding token's id, here 0.
+        # RoBERTa's positions start after the padding token ID, which is 0 here.
         assert text_model.max_tokens == (63 if architecture == "roberta" else 64)
 
         text_model.tokenizer.model_max_length = 10**30

@@ -1,4 +1,4 @@
-"""Adapters in small encoders of each architecture: where they go, how they split and merge."""
+"""Adapters in small encoders of each architecture: placement, splitting and merging."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from finetune.model.structure import Structure, find_structure
 
 
 def adapt(model: PreTrainedModel, *, mode: str = "lora", targets: str = "auto") -> Structure:
-    """Put adapters into a model, with some noise as if they were trained."""
+    """Add adapters to a model, with random values as if they were trained."""
     lora = Lora(rank=2, alpha=4, dropout=0.0, targets=targets)
     structure = add_adapters(model, find_structure(model), lora, mode=Mode(mode))
     freeze_parameters(model, structure, mode=Mode(mode))

@@ -1,4 +1,4 @@
-"""Heads that read the mean of the tokens, in models that transformers loads as they are."""
+"""Heads that read the mean of the tokens, in models that transformers loads without extra code."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from finetune.model.structure import encoder_layers, find_structure
 from finetune.tasks.single import Single
 from finetune.tokenization.examples import collate
 
-# ModernBERT can read the mean by itself, DeBERTa's layers have other parts.
+# ModernBERT has its own mean pooling, and DeBERTa's layers have other parts.
 WITH_LAYER = ("bert", "distilbert", "roberta", "electra")
 TEXTS = ["Who wrote Faust?", "by", "How old is the river Nile, and how long?"]
 

@@ -15,7 +15,7 @@ from finetune.model.shape import load_shape, max_positions
 from finetune.model.source import MINILM
 from finetune.tasks.single import Single
 
-# As their model cards and papers say, with a classifier of two classes.
+# Numbers from model cards and papers, with a classifier of two classes.
 PARAMETERS = {"bert-base-uncased": 109_483_778, "bert-large-uncased": 335_143_938}
 
 

@@ -33,7 +33,7 @@ def closed_hub(tmp_path: Path) -> Iterator[None]:
 
 
 def shard(folder: Path) -> list[str]:
-    """Divide a model's weights into several files; return their names."""
+    """Split the weights of a model into several files; return their names."""
     (folder / "model.safetensors").unlink()
     tiny_model().base_model.save_pretrained(folder, max_shard_size="20KB")
     names = sorted(path.name for path in folder.glob("model-*.safetensors"))
@@ -114,7 +114,7 @@ def test_digests_change_with_what_they_are_of_and_nothing_else(folder: Path) -> 
 
 
 class Marker:
-    """Leaves a file when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, file: Path) -> None:
         self.file = file

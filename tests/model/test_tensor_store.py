@@ -19,7 +19,7 @@ def store(tmp_path: Path) -> TensorStore:
 def keep(
     store: TensorStore, letter: str, features: torch.Tensor = FEATURES, *, age: float = 0
 ) -> torch.Tensor:
-    """Keep features under a key of one letter, as last used some seconds ago."""
+    """Store features under a key of one letter, last used this many seconds ago."""
     shape = len(features), 4
     partial = store.create(64 * letter, shape)
     write_vectors(partial, [(600, features[600:]), (0, features[:600])])
@@ -58,7 +58,7 @@ def test_the_least_recently_used_goes_first_and_stays_readable(tmp_path: Path) -
     large = torch.randn(10_000, 4)
     assert torch.equal(keep(store, "e", large), large)
     assert sorted(letters_of(store)) == ["a", "c", "d"]
-    # A killed run left its file, which counts like the others.
+    # A killed run left this file, which counts like the others.
     (tmp_path / f"{64 * 'a'}.features").rename(store.create(64 * "f", SHAPE))
     assert "f" in letters_of(store)
     for file in store.files():

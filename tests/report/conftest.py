@@ -1,4 +1,4 @@
-"""The results of a run that never was."""
+"""Invented results of a run."""
 
 import pytest
 from report.example_run import example_results

@@ -1,4 +1,4 @@
-"""A run that never was, with all that a report can show."""
+"""An invented run with everything that a report can show."""
 
 import numpy as np
 
@@ -84,7 +84,7 @@ def example_results(*, other: str = OTHER) -> RunResults:
 def write_example_run(
     folder: RunFolder, *, text: str = TEXT, other: str = OTHER, column: str = "<b>.csv"
 ) -> None:
-    """Write the files of a run from which its report is made."""
+    """Write the files of a run that the report needs."""
     folder.path.mkdir()
     config = {"data": {"data": "trec", "text_column": column}, "model": {"model": "minilm"}}
     write_json(folder.config_file, config | {"training": {"learning_rate": 1e-4}})
@@ -101,6 +101,6 @@ def write_example_run(
 
 
 def write_predictions(folder: RunFolder, *rows: tuple[str, str, str, float]) -> None:
-    """Write the answers to test rows: text, true class, predicted class, probability."""
+    """Write predictions of test rows: text, true class, predicted class, probability."""
     names = ("text", "label", "predicted", "probability")
     write_jsonl(folder.predictions_file, [dict(zip(names, row, strict=True)) for row in rows])

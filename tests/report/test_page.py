@@ -21,7 +21,7 @@ from finetune.runs.results import RunResults
 
 
 class Page(HTMLParser):
-    """A page's visible text, addresses, and whether its elements are closed in order."""
+    """A page's visible text, its addresses, and whether its elements are closed in order."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ def test_details_warnings_and_calibration_are_shown(folder: RunFolder, results: 
 
 def test_run_without_validation_has_a_report(folder: RunFolder, results: RunResults) -> None:
     write_jsonl(folder.metrics_file, UPDATES)
-    # Nor has it mistakes, or rows of each class.
+    # It has no mistakes either, and no rows per class.
     write_predictions(folder, ("Who ?", OTHER, OTHER, 0.9))
     test = replace(results.test, confusion_matrix=[[4, 0], [0, 0]])
     page = report_of(folder, replace(results, validation=None, test=test))

@@ -1,4 +1,4 @@
-"""A run takes the batch sizes that a search has found; children are simulated."""
+"""Runs use the batch sizes that a search found; the child processes are simulated."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ __all__ = ["runner"]
 
 
 def run_auto(folder: Path, model: Path, emitted: list[Event], **options: Any) -> dict[str, int]:
-    """Run with ``--batch-size auto``; return the options of training that it has kept."""
+    """Run with ``--batch-size auto``; return the training options that it stored."""
     run_tiny(
         folder / "run", model=model, batch_size="auto", cache_dir=str(folder / "cache"),
         emit=emitted.append, **options,
@@ -48,7 +48,7 @@ def test_a_run_trains_and_evaluates_at_the_size_that_was_found(
         pooling="mean",
     )  # fmt: skip
     assert tried_sizes(emitted)[0] == 16
-    # An evaluation of 64 examples was not tried.
+    # A batch of 64 was not tried in evaluation.
     assert kept["batch_size"] == kept["eval_batch_size"] == 16
     assert kept["effective_batch_size"] == 16
     assert [event.step for event in emitted if isinstance(event, events.Step)] == [1, 2]

@@ -18,7 +18,7 @@ from finetune.tasks.single import Single
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> tuple[Path, Path]:
-    """Two runs that differ in nothing but that the second is not calibrated."""
+    """Two runs that differ only in calibration."""
     parent = tmp_path_factory.mktemp("runs")
     options: dict[str, Any] = {"model": tiny_folder, "validation_fraction": 0.3}
     run_tiny(parent / "calibrated", **options)

@@ -26,7 +26,7 @@ def test_rows_that_one_has_right_are_counted_and_shown(
 ) -> None:
     rows = read_jsonl(finished_run / "predictions.jsonl")
     wrong = ["HUM" if label != "HUM" else "LOC" for label in right]
-    # The first ten are right, the next ten wrong, the rest as before.
+    # The first ten are correct, the next ten wrong, and the rest unchanged.
     other = copy_run(finished_run, tmp_path / "other", answers=right[:10] + wrong[10:20])
     found = finetune.compare(finished_run, other, limit=3).groups[0].runs[1].versus_baseline
 
@@ -68,7 +68,7 @@ def test_the_baseline_may_be_the_best_on_validation(finished_run: Path, tmp_path
     [found] = finetune.compare(tmp_path, baseline="best").groups
     assert found.baseline == "b"
     assert [run.versus_baseline is None for run in found.runs] == [False, True, False]
-    # What was cross-validated does not count, however good it is.
+    # Cross-validated metrics do not count, however good they are.
     change_json(tmp_path / "b" / "all_results.json", eval_kind="cross-validated")
     with pytest.raises(UsageError, match="held-out") as caught:
         finetune.compare(tmp_path, baseline="best")
@@ -104,7 +104,7 @@ def test_seeds_of_one_setting_are_one_row_with_mean_and_spread(
     assert good.metrics["accuracy"] == pytest.approx(np.mean(both))
     assert good.spread == pytest.approx(np.std(both, ddof=1))
     assert group.verdict == "Take good-1 (2 seeds): the difference to poor is more than chance."
-    # Alone they are told apart.
+    # Separately, they can be told apart.
     [alone] = finetune.compare(tmp_path / "good-1", tmp_path / "good-2").groups
     assert [run.seeds for run in alone.runs] == [1, 1]
     [same] = finetune.compare(poor, copy_run(finished_run, tmp_path / "again")).groups

@@ -1,4 +1,4 @@
-"""What is left of a run whose device computes wrongly."""
+"""The folder of a run whose device computes wrong results."""
 
 from dataclasses import replace
 from pathlib import Path

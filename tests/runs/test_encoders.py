@@ -1,4 +1,4 @@
-"""Every architecture in every mode, from a folder of weights to a model that answers."""
+"""Every architecture in every mode, from a folder of weights to predictions."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_encoder_trains_what_its_mode_says_and_predicts_in_a_pipeline(
     architecture: str, mode: str, tmp_path: Path
 ) -> None:
     source, folder = save_tiny_model(tmp_path / "source", architecture), tmp_path / "run"
-    # A rate that shows in fp32 wherever there is a gradient at all.
+    # A learning rate that changes fp32 weights wherever there is a gradient.
     options = {"max_steps": 3, "learning_rate": 1e-2, "validation_fraction": 0, **MODES[mode]}
     results = finish_run(train_tiny(folder, model=source, **options))
 

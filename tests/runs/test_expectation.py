@@ -1,4 +1,4 @@
-"""What to expect of a table, before anything trains on it."""
+"""Baseline estimates for a table."""
 
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ def test_of_many_rows_a_sample_is_taken(tiny_folder: Path, monkeypatch: pytest.M
     found = expect_of(config_of(tiny_folder))
     assert (found.rows, found.sampled) == (810, 60)
     assert "cross-validated on 60 of them" in found.lines[0]
-    # Of a large model even fewer.
+    # Even fewer rows for a large model.
     monkeypatch.setattr(expectation, "MAX_WORK", 1)
     assert expect_of(config_of(tiny_folder)).sampled == expectation.MIN_ROWS
 

@@ -1,4 +1,4 @@
-"""What a user is advised when a run is interrupted or runs out of memory."""
+"""Remedies after a run is interrupted or runs out of memory."""
 
 from dataclasses import replace
 from pathlib import Path

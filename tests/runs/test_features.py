@@ -1,4 +1,4 @@
-"""Training on stored features: the same models, and never from another model's features."""
+"""Training on stored features: the same models, and never features of another model."""
 
 import shutil
 import signal
@@ -52,7 +52,7 @@ CASES = [
     for turn, architecture in enumerate(ARCHITECTURES)
     for case in ((architecture, list(MODES)[(turn + other) % 4]) for other in (0, 2))
 ]
-# Adam makes steps of the learning rate's size even out of gradients that are rounding errors.
+# Adam takes steps as large as the learning rate even if gradients are only rounding errors.
 CLOSE: dict[str, Any] = {"learning_rate": 1e-4, "num_train_epochs": 3}
 CLOSE |= {"max_train_samples": 32, "validation_fraction": 0}
 
@@ -65,9 +65,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @contextmanager
 def counting_examples() -> Iterator[list[int]]:
-    """Yield a list that gets the examples of every forward of an attention's first projection.
+    """Yield a list that receives the examples of every forward of the first attention projection.
 
-    Forwards of two made-up texts, which look for the split of the model, do not count.
+    Forwards of the two texts that are used to find the split do not count.
     """
     examples: list[int] = []
 
@@ -87,7 +87,7 @@ def logits_of(run: Run, split: str) -> np.ndarray:
 
 
 def train_both(model: Path, tmp_path: Path, **options: Any) -> tuple[Run, Run]:
-    """Train on stored features, and the same with the whole model at every step."""
+    """Train on stored features, and train the whole model at every step."""
     options = CLOSE | options
     emitted: list[Event] = []
     with sent_to(emitted.append):
@@ -128,7 +128,7 @@ SMALL: dict[str, Any] = {"max_train_samples": 16, "validation_fraction": 0}
 
 
 def computes(inputs: RunInputs) -> bool:
-    """Return whether features of the training split had to be computed, not read from the store."""
+    """Return whether features of the training split were computed, not read from the store."""
     emitted: list[Event] = []
     rows = inputs.config.training.eval_batch_size
     size = BatchSize(rows, "evaluation batch size", inputs.device)

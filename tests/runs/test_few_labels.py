@@ -1,4 +1,4 @@
-"""Whole runs on few labels: contrastive steps and a solved head, or a solved head alone."""
+"""Whole runs on few labels: few-shot training, and a linear head on the frozen encoder."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ def few_steps() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Tables of 15 rows to train on, of which one class has a single row, and of nine to test."""
+    """Tables of 15 training rows, with one row for one of the classes, and of nine test rows."""
     kinds = CLASSES.items()
     rows = [f"{question.format(one)},{name}" for one in THINGS for name, question in kinds]
     folder, files = tmp_path_factory.mktemp("few"), {"data": rows[:14], "test_file": rows[14:]}
@@ -53,7 +53,7 @@ Train = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def train(tables: dict[str, str], tiny_folder: Path) -> Train:
-    """A function that trains on few labels, and returns the run's folder."""
+    """A function that trains on few labels, and returns the run folder."""
 
     def train_one(folder: Path, call: Callable[..., Any] = finetune.run, **options: Any) -> Path:
         quick = {"model": str(tiny_folder), "device": "cpu", "precision": "fp32"}
@@ -68,7 +68,7 @@ def train(tables: dict[str, str], tiny_folder: Path) -> Train:
 def few_run(
     request: pytest.FixtureRequest, train: Train, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, list[Event], dict[str, Any]]:
-    """A finished run of each recipe with its events and options; tests leave it as it is."""
+    """A finished run of each training method with its events and options; tests don't change it."""
     events: list[Event] = []
     folder = tmp_path_factory.mktemp("runs") / "few"
     return train(folder, emit=events.append, **request.param), events, request.param
@@ -78,7 +78,7 @@ FewRun = tuple[Path, list[Event], dict[str, Any]]
 
 
 def assert_same_run(run: Path, other: Path) -> None:
-    """Compare all that does not depend on the time."""
+    """Compare everything that does not depend on time."""
     assert have_same_bits(weights_of(run), weights_of(other))
     assert logged_metrics(run) == logged_metrics(other)
     for name in ("config.yaml", "predictions.jsonl"):
@@ -126,7 +126,7 @@ def test_its_model_answers_alike_everywhere(few_run: FewRun, command: Command) -
 
 
 def at(kind: type[Event], value: Any, act: Callable[[], None]) -> Callable[[Event], None]:
-    """Return an ``Emit`` that acts at a step or when a stage begins."""
+    """Return an ``Emit`` that acts at a step or at the start of a stage."""
 
     def emit(event: Event) -> None:
         found = event.step if isinstance(event, Step) else getattr(event, "name", None)
@@ -142,7 +142,7 @@ def test_a_run_stopped_within_the_contrastive_steps_resumes_bit_for_bit(
     stop: tuple[Any, Any], few_run: FewRun, train: Train, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    with suppress(InterruptionError):  # at the last step there is nothing left to stop
+    with suppress(InterruptionError):  # no step is left after the last step
         train(run, emit=at(*stop, lambda: signal.raise_signal(signal.SIGINT)))
     if not (run / "all_results.json").exists():
         finetune.run(resume_from_checkpoint=run)

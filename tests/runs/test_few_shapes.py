@@ -1,4 +1,4 @@
-"""Whole runs on a device with the habits of MPS, where every new shape costs memory for good."""
+"""Whole runs on a device that keeps memory for each new shape, as MPS does."""
 
 import functools
 from pathlib import Path
@@ -16,7 +16,7 @@ Shape = tuple[int, int]
 
 @pytest.fixture
 def shapes(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
-    """Examples and tokens of each forward of a batch, in their order."""
+    """Examples and tokens of each forward of a batch, in order."""
     seen: list[Shape] = []
     original = BertForSequenceClassification.forward
 
@@ -24,7 +24,7 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
     def forward(*args: Any, **inputs: torch.Tensor) -> Any:
         name = "inputs_embeds" if "inputs_embeds" in inputs else "input_ids"
         rows, tokens = inputs[name].shape[:2]
-        # The others are tries with a few rows, before the model comes to the device.
+        # The others are trials with a few rows, before the model is moved to the device.
         if rows in (BATCH_SIZE, EVAL_BATCH_SIZE):
             seen.append((rows, tokens))
         return original(*args, **inputs)
@@ -55,7 +55,7 @@ def test_run_has_at_most_six_shapes_and_the_largest_first(
     )
     finish_run(run)
 
-    # Evaluation at another size would bring as many shapes again.
+    # Evaluation with another batch size would add as many shapes.
     assert {rows for rows, _ in shapes} == {BATCH_SIZE}
     assert len(set(shapes)) <= 6
     first_rows, first_tokens = shapes[0]

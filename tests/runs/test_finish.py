@@ -1,4 +1,4 @@
-"""What a finished run leaves in its folder."""
+"""The files of a finished run."""
 
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def test_a_pipeline_that_truncates_reads_as_much_of_a_long_text(
     ):
         assert theirs["label"] == ours.label
         assert theirs["score"] == pytest.approx(ours.probability, abs=1e-5)
-    # The model itself can read more.
+    # The model itself can read more tokens.
     options["max_length"] = 40
     again = run_tiny(tmp_path / "again", model=tmp_path / "run" / "model", **options)
     assert again["details"]["lengths"]["train"]["longest"] > 12
@@ -84,7 +84,7 @@ def test_the_best_model_by_validation_is_the_one_that_is_kept(overfitted_run: Pa
     rows = logged_metrics(overfitted_run)
     validations = [row for row in rows if row["kind"] == "validation"]
     best = min(validations, key=lambda row: row["eval_loss"])
-    assert best is not validations[-1]  # else this would show nothing
+    assert best is not validations[-1]  # otherwise this test would show nothing
     results = read_json(overfitted_run / "all_results.json")
     assert results["eval_loss"] == best["eval_loss"]
     assert results["best_global_step"] == best["step"]

@@ -1,4 +1,4 @@
-"""A cross-validation: every row predicted by a model that has not seen it."""
+"""A cross-validation: every row is predicted by a model that has not seen it."""
 
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ def run_folds(folder: Path, *, model: Path, folds: int = 3, **options: Any) -> S
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twelve rows, of which the last two have the text of the first."""
+    """Twelve rows; the last two have the text of the first."""
     path = tmp_path_factory.mktemp("data") / "table.csv"
     path.write_text("\n".join(["text,label", *ROWS, ROWS[0], ROWS[0].replace("odd", "even")]))
     return path
@@ -38,7 +38,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def folds(tiny_folder: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cross-validation of which the last two folds were trained in another process."""
+    """A cross-validation whose last two folds were trained in another process."""
     folder = tmp_path_factory.mktemp("folds") / "three"
 
     def stop_at_the_second(event: Event) -> None:

@@ -1,4 +1,4 @@
-"""Runs with LoRA: what trains, what is saved, what is refused."""
+"""Runs with LoRA: what is trained, saved and rejected."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ LORA: dict[str, Any] = {"lora_rank": 4, "contrastive": "off", "learning_rate": 1
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
-    """A finished run with LoRA; tests leave it as it is."""
+    """A finished run with LoRA; tests don't change it."""
     path = tmp_path_factory.mktemp("lora") / "run"
     run_tiny(path, model=tiny_folder, **LORA)
     return path

@@ -1,4 +1,4 @@
-"""What a run says it was made from, and how later use is checked against it."""
+"""The manifest of a run, and how later commands compare it with the data."""
 
 import hashlib
 import shutil
@@ -85,7 +85,7 @@ def test_a_digest_depends_on_texts_labels_and_class_names_in_their_order(other: 
 
 @pytest.mark.parametrize(
     ("recorded", "variable", "expected"),
-    # The variable goes first; at most one for each core.
+    # The environment variable takes precedence; at most one thread per core.
     [(2, None, 2), (2, "1", 1), (10_000, None, 2), (None, None, 1)],
 )
 def test_a_resumed_run_computes_with_the_threads_it_began_with(

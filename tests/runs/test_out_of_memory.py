@@ -29,7 +29,7 @@ def memory_for(
     evaluation_examples: int = 10_000,
     frozen_examples: int = 10_000,
 ) -> Iterator[None]:
-    """Let PyTorch refuse memory to layers that are given more examples."""
+    """Make PyTorch raise out-of-memory errors for batches with more examples."""
 
     def check(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if torch.is_inference_mode_enabled():
@@ -56,7 +56,7 @@ def without_dropout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def warnings_of(emitted: list[Event]) -> list[str]:
-    """Return what was emitted of memory; the questions also have a few long texts."""
+    """Return the events about memory; the questions also contain a few long texts."""
     messages = [event.message for event in emitted if isinstance(event, WarningMessage)]
     return [message for message in messages if "memory" in message]
 
@@ -94,7 +94,7 @@ def test_an_evaluation_continues_with_smaller_batches(tiny_folder: Path, tmp_pat
             run = train_tiny(tmp_path / "run", model=tiny_folder, **options)
         results = finish_run(run)
 
-    # Once, and from then on for every split.
+    # Once, and then for every split.
     assert warnings_of(emitted) == [
         "cpu ran out of memory: the evaluation batch size is now 32 instead of 64",
         "cpu ran out of memory: the evaluation batch size is now 16 instead of 32",

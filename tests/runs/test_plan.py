@@ -1,4 +1,4 @@
-"""How many steps a run has, of which examples, at which rate."""
+"""The number of steps of a run, their examples and their learning rate."""
 
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def test_the_configuration_keeps_what_was_chosen_by_default(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tiny_folder.parent)
-    # The name of a source stays though a folder has it too.
+    # The name of a source is used even if a folder has the same name.
     Path("questions").mkdir(exist_ok=True)
     inputs = prepare_tiny(
         Path(tiny_folder.name), learning_rate=None, num_train_epochs=None, freeze_core=True,

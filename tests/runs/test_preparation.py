@@ -1,4 +1,4 @@
-"""What a run prepares, and why it may not begin."""
+"""The preparation of a run, and reasons to reject it."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Runs of two processes: the same runs as those of one."""
+"""Runs with two processes give the same results as runs with one."""
 
 import json
 import multiprocessing
@@ -33,7 +33,7 @@ def losses_of(run: Path) -> list[float]:
 
 
 def assert_same(run: Path, other: Path) -> None:
-    """Compare what two runs have logged and learned."""
+    """Compare the logs and the parameters of two runs."""
     assert losses_of(run) == pytest.approx(losses_of(other), abs=TOLERANCE)
     weights, expected = weights_of(run), weights_of(other)
     for name, tensor in weights.items():
@@ -46,7 +46,7 @@ def assert_same(run: Path, other: Path) -> None:
 
 
 class Runs:
-    """Runs of one process, and the same of two, which are made at one launch."""
+    """Runs with one process, and the same runs with two processes, in one launch."""
 
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder, self.model = folder, model
@@ -75,7 +75,7 @@ class Runs:
         return {**QUICK, **self._options(mode), **place}
 
     def _stop_alone(self) -> None:
-        """Let the checkpoint of an epoch be all that is left of a run of one process."""
+        """Delete everything but the checkpoint of an epoch from a run with one process."""
         folder = self.together("resumed")
         with pytest.raises(ZeroDivisionError):
             run_tiny(

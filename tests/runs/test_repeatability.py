@@ -1,4 +1,4 @@
-"""The same command and seed on one machine: the same weights, busy or not."""
+"""The same command and seed give the same weights on one machine, busy or not."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from tiny_runs import QUICK, flags
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """Let so many processes compute without end."""
+    """Start this many processes that compute without end."""
     command = [sys.executable, "-c", "while True: pass"]
     processes = [subprocess.Popen(command) for _ in range(count)]
     try:
@@ -28,7 +28,7 @@ def test_the_same_command_gives_the_same_weights_on_an_idle_and_a_busy_machine(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
     def train(name: str) -> bytes:
-        """Train in a process of its own and return the weights."""
+        """Train in a new process and return the weights."""
         options = QUICK | {"model": str(tiny_folder), "output_dir": str(tmp_path / name)}
         command = [sys.executable, "-m", "finetune", "run", *flags(**options)]
         child = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)

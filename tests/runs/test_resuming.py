@@ -1,4 +1,4 @@
-"""Runs that were stopped, by Ctrl-C or worse, and resume as if nothing had happened."""
+"""Runs that were stopped, by Ctrl-C or a kill, and resume with identical results."""
 
 import json
 import shlex
@@ -31,7 +31,7 @@ def at_step(number: int, act: Callable[[], None]) -> Emit:
 
 
 def at_stage(name: str, act: Callable[[], None]) -> Emit:
-    """Return an ``Emit`` that acts when a stage begins."""
+    """Return an ``Emit`` that acts at the start of a stage."""
 
     def emit(event: Event) -> None:
         if event == StageStarted(name):
@@ -50,7 +50,7 @@ def press_twice() -> None:
 
 
 SHORT: dict[str, Any] = {"max_train_samples": 32, "seed": 5}
-"""Two epochs of two steps, of which the second has the best model."""
+"""Two epochs of two steps; the second has the best model."""
 
 
 def stop_run(folder: Path, *, after_step: int, model: Path, **options: Any) -> None:
@@ -64,7 +64,7 @@ def files_of(run: Path) -> set[Path]:
 
 
 def assert_same_run(run: Path, other: Path) -> None:
-    """Compare all that does not depend on the time."""
+    """Compare everything that does not depend on time."""
     assert files_of(run) == files_of(other)
     assert have_same_bits(weights_of(run), weights_of(other))
     assert logged_metrics(run) == logged_metrics(other)
@@ -86,7 +86,7 @@ def assert_same_run(run: Path, other: Path) -> None:
 
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
-    """A run of four steps that nobody has stopped; tests leave it as it is."""
+    """A run of four steps without interruption; tests don't change it."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
     run_tiny(folder, model=tiny_folder, **SHORT)
     return folder
@@ -94,7 +94,7 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Pa
 
 @pytest.fixture(scope="module")
 def kept_stopped_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
-    """The same, stopped after its third step; tests leave it as it is."""
+    """The same run, stopped after its third step; tests don't change it."""
     run = tmp_path_factory.mktemp("runs") / "stopped"
     stop_run(run, after_step=3, model=tiny_folder, **SHORT)
     return run
@@ -102,7 +102,7 @@ def kept_stopped_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path
 
 @pytest.fixture
 def stopped_run(kept_stopped_run: Path, tmp_path: Path) -> Path:
-    """A copy of the stopped run, to do with as one likes."""
+    """A copy of the stopped run, which tests may change."""
     return shutil.copytree(kept_stopped_run, tmp_path / "stopped")
 
 
@@ -301,7 +301,7 @@ def test_a_configuration_that_was_edited_is_refused_with_all_changes(stopped_run
     edited = text.replace("  seed: 5\n", "  seed: 6\n").replace(
         "num_train_epochs: 2.0", "num_train_epochs: 9"
     )
-    # This one may change.
+    # This option may change.
     config.write_text(edited.replace("  batch_size: 16", "  batch_size: 8"))
     with pytest.raises(ConfigurationError) as refused:
         finetune.run(resume_from_checkpoint=stopped_run)

@@ -37,7 +37,7 @@ def test_the_configuration_alone_makes_the_same_run_again_from_anywhere(
     elsewhere.mkdir()
     monkeypatch.chdir(home)
     save_tiny_model(Path("tiny"))
-    # Learning rate, epochs and effective batch size are left to their defaults.
+    # Learning rate, epochs and effective batch size have their defaults.
     finetune.run(
         data="questions", model="tiny", device="cpu", max_train_samples=20, max_steps=2,
         output_dir="first",

@@ -1,4 +1,4 @@
-"""Checkpoints that a run writes on its way, and disks that don't take them."""
+"""Checkpoints during a run, and disks that reject them."""
 
 import errno
 import os
@@ -41,7 +41,7 @@ def steps_in(run: Path) -> list[int]:
 
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
-    """Two epochs of four steps, which nothing has disturbed; tests leave it as it is."""
+    """Two epochs of four steps without interruption; tests don't change it."""
     run = tmp_path_factory.mktemp("runs") / "whole"
     run_tiny(run, model=tiny_folder, **EVERY_THIRD)
     return run

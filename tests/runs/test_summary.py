@@ -35,7 +35,7 @@ def test_a_model_that_answers_one_class_alone_learns_what_helps() -> None:
     assert "gets `a` right alone: `--class-weights balanced` may help" in summarize(results)
     chosen = replace(results, validation=results.test)
     assert "or `--metric-for-best-model macro_f1` or `mcc` may help" in summarize(chosen)
-    # What was tried already is not named.
+    # Options that were already used are not suggested.
     tried = replace(DETAILS, metric_for_best_model="mcc", is_balanced=True)
     text = summarize(replace(chosen, details=tried))
     assert "balanced" not in text

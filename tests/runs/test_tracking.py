@@ -1,4 +1,4 @@
-"""What trackers get of a run."""
+"""Reports to experiment trackers."""
 
 import os
 from pathlib import Path
@@ -24,7 +24,7 @@ VALIDATION = Validation(4, 0.5, {"accuracy": 0.75, "loss": 1.25}, is_best=True)
 
 
 def fake(name: str, *, fails_at: str = "") -> tuple[type, list[Any]]:
-    """Return Accelerate's own tracker without its package, and a list of what it is given."""
+    """Return Accelerate's tracker without its package, and a list of what it receives."""
     calls: list[Any] = []
 
     def note(method: str, *given: Any) -> None:
@@ -42,7 +42,7 @@ def fake(name: str, *, fails_at: str = "") -> tuple[type, list[Any]]:
 
 
 def report(name: str, folder: Path) -> list[Event]:
-    """Report three events and the test metrics to a tracker; return what is passed on."""
+    """Report three events and the test metrics to a tracker; return the events passed on."""
     config = Config(model=ModelConfig("tiny"), output=OutputConfig(report_to=name))  # type: ignore[arg-type]
     seen: list[Event] = []
     with sent_to(seen.append), tracked(config, RunFolder(folder)) as emit:
@@ -140,7 +140,7 @@ def test_a_tracker_leaves_the_environment_and_the_users_accelerator_alone(
     pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
     accelerate.PartialState._reset_state()
     accelerator = accelerate.Accelerator(cpu=True) if own else None
-    # Of a launch that is incomplete.
+    # From an incomplete launch.
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     before = dict(os.environ)

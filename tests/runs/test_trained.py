@@ -1,4 +1,4 @@
-"""The model of a finished run, loaded to be used."""
+"""The model of a finished run, loaded for use."""
 
 import shutil
 from pathlib import Path

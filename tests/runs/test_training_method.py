@@ -1,4 +1,4 @@
-"""Behaviour of the choice how a run trains."""
+"""The choice of the training method."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ TASK = Single(class_names=["no", "yes"])
 
 
 def choose(*, rows: int = 20, **options: Any) -> TrainingMethod:
-    """Return the method of a configuration for two classes."""
+    """Return the training method of a configuration for two classes."""
     model = {name: options.pop(name) for name in [*options] if hasattr(ModelConfig, name)}
     config = replace(
         Config(), model=replace(ModelConfig(), **model), training=TrainingConfig(**options)

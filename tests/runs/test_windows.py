@@ -1,4 +1,4 @@
-"""Runs on texts that are longer than the model reads at once."""
+"""Runs on texts that are longer than the model's input."""
 
 import re
 from pathlib import Path
@@ -33,7 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
 
 
 def code_of_card(run: Path, *, text: str) -> dict[str, Any]:
-    """Run the last piece of code of a run's model card on a text; return its names."""
+    """Run the last code block of a run's model card on a text; return its variables."""
     card = (run / "model" / "README.md").read_text()
     code = re.findall(r"```python\n(.*?)```", card, re.DOTALL)[-1]
     names: dict[str, Any] = {}

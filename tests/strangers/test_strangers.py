@@ -1,4 +1,4 @@
-"""Strangers' files do no harm: no code of theirs runs, nothing of theirs is obeyed when shown."""
+"""Files of strangers do no harm: their code is not run, and their control codes are escaped."""
 
 import csv
 import io
@@ -28,11 +28,11 @@ EVIL_CODE = "raise SystemExit('code of a stranger runs')"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 watched_folders: list[Path] = []
-"""While it holds folders: code of theirs, pickles and other machines are forbidden."""
+"""Forbid foreign code, pickles and connections to other machines in this context."""
 
 
 class ForbiddenError(BaseException):
-    """Passes all that handles errors."""
+    """Passes all handlers of errors."""
 
 
 def _watch(event: str, arguments: tuple[Any, ...]) -> None:
@@ -60,7 +60,7 @@ def _refuse(*_: Any, **__: Any) -> NoReturn:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Iterator[Path]:
-    """A folder with a stranger's table and model, in which the main job is done."""
+    """A folder with a stranger's table and model, in which the main commands run."""
     folder = tmp_path_factory.mktemp(f"here{OVERRIDE}<i>")
     model = shutil.copytree(tiny_folder, folder / "model")
     (model / "pytorch_model.bin").write_bytes(pickle.dumps(print))
@@ -87,7 +87,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Itera
 
 @pytest.fixture(scope="module")
 def outcomes(folder: Path) -> dict[str, Outcome]:
-    """What each command of the main job shows."""
+    """The output of each main command."""
     [table] = (one.name for one in folder.glob("*.csv"))
     columns = ("--text-column", TEXT_COLUMN, "--label-column", LABEL_COLUMN)
     training = flags(data=table, model="model", num_train_epochs=1)
@@ -127,7 +127,7 @@ def test_the_main_job_needs_no_pickle_no_code_of_the_folder_and_no_network(
 
 def test_nothing_that_is_shown_is_obeyed_by_a_terminal(outcomes: dict[str, Outcome]) -> None:
     for name, one in outcomes.items():
-        errors = one.errors.replace("\rLoading weights", "")  # transformers' own bar
+        errors = one.errors.replace("\rLoading weights", "")  # transformers' own progress bar
         assert not OBEYED.findall(one.output + errors), name
     assert "\\u001b]0;owned" in outcomes["predict"].output
 

@@ -1,4 +1,4 @@
-"""Each task type from a table to its predictions: one run for all that is asked of it."""
+"""Each task type, from a table to its predictions, in one run per type."""
 
 import csv
 import json
@@ -25,7 +25,7 @@ from finetune.tasks.single import Single
 
 @dataclass(frozen=True)
 class Ordinal(Single):
-    """Ordered classes: one more output for each is a yes to "higher than the class below"."""
+    """Ordered classes: each further output answers "higher than the class below"."""
 
     name: ClassVar[str] = "ordinal"
 
@@ -39,7 +39,7 @@ class Ordinal(Single):
         return super().read_logits(np.eye(logits.shape[1], dtype=np.float32)[levels])
 
 
-TASK_TYPES.pop(Ordinal.name)  # other tests know the task types of the package alone
+TASK_TYPES.pop(Ordinal.name)  # other tests know only the task types of the package
 
 
 def draw_rows() -> list[dict[str, Any]]:
@@ -81,7 +81,7 @@ def train(folder: Path, model: Path, label: str, **options: Any) -> Path:
 def run(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path
 ) -> Path:
-    """A finished run of each task type, which ``--task auto`` has found."""
+    """A finished run of each task type, which ``--task auto`` chose."""
     options = {"class_weights": "balanced"} if request.param == "multi" else {}
     return train(tmp_path_factory.mktemp(request.param), tiny_folder, request.param, **options)
 
@@ -144,7 +144,7 @@ def test_report_and_card_show_the_task_type(run: Path) -> None:
     else:
         assert "True and predicted values" in page
         assert "A regression model of texts" in card
-        # In the units of the table, which were learned as standard deviations from the mean.
+        # In the units of the table; the model learned standardized values.
         predictions = read_jsonl(run / "predictions.jsonl")
         assert all(1900 < row["predicted"] < 2100 for row in predictions)
 

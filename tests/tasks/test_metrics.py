@@ -1,4 +1,4 @@
-"""Each metric against scikit-learn's or scipy's, on all rows and on resamples."""
+"""Each metric against scikit-learn or SciPy, on all rows and on resamples."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ TASKS = pytest.mark.parametrize(
 
 
 def draw_rows(task: Task, random: np.random.Generator) -> tuple[NDArray[np.float32], Any]:
-    """Return logits and labels; ``d`` never occurs, and numbers have ties."""
+    """Return logits and labels; ``d`` never occurs, and regression values have ties."""
     if isinstance(task, Regression):
         labels = random.integers(0, 8, ROWS).astype(np.float32)
         return (labels + random.integers(-3, 3, ROWS)).astype(np.float32)[:, None], labels
@@ -73,7 +73,7 @@ def expected_metrics(task: Task, logits: NDArray[np.float32], labels: Any) -> di
 @TASKS
 def test_metrics_are_those_of_scikit_learn_and_scipy(task: Task) -> None:
     logits, labels = draw_rows(task, np.random.default_rng(0))
-    labels.flags.writeable = False  # as those that Arrow holds
+    labels.flags.writeable = False  # read-only, as Arrow's arrays
     scores = task.score(logits, labels)
     expected = expected_metrics(task, logits, labels)
     assert scores.metrics == pytest.approx({"loss": scores.loss, **expected}, rel=1e-5)
@@ -95,7 +95,7 @@ def test_numbers_that_are_all_the_same_have_no_correlation() -> None:
     labels, predicted, weights = np.array([0.1, 0.1]), np.array([0.7, 0.2]), np.ones(2)
     assert pearson(labels, predicted, weights) == 0
     assert spearman(predicted, labels, weights) == 0
-    # Only one row is left, and its number.
+    # Only one row is left, with its number.
     assert pearson(predicted, predicted, np.array([3.0, 0.0])) == 0
 
 
@@ -112,7 +112,7 @@ def test_the_first_metric_of_a_task_chooses_the_best_model_unless_another_is_nam
 
 
 def score_classes(task: Single | Multi, answers: str, *, rows: int = 20) -> Scores:
-    """Score rows of which every fifth has ``b``, the others ``a``."""
+    """Score rows; every fifth row has class ``b``, and the others have ``a``."""
     labels = (np.arange(rows) % 5 == 0).astype(np.int64)
     predicted = np.array(["ab".index(one) for one in (answers * rows)[:rows]])
     logits = np.eye(2, dtype=np.float32)[predicted]
@@ -129,7 +129,7 @@ def test_a_model_that_misses_a_large_class_is_not_chosen_for_its_accuracy() -> N
     assert selection_score(None, SINGLE, majority) < selection_score(None, SINGLE, useful)
     assert selection_score("accuracy", SINGLE, majority) == majority.accuracy
     assert selection_score(None, SINGLE, useful) == useful.accuracy
-    # Of two models that miss it the one with the higher macro F1.
+    # Of two models that miss it, the model with the higher macro F1 is chosen.
     worse = score_classes(task, "abbbb")
     assert selection_score(None, SINGLE, majority) > selection_score(None, SINGLE, worse)
     few = score_classes(task, "a", rows=10)

@@ -1,4 +1,4 @@
-"""Several labels a text, without a model."""
+"""Multi-label classification, without a model."""
 
 import numpy as np
 import pyarrow
@@ -33,7 +33,7 @@ def test_balanced_rows_with_a_class_count_as_much_as_those_without() -> None:
     logits, labels = torch.zeros(4, 2), torch.tensor(LABELS)
     logits.requires_grad_()
     task.losses(logits, labels).sum().backward()
-    # At one half, the gradients of a class's rows and of the others add up to nothing.
+    # At one half, the gradients of a class's rows and of the other rows cancel.
     assert logits.grad is not None
     assert logits.grad.sum(dim=0).tolist() == pytest.approx([0, 0])
     one_row = Multi(["a"]).with_loss(np.eye(1000, 1), is_balanced=True)

@@ -11,7 +11,7 @@ NAMES = ["ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM"]
 
 
 def draw_rows(rows: int, *, temperature: float) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return logits whose probabilities are right at a temperature, and labels."""
+    """Return labels, and logits whose probabilities are correct at a temperature."""
     generator = np.random.default_rng(0)
     logits = 2 * generator.normal(size=(rows, 6))
     logits[np.arange(rows), generator.integers(6, size=rows)] += 6
@@ -58,7 +58,7 @@ def test_scaling_changes_no_prediction_and_is_undone(task: Task) -> None:
     assert logits() == pytest.approx(first / 1.7, abs=1e-5)
     assert (scaled.read_logits(logits()).predicted == before).all()
 
-    # A saved model that is used, and one that is trained further.
+    # A saved model that predicts, and a saved model that is trained further.
     scaled.unscale_output_layer(parameters, saved=scaled.parameters)
     assert logits() == pytest.approx(first / 1.7, abs=1e-5)
     type(task)(NAMES).unscale_output_layer(parameters, saved=scaled.parameters)

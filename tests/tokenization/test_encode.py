@@ -29,7 +29,7 @@ def test_ids_and_types_are_those_of_transformers(side: str, max_length: int) -> 
     tokenizer.truncation_side = side
     texts = [*TEXTS, "a [MASK] [SEP] b", "déjà vu \u200b 都", "\x00\ud7ff", " \t\n"]
     expected = tokenizer(texts, truncation=True, max_length=max_length)
-    # What an earlier call has left must not matter.
+    # Earlier calls must have no effect.
     tokenizer(texts, truncation=True, padding="max_length", max_length=4)
 
     encoded = encode_texts(tokenizer, texts, max_length=max_length)

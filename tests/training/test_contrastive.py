@@ -1,4 +1,4 @@
-"""Behaviour of supervised contrastive steps."""
+"""Supervised contrastive training."""
 
 import numpy as np
 import pytest

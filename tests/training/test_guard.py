@@ -13,7 +13,7 @@ LAYER = "bert.encoder.layer.1.output.dense.weight"
 
 
 def guarded(mode: str) -> tuple[nn.Module, Callable[[], None]]:
-    """Return a model after two steps, and the comparison with what it was before them."""
+    """Return a model after two steps, and the check that compares it with its state before."""
     trainer = tiny_trainer(mode=mode)
     guard = ParameterGuard(trainer.model)
     take_steps(trainer, random_examples(), range(2))

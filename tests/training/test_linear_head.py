@@ -1,4 +1,4 @@
-"""Behaviour of output layers that are solved on features."""
+"""Linear heads that are fitted on features."""
 
 import numpy as np
 import pytest
@@ -17,12 +17,12 @@ from finetune.training.linear_head import (
 
 
 def softmax(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the loss of single labels."""
+    """Return the loss of single-label rows."""
     return functional.cross_entropy(logits, labels, reduction="none")
 
 
 def squared(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the loss of numbers."""
+    """Return the loss of regression."""
     return (logits[:, 0] - labels).square()
 
 

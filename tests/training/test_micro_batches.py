@@ -85,7 +85,7 @@ def test_last_micro_batch_is_filled_with_examples_of_weight_zero() -> None:
     assert last.loss_weights[3] == 0
     assert last.labels.tolist() == examples.labels[[2, 9, 3, 3]].tolist()
     assert torch.equal(last.inputs["input_ids"][3], last.inputs["input_ids"][2])
-    # Attention over nothing is NaN on MPS.
+    # Attention over no tokens is NaN on MPS.
     assert last.inputs["attention_mask"].flatten(1).any(dim=1).all()
 
 
@@ -132,7 +132,7 @@ def gradients_of(state: Trainer) -> dict[str, torch.Tensor]:
 
 
 def undivided_step(examples: Examples, state: Trainer) -> float:
-    """Give the gradients of one forward and backward of all windows; return the loss."""
+    """Compute the gradients of one forward and backward of all windows; return the loss."""
     assert examples.windows is not None
     logits = state.model(**examples.inputs_of(np.arange(COUNTS.sum()), 16)).logits
     parts = logits.split(COUNTS.tolist())
@@ -163,7 +163,7 @@ def test_gradients_of_slices_are_those_of_all_windows_at_once(batch_size: int) -
 
 
 def test_both_passes_of_a_text_have_the_same_dropout() -> None:
-    """With dropout, its loss and gradients are those of one graph over the same slices."""
+    """With dropout, loss and gradients equal those of one graph over the same slices."""
     examples = examples_with_windows()
     batch = Batch(np.array([1]), padded_length=16)
 
@@ -199,7 +199,7 @@ def test_no_forward_takes_more_windows_than_the_batch_size(batch_size: int) -> N
 
     windows = [rows for rows, _ in seen]
     assert max(windows) <= batch_size
-    # What has to be cut, and only that, is read twice.
+    # Only slices that are cut are read twice.
     assert sum(windows) == COUNTS.sum() + COUNTS[batch_size < COUNTS].sum()
 
 

@@ -25,7 +25,7 @@ def optimizer_of(
 
 
 def by_name(model: nn.Module, optimizer: torch.optim.Optimizer, setting: str) -> dict[str, float]:
-    """Return a setting of the groups for each parameter that the optimizer changes."""
+    """Return a setting of the parameter groups for each parameter that the optimizer changes."""
     name_of = {parameter: name for name, parameter in model.named_parameters()}
     return {
         name_of[parameter]: group[setting]
@@ -102,12 +102,12 @@ def test_state_made_ahead_is_what_the_first_step_makes() -> None:
         assert torch.equal(left, right)
 
 
-# Steps of the warm-up and of the run.
+# Numbers of warm-up steps and of all steps.
 runs = st.integers(1, 300).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total)))
 
 
 def rates_of_transformers(plan: Plan) -> list[float]:
-    """Return the rates of a scheduler that is asked before each step, and after the last."""
+    """Return the learning rates of a scheduler before each step, and after the last."""
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=plan.peak)
     scheduler = get_linear_schedule_with_warmup(optimizer, plan.warmup_steps, plan.total_steps)
     rates = []
@@ -125,10 +125,10 @@ def test_lines_are_those_of_transformers_without_its_step_at_rate_zero(
 ) -> None:
     plan = Plan(peak=peak, warmup_steps=run[0], total_steps=run[1])
     expected = rates_of_transformers(plan)
-    # Where all is warm-up, transformers' last rate is one of decay.
+    # If all steps are warm-up, the last rate of transformers belongs to the decay.
     expected[run[0]] = peak
 
-    # transformers' first warm-up rate is 0; ours are those of the step that follows.
+    # The first warm-up rate of transformers is 0; ours is the rate of the next step.
     warmup, decay = expected[1 : run[0] + 1], expected[run[0] : run[1]]
 
     rates = [plan.rate_at(step) for step in range(plan.total_steps)]

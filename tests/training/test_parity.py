@@ -1,4 +1,4 @@
-"""What the comparison with the CPU finds, shown by faults that are planted on a device."""
+"""The comparison with the CPU, with faults planted in a device."""
 
 import os
 from dataclasses import replace
@@ -35,7 +35,7 @@ EXAMPLES = random_examples(23)
 
 
 class AnyShapes(OtherDevice):
-    """A device with texts of any length."""
+    """A device that accepts texts of any length."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def check(
 
 
 def lively(state: Trainer) -> Trainer:
-    """Let attention make a difference, unlike with BERT's first weights."""
+    """Make attention affect the result, unlike in a newly initialized BERT."""
     with torch.no_grad():
         for parameter in state.model.parameters():
             if parameter.ndim == 2:
@@ -162,7 +162,7 @@ def test_one_wrong_example_among_many_counts_as_if_alone() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def test_thousands_of_steps_of_a_healthy_device_raise_no_alarm(name: str, precision: str) -> None:
-    """``CHECKED_STEPS=N`` in the environment for another number of steps."""
+    """``CHECKED_STEPS=N`` in the environment sets another number of steps."""
     device = select_device(name)
     steps = int(os.environ.get("CHECKED_STEPS", "2000"))
     state = tiny_trainer(

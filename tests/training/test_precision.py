@@ -1,4 +1,4 @@
-"""What ``--precision auto`` makes of a run; timings are planted, but for one."""
+"""``--precision auto`` in runs; most timings are simulated."""
 
 import shutil
 import signal

@@ -36,7 +36,7 @@ def examples_of(class_weights: str, *, takes_4d_mask: bool = True) -> Examples:
 
 
 def undivided_gradients(class_weights: str, **options: Any) -> tuple[float, dict[str, Any]]:
-    """Return loss and gradients as PyTorch's own weighted cross-entropy gives them."""
+    """Return loss and gradients of PyTorch's weighted cross-entropy."""
     state = tiny_trainer(dropout=0.0, **options)
     examples = examples_of(class_weights, takes_4d_mask=False)
     weights = np.zeros(CLASSES, np.float32)
@@ -96,7 +96,7 @@ def test_a_step_takes_the_learning_rate_of_its_number() -> None:
 
 
 class WithoutScaling(CpuDevice):
-    """The CPU, if its kernel of AdamW ignored the scale of gradients."""
+    """The CPU, with a kernel of AdamW that ignores the scale of gradients."""
 
     fused_adamw_scales_gradients = False
 
@@ -220,7 +220,7 @@ def test_captured_steps_are_the_same_steps() -> None:
     assert captured.cuda_graph_error is None
     expected = copied_parameters(plain.model)
     for name, one in copied_parameters(captured.model).items():
-        # The learning rate is a tensor in fp32, not a number in fp64.
+        # The learning rate is an fp32 tensor, not an fp64 number.
         torch.testing.assert_close(one, expected[name], rtol=1e-5, atol=1e-7, msg=name)
 
 
@@ -277,7 +277,7 @@ def test_step_that_fp16_leaves_out_after_resuming_is_noticed() -> None:
 
     state = tiny_trainer(device=CudaDevice(), precision="fp16")
     take_steps(state, random_examples(), [0])
-    # As after many good steps; the next has gradients that are too large.
+    # As after many good steps; the gradients of the next step are too large.
     state.scaler.load_state_dict({**state.scaler.state_dict(), "scale": 2.0**60})
     take_steps(state, random_examples(), [1])
     assert not state.took_last_step

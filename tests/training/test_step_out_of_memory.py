@@ -62,7 +62,7 @@ class ScarceMemory(TorchDispatchMode):
             if self.rows > self.most_rows and self.operations == self.at:
                 self.failures += 1
                 self.rows = 0
-                # A new one each time: it holds on to whatever its traceback has seen.
+                # A new error each time, because its traceback keeps all tensors alive.
                 raise type(self.error)(*self.error.args)
             self.operations += 1
         return func(*args, **(kwargs or {}))
@@ -70,7 +70,7 @@ class ScarceMemory(TorchDispatchMode):
 
 @dataclass
 class Training:
-    """Steps of all rows each, in the pieces that memory allows."""
+    """Steps on all rows, in micro-batches that fit into memory."""
 
     device: Device = field(default_factory=CpuDevice)
     batch_size: int = 8
@@ -78,8 +78,7 @@ class Training:
     emitted: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # Steps as small as these show no rounding errors, out of which Adam makes steps of the
-        # learning rate's size.
+        # Steps as small as these show no rounding errors, which Adam would turn into large steps.
         settings = {"dropout": 0.0, "peak": 1e-5, "device": self.device, **self.options}
         self.state = tiny_trainer(**settings)
         self.examples = random_examples(ROWS)
@@ -107,7 +106,9 @@ def assert_same(left: Training, right: Training, *, tolerance: float = 1e-6) -> 
 
 
 def operations_before_the_step() -> int:
-    """Return how many operations a step of the largest pieces dispatches up to its step."""
+    """Return how many operations a step with the largest micro-batches dispatches before its
+    update.
+    """
     training = Training()
     counting = ScarceMemory(ROWS, error=ERROR)
     make_state(training.state.optimizer)
@@ -267,7 +268,7 @@ def test_nothing_of_a_failed_attempt_is_alive_at_the_next() -> None:
     training.state.model.register_forward_pre_hook(count)
     scarce = ScarceMemory(4, at=0, only="native_layer_norm_backward", error=ERROR)
 
-    gc.disable()  # What is only found as garbage would be there when the next attempt begins.
+    gc.disable()  # Garbage that is not collected yet would take memory from the next attempt.
     try:
         with scarce:
             training.take(0, scarce)

@@ -1,4 +1,4 @@
-"""What a training does between its steps, in which order, and what ends it."""
+"""The order of events between the steps of a training, and its end."""
 
 import signal
 import time
@@ -182,7 +182,7 @@ def test_training_stops_when_the_model_no_longer_improves() -> None:
 def test_checkpoints_are_written_when_the_strategy_says(saves: str, saved: list[int]) -> None:
     diary = Diary(scores=[0.5, 0.4, 0.6])
     diary.run(trainer_of(total_steps=14, saves=saves, save_steps=7, logging_steps=4))
-    # At the end not before the validation, which a run that is resumed there would leave out.
+    # A checkpoint at the end must not precede the validation, which a resumed run would skip.
     assert diary.times("save") == saved
     if saves == "epoch":
         entries = [what for what, _ in diary.entries if what != "step"]
@@ -246,7 +246,7 @@ def test_a_loss_that_is_not_a_number_is_told_with_its_step_and_examples(logging_
 def test_a_model_that_a_last_step_has_broken_is_not_kept_and_validation_finds_no_gradients() -> (
     None
 ):
-    """The loss of a step is that of the model before it."""
+    """The loss of a step belongs to the model before the step."""
     gradients = list[Any]()
     trainer = trainer_of()
     weight = trainer.model.get_parameter("classifier.weight")

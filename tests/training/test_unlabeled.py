@@ -30,7 +30,7 @@ def test_labels_reach_texts_that_are_near_their_rows():
 
 
 def test_labels_follow_a_chain_of_texts_beyond_the_nearest_row():
-    # A long bow of texts: its far end is nearer to the row of the other class.
+    # A long arc of texts: its far end is closer to the row of the other class.
     angles = np.linspace(0, 2.2, 300)
     bow = np.stack([np.cos(angles), np.sin(angles), 0 * angles], axis=1)
     rows = np.array([[1, 0, 0], [np.cos(2.8), np.sin(2.8), 0.0]])

@@ -1,4 +1,4 @@
-"""The files of ``finetune label``: nothing is lost, and nothing of others is overwritten."""
+"""The files of ``finetune label``: nothing is lost, and no foreign file is overwritten."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""``finetune label`` over HTTP: what it reads, what it answers, what it rejects."""
+"""``finetune label`` over HTTP: its input, its answers, and what it rejects."""
 
 import csv
 import json
@@ -31,7 +31,7 @@ TRUE = [name for _ in range(30) for name in WORDS]
 
 
 def read_features(columns: Sequence[Sequence[str]]) -> Any:
-    """Return a vector near that of its class, for texts and for the names of classes."""
+    """Return a vector close to the vector of its class, for texts and for class names."""
     random = np.random.default_rng(0)
     keys = [[name in text or words in text for name, words in WORDS.items()] for text in columns[0]]
     return np.array(keys, np.float32) + random.normal(0, 0.1, (len(keys), 3)).astype(np.float32)
@@ -232,7 +232,7 @@ def test_a_file_is_read_with_its_labels(
 
 
 class Served:
-    """A ``finetune label`` in a process of its own."""
+    """A ``finetune label`` in a separate process."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         arguments = [*("label", "texts.txt", "--no-browser", "--json"), *options]

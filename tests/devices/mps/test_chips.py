@@ -4,13 +4,13 @@ from finetune.devices.mps.chips import Mac, find_mac
 from finetune.errors import UsageError
 
 GIB = 2**30
-# PyTorch's limit over what Metal recommends.
+# PyTorch's default limit, relative to the memory that Metal recommends.
 HIGH_WATERMARK_RATIO = 1.7
 
 
 @pytest.mark.parametrize(
     ("gibibytes", "max_allowed"),
-    # "max allowed" of PyTorch's texts: pytorch#105839, #130112, haoheliu/AudioLDM2#20,
+    # "max allowed" in messages of PyTorch: pytorch#105839, #130112, haoheliu/AudioLDM2#20,
     # instructlab#2568, BoBo0037/bobo-fun#8.
     [(8, 9.07), (16, 18.13), (18, 20.40), (32, 36.27), (64, 81.60)],
 )

@@ -132,14 +132,14 @@ def test_refused_memory_is_out_of_memory(error: Exception, is_out_of_memory: boo
 def pretend_memory(
     pretend_mac: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., list[float]]:
-    """A Mac with 16 GiB, of which Metal recommends 10.5; sizes in GiB."""
+    """A Mac with 16 GiB; Metal recommends 10.5 GiB. Sizes are in GiB."""
 
     def pretend(*, available: float = 12, footprint: float = 0.5, driver: float = 0) -> list[float]:
         pretend_mac()
         fractions: list[float] = []
 
         def set_fraction(fraction: float) -> None:
-            assert isinstance(fraction, float)  # PyTorch refuses an int.
+            assert isinstance(fraction, float)  # PyTorch rejects an int.
             fractions.append(fraction)
 
         virtual_memory = SimpleNamespace(total=16 * GIB, available=int(available * GIB))

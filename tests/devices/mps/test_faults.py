@@ -1,4 +1,4 @@
-"""Which rows of the table of known faults match a Mac."""
+"""Which rows of the table of known faults affect a Mac."""
 
 import re
 
