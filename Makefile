@@ -1,9 +1,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
-# More workers would each hold PyTorch and gain little. A worker without tests takes some of another.
+# More workers would need more memory and gain little. Idle workers take tests from busy workers.
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist worksteal
-# Of npm: what finds in a page what keeps people from reading it.
+# Version of the npm package axe-core, which checks the accessibility of pages.
 AXE := 4.14.1
 COVERAGE := .coverage.json
 CACHES := $(COVERAGE) .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
@@ -26,23 +26,23 @@ $(READY): pyproject.toml constraints.txt
 demo: setup ## Fine-tune a small model without a network, into runs/demo
 	$(BIN)/finetune run offline --output-dir runs/demo --overwrite
 
-run: setup ## Fine-tune; ARGS="trec_head" and the like
+run: setup ## Fine-tune, with arguments such as ARGS="trec_head"
 	$(BIN)/finetune run $(ARGS)
 
-find-batch: setup ## Find the batch sizes that fit this machine; ARGS="--device cpu" and the like
+find-batch: setup ## Find the batch sizes that fit, with arguments such as ARGS="--device cpu"
 	$(BIN)/finetune find-batch $(ARGS)
 
-bench: setup ## Time this machine's devices at published workloads; ARGS="--quick" and the like
+bench: setup ## Time the devices of this machine, with arguments such as ARGS="--quick"
 	$(BIN)/finetune bench $(ARGS)
 
-doctor: setup ## Check whether this machine is ready; ARGS="--device mps" and the like
+doctor: setup ## Check whether this machine is ready, with arguments such as ARGS="--device mps"
 	$(BIN)/finetune doctor $(ARGS)
 
-test: setup ## Run the quick tests; fails under 90 % line coverage
+test: setup ## Run the quick tests; fails if less than 90% of the lines are covered
 	$(BIN)/python -m slipcover --json --out $(COVERAGE) -m pytest $(PARALLEL)
 	$(BIN)/python -m slipcover --merge $(COVERAGE) --out $(COVERAGE) --fail-under 90
 
-test-slow: setup ## Run all tests, the slow ones too; SLOW=only for those alone
+test-slow: setup ## Run all tests, or with SLOW=only just the slow tests
 	$(BIN)/pytest $(PARALLEL) -m '$(if $(filter only,$(SLOW)),slow)'
 
 test-lowest: ## Run the quick tests with the oldest versions that pyproject.toml admits
@@ -57,49 +57,49 @@ test-lowest test-newest: $(BIN)/uv
 	$(BIN)/uv pip install --quiet --python .venv/$@ --requirement .venv/$@/versions.txt --editable .
 	.venv/$@/bin/python -m pytest $(PARALLEL)
 
-test-mps: setup ## Run the tests that need a Mac's GPU; elsewhere they are skipped, with the reason
+test-mps: setup ## Run the tests that need the GPU of a Mac; skipped on other machines
 	$(BIN)/pytest -m mps
 
-browser: setup ## Get what the tests of pages in a browser need; without it they are skipped
+browser: setup ## Install what the browser tests need; without it they are skipped
 	command -v chromium || command -v chromium-browser || command -v google-chrome || \
 		{ apt-get update --quiet=2 && apt-get install --quiet=2 --yes chromium; }
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[browser]'
 	cd .venv && npm pack --silent axe-core@$(AXE) && mkdir -p axe-core && \
 		tar -xzf axe-core-$(AXE).tgz -C axe-core --strip-components 1
 
-screenshots: browser ## Make docs/screenshots again from a run
+screenshots: browser ## Make the screenshot of the README from a run
 	$(BIN)/python docs/screenshots.py
 
-check: setup ## Lint, check the format, the types, who imports whom, and the workflow of CI
+check: setup ## Check style, format, types, import contracts and the CI workflow
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/ci.yml
 
-types: setup ## Write the options of the schema into the types of the Python API
+types: setup ## Write the options into the types of the Python API
 	$(BIN)/python tests/option_types.py
 
 format: setup ## Format the code and sort the imports
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-resolve-mac: setup ## Show that the pinned packages have wheels for a Mac with Apple silicon
+resolve-mac: setup ## Check that the pinned packages have wheels for a Mac with Apple silicon
 	MACOSX_DEPLOYMENT_TARGET=14.0 $(BIN)/uv pip compile --quiet --no-header --no-annotate \
 		--python-version 3.11 --python-platform aarch64-apple-darwin --only-binary :all: \
 		--constraint constraints.txt --extra offline pyproject.toml
 	@echo 'The pinned packages resolve from wheels alone on macOS 14 with Apple silicon, Python 3.11.'
 
-# Not setup, which fails while the ranges in pyproject.toml and the old pins contradict each other.
+# Doesn't depend on setup, which fails while the old pins contradict the ranges in pyproject.toml.
 $(BIN)/uv:
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt uv
 
-# One pin serves every Python version, so that no user gets a version that was never run.
+# All versions of Python get the same pins, so that no user gets an untested version.
 # Other builds of torch bring gigabytes to Linux. A Mac gets the newest that the tests passed with:
 # known_faults.yaml lists fewer faults for it.
 TORCH := "torch==2.13.0 ; sys_platform != 'darwin'" "torch==2.15.0 ; sys_platform == 'darwin'"
-constraints: $(BIN)/uv ## Pin the newest versions that pyproject.toml admits, in constraints.txt
+constraints: $(BIN)/uv ## Pin the newest versions that pyproject.toml allows, in constraints.txt
 	printf '%s\n' $(TORCH) | $(BIN)/uv pip compile --quiet --upgrade --universal --all-extras \
 		--python-version 3.11 --fork-strategy fewest --no-annotate \
 		--custom-compile-command 'make constraints' --constraint - \
