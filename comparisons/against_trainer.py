@@ -1,16 +1,15 @@
-"""``finetune run`` and ``transformers.Trainer``: the same rows, epochs, batch size, model, rates.
+"""Compares ``finetune run`` with ``transformers.Trainer`` on the same rows, model and options.
 
-Each side runs in a process of its own, in turn, on CPU or CUDA. For each repeat another tenth of
-train_5500 is held out as test split, and another seed draws head, order and dropout. The Trainer
-trains what the mode trains, with its frozen layers in training mode, as it does by itself. The side
-``ours-stored`` runs again with the features that ``ours`` has stored. With ``--whole-command`` both
-sides validate each epoch too; the Trainer and ``ours-each-epoch`` save each epoch, ``ours`` saves
-as it does by default.
+Each side runs in a separate process, alternately, on CPU or CUDA. Each repeat holds out another
+tenth of train_5500 for testing, and uses another seed. The Trainer trains the same layers, with
+its frozen layers in training mode, which is its default. The side ``ours-stored`` runs again with
+the features that ``ours`` stored. With ``--whole-command``, both sides also validate after each
+epoch; the Trainer and ``ours-each-epoch`` save after each epoch, and ``ours`` saves as by default.
 
     python comparisons/against_trainer.py --data-dir FOLDER --device cpu --rows 640 --modes full
 
-Speeds are of the training alone, wall times of the whole process, from imports to the scores of
-the test split. The last line is JSON, with medians of times and means of losses and accuracies.
+Speeds measure only the training. Wall times measure the whole process, from imports to the scores
+of the test split. The last line is JSON, with medians of times and means of losses and accuracies.
 """
 
 import argparse
@@ -31,7 +30,7 @@ WARMUP_FRACTION, WEIGHT_DECAY, MAX_TOKENS, CLASSES, RANK = 0.1, 0.01, 128, 6, 8
 
 @dataclass(frozen=True)
 class Recipe:
-    """What both sides train; ``rate`` is the peak of the learning rate, of head and encoder."""
+    """What both sides train; ``rate`` has the peak learning rates of head and encoder."""
 
     data_dir: str
     model: str
@@ -49,7 +48,7 @@ class Recipe:
 def train_with_finetune(
     recipe: Recipe, folder: Path, *, side: str, cache: Path
 ) -> dict[str, float]:
-    """Run the command; return what it found."""
+    """Run the command; return its results."""
     flags = {
         "data": "trec",
         "data-dir": recipe.data_dir,
@@ -86,14 +85,14 @@ def train_with_finetune(
 
 
 def train_with_trainer(recipe: Recipe, folder: Path, *, side: str) -> dict[str, float]:
-    """Start this script again, for one side; return what it found."""
+    """Start this script again for one side; return its results."""
     found = folder / "found.json"
     task = json.dumps({"recipe": asdict(recipe), "side": side, "found": str(found)})
     return measure_side([__file__, "--task", task], found)
 
 
 def measure_side(arguments: list[str], found_file: Path) -> dict[str, float]:
-    """Run Python with these arguments; return what it found, and what its process took."""
+    """Run Python with these arguments; return its results, with time and memory of its process."""
     measured = measure_process(arguments)
     found = json.loads(found_file.read_text())
     stages = found.get("stage_seconds", {})
@@ -110,7 +109,7 @@ def measure_side(arguments: list[str], found_file: Path) -> dict[str, float]:
 
 
 def run_trainer(recipe: Recipe, *, side: str, found: Path) -> None:
-    """Train with the Trainer in this process and write down its metrics."""
+    """Train with the Trainer in this process, and write its metrics."""
     import numpy as np
     import torch
     from transformers import (
@@ -128,7 +127,7 @@ def run_trainer(recipe: Recipe, *, side: str, found: Path) -> None:
 
     set_seed(recipe.seed)
     tokenizer = AutoTokenizer.from_pretrained(recipe.model)
-    # Without a type transformers would train in that of the saved weights, which may be fp16.
+    # Without a dtype, transformers would train in the dtype of the saved weights, such as fp16.
     model = AutoModelForSequenceClassification.from_pretrained(
         recipe.model, num_labels=CLASSES, dtype=torch.float32
     )
@@ -159,7 +158,7 @@ def run_trainer(recipe: Recipe, *, side: str, found: Path) -> None:
             per_device_train_batch_size=recipe.batch_size,
             per_device_eval_batch_size=64,
             learning_rate=recipe.rate,
-            # Below 1 it is a share of the steps.
+            # Values below 1 are a fraction of the steps.
             warmup_steps=WARMUP_FRACTION,
             weight_decay=WEIGHT_DECAY,
             seed=recipe.seed,
@@ -205,7 +204,7 @@ def load_rows(recipe: Recipe) -> Mapping[str, Any]:
 
 
 def save_bert_base(folder: Path, *, tokenizer_folder: Path) -> Path:
-    """Write BERT-base with random weights, and another model's tokenizer, of its vocabulary."""
+    """Write BERT-base with random weights, and another model's tokenizer with its vocabulary."""
     from transformers import AutoTokenizer, BertConfig, BertModel, set_seed
 
     set_seed(0)
@@ -215,7 +214,7 @@ def save_bert_base(folder: Path, *, tokenizer_folder: Path) -> Path:
 
 
 def train(recipe: Recipe, *, side: str, cache: Path) -> dict[str, float]:
-    """Train with one side, in a run folder of its own."""
+    """Train with one side, in a new run folder."""
     with tempfile.TemporaryDirectory() as folder:
         if side.startswith("trainer"):
             return train_with_trainer(recipe, Path(folder), side=side)
@@ -223,7 +222,7 @@ def train(recipe: Recipe, *, side: str, cache: Path) -> dict[str, float]:
 
 
 def summarize(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
-    """Return a mode's medians and means by side, and ours against each of the Trainer's."""
+    """Return medians and means of a mode by side, and our ratio to each Trainer result."""
     middle = {
         side: {
             name: (statistics.median if "_per_" in name or "seconds" in name else statistics.mean)(
@@ -237,7 +236,7 @@ def summarize(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
 
 
 def _ratios(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
-    """Return medians of the ratios within a round, and the accuracies' lower 95 % bound."""
+    """Return medians of the ratios within a round, and the lower 95% bounds of the accuracies."""
     ratios = {}
     for side in (one for one in rounds[0] if one.startswith("trainer")):
         pairs = [(one["ours"], one[side]) for one in rounds]
@@ -257,7 +256,7 @@ def _ratios(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Return the command's options."""
+    """Return the options of the command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", help=argparse.SUPPRESS)
     parser.add_argument("--data-dir", help="the folder of train_5500.label")
@@ -282,7 +281,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run the sides in turn; print each result, and the summary at the end."""
+    """Run the sides alternately; print each result, and a summary at the end."""
     arguments = parse_arguments()
     if arguments.task:
         task = json.loads(arguments.task)

@@ -1,12 +1,12 @@
-"""Peak memory of real training beside the live bytes predicted for it.
+"""Compares the peak memory of real training with the predicted bytes of live tensors.
 
     python comparisons/calibrate_memory.py DEVICE [MODEL/MODE/TOKENS/PRECISION/BATCH ...]
 
 /checkpointing may follow the batch.
 
-Each measurement trains in a process of its own and is printed as a line of JSON. The last line has,
-for the encoder and the head, the line through them and how far the worst is off it: on a Mac, the
-numbers of finetune/batch_finder/estimate.py.
+Each measurement trains in a new process and is printed as a line of JSON. The last line has the
+fitted line and its largest error, for the encoder and for the head. On a Mac, these are the numbers
+in finetune/batch_finder/estimate.py.
 """
 
 import json
@@ -54,7 +54,7 @@ PLANS = {
 
 
 def main() -> None:
-    """Measure each case of a device's plan, or those named, and fit the calibration."""
+    """Measure each case of a device's plan, or the chosen cases, and fit the calibration."""
     device, *names = sys.argv[1:]
     lines = [measure_alone(device, name) for name in names or PLANS[device]]
     by_part = {
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def measure_alone(device: str, name: str) -> dict[str, Any]:
-    """Measure in a process of its own, predict, and print both."""
+    """Measure in a new process, predict, and print both."""
     command = [sys.executable, __file__, "--measure", device, name]
     answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     case, batch = read_name(device, name)
@@ -80,13 +80,13 @@ def measure_alone(device: str, name: str) -> dict[str, Any]:
 
 
 def measure_here(device_name: str, name: str) -> None:
-    """Train as the finder's probes do, and print the peaks."""
+    """Train as trials of the batch finder do, and print the peaks."""
     keep_freed_memory()
     case, batch = read_name(device_name, name)
     device = select_device(device_name)
     trial = build_trial_model(case, device=device)
     measured = measure(trial, batch_size=batch, budget_bytes=device.memory.budget_bytes(None))
-    # On the CPU both are resident memory.
+    # On the CPU, both are resident memory.
     peaks = {"reserved_bytes": measured.peak_bytes, "allocated_bytes": device.memory.peak_bytes()}
     print(json.dumps(peaks))
 
@@ -103,7 +103,7 @@ def read_name(device: str, name: str) -> tuple[Case, int]:
 
 
 def fit(lines: list[dict[str, Any]]) -> dict[str, float]:
-    """Fit ``held = offset + slope * live`` with the least squares of the relative errors."""
+    """Fit ``held = offset + slope * live`` by least squares of the relative errors."""
     live = np.array([line["predicted_live_bytes"] for line in lines], float)
     held = np.array([line["reserved_bytes"] for line in lines], float)
     columns = np.stack([live / held, 1 / held], axis=1)

@@ -1,4 +1,4 @@
-"""What several measurements share: processes that are timed, and a bound."""
+"""Helpers for several measurements: processes that are timed, and a bound."""
 
 import os
 import statistics
@@ -34,7 +34,7 @@ def measure_process(arguments: Sequence[str]) -> Measured:
 
 
 def lower_95(differences: Sequence[float]) -> float | None:
-    """Return the lower 95 % bound of the mean of paired differences, by Student's t."""
+    """Return the lower 95% bound of the mean of paired differences, by Student's t."""
     from scipy import stats
 
     if len(differences) < 2:

@@ -1,13 +1,13 @@
-"""How steps and frozen features scale from one process to two on one host.
+"""Measures how steps and frozen features scale from one process to two on one host.
 
-Starts itself through ``torch.distributed.run``. Steps: BERT-base from its configuration, all of
-it in bf16, on texts as long as TREC's, with so many rows a process. Features: those of BERT-base's
-frozen layers for so many rows in all, into an empty store.
+The script starts itself through ``torch.distributed.run``. Steps train all layers of BERT-base in
+bf16, on texts as long as TREC questions, with ``--rows`` rows per process. Features of the frozen
+layers of BERT-base are computed for ``--feature-rows`` rows in total, into an empty store.
 
     python comparisons/weak_scaling.py --device cuda --rows 32 256 --feature-rows 200000
 
-The last line is JSON: examples a second by processes and rows a process, the share of twice the
-speed of one process that two reach (weak scaling), and the seconds of the features by processes.
+The last line is JSON: examples per second by processes and rows per process, the speed of two
+processes as a fraction of twice the speed of one (weak scaling), and the seconds for the features.
 """
 
 import argparse
@@ -43,7 +43,7 @@ STORE_BYTES = 2**40
 
 
 def make_examples(rows: int, data_dir: Path | None) -> Examples:
-    """Return rows of random tokens, as long as those of TREC or of the bundled questions."""
+    """Return rows of random tokens, as long as the rows of TREC or of the bundled questions."""
     lengths = np.resize(read_lengths(data_dir), rows)
     inputs = inputs_of_texts(
         texts_of(lengths), takes_4d_mask=find_structure(bert_base()).takes_4d_mask
@@ -53,7 +53,7 @@ def make_examples(rows: int, data_dir: Path | None) -> Examples:
 
 
 def time_steps(device: Device, *, rows: int, steps: int, data_dir: Path | None) -> float:
-    """Return the examples a second of steps of so many rows a process, once all are captured."""
+    """Return examples per second of steps with N rows per process, after captures are done."""
     effective = rows * distributed.world_size()
     examples = make_examples(steps * effective, data_dir)
     padded_lengths = choose_padded_lengths(examples.lengths, device.shapes)
@@ -88,7 +88,7 @@ def time_steps(device: Device, *, rows: int, steps: int, data_dir: Path | None) 
 
 
 def time_features(device: Device, *, rows: int, data_dir: Path | None) -> float:
-    """Return the seconds of the frozen layers' features of so many rows in all."""
+    """Return the seconds for the frozen layers' features of this many rows in total."""
     model = bert_base()
     structure = find_structure(model)
     freeze_parameters(model, structure, mode=Mode("head"))
@@ -99,7 +99,7 @@ def time_features(device: Device, *, rows: int, data_dir: Path | None) -> float:
     move_to_device(model, device.torch_device)
     folder = distributed.broadcast(lambda: tempfile.mkdtemp(prefix="weak-scaling-"))
     seconds = 0.0
-    # The first, of few rows, warms up.
+    # The first pass, with few rows, is a warm-up.
     for count in (min(rows, 64 * FEATURES_BATCH_SIZE), rows):
         examples = make_examples(count, data_dir)
         padded_lengths = choose_padded_lengths(examples.lengths, device.shapes)
@@ -120,7 +120,7 @@ def time_features(device: Device, *, rows: int, data_dir: Path | None) -> float:
 
 @distributed.joined()
 def work(arguments: argparse.Namespace) -> None:
-    """Measure in one process of a group; the main one prints a line of JSON."""
+    """Measure in one process of a group; the main process prints a line of JSON."""
     device = select_device(arguments.device)
     distributed.use_device(device)
     found = {
@@ -138,7 +138,7 @@ def work(arguments: argparse.Namespace) -> None:
 
 
 def launch(processes: int) -> dict[str, float]:
-    """Return what so many processes of this host measure."""
+    """Return what this many processes of this host measure."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone",
         f"--nproc-per-node={processes}", __file__, "--worker", *sys.argv[1:],

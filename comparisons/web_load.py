@@ -101,7 +101,7 @@ def label_latency(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def label_kills(options: argparse.Namespace) -> dict[str, Any]:
-    """Kill the server at random moments; every answered label is kept, and none is there twice."""
+    """Kill the server at random moments; check that each answered label is stored exactly once."""
     given: dict[int, str] = {}
     with tempfile.TemporaryDirectory() as name:
         path = write_texts(Path(name), count=options.labels, words=5)
@@ -160,7 +160,7 @@ def read_texts(path: Path) -> list[str]:
 def spread(
     clients: list[Client], work: Callable[[Client, Any], Any], items: list[Any]
 ) -> list[Any]:
-    """Let each client work through its share of the items; return the results in order."""
+    """Let each client process its share of the items; return the results in order."""
     with ThreadPoolExecutor(len(clients)) as threads:
         shares = [items[number :: len(clients)] for number in range(len(clients))]
         done = threads.map(
@@ -258,7 +258,7 @@ def serve_mixed(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def make_request(texts: list[str], source: random.Random) -> Any:
-    """Return a body: one text, several, with parameters, or malformed."""
+    """Return a body: one text, several texts, with parameters, or malformed."""
     if source.random() < 0.01:
         return source.choice(MALFORMED)
     kind = source.randrange(3)
@@ -281,7 +281,7 @@ def is_equal(body: Any, answer: Any, expected: dict[str, Any]) -> bool:
 
 
 def main() -> None:
-    """Run one of the loads."""
+    """Run one of the load tests."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
