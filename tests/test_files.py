@@ -4,36 +4,17 @@ import errno
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from finetune import files
 from finetune.files import append_jsonl, read_jsonl, write_json, write_jsonl, write_text_atomically
 
-JSON_VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    # JSON files are UTF-8, which can't encode half a surrogate pair.
-    | st.text(st.characters(exclude_categories=["Cs"])),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text("abc"), inner),
-    max_leaves=10,
-)
 
-
-@settings(max_examples=25)  # each has many values
-@given(values=st.lists(JSON_VALUES))
-def test_json_lines_read_back_what_was_written_and_appended(
-    tmp_path_factory: pytest.TempPathFactory, values: list[object]
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "rows.jsonl"
-    rows = [{"value": value} for value in values]
-
-    write_jsonl(path, rows)
-    append_jsonl(path, [{"text": "a\u2028b\x85c\nd"}])
-
-    assert repr(read_jsonl(path)) == repr([*rows, {"text": "a\u2028b\x85c\nd"}])
+def test_json_lines_read_back_what_was_written_and_appended(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"value": value} for value in (None, 0.1 + 0.2, "a\u2028b\x85c\nd", [True, {"a": 1}])]
+    write_jsonl(path, rows[:2])
+    append_jsonl(path, rows[2:])
+    assert read_jsonl(path) == rows
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -1,7 +1,6 @@
 """The Hub client, against a server on this machine."""
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from finetune.errors import (
     ModelNotFoundError,
     ModelUnsupportedError,
 )
-from finetune.hub import Repository, ask_hub, fetch_model, resolve
+from finetune.hub import ask_hub, fetch_model, resolve
 
 MODEL = "acme/tiny"
 ROWS = "default/train/0000.parquet"
@@ -104,18 +103,6 @@ def test_the_cache_serves_a_model_when_the_network_is_down(
     folder = fetch_model(MODEL, revision=revision)
     with hub_client(endpoint="http://127.0.0.1:9", home=tmp_path / "home"):
         assert fetch_model(MODEL, revision=revision) == folder
-
-
-def test_the_cache_serves_a_model_when_the_hub_is_slow_or_broken(
-    hub: HubServer, tmp_path: Path
-) -> None:
-    folder = fetch_model(MODEL, revision=None)
-    hub.failures.delay_seconds = 300
-    with hub_client(endpoint=hub.endpoint, home=tmp_path / "home", timeout_seconds=1):
-        assert fetch_model(MODEL, revision=None) == folder
-    hub.failures.delay_seconds = 0
-    hub.failures.down = True
-    assert fetch_model(MODEL, revision=None) == folder
 
 
 @pytest.mark.parametrize(
@@ -212,23 +199,3 @@ def test_the_files_of_a_dataset_are_listed_or_offline_those_in_the_cache(
             offline.fetch(["README.md"])
     with pytest.raises(DataNotFoundError, match="acme/raws"):
         resolve("dataset", "acme/raws", revision=None)
-
-
-def test_without_a_network_a_download_fails_at_once(hub: HubServer, tmp_path: Path) -> None:
-    started = time.monotonic()
-    with (
-        hub_client(endpoint="http://127.0.0.1:9", home=tmp_path / "other"),
-        pytest.raises(HubNotReachableError),
-    ):
-        Repository("dataset", DATASET, MAIN_COMMIT).fetch([ROWS])
-    assert time.monotonic() - started < 5
-
-
-def test_data_that_the_hub_lacks_is_refused_with_a_remedy(hub: HubServer) -> None:
-    with pytest.raises(DataNotFoundError, match=r"no file 9999\.parquet"):
-        Repository("dataset", DATASET, MAIN_COMMIT).fetch(["9999.parquet"])
-    with pytest.raises(DataNotFoundError, match="acme/raws"):
-        Repository("dataset", "acme/raws", MAIN_COMMIT).fetch(["0000.parquet"])
-    hub.failures.gated.add(DATASET)
-    with pytest.raises(DataNotFoundError, match="terms"):
-        fetch_rows()

@@ -34,7 +34,7 @@ WORST = 10
 AUDIT_EXAMPLES = """\b
 Examples:
   finetune data audit reviews.csv --model minilm
-  finetune data audit runs/reviews-minilm-folds     more accurate, after run --folds
+  finetune data audit runs/reviews-folds    more accurate, after run --folds
   finetune run --data reviews.csv --corrections audits/reviews/suspects.csv
 """
 

@@ -3,10 +3,8 @@
 import json
 from pathlib import Path
 
-import pytest
 from tiny_runs import Command
 
-from finetune import hub
 from finetune.files import WRITTEN_BY, write_cache_json
 from finetune.model.tensor_store import TensorStore
 
@@ -45,19 +43,3 @@ def test_the_size_is_shown_and_all_is_deleted(command: Command, tmp_path: Path) 
     keep(tmp_path, rows=40_000)
     cleared = json.loads(command("cache", *place, "clear", "--json").output)
     assert cleared["freed_bytes"] == size_bytes
-
-
-def test_the_folder_comes_from_flag_environment_or_the_hubs_cache(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def folder_of(*arguments: str) -> str:
-        folder = json.loads(command("cache", "--json", *arguments).output)["folder"]
-        assert isinstance(folder, str)
-        return folder
-
-    assert folder_of() == str(hub.cache_folder("features"))
-    monkeypatch.setenv("FINETUNE_CACHE_DIR", str(tmp_path / "variable"))
-    assert folder_of() == str(tmp_path / "variable" / "features")
-    assert folder_of("--cache-dir", str(tmp_path / "flag")) == str(tmp_path / "flag" / "features")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert folder_of("--cache-dir", "~/mine") == str(tmp_path / "mine" / "features")

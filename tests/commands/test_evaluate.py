@@ -13,7 +13,6 @@ from tiny_runs import Command, run_tiny
 
 import finetune
 from finetune.errors import DataError, UsageError
-from finetune.files import read_json
 from finetune.runs.evaluate import load_split
 from finetune.runs.folder import open_run_folder
 
@@ -134,28 +133,6 @@ def test_rows_appended_to_the_data_are_noticed_and_named(
     assert command("run", "--resume-from-checkpoint", stopped).code == 0
 
 
-def test_a_copy_of_model_and_configuration_is_evaluated_unchecked(
-    table_run: Path, tmp_path: Path
-) -> None:
-    run = shutil.copytree(table_run, tmp_path / "run")
-    for name in ("manifest.json", "all_results.json"):
-        (run / name).unlink()
-    expected = finetune.evaluate(table_run, device="cpu").scores
-    assert finetune.evaluate(run, device="cpu").scores == expected
-
-
-def test_other_data_is_scored_in_any_order(table_run: Path, tmp_path: Path) -> None:
-    rows = made_up_rows(30)
-    in_order = write_rows(tmp_path / "rows.csv", rows)
-    reversed_rows = write_rows(tmp_path / "reversed.csv", rows[::-1])
-    expected = finetune.evaluate(table_run, data=in_order, device="cpu").scores
-    scores = finetune.evaluate(table_run, data=str(reversed_rows), device="cpu").scores
-    assert expected.samples == 30
-    assert scores.loss == pytest.approx(expected.loss, abs=1e-6)
-    assert scores.confusion_matrix == expected.confusion_matrix
-    assert sum(expected.confusion_matrix[0]) == 10
-
-
 def test_rows_that_were_in_training_are_counted_and_left_out(
     table_run: Path, tmp_path: Path, command: Command
 ) -> None:
@@ -193,17 +170,6 @@ def test_unknown_labels_are_named_and_the_command_exits_with_3(
         finetune.evaluate(table_run, data=data, device="cpu")
     outcome = command("evaluate", table_run, "--device", "cpu", "--data", data)
     outcome.assert_refused(3, "manner, why", "person, place, time")
-
-
-def test_the_test_split_is_evaluated_unless_told_otherwise(
-    command: Command, finished_run: Path
-) -> None:
-    outcome = command("evaluate", finished_run, "--device", "cpu")
-    assert outcome.code == 0, outcome.errors
-    results = read_json(finished_run / "all_results.json")
-    assert "test split, 270 rows" in outcome.output
-    assert f"accuracy {100 * results['test_accuracy']:.1f}%" in outcome.output
-    assert "reading the questions" in outcome.errors
 
 
 def test_a_run_that_has_not_finished_is_refused(

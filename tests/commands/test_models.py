@@ -64,11 +64,7 @@ def test_encoders_are_listed_with_what_they_take(command: Command) -> None:
     ("text", "model"),
     [
         ("Where is the café that you told me of?", "bert-base-uncased"),
-        ("iphone 12 case black 64gb", "bert-base-uncased"),
-        ("", "bert-base-uncased"),
         ("Die Lieferung kam zu spät und das Gerät ist beschädigt", "bert-base-multilingual-cased"),
-        ("Доставка пришла слишком поздно", "bert-base-multilingual-cased"),
-        ("配送が遅れました。返品したいです", "bert-base-multilingual-cased"),
         ("快递太慢了,东西也坏了,我要退货", "bert-base-chinese"),
         ("ዕቃው ዘግይቶ ደረሰ", "xlm-roberta-base"),
     ],

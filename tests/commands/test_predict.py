@@ -1,6 +1,5 @@
 """``finetune predict``, as a function and as a command."""
 
-import csv
 import datetime
 import io
 import json
@@ -15,8 +14,6 @@ import pandas
 import pyarrow as pa
 import pytest
 from datasets import Dataset
-from openpyxl import Workbook, load_workbook
-from pyarrow import parquet
 from tiny_runs import TEXTS, Command, Outcome
 
 import finetune
@@ -144,19 +141,6 @@ def predicted_texts(outcome: Outcome) -> list[str]:
     return [json.loads(line)["text"] for line in outcome.output.rstrip("\n").split("\n")]
 
 
-def test_the_predictions_are_those_of_the_python_api_in_the_order_of_the_texts(
-    command: Command, finished_run: Path
-) -> None:
-    outcome = command("predict", finished_run, *TEXTS, "--device=cpu", "--json")
-    assert outcome.code == 0, outcome.errors
-    predictions = [json.loads(line) for line in outcome.output.splitlines()]
-    assert predictions == [
-        one.to_json() for one in finetune.predict(finished_run, TEXTS, device="cpu")
-    ]
-    assert [prediction["text"] for prediction in predictions] == TEXTS
-    assert all(prediction.keys() == {"text", "label", "probability"} for prediction in predictions)
-
-
 def test_texts_come_from_arguments_a_file_or_standard_input_alike(
     command: Command, finished_run: Path, tmp_path: Path, type_in: TypeIn
 ) -> None:
@@ -220,116 +204,74 @@ def test_a_blank_line_or_argument_keeps_its_row(
     assert "1 of 1 texts is missing: its label is empty" in shown.errors
 
 
-NAMES = ["id", "question", "label", "price"]
-ROWS: list[list[Any]] = [
-    ["007", "Who wrote Faust ?", "HUM", "98,10"],
-    ["=8", 'Where is; "exactly",\nthe Nile ä ?', "LOC", "3"],
-    ["9", "   ", "NUM", ""],
-    ["10", None, "NUM", "4"],
-    ["11", "What does NASA stand for ?", "ABBR", "5"],
-]
-TYPED = {
-    "question": [row[1] for row in ROWS],
-    "number": [1, None, 3, 4, 5],
-    "label": [row[2] for row in ROWS],
-    "labels": [["a"], [], None, ["b"], []],
-    "when": [datetime.date(2020, 1, day) for day in range(1, 6)],
-}
+QUESTIONS = ["Who wrote Faust ?", 'Where is; "exactly",\nthe Nile ä ?', "   ", None, "Who is it ?"]
+FRAME = pandas.DataFrame(
+    {
+        "id": ["007", "=8", "9", "10", "11"],
+        "question": QUESTIONS,
+        "label": ["HUM", "LOC", "NUM", "NUM", "HUM"],
+        "price": ["98,10", "3", None, "4", "5"],
+    }
+)
+TYPED = FRAME.assign(labels=[["a"], [], None, ["b"], []], when=[datetime.date(2020, 1, 1)] * 5)
 
 
-def write_table(path: Path, *, delimiter: str = ",", encoding: str = "utf-8") -> Path:
-    match path.suffix:
-        case ".jsonl":
-            rows = (dict(zip(NAMES, row, strict=True)) for row in ROWS)
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        case ".json":
-            path.write_text(json.dumps([dict(zip(NAMES, row, strict=True)) for row in ROWS]))
-        case ".parquet":
-            parquet.write_table(pa.table(TYPED), path)
-        case ".xlsx":
-            book = Workbook()
-            for row in [list(TYPED), *zip(*TYPED.values(), strict=True)]:
-                cells = [None if isinstance(cell, list) or cell == "   " else cell for cell in row]
-                book.active.append(cells)  # type: ignore[union-attr]
-            book.save(path)
-        case ".txt":
-            path.write_text("".join(f"{(row[1] or '').partition(chr(10))[0]}\n" for row in ROWS))
-        case _:
-            with path.open("w", newline="", encoding=encoding) as file:
-                writer = csv.writer(file, delimiter=delimiter)
-                writer.writerows([NAMES, *ROWS])
+def write_table(path: Path, **options: Any) -> Path:
+    FRAME.to_csv(path, index=False, **options)
     return path
 
 
-def read_rows(path: Path, *, delimiter: str = ",", encoding: str = "utf-8") -> list[list[Any]]:
-    """Return the names and the rows of a file."""
+def read_frame(path: Path, **options: Any) -> pandas.DataFrame:
+    """Return a table; empty cells are None."""
     match path.suffix:
         case ".jsonl" | ".json":
-            text = path.read_text()
-            rows = (
-                json.loads(text) if path.suffix == ".json" else map(json.loads, text.splitlines())
-            )
-            rows = list(rows)
-            return [list(rows[0]), *(list(row.values()) for row in rows)]
+            frame = pandas.read_json(path, lines=path.suffix == ".jsonl", dtype=False)
         case ".parquet":
-            table = parquet.read_table(path)
-            return [
-                [f"{field.name} {field.type}" for field in table.schema],
-                *map(list, zip(*table.to_pydict().values(), strict=True)),
-            ]
+            return pandas.read_parquet(path)
         case ".xlsx":
-            return [list(row) for row in load_workbook(path).active.values]  # type: ignore[union-attr]
-        case ".txt":
-            return [["text"], *([line] for line in path.read_text().split("\n")[:-1])]
+            frame = pandas.read_excel(path, dtype=str)
         case _:
-            with path.open(newline="", encoding=encoding) as file:
-                return list(csv.reader(file, delimiter=delimiter))
+            frame = pandas.read_csv(path, dtype=str, **options)
+    return frame.astype(object).where(frame.notna(), None)
 
 
 @pytest.mark.parametrize(
-    ("name", "delimiter", "encoding"),
+    ("name", "options"),
     [
-        ("rows.csv", ",", "utf-8"),
-        ("rows.csv", ",", "utf-8-sig"),
-        ("rows.csv", ";", "utf-8"),
-        ("rows.csv", ";", "utf-8-sig"),
-        ("rows.csv", ";", "cp1252"),
-        ("rows.csv", "|", "utf-8"),
-        ("rows.tsv", "\t", "utf-8"),
-        ("rows.tsv", "\t", "utf-16"),
-        ("rows.jsonl", "", ""),
-        ("rows.json", "", ""),
-        ("rows.parquet", "", ""),
-        ("rows.xlsx", "", ""),
-        ("rows.txt", "", ""),
+        ("rows.csv", {"sep": ",", "encoding": "utf-8"}),
+        ("rows.csv", {"sep": ";", "encoding": "utf-8-sig"}),
+        ("rows.csv", {"sep": "|", "encoding": "cp1252"}),
+        ("rows.tsv", {"sep": "\t", "encoding": "utf-16"}),
+        ("rows.jsonl", {}),
+        ("rows.json", {}),
+        ("rows.parquet", {}),
+        ("rows.xlsx", {}),
     ],
 )
 def test_an_output_is_the_input_with_columns_added(
-    name: str, delimiter: str, encoding: str, command: Command, finished_run: Path, tmp_path: Path
+    name: str, options: dict[str, Any], command: Command, finished_run: Path, tmp_path: Path
 ) -> None:
-    options = {"delimiter": delimiter, "encoding": encoding} if delimiter else {}
-    table, output = write_table(tmp_path / name, **options), tmp_path / f"predicted-{name}"
+    table, output = tmp_path / name, tmp_path / f"predicted-{name}"
+    match table.suffix:
+        case ".jsonl" | ".json":
+            FRAME.to_json(table, orient="records", lines=table.suffix == ".jsonl")
+        case ".parquet":
+            TYPED.to_parquet(table, index=False)
+        case ".xlsx":
+            FRAME.replace("   ", None).to_excel(table, index=False)
+        case _:
+            write_table(table, **options)
     outcome = command("predict", finished_run, table, "--output", output, "--device=cpu")
     assert outcome.code == 0, outcome.errors
     assert outcome.output == f"5 rows → {output}\n"
     assert "2 of 5 texts are missing" in outcome.errors
-    before = read_rows(table, **options)
-    if name == "rows.txt":
-        lines = [line.split("\t") for line in output.read_text().split("\n")[:-1]]
-        assert [line[0].strip('"').replace('""', '"') for line in lines] == [
-            r[0] for r in before[1:]
-        ]
-        assert [bool(line[1]) for line in lines] == [True, True, False, False, True]
-        return
-    names, *rows = read_rows(output, **options)
-    count = len(before[0])
-    assert [names[:count], *(row[:count] for row in rows)] == before
-    assert [own.split()[0] for own in names[count:]] == ["predicted_label", "probability"]
-    empty = "" if delimiter else None
-    assert [row[count] == empty for row in rows] == [False, False, True, True, False]
-    if encoding in ("utf-8-sig", "utf-8"):
+    before, after = read_frame(table, **options), read_frame(output, **options)
+    pandas.testing.assert_frame_equal(after[[*before]], before)
+    assert [*after][len(before.columns) :] == ["predicted_label", "probability"]
+    assert [*after["predicted_label"].isna()] == [False, False, True, True, False]
+    if options:
         has_mark = output.read_bytes().startswith(b"\xef\xbb\xbf")
-        assert has_mark == (encoding == "utf-8-sig")
+        assert has_mark == (options["encoding"] == "utf-8-sig")
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -339,7 +281,7 @@ def test_the_text_column_can_be_named_and_lines_can_be_asked_for(
     table = write_table(tmp_path / "t.csv")
     outcome = command("predict", finished_run, "--json", table, "--text-column", "label")
     rows = [json.loads(line) for line in outcome.output.splitlines()]
-    assert [row["label"] for row in rows] == [row[2] for row in ROWS]
+    assert [row["label"] for row in rows] == [*FRAME["label"]]
     assert all(row["predicted_label"] for row in rows)
     lines = predicted_texts(command("predict", finished_run, "--json", "--data", table, "--lines"))
     assert lines == table.read_text().splitlines()
@@ -362,18 +304,6 @@ def test_all_scores_are_the_probabilities_of_all_classes(
     assert len(rows) == len(TEXTS)
 
 
-@pytest.mark.parametrize(
-    ("output", "word"),
-    [("predictions.doc", ".jsonl"), ("t.csv", "--output"), ("no/a.csv", "folder")],
-)
-def test_an_output_that_can_not_be_written_is_refused_at_once(
-    output: str, word: str, command: Command, finished_run: Path, tmp_path: Path
-) -> None:
-    table = write_table(tmp_path / "t.csv")
-    outcome = command("predict", finished_run, "--data", table, "--output", tmp_path / output)
-    outcome.assert_refused(2, word)
-
-
 def test_predictions_appear_while_more_lines_may_come(finished_run: Path) -> None:
     def lines() -> Iterator[Texts]:
         yield Texts(["one ?", "two ?"])
@@ -392,10 +322,10 @@ def test_texts_without_a_prediction_have_no_label(
     header, *lines = shown.output.splitlines()
     assert header.split("\t") == ["label", "probability", "text"]
     assert [line.split("\t")[0] for line in lines] == [""] * 3
-    for suffix, label in ((".csv", ""), (".jsonl", None)):
+    for suffix in (".csv", ".jsonl"):
         output = tmp_path / f"predictions{suffix}"
         assert command(*arguments, "--output", output).code == 0
-        assert [row[1] for row in read_rows(output)[1:]] == [label] * 3
+        assert [*read_frame(output)["label"]] == [None] * 3
     refused = command(*arguments, "--target-precision=0.9", "--output", tmp_path / "none.csv")
     refused.assert_refused(2, "--min-confidence")
     assert not list(tmp_path.glob("none*"))

@@ -106,17 +106,6 @@ def test_a_terminal_shows_a_moving_line_and_colours(monkeypatch: pytest.MonkeyPa
     assert COLOUR.search(shown.getvalue())
 
 
-@pytest.mark.parametrize(("name", "value"), [("TERM", "dumb"), ("CI", "true")])
-def test_a_terminal_without_a_cursor_or_a_reader_has_plain_lines(
-    name: str, value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with terminal(monkeypatch, "stderr") as shown:
-        monkeypatch.setenv(name, value)
-        show_all()
-    assert "step 5/20  loss 1.500" in shown.getvalue()
-    assert "\x1b" not in shown.getvalue()
-
-
 def view(*, width: int = 80, has_bar: bool = False) -> tuple[View, io.StringIO]:
     shown = io.StringIO()
     return View(Console(file=shown, width=width, **LITERAL), has_bar=has_bar), shown
@@ -124,18 +113,6 @@ def view(*, width: int = 80, has_bar: bool = False) -> tuple[View, io.StringIO]:
 
 def step(number: int, *, total: int = 14_000) -> Step:
     return Step(number, total, number / total, 1.5, 3e-5, 12_310.4, 3 * 2**29, 2**31, 2**36, 42.4)
-
-
-def test_the_bar_shows_the_running_stage_and_fits_a_terminal() -> None:
-    shown, _ = view(has_bar=True)
-    shown.show(StageStarted("train"))
-    shown.show(step(13_999))
-    console = Console(file=io.StringIO(), width=80)
-    with console.capture() as drawn:
-        console.print(shown.bar.get_renderable())
-    [line] = drawn.get().splitlines()
-    assert "train" in line
-    assert "13,999/14,000  loss 1.500  12,310 examples/s  1.50 GiB" in line
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from hub_server import MAIN_COMMIT, HubServer, hub_client
-from huggingface_hub import constants
 from tiny_runs import TEXTS, Command, Outcome
 from transformers import pipeline
 
@@ -104,14 +103,10 @@ def push_with(failure: str, hub: HubServer, run: Path, *, command: Command) -> O
         match failure:
             case "no token":
                 patch.delenv("HF_TOKEN")
-            case "refused token":
-                hub.failures.refuses_tokens = True
             case "not the owner":
                 hub.failures.read_only.add(NAME)
             case "no owner":
                 name = "questions"
-            case "offline":
-                patch.setattr(constants, "HF_HUB_OFFLINE", True)
             case "down":
                 hub.failures.down = True
             case "unfinished":
@@ -124,10 +119,8 @@ def push_with(failure: str, hub: HubServer, run: Path, *, command: Command) -> O
     ("failure", "code", "words"),
     [
         ("no token", 2, ["hf auth login", "HF_TOKEN"]),
-        ("refused token", 2, [NAME, "hf auth login"]),
         ("not the owner", 2, [NAME, "You don't have the rights", "OWNER"]),
         ("no owner", 2, ["OWNER/NAME"]),
-        ("offline", 6, ["HF_HUB_OFFLINE"]),
         ("down", 6, [NAME]),
         ("unfinished", 2, ["has not finished"]),
     ],

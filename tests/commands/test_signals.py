@@ -4,7 +4,6 @@ import os
 import pkgutil
 import pty
 import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from tiny_runs import Command, flags, unfinished_files
 
 import finetune
 from finetune.runs.folder import RunFolder
-from finetune.training.interruption import stop_on_signal
 
 STAGES = {
     "loading": "finetune.runs.prepare.load_pretrained",
@@ -39,25 +37,7 @@ CASES = [
 def send_at(
     stage: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, *, times: int = 1
 ) -> None:
-    """Send signals to this process when a stage of a run begins for the first time.
-
-    Checkpoints are written by a thread, which waits until the main thread has handled each signal.
-    """
-    handled, set_handler = threading.Semaphore(0), signal.signal
-    main_thread = threading.get_ident()
-
-    def set_noted_handler(number: int, handler: Any) -> Any:
-        def handle(*arguments: Any) -> None:
-            try:
-                handler(*arguments)
-            finally:
-                handled.release()
-
-        # Existing handlers are restored.
-        is_new = getattr(handler, "__module__", "") == stop_on_signal.__module__
-        return set_handler(number, handle if is_new else handler)
-
-    monkeypatch.setattr(signal, "signal", set_noted_handler)
+    """Send signals to this process when a stage of a run begins for the first time."""
     module_name, _, name = STAGES[stage].rpartition(".")
     module = pkgutil.resolve_name(module_name)
     original: Callable[..., Any] = getattr(module, name)
@@ -65,9 +45,7 @@ def send_at(
     def send(*arguments: Any, **options: Any) -> Any:
         monkeypatch.setattr(module, name, original)
         for _ in range(times):
-            # A signal to the process may reach another thread, which does not wake the main thread.
-            signal.pthread_kill(main_thread, number)
-            assert handled.acquire(timeout=60)
+            signal.raise_signal(number)
         return original(*arguments, **options)
 
     monkeypatch.setattr(module, name, send)

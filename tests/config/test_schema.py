@@ -25,12 +25,6 @@ def test_every_option_has_a_name_of_its_own_and_help_in_a_sentence() -> None:
     ] == []
 
 
-def test_only_what_leaves_the_result_as_it_is_may_change_on_resuming() -> None:
-    resumable = {one.name for one in OPTIONS.values() if one.resumable}
-    assert {"device", "batch_size", "save_steps", "cache_dir"} <= resumable
-    assert resumable.isdisjoint({"data", "model", "seed", "learning_rate", "effective_batch_size"})
-
-
 @pytest.mark.parametrize(
     ("model", "mode"),
     [
@@ -89,18 +83,6 @@ def test_a_head_alone_trains_until_it_stops_early_in_place_of_weight_decay(mode:
     assert mode_defaults(Mode(mode), steps_per_epoch=1) == ModeDefaults(
         num_train_epochs=100, head_lr_multiplier=1, weight_decay=0, early_stopping_patience=30
     )
-
-
-@pytest.mark.parametrize(
-    ("steps_per_epoch", "epochs", "patience"),
-    [(1, 40, 8), (7, 36, 8), (50, 5, 8), (63, 4, 8), (84, 3, 0), (137, 3, 0)],
-)
-def test_few_rows_get_more_epochs_and_stop_early(
-    steps_per_epoch: int, epochs: int, patience: int
-) -> None:
-    defaults = mode_defaults(Mode("full"), steps_per_epoch=steps_per_epoch)
-
-    assert (defaults.num_train_epochs, defaults.early_stopping_patience) == (epochs, patience)
 
 
 @pytest.mark.parametrize(

@@ -33,20 +33,6 @@ def test_every_preset_is_valid_and_says_what_it_is_for(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "model", "mode"),
-    [
-        ("offline", "questions", "minilm", "full"),
-        ("trec_full", "trec", "bert-base-uncased", "full"),
-        ("trec_head", "trec", "bert-base-uncased", "head"),
-        ("trec_top2", "trec", "bert-base-uncased", "last-2"),
-    ],
-)
-def test_a_preset_makes_what_its_name_says(name: str, data: str, model: str, mode: str) -> None:
-    config = load(name)
-    assert (config.data.data, config.model.model, config.model.mode) == (data, model, mode)
-
-
-@pytest.mark.parametrize(
     ("name", "texts", "label", "values", "task"),
     [
         ("go_emotions_multi", ["text"], "labels", (["joy", "fear"], ["joy"]), "multi"),
@@ -76,14 +62,6 @@ def test_a_preset_is_found_by_its_name_from_anywhere(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert find_preset(name) == presets_folder() / "trec_head.yaml"
-
-
-def test_a_file_of_the_users_comes_before_a_preset(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("trec_head.yaml").write_text("training: {seed: 7}")
-    assert load("trec_head.yaml").training.seed == 7
 
 
 DEFAULTS = {
@@ -133,15 +111,6 @@ def validator() -> Draft202012Validator:
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
 def test_the_schema_admits_every_preset(path: Path, validator: Draft202012Validator) -> None:
     validator.validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-
-
-@pytest.mark.parametrize(
-    "content", [{"data": None}, {"training": {"learning_rate": None}}], ids=str
-)
-def test_the_schema_admits_what_is_left_out(
-    content: dict[str, Any], validator: Draft202012Validator
-) -> None:
-    assert validator.is_valid(content)
 
 
 @pytest.mark.parametrize(
