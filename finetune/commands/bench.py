@@ -35,7 +35,7 @@ Examples:
   finetune bench --quick                 a first impression
   finetune bench inference --device cpu --device mps
   finetune bench --model my_models:make  your own network
-  finetune bench --contribute            figures of the last bench, for others to compare
+  finetune bench --contribute            figures of the last bench, to share
 """
 ALL = "all"
 
