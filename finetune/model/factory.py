@@ -19,8 +19,8 @@ def load_factory(name: str) -> tuple[nn.Module, dict[str, object]]:
     except (Exception, SystemExit) as error:
         raise UsageError(
             f"{name} can't be called: {type(error).__name__}: {error}",
-            remedy="name a function of a module that python -c 'import ...' finds, as "
-            "package.module:function; --debug shows where it fails",
+            remedy="use package.module:function such that python -c 'import package.module' works; "
+            "--debug shows where it fails",
         ) from error
     match result:
         case (nn.Module() as module, dict() as batch):

@@ -23,7 +23,7 @@ from finetune.devices.base import Device
 from finetune.devices.private import tree_map
 from finetune.model.freeze import set_training
 from finetune.model.structure import (
-    REFUSALS,
+    REJECTIONS,
     Call,
     are_features,
     encoder_layers,
@@ -115,7 +115,7 @@ def split_frozen(
     pads_left: bool = False,
 ) -> FrozenLayers | None:
     """Split a model on the CPU below its trainable layers; None if no split is exact."""
-    # Tensor values must not be read: memory is estimated with fake tensors, which have none.
+    # Don't read values of tensors: memory is estimated with fake tensors, which have no values.
     tokens = np.array([7, 6, 0, 0, 1, 1, 2, 3], np.int32)
     offsets = np.concatenate([[0], np.cumsum(SAMPLE_LENGTHS)])
     padding = {"input_ids": model.config.pad_token_id or 0}
@@ -128,7 +128,7 @@ def split_frozen(
     model.train(False)
     try:
         calls = record_calls(model, inputs)
-    except REFUSALS:
+    except REJECTIONS:
         return None
     for name, features in _possible_splits(calls, set(encoder_layers(model))).items():
         layers = FrozenLayers(
@@ -141,24 +141,14 @@ def split_frozen(
             precision=precision,
             takes_4d_mask=takes_4d_mask,
         )
-        with suppress(*REFUSALS):
+        with suppress(*REJECTIONS):
             if _is_exact(layers, inputs, padded_inputs):
                 return layers
     return None
 
 
-def unread_parameters(trainable: nn.Module) -> set[str]:
-    """Return the names of the parameters of layers that return their input."""
-    return {
-        f"{name}.{parameter}"
-        for name, module in trainable.named_modules()
-        if getattr(vars(module).get("forward"), "func", None) is _pass_on
-        for parameter, _ in module.named_parameters()
-    }
-
-
 class _SplitReachedError(Exception):
-    """Stops a forward pass and carries the features, its argument."""
+    """Raised to stop a forward pass; its argument is the features."""
 
 
 def _stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -89,12 +89,12 @@ def enable_gradient_checkpointing(model: PreTrainedModel, device: Device) -> Non
 
     options = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": contexts}
     with warnings.catch_warnings():
-        # From transformers 5.23 on it has another name, which the versions before do not know.
+        # transformers 5.23 renamed this argument.
         warnings.simplefilter("ignore", FutureWarning)
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)  # type: ignore[no-untyped-call]
     if getattr(model.config, "use_cache", False):
-        model.config.use_cache = False  # Else transformers warns that it can't have both.
-    # Else there would be a graph of the frozen layers below those that train.
+        model.config.use_cache = False  # Otherwise transformers warns that it can't use both.
+    # Otherwise autograd would build a graph for the frozen layers.
     model.disable_input_require_grads()  # type: ignore[no-untyped-call]
 
 

@@ -39,7 +39,7 @@ from finetune.tokenization.examples import ModelInputs, inputs_of_texts
 if TYPE_CHECKING:
     from finetune.tokenization.encode import Texts
 
-# In tokenizer_config.json, the model_max_length of the tokenizer before the run.
+# Key in tokenizer_config.json for the original model_max_length of the tokenizer.
 LONGEST = "pretrained_max_length"
 # Maximum relative effect of padding on the input of the output layer. Rounding has an effect of
 # 1e-6, and padding has 0.3 with FNet, which has no attention mask.
@@ -69,14 +69,14 @@ class TextModel:
 
     @property
     def vocabulary_size(self) -> int:
-        """Token ids that the model has embeddings for."""
+        """Number of token IDs that the model has embeddings for."""
         with self.source.failures_explained():
             embeddings: torch.Tensor = self.model.get_input_embeddings().weight  # type: ignore[assignment]
             return len(embeddings)
 
     @property
     def max_tokens(self) -> int:
-        """Tokens of the longest text that the model has positions for."""
+        """Maximum number of tokens that the model has positions for."""
         tokenizer = self.tokenizer
         longest = tokenizer.init_kwargs.get(LONGEST, tokenizer.model_max_length)
         limits = [longest, count_positions(self.model)]
@@ -90,18 +90,18 @@ class TextModel:
         max_length: int,
         stride: int | None = None,
     ) -> EncodedTexts:
-        """Turn texts or pairs into token ids, up to the maximum length and the positions."""
+        """Turn texts or pairs into token IDs, up to the maximum length and the positions."""
         max_tokens = min(max_length, self.max_tokens)
         return encode_texts(self.tokenizer, texts, pairs, max_length=max_tokens, stride=stride)
 
     def inputs(self, encoded: EncodedTexts) -> ModelInputs:
         """Return encoded texts as the model reads them.
 
-        ModelUnsupportedError if they have token ids or types that the model lacks.
+        Raise ModelUnsupportedError for token IDs or types that the model lacks.
         """
-        types = getattr(self.model.config, "type_vocab_size", 0)  # 0: a model that ignores them
+        types = getattr(self.model.config, "type_vocab_size", 0)  # 0: the model ignores them
         limits = {
-            "input_ids": ("id", self.vocabulary_size),
+            "input_ids": ("ID", self.vocabulary_size),
             "token_type_ids": ("type", types or sys.maxsize),
         }
         for name, ids in encoded.columns.items():
@@ -109,9 +109,9 @@ class TextModel:
             highest = max(ids.max(initial=0), encoded.padding[name])
             if highest >= limit:
                 raise ModelUnsupportedError(
-                    f"the tokenizer of {self.source.name} gives token {kind} {highest}, its model "
-                    f"knows those up to {limit - 1}",
-                    remedy="check that config.json, weights and tokenizer are of one model",
+                    f"the tokenizer of {self.source.name} returns token {kind} {highest}, but the "
+                    f"model only has {kind}s up to {limit - 1}",
+                    remedy="check that config.json, weights and tokenizer belong to the same model",
                 )
         return inputs_of_texts(encoded, takes_4d_mask=self.structure.takes_4d_mask)
 
@@ -121,7 +121,7 @@ class TextModel:
         return sorted({min(padded_length, self.max_tokens) for padded_length in chosen})
 
 
-SAME_MODEL = "check that config.json and the weights are of one model"
+SAME_MODEL = "check that config.json and the weights belong to the same model"
 
 
 def load_model(
@@ -143,7 +143,7 @@ def load_model(
     saved = (getattr(config, "task_specific_params", None) or {}).get(PIPELINE, {})
     task.configure(config)
     if getattr(config, "pad_token_id", None) is None:
-        # A head that reads a text's last token looks for it before the padding.
+        # Heads that read the last token before the padding need it.
         config.pad_token_id = tokenizer.pad_token_id
     with source.failures_explained(), silence_transformers():
         model, info = _build(config, source.read_weights(may_be_missing=from_scratch))
@@ -157,8 +157,8 @@ def load_model(
     not_loaded = _describe_not_loaded(model, info)
     if strict and (wrong := {*not_loaded, *info["unexpected_keys"]}):
         raise ModelUnsupportedError(
-            f"the weights of {name} do not match its config.json: {len(wrong)} are missing, of"
-            f" another size, or left over, such as {min(wrong)}",
+            f"the weights of {name} do not match its config.json: {len(wrong)} tensors are missing,"
+            f" have another shape or are unknown, such as {min(wrong)}",
             remedy=SAME_MODEL,
         )
     if structure.output_layer.isdisjoint(not_loaded) and not has_own_outputs:
@@ -166,7 +166,7 @@ def load_model(
     missing = not_loaded.keys() - structure.head - structure.mean_layer
     if from_scratch and missing:
         message = f"{len(missing)} parameters of the encoder are not in the weights of {name}"
-        emit(WarningMessage(f"{message} and start at random, such as {min(missing)}"))
+        emit(WarningMessage(f"{message} and start with random values, such as {min(missing)}"))
     elif not from_scratch:
         _check_fit(model, structure, source, not_loaded, info["unexpected_keys"])
     structure = replace(structure, new=structure.head.intersection(not_loaded))
@@ -193,7 +193,7 @@ def load_pretrained(options: ModelConfig, task: Task, *, seed: int, pooling: Poo
 def save_model(
     text_model: TextModel, folder: Path, *, max_length: int, with_weights: bool = True
 ) -> None:
-    """Save a model in a folder; a pipeline with ``truncation=True`` reads as the run does."""
+    """Save a model; a pipeline with ``truncation=True`` truncates texts as the run did."""
     text_model.task.configure(text_model.model.config)
     with silence_transformers():
         (text_model.model if with_weights else text_model.model.config).save_pretrained(folder)
@@ -205,7 +205,7 @@ def save_model(
         tokenizer.save_pretrained(folder)
     finally:
         tokenizer.model_max_length = longest
-    # safetensors keeps its files from all other users; Python's are as the user's umask says.
+    # safetensors makes its files readable only for the owner, so apply the umask.
     permissions = (folder / "config.json").stat().st_mode & 0o777
     for file in folder.iterdir():
         file.chmod(permissions)
@@ -236,7 +236,7 @@ def _describe_not_loaded(model: PreTrainedModel, info: Mapping[str, Any]) -> dic
     buffers = {name for name, _ in model.named_buffers()}
     missing = {name: " is missing" for name in info["missing_keys"] if name not in buffers}
     return missing | {
-        name: f" has shape {list(saved_shape)}, and not {list(shape)}"
+        name: f" has shape {list(saved_shape)} instead of {list(shape)}"
         for name, saved_shape, shape in info["mismatched_keys"]
     }
 
@@ -267,7 +267,7 @@ def _check_fit(
     faults = [
         *(f"{name}{fault}" for name, fault in sorted(not_loaded.items())
           if name not in structure.head | structure.mean_layer),
-        *(f"config.json has no place for {name}" for name in sorted(unexpected)
+        *(f"config.json describes no layer for {name}" for name in sorted(unexpected)
           if kind_of(name) in kinds),
     ]  # fmt: skip
     if faults:
@@ -300,8 +300,8 @@ def _check_padding(text_model: TextModel) -> None:
     alone = torch.cat([read([row], length) for row, length in enumerate(lengths)])
     error = ((padded - alone).norm() / alone.norm()).item()
     message = (
-        f"{type(model).__name__} reads the same text differently when padding follows on the "
-        f"{tokenizer.padding_side}: its features are off by {error:.1%}"
+        f"{type(model).__name__} gives different results for the same text with padding on the "
+        f"{tokenizer.padding_side}: its features differ by {error:.1%}"
     )
     remedy = "choose an encoder with an attention mask, such as bert-base-uncased"
     if error > MAX_PADDING_ERROR:

@@ -65,7 +65,7 @@ def add_adapters(
         inject_adapter_in_model(config, model)
     for module in model.modules():
         if isinstance(module, LoraLayer):
-            # Autocast chooses the format; peft would first widen what the adapter reads.
+            # Autocast chooses the precision. Otherwise peft would first convert inputs to fp32.
             module.cast_input_dtype_enabled = False
     names = {parameter: name for name, parameter in model.named_parameters()}
     layers = tuple(
@@ -102,14 +102,14 @@ def _find_targets(
     if missing := [word for word, names in chosen.items() if not names]:
         raise ConfigurationError(
             f"--lora-targets: no linear module of a layer is called {missing[0]!r}",
-            remedy=f"name some of these: {', '.join(dict.fromkeys(inner.values()))}",
+            remedy=f"choose from: {', '.join(dict.fromkeys(inner.values()))}",
         )
     return [name for name in linear if any(name in names for names in chosen.values())]
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """Return the trained parameters and the head, in fp32 on the CPU, with peft names."""
+    """The trained parameters and the head, in fp32 on the CPU, with the names of peft."""
 
     config: "LoraConfig"
     tensors: Mapping[str, torch.Tensor]
@@ -137,7 +137,7 @@ class Adapter:
         return cls(LoraConfig.from_pretrained(str(folder)), load_file(folder / ADAPTER_WEIGHTS))
 
     def merge_into(self, model: PreTrainedModel) -> None:
-        """Add it to a pretrained model on the CPU, which has a head of its own; it stays plain."""
+        """Add the adapter to the weights of a pretrained model on the CPU, in place."""
         from peft import get_peft_model, set_peft_model_state_dict
 
         with warnings.catch_warnings(action="ignore"):
@@ -149,7 +149,7 @@ class Adapter:
     def write(
         self, folder: Path, model: nn.Module, head: Set[str], *, base: str, revision: str | None
     ) -> None:
-        """Write it as peft does, for a base model, with the head that a merged model has now."""
+        """Write the adapter of a base model in the format of peft, with the head of ``model``."""
         tensors = {**self.tensors, **_adapter_tensors(model, head)}
         (folder / ADAPTER_WEIGHTS).write_bytes(save(tensors))
         config = replace(self.config, base_model_name_or_path=base, revision=revision)

@@ -18,18 +18,18 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
 from finetune.errors import ModelUnsupportedError
-from finetune.model.structure import REFUSALS, Structure, encoder_layers, record_sample
+from finetune.model.structure import REJECTIONS, Structure, encoder_layers, record_sample
 
-# The residual is a thousandth of the mean, and the sum stays within fp16.
+# Factor of the mean. The residual is a thousandth of it, and the sum stays within fp16.
 SCALE = 1e3
 # Maximum error of the shortcut against the whole layer, whose output has variance 1.
 MAX_ROUNDING = 1e-4
 # Maximum nonlinear fraction of the input of the output layer.
 MAX_NONLINEAR = 0.05
-# For inputs of unit variance, tanh is linear within 1% on this scale. The pooler of BERT returns
-# values of this size.
+# Factor of the input of tanh, which is linear within 1% for inputs of unit variance. The pooler of
+# BERT returns values of this size.
 TANH_SCALE = 0.05
-# ReLU and GELU return inputs this far above zero unchanged.
+# Shift of the input of ReLU and GELU, which return inputs this far above zero unchanged.
 SHIFT = 30.0
 
 # Factors of the identity in each linear module of a layer, by its name in BERT or DistilBERT.
@@ -45,7 +45,7 @@ _FACTORS: Mapping[str, float] = {
 
 
 def pool_by_mean(model: PreTrainedModel) -> bool:
-    """Let the head of a model on the CPU read the mean of the tokens; False if it can't."""
+    """Make the head of a model on the CPU read the mean of the tokens; False if impossible."""
     config: Any = model.config
     if hasattr(config, "classifier_pooling"):
         config.classifier_pooling = "mean"
@@ -83,9 +83,9 @@ def pool_shape_by_mean(shape: PreTrainedConfig) -> bool:
 def mean_pooling_unsupported_error(model: PreTrainedModel) -> ModelUnsupportedError:
     """Return the error for a model that ``pool_by_mean`` can't change."""
     return ModelUnsupportedError(
-        f"the head of {type(model).__name__} can't read the mean of the tokens: that takes one more"
-        " encoder layer, with weights of its own and of BERT's kind",
-        remedy="leave out --pooling mean, or choose another model",
+        f"--pooling mean can't be used with {type(model).__name__}, because it needs another "
+        "encoder layer like those of BERT, with weights of its own",
+        remedy="drop --pooling mean, or choose another model",
     )
 
 
@@ -107,7 +107,7 @@ def _make_mean_layer(model: PreTrainedModel) -> nn.Module | None:
     layers = encoder_layers(model)
     if not layers:
         return None
-    # With the model's own config, by which attention is chosen.
+    # Share the config of the model, which selects the attention implementation.
     layer = copy.deepcopy(layers[-1], {id(model.config): model.config})
     layer.to_empty(device="cpu").requires_grad_(False).train(False)
     for name, module in layer.named_modules():
@@ -122,7 +122,7 @@ def _make_mean_layer(model: PreTrainedModel) -> nn.Module | None:
         module for module in layer.modules() if isinstance(module, nn.LayerNorm)
     ).normalized_shape
     features = torch.arange(10.0 * size).sin().view(2, 5, size)
-    with suppress(*REFUSALS):
+    with suppress(*REJECTIONS):
         first_token = _compute_first_token(layer, features)
         if torch.allclose(layer(features)[:, :1], first_token, rtol=0, atol=MAX_ROUNDING):
             return layer
@@ -180,7 +180,7 @@ def pass_through_head(model: PreTrainedModel, structure: Structure) -> bool:
 
 
 def _passes_through(model: PreTrainedModel, structure: Structure, *, first: str) -> bool:
-    """Whether the input of the output layer is a multiple of the head's, but for a constant."""
+    """Whether the input of the output layer is an affine function of the input of the head."""
     calls = record_sample(model)
     output = next(name for name in calls if f"{name}.weight" in structure.output_layer)
     before, after = calls[first].features, calls[output].features

@@ -40,25 +40,26 @@ def random_classifier(name: str, *, classes: int, seed: int) -> PreTrainedModel:
     """Return a text classifier of a model's shape on the CPU, in fp32, the same at every call."""
     shape = load_shape(name, revision=None)
     shape.num_labels = classes
-    torch.manual_seed(seed)
-    model: PreTrainedModel = AutoModelForSequenceClassification.from_config(  # type: ignore[no-untyped-call]
-        shape, dtype=torch.float32
-    )
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        model: PreTrainedModel = AutoModelForSequenceClassification.from_config(  # type: ignore[no-untyped-call]
+            shape, dtype=torch.float32
+        )
     return model
 
 
 def max_positions(shape: PreTrainedConfig) -> int | None:
-    """Return the tokens of the longest text that a shape has positions for, None for any."""
+    """Return the maximum number of tokens that a shape has positions for, None for any."""
     with torch.device("meta"):
         return count_positions(AutoModel.from_config(shape, trust_remote_code=False))  # type: ignore[no-untyped-call]
 
 
 def count_positions(model: PreTrainedModel) -> int | None:
-    """Return the tokens of the longest text that a model has positions for, None for any."""
+    """Return the maximum number of tokens that a model has positions for, None for any."""
     positions: int = getattr(model.config, "max_position_embeddings", None) or -1
     if positions < 0:  # XLNet has -1, since it only uses relative positions.
         return None
-    # RoBERTa and its like count positions from behind the padding token's id.
+    # RoBERTa and similar models start positions after the padding token ID.
     embeddings = getattr(model.base_model, "embeddings", None)
     padding_id = getattr(embeddings, "padding_idx", None)
     return positions if padding_id is None else positions - int(padding_id) - 1

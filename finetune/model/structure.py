@@ -19,7 +19,7 @@ from transformers.utils.generic import ModelOutput
 from finetune.errors import ModelUnsupportedError
 
 # Exceptions of a forward pass on inputs that the model does not support.
-REFUSALS = (AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError)
+REJECTIONS = (AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Structure:
     """
 
     embeddings: frozenset[str]
-    layers: tuple[frozenset[str], ...]  # those that are pretrained, from the bottom
-    mean_layer: frozenset[str]  # the constant one above them of ``mean_pooling``, if there is one
+    layers: tuple[frozenset[str], ...]  # the pretrained layers, the bottom one first
+    mean_layer: frozenset[str]  # the constant layer of ``mean_pooling``, if it was added
     final_norm: frozenset[str]  # of the encoder, after the last layer
     head: frozenset[str]  # everything above the encoder, the pooler included
     output_layer: frozenset[str]
@@ -49,8 +49,8 @@ def find_structure(model: PreTrainedModel, *, has_mean_layer: bool = False) -> S
     last = [call for call in calls.values() if layers and call.module is layers[-1]]
     if base is model or not last:
         raise ModelUnsupportedError(
-            f"no encoder of layers was found in {type(model).__name__}: looked in its base model "
-            "for a list of like modules, each of which runs",
+            f"no encoder layers were found in {type(model).__name__}: its base model has no list "
+            "of equal modules that all run in a forward pass",
             remedy="choose a BERT-like encoder, such as bert-base-uncased",
         )
     output_layer = _find_output_layer(model, calls.values())
@@ -91,7 +91,7 @@ def _find_output_layer(model: PreTrainedModel, calls: "Iterable[Call]") -> "Call
     linear = [call for call in linear if call.output.shape[-1] == outputs]
     if not linear:
         raise ModelUnsupportedError(
-            f"no output layer was found in {type(model).__name__}: looked for a linear module with "
+            f"no output layer was found in {type(model).__name__}: it has no linear module with "
             f"{outputs} outputs",
             remedy="choose a model that AutoModelForSequenceClassification knows",
         )
@@ -131,7 +131,7 @@ def _takes_4d_mask(model: PreTrainedModel) -> bool:
     try:
         actual = model(input_ids=tokens, attention_mask=mask[:, None, None, :]).logits
         return torch.allclose(actual, expected, rtol=1e-4, atol=1e-5)
-    except REFUSALS:
+    except REJECTIONS:
         return False
 
 
@@ -146,7 +146,7 @@ class Call:
 
     @property
     def first_output(self) -> Any:
-        """The output or, of several, the first."""
+        """The output, or the first of several."""
         is_several = isinstance(self.output, tuple | ModelOutput) and len(self.output) > 0
         return self.output[0] if is_several else self.output
 

@@ -28,6 +28,7 @@ from finetune.tasks.tables import (
     Table,
     format_number,
     format_value,
+    percent,
     text_of,
 )
 
@@ -112,19 +113,19 @@ class Predictions(DisplayMixin, list[Prediction]):
 class Outputs(NamedTuple):
     """Predictions for each row; None for fields that the task does not have."""
 
-    # Class numbers [rows], yes or no for each class [rows, classes], or numbers [rows].
+    # Class numbers [rows], booleans [rows, classes], or regression values [rows].
     predicted: NDArray[Any]
     probabilities: NDArray[np.float32] | None = None  # of each class: [rows, classes]
 
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """A task type, with the classes or numbers of one data set.
+    """A task type, with the classes of one dataset, or for regression their range of values.
 
-    A type is a subclass, which its ``name`` makes known to ``--task`` and to saved models. Labels
-    have three forms. ``parse`` turns labels from files into one Arrow type, ``encode`` turns these
-    into the column of a ``Dataset``, and ``labels`` turns the column into an array for the loss and
-    the metrics. Logits are divided by the temperature, by the model or here.
+    A subclass registers under its ``name``, which ``--task`` and saved models use. Labels have
+    three forms. ``parse`` turns labels from files into one Arrow type, ``encode`` turns these into
+    the column of a ``Dataset``, and ``labels`` turns the column into an array for the loss and the
+    metrics. Logits are divided by the temperature, by the model or here.
     """
 
     name: ClassVar[str]
@@ -184,7 +185,7 @@ class Task(ABC):
 
     @classmethod
     def of_labels(cls, labels: "Column", *, names: Sequence[str] | None = None) -> Self:
-        """Return the task of parsed training labels; a file may name all classes in their order."""
+        """Return the task of parsed training labels, with class names from a file if it has any."""
         return cls(names or sort_classes(flat_values(labels).unique().to_pylist()))
 
     def encode(self, labels: "Column") -> "Column":
@@ -226,14 +227,14 @@ class Task(ABC):
 
     @abstractmethod
     def to_json(self, labels: Labels) -> list[Any]:
-        """Return labels or predictions as names or numbers."""
+        """Return labels or predictions as class names or values."""
 
     @abstractmethod
     def from_json(self, values: Sequence[Any]) -> Labels:
-        """Undo ``to_json``; a class that the task lacks is a KeyError."""
+        """Undo ``to_json``; raise KeyError for an unknown class."""
 
     def format_label(self, label: Any) -> str:
-        """Return one of ``labels`` as people write it."""
+        """Return an item of ``labels`` as text."""
         return format_value(self.to_json(np.asarray(label)[None])[0])
 
     # Statistics of labels.
@@ -243,7 +244,7 @@ class Task(ABC):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
 
     def strata(self, labels: Labels) -> NDArray[np.int64]:
-        """Return the rarest class of each row, [rows]: a split takes its fraction of each."""
+        """Return the rarest class of each row, [rows], by which splits are stratified."""
         rows, numbers = self.class_rows(labels)
         # If a row has several classes, the rarest is written last and stays.
         order = np.lexsort((numbers, np.bincount(numbers)[numbers]))[::-1]
@@ -294,7 +295,8 @@ class Task(ABC):
     def losses(self, logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
         """Return the training loss, [examples], of fp32 logits, [examples, outputs].
 
-        A step may be captured: don't read values, and don't copy any after the first call.
+        A CUDA graph may capture this: don't read values of tensors, and don't copy from the CPU
+        after the first call.
         """
 
     @property
@@ -365,7 +367,7 @@ class Task(ABC):
         """Return the loss of each row without class weights: [rows]."""
         import torch
 
-        # Copied: labels that Arrow holds are read-only, of which PyTorch warns.
+        # Copy, because PyTorch warns about read-only arrays from Arrow.
         losses = self.unweighted.losses(torch.tensor(logits), torch.tensor(labels))
         return np.asarray(losses.numpy(), np.float32)
 
@@ -439,7 +441,7 @@ class Task(ABC):
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """Return probabilities of the predicted class or of each class, and which are correct."""
         outputs = self.read_logits(logits)
-        assert outputs.probabilities is not None, "numbers have no probabilities"
+        assert outputs.probabilities is not None, "regression has no probabilities"
         if self.can_abstain:
             return outputs.probabilities.max(axis=1), outputs.predicted == labels
         return outputs.probabilities.ravel(), labels.ravel() > 0
@@ -468,7 +470,14 @@ class Task(ABC):
     @property
     def label_summary(self) -> str:
         """A short description of the labels."""
-        return f"{len(self.class_names)} classes"
+        if not self.class_names:
+            return "a number each"
+        count = len(self.class_names)
+        return (
+            f"any number of {count} classes each"
+            if self.problem_type == MULTI
+            else f"{count} classes"
+        )
 
     def description(self, subject: str) -> str:
         """Describe a model of this task; the subject is ``texts`` or ``sentence pairs``."""
@@ -478,13 +487,13 @@ class Task(ABC):
 
     def mistakes(self, rows: Sequence[Mapping[str, Any]]) -> Table:
         """Return the rows of ``predictions.jsonl`` with the largest errors."""
-        errors = self.row_errors(rows)
+        errors, show = self.row_errors(rows), percent if self.can_abstain else format_number
         wrong = np.argsort(-errors, kind="stable")[: np.count_nonzero(errors)].tolist()
         listed = wrong[: MAX_LISTED if self.class_names else MAX_MISTAKES]
         cells = [
             (text_of(row), format_value(row["label"]), format_value(row["predicted"]), error)
             for number in listed
-            for row, error in [(rows[number], self.format_error(errors[number]))]
+            for row, error in [(rows[number], show(errors[number]))]
         ]
         columns = ("text", "true", "predicted", self.error_name)
         if not self.class_names:
@@ -494,10 +503,6 @@ class Task(ABC):
             note += f"; these are the {MAX_MISTAKES} worst"
         groups = [self.mistake_groups(rows[number]) for number in listed]
         return Table(self.mistakes_title, columns, cells, 3, f"{note}.", groups)
-
-    def format_error(self, error: float) -> str:
-        """Return one of ``row_errors`` as people read it."""
-        return format_number(error)
 
     def mistake_groups(self, row: Mapping[str, Any]) -> dict[str, str]:
         """Return the titles of the groups of a mistake, by their ids in ``Table.groups``."""

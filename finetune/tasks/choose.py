@@ -24,7 +24,7 @@ AUTO = "auto"
 MAX_RATINGS = 21
 # Whole numbers with at least this many rows each are classes.
 MIN_ROWS_PER_NUMBER = 3
-# A column of numbers may contain this fraction of typing errors among its distinct values.
+# Maximum fraction of distinct values in a numeric column that are not numbers (typing errors).
 MAX_MISTAKES = 0.1
 # 1,234.50, $ 1.20 and 3%: numbers as people write them, which are not plain decimal numbers.
 WRITTEN_NUMBER = (
@@ -66,15 +66,15 @@ def choose_task_type(
     if numbers and all(map(is_number, numbers)):
         kind, reason = _task_of_numbers(numbers, rows)
         return kind, f"{reason} (the commas are decimal)" if are_decimal else reason
-    _refuse_mistaken_numbers(distinct)
+    _reject_mistaken_numbers(distinct)
     if separator := find_separator(distinct):
         shown = separator.strip(" ") or separator
         reason = f"some rows have several labels, with {shown!r} between them"
-        return Multi, f"{reason}; --task single takes each for a class"
+        return Multi, f"{reason}; --task single treats each combination as a class"
     return Single, f"there are {len(distinct)} different labels"
 
 
-def _refuse_mistaken_numbers(distinct: set[str]) -> None:
+def _reject_mistaken_numbers(distinct: set[str]) -> None:
     numbers = set(filter(is_number, distinct))
     wrong = sorted(distinct - numbers)
     written = [label for label in wrong if re.fullmatch(WRITTEN_NUMBER, label)]
@@ -84,9 +84,9 @@ def _refuse_mistaken_numbers(distinct: set[str]) -> None:
     if written or _task_of_numbers(numbers, len(numbers))[0] is Regression:
         listed = ", ".join(map(repr, wrong[:3]))
         raise DataError(
-            f"the labels seem to be numbers, but not all are written as such: {listed}",
-            remedy="write them as -1234.5, leave out those that are missing or infinite, or take"
-            " each for a class with --task single",
+            f"most labels are numbers, but these are not: {listed}",
+            remedy="write them as -1234.5, remove missing or infinite values, or use --task single "
+            "to treat each value as a class",
         )
 
 
@@ -99,7 +99,7 @@ def _task_of_numbers(distinct: Iterable[str], rows: int) -> tuple[type[Task], st
     has_steps = values[-1] - values[0] == len(values) - 1
     recur = rows >= MIN_ROWS_PER_NUMBER * len(values) and all(map(float.is_integer, values))
     if len(values) > MAX_RATINGS and not has_steps and not recur:
-        return Regression, f"{reason}; --task single takes each for a class"
+        return Regression, f"{reason}; --task single treats each as a class"
     if len(values) > 2:
-        reason += ", each taken for a class; --task regression takes them for a number"
+        reason += ", each is treated as a class; --task regression predicts a number"
     return Single, reason

@@ -21,13 +21,14 @@ BAR = "|"
 MISSING = ("nan", "na", "n/a", "#n/a", "<na>", "null", "none")
 # Words that people write for a missing label.
 MISSING_CLASSES = {*MISSING, "-", "--", "?", "unknown", "missing", "n.a.", "nil", "undefined"}
-# The fractions of ratings in half steps.
+# The fractional parts of ratings in half steps.
 HALVES = {"0", "5", "00", "25", "50", "75"}
 # Limits of lists in messages.
 MAX_LISTED, MAX_LABEL_LENGTH = 20, 60
 # Spaces, and the zero-width characters that web pages and spreadsheets leave around words.
 EDGES = r"^[\s\u200b\u2060\ufeff]+|[\s\u200b\u2060\ufeff]+$"
-# Separators of several labels in a row. Parts of the first ones need not be labels of other rows.
+# Separators of several labels in a row. With the first ones, the parts need not be labels of
+# other rows.
 FREE_SEPARATORS = (BAR, ";", ",", "\n", "#")
 SEPARATORS = (
     *FREE_SEPARATORS,
@@ -38,7 +39,7 @@ SEPARATORS = (
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,9})?"
 # Lists in one cell as Python, numpy and JSON write them.
 BRACKETED = r"\[.*\]|\{.*\}|\(\s*\)|\(\s*['\"].*\)|\(\d+\s*,[\d\s,]*\)"
-TAGS = r"(?:<[^<>\s]+>)+"  # as Stack Overflow has them
+TAGS = r"(?:<[^<>\s]+>)+"  # <a><b>, as in dumps of Stack Overflow
 QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 
 
@@ -118,14 +119,14 @@ def find_missing_names(names: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield names that may mean a missing label, with a suggestion, such as -1 among 0, 1, 2.
 
     >>> [found for found, _ in find_missing_names(["bad", "NaN", "?", "-1"])]
-    ["classes named as a missing label: 'NaN', '?'"]
+    ["class names that usually mean a missing label: 'NaN', '?'"]
     """
     missing = [name for name in names if name.casefold() in MISSING_CLASSES]
     if len(names) > 3 and {*names} == {"-1", *map(str, range(len(names) - 1))}:
         missing.append("-1")
     if missing:
-        finding = f"classes named as a missing label: {', '.join(map(repr, missing))}"
-        yield finding, "if the label is missing there, leave it empty, and the rows are skipped"
+        finding = f"class names that usually mean a missing label: {', '.join(map(repr, missing))}"
+        yield finding, "leave these labels empty if they are missing: such rows are skipped"
 
 
 def sort_classes(labels: Iterable[str]) -> list[str]:
@@ -204,7 +205,7 @@ def _read_list(text: str) -> list[object]:
         return [ast.literal_eval(value.replace("\n", "\\n")) for value in re.findall(QUOTED, body)]
     content: Any = None
     for read in (ast.literal_eval, json.loads):
-        # A list may be nested deeper than either follows.
+        # A list may be nested too deeply for both parsers.
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             content = read(text)
             break

@@ -1,7 +1,7 @@
 """The registry of all metrics, for selecting the best model, results, intervals and reports.
 
-A metric is a function of labels, what it ``needs`` of the model, and how often each row counts. To
-add one, write it here and register it with ``@metric``; nothing else lists the metrics.
+A metric is a function of the labels, of the model outputs that it ``needs``, and of row weights. To
+add a metric, write it here and register it with ``@metric``; nothing else lists the metrics.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ NUMBERS: ProblemType = "regression"
 # 0 or 1 for each class [rows, classes], or numbers [rows]; probabilities are [rows, classes].
 Needs = Literal["predictions", "probabilities", "losses"]
 Compute = Callable[[Array, Array, Floats], float]
-# Returns metrics by name from weights: how often each row counts, [rows].
+# Computes metrics, by name, from row weights [rows].
 WeightedMetrics = Callable[[Floats], Mapping[str, float]]
 
 # A smaller deviation, relative to the largest value, is rounding noise.
@@ -81,7 +81,7 @@ def choose_metric(name: str | None, problem_type: ProblemType) -> Metric:
 
 
 def load_evaluate_metric(name: str) -> Metric:
-    """Return a metric of the library ``evaluate``: a folder with its code, or an id of the Hub.
+    """Return a metric of the library ``evaluate``: a folder with its code, or a Hub ID.
 
     Its code runs in this process, so only the user may choose it. It is computed once on all rows.
     """
@@ -93,7 +93,7 @@ def load_evaluate_metric(name: str) -> Metric:
         except (OSError, ImportError, TypeError, ValueError) as error:
             raise UsageError(
                 f"--evaluate-metric {name} can't be used: {error}",
-                remedy="name a folder with a metric, or one of huggingface.co/evaluate-metric",
+                remedy="pass a folder with a metric, or a metric of huggingface.co/evaluate-metric",
             ) from error
 
     def compute(labels: Array, predicted: Array, weights: Floats) -> float:
@@ -139,7 +139,7 @@ def micro_f1(labels: Array, predicted: Array, weights: Floats) -> float:
 
 @metric("macro F1", SINGLE, MULTI, hub_name="f1")
 def macro_f1(labels: Array, predicted: Array, weights: Floats) -> float:
-    """Return the mean F1 of the classes that are predicted or true."""
+    """Return the mean F1 of the classes that occur in the labels or predictions."""
     right, chosen, true = count_classes(labels, predicted, weights)
     occurs = chosen + true > 0
     return float((2 * right / np.maximum(chosen + true, 1)).sum() / max(occurs.sum(), 1))
@@ -203,7 +203,7 @@ def spearman(labels: Array, predicted: Array, weights: Floats) -> float:
     sentence="Off by {} on average",
 )
 def mae(labels: Array, predicted: Array, weights: Floats) -> float:
-    """Return the mean distance of predicted and true numbers, in their units."""
+    """Return the mean distance of predicted and true values, in their units."""
     return mean(np.abs(predicted - labels), weights)
 
 

@@ -43,9 +43,9 @@ class Multi(Task):
     problem_type = MULTI
     result_name = "labels"
     limit = (
-        "A text has a class from the threshold above on, which was chosen on the validation "
-        "split and is in `config.json`. With `top_k=None` the pipeline gives the probability "
-        "of each class; it applies no thresholds."
+        "A text gets each class whose probability reaches the threshold above. The thresholds "
+        "were chosen on the validation split and are stored in `config.json`. With `top_k=None` "
+        "the pipeline returns the probability of each class; it applies no thresholds."
     )
     mistakes_title = "Most wrong classes"
     error_name = "wrong classes"
@@ -77,8 +77,8 @@ class Multi(Task):
         repeats = any(len(names) > len({*names}) for names in lists.values())
         if {*classes.values()} <= {"0", "1"} and repeats:
             raise DataError(
-                "the labels are lists of 0 and 1, with a place for each class",
-                remedy="write lists of the names of a row's classes, or a column for each class",
+                "the labels are indicator lists of 0 and 1",
+                remedy="write a list of class names per row, or one column per class",
             )
 
         def name(label: str) -> list[str] | None:
@@ -124,8 +124,8 @@ class Multi(Task):
     def describe(self, labels: Indicators) -> dict[str, float]:
         counts = labels.sum(axis=1)
         return {
-            "classes of a row, mean": float(counts.mean()),
-            "classes of a row, at most": float(counts.max()),
+            "classes per row (mean)": float(counts.mean()),
+            "classes per row (max)": float(counts.max()),
             "rows without a class": float(np.count_nonzero(counts == 0)),
         }
 
@@ -146,7 +146,7 @@ class Multi(Task):
         if weights is not None:
             losses = losses * (1 + (weights - 1) * labels)
         if self.focal_gamma:
-            # The power of the probability of what is wrong, from its logit.
+            # (1 - p) to the power of gamma, computed from the logit of the wrong answer.
             wrong = torch.nn.functional.logsigmoid(logits * (1 - 2 * labels))
             losses = losses * (self.focal_gamma * wrong).exp()
         return losses.mean(dim=1)
@@ -178,10 +178,6 @@ class Multi(Task):
         assert outputs.probabilities is not None
         precisions = average_precisions(labels, outputs.probabilities, np.ones(len(labels)))
         return np.array(self._thresholds), precisions
-
-    @property
-    def label_summary(self) -> str:
-        return f"any number of {len(self.class_names)} classes each"
 
 
 @cache
@@ -222,7 +218,7 @@ def find_threshold(probabilities: NDArray[np.float32], true: NDArray[np.bool_]) 
     ranked = probabilities[order].astype(np.float64)
     right = np.cumsum(true[order])
     f1 = 2 * right / (np.arange(1, len(true) + 1) + true.sum())
-    is_cut = np.append(ranked[1:] < ranked[:-1], True)  # equal ones can't be told apart
+    is_cut = np.append(ranked[1:] < ranked[:-1], True)  # none between equal probabilities
     best = int(np.where(is_cut, f1, -1.0).argmax())
     below = ranked[best + 1] if best + 1 < len(ranked) else 0.0
     return float((ranked[best] + below) / 2)

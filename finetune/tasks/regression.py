@@ -71,7 +71,7 @@ class Regression(Task):
             "mean": float(labels.mean(dtype=np.float64)),
             "highest": float(labels.max()),
             "standard deviation": float(labels.std(dtype=np.float64)),
-            "different numbers": float(len(np.unique(labels))),
+            "distinct values": float(len(np.unique(labels))),
         }
 
     def with_loss(
@@ -80,9 +80,9 @@ class Regression(Task):
         """Return the task with mean and standard deviation of the training rows."""
         if is_balanced or any(options.values()):
             raise ConfigurationError(
-                "--class-weights balanced, --loss focal and --label-smoothing are for classes, and"
-                " the labels are numbers",
-                remedy="leave them out, or add --task single",
+                "--class-weights balanced, --loss focal and --label-smoothing only apply to "
+                "classification, but this is regression",
+                remedy="drop them, or add --task single",
             )
         mean = float(training_labels.mean(dtype=np.float64))
         deviation = float(training_labels.std(dtype=np.float64))
@@ -98,7 +98,7 @@ class Regression(Task):
         return np.linspace(0, 1, count, dtype=np.float32)
 
     def scale_output_layer(self, parameters: "Sequence[torch.nn.Parameter]") -> Self:
-        """Make the output layer give units instead of standard deviations from the mean."""
+        """Make the output layer return values in the units of the labels."""
         scale_parameters(parameters, self.deviation, shift=self.mean)
         return replace(self, is_scaled=True)
 
@@ -109,16 +109,12 @@ class Regression(Task):
             scale_parameters(parameters, 1 / self.deviation, shift=-self.mean / self.deviation)
 
     def read_logits(self, logits: Logits) -> Outputs:
-        """Return numbers in the units of the labels."""
+        """Return values in the units of the labels."""
         numbers = logits[:, 0].astype(np.float64)
         return Outputs(numbers if self.is_scaled else numbers * self.deviation + self.mean)
 
     def baseline_predictions(self, labels: NDArray[np.float32]) -> NDArray[np.float64]:
         return np.full(len(labels), self.mean)
-
-    @property
-    def label_summary(self) -> str:
-        return "a number each"
 
 
 def _parse_numbers(column: "Column", numbers: set[str], *, decimal_comma: bool) -> "Column":
@@ -137,6 +133,6 @@ def _parse_numbers(column: "Column", numbers: set[str], *, decimal_comma: bool) 
         raise DataError(
             f"the label {others[0].as_py()!r} is not a number, or is too large for fp32, and the "
             f"task is {Regression.name}",
-            remedy="correct it, name another --label-column, or choose another --task",
+            remedy="correct it, or choose another --label-column or --task",
         )
     return numbers

@@ -225,7 +225,7 @@ class Scores(DisplayMixin):
 
 
 def missed_classes(scores: Scores) -> dict[str, float]:
-    """Return large classes, of one a row, that no row rightly got: their fractions of the rows."""
+    """Return the fraction of rows of each large single-label class without a correct prediction."""
     if "accuracy" not in scores.metrics:
         return {}
     least = max(LARGE_CLASS * scores.samples, MIN_CLASS_ROWS)

@@ -1,4 +1,4 @@
-"""Results as Python's prompt and notebooks show them: a few lines, and a table."""
+"""How results are displayed in Python and in notebooks: a few lines, and a table."""
 
 import os
 from abc import ABC, abstractmethod
@@ -12,7 +12,7 @@ MAX_ROWS, MAX_CHARACTERS = 4, 158
 
 
 class DisplayMixin(ABC):
-    """A result with a repr of at most five lines; a dataclass must leave the repr to this."""
+    """A result with a repr of at most five lines; a dataclass must set repr=False."""
 
     # Warnings of the function of the Python API that returned the result.
     warnings: Sequence[str] = ()
@@ -49,7 +49,7 @@ class RunResultMixin(DisplayMixin, os.PathLike[str]):
     output_dir: str
 
     def __post_init__(self) -> None:
-        # Another folder may be the current one later.
+        # The working directory may change.
         object.__setattr__(self, "_path", os.path.abspath(self.output_dir))
 
     def __fspath__(self) -> str:

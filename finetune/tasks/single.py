@@ -11,7 +11,6 @@ from finetune.errors import DataError
 from finetune.tasks.base import Logits, Outputs, Task
 from finetune.tasks.labels import are_lists, distinct_values, map_values, name_classes, split_labels
 from finetune.tasks.metrics import SINGLE
-from finetune.tasks.tables import percent
 
 if TYPE_CHECKING:
     import torch
@@ -39,12 +38,12 @@ class Single(Task):
             lists = {label: split_labels(label, None) for label in distinct}
             if several := next((label for label in distinct if len(lists[label]) > 1), None):
                 raise DataError(
-                    f"a row has several labels, {several[:60]}, and --task {cls.name} takes one",
-                    remedy="leave out --task, or choose --task multi",
+                    f"a row has several labels ({several[:60]}), but --task {cls.name} allows one",
+                    remedy="drop --task, or use --task multi",
                 )
-            named = {label: "".join(names) for label, names in lists.items()}
-            columns = [map_values(column, named.__getitem__) for column in columns]
-            distinct = [*named.values()]
+            joined = {label: "".join(names) for label, names in lists.items()}
+            columns = [map_values(column, joined.__getitem__) for column in columns]
+            distinct = [*joined.values()]
         classes = name_classes(distinct)
         return [map_values(column, lambda label: classes[label] or None) for column in columns]
 
@@ -96,9 +95,6 @@ class Single(Task):
         """Return the probability of the predicted class if it is wrong, else 0."""
         errors = (row["probability"] * (row["predicted"] != row["label"]) for row in rows)
         return np.fromiter(errors, np.float64, len(rows))
-
-    def format_error(self, error: float) -> str:
-        return percent(error)
 
     def mistake_groups(self, row: Mapping[str, Any]) -> dict[str, str]:
         """Return the groups of the classes, and the group of the cell in the confusion matrix."""

@@ -20,7 +20,7 @@ Z_95 = 1.959964
 class Table:
     """Rows that a report shows; the cells after the first ``text_columns`` are numbers.
 
-    ``groups`` are titles by id, such as ``cell-N-M``, of which a page shows one alone.
+    ``groups`` maps IDs, such as ``cell-N-M``, to titles; a page can show one group only.
     """
 
     title: str
@@ -37,7 +37,7 @@ def format_number(value: float, *, sign: Literal["", "+"] = "", digits: int = 4)
 
 
 def format_value(value: Any) -> str:
-    """Return a value as people read it: ``on``, ``1,500``, ``a, b``; None is a dash."""
+    """Format a value for people: ``on``, ``1,500``, ``a, b``; None is a dash."""
     match value:
         case None:
             return "–"

@@ -15,7 +15,7 @@ from finetune.devices.base import Device, without_tf32
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import DeviceMismatchError
 from finetune.events import WarningMessage, emit
-from finetune.model.features import FrozenLayers, unread_parameters
+from finetune.model.features import FrozenLayers
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.examples import Examples, Inputs
 from finetune.training.micro_batches import MicroBatch, cut_batch
@@ -132,15 +132,13 @@ def compare_with_cpu(
 
 
 def _weights_on_cpu(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return parameters and buffers in fp32 on the CPU, except those that no forward reads."""
-    unread = unread_parameters(model)
+    """Return parameters and buffers in fp32 on the CPU."""
     return {
         name: (one.float() if one.is_floating_point() else one)
         .detach()
         .cpu()
         .requires_grad_(one.requires_grad)
         for name, one in (*model.named_parameters(), *model.named_buffers())
-        if name not in unread
     }
 
 

@@ -176,5 +176,5 @@ def test_labels_that_may_be_missing_are_pointed_out(
 ) -> None:
     rows = "".join(f"film {row},{labels[row % len(labels)]}\n" for row in range(12))
     outcome = load(write(tmp_path / "a.csv", f"text,label\n{rows}"))
-    expected = f"classes named as a missing label: {warned}"
+    expected = f"class names that usually mean a missing label: {warned}"
     assert outcome.warnings == ([expected] if warned else [])

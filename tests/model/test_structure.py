@@ -82,5 +82,5 @@ def test_ready_mask_is_taken_where_it_means_the_same(architecture: str) -> None:
 def test_model_of_another_build_is_refused_in_words(kind: Any, options: dict[str, Any]) -> None:
     model = AutoModelForSequenceClassification.from_config(kind(**options))  # type: ignore[no-untyped-call]
 
-    with pytest.raises(ModelUnsupportedError, match="no encoder of layers"):
+    with pytest.raises(ModelUnsupportedError, match="no encoder layers"):
         find_structure(model)
