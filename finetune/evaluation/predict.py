@@ -18,7 +18,7 @@ from finetune.tokenization.examples import ModelInputs, fill_batch
 
 @dataclass(frozen=True)
 class Predictor:
-    """A model, the same on all ranks, that predicts in batches that fit the memory."""
+    """Predicts with a model, the same on all ranks, in batches that fit into memory."""
 
     model: nn.Module
     device: Device
@@ -49,8 +49,8 @@ class Predictor:
                 )
 
         # Longest batches come first, so that little work is lost if one does not fit.
-        own_logits = self.batch_size.retry_on_out_of_memory(predict) if len(indices) else None
-        gathered = [part for part in distributed.gather(own_logits) if part is not None]
+        rank_logits = self.batch_size.retry_on_out_of_memory(predict) if len(indices) else None
+        gathered = [part for part in distributed.gather(rank_logits) if part is not None]
         logits = np.empty((len(order), gathered[0].shape[1]), np.float32)
         for part, part_logits in zip(parts, gathered, strict=False):
             logits[part] = part_logits
@@ -76,8 +76,8 @@ def predict_logits(
     batches = plan_evaluation(
         examples.lengths, batch_size=batch_size, padded_lengths=padded_lengths
     )
-    # One tensor for all: a small one kept of each batch would fragment the C library's memory,
-    # which would grow with the batches.
+    # Write into one tensor. Keeping a small tensor per batch would fragment the heap, which would
+    # grow with every batch.
     logits, done = torch.empty(0), 0
     for batch in batches:
         indices = batch.indices

@@ -36,10 +36,10 @@ class PredictionFile:
         if os.path.isdir(path) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
             raise UsageError(
                 f"{path} can't be written: it is a folder, or its folder is missing or read-only",
-                remedy="name a file in a folder that exists and that you may write to",
+                remedy="choose a file in an existing, writable folder",
             )
         if source is not None and path.exists() and source.exists() and path.samefile(source):
-            raise UsageError(f"{path} is the file that is read", remedy="name another --output")
+            raise UsageError(f"{path} is the input file", remedy="choose another --output")
         check_output_file(path, overwrite=overwrite)
         self.path, self.overwrite = path, overwrite
         self._source: SourceTable | None = None
@@ -66,7 +66,7 @@ class PredictionFile:
                 self._texts.append(prediction.texts)
 
     def write(self) -> None:
-        """Write all rows; the file gets its name when it is whole."""
+        """Write all rows to a temporary file, then rename it."""
         suffix, source = self.path.suffix.lower(), self._source
         if source is None:
             frame = pandas.DataFrame(self._texts, dtype=object)
@@ -117,7 +117,7 @@ def _write_delimited(path: Path, frame: pandas.DataFrame, written: FileFormat) -
     cells = frame.apply(_as_cells)
     try:
         cells.to_csv(path, encoding=written.encoding, **options)
-    except UnicodeEncodeError:  # a class has other characters than the input
+    except UnicodeEncodeError:  # a class name has characters that the encoding lacks
         cells.to_csv(path, encoding="utf-8-sig", **options)
 
 
@@ -156,18 +156,18 @@ def _write_excel(path: Path, frame: pandas.DataFrame, written: FileFormat) -> No
     try:
         from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
     except ImportError as error:
-        remedy = "pip install openpyxl, or name a .csv file"
+        remedy = "pip install openpyxl, or write a .csv file"
         raise UsageError("writing .xlsx needs the package openpyxl", remedy=remedy) from error
     if len(frame) >= EXCEL_ROWS:
-        rows = f"{len(frame):,} rows and their names are more than an Excel sheet holds"
-        raise DataError(rows, remedy="name a .csv or .parquet file")
+        rows = f"{len(frame):,} rows and a header are more than an Excel sheet can hold"
+        raise DataError(rows, remedy="write a .csv or .parquet file")
     cells = frame.astype(object).where(frame.notna(), None)
     cells = cells.map(_as_excel).replace(ILLEGAL_CHARACTERS_RE, "", regex=True)
     with path.open("wb") as file, pandas.ExcelWriter(file, engine="openpyxl") as writer:
         cells.to_excel(writer, sheet_name="predictions", header=written.has_header, index=False)
         for cell in chain.from_iterable(writer.sheets["predictions"].iter_rows()):
             if cell.data_type == "f":
-                cell.data_type = "s"  # a text that begins with =
+                cell.data_type = "s"  # not a formula, even if the text starts with =
 
 
 def _as_excel(value: Any) -> Any:
@@ -202,5 +202,5 @@ def _flatten(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def joined(values: Sequence[str | float]) -> str:
-    """Return labels, or their probabilities, joined by a bar."""
+    """Return labels, or their probabilities, joined by |."""
     return "|".join(value if isinstance(value, str) else f"{value:.3f}" for value in values)

@@ -81,7 +81,7 @@ def metric_interval(metric: Metric, value: float, rows: int, resampled: Floats) 
 
 
 def mcnemar_p_value(first_only: int, second_only: int) -> float:
-    """Return the two-sided p-value of McNemar's exact test, from rows only one got right."""
+    """Return the two-sided p-value of McNemar's exact test on rows that one model got right."""
     from scipy.special import bdtr
 
     rows = first_only + second_only

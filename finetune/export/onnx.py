@@ -108,7 +108,7 @@ def write_onnx(text_model: TextModel, own: OwnFolder, *, quantizes: bool) -> Non
 
 def _trace(text_model: TextModel) -> torch.export.ExportedProgram:
     """Return the graph from the tokenizer's inputs to the logits."""
-    # Without padding, from which some models count positions.
+    # Without padding, because some models count positions from the padding.
     names, token = text_model.tokenizer.model_input_names, text_model.tokenizer.sep_token_id or 1
     values = {"input_ids": token, "attention_mask": 1}
     example = {name: torch.full(EXAMPLE_SHAPE, values.get(name, 0)) for name in names}
@@ -130,7 +130,7 @@ def _quantize(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _converting(text_model: TextModel) -> Iterator[None]:
-    """Hide what the converter prints; an error of its own becomes a ModelUnsupportedError."""
+    """Hide what the converter prints; its errors become ModelUnsupportedError."""
     try:
         with _silence():
             yield
@@ -141,7 +141,7 @@ def _converting(text_model: TextModel) -> Iterator[None]:
         name = type(text_model.model).__name__
         raise ModelUnsupportedError(
             f"{name} can't be converted to ONNX: {reason.splitlines()[0]}",
-            remedy="use the run's model with transformers",
+            remedy="use RUN/model with transformers",
         ) from error
 
 

@@ -81,7 +81,7 @@ def enable_gradient_checkpointing(model: PreTrainedModel, device: Device) -> Non
     if not model.supports_gradient_checkpointing:
         raise ModelUnsupportedError(
             f"{type(model).__name__} has no gradient checkpointing in transformers",
-            remedy="leave out --gradient-checkpointing, or choose another model",
+            remedy="drop --gradient-checkpointing, or choose another model",
         )
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

@@ -89,7 +89,7 @@ def _find_targets(
     if not linear:
         raise ModelUnsupportedError(
             f"the layers of {type(model).__name__} have no linear modules for adapters",
-            remedy="leave out --lora-rank, or choose another model",
+            remedy="drop --lora-rank, or choose another model",
         )
     if targets in ("auto", "all-linear"):
         return linear

@@ -1,4 +1,4 @@
-"""Files next to a saved model: how it reads texts, and how confident it was on validation rows."""
+"""Files next to a saved model: its options, and its confidence on validation rows."""
 
 import math
 from collections.abc import Mapping
@@ -74,20 +74,20 @@ def find_lowest_probabilities(
         return None
     if min_confidence is not None and target_precision is not None:
         raise UsageError(
-            "both --min-confidence and --target-precision were given", remedy="give one of them"
+            "--min-confidence and --target-precision can't be combined", remedy="drop one of them"
         )
     task = folder.read_task()
     if not (task.can_abstain if target_precision is not None else task.class_names):
         option = "--min-confidence" if target_precision is None else "--target-precision"
         raise UsageError(
-            f"{option} is not for a model of --task {task.name}", remedy="leave it out"
+            f"{option} can't be used with a model of --task {task.name}", remedy="drop it"
         )
     if target_precision is None:
         return dict.fromkeys(task.class_names, min_confidence or 0.0)
     if not folder.confidences_file.is_file():
         raise UsageError(
             f"the run in {folder.path} has no confidences of validation rows",
-            remedy="give --min-confidence, or make the run again with --validation-fraction 0.1",
+            remedy="use --min-confidence, or repeat the run with --validation-fraction 0.1",
         )
 
     def parse(content: Any) -> dict[str, float | None]:
@@ -105,7 +105,7 @@ def find_lowest_probabilities(
     reached = ", ".join(f"{name} {low:.3f}" for name, low in thresholds.items() if low is not None)
     emit(Info(f"lowest probability for precision {target_precision:g}: {reached or 'none'}"))
     if missed := ", ".join(name for name, low in thresholds.items() if low is None):
-        message = "too few validation rows are right, always abstains"
+        message = "too few correct validation rows, so the model always abstains from"
         remedy = "lower --target-precision, or train with more validation rows"
         emit(WarningMessage(f"{message}: {missed}", remedy=remedy))
     lowest = (math.inf if low is None else low for low in thresholds.values())

@@ -1,1 +1,1 @@
-"""Turns texts into token ids once, then into batches of one padded length."""
+"""Turns texts into token IDs once, then into batches of one padded length."""

@@ -31,7 +31,7 @@ class Batch:
 
 
 def choose_padded_lengths(lengths: NDArray[np.int64], shapes: BatchShapes) -> list[int]:
-    """Return the padded lengths, ascending, with which texts take the fewest tokens."""
+    """Return the padded lengths, ascending, that need the fewest tokens in total."""
     present, texts = np.unique(lengths, return_counts=True)
     allowed = [shapes.padded_length(tokens) for tokens in present.tolist()]
     padded, groups = np.unique(allowed, return_inverse=True)
@@ -44,12 +44,12 @@ def choose_padded_lengths(lengths: NDArray[np.int64], shapes: BatchShapes) -> li
 def _fewest_tokens(
     lengths: NDArray[np.int64], weights: NDArray[np.float64], *, count: int
 ) -> list[int]:
-    """Choose ``count`` of more lengths, by dynamic programming over where each group begins.
+    """Choose ``count`` of more lengths, by dynamic programming over where each group starts.
 
     Other texts are padded to the next chosen length.
     """
     before = np.concatenate([[0.0], np.cumsum(weights)])
-    # The fewest tokens of the first 0, 1, 2, ... lengths, with one padded length more a round.
+    # fewest[i] is the fewest tokens for the first i lengths. Each round allows one more length.
     fewest = np.concatenate([[0.0], np.full(len(lengths), np.inf)])
     rounds = []
     for _ in range(count):
@@ -77,9 +77,10 @@ def plan_epoch(
 ) -> list[Batch]:
     """Group the examples of one epoch into effective batches of similar lengths, in random order.
 
-    Every example comes once. One batch may be smaller; it has the shortest examples, because it may
-    be padded with examples. The plan depends only on the arguments, so a resumed run continues at
-    the same place. ``lengths`` has shape [examples], ``padded_lengths`` ascend, epochs start at 0.
+    Every example occurs once. The last batch may be smaller. It gets the shortest examples, because
+    devices may fill it up with repeated examples. The plan depends only on the arguments, so a
+    resumed run continues at the same place. ``lengths`` has shape [examples], ``padded_lengths``
+    ascend, epochs start at 0.
     """
     random = np.random.default_rng([seed, epoch])
     order = random.permutation(len(lengths))

@@ -1,4 +1,4 @@
-"""Turns texts into token ids, once per run."""
+"""Turns texts into token IDs, once per run."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -57,7 +57,7 @@ class Windows:
 
 @dataclass(frozen=True)
 class EncodedTexts:
-    """The token ids of many texts, end to end in flat arrays.
+    """The token IDs of many texts, end to end in flat arrays.
 
     Args:
         columns: For each input of the model, such as ``input_ids``, int32 of shape [all tokens].
@@ -81,7 +81,7 @@ class EncodedTexts:
         return np.diff(self.offsets)
 
     def count(self, token_id: int | None) -> int:
-        """Return how often a token id occurs."""
+        """Return how often a token ID occurs."""
         return int(np.count_nonzero(self.columns["input_ids"] == token_id))
 
 
@@ -93,7 +93,7 @@ def encode_texts(
     max_length: int,
     stride: int | None = None,
 ) -> EncodedTexts:
-    """Turn each text into at most ``max_length`` token ids, special tokens included.
+    """Turn each text into at most ``max_length`` token IDs, special tokens included.
 
     ``pairs`` has the second text of each example. The longer of the two is truncated first. With a
     ``stride``, a longer single text becomes windows that overlap by this many tokens.
@@ -155,8 +155,8 @@ def _set_truncation(
     # tokenizers 0.23 sets wrong token types in all windows of a pair but the first.
     if has_pairs and stride is not None:
         raise ConfigurationError(
-            "--long-texts windows is for single texts, and these are pairs",
-            remedy="leave it out: of a pair the longer text is truncated first",
+            "--long-texts windows can't be used with sentence pairs",
+            remedy="drop it: the longer text of a pair is truncated first",
         )
     # The same as calling the tokenizer, without converting the offsets and masks of all tokens.
     backend = tokenizer.backend_tokenizer
@@ -167,8 +167,8 @@ def _set_truncation(
         text_tokens = max_length - tokenizer.num_special_tokens_to_add()
         if stride >= text_tokens:
             raise ConfigurationError(
-                f"--stride is {stride}, but windows of {max_length} tokens hold "
-                f"{text_tokens} of a text",
+                f"--stride {stride} is too large: a window of {max_length} tokens contains only "
+                f"{text_tokens} tokens of text",
                 remedy="lower --stride or raise --max-length",
             )
         backend.enable_truncation(max_length, stride=stride)

@@ -64,7 +64,7 @@ class Examples(ModelInputs):
     truncated_texts: int = field(default=0, kw_only=True)
 
     def select(self, rows: NDArray[np.int64]) -> "Examples":
-        """Return some of the examples, in this order; of cut texts as large a part is cut."""
+        """Return some of the examples, in this order; the share of truncated texts stays."""
         inputs, windows = self.subset(self.sequences_of(rows)), self.windows
         cut = round(self.truncated_texts * len(rows) / len(self.labels))
         return Examples(
@@ -137,7 +137,7 @@ def collate(texts: EncodedTexts, indices: NDArray[np.int64], *, padded_length: i
 
 
 def prepare_mask(tensors: Inputs, *, takes_4d_mask: bool) -> Inputs:
-    """Convert a bool mask [examples, tokens] to a form for which the model never synchronizes."""
+    """Convert a bool mask [examples, tokens] to a form that needs no synchronization."""
     mask = tensors["attention_mask"]
     prepared = mask[:, None, None, :] if takes_4d_mask else mask.long()
     return {**tensors, "attention_mask": prepared}

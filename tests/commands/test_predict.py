@@ -115,7 +115,7 @@ def test_classes_without_the_precision_are_never_predicted(run_with_confidences:
     labels = [None if prediction.label == missed else prediction.label for prediction in whole]
     assert [prediction.label for prediction in found] == labels
     assert any(
-        f"always abstains: {missed} (18 rows)" in event.message
+        f"always abstains from: {missed} (18 rows)" in event.message
         for event in emitted
         if isinstance(event, WarningMessage)
     )

@@ -82,7 +82,7 @@ def test_stored_features_of_windows_give_the_same_model(
 
 def test_pairs_and_strides_as_long_as_a_window_are_refused(tiny_folder: Path) -> None:
     text_model = prepare_tiny(tiny_folder, max_train_samples=8).text_model
-    with pytest.raises(ConfigurationError, match="windows is for single texts"):
+    with pytest.raises(ConfigurationError, match="windows can't be used with sentence pairs"):
         text_model.encode(["a"], ["b"], max_length=10, stride=2)
-    with pytest.raises(ConfigurationError, match="--stride is 8, but windows of 10"):
+    with pytest.raises(ConfigurationError, match="--stride 8 is too large: a window of 10"):
         prepare_tiny(tiny_folder, **WINDOWS | {"stride": 8})

@@ -121,7 +121,7 @@ def test_a_model_gives_no_label_of_which_it_is_unsure_and_numbers_have_no_confid
 ) -> None:
     texts = [row["text"] for row in ROWS[:8]]
     if "regression" in str(run):
-        with pytest.raises(UsageError, match="min_confidence is not for"):
+        with pytest.raises(UsageError, match="min_confidence can't be used with"):
             finetune.predict(run, texts, device="cpu", min_confidence=0.9)
         return
     found = finetune.predict(run, texts, device="cpu", all_scores=True)

@@ -21,7 +21,7 @@ def test_a_label_that_no_training_row_has_is_named_for_each_row() -> None:
 
 
 def test_lists_with_a_place_for_each_class_are_refused() -> None:
-    with pytest.raises(DataError, match="a place for each class"):
+    with pytest.raises(DataError, match="indicator lists of 0 and 1"):
         Multi.parse([pyarrow.chunked_array([["[0, 1, 0]", "[0, 0, 0]", "[1.0, 1, 0]"]])])
     [labels] = Multi.parse([pyarrow.chunked_array([["[0, 1]", "[]", "[1]"]])])
     assert labels.to_pylist() == [["0", "1"], [], ["1"]]
