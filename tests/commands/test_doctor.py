@@ -77,9 +77,9 @@ def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the name of a function that returns a module that MPS can't run, and a batch."""
     (tmp_path / "modules_of_a_user.py").write_text(
         "import torch\n"
-        "class Take(torch.nn.Module):\n"
-        "    def forward(self, rows): return rows.take(torch.arange(3)).double()\n"
-        "def make(): return Take(), {'rows': torch.ones(2, 3)}\n"
+        "class Mode(torch.nn.Module):\n"
+        "    def forward(self, rows): return rows.mode().values.double()\n"
+        "def make(): return Mode(), {'rows': torch.ones(2, 3)}\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "modules_of_a_user", raising=False)
@@ -89,11 +89,11 @@ def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_missing_operator_is_named_and_fails(command: Command, factory: str) -> None:
     outcome = command("doctor", "--ops", "--model", factory)
     assert outcome.code == 1
-    [take] = [line for line in outcome.output.splitlines() if line.startswith("aten::take ")]
-    assert take.split() == ["aten::take", "missing", "1", "Take"]
-    assert "warning: MPS has no aten::take, which Take calls\n  try: " in outcome.output
+    [mode] = [line for line in outcome.output.splitlines() if line.startswith("aten::mode ")]
+    assert mode.split() == ["aten::mode", "missing", "1", "Mode"]
+    assert "warning: MPS has no aten::mode, which Mode calls\n  try: " in outcome.output
     assert "MPS can't hold float64" in outcome.output
-    assert outcome.errors.startswith("error: MPS lacks aten::take\n  try: ")
+    assert outcome.errors.startswith("error: MPS lacks aten::mode\n  try: ")
 
 
 @pytest.mark.parametrize(

@@ -110,17 +110,17 @@ BATCH = {"inputs": torch.ones(2, 3)}
 
 
 def test_planted_operator_that_mps_lacks_is_named_with_its_module() -> None:
-    report = audit_module(nn.Sequential(Take()), {"input": torch.ones(2, 3)})
-    assert [(one.name, one.modules) for one in report.missing] == [("aten::take", ("*",))]
-    assert "MPS has no aten::take, which * calls" in messages(report)
+    report = audit_module(nn.Sequential(MostFrequent()), {"input": torch.ones(2, 3)})
+    assert [(one.name, one.modules) for one in report.missing] == [("aten::mode", ("*",))]
+    assert "MPS has no aten::mode, which * calls" in messages(report)
     assert "PYTORCH_ENABLE_MPS_FALLBACK=1" in report.warnings[0].remedy
 
 
-class Take(nn.Module):
+class MostFrequent(nn.Module):
     """An activation function that MPS lacks."""
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows.take(torch.arange(rows.numel())).view(rows.shape)
+        return rows[..., None].mode().values
 
 
 def test_planted_float64_is_named_with_its_module() -> None:

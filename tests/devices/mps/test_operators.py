@@ -15,7 +15,7 @@ from finetune.devices.mps.operators import status_of
         ("aten::embedding", "composite"),  # explicit
         ("aten::dropout", "composite"),  # implicit: without a list of kernels
         ("aten::native_dropout.out", "composite"),  # generated
-        ("aten::take", "missing"),
+        ("aten::mode", "missing"),
         ("aten::linalg_eig", "missing"),
         ("aten::_scaled_dot_product_flash_attention_for_cpu", "missing"),
         ("torchvision::nms", "missing"),
