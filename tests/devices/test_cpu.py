@@ -1,7 +1,5 @@
 import platform
 import resource
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -59,38 +57,3 @@ def test_allocations_beyond_the_cap_fail_and_those_within_it_do_not() -> None:
 )
 def test_refused_memory_is_out_of_memory(error: Exception) -> None:
     assert CpuDevice().memory.is_out_of_memory(error)
-
-
-_KEEPING = """
-import torch
-from finetune.devices.cpu import CpuDevice
-from finetune.devices.host import keep_freed_memory
-
-def fill(mebibytes):
-    return torch.ones(mebibytes, 2**20, dtype=torch.uint8)
-
-keep_freed_memory()
-memory = CpuDevice().memory
-budget_bytes = memory.allocated_bytes() + 256 * 2**20
-memory.set_memory_limit(budget_bytes)
-freed, kept = fill(200), fill(1)
-filled_bytes = memory.allocated_bytes()
-del freed
-assert memory.allocated_bytes() > filled_bytes - 2**26, "given back"
-memory.release()
-assert memory.allocated_bytes() < filled_bytes - 2**27, "not released"
-memory.set_memory_limit(budget_bytes)
-again = fill(190)
-try:
-    fill(190)
-except RuntimeError as error:
-    assert memory.is_out_of_memory(error)
-else:
-    raise AssertionError("what was freed counts twice")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries have no mallopt")
-def test_freed_memory_that_is_kept_is_released_and_counts_once_for_the_cap() -> None:
-    subprocess.run([sys.executable, "-c", _KEEPING], check=True)

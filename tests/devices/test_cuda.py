@@ -118,11 +118,3 @@ def test_memory_is_counted_released_and_refused_on_a_real_gpu() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**50, device=device.torch_device)
     assert device.memory.is_out_of_memory(caught.value)
-
-
-@pytest.mark.cuda
-def test_cudnns_attention_is_left_to_long_texts() -> None:
-    device = CudaDevice()
-    for longest_tokens, expected in ((41, False), (512, True), (None, True)):
-        device.choose_attention(longest_tokens=longest_tokens)
-        assert torch.backends.cuda.cudnn_sdp_enabled() is expected

@@ -5,7 +5,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 from machines import INTEL_MAC, LINUX, LINUX_WITH_CUDA, Machine, a_mac, pretend
 
@@ -20,7 +19,6 @@ from finetune.devices.host import (
     group_limits,
     high_ratio,
     process_bytes,
-    why_short,
 )
 
 
@@ -41,38 +39,6 @@ def test_instructions_for_bf16_are_found_by_the_systems_names(
 ) -> None:
     pretend(machine, monkeypatch)
     assert host.bf16_instructions() == instructions
-
-
-GIB = 2**30
-
-
-@pytest.fixture
-def pretend_host(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """A machine with 20 GiB; sizes in GiB."""
-
-    def pretend(
-        *, available: float = 10, swapped: float = 0, groups: tuple[GroupLimit, ...] = ()
-    ) -> None:
-        memory = SimpleNamespace(total=20 * GIB, available=int(available * GIB))
-        monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-        monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(used=swapped * GIB))
-        monkeypatch.setattr(host, "group_limits", lambda: iter(groups))
-
-    return pretend
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"available": 0.4}, "the machine has 0.4 GiB of memory left"),
-        ({"swapped": 3.25}, "the machine swapped 0.2 GiB"),
-    ],
-)
-def test_a_machine_that_fills_up_or_swaps_is_short_of_memory(
-    pretend_host: Callable[..., None], change: dict[str, float], reason: str
-) -> None:
-    pretend_host(**{"swapped": 3, **change})
-    assert why_short(swapped_bytes=3 * GIB) == reason
 
 
 FOOTPRINT_BYTES = 62_700_000_000

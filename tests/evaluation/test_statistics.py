@@ -1,46 +1,12 @@
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from finetune.evaluation.statistics import (
-    Interval,
-    bootstrap,
     mcnemar_p_value,
     mean_interval,
     measure_reliability,
-    percentile_interval,
     threshold_for_precision,
 )
-from finetune.tasks.metrics import WeightedMetrics
-
-
-def accuracy_of(is_right: NDArray[np.bool_]) -> WeightedMetrics:
-    return lambda weights: {"accuracy": weights @ is_right / weights.sum()}
-
-
-def difference_of(
-    first: NDArray[np.bool_], second: NDArray[np.bool_], *, resamples: int
-) -> Interval:
-    drawn = [
-        bootstrap(accuracy_of(is_right), rows=len(first), resamples=resamples)["accuracy"]
-        for is_right in (second, first)
-    ]
-    return percentile_interval(float(second.mean() - first.mean()), drawn[0] - drawn[1])
-
-
-@pytest.mark.slow
-def test_the_interval_contains_the_true_difference_in_about_95_of_100_samples() -> None:
-    random, hits, widths = np.random.default_rng(1), 0, []
-    for _ in range(300):
-        # Two models that mostly err on the same rows: 80% and 85% are correct.
-        first = random.random(250) < 0.8
-        second = np.where(first, random.random(250) < 0.95, random.random(250) < 0.45)
-        found = difference_of(first, second, resamples=300)
-        hits += found.low <= 0.05 <= found.high
-        widths.append(found.high - found.low)
-    assert 0.91 < hits / 300 < 0.98
-    # Unpaired, from the variances of both models, it would be 0.132.
-    assert np.mean(widths) == pytest.approx(0.09, abs=0.01)
 
 
 @pytest.mark.parametrize(

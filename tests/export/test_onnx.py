@@ -1,7 +1,6 @@
 """The files of an export, for each architecture."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,9 +8,8 @@ import torch
 from tiny_models import ARCHITECTURES, save_tiny_model
 
 from finetune.config.schema import Pooling
-from finetune.errors import ModelUnsupportedError, UsageError
-from finetune.export import onnx
-from finetune.export.onnx import MODEL_FILE, OnnxModel, import_runtime, write_onnx
+from finetune.errors import UsageError
+from finetune.export.onnx import MODEL_FILE, OnnxModel, write_onnx
 from finetune.model.load import TextModel, load_model
 from finetune.model.source import MINILM
 from finetune.ownership import OwnFolder
@@ -57,35 +55,3 @@ def test_a_folder_that_no_export_wrote_is_left_as_it_is(tmp_path: Path, tiny_fol
     with pytest.raises(UsageError, match="did not write"):
         write_onnx(load(tiny_folder), OwnFolder(tmp_path, "onnx"), quantizes=False)
     assert [one.name for one in tmp_path.iterdir()] == ["notes.txt"]
-
-
-@pytest.mark.parametrize(
-    ("name", "error"), [("onnxscript", UsageError), ("encodings.utf_7", ModuleNotFoundError)]
-)
-def test_only_a_package_of_the_extra_is_to_be_installed(
-    name: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(module: str) -> None:
-        raise ModuleNotFoundError(name=name)
-
-    monkeypatch.setattr(onnx, "import_module", fail)
-    with pytest.raises(error):
-        import_runtime()
-
-
-@pytest.mark.parametrize(
-    ("package", "raised", "error"),
-    [
-        ("torch.onnx", "RuntimeError('an operator')", ModelUnsupportedError),
-        ("finetune.export.onnx", "RuntimeError('a bug')", RuntimeError),
-        ("torch.onnx", "OSError(28, 'no space')", OSError),
-    ],
-)
-def test_only_an_error_of_the_converter_means_that_it_lacks_the_model(
-    package: str, raised: str, error: type[Exception], tiny_folder: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    names: dict[str, Any] = {"__name__": package}
-    exec(f"def fail(*_): raise {raised}", names)
-    monkeypatch.setattr(onnx, "_trace", names["fail"])
-    with pytest.raises(error):
-        write_onnx(load(tiny_folder), OwnFolder(tmp_path / "onnx", "onnx"), quantizes=False)

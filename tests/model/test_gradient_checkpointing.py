@@ -6,11 +6,9 @@ import torch
 from tiny_models import ARCHITECTURES, tiny_model
 from tiny_training import random_examples
 from torch import nn
-from transformers import AlbertConfig, AlbertForSequenceClassification
 
 from finetune.config.mode import Mode
 from finetune.devices.cpu import CpuDevice
-from finetune.errors import ModelUnsupportedError
 from finetune.model.freeze import enable_gradient_checkpointing, freeze_parameters, set_training
 from finetune.model.structure import find_structure
 from finetune.tokenization.examples import Inputs
@@ -43,13 +41,3 @@ def test_gradients_and_random_numbers_are_those_without_it(architecture: str, mo
 
     assert len(found[0]) == len(found[1])
     assert all(map(torch.equal, *found))
-
-
-def test_model_that_transformers_can_not_checkpoint_is_refused() -> None:
-    config = AlbertConfig(
-        vocab_size=50, embedding_size=8, hidden_size=8, num_attention_heads=2, intermediate_size=8
-    )
-    with pytest.raises(
-        ModelUnsupportedError, match="AlbertForSequenceClassification has no gradient"
-    ):
-        enable_gradient_checkpointing(AlbertForSequenceClassification(config), CpuDevice())

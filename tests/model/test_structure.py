@@ -1,10 +1,7 @@
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from tiny_models import ARCHITECTURES, SIZES, tiny_model
-from tiny_training import random_examples
 from torch import nn
 from transformers import AutoModelForSequenceClassification, FunnelConfig, SqueezeBertConfig
 
@@ -51,24 +48,6 @@ def test_encoder_layers_head_and_output_layer_are_found(architecture: str) -> No
     }
     above = FINAL_NORM.get(architecture)
     assert structure.final_norm == (names_under(model, *above) if above else set())
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_ready_mask_is_taken_where_it_means_the_same(architecture: str) -> None:
-    model = tiny_model(architecture)
-
-    takes_4d_mask = find_structure(model).takes_4d_mask
-
-    assert takes_4d_mask == (architecture not in ("deberta-v2", "modernbert"))
-    if takes_4d_mask:
-        rows = np.arange(8)
-        ready = random_examples(takes_4d_mask=True).inputs_of(rows, 14)
-        usual = random_examples(takes_4d_mask=False).inputs_of(rows, 14)
-        unmasked = {**usual, "attention_mask": torch.ones_like(usual["attention_mask"])}
-        model.eval()
-        expected = model(**usual).logits
-        torch.testing.assert_close(model(**ready).logits, expected, rtol=0, atol=1e-6)
-        assert (model(**unmasked).logits - expected).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize(

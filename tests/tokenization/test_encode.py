@@ -70,29 +70,6 @@ def test_long_texts_lose_their_end_and_are_counted() -> None:
     assert long == fitting
 
 
-def test_columns_are_those_that_the_model_takes_but_the_mask() -> None:
-    assert list(encode_texts(tiny_tokenizer(), TEXTS, max_length=20).columns) == ["input_ids"]
-    encoded = encode_texts(tokenizer_with_types(), TEXTS, max_length=20)
-    assert list(encoded.columns) == ["input_ids", "token_type_ids"]
-    assert not encoded.columns["token_type_ids"].any()
-    assert len(encoded.columns["token_type_ids"]) == len(encoded.columns["input_ids"])
-
-
-def test_padding_is_the_tokenizers() -> None:
-    tokenizer = tokenizer_with_types()
-    tokenizer.pad_token = "[MASK]"
-    tokenizer.padding_side = "left"
-
-    encoded = encode_texts(tokenizer, TEXTS, max_length=20)
-
-    assert encoded.padding == {
-        "input_ids": tokenizer.mask_token_id,
-        "token_type_ids": tokenizer.pad_token_type_id,
-    }
-    assert encoded.pads_left
-    assert not encode_texts(tiny_tokenizer(), TEXTS, max_length=20).pads_left
-
-
 def test_a_column_of_arrow_becomes_the_same_ids_and_its_progress_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -6,10 +6,8 @@ import torch
 from tiny_models import tiny_tokenizer
 
 from finetune.tokenization.encode import encode_texts
-from finetune.tokenization.examples import collate, prepare_mask
+from finetune.tokenization.examples import collate
 
-MASK = torch.tensor([[True, True, True], [True, False, False]])
-TENSORS = {"input_ids": torch.ones(2, 3, dtype=torch.long), "attention_mask": MASK}
 TEXTS = ["who wrote the word", "", "how far", "the longest river of the country"]
 
 
@@ -42,13 +40,3 @@ def test_every_column_has_its_own_padding() -> None:
     assert tensors["input_ids"][0, 3:].tolist() == [7, 7]
     assert tensors["token_type_ids"].tolist() == [[0, 0, 0, 1, 1]]
     assert tensors["attention_mask"].tolist() == [[True, True, True, False, False]]
-
-
-def test_masks_have_a_place_for_heads_and_queries_or_are_of_numbers() -> None:
-    ready = prepare_mask(TENSORS, takes_4d_mask=True)["attention_mask"]
-    usual = prepare_mask(TENSORS, takes_4d_mask=False)["attention_mask"]
-
-    assert (ready.shape, ready.dtype) == ((2, 1, 1, 3), torch.bool)
-    assert torch.equal(ready[:, 0, 0], MASK)
-    assert usual.tolist() == [[1, 1, 1], [1, 0, 0]]
-    assert usual.dtype == torch.int64
