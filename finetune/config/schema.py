@@ -85,7 +85,7 @@ class DataConfig:
         unlabeled: File of unlabeled texts that few-shot training also learns from, ideally the
             texts to classify later; none ignores unlabeled rows. Default: the rows of --data
             without a label.
-        class_names: Few-shot training: auto also trains on the names of the classes if most of them
+        class_names: Few-shot training: auto also trains on the names of the classes if half of them
             are similar to the texts of their class; off never does.
         class_descriptions: File with a class and its description per row, which replaces the name
             of the class in few-shot training.

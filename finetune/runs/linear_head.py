@@ -65,19 +65,23 @@ class LinearHeadFitter:
         return read_features(self._inputs, trainer.plan, trainer.predictor, trainer.examples[split])
 
     def _add_names(self, rows: LabelledFeatures) -> str:
-        """Add the names of classes to the training rows if most fit, and return a sentence."""
+        """Add names of classes to the training rows if they fit, and return a sentence.
+
+        Descriptions are always added: users write them for this purpose, and they help even where
+        few fit (docs/measurements.md).
+        """
         names, examples = self._read_features("names"), self._trainer.examples
         fit = names_fit(names.features, rows.features, rows.labels[:, None] == names.labels)
-        word, remedy = "descriptions", ""
-        if self._inputs.config.data.class_descriptions is None:
-            word, remedy = "names", "; --class-descriptions describes them better"
+        has_descriptions = self._inputs.config.data.class_descriptions is not None
+        word = "descriptions" if has_descriptions else "names"
         similar = f"{fit.sum()} of {len(fit)} are most similar to the texts of their class"
-        if fit.mean() > MIN_FITTING_NAMES:
+        if has_descriptions or fit.mean() >= MIN_FITTING_NAMES:
             train = examples["train"].followed_by(examples["names"])
             self._trainer.examples = {**examples, "train": train}
             sentence = f"{word} of classes are training rows: {similar}"
         else:
-            sentence = f"{word} of classes are not used: only {similar}{remedy}"
+            remedy = "--class-descriptions describes them better"
+            sentence = f"names of classes are not used: only {similar}; {remedy}"
         emit(Info(f"few-shot: {sentence}"))
         return sentence
 

@@ -303,11 +303,11 @@ class LabelingSession:
 def names_help(names: Features, rows: Features, is_label: NDArray[np.bool_]) -> bool:
     """Return whether class names are meaningful to the encoder.
 
-    Among classes with labels, more than half of the names must be nearest to the mean of their own
+    Among classes with labels, at least half of the names must be nearest to the mean of their own
     class. With fewer than two such classes, names are used.
     """
     fits = names_fit(names, rows, is_label)
-    return bool(fits.mean() > MIN_FITTING_NAMES) if len(fits) > 1 else len(names) > 1
+    return bool(fits.mean() >= MIN_FITTING_NAMES) if len(fits) > 1 else len(names) > 1
 
 
 def measure_agreement(
