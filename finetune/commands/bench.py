@@ -26,7 +26,7 @@ EXAMPLES = """\b
 Groups:
   mlp        a small network and larger ones, forward and backward
   inference  BERT-base on questions, batches of 1 to 256
-  training   BERT-base and DistilBERT, as others trained them and as a run does
+  training   BERT-base and DistilBERT, as published and as in a run
   apple      ResNet-50, BERT-base and VGG16, training and evaluation
 
 \b
