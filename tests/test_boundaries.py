@@ -43,10 +43,6 @@ def names_in(node: ast.AST) -> Iterator[str]:
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
-def test_the_package_is_found() -> None:
-    assert (PACKAGE / "__init__.py").is_file()
-
-
 def test_only_devices_and_the_schema_spell_the_names_of_devices() -> None:
     def spells_device(node: ast.AST) -> bool:
         return isinstance(node, ast.Constant) and node.value in ("mps", "cuda")

@@ -48,7 +48,7 @@ COMMANDS = {
     "models": "List encoders: size, languages, license, memory, uses.",
     "find-batch": "Find the largest batch size that fits, and the fastest.",
     "bench": "Time the devices of this machine on published workloads.",
-    "cache": "Show the size of stored features and token IDs, or delete them.",
+    "cache": "Show the size of stored features, or delete them.",
     "doctor": "Check whether this machine is ready.",
     "config": "Show, validate and copy configurations.",
 }

@@ -149,15 +149,15 @@ class LoadedModel:
                 predictions = self.model.predict(*filled, all_scores=all_scores)
             if lowest is not None:
                 predictions = abstain(predictions, lowest)
-                abstained += sum(None in found.values.values() for found in predictions)
+                abstained += sum(None in item.values.values() for item in predictions)
             empty, following = self.model.no_prediction(all_scores=all_scores), iter(predictions)
             rows = chunk.records() if with_rows else [{}] * len(texts)
             cells = zip(is_filled, texts, pairs or [None] * len(texts), rows, strict=True)
             count, missing = count + len(texts), missing + is_filled.count(False)
             yield [
-                replace(found, text=text or "", text_pair=pair, columns=row)
+                replace(prediction, text=text or "", text_pair=pair, columns=row)
                 for has_text, text, pair, row in cells
-                for found in [next(following) if has_text else empty]
+                for prediction in [next(following) if has_text else empty]
             ]
         if missing:
             labels = "is missing: its label is" if missing == 1 else "are missing: their labels are"

@@ -3,8 +3,8 @@
 import re
 import sys
 import warnings
-from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from inspect import Parameter, Signature, getdoc, signature
 from pathlib import Path
@@ -33,6 +33,7 @@ attribute ``warnings`` of the results."""
 def as_python(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function of the Python API, with ``emit`` and ``progress``."""
     shape = signature(function)
+    public = _public_signature(shape)
 
     @wraps(function)
     def call(
@@ -42,7 +43,7 @@ def as_python(function: Callable[..., Any]) -> Callable[..., Any]:
         **options: Any,
     ) -> Any:
         options = {FORMER_NAMES.get(name, name): value for name, value in options.items()}
-        names = {*vars(call)["__signature__"].parameters}
+        names = {*public.parameters}
         shown, messages = emit or events.ignore, list[str]()
 
         def pass_on(event: events.Event) -> None:
@@ -56,34 +57,29 @@ def as_python(function: Callable[..., Any]) -> Callable[..., Any]:
             if emit or not isinstance(event, events.WarningMessage):
                 shown(event)
 
-        try:
-            with ExitStack() as stack:
-                if "torch" in sys.modules:
-                    from finetune.devices.base import random_state_kept
+        with _errors_explained(names), ExitStack() as stack:
+            if "torch" in sys.modules:
+                from finetune.devices.base import random_state_kept
 
-                    stack.enter_context(random_state_kept())
-                if not emit and (terminal.is_watched() if progress is None else progress):
-                    view = terminal.showing(quiet=False, no_progress=False)
-                    shown = stack.enter_context(view)
-                stack.enter_context(events.sent_to(pass_on))
-                arguments, options = _with_files(shape, arguments, options, stack)
-                _check_arguments(shape, arguments, options)
-                result = function(*arguments, **options)
-        except FinetuneBaseError as error:
-            error.message = _with_arguments(error.message, names)
-            error.remedy = _with_arguments(error.remedy, names)
-            error.args, error.__notes__ = (error.message,), [f"try: {error.remedy}"]
-            raise
-        except Exception as error:
-            if known := explain(error):
-                raise known from error
-            raise
+                stack.enter_context(random_state_kept())
+            if not emit and (terminal.is_watched() if progress is None else progress):
+                view = terminal.showing(quiet=False, no_progress=False)
+                shown = stack.enter_context(view)
+            stack.enter_context(events.sent_to(pass_on))
+            arguments, options = _with_files(shape, arguments, options, stack)
+            _check_arguments(shape, arguments, options)
+            result = function(*arguments, **options)
         if hasattr(type(result), "warnings"):
             object.__setattr__(result, "warnings", tuple(messages))  # most results are frozen
         return result
 
     call.__doc__ = f"{getdoc(function)}{_HELP}"
-    # help() and completion in notebooks read the signature.
+    vars(call)["__signature__"] = public
+    return call
+
+
+def _public_signature(shape: Signature) -> Signature:
+    """Return a signature with all options, which help() and completion in notebooks read."""
     more = {"emit": None, "progress": None}
     parameters = [item for name, item in shape.parameters.items() if name not in more]
     if parameters[-1].kind is Parameter.VAR_KEYWORD:
@@ -93,8 +89,23 @@ def as_python(function: Callable[..., Any]) -> Callable[..., Any]:
     parameters += [
         Parameter(name, Parameter.KEYWORD_ONLY, default=default) for name, default in more.items()
     ]
-    vars(call)["__signature__"] = shape.replace(parameters=parameters)
-    return call
+    return shape.replace(parameters=parameters)
+
+
+@contextmanager
+def _errors_explained(names: Container[str]) -> Iterator[None]:
+    """Rewrite errors for Python, and explain system errors."""
+    try:
+        yield
+    except FinetuneBaseError as error:
+        error.message = _with_arguments(error.message, names)
+        error.remedy = _with_arguments(error.remedy, names)
+        error.args, error.__notes__ = (error.message,), [f"try: {error.remedy}"]
+        raise
+    except Exception as error:
+        if known := explain(error):
+            raise known from error
+        raise
 
 
 def _count_frames() -> int:

@@ -84,16 +84,15 @@ def run(
     )
     from finetune.commands.resuming import AUTO, Work, choose_work
 
-    given = Work(loaded.config, loaded.sources, seeds, folds, keep_models or not folds)
+    request = Work(loaded.config, loaded.sources, seeds, folds, keep_models or not folds)
 
     def choose() -> Work:
-        asked = given
+        guessed = request
         if resume_from_checkpoint is None:
-            # A folder that can't be written to is reported before a table is read.
-            asked.find_free_folder()
+            request.find_free_folder()  # report a read-only folder before a table is read
         if resume_from_checkpoint in (None, AUTO):
-            asked = replace(asked, config=guess_options(loaded).config)
-        return choose_work(asked, resume_from_checkpoint)
+            guessed = replace(request, config=guess_options(loaded).config)
+        return choose_work(guessed, resume_from_checkpoint)
 
     with distributed.joined():
         # Other ranks must read the folders before the main process changes them.

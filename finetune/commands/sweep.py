@@ -79,7 +79,7 @@ def sweep(
 def command(*, space: Path, display: flags.Display, **options: Any) -> None:
     """Search for better options: train one trial per choice of the options in SPACE, a YAML file.
 
-    Trials share data, token IDs and features, and are compared on validation rows. The command
+    Trials share data and features, and are compared on validation rows. The command
     reports the best trial. The same command continues a sweep that was stopped.
     """
     display.run(partial(sweep, space), _show, **flags.given(options))

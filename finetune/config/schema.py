@@ -66,7 +66,7 @@ class DataConfig:
         data: A table (.csv, .tsv, .jsonl, .json, .parquet or .xlsx, also in .gz or .zip); a folder
             of tables, or with one folder of texts per class; hub:OWNER/NAME[:PART][@REVISION] on
             the Hugging Face Hub; trec (downloaded); or questions (bundled).
-        table: Table to read if --data has several: a file, a sheet or a JSON key.
+        table: Table to read if there are several: a file in a folder or zip, a sheet or a JSON key.
         validation_file: Validation split. Default: rows of --data.
         test_file: Test split. Default: 10% of the rows.
         text_column: Column of the texts, or several, such as title,body. Default: guessed.
@@ -308,7 +308,7 @@ class OutputConfig:
 
     Attributes:
         output_dir: Folder to write. Default: a new folder in runs/.
-        overwrite: Replace the earlier run in --output-dir; other files stay.
+        overwrite: Replace earlier results in --output-dir; other files stay.
         logging_steps: Report the training loss every N steps.
         report_to: Experiment tracker that also receives losses and validation metrics.
         save_strategy: When to write checkpoints: time (at most 3% of the training time), epoch,

@@ -17,16 +17,6 @@ from finetune.runs.evaluate import load_split
 from finetune.runs.folder import open_run_folder
 
 
-@pytest.mark.parametrize("split", ["train", "validation", "test"])
-def test_a_split_of_the_run_has_scores(split: str, finished_run: Path) -> None:
-    evaluation = finetune.evaluate(finished_run, split=split, device="cpu")
-    metrics = evaluation.to_json()
-    assert metrics["split"] == split
-    assert metrics.keys() >= {"accuracy", "macro_f1", "loss", "per_class", "confusion_matrix"}
-    expected = {"train": 64, "validation": 81, "test": 270}[split]
-    assert sum(map(sum, metrics["confusion_matrix"])) == metrics["samples"] == expected
-
-
 @pytest.mark.parametrize("name", ["test", "train"])
 def test_a_file_called_like_a_split_is_other_data(
     name: str, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command

@@ -97,25 +97,6 @@ def test_the_latest_run_is_the_newest_that_has_finished(
     assert f"latest: {newer}" in command("export", "onnx", "latest", "--output-dir", older).errors
 
 
-@pytest.mark.parametrize(
-    ("begun", "options", "words"),
-    [
-        (["a", "b"], [], ["runs/a", "runs/b"]),
-        (["a", "b", "c"], ["--model", "minilm"], ["runs/a", "runs/b", "runs/c"]),
-        (["a"], ["--seeds", "2"], ["runs/a"]),
-    ],
-)
-def test_auto_without_data_lists_what_has_not_finished(
-    begun: list[str], options: list[str], words: list[str], command: Command, finished_run: Path
-) -> None:
-    for name in begun:
-        folder = copy_run(finished_run, Path("runs") / name)
-        (folder / "checkpoints/step-1").mkdir(parents=True)
-        (folder / "checkpoints/step-1/manifest.json").touch()
-    outcome = command("run", "--resume-from-checkpoint", "auto", *options)
-    outcome.assert_refused(2, "have not finished", *words)
-
-
 def test_runs_are_listed_the_newest_first(command: Command, finished_run: Path) -> None:
     assert "no runs in" in command("runs").output
     for name in ("older", "newer"):
@@ -159,11 +140,3 @@ def test_what_others_call_it_is_answered_with_what_it_is_called_here(
     assert (outcome.code, outcome.output) == (2, "")
     assert meant in outcome.errors
     assert "Traceback" not in outcome.errors
-
-
-def test_a_mac_is_known_by_how_it_is_sold(command: Command, tiny_folder: Path) -> None:
-    options = ("--model", tiny_folder, "--max-length", "16", "--limit", "2", "--freeze-core")
-    for name in ("MacBook Air M2 8GB", "m2-8gb"):
-        outcome = command("find-batch", "--for", name, *options, "--no-feature-cache")
-        assert outcome.code == 0, outcome.errors
-        assert "m2-8gb" in outcome.output

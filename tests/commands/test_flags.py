@@ -1,45 +1,9 @@
-import json
-from typing import Any
-
 import click
 import pytest
-from click.testing import CliRunner
 from tiny_runs import Command
 
-from finetune.commands.flags import config_options, given
 from finetune.commands.run import command as run_command
 from finetune.config.schema import OPTIONS, flag_of
-
-
-@click.command()
-@config_options
-def show(**flags: Any) -> None:
-    """Print the options that were passed."""
-    click.echo(json.dumps(given(flags)))
-
-
-def options_given(*arguments: str) -> dict[str, Any]:
-    result = CliRunner().invoke(show, arguments)
-    assert result.exit_code == 0, result.output
-    options: dict[str, Any] = json.loads(result.stdout)
-    return options
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options"),
-    [
-        (["--learning-rate", "1e-5"], {"learning_rate": 1e-5}),
-        (["--batch-size", "auto"], {"batch_size": "auto"}),
-        (["--max-steps=5"], {"max_steps": 5}),
-        (["--freeze-core"], {"freeze_core": True}),
-        (["--no-freeze-core"], {"freeze_core": False}),
-        (["--model", "someone/tiny"], {"model": "someone/tiny"}),
-    ],
-)
-def test_a_flag_is_read_as_the_type_of_its_option(
-    arguments: list[str], options: dict[str, Any]
-) -> None:
-    assert options_given(*arguments) == options
 
 
 def test_every_option_of_the_schema_is_a_flag_of_run_with_its_default_in_the_help() -> None:

@@ -7,10 +7,7 @@ import torch
 from tiny_runs import Command
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from finetune.batch_finder.estimate import allocated_peaks
-from finetune.batch_finder.results import Case, architecture_of
 from finetune.commands.models import read_encoders
-from finetune.config.mode import Mode
 from finetune.config.schema import Config
 from finetune.data.check import MULTILINGUAL_MODEL
 from finetune.model.source import MINILM
@@ -33,20 +30,6 @@ def test_the_size_of_an_encoder_is_that_of_its_config(encoder: dict[str, Any]) -
     # RoBERTa counts positions from 2.
     positions = config.max_position_embeddings - 2 * ("roberta" in config.model_type)
     assert positions == encoder["max_tokens"]
-
-
-@pytest.mark.slow
-def test_the_memory_of_an_encoder_is_that_of_a_step() -> None:
-    encoder = ENCODERS[MINILM]
-    architecture = architecture_of(AutoConfig.for_model(**encoder["config"]).to_dict())
-    for mode, expected in encoder["gib"].items():
-        case = Case(
-            "cpu", architecture, classes=6, mode=Mode(mode), padded_length=128, precision="fp32",
-            gradient_checkpointing=False, task="single", has_mean_layer=False,
-        )  # fmt: skip
-        assert allocated_peaks(case, (32, 32))[1] / 2**30 == pytest.approx(
-            expected, rel=0.05, abs=0.01
-        )
 
 
 def test_encoders_are_listed_with_what_they_take(command: Command) -> None:

@@ -19,7 +19,7 @@ from tiny_runs import TEXTS, Command, Outcome
 import finetune
 from finetune.commands.predict import load
 from finetune.data.stream import Texts
-from finetune.events import Event, Info, WarningMessage
+from finetune.events import Event, WarningMessage
 from finetune.files import read_json, read_jsonl, write_json
 
 
@@ -62,31 +62,6 @@ def test_a_missing_text_keeps_its_row_without_a_label(texts: Any, finished_run: 
     assert found[0].probability is None
     assert {*found[2].probabilities.values()} == {None}
     assert len(found.to_pandas()) == 3
-
-
-def test_a_run_keeps_its_model_when_its_data_has_gone(finished_run: Path, tmp_path: Path) -> None:
-    shutil.copytree(finished_run / "model", tmp_path / "model")
-    shutil.copy(finished_run / "config.yaml", tmp_path)
-    assert len(finetune.predict(tmp_path, TEXTS, device="cpu")) == 3
-
-
-def test_less_sure_predictions_are_left_out_and_counted(finished_run: Path) -> None:
-    emitted: list[Event] = []
-    texts = [row["text"] for row in read_jsonl(finished_run / "predictions.jsonl")[:40]]
-    whole = finetune.predict(finished_run, texts, device="cpu", all_scores=True)
-    limit = sorted(prediction.probability for prediction in whole)[25]
-
-    found = finetune.predict(
-        finished_run, texts, device="cpu", all_scores=True, min_confidence=limit,
-        emit=emitted.append,
-    )  # fmt: skip
-
-    for prediction, before in zip(found, whole, strict=True):
-        assert prediction.label == (before.label if before.probability >= limit else None)
-        assert (prediction.probability, prediction.probabilities) == (
-            before.probability, before.probabilities,
-        )  # fmt: skip
-    assert emitted[-1] == Info("the model abstained on 25 of 40 texts")
 
 
 @pytest.fixture

@@ -78,13 +78,6 @@ def test_errors_name_arguments_and_no_flags(options: dict[str, Any], words: str)
     assert "--" not in shown.replace("--help", "")
 
 
-@pytest.mark.parametrize("name", finetune.__all__)
-def test_the_functions_of_the_package_keep_their_name_and_help(name: str) -> None:
-    function = getattr(finetune, name)
-    assert function.__name__ == name
-    assert "Args:" in function.__doc__
-
-
 def test_help_and_notebooks_see_every_option() -> None:
     shown = signature(finetune.run).parameters
     assert {"config", "freeze_core", "progress"} <= set(shown)

@@ -1,7 +1,6 @@
 import json
 import re
 import shutil
-import webbrowser
 from pathlib import Path
 
 import pytest
@@ -30,18 +29,6 @@ def test_page_and_card_of_a_run_that_was_moved_are_made_anew(
     assert json.loads(outcome.output)["report"] == str(moved_run / "report.html")
     for made in ("report.html", "model/README.md"):
         assert without_times(moved_run / made) == without_times(finished_run / made)
-
-
-@pytest.mark.parametrize("has_browser", [True, False])
-def test_the_page_is_opened_if_asked_for(
-    has_browser: bool, command: Command, moved_run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[str] = []
-    monkeypatch.setattr(webbrowser, "open", lambda uri: opened.append(uri) or has_browser)
-    outcome = command("report", moved_run, "--open")
-    assert outcome.code == 0
-    assert opened == [(moved_run / "report.html").as_uri()]
-    assert ("there is no browser" in outcome.errors) is not has_browser
 
 
 def test_a_run_that_has_not_finished_has_no_report(

@@ -1,15 +1,12 @@
 """Signals in each stage of a run: exit code, remedy, and no incomplete files."""
 
-import os
 import pkgutil
-import pty
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from held import FINETUNE, Start
 from tiny_runs import Command, flags, unfinished_files
 
 import finetune
@@ -96,24 +93,3 @@ def test_a_second_signal_while_a_checkpoint_is_written_leaves_a_run_to_resume(
     command(*again).assert_refused(129, str(run))
     finetune.run(resume_from_checkpoint=run)
     assert unfinished_files(run) == []
-
-
-@pytest.mark.slow
-def test_a_terminal_that_is_closed_ends_a_run_that_is_saved(
-    start: Start, tiny_folder: Path, tmp_path: Path
-) -> None:
-    run, (controller, terminal) = tmp_path / "run", pty.openpty()
-    endless = flags(num_train_epochs=100_000, early_stopping_patience=0)
-    process = start(
-        *FINETUNE, "run", "--model", tiny_folder, "--output-dir", run, *endless,
-        stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
-    )  # fmt: skip
-    os.close(terminal)
-    shown = b""
-    while b"loss" not in shown:
-        shown += os.read(controller, 1000)
-    os.close(controller)
-    # A session without a controlling terminal gets no signal from the kernel.
-    process.send_signal(signal.SIGHUP)
-    assert process.wait(timeout=300) == 129
-    assert any((run / "checkpoints").glob("step-*"))

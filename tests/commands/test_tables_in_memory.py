@@ -13,7 +13,7 @@ from tiny_runs import QUICK, TEXTS
 
 import finetune
 from finetune.config.schema import DataConfig
-from finetune.data.in_memory import as_arrow, write_table
+from finetune.data.in_memory import write_table
 from finetune.data.load import load_splits
 from finetune.errors import FinetuneError, NotARunError
 from finetune.files import file_sha256
@@ -66,22 +66,6 @@ def test_every_kind_of_table_is_read_as_the_same_rows(kind: str, tmp_path: Path)
     names = loaded.task.class_names
     rows = [row for split in loaded.splits.values() for row in split]
     assert {(row["text"], names[row["label"]]) for row in rows} == {*ROWS}
-
-
-@pytest.mark.parametrize(
-    "labels",
-    [
-        [["a"], None, [], ["b", "a"]],
-        [["a"], float("nan"), [], ["b", "a"]],
-        [{"a"}, None, set(), {"a", "b"}],
-        pa.array([["a"], None, [], ["b", "a"]], pa.list_view(pa.string())),
-    ],
-)
-def test_a_missing_label_is_not_an_empty_list(labels: Any) -> None:
-    read = as_arrow({"text": SOME, "label": labels})["label"].to_pylist()
-    assert [own and sorted(own) for own in read] == [["a"], None, [], ["a", "b"]]
-    matrix = np.array([[1, 0], [0, 0], [1, 1], [0, 1]])
-    assert as_arrow((SOME, matrix))["label"].to_pylist() == [["0"], [], ["0", "1"], ["1"]]
 
 
 @pytest.mark.parametrize(

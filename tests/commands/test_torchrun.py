@@ -86,26 +86,6 @@ def test_an_error_of_all_ranks_is_reported_once(start: Start, tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
 
 
-def test_torchrun_restarts_a_run_that_goes_on_from_its_checkpoint(
-    start: Start, hold: Hold, tmp_path: Path, model_without_dropout: Path, whole_run: Path
-) -> None:
-    folder = tmp_path / "run"
-    process = start(
-        *TORCHRUN[:-2], "--max-restarts=1", *TORCHRUN[-2:],
-        *run_flags(folder, model_without_dropout),
-        "--resume-from-checkpoint", "auto",
-        environment=hold.environment() | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-    )  # fmt: skip
-    hold.wait(process)
-    kill_second(process)
-    output, errors = process.communicate(timeout=300)
-
-    assert process.returncode == 0, errors
-    assert output.count("report: ") == 1
-    assert "resuming after step" in errors
-    assert_same_weights(folder, whole_run)
-
-
 def test_ctrl_c_stops_all_processes_after_one_step(
     start: Start, hold: Hold, tmp_path: Path, model_without_dropout: Path
 ) -> None:

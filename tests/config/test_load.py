@@ -65,23 +65,6 @@ def test_later_sources_win(write_yaml: WriteYaml) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("variable", "text", "value"),
-    [
-        ("FINETUNE_LEARNING_RATE", "2e-5", 2e-5),
-        ("FINETUNE_FREEZE_CORE", "true", True),
-        ("FINETUNE_MAX_STEPS", "null", None),
-        ("FINETUNE_MODEL", "12345", "12345"),
-    ],
-)
-def test_a_variable_is_read_as_the_type_of_its_option(
-    variable: str, text: str, value: object
-) -> None:
-    option = variable.removeprefix("FINETUNE_").lower()
-    config = load(environment={variable: text}).config
-    assert OPTIONS[option].value_in(config) == value
-
-
 def test_an_unknown_option_is_answered_with_the_nearest(write_yaml: WriteYaml) -> None:
     errors = {
         "config.yaml": error_of(write_yaml("training: {learning_rte: 1}")),

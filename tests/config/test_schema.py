@@ -83,15 +83,3 @@ def test_a_head_alone_trains_until_it_stops_early_in_place_of_weight_decay(mode:
     assert mode_defaults(Mode(mode), steps_per_epoch=1) == ModeDefaults(
         num_train_epochs=100, head_lr_multiplier=1, weight_decay=0, early_stopping_patience=30
     )
-
-
-@pytest.mark.parametrize(
-    ("steps_per_epoch", "epochs", "patience"),
-    [(1, 100, 30), (137, 100, 30), (700, 20, 6), (2_813, 4, 2), (28_125, 1, 1)],
-)
-def test_a_head_over_many_rows_gets_fewer_epochs(
-    steps_per_epoch: int, epochs: int, patience: int
-) -> None:
-    defaults = mode_defaults(Mode("head"), steps_per_epoch=steps_per_epoch)
-
-    assert (defaults.num_train_epochs, defaults.early_stopping_patience) == (epochs, patience)

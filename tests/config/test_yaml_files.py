@@ -84,15 +84,6 @@ def test_a_default_is_a_comment_that_loads_once_its_mark_is_gone() -> None:
     assert yaml.safe_load("\n".join(active)) == asdict(Config())
 
 
-@pytest.mark.parametrize(
-    "name", ["yes", "1", " a", "a: b", "# a", "größe", "😀", "a\nb", "a " * 99, "'\""]
-)
-def test_any_name_of_a_column_is_read_back(name: str, tmp_path: Path) -> None:
-    file = tmp_path / "starter.yaml"
-    file.write_text(starter({"text_column": name}), encoding="utf-8")
-    assert load(str(file)).data.text_column == name
-
-
 def test_each_option_is_explained_by_its_help_and_a_note() -> None:
     lines = starter({"max_length": 64, "seed": 7}, seed="Any number will do.").splitlines()
     assert max(map(len, lines)) <= MAX_LINE
