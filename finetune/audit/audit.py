@@ -1,7 +1,6 @@
 """Audit a table in one pass over its texts."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow
-import torch
 from datasets import Dataset, DatasetDict, concatenate_datasets
 from numpy.typing import NDArray
 
@@ -38,17 +36,6 @@ SEEDS = 3
 # More features times outputs take a minute per seed.
 MAX_WORK = 1.2e8
 LOWEST_PROBABILITY = 1e-6
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute in one thread, which is 20 times as fast for small products on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def predict_out_of_fold(
@@ -85,16 +72,14 @@ def mix_logits(logits: Logits, run: OutOfFold, task: Task) -> NDArray[np.float32
 def rank_suspects(task: Task, logits: Logits, labels: Labels) -> tuple[NDArray[np.int64], Labels]:
     """Return rows, the highest loss first, and the loss of every row of the table.
 
-    A row that is the only one of its class is left out, since no head learned that class from
-    other rows.
+    The only row of a class is left out, since no head learned that class from other rows.
     """
     losses = np.asarray(task.evaluation_losses(logits, labels), np.float64)
-    rows, classes = task.class_rows(labels)
-    is_only = np.zeros(len(labels), bool)
-    if len(classes):
-        is_only[rows[np.bincount(classes)[classes] == 1]] = True
     order = np.argsort(-losses, kind="stable")
-    return order[~is_only[order]], losses
+    rows, classes = task.class_rows(labels)
+    if len(classes):
+        order = order[~np.isin(order, rows[np.bincount(classes)[classes] == 1])]
+    return order, losses
 
 
 # Larger tables are sampled.
@@ -112,7 +97,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Audit:
-    """The result. Without labels only duplicates and texts to label are there."""
+    """The result; without labels only duplicates and texts to label."""
 
     data: str
     model: str
@@ -191,39 +176,47 @@ def audit(
     )
     if table.has_labels:
         groups = pairs.groups(len(table.rows))
-        with stage("heads"), one_thread():
+        with stage("heads"):
             logits = predict_out_of_fold(features, groups, folds=folds)
             if out_of_fold is not None and len(table.rows) == table.total:
                 logits = mix_logits(logits, read_out_of_fold(out_of_fold), table.task)
-        with stage("curve"), one_thread():
+        with stage("curve"):
             curve = measure_curve(table.task, features, groups)
-        result = replace(result, curve=curve, **_judge_labels(table, features, logits))
+        result = replace(result, curve=curve, suspects=_list_suspects(table, features, logits))
     if unlabeled is not None:
-        known = set(table.texts.to_pylist())
-        texts = dict.fromkeys(_read_texts(unlabeled, config.data))
-        texts_to_choose = [text for text in texts if text not in known]
-        with stage("unlabeled"):
-            pool = _read_features(config, *_without_labels(texts_to_choose)).features
-        probabilities = None
-        if table.has_labels:
-            with one_thread():
-                inverse_regularization, _ = choose_inverse_regularization(features, seed=0)
-                head = fit_linear_head(features, inverse_regularization=inverse_regularization)
-            probabilities = table.task.read_logits(head.logits(pool)).probabilities
-        chosen = choose_to_label(pool, probabilities, batch=batch, batches=batches)
-        result = replace(result, to_label=[texts_to_choose[row] for row in chosen.tolist()])
+        texts = _choose_texts(config, table, features, unlabeled, batch=batch, batches=batches)
+        result = replace(result, to_label=texts)
     return result
+
+
+def _choose_texts(
+    config: Config,
+    table: _Table,
+    features: LabelledFeatures,
+    path: Path,
+    *,
+    batch: int,
+    batches: int,
+) -> list[str]:
+    """Return the texts of a file that are most useful to label, without those of the table."""
+    known = set(table.texts.to_pylist())
+    texts = [text for text in dict.fromkeys(_read_texts(path, config.data)) if text not in known]
+    with stage("unlabeled"):
+        pool = _read_features(config, *_without_labels(texts)).features
+    probabilities = None
+    if table.has_labels:
+        inverse_regularization, _ = choose_inverse_regularization(features, seed=0)
+        head = fit_linear_head(features, inverse_regularization=inverse_regularization)
+        probabilities = table.task.read_logits(head.logits(pool)).probabilities
+    chosen = choose_to_label(pool, probabilities, batch=batch, batches=batches)
+    return [texts[row] for row in chosen.tolist()]
 
 
 def _load_table(config: Config) -> _Table:
     """Load all rows, or a sample. Rows of a table without labels get zeros."""
     path = Path(config.data.data).expanduser()
     try:
-        loaded = load_data(config.data)
-        trained = loaded.task.labels(column_of(loaded.splits["train"], "label"))
-        has_labels = bool((trained != trained[0]).any())
-        if not has_labels:
-            emit(WarningMessage("all training rows have the same label: labels can't be audited"))
+        loaded, has_labels = load_data(config.data), True
     except DataError as error:
         if config.data.label_column is not None or not path.is_file():
             raise
@@ -235,10 +228,13 @@ def _load_table(config: Config) -> _Table:
     splits = np.repeat(names, [len(loaded.splits[name]) for name in names])
     numbers = np.concatenate([loaded.numbers_of(name) for name in names])
     total, labels = len(rows), loaded.task.labels(column_of(rows, "label"))
+    if has_labels and (labels[splits == "train"] == labels[0]).all():
+        emit(WarningMessage("all training rows have the same label: labels can't be audited"))
+        has_labels = False
     if total > MAX_ROWS:
         kept = sample_rows(loaded.task.strata(labels), rows=MAX_ROWS, seed=0)
-        rows, splits, numbers = rows_where(rows, kept), splits[kept], numbers[kept]
-        labels = labels[kept]
+        rows, labels = rows_where(rows, kept), labels[kept]
+        splits, numbers = splits[kept], numbers[kept]
     task = loaded.task.with_loss(labels)
     return _Table(rows, task, splits, numbers, total, loaded.places, has_labels)
 
@@ -264,19 +260,19 @@ def _describe_pairs(table: _Table, pairs: Pairs) -> list[Record]:
     first, second = labels[pairs.first], labels[pairs.second]
     differ = (first != second).reshape(len(first), -1).any(axis=1)
     differ &= bool(table.task.class_names) and table.has_labels
-    both = zip(*map(table.task.to_json, (first, second)), strict=True)
+    both = zip(*map(table.task.to_json, (first, second)), differ, strict=True)
     records = table.records(
         pairs.second,
         of_split=table.splits[pairs.first],
         of_row=table.numbers[pairs.first] + 1,
         of_text=table.texts.take(pyarrow.array(pairs.first)),
         similarity=pairs.similarity,
-        labels=[pair if differs else () for pair, differs in zip(both, differ, strict=True)],
+        labels=[labels if differs else () for *labels, differs in both],
     )
     return sorted(records, key=lambda record: (not record["labels"], -record["similarity"]))
 
 
-def _judge_labels(table: _Table, features: LabelledFeatures, logits: Logits) -> dict[str, Any]:
+def _list_suspects(table: _Table, features: LabelledFeatures, logits: Logits) -> list[Record]:
     """Return the labels that are most likely wrong."""
     task, labels, outputs = table.task, features.labels, table.task.read_logits(logits)
     order, losses = rank_suspects(task, logits, labels)
@@ -290,4 +286,4 @@ def _judge_labels(table: _Table, features: LabelledFeatures, logits: Logits) -> 
     if task.problem_type == SINGLE and probabilities is not None:
         columns["probability"] = probabilities[listed, labels[listed]].astype(float)
         columns["suggested_probability"] = probabilities[listed, predicted[listed]].astype(float)
-    return {"suspects": table.records(listed, **columns)}
+    return table.records(listed, **columns)

@@ -73,9 +73,8 @@ def measure_curve(task: Task, rows: LabelledFeatures, groups: NDArray[np.int64])
         test = np.flatnonzero(fold == draw)
         order = np.random.default_rng(draw).permutation(np.flatnonzero(fold != draw))
         for number, size in enumerate(sizes):
-            training = rows.select(order[:size])
             head = fit_linear_head(
-                training,
+                rows.select(order[:size]),
                 inverse_regularization=DEFAULT_INVERSE_REGULARIZATION,
                 max_gradient=TRIED_GRADIENT,
             )
