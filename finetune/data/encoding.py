@@ -192,8 +192,8 @@ def _score(text: str, letters: str) -> float:
     errors = len(MISREAD.findall(text)) + sum(map(str.isupper, CAPITAL.findall(text)))
     total = errors * (ERROR - MARK)
     for character, count in Counter(filter("\x7f".__lt__, text)).items():
-        if (rank := letters.find(character)) >= 0:
-            total += count * log(0.5 / (rank + 1))
+        if (rank := letters.find(character)) >= 0:  # a rare letter is as likely as a mark
+            total += count * max(log(0.5 / (rank + 1)), MARK)
         else:
             total += count * (MARK if character in PUNCTUATION else ERROR)
     return total

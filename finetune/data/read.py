@@ -572,7 +572,8 @@ def as_texts(values: pandas.Series) -> pyarrow.ChunkedArray | None:
         return pyarrow.chunked_array([list(map(as_text, column.to_pylist()))], "string")
     if not (types.is_string(kind) or types.is_integer(kind)):
         column = map_values(column, as_text)
-    return pc.fill_null(column.cast("string"), "")
+    column = column.cast("string")
+    return pc.fill_null(column, "") if column.null_count else column
 
 
 def plain(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:

@@ -292,7 +292,8 @@ def _with_flat_labels(rows: pyarrow.Table) -> pyarrow.Table:
 
 def _report_texts(texts: pyarrow.ChunkedArray, *, path: Path) -> None:
     """Warn of texts that were decoded wrongly, and of words for a missing text."""
-    words = texts.filter(pc.is_in(pc.utf8_lower(texts), value_set=pyarrow.array(MISSING)))
+    short = texts.filter(pc.less_equal(pc.binary_length(texts), max(map(len, MISSING))))
+    words = short.filter(pc.is_in(pc.utf8_lower(short), value_set=pyarrow.array(MISSING)))
     if count := len(words):
         word = words[0].as_py()
         finding = f"{count:,} texts of {path} are a word for a missing text, such as {word!r}"
