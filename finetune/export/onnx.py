@@ -84,37 +84,45 @@ def import_runtime() -> Any:
     return runtime
 
 
-def write_onnx(text_model: TextModel, own: OwnFolder, *, quantizes: bool) -> None:
+def write_onnx(text_model: TextModel, folder: OwnFolder, *, quantizes: bool) -> None:
     """Write a model as ONNX, with its config and tokenizer, and optionally a second file in int8.
 
     The inputs are the outputs of the tokenizer, int64 [batch, length]; ``logits`` are float32
     [batch, classes].
     """
-    with naming(own.path), own.make(), replacing(own.path, last="config.json") as partial:
-        with _converting(text_model):
-            program = torch.onnx.export(
-                _trace(text_model),
-                input_names=text_model.tokenizer.model_input_names,
-                output_names=["logits"],
-            )
-        assert program is not None
-        program.save(partial / MODEL_FILE)
+    with naming(folder.path), folder.make(), replacing(folder.path, last="config.json") as partial:
+        try:
+            with _silence():
+                _export(text_model, partial)
+        except Exception as error:
+            if isinstance(error, OSError) or packages_of(error)[-1] == "finetune":
+                raise
+            reason = str(error.__cause__ or error) or type(error).__name__
+            name = type(text_model.model).__name__
+            raise ModelUnsupportedError(
+                f"{name} can't be converted to ONNX: {reason.splitlines()[0]}",
+                remedy="use RUN/model with transformers",
+            ) from error
         if quantizes:
             _quantize(partial)
         text_model.model.config.save_pretrained(partial)
         text_model.tokenizer.save_pretrained(partial)
-        (own.path / QUANTIZED_FILE).unlink(missing_ok=True)  # of an earlier export
+        (folder.path / QUANTIZED_FILE).unlink(missing_ok=True)  # of an earlier export
 
 
-def _trace(text_model: TextModel) -> torch.export.ExportedProgram:
-    """Return the graph from the tokenizer's inputs to the logits."""
+def _export(text_model: TextModel, folder: Path) -> None:
+    """Write the graph from the inputs of the tokenizer to the logits."""
     # Without padding, because some models count positions from the padding.
     names, token = text_model.tokenizer.model_input_names, text_model.tokenizer.sep_token_id or 1
     values = {"input_ids": token, "attention_mask": 1}
     example = {name: torch.full(EXAMPLE_SHAPE, values.get(name, 0)) for name in names}
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=text_model.max_tokens)
     shapes = ({name: {0: batch, 1: length} for name in names},)
-    return torch.export.export(_LogitsOnly(text_model).eval(), (example,), dynamic_shapes=shapes)
+    model = _LogitsOnly(text_model).eval()
+    traced = torch.export.export(model, (example,), dynamic_shapes=shapes)
+    program = torch.onnx.export(traced, input_names=names, output_names=["logits"])
+    assert program is not None
+    program.save(folder / MODEL_FILE)
 
 
 def _quantize(folder: Path) -> None:
@@ -129,27 +137,10 @@ def _quantize(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _converting(text_model: TextModel) -> Iterator[None]:
-    """Hide what the converter prints; its errors become ModelUnsupportedError."""
-    try:
-        with _silence():
-            yield
-    except Exception as error:
-        if isinstance(error, OSError) or packages_of(error)[-1] == "finetune":
-            raise
-        reason = str(error.__cause__ or error) or type(error).__name__
-        name = type(text_model.model).__name__
-        raise ModelUnsupportedError(
-            f"{name} can't be converted to ONNX: {reason.splitlines()[0]}",
-            remedy="use RUN/model with transformers",
-        ) from error
-
-
-@contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Hide the converter's progress and its advice on versions and packages."""
-    logging.disable(logging.WARNING)
+    """Hide the progress of the converter and its advice on versions and packages."""
     output = io.StringIO()
+    logging.disable(logging.WARNING)
     try:
         with (
             contextlib.redirect_stdout(output),
@@ -163,23 +154,23 @@ def _silence() -> Iterator[None]:
 
 def verify(trained: TrainedModel, exported: nn.Module, examples: Examples) -> Verification:
     """Compare the predictions of a run in PyTorch and in onnxruntime."""
-    models, task = (trained.predictor.model, exported), trained.text_model.task
+    task = trained.text_model.task
     logits, exported_logits = (
         replace(trained, predictor=replace(trained.predictor, model=model)).logits(examples)
-        for model in models
+        for model in (trained.predictor.model, exported)
     )
-    is_same = np.ones(len(logits), np.bool_)
+    same_labels = 1.0
     if task.class_names:
         labels, exported_labels = (
-            task.read_logits(values).predicted for values in (logits, exported_logits)
+            task.read_logits(values).predicted.reshape(len(logits), -1)
+            for values in (logits, exported_logits)
         )
-        is_same = (labels == exported_labels).reshape(len(logits), -1).all(axis=1)
+        same_labels = float((labels == exported_labels).all(axis=1).mean())
+    difference = np.abs(logits - exported_logits).max() / max(1.0, np.abs(logits).max())
     return Verification(
         samples=len(logits),
-        same_labels=float(is_same.mean()),
-        largest_logit_difference=float(
-            np.abs(logits - exported_logits).max() / max(1.0, np.abs(logits).max())
-        ),
+        same_labels=same_labels,
+        largest_logit_difference=float(difference),
         metrics=task.score(exported_logits, examples.labels).metrics,
         pytorch_metrics=task.score(logits, examples.labels).metrics,
     )

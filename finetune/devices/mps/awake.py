@@ -16,12 +16,9 @@ def kept_awake() -> Iterator[None]:
     if program is None:
         yield
         return
+    command, nowhere = [program, "-i", "-w", str(os.getpid())], subprocess.DEVNULL
     with subprocess.Popen(
-        [program, "-i", "-w", str(os.getpid())],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
+        command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True
     ) as process:
         try:
             yield
