@@ -43,6 +43,7 @@ _of_files = partial(_option, goes_with=("a file",))
 _of_tables = partial(_option, goes_with=("a file", "a dataset of the Hub"))
 _of_lora = partial(_option, needs="--lora-rank 8")
 _of_steps = partial(_option, selects_steps=True)
+_of_model = partial(_option, saved_with_model=True)
 
 # The upper bounds reject what would overflow in kernels, timeouts or byte counts later.
 PositiveInt = Annotated[int, Ge(1), Lt(2**31)]
@@ -184,10 +185,10 @@ class ModelConfig:
     merge: bool = _of_lora(True)
     pooling: Pooling = "auto"
     max_length: Annotated[int, Ge(3), Lt(2**31)] = _first(
-        128, is_guessed=True, other_names="max_seq_length"
+        128, is_guessed=True, saved_with_model=True, other_names="max_seq_length"
     )
-    long_texts: Literal["truncate", "windows"] = "truncate"
-    stride: NonNegativeInt = 32
+    long_texts: Literal["truncate", "windows"] = _of_model("truncate")
+    stride: NonNegativeInt = _of_model(32)
 
     @property
     def window_stride(self) -> int | None:
@@ -261,7 +262,7 @@ class TrainingConfig:
     device: DeviceName = _resumable(
         "auto", is_first=True, other_names="no_cuda use_cpu gpu cuda mps cpu"
     )
-    precision: PrecisionName = _option("auto", other_names="bf16 fp16")
+    precision: PrecisionName = _of_model("auto", other_names="bf16 fp16")
     batch_size: PositiveInt | Literal["auto"] = _resumable(
         DEFAULT_BATCH_SIZE, is_first=True, other_names="per_device_train_batch_size"
     )
@@ -270,7 +271,7 @@ class TrainingConfig:
     effective_batch_size: PositiveInt | None = _option(
         None, other_names="gradient_accumulation_steps"
     )
-    eval_batch_size: PositiveInt = _resumable(64)
+    eval_batch_size: PositiveInt = _of_model(64, resumable=True)
     learning_rate: PositiveFloat | None = _of_steps(None, is_first=True, other_names="lr")
     head_lr_multiplier: PositiveFloat | None = None
     num_train_epochs: PositiveFloat | None = _of_steps(None, is_first=True, other_names="epochs")
@@ -394,6 +395,7 @@ class Option:
     is_first: bool = False  # --help lists it, not only --help-all
     is_guessed: bool = False  # for a table on the command line
     selects_steps: bool = False  # setting it selects training with gradient descent
+    saved_with_model: bool = False  # inference.json has it, which is copied with the model
     other_names: str = ""  # its names in transformers and other tools
 
     @property

@@ -17,17 +17,14 @@ from finetune.runs.folder import RunFolder
 from finetune.tasks.base import Labels, Logits, Task
 
 SCHEMA_VERSION = 1
-
-
-# Options in ``inference.json``, which is copied with the model.
-OPTION_NAMES = ("max_length", "long_texts", "stride", "precision", "eval_batch_size")
+_OPTIONS = {name: option for name, option in OPTIONS.items() if option.saved_with_model}
 
 
 def write_inference(
     folder: RunFolder, config: Config, *, max_tokens: int, reads_pairs: bool
 ) -> None:
     """Write ``inference.json`` next to a saved model, which reads ``max_tokens`` at once."""
-    content = {name: OPTIONS[name].value_in(config) for name in OPTION_NAMES}
+    content = {name: option.value_in(config) for name, option in _OPTIONS.items()}
     content["max_length"] = min(config.model.max_length, max_tokens)
     facts = {"schema_version": SCHEMA_VERSION, "reads_pairs": reads_pairs}
     write_json(folder.inference_file, {**facts, **content})
@@ -43,7 +40,7 @@ def read_trained_config(folder: RunFolder) -> Config:
     config = folder.read_config()
 
     def parse(content: Any) -> Config:
-        changes = {name: content[name] for name in OPTION_NAMES}
+        changes = {name: content[name] for name in _OPTIONS}
         changed = asdict(change_options(config, changes))
         return TypeAdapter(Config).validate_python(changed)
 
