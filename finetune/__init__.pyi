@@ -1,4 +1,4 @@
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict, Unpack, overload
@@ -27,6 +27,9 @@ class HasColumnNames(Protocol):  # a Dataset, a table of Arrow
 
 Rows = Iterable[Mapping[str, Any]] | Iterable[tuple[Any, ...]]
 Table = HasColumns | HasColumnNames | Mapping[str, Any] | Rows | tuple[Any, Any]
+
+# Takes an EvalPrediction of transformers.
+ComputeMetrics = Callable[[Any], Mapping[str, Any]]
 
 # Written by `make types` from the schema.
 class Options(TypedDict, total=False):
@@ -117,6 +120,7 @@ def run(
     folds: None = None,
     keep_models: bool = False,
     resume_from_checkpoint: AnyPath | None = None,
+    compute_metrics: ComputeMetrics | None = None,
     assignments: Sequence[str] = (),
     emit: Emit | None = None,
     progress: bool | None = None,
@@ -131,6 +135,7 @@ def run(
     folds: None = None,
     keep_models: bool = False,
     resume_from_checkpoint: AnyPath | None = None,
+    compute_metrics: ComputeMetrics | None = None,
     assignments: Sequence[str] = (),
     emit: Emit | None = None,
     progress: bool | None = None,
@@ -145,6 +150,7 @@ def run(
     folds: int,
     keep_models: bool = False,
     resume_from_checkpoint: AnyPath | None = None,
+    compute_metrics: ComputeMetrics | None = None,
     assignments: Sequence[str] = (),
     emit: Emit | None = None,
     progress: bool | None = None,
@@ -161,6 +167,7 @@ def evaluate(
     table: str | None = None,
     encoding: str | None = None,
     evaluate_metric: str | None = None,
+    compute_metrics: ComputeMetrics | None = None,
     device: DeviceName = "auto",
     emit: Emit | None = None,
     progress: bool | None = None,

@@ -1,5 +1,6 @@
 """``finetune evaluate``: the metrics of the model of a run on a split or on other data."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -60,6 +61,7 @@ def evaluate(
     label_column: str | None = None,
     encoding: str | None = None,
     evaluate_metric: str | None = None,
+    compute_metrics: Callable[[Any], Mapping[str, Any]] | None = None,
     device: DeviceName = "auto",
 ) -> Evaluation:
     """Evaluate the model of a run, as ``finetune evaluate`` does.
@@ -75,6 +77,7 @@ def evaluate(
         encoding: Encoding of --data. Default: detected.
         evaluate_metric: Another metric, from the library evaluate: a folder with its code, or a Hub
             ID. The code of the metric runs on this machine.
+        compute_metrics: Function that returns more metrics, as transformers' Trainer takes it.
         device: Device to use.
         emit: Receives the events of ``finetune.events``.
     """
@@ -90,6 +93,7 @@ def evaluate(
     folder = open_run_folder(Path(run))
     from finetune.data import is_waiting
     from finetune.runs.evaluate import evaluate_rows, load_other_data, load_split
+    from finetune.tasks.metrics import computing
 
     name: str = split or "test"
     if data is None:
@@ -99,15 +103,15 @@ def evaluate(
         rows = load_other_data(folder, name, columns)
         # A folder can have the same name as a split.
         name = f"./{name}" if name in SPLITS else "the table" if is_waiting(name) else name
-    return Evaluation(
-        name, *evaluate_rows(folder, rows, name, device=device, metric=evaluate_metric)
-    )
+    with computing(compute_metrics):
+        found = evaluate_rows(folder, rows, name, device=device, metric=evaluate_metric)
+    return Evaluation(name, *found)
 
 
 @click.command(epilog=EXAMPLES)
 @flags.run_argument
 @click.argument("file", required=False, metavar="[FILE]")
-@flags.options_of(evaluate)
+@flags.options_of(evaluate, "compute_metrics")
 @flags.with_display
 def command(*, file: str | None, data: str | None, display: flags.Display, **options: Any) -> None:
     """Evaluate the model in the run folder RUN on a split of its data, or on FILE.

@@ -4,7 +4,7 @@ Libraries for training take seconds to import. Functions import them after the o
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -50,6 +50,7 @@ def run(
     folds: Several | None = None,
     keep_models: bool = False,
     resume_from_checkpoint: str | Path | None = None,
+    compute_metrics: Callable[[Any], Mapping[str, Any]] | None = None,
     assignments: Sequence[str] = (),
     **options: Any,
 ) -> "RunResults | SeveralResults":
@@ -63,6 +64,7 @@ def run(
         keep_models: Keep the model and the report of each fold.
         resume_from_checkpoint: Run folder to resume; a finished run needs more --num-train-epochs.
             auto: the run in --output-dir, the newest unfinished run, or a new run.
+        compute_metrics: Function that returns more metrics, as transformers' Trainer takes it.
         assignments: More options, as ``section.option=value``.
         emit: Receives the events of ``finetune.events``.
         options: The options of the command, with underscores: ``freeze_core=True``.
@@ -101,8 +103,9 @@ def run(
         return work.results
     # These modules import PyTorch, which takes seconds.
     from finetune.commands.training import train, train_several
+    from finetune.tasks.metrics import computing
 
-    with clock("other"):
+    with clock("other"), computing(compute_metrics):
         return (train_several if work.seeds or work.folds else train)(work)
 
 
@@ -184,7 +187,7 @@ def dry_run(loaded: "LoadedConfig") -> dict[str, Any]:
 
 @click.command(cls=flags.GroupedCommand, epilog=EXAMPLES)
 @flags.source_options
-@flags.options_of(run, "config", "assignments")
+@flags.options_of(run, "config", "assignments", "compute_metrics")
 @click.option(
     "--dry-run",
     "is_dry_run",

@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+from datasets import Dataset
+
 from finetune import distributed
 from finetune.config.mode import Mode
 from finetune.config.schema import OPTIONS, Config, Pooling, change_options
@@ -24,7 +27,7 @@ from finetune.runs.encoding import encode_rows
 from finetune.runs.folder import RunFolder
 from finetune.runs.tracking import check_report_to
 from finetune.tasks.base import Task
-from finetune.tasks.metrics import choose_metric
+from finetune.tasks.metrics import choose_metric, user_metrics
 from finetune.tokenization.examples import Examples
 from finetune.training.plan import TrainingMethod
 from finetune.training.precision import check_speed
@@ -121,6 +124,8 @@ def _load(
         focal_gamma=training.focal_gamma if training.loss == "focal" else 0.0,
         label_smoothing=training.label_smoothing,
     )
+    if user_metrics():
+        _check_user_metrics(task, data.splits)
     choose_metric(training.metric_for_best_model, task.problem_type)
     method = choose_method(config, task, rows=len(labels))
     with stage("model"):
@@ -143,6 +148,14 @@ def _load(
             for name, rows in tables.items()
         }
     return RunInputs(config, device, data, examples, text_model, method, sources)
+
+
+def _check_user_metrics(task: Task, splits: Mapping[str, Dataset]) -> None:
+    """Call the user's ``compute_metrics`` on random logits: its errors come before training."""
+    name = next(name for name in ("validation", "test", "train") if name in splits)
+    labels = task.labels(column_of(splits[name], "label"))
+    logits = np.random.default_rng(0).normal(size=(len(labels), len(task.output_names)))
+    task.score(logits.astype(np.float32), labels)
 
 
 def choose_method(config: Config, task: Task, *, rows: int) -> TrainingMethod:

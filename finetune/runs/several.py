@@ -88,7 +88,10 @@ class SeveralResults(RunResultMixin):
             name: percentile_interval(scores.metrics[name], values)
             for name, values in drawn.items()
         }
-        return replace(self, scores=scores, intervals=intervals)
+        # Of a user's own metrics only the values of the folds are known.
+        means = {name: mean for name, mean in self.test.items() if name not in scores.metrics}
+        metrics = scores.metrics | {name: mean.value for name, mean in means.items()}
+        return replace(self, scores=replace(scores, metrics=metrics), intervals=intervals | means)
 
     @property
     def test(self) -> dict[str, Interval]:

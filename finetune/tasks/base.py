@@ -19,6 +19,7 @@ from finetune.tasks.metrics import (
     ProblemType,
     WeightedMetrics,
     compute_metrics,
+    user_metrics,
 )
 from finetune.tasks.scores import Scores
 from finetune.tasks.shown import DisplayMixin
@@ -373,8 +374,14 @@ class Task(ABC):
 
     def score(self, logits: Logits, labels: Labels, *, others: Sequence[Metric] = ()) -> Scores:
         """Compare logits, [rows, outputs], with the true labels; there is one row at least."""
-        losses = self.evaluation_losses(logits, labels)
-        return self.score_outputs(self.read_logits(logits), losses, labels, others=others)
+        losses, outputs = self.evaluation_losses(logits, labels), self.read_logits(logits)
+        scores = self.score_outputs(outputs, losses, labels, others=others)
+        if not (user := user_metrics()):
+            return scores
+        # Numbers are in the units of the labels.
+        predictions = logits if self.class_names else outputs.predicted
+        more = user.compute(predictions, labels, known=scores.metrics)
+        return replace(scores, metrics=scores.metrics | more)
 
     def score_outputs(
         self, outputs: Outputs, losses: Array, labels: Labels, *, others: Sequence[Metric] = ()

@@ -4,7 +4,9 @@ A metric is a function of the labels, of the model outputs that it ``needs``, an
 add a metric, write it here and register it with ``@metric``; nothing else lists the metrics.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -47,7 +49,20 @@ class Metric:
     sentence: str = "{}"  # start of a sentence about the metric, if it has a baseline
 
 
-METRICS: dict[str, Metric] = {}
+class _Registry(dict[str, Metric]):
+    """Metrics by name. A name that is not registered is of the user's ``compute_metrics``."""
+
+    def __missing__(self, name: str) -> Metric:
+        # As the Trainer of transformers has it.
+        sign = -1 if name.endswith("loss") else 1
+        return Metric(name, name, _not_computable, (), name, sign=sign, is_fraction=False)
+
+
+def _not_computable(labels: Array, needed: Array, weights: Floats) -> float:
+    raise NotImplementedError("only compute_metrics computes this metric")
+
+
+METRICS = _Registry()
 
 
 def metric(
@@ -70,14 +85,90 @@ def metrics_of(problem_type: ProblemType) -> list[Metric]:
 
 def choose_metric(name: str | None, problem_type: ProblemType) -> Metric:
     """Return the metric that selects the best model, by default the first of the problem type."""
-    known = {metric.name: metric for metric in metrics_of(problem_type)}
-    name = name.replace("-", "_") if name else next(iter(known))
-    if name not in known:
+    known = [metric.name for metric in metrics_of(problem_type)]
+    if name is None:
+        return METRICS[known[0]]
+    if user := _user_metrics.get():
+        known += user.names
+    if (spelled := spelled_as(name, known)) is None:
+        words = problem_type.replace("_", " ")
         raise ConfigurationError(
-            f"--metric-for-best-model {name} is not a metric for {problem_type.replace('_', ' ')}",
-            remedy=f"choose one of {', '.join(known)}",
+            f"--metric-for-best-model {name} is not a metric for {words}",
+            remedy=f"choose one of {', '.join(known)}, or a name that a function returns, passed "
+            "as compute_metrics in Python",
         )
-    return known[name]
+    return METRICS[spelled]
+
+
+def spelled_as(name: str, known: Collection[str]) -> str | None:
+    """Return a name as one of the known ones, without the Trainer's prefix; None if it is none."""
+    plain = name.removeprefix("eval_")
+    spellings = (name, plain, plain.replace("-", "_"))
+    return next((spelling for spelling in spellings if spelling in known), None)
+
+
+UserFunction = Callable[[Any], Mapping[str, Any]]
+# Names of all_results.json.
+_RESERVED = ("samples", "per_class", "confusion_matrix", "intervals", "kind")
+# Metrics that some round to four digits.
+_ROUNDING = 1e-4
+
+
+class UserMetrics:
+    """Metrics of a function ``compute_metrics``, as the Trainer of transformers takes it.
+
+    ``names`` are known after the first call.
+    """
+
+    def __init__(self, function: UserFunction) -> None:
+        self.function, self.names = function, list[str]()
+
+    def compute(
+        self, predictions: Array, labels: Array, *, known: Mapping[str, float]
+    ) -> dict[str, float]:
+        """Return the function's metrics, without those that have a known value and name."""
+        from transformers import EvalPrediction
+
+        returned = self.function(EvalPrediction(predictions=predictions, label_ids=labels))
+        if not isinstance(returned, Mapping):
+            kind = type(returned).__name__
+            raise _wrong_metrics(f"a {kind}", 'return a dict, such as {"f1": 0.9}')
+        metrics = {}
+        for key, value in returned.items():
+            name = str(key).removeprefix("eval_")
+            try:
+                metrics[name] = float(value)
+            except (TypeError, ValueError) as error:
+                kind = f"a {type(value).__name__} as {key}"
+                raise _wrong_metrics(kind, "return a number for each name") from error
+            if not np.isfinite(metrics[name]):
+                raise _wrong_metrics(f"{value} as {key}", "return a finite number, such as 0.0")
+            if name in _RESERVED or name.startswith("baseline_"):
+                raise _wrong_metrics(f"{key}, which results use otherwise", "choose another name")
+            if name in known and abs(metrics[name] - known[name]) > _ROUNDING:
+                values = f"{metrics[name]:.4f} as {key}, which is {known[name]:.4f} here"
+                raise _wrong_metrics(values, "choose another name for it")
+        metrics = {name: value for name, value in metrics.items() if name not in known}
+        self.names = [*metrics]
+        return metrics
+
+
+def _wrong_metrics(what: str, remedy: str) -> UsageError:
+    return UsageError(f"compute_metrics returned {what}", remedy=remedy)
+
+
+_user_metrics: ContextVar[UserMetrics | None] = ContextVar("user_metrics", default=None)
+user_metrics = _user_metrics.get
+
+
+@contextmanager
+def computing(function: UserFunction | None) -> Iterator[None]:
+    """Add the metrics of a function, if there is one, to all scores."""
+    token = _user_metrics.set(UserMetrics(function) if function else None)
+    try:
+        yield
+    finally:
+        _user_metrics.reset(token)
 
 
 def load_evaluate_metric(name: str) -> Metric:

@@ -15,6 +15,7 @@ from finetune.tasks.metrics import (
     ProblemType,
     choose_metric,
     count_classes,
+    spelled_as,
 )
 from finetune.tasks.shown import DisplayMixin
 from finetune.tasks.tables import (
@@ -213,10 +214,16 @@ class Scores(DisplayMixin):
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Scores":
         """Undo ``to_json``."""
-        metrics, baselines = (
-            {name: float(values[prefix + name]) for name in METRICS if prefix + name in values}
-            for prefix in ("", BASELINE)
-        )
+        numbers = {name: value for name, value in values.items() if isinstance(value, float)}
+        baselines = {
+            n.removeprefix(BASELINE): numbers[n] for n in numbers if n.startswith(BASELINE)
+        }
+        ordered = [name for name in METRICS if name in numbers]
+        metrics = {
+            name: numbers[name]
+            for name in dict.fromkeys([*ordered, *numbers])
+            if not name.startswith(BASELINE)
+        }
         classes = values.get("per_class")
         per_class = classes and {name: ClassScores(**columns) for name, columns in classes.items()}
         intervals = {name: (low, high) for name, (low, high) in values.get("intervals", {}).items()}
@@ -243,7 +250,9 @@ def selection_score(name: str | None, problem_type: ProblemType, scores: Scores)
     By default, a model that misses a large class ranks below all others, and so does a multi-label
     model that predicts nothing. Among such models, macro F1 or mean average precision decides.
     """
-    metric, metrics = choose_metric(name, problem_type), scores.metrics
+    metrics = scores.metrics
+    spelled = spelled_as(name, metrics) if name else None
+    metric = METRICS[spelled] if spelled else choose_metric(name, problem_type)
     score = metric.sign * metrics[metric.name]
     if name or problem_type == NUMBERS:
         return score
