@@ -35,7 +35,7 @@ AUDIT_EXAMPLES = """\b
 Examples:
   finetune data audit reviews.csv --model minilm
   finetune data audit runs/reviews-folds    more accurate, after run --folds
-  finetune run --data reviews.csv --corrections audits/reviews/suspects.csv
+  finetune run reviews.csv --corrections audits/reviews/suspects.csv
 """
 
 

@@ -155,17 +155,18 @@ class GroupedCommand(click.Command):
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write a single list of options, or a list per section of the schema."""
-        is_short = HELP_ALL not in context.meta
+        is_short, parameters = HELP_ALL not in context.meta, self.get_params(context)
+        has_file = any(parameter.name == "file" for parameter in parameters)
         # An option of the command can have the same name as a schema option.
         rare = {option.description for option in OPTIONS.values() if not option.is_first}
         of_trec = "with --data trec"
         names = ["options", *(option.section for option in OPTIONS.values()), of_trec]
         groups: dict[str, list[tuple[str, str]]] = {name: [] for name in names}
-        for parameter in self.get_params(context):
+        for parameter in parameters:
             if not isinstance(parameter, click.Option):
                 continue
             is_rare = parameter.name in RARE_OPTIONS or str(parameter.help).split("  [")[0] in rare
-            if is_short and is_rare:
+            if is_short and is_rare and (has_file or parameter.name != "data"):
                 continue
             flag, text = parameter.get_help_record(context) or ("", "")
             option, group = OPTIONS.get(parameter.name or ""), "options"

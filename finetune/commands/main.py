@@ -207,13 +207,12 @@ def _explain(error: BaseException, request: StopRequest) -> FinetuneBaseError:
         number = request.number or signal_of(stopped)
         return InterruptionError("stopped", remedy="run the command again", signal_number=number)
     if isinstance(error, click.UsageError):
-        remedy = f"see {error.ctx.command_path if error.ctx else 'finetune'} --help"
-        message = " ".join(error.format_message().split())
-        if meant := _find_meant(error):
-            # This replaces the suggestion by Click.
-            message = error.message if isinstance(error, click.NoSuchOption) else message
-            remedy = f"did you mean {meant} {remedy}"
-        return UsageError(message, remedy=remedy)
+        help_command = f"{error.ctx.command_path if error.ctx else 'finetune'} --help"
+        meant, message = _find_meant(error), " ".join(error.format_message().split()).rstrip(".")
+        if isinstance(error, click.NoSuchOption):
+            message = f"there is no option {error.option_name}"
+        remedy = f"did you mean {meant}? See {help_command}" if meant else f"see {help_command}"
+        return UsageError(message[:1].lower() + message[1:], remedy=remedy)
     if isinstance(error, FinetuneError):
         return error
     if known := explain(error):
@@ -228,7 +227,7 @@ def _explain(error: BaseException, request: StopRequest) -> FinetuneBaseError:
 
 
 def _find_meant(error: click.UsageError) -> str | None:
-    """Return a suggestion for a wrong argument, if there is a better one than Click makes."""
+    """Return what the user probably meant by a wrong argument."""
     from finetune.config.schema import OPTION_BY_OTHER_NAME, OPTIONS, flag_of
 
     params = error.ctx.command.params if error.ctx else []
@@ -237,14 +236,15 @@ def _find_meant(error: click.UsageError) -> str | None:
         name = error.option_name.strip("-").replace("-", "_")
         meant = (OPTION_BY_OTHER_NAME | MEANT_OPTIONS).get(name, "")
         if flag_of(meant) in known:
-            purpose = f"? ({OPTIONS[meant].purpose})" if meant in OPTIONS else "?"
+            purpose = f" ({OPTIONS[meant].purpose})" if meant in OPTIONS else ""
             return f"{flag_of(meant)}{purpose}"
+        return error.possibilities[0] if error.possibilities else None
     if isinstance(error, click.MissingParameter) and error.param and error.param.name == "run":
-        return "latest, the newest run?"
+        return "latest, the newest run"
     if isinstance(error, click.BadParameter) and error.param and error.param.name == "label":
-        return "--label-column?"
+        return "--label-column"
     if "unexpected extra argument" in error.message and "--test-file" in known:
-        return "--test-file FILE?"
+        return "--test-file FILE"
     return None
 
 

@@ -166,6 +166,7 @@ def dry_run(loaded: "LoadedConfig") -> dict[str, Any]:
     for suggestion in suggest_changes(findings, lengths=None):
         emit(WarningMessage(suggestion.finding))
     class_rows = inputs.task.count_classes(trained.labels)
+    epochs = {"num_train_epochs": plan.num_train_epochs, "steps_per_epoch": plan.steps_per_epoch}
     return {
         **facts,
         "rows": dict(inputs.data.splits.num_rows),
@@ -173,8 +174,7 @@ def dry_run(loaded: "LoadedConfig") -> dict[str, Any]:
         "tokens_of_a_training_text": describe_lengths(trained.lengths),
         "batch_size": plan.batch_size,
         "effective_batch_size": plan.effective_batch_size,
-        "num_train_epochs": plan.num_train_epochs,
-        "steps_per_epoch": plan.steps_per_epoch,
+        **({} if plan.method.fits_head else epochs),
         "total_steps": plan.total_steps,
         "warmup_steps": plan.warmup_steps,
         "learning_rate": plan.peak,
@@ -235,6 +235,7 @@ def _show_plan(plan: dict[str, Any], *, as_json: bool) -> None:
     seconds = plan.pop("estimated_seconds")
     # Hundreds of classes don't fit on a line, and regression has no classes.
     rows = "training_rows_by_class"
+    plan["tokens that are not padding"] = f"{plan.pop('real_token_share'):.0%}"
     show_facts({**plan, rows: listed_counts(plan[rows]) or "no classes"})
     show_lines(f"about {duration(seconds)} ({plan['total_steps']:,} steps)")
     if expected:

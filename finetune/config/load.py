@@ -136,7 +136,7 @@ def check_name(option: str, section: str | None, *, source: str) -> None:
         if option == "callbacks":
             remedy = "to follow a run, pass a function as emit; it receives finetune.events"
         elif near := difflib.get_close_matches(word, OPTIONS, n=1):
-            remedy = f"did you mean {near[0]}? ({OPTIONS[near[0]].purpose})"
+            remedy = f"did you mean {near[0]} ({OPTIONS[near[0]].purpose})?"
         where = "" if source == flag_of(option) else f"{source}: "
         raise ConfigurationError(f"{where}there is no option {option}", remedy=remedy)
     if section not in (None, OPTIONS[option].section):

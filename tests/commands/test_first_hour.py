@@ -122,14 +122,14 @@ def test_runs_are_listed_the_newest_first(command: Command, finished_run: Path) 
         ("eval latest", "finetune evaluate?"),
         ("check mails.csv", "finetune data check?"),
         ("resume", "finetune run --resume-from-checkpoint auto?"),
-        ("run mails.csv --lr 1e-4", "--learning-rate?"),
-        ("run mails.csv --gpu", "--device?"),
+        ("run mails.csv --lr 1e-4", "--learning-rate (Peak"),
+        ("run mails.csv --gpu", "--device ("),
         ("run mails.csv --label verdict", "--label-column?"),
         ("run mails.csv --cv 5", "--folds?"),
         ("run mails.csv --resume", "--resume-from-checkpoint?"),
         ("run mails.csv test.csv", "--test-file FILE?"),
         ("run questoins", "did you mean questions?"),
-        ("predict latest --file new.csv", "--data?"),
+        ("predict latest --file new.csv", "--data ("),
     ],
 )
 def test_what_others_call_it_is_answered_with_what_it_is_called_here(

@@ -74,7 +74,7 @@ def test_an_unknown_option_is_answered_with_the_nearest(write_yaml: WriteYaml) -
     for origin, error in errors.items():
         assert origin in error.message
         assert "rte" in error.message.lower()
-        assert error.remedy.startswith("did you mean learning_rate?")
+        assert error.remedy.startswith("did you mean learning_rate (Peak")
         assert error.exit_code == 2
 
 
