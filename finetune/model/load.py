@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -121,9 +121,6 @@ class TextModel:
         return sorted({min(padded_length, self.max_tokens) for padded_length in chosen})
 
 
-SAME_MODEL = "check that config.json and the weights belong to the same model"
-
-
 def load_model(
     name: str,
     *,
@@ -155,20 +152,15 @@ def load_model(
         if structure.mean_layer:
             compute_only_first_token(model)
     not_loaded = _describe_not_loaded(model, info)
-    if strict and (wrong := {*not_loaded, *info["unexpected_keys"]}):
-        raise ModelUnsupportedError(
-            f"the weights of {name} do not match its config.json: {len(wrong)} tensors are missing,"
-            f" have another shape or are unknown, such as {min(wrong)}",
-            remedy=SAME_MODEL,
-        )
+    optional = frozenset() if strict else structure.head | structure.mean_layer
+    faults = [f"{name}{fault}" for name, fault in not_loaded.items() if name not in optional]
+    if strict or not from_scratch:
+        _check_weights(model, source, faults, info["unexpected_keys"], strict=strict)
+    elif faults:
+        message = f"{len(faults)} parameters of the encoder are not in the weights of {name}"
+        emit(WarningMessage(f"{message} and start with random values: {faults[0]}"))
     if structure.output_layer.isdisjoint(not_loaded) and not has_own_outputs:
         _reinitialize_output_layer(model, structure)
-    missing = not_loaded.keys() - structure.head - structure.mean_layer
-    if from_scratch and missing:
-        message = f"{len(missing)} parameters of the encoder are not in the weights of {name}"
-        emit(WarningMessage(f"{message} and start with random values, such as {min(missing)}"))
-    elif not from_scratch:
-        _check_fit(model, structure, source, not_loaded, info["unexpected_keys"])
     structure = replace(structure, new=structure.head.intersection(not_loaded))
     text_model = TextModel(model, tokenizer, structure, task, source)
     if not strict:
@@ -234,7 +226,7 @@ def _describe_not_loaded(model: PreTrainedModel, info: Mapping[str, Any]) -> dic
     """Return the problem of each parameter that is missing or has another shape."""
     # A missing buffer keeps its initial value.
     buffers = {name for name, _ in model.named_buffers()}
-    missing = {name: " is missing" for name in info["missing_keys"] if name not in buffers}
+    missing = {name: " is missing" for name in sorted(info["missing_keys"]) if name not in buffers}
     return missing | {
         name: f" has shape {list(saved_shape)} instead of {list(shape)}"
         for name, saved_shape, shape in info["mismatched_keys"]
@@ -251,29 +243,27 @@ def _reinitialize_output_layer(model: PreTrainedModel, structure: Structure) -> 
             nn.init.normal_(parameter, std=getattr(model.config, "initializer_range", 0.02))
 
 
-def _check_fit(
+def _check_weights(
     model: PreTrainedModel,
-    structure: Structure,
     source: ModelSource,
-    not_loaded: Mapping[str, str],
+    faults: Sequence[str],
     unexpected: Iterable[str],
+    *,
+    strict: bool,
 ) -> None:
-    """Reject weights that lack a parameter of the encoder, or that have more layers."""
+    """Reject weights with faults, and weights of more layers or, if ``strict``, of any other."""
 
     def kind_of(name: str) -> str:
         return re.sub(r"\.\d+\.", ".N.", name).removeprefix(f"{model.base_model_prefix}.")
 
     kinds = {kind_of(name) for name, _ in model.named_parameters()}
-    faults = [
-        *(f"{name}{fault}" for name, fault in sorted(not_loaded.items())
-          if name not in structure.head | structure.mean_layer),
-        *(f"config.json describes no layer for {name}" for name in sorted(unexpected)
-          if kind_of(name) in kinds),
-    ]  # fmt: skip
+    unknown = sorted(name for name in unexpected if strict or kind_of(name) in kinds)
+    faults = [*faults, *(f"config.json describes no layer for {name}" for name in unknown)]
     if faults:
+        remedy = "check that config.json and the weights belong to the same model"
         raise ModelUnsupportedError(
             f"the weights of {source.name} do not match its config.json: {faults[0]}",
-            remedy=f"{SAME_MODEL}, or add --from-scratch",
+            remedy=remedy if strict else f"{remedy}, or add --from-scratch",
         )
 
 

@@ -44,11 +44,7 @@ QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 
 
 def is_number(value: str) -> bool:
-    """Return whether a text is a decimal number.
-
-    >>> is_number("-3.0"), is_number(".5"), is_number("1e3"), is_number("nan")
-    (True, True, True, False)
-    """
+    """Return whether a text is a decimal number."""
     return re.fullmatch(NUMBER, value) is not None
 
 
@@ -56,9 +52,6 @@ def name_classes(labels: Iterable[str]) -> dict[str, str]:
     """Return the class of each label: NFC, stripped, whole numbers without .0.
 
     A column of whole numbers with gaps comes out of pandas as 3.0 and the like.
-
-    >>> name_classes([" a", "3.0", "0.2", "007"])
-    {' a': 'a', '3.0': '3', '0.2': '0.2', '007': '007'}
     """
     composed = {label: unicodedata.normalize("NFC", label) for label in labels}
     stripped = {label: re.sub(EDGES, "", name) for label, name in composed.items()}
@@ -66,11 +59,7 @@ def name_classes(labels: Iterable[str]) -> dict[str, str]:
 
 
 def name_as_text(name: str) -> str:
-    """Return the name of a class in words.
-
-    >>> name_as_text("card_payment.fee"), name_as_text("--")
-    ('card payment fee', '--')
-    """
+    """Return the name of a class in words."""
     return re.sub(r"[_./-]+", " ", name).strip() or name
 
 
@@ -102,11 +91,7 @@ def map_values(
 
 
 def find_odd_names(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield names that may mean the same class, with a suggestion.
-
-    >>> [finding for finding, _ in find_odd_names(["Good", "good", "to-do", "to do", "C", "C+"])]
-    ["classes that differ only in case, spaces or dashes: 'Good', 'good', 'to-do', 'to do'"]
-    """
+    """Yield names that may mean the same class, with a suggestion."""
     plain = {name: re.sub(r"[\s_-]+", " ", name).casefold() for name in names}
     counts = Counter(plain.values())
     if alike := [repr(name) for name in plain if counts[plain[name]] > 1]:
@@ -116,11 +101,7 @@ def find_odd_names(names: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def find_missing_names(names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield names that may mean a missing label, with a suggestion, such as -1 among 0, 1, 2.
-
-    >>> [found for found, _ in find_missing_names(["bad", "NaN", "?", "-1"])]
-    ["class names that usually mean a missing label: 'NaN', '?'"]
-    """
+    """Yield names that may mean a missing label, with a suggestion, such as -1 among 0, 1, 2."""
     missing = [name for name in names if name.casefold() in MISSING_CLASSES]
     if len(names) > 3 and {*names} == {"-1", *map(str, range(len(names) - 1))}:
         missing.append("-1")
@@ -143,9 +124,6 @@ def find_separator(labels: Iterable[str]) -> str | None:
 
     The parts must be labels of other rows. A comma within names, as in "Congo, Republic", is not a
     separator.
-
-    >>> find_separator(["price", "team", "price / team"]), find_separator(["C/C++", "Java", "C"])
-    ('/', None)
     """
     distinct = [label for label in labels if not is_list(label)]
     for separator in SEPARATORS:
@@ -225,11 +203,7 @@ def _read_list(text: str) -> list[object]:
 
 
 def has_decimal_commas(labels: Iterable[str]) -> bool:
-    """Return whether the commas of labels are decimal; in 0,15 next to 0 and 15 they are not.
-
-    >>> has_decimal_commas(["12,5", "7", "98,10"]), has_decimal_commas(["0,15", "0", "15"])
-    (True, False)
-    """
+    """Return whether the commas of labels are decimal; in 0,15 next to 0 and 15 they are not."""
     distinct = set(labels)
     pairs = [label.split(",") for label in distinct if re.fullmatch(r"[+-]?\d+,\d+", label)]
     whole = {label for label in distinct if re.fullmatch(r"[+-]?\d+", label)}

@@ -207,11 +207,7 @@ def find_thresholds(
 
 
 def find_threshold(probabilities: NDArray[np.float32], true: NDArray[np.bool_]) -> float:
-    """Return the threshold of a class with the highest F1, halfway between two probabilities.
-
-    >>> find_threshold(np.linspace(0, 1, 11), np.arange(11) > 5)
-    0.55
-    """
+    """Return the threshold of a class with the highest F1, halfway between two probabilities."""
     if not true.any() or true.all():
         return DEFAULT_THRESHOLD
     order = np.argsort(-probabilities, kind="stable")
