@@ -31,9 +31,8 @@ from finetune.data.load import load_data
 from finetune.devices.base import Device
 from finetune.devices.private import tree_iter, tree_map_only
 from finetune.events import muted
-from finetune.model.factory import load_factory, loss_of
 from finetune.model.freeze import freeze_parameters, set_training
-from finetune.model.shape import random_classifier
+from finetune.model.shape import load_factory, loss_of, random_classifier
 from finetune.model.structure import find_structure
 from finetune.model.tensor_store import TensorStore
 from finetune.runs.features import with_features

@@ -30,8 +30,7 @@ from finetune.devices.private import (
     current_autograd_node,
     tree_iter,
 )
-from finetune.model.factory import loss_of
-from finetune.model.shape import count_positions, random_classifier
+from finetune.model.shape import count_positions, loss_of, random_classifier
 from finetune.model.structure import find_structure
 
 CLASSES = 6

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from finetune.config.mode import Mode
 from finetune.doctor.operators import Operator, OperatorReport, audit_classifier, audit_module
 from finetune.errors import UsageError
-from finetune.model.factory import load_factory, loss_of
+from finetune.model.shape import load_factory, loss_of
 
 # fp16 dispatches the same operators as bf16.
 COMBINATIONS = [
