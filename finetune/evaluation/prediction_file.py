@@ -1,5 +1,6 @@
 """Writes the input table with predictions, in the format of the file suffix."""
 
+import csv
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -107,14 +108,17 @@ def _as_text(value: Any) -> str:
 
 def _write_delimited(path: Path, frame: pandas.DataFrame, written: FileFormat) -> None:
     names = [*written.names, *frame.columns[len(written.names) :]]
+    cells = frame.apply(_as_cells)
+    # pandas puts no quotes around a carriage return, which readers take for the end of a row.
+    has_return = cells.map(lambda cell: isinstance(cell, str) and "\r" in cell).any(axis=None)
     options: dict[str, Any] = {
         "sep": written.delimiter,
         "quotechar": written.quote or '"',
         "lineterminator": written.line_end,
         "header": names if written.has_header else False,
         "index": False,
+        "quoting": csv.QUOTE_ALL if has_return else csv.QUOTE_MINIMAL,
     }
-    cells = frame.apply(_as_cells)
     try:
         cells.to_csv(path, encoding=written.encoding, **options)
     except UnicodeEncodeError:  # a class name has characters that the encoding lacks
