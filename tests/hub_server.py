@@ -35,7 +35,6 @@ class Failures:
     Args:
         gated: Repositories whose terms nobody has accepted.
         read_only: Repositories that no token may make.
-        refuses_tokens: Every token is refused.
         down: Every request is answered with 503.
         delay_seconds: Time before each answer.
         cut_after_bytes: Names of files whose transfer breaks off after so many bytes of the file.
@@ -43,7 +42,6 @@ class Failures:
 
     gated: set[str] = field(default_factory=set)
     read_only: set[str] = field(default_factory=set)
-    refuses_tokens: bool = False
     down: bool = False
     delay_seconds: float = 0.0
     cut_after_bytes: dict[str, int] = field(default_factory=dict)
@@ -172,10 +170,6 @@ class _Answer(BaseHTTPRequestHandler):
             self.close_connection = True
         elif hub.failures.down:
             self._refuse(503)
-        elif hub.failures.refuses_tokens and "Authorization" in self.headers:
-            self._refuse(
-                401, headers={"X-Error-Message": "Invalid credentials in Authorization header"}
-            )
         elif self.command in ("POST", "PUT"):
             self._take(path, body)
         elif asked := re.fullmatch(

@@ -77,7 +77,7 @@ def evaluate(
         encoding: Encoding of --data. Default: detected.
         evaluate_metric: Another metric, from the library evaluate: a folder with its code, or a Hub
             ID. The code of the metric runs on this machine.
-        compute_metrics: Function that returns more metrics, as transformers' Trainer takes it.
+        compute_metrics: Function that returns more metrics, as for the Trainer of transformers.
         device: Device to use.
         emit: Receives the events of ``finetune.events``.
     """

@@ -4,7 +4,7 @@ import os
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
@@ -14,7 +14,7 @@ import click
 
 from finetune.commands.console import show_json
 from finetune.commands.progress import showing
-from finetune.config.schema import OPTIONS, Option, change_options, flag_of, help_of
+from finetune.config.schema import OPTIONS, Option, flag_of, help_of
 from finetune.devices import DEVICE_NAMES
 from finetune.errors import ConfigurationError, UsageError
 from finetune.events import Emit, sent_to
@@ -112,14 +112,11 @@ def options_of(function: Callable[..., Any], *skipped: str) -> Callable[[Command
         for name, parameter in [*signature(function).parameters.items()][::-1]:
             if parameter.kind is not Parameter.KEYWORD_ONLY or name in skipped:
                 continue
-            if name == "device":
-                command = device_option(command)
-                continue
             # An argument of the function replaces the schema option with the same name.
             params: list[click.Parameter] = vars(command).get("__click_params__", [])
             params[:] = [param for param in params if param.name != name]
             kind = _flag_type(parameter.annotation, has_range=True)
-            command = click.option(
+            flag = click.option(
                 flag_of(name),
                 name,
                 type=kind,
@@ -128,7 +125,8 @@ def options_of(function: Callable[..., Any], *skipped: str) -> Callable[[Command
                 default=parameter.default,
                 show_default=parameter.default is not None,
                 help=texts[name],
-            )(command)
+            )
+            command = (device_option if name == "device" else flag)(command)
         return command
 
     return add_flags
@@ -276,6 +274,7 @@ def load(
         environment=os.environ,
         flags=given({**flags, "data": files["data"]}),
         assignments=assignments,
+        ignored=("output_dir", "overwrite") if run else (),  # a repeated run gets a new folder
     )
     for name in ("corrections", "label_map"):
         if name in loaded.sources and "data" not in loaded.sources:
@@ -283,14 +282,7 @@ def load(
                 f"{loaded.sources[name]}: {flag_of(name)} needs the data that it applies to",
                 remedy="add a FILE, or --data trec",
             )
-    if run is None:
-        return loaded
-    # A repeated run gets a new folder, unless a flag sets one.
-    place = {"output_dir": None, "overwrite": False}
-    copied = [name for name in place if loaded.sources.get(name) == str(run.config_file)]
-    config_of_run = change_options(loaded.config, {name: place[name] for name in copied})
-    sources = {name: source for name, source in loaded.sources.items() if name not in copied}
-    return replace(loaded, config=config_of_run, sources=sources)
+    return loaded
 
 
 def _find_run(path: Path) -> RunFolder | None:

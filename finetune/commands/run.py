@@ -64,7 +64,7 @@ def run(
         keep_models: Keep the model and the report of each fold.
         resume_from_checkpoint: Run folder to resume; a finished run needs more --num-train-epochs.
             auto: the run in --output-dir, the newest unfinished run, or a new run.
-        compute_metrics: Function that returns more metrics, as transformers' Trainer takes it.
+        compute_metrics: Function that returns more metrics, as for the Trainer of transformers.
         assignments: More options, as ``section.option=value``.
         emit: Receives the events of ``finetune.events``.
         options: The options of the command, with underscores: ``freeze_core=True``.

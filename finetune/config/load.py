@@ -3,7 +3,7 @@
 import difflib
 import os
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -57,12 +57,14 @@ def load_config(
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
     assignments: Sequence[str] = (),
+    ignored: Collection[str] = (),
 ) -> LoadedConfig:
     """Merge a YAML file or preset, ``FINETUNE_`` variables, flags and ``section.option=value``.
 
-    Later ones win. Unknown keys, wrong values and contradictions raise ``ConfigurationError``.
+    Later sources win. Unknown keys, wrong values and contradictions raise ``ConfigurationError``.
+    ``ignored`` are options that are not read from the file.
     """
-    settings = [] if file is None else list(_read_file(file))
+    settings = [] if file is None else [line for line in _read_file(file) if line[2] not in ignored]
     for variable, text in (environment or {}).items():
         if variable.startswith(ENVIRONMENT_PREFIX) and variable not in OTHER_VARIABLES:
             option = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
