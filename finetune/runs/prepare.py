@@ -138,7 +138,9 @@ def _load(
         flag, value = OPTIONS[name].flag, OPTIONS[name].value_in(config)
         if value not in (None, "none") and not method.is_contrastive:
             message = f"{flag} is not used: only contrastive training learns from these texts"
-            emit(WarningMessage(message, remedy="leave it out, or add --contrastive on"))
+            is_possible = task.name == "single" and config.model.mode.trains_encoder
+            remedy = "leave it out" + ", or add --contrastive on" * is_possible
+            emit(WarningMessage(message, remedy=remedy))
     tables = {**data.splits, **({"names": data.names} if data.names else {})}
     with stage("tokenize"):
         examples = {
