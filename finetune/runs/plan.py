@@ -23,7 +23,7 @@ from finetune.model.source import MINILM
 from finetune.model.tensor_store import cache_folder
 from finetune.runs.batch_sizes import search_batch_sizes
 from finetune.runs.prepare import RunInputs
-from finetune.training.contrastive import LEARNING_RATE_FACTOR, TEXTS_PER_STEP, count_steps
+from finetune.training.contrastive import TEXTS_PER_STEP, count_steps
 from finetune.training.plan import Plan
 from finetune.training.precision import choose_precision
 
@@ -83,8 +83,6 @@ def _plan_steps(inputs: RunInputs) -> Plan:
     learning_rate = options.learning_rate or default_learning_rate(
         mode, hidden_size=text_model.model.config.hidden_size, structure=text_model.structure
     )
-    if method.is_contrastive and options.learning_rate is None:
-        learning_rate *= LEARNING_RATE_FACTOR
     batch_size = options.batch_size
     if method.is_contrastive and "batch_size" not in inputs.sources:
         # Each text is only contrasted with the texts of its micro-batch.
