@@ -233,16 +233,11 @@ def serve_mixed(options: argparse.Namespace) -> dict[str, Any]:
     requests = [make_request(texts, source) for _ in range(options.requests)]
     with server("serve", options.run, "--port", "0") as (process, address):
         clients = [Client(address) for _ in range(CLIENTS)]
-        memory = psutil.Process(process.pid).memory_info
-        tenth = len(requests) // 10
-        answers = spread(
-            clients, lambda client, body: client.ask("POST", "/", body), requests[:tenth]
-        )
-        first_bytes = memory().rss
-        answers += spread(
-            clients, lambda client, body: client.ask("POST", "/", body), requests[tenth:]
-        )
-        grown_bytes = memory().rss - first_bytes
+        memory, answers, used_bytes = psutil.Process(process.pid).memory_info, [], []
+        for start in range(0, len(requests), len(requests) // 10):
+            part = requests[start : start + len(requests) // 10]
+            answers += spread(clients, lambda client, body: client.ask("POST", "/", body), part)
+            used_bytes.append(memory().rss)
     wrong = unanswered = 0
     for body, (status, answer) in zip(requests, answers, strict=True):
         if body in MALFORMED:
@@ -253,7 +248,8 @@ def serve_mixed(options: argparse.Namespace) -> dict[str, Any]:
             wrong += not is_equal(body, answer, expected)
     return {
         "requests": len(requests), "malformed": sum(body in MALFORMED for body in requests),
-        "unanswered": unanswered, "wrong": wrong, "memory_growth_mib": grown_bytes / 2**20,
+        "unanswered": unanswered, "wrong": wrong,
+        "mib_after_each_tenth": [each // 2**20 for each in used_bytes],
     }  # fmt: skip
 
 

@@ -109,7 +109,7 @@ class Child:
 
 
 def _environment() -> dict[str, str]:
-    """Return variables for a child that has the same GPU, and no launcher."""
+    """Return environment variables for a child on the same GPU, without those of the launcher."""
     launch = read_launch()
     variables = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
     if launch.world_size == 1:
@@ -125,14 +125,14 @@ def _environment() -> dict[str, str]:
 
 
 def connect_to_parent() -> tuple[Callable[[], Any], Callable[[object], None]]:
-    """Bind this process to its parent; return what waits for a request, and what sends a reply."""
+    """Connect to the parent; return a function that waits for a request, and one that replies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if platform.system() == "Linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        # Where a sandbox forbids this, the parent's watch and the memory limit remain.
+        # If a sandbox forbids this, the watching parent and the memory limit remain.
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("1000")
-    # As the command does.
+    # The command does the same.
     keep_freed_memory()
     reduce_gc_frequency()
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))

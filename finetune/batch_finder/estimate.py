@@ -25,7 +25,7 @@ from finetune.devices.private import (
 )
 from finetune.errors import ModelUnsupportedError
 
-# The first size shows the floor. The others are on the line of large batches, for every model.
+# Batch sizes of the emulated steps. The first shows the floor; the others are on the linear part.
 _BATCH_SIZES = (1, 256, 1024)
 # A process holds 0.5 GiB (Python and PyTorch) and this multiple of its live tensors. Calibrated on
 # published runs on Macs with 8 to 36 GB, together with the memory that macOS keeps
@@ -81,10 +81,10 @@ def model_live_memory(case: Case) -> MemoryLine:
 
 def allocated_peaks(case: Case, batch_sizes: Sequence[int]) -> list[int]:
     """Take steps one after another; return the most bytes of tensors alive in each."""
-    # Where a model with trainable layers can be split depends on the tensors' values; unsplit, its
-    # frozen layers run as well and keep nothing.
+    # Splitting a model needs the values of tensors, which fake tensors lack. In the whole model,
+    # frozen layers run as well, but save nothing for the backward pass.
     part = "whole" if case.part == "trainable" and case.mode.trains_encoder else case.part
-    # The CPU has no fp16, and numbers of bf16 are as large.
+    # The CPU has no fp16, and bf16 has as many bytes per value.
     fake_case = replace(case, part=part, precision=case.precision.replace("fp16", "bf16"))
     peaks = []
     try:
@@ -107,13 +107,13 @@ def allocated_peaks(case: Case, batch_sizes: Sequence[int]) -> list[int]:
         raise ModelUnsupportedError(
             f"the memory of {case.architecture['model_type']} can't be estimated: its operations "
             "depend on values, and an estimate only has shapes",
-            remedy="search for its batch sizes on the machine itself",
+            remedy="run finetune find-batch on the Mac itself",
         ) from error
     return peaks
 
 
 class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follows every storage from the operation that makes it until the last tensor on it dies.
+    """Tracks every storage from its allocation until its last tensor is freed.
 
     Fake tensors have no values, so that a step of any size takes a second and no memory. PyTorch's
     own ``MemTracker`` fails on frozen parameters and takes 12 seconds.

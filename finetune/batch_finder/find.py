@@ -46,7 +46,7 @@ class Search:
     is_fresh: bool = False
 
     def limit_bytes(self) -> int | None:
-        """Return the most that a trial may hold. Ranks of one host divide its memory."""
+        """Return the memory limit of a trial. Ranks of one host divide its memory."""
         limit, ranks = memory_limit_bytes(self.options), read_launch().local_world_size
         if ranks == 1 or not self.device.memory.is_shared:
             return limit
@@ -101,12 +101,14 @@ def find(case: Case, where: Search) -> Result:
 def explain(
     error: BatchDoesNotFitError, device: Device, limit_bytes: int | None
 ) -> BatchDoesNotFitError:
-    """Return the error that nothing fits, with another remedy if others hold most of the memory."""
+    """Return the error, with another remedy if other processes use most of the memory."""
     total_bytes, free_bytes = device.memory.total_bytes(), free_bytes_of(device)
     if 2 * free_bytes > total_bytes or (limit_bytes and limit_bytes < free_bytes):
         return error
-    others = f"another process holds {gibibytes(total_bytes - free_bytes)}"
-    return BatchDoesNotFitError(f"{error.message}: {others}", remedy="close it and run again")
+    others = f"another process uses {gibibytes(total_bytes - free_bytes)}"
+    return BatchDoesNotFitError(
+        f"{error.message}: {others}", remedy="close it, and run the command again"
+    )
 
 
 def find_parts(case: Case, where: Search, *, stores_features: bool) -> Result:

@@ -11,7 +11,7 @@ from finetune.tasks.shown import DisplayMixin
 
 Part = Literal["whole", "features", "trainable"]
 
-# The origin of a model and its former classes do not change the shapes of its tensors.
+# Keys of a config that don't affect the shapes of tensors, such as the origin of the model.
 _NOT_ARCHITECTURE = {
     "_name_or_path", "architectures", "dtype", "id2label", "label2id", "problem_type",
     "task_specific_params", "transformers_version",

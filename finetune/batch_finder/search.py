@@ -1,4 +1,4 @@
-"""Choose which batch size to try next, and when to stop. This module knows numbers, not devices.
+"""Choose which batch size to try next, and when to stop. This module only handles numbers.
 
 The search tries 4 examples and grows until two trials give a line of memory. Then it jumps to 0.985
 of the predicted size, brackets the largest size that fits to 2%, and confirms it in a new process.
@@ -9,9 +9,9 @@ within 0.75 of the size at which memory ends.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from finetune.batch_finder.results import Result
 from finetune.errors import BatchDoesNotFitError, FinetuneError
@@ -26,26 +26,23 @@ TOLERANCE = 0.02
 TARGET = 0.985
 # If the predicted size fails, the search goes down by this fraction, then by twice that.
 STEP_DOWN = 0.02
-# A prediction rests on too little if a proportional estimate is below this fraction of it.
+# A prediction is unreliable if a proportional estimate is below this fraction of it.
 FAR = 0.75
 # Sizes within this fraction of the best speed count as fastest.
 FASTEST = 0.97
-# The largest fraction of the size at which memory ends that is recommended. A size with at least
-# this fraction of it need not be tried again.
+# The recommended size is at most this fraction of the size at which memory runs out. If the largest
+# tried size below is at least WORTHWHILE of that, no further size is tried.
 SAFE_SIZE, WORTHWHILE = 0.75, 0.75
 # A trial takes two or three steps and an evaluation, about the time of this many steps.
 STEPS_PER_TRIAL = 4
 # If a device swaps, a size with less than this fraction of the speed of a smaller size is too big.
 MIN_SPEED = 0.5
-# The ratio of two sizes that are far enough apart for a slope.
+# The minimum ratio of two sizes for estimating a slope.
 MIN_SPAN = 1.25
 
 
-class RunTrial(Protocol):
-    """Takes steps at a batch size, in a new process if needed."""
-
-    def __call__(self, batch_size: int, *, new_process: bool = False) -> Trial:
-        """Return the trial."""
+RunTrial = Callable[..., Trial]
+"""Tries a batch size, in a new process if ``new_process`` is true."""
 
 
 class MemoryLine(NamedTuple):
@@ -96,7 +93,7 @@ def search(
 ) -> Result:
     """Find the largest batch size that fits, confirmed in a new process, and the fastest.
 
-    Trials of one size need not agree. A size that failed once is not returned.
+    Two trials of the same size may disagree. A size that failed once is never returned.
 
     Args:
         first: Size to start with, None for a small one.
@@ -141,8 +138,8 @@ class _Search:
         if last.status == "failed" or (last.status == "timed_out" and last.batch_size == 1):
             raise FinetuneError(
                 f"training at batch size {last.batch_size} failed: {last.reason}",
-                remedy="memory is not the cause: see what finetune doctor reports, raise "
-                "--time-limit, or lower --max-length",
+                remedy="run finetune doctor, raise --time-limit, or lower --max-length; memory is "
+                "not the cause",
             )
         if not self.largest and last.batch_size == 1:
             raise BatchDoesNotFitError(
@@ -152,13 +149,13 @@ class _Search:
             )
 
     def _judge_speed(self, trial: Trial) -> Trial:
-        """Return a trial that only fitted because the system swapped as too big."""
+        """Mark a trial as too big if it fitted only because the system swapped."""
         smaller = [other for other in self.trials if other.batch_size < trial.batch_size]
         best = max((other.examples_per_second or 0.0 for other in smaller), default=0.0)
         speed = trial.examples_per_second or 0.0
         if trial.status != "fits" or speed >= MIN_SPEED * best:
             return trial
-        reason = f"it has {speed / best:.0%} of the speed of a smaller batch"
+        reason = f"it runs at {speed / best:.0%} of the speed of a smaller batch"
         return replace(trial, status="too_big", reason=reason)
 
     def sizes(self, *statuses: TrialStatus) -> set[int]:
@@ -192,8 +189,8 @@ class _Search:
         """Return the next size, and whether it is for a new process; None at the end."""
         size, predicted, safe_size = self.next_size(), self.predict(), self.untried_safe_size()
         if size is not None and not self.is_exhausted():
-            # While the search grows, half of the time is kept for the confirmation. Later every
-            # size may be the largest, so that its trial is the confirmation too.
+            # While the search grows, half of the time is kept for the confirmation. Later, any
+            # size may be the largest, so its trial also confirms it.
             affordable = self.affordable_size(0.5 if predicted is None else 1.0)
             if affordable >= min(size, self.largest + self.tolerance):
                 size = min(size, affordable)
@@ -205,7 +202,7 @@ class _Search:
         return (safe_size, False) if safe_size <= self.affordable_size(1.0) else None
 
     def is_exhausted(self) -> bool:
-        """Return whether at most the trial of a size to recommend is left."""
+        """Return whether at most the trial of the recommended size is left."""
         return len(self.trials) >= MAX_TRIALS - (self.untried_safe_size() is not None)
 
     def next_size(self) -> int | None:
@@ -226,13 +223,13 @@ class _Search:
             # It fits if examples took at most half of the peak so far, or if twice as many fit.
             size = max(2 * low, 2 * proportional - low)
         else:
-            # If one tolerance more fails, the largest size is bracketed. Beyond a prediction that
-            # was too low, the distance grows.
+            # If a size one tolerance larger fails, the largest size is bracketed. Beyond a
+            # prediction that was too low, the distance grows.
             target = math.ceil(TARGET * predicted)
             step = self.tolerance if low <= predicted else low - target
             size = target if target >= low + self.tolerance else low + step
         if failed and size >= high:
-            # The line expected a size to fit that failed. If it rests on too little, bisect.
+            # A size failed that the line predicted to fit. If the line is unreliable, bisect.
             step_down = 1 - STEP_DOWN * 2 ** (len(failed) - 1)
             size = max((low + high) // 2, int(step_down * high))
             if predicted is None or proportional < FAR * high:

@@ -27,7 +27,7 @@ from finetune.training.micro_batches import cut_batch
 from finetune.training.plan import Plan
 from finetune.training.trainer import Trainer
 
-# Shorter timings measure other work on the machine, or a GPU that was idle before.
+# Shorter timings mostly measure other programs, or a GPU that was idle before.
 _MIN_TIMED_SECONDS = 1.0
 
 
@@ -46,13 +46,8 @@ class TrialModel:
     frozen_layers: FrozenLayers | None = None
     features: torch.Tensor | None = None
 
-    @property
-    def device(self) -> Device:
-        """Where it trains."""
-        return self.trainer.device
-
     def begin(self) -> None:
-        """Return to the state at the start of a run, except for the weights."""
+        """Reset everything but the weights to the start of a run."""
         self.trainer.discard_gradients()
         self.trainer.optimizer.state.clear()
         set_training(self.trainer.model)
@@ -73,15 +68,15 @@ class TrialModel:
     def evaluate(self, *, batch_size: int) -> None:
         """Predict one batch, as the validation between steps does."""
         if self.case.part == "features":
-            self._train(1)  # which makes the optimizer's state
+            self._train(1)  # creates the state of the optimizer
         self.trainer.optimizer.zero_grad(set_to_none=True)
-        with self.device.autocast(self.case.precision):
+        with self.trainer.device.autocast(self.case.precision):
             predict_logits(
                 self.trainer.model,
                 ModelInputs(self._inputs_of, np.full(batch_size, self.case.padded_length)),
                 padded_lengths=[self.case.padded_length],
                 batch_size=batch_size,
-                device=self.device,
+                device=self.trainer.device,
             )
 
     def _train(self, batch_size: int) -> None:
@@ -93,9 +88,8 @@ class TrialModel:
             weights=np.ones(batch_size, np.float32),
         )
         batch = Batch(np.arange(batch_size), self.case.padded_length)
-        self.trainer.take_step(
-            0, cut_batch(examples, batch, batch_size=batch_size, device=self.device)
-        )
+        device = self.trainer.device
+        self.trainer.take_step(0, cut_batch(examples, batch, batch_size=batch_size, device=device))
 
     def _inputs_of(self, rows: NDArray[np.int64], padded_length: int) -> Inputs:
         if self.features is None:
@@ -108,7 +102,7 @@ class TrialModel:
 
     def _with_mask(self, name: str, tensor: torch.Tensor) -> Inputs:
         mask = torch.ones(tensor.shape[:2], dtype=torch.bool)
-        # Where no token is masked, attention takes a cheaper path.
+        # Mask a token, because attention without masked tokens is cheaper.
         mask[0, -1] = tensor.shape[1] == 1
         inputs = {name: tensor, "attention_mask": mask}
         return prepare_mask(inputs, takes_4d_mask=self.takes_4d_mask)
@@ -117,7 +111,7 @@ class TrialModel:
 def build_trial_model(case: Case, *, device: Device) -> TrialModel:
     """Build a case's model and make it ready for its steps."""
     device.choose_attention(longest_tokens=case.padded_length)
-    # Random weights take the CPU seconds, but splitting a model needs them there.
+    # Random weights take seconds on the CPU, but splitting a model needs them there.
     is_made_there = case.part == "whole" and not device.memory.is_shared
     architecture = dict(case.architecture)
     config = AutoConfig.for_model(architecture.pop("model_type"), **architecture)
@@ -125,7 +119,7 @@ def build_trial_model(case: Case, *, device: Device) -> TrialModel:
     make = cast(Callable[..., PreTrainedModel], AutoModelForSequenceClassification.from_config)
     with device.torch_device if is_made_there else torch.device("cpu"):
         model = make(config, dtype=torch.float32)
-    # Any weights of a layer that never trains take the same memory and time.
+    # The weights of a frozen layer affect neither memory nor time.
     structure = find_structure(model, has_mean_layer=case.has_mean_layer)
     if case.has_mean_layer:
         compute_only_first_token(model)
@@ -144,7 +138,7 @@ def build_trial_model(case: Case, *, device: Device) -> TrialModel:
             f"the frozen layers of {type(model).__name__} can't be split off",
             remedy="use --no-feature-cache",
         )
-    # The parts share their parameters, but each has buffers of its own.
+    # The parts share parameters, but not buffers.
     move_to_device(model, device.torch_device)
     trial = prepare_trial_model(case, model, structure, device=device, frozen_layers=layers)
     features = trial.extract(batch_size=1)
@@ -163,7 +157,7 @@ def prepare_trial_model(
     freeze_parameters(model, structure, mode=case.mode)
     trainer = Trainer(
         frozen_layers.trainable if frozen_layers else model,
-        # These numbers only change the weights, and neither memory nor time.
+        # These hyperparameters affect neither memory nor time.
         Plan(peak=1e-5, total_steps=1, precision=case.precision),
         task=task_of_shape(case.task, outputs=case.classes),
         device=device,
@@ -177,10 +171,10 @@ def prepare_trial_model(
 def measure(model: TrialModel, *, batch_size: int, budget_bytes: int) -> Trial:
     """Take at least two steps, three on a GPU, and evaluate one batch, of one size.
 
-    Each call starts from no more than the weights, as a run does. Allocations beyond the budget
-    fail, with whatever PyTorch raises then. The peak is None where the process can't measure it.
+    Each call starts with the weights only, as a run does. Allocations beyond the budget raise
+    whatever PyTorch raises. The peak is None if this process can't measure it.
     """
-    device, memory = model.device, model.device.memory
+    device, memory = model.trainer.device, model.trainer.device.memory
     model.begin()
     memory.release()
     memory.set_memory_limit(budget_bytes)
@@ -188,7 +182,7 @@ def measure(model: TrialModel, *, batch_size: int, budget_bytes: int) -> Trial:
     step = partial(model.take_step, batch_size=batch_size)
     # The first step also pays for new memory, the optimizer's state and kernels.
     step()
-    # The best of some series of steps, each twice as long.
+    # The best of several timings, each twice as long as the one before.
     steps = 1 if device.is_reference else 2
     best_rate = timed_seconds = 0.0
     while timed_seconds < _MIN_TIMED_SECONDS:

@@ -23,7 +23,7 @@ from finetune.events import Trial, TrialStatus, emit
 _SAMPLE_SECONDS = 0.02
 # The state of the machine changes more slowly, and takes longer to read.
 _HOST_SAMPLE_SECONDS = 0.25
-# Most searches need three fresh children within a few seconds, or one more.
+# Child processes to keep ready: most searches need three or four within a few seconds.
 _SPARES = 2
 
 
@@ -31,7 +31,7 @@ _SPARES = 2
 class TrialRunner:
     """Tries batch sizes in a child process, and in a new child after each failure.
 
-    Linux ends a child with the thread that started it, so one thread uses this context.
+    Use it from one thread, because Linux ends a child when the thread that started it ends.
     ``timeout_seconds`` limits each trial and the start of its process.
     """
 
@@ -140,11 +140,13 @@ class TrialRunner:
                 if reason := why_short(swapped_bytes=swapped_bytes):
                     raise _StoppedError("too_big", reason)
             if now - started > self.timeout_seconds:
-                raise _StoppedError("timed_out", f"not done after {self.timeout_seconds:g} s")
+                raise _StoppedError(
+                    "timed_out", f"the trial took longer than {self.timeout_seconds:g} s"
+                )
 
     def _check_budget(self, reserved_bytes: int) -> None:
         if self._budget_bytes is not None and reserved_bytes > self._budget_bytes:
-            raise _StoppedError("too_big", f"it held more than {gibibytes(self._budget_bytes)}")
+            raise _StoppedError("too_big", f"it used more than {gibibytes(self._budget_bytes)}")
 
     def _explain_end(self, child: Child) -> "_StoppedError":
         ending = child.exit_status()
@@ -188,7 +190,7 @@ def serve() -> None:
             reply(measure(model, batch_size=receive(), budget_bytes=budget_bytes))
     except ModelUnsupportedError as error:
         reply({"message": error.message, "remedy": error.remedy})
-    # PyTorch, the model or the machine can raise any kind.
+    # PyTorch, the model or the machine can raise any exception.
     except Exception as error:
         reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
         status: TrialStatus = "too_big" if device.memory.is_out_of_memory(error) else "failed"

@@ -52,7 +52,7 @@ def run_bench(
     """Time workloads on devices; write JSON and a page, even if the user stops it.
 
     Args:
-        output_dir: Folder for bench.json and bench.html: new, empty or an earlier bench.
+        output_dir: Folder for bench.json and bench.html: new, empty or an earlier benchmark.
         model: Time your own network: MODULE:FUNCTION, which returns a module and a batch.
         data_dir: Folder with the raw files of TREC, to use instead of the bundled questions.
         quick: Time few rows, and stop sooner.
@@ -96,8 +96,8 @@ def run_bench(
         results = replace(results, is_complete=True)
     except KeyboardInterrupt as stop:
         raise InterruptionError(
-            "stopped before the end",
-            remedy=f"see what was measured in {output_dir}, or run the command again",
+            "the benchmark was stopped early",
+            remedy=f"see the results so far in {output_dir}, or run the command again",
             signal_number=signal_of(stop),
         ) from None
     finally:

@@ -142,7 +142,7 @@ def _check_parity(device: str, chosen: dict[str, Any], *, display: flags.Display
         parts = ", ".join(dict.fromkeys(one.part for one in report.failures))
         raise FinetuneError(
             f"{report.device} in {report.precision} differs from the CPU: {parts}",
-            remedy="use --device cpu or another torch, and report what this command prints",
+            remedy="use --device cpu or another version of PyTorch, and report this output",
         )
 
 

@@ -26,16 +26,16 @@ _HUB_TIMEOUT_SECONDS = 3.0
 def check_machine(*, device: str) -> Iterator[Check]:
     """Yield the checks, first those without PyTorch, last the ``device``."""
     yield check_cpu()
-    # A macOS that is too old for the GPU is named with the GPU.
+    # The check of the GPU reports a macOS that is too old.
     name = f"macOS {host.macos_version()}" if host.is_mac() else platform.platform()
     yield Check("system", "ok", name)
     yield Check("python", "ok", platform.python_version())
     yield from check_packages()
     yield check_memory()
-    yield check_disk("run_disk", Path.cwd(), "free space, or give an --output-dir on another disk")
+    yield check_disk("run_disk", Path.cwd(), "free disk space, or set --output-dir to another disk")
     hub_cache = Path(constants.HF_HUB_CACHE)
     yield check_disk(
-        "hub_disk", hub_cache, "free space, or set HF_HOME to a folder on another disk"
+        "hub_disk", hub_cache, "free disk space, or set HF_HOME to a folder on another disk"
     )
     yield check_hub()
     yield from check_variables()
@@ -43,7 +43,7 @@ def check_machine(*, device: str) -> Iterator[Check]:
 
 
 def check_cpu() -> Check:
-    """Say which CPU it is, and whether Python runs as a program for it."""
+    """Report the CPU, and whether Python is built for it."""
     finding = ", ".join(filter(None, [platform.machine(), host.cpu_name()]))
     if host.is_under_rosetta():
         finding += ": this Python runs as an Intel program under Rosetta, which hides the GPU"
@@ -61,7 +61,7 @@ def check_packages() -> Iterator[Check]:
     Another package on PyPI, ``finetune``, has the same import name.
     """
     requirements = map(Requirement, requires(_DISTRIBUTION) or ())
-    # Those of extras, and of other systems, are left out.
+    # Packages of extras and of other systems are skipped.
     needed = (
         requirement
         for requirement in requirements
@@ -93,7 +93,7 @@ def _check_package(requirement: Requirement) -> Check | None:
 
 
 def check_memory() -> Check:
-    """Say how much memory there is, and whether what is free holds BERT-base in training."""
+    """Report the memory, and whether enough is free to train BERT-base."""
     memory, limits = psutil.virtual_memory(), list(group_limits())
     total_bytes = min([memory.total, *(group.limit_bytes for group in limits)])
     free_bytes = min(
@@ -101,7 +101,7 @@ def check_memory() -> Check:
     )
     finding = f"{free_bytes / 2**30:.1f} of {total_bytes / 2**30:.1f} GiB available"
     has_room = free_bytes >= BERT_BASE_BYTES
-    needed = f"; to train all of BERT-base takes {BERT_BASE_BYTES / 2**30:.1f}"
+    needed = f"; training all of BERT-base needs {BERT_BASE_BYTES / 2**30:.1f} GiB"
     remedy = "close other programs, or train less: --freeze-core, or a smaller --model"
     return Check.warn_unless(has_room, "memory", finding + needed * (not has_room), remedy)
 
@@ -114,14 +114,14 @@ def check_disk(name: str, folder: Path, remedy: str) -> Check:
     free_bytes = shutil.disk_usage(existing).free
     finding = f"{free_bytes / 1e9:.1f} GB free at {folder}"
     has_room = free_bytes >= BERT_BASE_BYTES
-    needed = f"; BERT-base takes up to {BERT_BASE_BYTES / 1e9:.1f} GB"
+    needed = f"; a run with BERT-base needs up to {BERT_BASE_BYTES / 1e9:.1f} GB"
     return Check.warn_unless(has_room, name, finding + needed * (not has_room), remedy)
 
 
 def check_hub() -> Check:
-    """Say whether the Hub answers; without it, what is in the cache can be used."""
+    """Report whether the Hub answers. Without it, only cached files can be used."""
     try:
-        with suppress(ModelNotFoundError):  # that it has no such model is an answer too
+        with suppress(ModelNotFoundError):  # an answer too
             ask_hub("model", ModelConfig().model, timeout_seconds=_HUB_TIMEOUT_SECONDS)
     except FinetuneError as error:
         return Check("hub", "warning", error.message, error.remedy)
@@ -134,7 +134,7 @@ def _check_devices(name: str) -> Iterator[Check]:
     except (ImportError, OSError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         finding = f"PyTorch can't be imported: {reason}"
-        remedy = "pip install --force-reinstall torch, by a Python that the lines above approve of"
+        remedy = "fix the failures above, then run pip install --force-reinstall torch"
         yield Check("device", "failure", finding, remedy)
         return
     from finetune.devices.select import check_device, check_gpus

@@ -1,4 +1,4 @@
-"""Records the operators of a step and an evaluation, and looks up which of them MPS has.
+"""Records the operators of a step and an evaluation, and checks which of them MPS supports.
 
 The parameters are fake tensors, which have shapes and no values. The batch is real, because a
 forward may depend on its values.
@@ -60,7 +60,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class OperatorReport:
-    """A model's operators, and warnings of what MPS can't run or can't hold."""
+    """The operators of a model, and warnings about operators and dtypes that MPS lacks."""
 
     operators: tuple[Operator, ...]
     warnings: tuple[events.WarningMessage, ...]
@@ -76,7 +76,7 @@ class OperatorReport:
 
 
 def audit_model(source: str, *, mode: Mode, precision: str, batch_size: int) -> OperatorReport:
-    """Audit a model of a folder, a Hub id or ``minilm``, with texts as long as a run takes them."""
+    """Audit a model (folder, Hub ID or ``minilm``) on texts of the maximum length of a run."""
     model = random_classifier(source, classes=CLASSES, seed=0)
     padded_length = min(ModelConfig.max_length, count_positions(model) or ModelConfig.max_length)
     return audit_classifier(
@@ -134,7 +134,7 @@ def audit_module(module: nn.Module, batch: Mapping[str, object]) -> OperatorRepo
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes every operator that is dispatched once a model has begun its forward."""
+    """Records every operator that is dispatched after the forward of a model starts."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -144,7 +144,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._is_step = True
         self._calls: Counter[str] = Counter()
         self._modules: defaultdict[str, set[str]] = defaultdict(set)
-        # The first operator of each place that MPS can't hold the tensors of.
+        # The first operator per place with a tensor that MPS can't store.
         self._not_held: dict[str, str] = {}
         for name, module in model.named_modules():
             # All layers share a name.
@@ -160,7 +160,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         module.register_forward_hook(lambda *_: self._running.pop() and None, always_call=True)
 
     def begin_evaluation(self, model: nn.Module) -> None:
-        """Count no more calls, and let the model return zeros, which can be read."""
+        """Stop counting, and make the model return real zeros, whose values can be read."""
         self._is_recording = self._is_step = False
         self.outside = "evaluation"
 
@@ -216,7 +216,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 )
         for place, name in self._not_held.items():
             yield events.WarningMessage(
-                f"{place} gives float64 to {name}, and MPS can't hold float64",
+                f"{place} passes float64 to {name}, which MPS doesn't support",
                 remedy="convert it to float32",
             )
 
@@ -226,5 +226,5 @@ def _is_not_held(value: object) -> bool:
 
 
 def _zeros_like(tensor: torch.Tensor) -> torch.Tensor:
-    # On a new page of memory that is never written to, zeros take up none.
+    # Zeros on pages that are never written to use no memory.
     return torch.zeros(tensor.shape, dtype=tensor.dtype)

@@ -35,7 +35,7 @@ _GRADIENT_EXAMPLES = 8
 
 @dataclass(frozen=True)
 class ParityReport:
-    """How far a device is from the CPU in fp32, in the order of the comparison."""
+    """Differences between a device and the CPU in fp32."""
 
     device: str
     precision: str
@@ -73,7 +73,7 @@ class ParityReport:
 def check_parity(
     device: str, *, model: str | None, mode: Mode, precision: str, batch_size: int
 ) -> ParityReport:
-    """Compare a device with the CPU; keep the result, which ``--precision auto`` may need."""
+    """Compare a device with the CPU; store the result for ``--precision auto``."""
     there = select_device(device)
     check_precision(there, precision)
     if model is None:
@@ -95,7 +95,7 @@ def check_parity(
 def compare_model(
     model: PreTrainedModel, device: Device, *, mode: Mode, precision: str, max_batch_size: int
 ) -> ParityReport:
-    """Compare a device with the CPU by a model's logits and gradients; it is moved there."""
+    """Compare logits and gradients on a device and on the CPU. The model moves to the device."""
     structure = find_structure(model, has_mean_layer=has_mean_layer(model))
     # Stored transposed, as loaded weights may be.
     for parameter in map(model.get_parameter, structure.layers[-1]):

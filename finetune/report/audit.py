@@ -36,14 +36,14 @@ def _to_csv(titles: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
 
 
 def cell_of(value: Any) -> str:
-    """Return a value of a record as a page and a terminal show it; numbers of rows as they are."""
+    """Return a value of a record as a page and a terminal show it; row numbers unchanged."""
     if isinstance(value, list | tuple):
         return "|".join(map(str, value))
     return format_number(value) if isinstance(value, float) else str(value)
 
 
 def summarize(audit: Audit) -> Table:
-    """Return a table with one line for each answer."""
+    """Return a table with one line per finding."""
     rows = [
         _line("near duplicates", audit.near_duplicates, ODD),
         _line("leaks between splits", audit.leaks, BAD),
@@ -51,7 +51,9 @@ def summarize(audit: Audit) -> Table:
     if audit.curve:
         last, twice = audit.curve.points[-1], audit.curve.forecast[0]
         value, then, low, high = map(_show(audit), (last.value, twice.value, twice.low, twice.high))
-        note = f"{value} on {last.rows:,} rows; about {then} ({low}–{high}) on {twice.rows:,}"
+        note = (
+            f"{value} on {last.rows:,} rows; about {then} ({low}–{high}) expected on {twice.rows:,}"
+        )
         mark = ODD if abs(twice.value - last.value) > 0.01 else GOOD
         rows.append((mark, "learning curve", "", f"{audit.curve.metric} {note}"))
     return Table("", ("", "what", "rows", "note"), rows, text_columns=4)

@@ -26,7 +26,7 @@ TREC_ID = "CogComp/trec"
 def write_cards(folder: RunFolder, results: RunResults) -> None:
     """Write ``README.md`` next to the model of a run, and next to its adapter if there is one.
 
-    A card may be published: of a path on this machine it names at most the last part.
+    Cards may be published, so they have only the last part of local paths.
     """
     file, adapter = folder.adapter_folder / "adapter_config.json", None
     if file.is_file():
@@ -120,7 +120,7 @@ def _as_words(text: str) -> str:
 
 
 def _as_sentences(text: str) -> str:
-    """Return sentences with bold names in place of code, in which markup can't be escaped."""
+    """Return sentences with bold names instead of code, in which markup can't be escaped."""
     return re.sub("`([^`]*)`", lambda name: f"**{_as_words(name[1])}**", escape_line(text))
 
 

@@ -19,7 +19,7 @@ MAX_TICKS = 5
 MIN_SPREAD = 1e-9
 # More points than pixels add nothing.
 MAX_POINTS = 600
-# Fewer are marked one by one.
+# With fewer points, each point is marked.
 MAX_MARKED_POINTS = 25
 ANY = math.nan
 

@@ -46,7 +46,7 @@ MAX_FOLD_MISTAKES = 200
 def write_report(folder: RunFolder, results: RunResults) -> Path:
     """Write or replace the report of a finished run, and return its path.
 
-    The report may be published: of a path on this machine it names at most the last part.
+    Reports may be published, so they have only the last part of local paths.
     """
     config, test = folder.read_config(), results.test
     rows, mistakes = folder.read(

@@ -31,7 +31,7 @@ def hub_id(model: str) -> str | None:
 
 
 def without_folder(option: str, value: Any) -> Any:
-    """Return the value of an option; of a file or folder the last part of the path."""
+    """Return the value of an option; for a file or folder, the last part of its path."""
     is_path = OPTIONS[option].is_path
     if option == "data":
         is_path = not value.startswith(HUB_PREFIX)
@@ -49,7 +49,7 @@ def remove_folders(message: str, config: Config) -> str:
 
 
 def mark_code(text: str) -> Markup:
-    """Return a sentence as HTML, what is between backticks as code."""
+    """Return a sentence as HTML, with code between backticks."""
     return Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(escape_controls(text)))))
 
 

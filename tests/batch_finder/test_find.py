@@ -102,7 +102,7 @@ def test_an_earlier_result_is_confirmed_by_one_trial_if_it_fits_and_memory_is_th
 
 
 @pytest.mark.parametrize(
-    ("free_gib", "remedy", "others"), [(6, "close it and", "18.0 GiB"), (20, "lower", "batch")]
+    ("free_gib", "remedy", "others"), [(6, "close it", "18.0 GiB"), (20, "lower", "batch")]
 )
 def test_the_error_that_nothing_fits_reports_the_memory_of_other_processes(
     free_gib: int,

@@ -140,17 +140,6 @@ def test_time_limit_ends_the_search_before_memory_does(time_limit_seconds: float
     assert sum(trial.seconds for trial in found.trials) <= 1.1 * time_limit_seconds
 
 
-def test_trial_that_times_out_is_not_one_that_failed_for_memory() -> None:
-    machine = replace(slow_machine(), timeout_seconds=60)
-    found = find_on(machine, time_limit=1000)
-
-    assert "timed_out" in {trial.status for trial in found.trials}
-    assert found.first_failed is None
-    assert found.predicted_largest == pytest.approx(machine.largest_fitting(), rel=0.1)
-    assert 3.5 * machine.step_seconds(found.largest) <= 60
-    assert len(found.trials) <= 9
-
-
 @pytest.mark.parametrize("reports_swap", [True, False], ids=["swap seen", "only slow"])
 @pytest.mark.parametrize("physical_gib", [8, 16, 48])
 def test_mac_that_never_raises_but_slows_down_is_not_driven_into_swap(
@@ -163,20 +152,6 @@ def test_mac_that_never_raises_but_slows_down_is_not_driven_into_swap(
     assert 0.85 <= found.largest / mac.largest_without_swap() <= 1.05
     assert found.recommended <= mac.largest_without_swap()
     assert found.first_failed is not None
-    assert len(found.trials) <= 9
-
-
-def test_check_that_fails_leads_to_a_smaller_size_that_is_checked_too() -> None:
-    machine = SimulatedMachine()
-    stricter = replace(machine, capacity_share=0.9)
-
-    def run(batch_size: int, *, new_process: bool = False) -> Trial:
-        return (stricter if new_process else machine).run(batch_size, new_process=new_process)
-
-    found = find(run)
-
-    assert 0.93 * stricter.largest_fitting() <= found.largest <= stricter.largest_fitting()
-    assert found.largest in stricter.fresh_sizes
     assert len(found.trials) <= 9
 
 

@@ -11,13 +11,11 @@ from batch_finder.simulated_machines import GIB, SimulatedMachine, SimulatedRunn
 from tiny_runs import Command, Outcome
 
 import finetune
-from finetune import events
 from finetune.batch_finder import estimate as estimate_module
 from finetune.batch_finder.results import Case, FoundBatches, Result
 from finetune.commands.find_batch import show_batches
 from finetune.config.schema import AutoTunedOption
 from finetune.devices.mps.chips import Mac
-from finetune.errors import HubNotReachableError
 from finetune.events import Event, Info, Trial
 from finetune.training import precision as precision_module
 
@@ -49,16 +47,6 @@ def quick_estimates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
     if "slow" not in request.keywords:
         monkeypatch.setattr(estimate_module, "estimate", estimate)
-
-
-@pytest.fixture
-def offline_trec(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TREC is neither in the cache nor available from the Hub."""
-
-    def load_splits(options: Any) -> Any:
-        raise HubNotReachableError("TREC is not in the cache", remedy="go online")
-
-    monkeypatch.setattr("finetune.data.load.load_splits", load_splits)
 
 
 def estimates(
@@ -122,18 +110,12 @@ def test_the_search_computes_in_the_precision_of_a_run(
     assert all(line.split()[place] == precision for line in lines[:3])
 
 
-@pytest.mark.usefixtures("offline_trec")
-def test_without_a_network_the_longest_texts_and_all_rows_of_trec_are_taken(
+def test_without_a_file_texts_are_as_long_as_the_option_and_as_many_as_in_trec(
     tiny_folder: Path,
 ) -> None:
-    emitted: list[Event] = []
-    options: dict[str, Any] = {"freeze_core": True, "feature_cache": False, "emitted": emitted}
-    [own] = estimates("m3-8gb", model=tiny_folder, **options)
-    assert (own.padded_length, own.largest) == (64, 5452)
-    [warning] = [one for one in emitted if isinstance(one, events.WarningMessage)]
-    assert "TREC is not in the cache" in warning.message
-    with pytest.raises(HubNotReachableError):
-        estimates(model=tiny_folder, data="hub:owner/name", **options)
+    options: dict[str, Any] = {"freeze_core": True, "feature_cache": False}
+    [result] = estimates("m3-8gb", model=tiny_folder, **options)
+    assert (result.padded_length, result.largest) == (64, 5452)
 
 
 @pytest.fixture

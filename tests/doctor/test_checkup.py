@@ -153,7 +153,7 @@ def test_a_disk_that_is_nearly_full_is_a_warning_with_what_is_needed(
     check = check_disk("run_disk", tmp_path, remedy="make room")
     assert (check.status, check.remedy) == ("warning", "make room")
     assert check.finding.startswith("1.2 GB free")
-    assert "takes up to 3.5 GB" in check.finding
+    assert "needs up to 3.5 GB" in check.finding
 
 
 def test_a_folder_that_can_not_be_written_is_a_failure(

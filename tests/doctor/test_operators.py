@@ -125,7 +125,7 @@ class MostFrequent(nn.Module):
 
 def test_planted_float64_is_named_with_its_module() -> None:
     report = audit_module(Plain(lambda rows: rows.double().sum()), BATCH)
-    assert "Plain gives float64 to aten::_to_copy, and MPS can't hold float64" in messages(report)
+    assert "Plain passes float64 to aten::_to_copy, which MPS doesn't support" in messages(report)
 
 
 def test_a_module_whose_output_has_no_number_to_go_backward_from_is_a_wrong_use() -> None:
