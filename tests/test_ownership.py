@@ -10,7 +10,7 @@ from finetune.errors import RunFolderNotEmptyError, UsageError
 from finetune.events import Event, Info, sent_to
 from finetune.files import temporary_path, write_json
 from finetune.ownership import NAMES, OwnFolder, check_output_file
-from finetune.runs.folder import RunFolder, SeedsFolder
+from finetune.runs.folder import RunFolder, SeveralFolder
 
 NOTES = [
     *("notes.txt", ".lock", "config.yaml.bak", "model/notes.txt", "model/vocab.csv"),
@@ -78,7 +78,7 @@ def test_a_run_that_is_overwritten_leaves_an_empty_folder(tmp_path: Path) -> Non
 
 
 def test_seeds_that_are_overwritten_take_their_runs_with_them_and_no_others(tmp_path: Path) -> None:
-    seeds = SeedsFolder(tmp_path / "several")
+    seeds = SeveralFolder(tmp_path / "several", "seeds")
     with seeds.create(overwrite=False):
         seeds.write_table({"seeds": [1, 2, 3], "best": None})
         make_run(seeds.run(1).path)
@@ -95,7 +95,7 @@ def test_seeds_that_are_overwritten_take_their_runs_with_them_and_no_others(tmp_
     "act",
     [
         lambda path: overwrite(RunFolder(path)),
-        lambda path: overwrite(SeedsFolder(path)),
+        lambda path: overwrite(SeveralFolder(path, "seeds")),
         *(lambda path, kind=kind: OwnFolder(path, kind).write_all({}) for kind in NAMES),
     ],
 )

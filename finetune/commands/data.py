@@ -16,7 +16,7 @@ from finetune.config.schema import Config, PositiveInt
 from finetune.errors import DataError, RunFolderNotEmptyError
 from finetune.events import Event, WarningMessage, current_receiver, sent_to
 from finetune.ownership import OwnFolder
-from finetune.runs.folder import FoldsFolder, find_several
+from finetune.runs.folder import find_several
 from finetune.runs.guess import guess_options, measure_tokens
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def audit_data(
     from finetune.report.audit import SUSPECTS, files_of
 
     several = None if file is None else find_several(Path(file).expanduser())
-    out_of_fold = several.path if isinstance(several, FoldsFolder) else None
+    out_of_fold = several.path if several and several.kind == "folds" else None
     if several is not None and out_of_fold is not None:
         file = str(several.run(several.numbers[0]).path)
     loaded = flags.load(file=file, **options)

@@ -9,10 +9,11 @@ import click
 from finetune.commands import flags
 from finetune.commands.console import show_json, show_lines
 from finetune.events import WarningMessage, emit
-from finetune.runs.folder import RunFolder, open_run_folder
+from finetune.runs.folder import RunFolder, SeveralFolder, open_run_folder
 
 if TYPE_CHECKING:
     from finetune.runs.results import RunResults
+    from finetune.runs.several import Rows, SeveralResults
 
 EXAMPLES = """\b
 Examples:
@@ -40,6 +41,13 @@ def write_pages(folder: RunFolder, results: "RunResults") -> Path:
     path = write_report(folder, results)
     write_cards(folder, results)
     return path
+
+
+def write_folds_page(folder: SeveralFolder, results: "SeveralResults", rows: "Rows") -> None:
+    """Write the page of a finished cross-validation."""
+    from finetune.report.page import write_folds_report
+
+    write_folds_report(folder, results, rows)
 
 
 @click.command(epilog=EXAMPLES)

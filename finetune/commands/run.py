@@ -21,9 +21,10 @@ from finetune.commands.console import (
     show_result_table,
     show_scores,
 )
+from finetune.commands.report import write_folds_page, write_pages
 from finetune.errors import ConfigurationError, UsageError
 from finetune.events import WarningMessage, clock, emit
-from finetune.runs.folder import FoldsFolder, RunFolder, SeedsFolder
+from finetune.runs.folder import RunFolder, SeveralFolder
 from finetune.runs.guess import guess_options
 
 if TYPE_CHECKING:
@@ -84,29 +85,36 @@ def run(
         assignments=assignments,
         **options,
     )
-    from finetune.commands.resuming import AUTO, Work, choose_work
+    from finetune.runs.request import AUTO, RunRequest, resume
 
-    request = Work(loaded.config, loaded.sources, seeds, folds, keep_models or not folds)
-
-    def choose() -> Work:
-        guessed = request
+    def choose() -> RunRequest:
+        request = RunRequest(
+            loaded.config, loaded.sources, seeds, folds, keeps_models=keep_models or not folds
+        )
         if resume_from_checkpoint is None:
-            request.find_free_folder()  # report a read-only folder before a table is read
+            request.check_folder()  # report a read-only folder before a table is read
         if resume_from_checkpoint in (None, AUTO):
-            guessed = replace(request, config=guess_options(loaded).config)
-        return choose_work(guessed, resume_from_checkpoint)
+            request = replace(request, config=guess_options(loaded).config)
+        return resume(request, resume_from_checkpoint) if resume_from_checkpoint else request
 
     with distributed.joined():
         # Other ranks must read the folders before the main process changes them.
-        work = distributed.broadcast(choose)
-    if work.results:
-        return work.results
+        request = distributed.broadcast(choose)
+    if request.resumed and request.is_over:
+        from finetune.runs.results import read_results
+
+        return read_results(request.resumed)
     # These modules import PyTorch, which takes seconds.
-    from finetune.commands.training import train, train_several
+    from finetune.runs.run import train
+    from finetune.runs.several import train_several
     from finetune.tasks.metrics import computing
 
     with clock("other"), computing(compute_metrics):
-        return (train_several if work.seeds or work.folds else train)(work)
+        if request.variants:
+            return train_several(
+                request, write_pages=write_pages, write_folds_page=write_folds_page
+            )
+        return train(request, write_pages=write_pages)
 
 
 def read_options(
@@ -145,15 +153,15 @@ def dry_run(loaded: "LoadedConfig") -> dict[str, Any]:
 
     It writes nothing. If the run can't start, it raises the same error.
     """
-    from finetune.commands.resuming import Work
     from finetune.data.check import check_splits, describe_lengths, suggest_changes
     from finetune.runs.duration import estimate_seconds
     from finetune.runs.expectation import expect
     from finetune.runs.plan import make_plan
     from finetune.runs.prepare import prepare
+    from finetune.runs.request import RunRequest
     from finetune.runs.run import describe_facts
 
-    folder = Work(loaded.config).find_free_folder()
+    folder = RunRequest(loaded.config).check_folder()
     inputs = prepare(loaded.config, sources=loaded.sources)
     plan = make_plan(inputs)
     seconds, facts = estimate_seconds(inputs, plan), asdict(describe_facts(inputs, plan))
@@ -277,13 +285,13 @@ def _show_several(results: "SeveralResults") -> None:
     if not scores:
         best = "unknown, because there are no validation rows; add --validation-fraction 0.1"
         if results.best is not None:
-            best = str(SeedsFolder(output).run(results.best).path)
+            best = str(SeveralFolder(output, "seeds").run(results.best).path)
         show_lines(f"best on validation: {best}", f"run folders: {output}")
         return
     if scores.table:
         show_lines()
         show_result_table(scores.table)
-    folder = FoldsFolder(output)
+    folder = SeveralFolder(output, "folds")
     show_lines(
         f"predictions of all rows: {folder.predictions_file}",
         f"report: {folder.report_file}",

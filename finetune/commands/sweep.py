@@ -1,6 +1,8 @@
 """``finetune sweep``: a search for better options."""
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,13 +12,19 @@ import click
 
 from finetune.commands import flags
 from finetune.commands.console import show_lines, show_result_table
-from finetune.config.schema import PositiveInt, change_options
+from finetune.commands.report import write_folds_page, write_pages
+from finetune.config.schema import OPTIONS, PositiveInt, change_options
+from finetune.errors import ConfigurationError
 from finetune.events import clock
 from finetune.runs.guess import guess_options
 
 if TYPE_CHECKING:
+    from numpy.random import Generator
+
     from finetune.runs.several import SeveralResults
 
+# By option: a list, or a range with ``low``, ``high`` and ``log``.
+Space = Mapping[str, list[Any] | dict[str, Any]]
 # Held out for validation if --validation-fraction is not set.
 VALIDATION_FRACTION = 0.2
 EXAMPLES = """\b
@@ -48,9 +56,8 @@ def sweep(
         options: The flags of ``finetune.run``, with underscores, for all trials.
     """
     loaded = guess_options(flags.load(config=config, assignments=assignments, **options))
-    from finetune.commands.resuming import Work, find_begun
     from finetune.config.load import check_contradictions
-    from finetune.runs.several import choose_trials, read_space
+    from finetune.runs.request import RunRequest, find_started
 
     if loaded.config.data.validation_fraction is None:
         held_out = {"validation_fraction": VALIDATION_FRACTION}
@@ -59,14 +66,90 @@ def sweep(
     chosen = choose_trials(space_of_trials, trials=trials, seed=loaded.config.training.seed)
     for options_of_trial in chosen:
         check_contradictions(change_options(loaded.config, options_of_trial))
-    work = Work(loaded.config, loaded.sources, trials=chosen)
-    if not loaded.config.output.overwrite and (begun := find_begun(work)):
-        work = replace(work, resumed=begun)
+    request = RunRequest(loaded.config, loaded.sources, trials=chosen, keeps_models=False)
+    if not loaded.config.output.overwrite:
+        request = replace(request, resumed=find_started(request))
     # This takes seconds to import PyTorch.
-    from finetune.commands.training import train_several
+    from finetune.runs.several import train_several
 
     with clock("other"):
-        return train_several(work)
+        return train_several(request, write_pages=write_pages, write_folds_page=write_folds_page)
+
+
+def read_space(path: Path) -> Space:
+    """Return the values of each option in a YAML file, with or without sections."""
+    from finetune.config.load import SECTIONS, check_name
+    from finetune.config.yaml_files import read_yaml
+
+    space: dict[str, list[Any] | dict[str, Any]] = {}
+    content = read_yaml(path)
+    for name, value in content.items() if isinstance(content, dict) else ():
+        options = value if name in SECTIONS and isinstance(value, dict) else {name: value}
+        for option, values in options.items():
+            check_name(option, name if name in SECTIONS else None, source=str(path))
+            space[option] = _read_values(option, values, source=str(path))
+    if not space:
+        remedy = "write for example `learning_rate: [1e-4, 1e-3]` in a line"
+        raise ConfigurationError(f"{path} lists no options", remedy=remedy)
+    return space
+
+
+def _read_values(option: str, values: Any, *, source: str) -> list[Any] | dict[str, Any]:
+    """Return the values of an option of the schema; ``ConfigurationError`` for others."""
+    from finetune.config.load import check_type, check_value
+
+    if OPTIONS[option].section not in ("model", "training") or option == "device":
+        raise ConfigurationError(
+            f"{source}: {option} is the same for all trials of a sweep",
+            remedy="pass it as a flag; options of model and training may differ",
+        )
+    if isinstance(values, list) and values:
+        return [check_value(option, value, source) for value in values]
+    if isinstance(values, dict) and {"low", "high"} <= {*values} <= {"low", "high", "log"}:
+        low, high = (check_value(option, values[end], source) for end in ("low", "high"))
+        is_log = check_type(bool, values.get("log", False), words=source, is_strict=False)
+        if isinstance(low, int | float) and (0 if is_log else -math.inf) < low < high:
+            return {"low": low, "high": high, "log": is_log}
+    raise ConfigurationError(
+        f"{source}: {option} is {values!r}, which is neither a list nor low and high",
+        remedy=f"write `{option}: [A, B]`, or `{option}: {{low: A, high: B, log: true}}`, where"
+        " A is less than B and, with log, above 0",
+    )
+
+
+def choose_trials(space: Space, *, trials: int | None, seed: int) -> list[dict[str, Any]]:
+    """Return the options of each trial, deterministically: a grid of lists, or random values."""
+    import numpy as np
+
+    generator = np.random.default_rng(seed)
+    ranges = [name for name, values in space.items() if isinstance(values, dict)]
+    if not ranges:
+        grid = [
+            dict(zip(space, values, strict=True)) for values in itertools.product(*space.values())
+        ]
+        if trials is None or trials >= len(grid):
+            return grid
+        return [grid[number] for number in generator.permutation(len(grid))[:trials]]
+    if trials is None:
+        raise ConfigurationError(
+            f"a range has no grid: {', '.join(ranges)}",
+            remedy="set the number of random trials: --trials 20",
+        )
+    return [
+        {name: _draw(values, generator) for name, values in space.items()} for _ in range(trials)
+    ]
+
+
+def _draw(values: list[Any] | dict[str, Any], generator: "Generator") -> Any:
+    """Return one of the values, or a number in the range with three digits."""
+    if isinstance(values, list):
+        return values[int(generator.integers(len(values)))]
+    low, high = values["low"], values["high"]
+    if values["log"]:
+        drawn = math.exp(generator.uniform(math.log(low), math.log(high)))
+    else:
+        drawn = generator.uniform(low, high)
+    return round(drawn) if isinstance(low, int) else float(f"{drawn:.3g}")
 
 
 @click.command(cls=flags.GroupedCommand, epilog=EXAMPLES)
@@ -86,7 +169,7 @@ def command(*, space: Path, display: flags.Display, **options: Any) -> None:
 
 
 def _show(results: "SeveralResults") -> None:
-    from finetune.runs.folder import SweepFolder
+    from finetune.runs.folder import SeveralFolder
     from finetune.tasks.metrics import METRICS
     from finetune.tasks.scores import MetricValue
     from finetune.tasks.tables import Table, format_value
@@ -110,5 +193,5 @@ def _show(results: "SeveralResults") -> None:
     show_result_table(Table("Trials", columns, rows, text_columns=len(columns)))
     note = "The best of many trials looks better here than it is. Test it on other rows."
     show_lines(*click.wrap_text(note).splitlines())
-    file = SweepFolder(Path(results.output_dir)).best_file
+    file = SeveralFolder(Path(results.output_dir), "sweep").best_file
     show_lines(f"train and test the best options: finetune run {file}")

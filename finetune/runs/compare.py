@@ -22,7 +22,7 @@ from finetune.evaluation.statistics import (
 )
 from finetune.events import WarningMessage, emit
 from finetune.files import is_there
-from finetune.runs.folder import RunFolder, SeedsFolder, find_several
+from finetune.runs.folder import RunFolder, find_several
 from finetune.runs.results import RunResults, best_of, read_results
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import METRICS, Metric
@@ -281,7 +281,7 @@ def finished_runs(path: Path) -> list[RunFolder]:
     """Return a run, or the finished runs in a folder, by name."""
     # A link would name a run of this folder twice.
     paths = [path for path in path.glob("*/") if not path.is_symlink()]
-    seeds = [seeds for path in paths if isinstance(seeds := find_several(path), SeedsFolder)]
+    seeds = [seeds for path in paths if (seeds := find_several(path)) and seeds.kind == "seeds"]
     paths += [run.path for folder in seeds for run in folder.runs]
     # With seed-9 before seed-10.
     paths.sort(key=lambda path: (path.name.rstrip("0123456789"), len(path.name), path.name))

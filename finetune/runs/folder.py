@@ -4,17 +4,17 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path, PurePath
 from shlex import quote
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from finetune.config.schema import Config, change_options
 from finetune.errors import NotARunError, RunFolderNotEmptyError
 from finetune.events import Info, emit
 from finetune.files import is_there, read_json, read_jsonl, write_json
-from finetune.ownership import CONTENTS, LOCK, NAMES, OwnFolder, check_writable
+from finetune.ownership import CONTENTS, LOCK, NAMES, OwnFolder
 
 if TYPE_CHECKING:
     from finetune.tasks.base import Task
@@ -25,6 +25,9 @@ RUNS_FOLDER = Path("runs")
 LATEST = Path("latest")
 MAX_NAMES_SHOWN = 5
 TABLE = re.compile(r"table-[0-9a-f]{8}\.parquet")
+
+# The kinds of folders with several runs, and what a run in them is.
+RUN_KINDS = {"seeds": "seed", "folds": "fold", "sweep": "trial"}
 
 T = TypeVar("T")
 
@@ -97,7 +100,7 @@ class RunFolder(OwnFolder):
         return sorted(folders, key=lambda folder: int(folder.name[5:]), reverse=True)
 
     @property
-    def has_begun(self) -> bool:
+    def has_started(self) -> bool:
         """Whether there is a checkpoint, or the run is finished."""
         return self.can_resume or self.has_finished
 
@@ -113,20 +116,6 @@ class RunFolder(OwnFolder):
         with self.make():
             self.check_can_create(overwrite=overwrite)
             yield self
-
-    @classmethod
-    @contextmanager
-    def create_next(cls, parent: Path, name: str) -> Iterator[Self]:
-        """Create and lock the first of ``parent/name``, ``parent/name-2``, ... that is free."""
-        check_writable(parent)
-        with ExitStack() as stack:
-            while True:
-                folder = cls(next_free_folder(parent, name))
-                # Another process may create it first.
-                with suppress(FileExistsError):
-                    stack.enter_context(folder.make(exist_ok=False))
-                    break
-            yield folder
 
     def check_can_create(self, *, overwrite: bool) -> None:
         """Raise ``UsageError`` if a new run must not use the folder."""
@@ -201,15 +190,18 @@ class RunFolder(OwnFolder):
 
 
 class SeveralFolder(RunFolder):
-    """The folder of several runs of one kind, at least ``count``, with a table of the runs."""
+    """The folder of several runs, at least ``count``, with a table of the runs.
 
-    run_kind: ClassVar[str]
+    Seeds have one test split, folds of a cross-validation have one each, and the trials of a sweep
+    differ in some options. The runs are in ``seed-42``, ``fold-1``, ``trial-1``...
+    """
 
-    def __init__(self, path: Path, count: int = 0) -> None:
+    def __init__(self, path: Path, kind: str, count: int = 0) -> None:
+        self.kind = kind
         super().__init__(path)
-        self.count = count
-        # The numbers of the runs, the name of the best run's folder, and metrics.
-        self.table_file = path / f"{self.kind}.json"
+        self.count, self.run_kind = count, RUN_KINDS[kind]
+        # The numbers of the runs, the folder name of the best run, and metrics.
+        self.table_file = path / f"{kind}.json"
         self.first_file = self.table_file
         # In a sweep: the configuration of the best trial.
         self.best_file = path / "best.yaml"
@@ -217,16 +209,17 @@ class SeveralFolder(RunFolder):
     @property
     def resume_command(self) -> str:
         """The command that continues the runs."""
+        if self.kind == "sweep":
+            return "the same finetune sweep command"
         several = f"finetune run --{self.kind} {self.count or len(self.numbers)}"
         return f"{several} --resume-from-checkpoint {quote(str(self.path))}"
 
-    @classmethod
-    def run_name(cls, number: int) -> str:
-        """Return the name of the folder of one run."""
-        return f"{cls.run_kind}-{number}"
+    def run_name(self, number: int) -> str:
+        """Return the name of the folder of a run."""
+        return f"{self.run_kind}-{number}"
 
     def run(self, number: int) -> RunFolder:
-        """Return the folder of one run, which is part of this one."""
+        """Return the folder of a run, which is part of this folder."""
         return RunFolder(self.path / self.run_name(number))
 
     @property
@@ -236,12 +229,19 @@ class SeveralFolder(RunFolder):
 
     @property
     def best(self) -> RunFolder:
-        """The best run on the validation split; raises ``NotARunError`` if it is not known."""
+        """The best seed on the validation split; raises ``NotARunError`` if there is none."""
         numbers, best = self._read_table()
+        contents = f"{self.path} holds {CONTENTS[self.kind]}"
+        if self.kind != "seeds":
+            file = self.best_file if self.best_file.exists() else self.runs[0].config_file
+            raise NotARunError(
+                f"{contents}, and no model of all rows",
+                remedy=f"train one with finetune run {file}, or pass another run",
+            )
         if best is None:
             raise NotARunError(
-                f"{self.path} holds {CONTENTS[self.kind]}, and which is the best is not known",
-                remedy=f"name one of them, such as {self.path / self.run_name(numbers[0])}, or"
+                f"{contents}, and which seed is the best is not known",
+                remedy=f"pass one of them, such as {self.path / self.run_name(numbers[0])}, or"
                 " train with --validation-fraction 0.1",
             )
         return RunFolder(self.path / best)
@@ -251,7 +251,7 @@ class SeveralFolder(RunFolder):
         write_json(self.table_file, content)
 
     def _read_table(self) -> tuple[list[int], str | None]:
-        """Return the numbers, at least one, and the folder name of the best."""
+        """Return the numbers, at least one, and the folder name of the best run."""
 
         def parse(content: dict[str, Any]) -> tuple[list[int], str | None]:
             numbers, best = [int(number) for number in content[self.kind]], content["best"]
@@ -274,79 +274,36 @@ class SeveralFolder(RunFolder):
         return []
 
     @property
-    def has_begun(self) -> bool:
-        """Whether a run started."""
+    def has_started(self) -> bool:
+        """Whether a run started; the table of a sweep lists all trials."""
+        if self.kind == "sweep":
+            return self.table_file.is_file()
         return any(run.config_file.is_file() for run in self.runs)
 
     @property
     def has_progress(self) -> bool:
-        """Whether one of the runs has a model, a checkpoint or results."""
+        """Whether any of the runs has a model, a checkpoint or results."""
         return any(run.has_progress for run in self.runs)
 
     @property
     def has_finished(self) -> bool:
-        """Whether all requested runs, or more, are finished."""
+        """Whether all requested runs are finished; in a sweep, whether the best trial is known."""
+        if self.kind == "sweep":
+            return self.has_started and self._read_table()[1] is not None
         return len(self.numbers) >= self.count and all(run.has_finished for run in self.runs)
 
     def read_config(self) -> Config:
-        """Return the configuration of all runs."""
-        begun = [run for run in self.runs if run.config_file.is_file()]
-        return (begun or [self.run(self.numbers[0])])[0].read_config()
-
-
-class SeedsFolder(SeveralFolder):
-    """The folder of runs that differ in their seed: ``seed-42``..."""
-
-    kind, run_kind = "seeds", "seed"
-
-    def read_config(self) -> Config:
-        """Return the configuration of all runs, with the first seed."""
+        """Return the configuration of all runs; for seeds, with the first seed."""
+        runs = [run for run in self.runs if run.config_file.is_file()] or self.runs
+        config = runs[0].read_config()
         # The folder of the first seed may be gone.
-        return change_options(super().read_config(), {"seed": self.numbers[0]})
-
-
-class _WithoutModel(SeveralFolder):
-    """The folder of several runs without a usable model of their own."""
-
-    @property
-    def best(self) -> RunFolder:
-        """There is none: raises ``NotARunError``."""
-        file = self.best_file if self.best_file.exists() else self.runs[0].config_file
-        raise NotARunError(
-            f"{self.path} holds {CONTENTS[self.kind]}, and no model of all rows",
-            remedy=f"train one with finetune run {file}, or name another run",
-        )
-
-
-class FoldsFolder(_WithoutModel):
-    """The folder of a cross-validation: ``fold-1``..., each tested on the rows of its fold."""
-
-    kind, run_kind = "folds", "fold"
-
-
-class SweepFolder(_WithoutModel):
-    """The folder of a sweep: ``trial-1``..., which differ in some options, and the best of them."""
-
-    kind, run_kind = "sweep", "trial"
-    resume_command = "the same finetune sweep command"
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether there is a table, which names all trials."""
-        return self.table_file.is_file()
-
-    @property
-    def has_finished(self) -> bool:
-        """Whether the best trial is known; those that are stopped early never finish."""
-        return self.has_begun and self._read_table()[1] is not None
-
-
-SEVERAL: list[type[SeveralFolder]] = [SeedsFolder, FoldsFolder, SweepFolder]
+        return change_options(config, {"seed": self.numbers[0]} if self.kind == "seeds" else {})
 
 
 def find_several(path: Path) -> SeveralFolder | None:
-    """Return a path as the folder of several runs, if it is one."""
-    return next((folder for kind in SEVERAL if (folder := kind(path)).table_file.is_file()), None)
+    """Return a path as the folder of several runs, if it is such a folder."""
+    folders = (SeveralFolder(path, kind) for kind in RUN_KINDS)
+    return next((folder for folder in folders if folder.table_file.is_file()), None)
 
 
 def next_free_folder(parent: Path, name: str) -> Path:
@@ -395,7 +352,8 @@ def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:
     files = (folder.model_config_file, folder.inference_file)
     if needs_model and not all(file.is_file() for file in files):
         remedy = f"finish the run with finetune run --resume-from-checkpoint {path}"
-        if isinstance(find_several(folder.path.absolute().parent), _WithoutModel):
+        parent = find_several(folder.path.absolute().parent)
+        if parent and parent.kind != "seeds":
             remedy = f"train one with finetune run {folder.config_file}, or use --keep-models"
         elif folder.has_finished:
             remedy = f"restore {folder.model_folder}"

@@ -6,9 +6,10 @@ resumes, ``Run.train`` takes the steps, ``Run.finish`` saves and evaluates the b
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from finetune import distributed
 from finetune.config.yaml_files import dump_config
 from finetune.devices.base import move_to_device
+from finetune.devices.mps.awake import kept_awake
 from finetune.evaluation.statistics import measure_calibration
 from finetune.events import Info, clock, emit, muted, sent_to, stage
 from finetune.files import replacing, write_json, write_jsonl, write_text_atomically
@@ -25,7 +27,7 @@ from finetune.model.load import TextModel, load_pretrained, save_model
 from finetune.model.lora import ADAPTER_CONFIG, Adapter
 from finetune.runs.batch_sizes import make_batch_sizes
 from finetune.runs.checkpoint import Checkpoints, nothing_to_resume
-from finetune.runs.failures import failures_explained
+from finetune.runs.failures import failures_explained, interruption_explained
 from finetune.runs.features import stored_features
 from finetune.runs.folder import RunFolder
 from finetune.runs.inference import write_confidences, write_inference
@@ -33,7 +35,8 @@ from finetune.runs.journal import Journal, continue_journal
 from finetune.runs.linear_head import LinearHeadFitter
 from finetune.runs.manifest import Manifest, read_environment, restore_threads, write_environment
 from finetune.runs.plan import make_plan, resolve_config
-from finetune.runs.prepare import RunInputs
+from finetune.runs.prepare import RunInputs, keep_tables, prepare
+from finetune.runs.request import RunRequest
 from finetune.runs.results import (
     RunDetails,
     RunFacts,
@@ -54,6 +57,29 @@ from finetune.training.trainer import Trainer
 
 Predicted = tuple[NDArray[np.float32], Labels]
 WritePages = Callable[[RunFolder, RunResults], object]
+
+
+@distributed.joined()
+def train(request: RunRequest, *, write_pages: WritePages) -> RunResults:
+    """Train a new or an interrupted run to its end.
+
+    The folder of a new run is created first, and deleted if the run fails before it trains. With
+    several ranks, each calls this; a run can resume with another number of ranks.
+    """
+    journal = Journal()
+    lock = request.lock() if distributed.is_main() else nullcontext(RunFolder(Path()))
+    with kept_awake(), lock as locked, interruption_explained(locked), sent_to(journal):
+        folder = distributed.broadcast(lambda: locked)
+        inputs = keep_tables(prepare(request.config, sources=request.sources), folder)
+        with Run.begin(
+            inputs, folder, journal=journal,
+            resumes=bool(request.resumed), continues=request.continued,
+        ) as run:  # fmt: skip
+            run.train()
+            results = run.finish(write_pages=write_pages)
+        if request.config.data.private_data:
+            folder.delete_tables()
+        return results
 
 
 class Run:

@@ -1,7 +1,5 @@
 """Several runs of one call: seeds, folds of a cross-validation, or trials of a sweep."""
 
-import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -10,28 +8,34 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from finetune.config.load import SECTIONS, check_name, check_type, check_value
-from finetune.config.schema import OPTIONS, Config, change_options
-from finetune.config.yaml_files import read_yaml
+from finetune.config.schema import OPTIONS, change_options
+from finetune.config.yaml_files import dump_config
 from finetune.data import is_waiting
-from finetune.errors import BatchDoesNotFitError, ConfigurationError, LossNotFiniteError
+from finetune.devices.mps.awake import kept_awake
+from finetune.errors import BatchDoesNotFitError, ConfigurationError, DataError, LossNotFiniteError
 from finetune.evaluation.statistics import Interval, bootstrap, mean_interval, percentile_interval
 from finetune.events import Info, emit, sent_to
-from finetune.files import write_jsonl
-from finetune.runs.folder import SEVERAL, FoldsFolder, SeveralFolder, SweepFolder
+from finetune.files import write_jsonl, write_text_atomically
+from finetune.runs.folder import SeveralFolder
 from finetune.runs.results import SCHEMA_VERSION, RunResults, best_of, read_results
 from finetune.tasks.base import Labels, Outputs, Task
-from finetune.tasks.metrics import METRICS
+from finetune.tasks.metrics import METRICS, choose_metric
 from finetune.tasks.scores import Scores
 from finetune.tasks.shown import RunResultMixin
+from finetune.tasks.tables import format_value
 
 if TYPE_CHECKING:
     from finetune.runs.journal import Journal
     from finetune.runs.prepare import RunInputs
+    from finetune.runs.request import RunRequest
     from finetune.runs.run import WritePages
+    from finetune.training.plan import Plan
 
 Rows = Sequence[Mapping[str, Any]]
 Options = Mapping[str, Any]
+WriteFoldsPage = Callable[[SeveralFolder, "SeveralResults", Rows], object]
+# A sweep goes on after these.
+FAILURES_OF_TRIALS = (LossNotFiniteError, BatchDoesNotFitError, ConfigurationError)
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,24 +62,25 @@ class SeveralResults(RunResultMixin):
     def read(
         cls,
         folder: SeveralFolder,
-        numbers: Sequence[int],
+        variants: Mapping[int, Options],
         *,
-        metric: str | None = None,
-        options: Mapping[int, Options] | None = None,
-        failures: Mapping[int, str] | None = None,
+        metric: str | None,
+        failures: Mapping[int, str],
     ) -> "SeveralResults":
         """Read the results of finished runs; ``best`` has the best validation metric."""
-        finished = [number for number in numbers if folder.run(number).has_finished]
+        finished = [number for number in variants if folder.run(number).has_finished]
         runs = {number: read_results(folder.run(number)) for number in finished}
+        if runs:
+            metric = choose_metric(metric, runs[finished[0]].task.problem_type).name
         results = cls(
-            folder.kind, numbers, runs, str(folder.path), metric,
-            options=options or {}, failures=failures or {},
+            folder.kind, [*variants], runs, str(folder.path), metric,
+            options=variants if folder.kind == "sweep" else {}, failures=failures,
         )  # fmt: skip
-        is_whole = len(runs) + len(results.failures) == len(numbers)
-        if folder.kind == FoldsFolder.kind:
-            return results._with_all_rows(read_rows(folder, numbers)) if is_whole else results
+        is_whole = len(runs) + len(failures) == len(variants)
+        if folder.kind == "folds":
+            return results._with_all_rows(read_rows(folder, [*variants])) if is_whole else results
         # The best seed is known at any time, the best trial at the end.
-        is_known = is_whole or folder.kind != SweepFolder.kind
+        is_known = is_whole or folder.kind == "seeds"
         return replace(results, best=best_of(runs, metric) if is_known else None)
 
     def _with_all_rows(self, rows: Rows) -> "SeveralResults":
@@ -128,9 +133,9 @@ class SeveralResults(RunResultMixin):
 
     def records(self) -> list[dict[str, Any]]:
         """Return the metrics of each seed, of all rows of the folds, or of each trial."""
-        if self.kind == FoldsFolder.kind:
+        if self.kind == "folds":
             return self.scores.records() if self.scores else []
-        if self.kind != SweepFolder.kind:
+        if self.kind != "sweep":
             return [{"seed": seed, **run.test.metrics} for seed, run in self.runs.items()]
         return [
             {"trial": number, **self.options[number], str(self.metric): self.value(number)}
@@ -141,7 +146,7 @@ class SeveralResults(RunResultMixin):
         """Return the content of ``seeds.json``, ``folds.json`` or ``sweep.json``."""
 
         def name_of(number: int) -> str:
-            return next(kind for kind in SEVERAL if kind.kind == self.kind).run_name(number)
+            return SeveralFolder(Path(self.output_dir), self.kind).run_name(number)
 
         content = {
             "schema_version": SCHEMA_VERSION,
@@ -155,11 +160,11 @@ class SeveralResults(RunResultMixin):
             }
             for number, run in self.runs.items()
         }
-        if self.kind == FoldsFolder.kind:
+        if self.kind == "folds":
             intervals = {name: asdict(interval) for name, interval in self.intervals.items()}
             test = self.scores and self.scores.to_json()
             content |= {"test": test, "intervals": intervals, "spread": self.spread}
-        elif self.kind == SweepFolder.kind:
+        elif self.kind == "sweep":
             trials = {
                 name_of(number): {
                     "options": dict(self.options[number]),
@@ -174,50 +179,150 @@ class SeveralResults(RunResultMixin):
         return {**content, "runs": runs}
 
 
-def run_variants(
-    folder: SeveralFolder,
-    variants: Mapping[int, tuple[str, Options]],
-    shared: "RunInputs",
-    *,
-    journal: "Journal",
-    write_pages: "WritePages | None",
-    write_table: Callable[[Mapping[int, str]], object],
-    failures: Mapping[int, str],
-) -> dict[int, str]:
-    """Train the variants that are not finished; return why some trials of a sweep failed.
+def train_several(
+    request: "RunRequest", *, write_pages: "WritePages", write_folds_page: WriteFoldsPage
+) -> SeveralResults:
+    """Train several seeds, the folds of a cross-validation, or the trials of a sweep.
 
-    Each variant has a title and the options that differ; in a cross-validation, it is a fold.
+    Runs that have finished stay as they are. A trial that can't be trained stops no other trial.
+    """
+    from finetune.runs.failures import interruption_explained
+    from finetune.runs.journal import Journal
+    from finetune.runs.prepare import keep_tables, prepare
+
+    journal, variants, measured = Journal(), request.variants, None
+    with kept_awake(), request.lock() as locked:
+        folder = request.folder(locked.path)
+        assert isinstance(folder, SeveralFolder)
+        failures: dict[int, str] = {}
+        if request.trials and request.resumed:
+            failures = _read_failures(folder, request)
+
+        def write_table() -> SeveralResults:
+            metric = request.config.training.metric_for_best_model
+            results = SeveralResults.read(folder, variants, metric=metric, failures=failures)
+            content = results.to_json()
+            if request.trials:
+                content["request"] = _describe_request(request)
+            folder.write_table(content)
+            return results
+
+        finished = [number for number in variants if folder.run(number).has_finished]
+        waiting = [number for number in variants if number not in {*finished, *failures}]
+        if request.resumed and not waiting:
+            emit(Info(f"the runs in {folder.path} have finished: nothing is left to do"))
+            return _complete(folder, write_table(), write_folds_page)
+        with interruption_explained(folder), sent_to(journal):
+            shared = prepare(request.config, sources=request.sources, folds=request.folds)
+            shared = keep_tables(shared, folder)
+            _start(folder, request, shared)
+            write_table()
+            for number in waiting:
+                try:
+                    measured = _train_variant(
+                        folder, request, number, shared, measured, journal, write_pages
+                    )
+                except FAILURES_OF_TRIALS as error:
+                    if not request.trials:
+                        raise
+                    emit(Info(f"the trial failed: {error.message}"))
+                    failures[number] = error.message
+                write_table()
+        if request.config.data.private_data:
+            folder.delete_tables()
+        return _complete(folder, write_table(), write_folds_page)
+
+
+def _start(folder: SeveralFolder, request: "RunRequest", shared: "RunInputs") -> None:
+    """Start the folder of several runs, or check that data and model are still the same."""
+    from finetune.runs.manifest import Manifest
+
+    if request.trials and "validation" not in shared.examples:
+        raise DataError(
+            "a sweep compares trials on validation rows, but there are none",
+            remedy="add rows, or add --validation-file",
+        )
+    manifest = Manifest.of(shared)
+    if request.resumed:
+        Manifest.read(folder).check(manifest, remedy="restore it, or train in another folder")
+    else:
+        folder.start()
+        manifest.write(folder)
+
+
+def _train_variant(
+    folder: SeveralFolder,
+    request: "RunRequest",
+    number: int,
+    shared: "RunInputs",
+    measured: "Plan | None",
+    journal: "Journal",
+    write_pages: "WritePages",
+) -> "Plan | None":
+    """Train one of the runs; return its plan, whose measurements later runs reuse.
+
+    In a sweep they are not reused, because trials may differ in what they depend on.
     """
     from finetune.runs.prepare import prepare_variant
     from finetune.runs.run import Run
 
-    failed, is_sweep, measured = dict(failures), folder.kind == SweepFolder.kind, None
-    expected = (LossNotFiniteError, BatchDoesNotFitError, ConfigurationError) if is_sweep else ()
-    for place, (number, (title, options)) in enumerate(variants.items(), start=1):
-        run_folder = folder.run(number)
-        if run_folder.has_finished or number in failed:
-            continue
-        emit(Info(f"{title}, {place} of {len(variants)}"))
-        run_journal, resumes = journal.copy(), run_folder.can_resume
-        try:
-            with sent_to(run_journal):
-                config = change_options(shared.config, options)
-                fold = number if folder.kind == FoldsFolder.kind else None
-                inputs = prepare_variant(shared, config, fold=fold)
-            with (
-                run_folder.lock() if resumes else run_folder.create(overwrite=True),
-                Run.begin(
-                    inputs, run_folder, resumes=resumes, measured=measured, journal=run_journal
-                ) as run,
-            ):
-                run.train()
-                run.finish(write_pages=write_pages)
-                measured = None if is_sweep else run.plan
-        except expected as error:
-            emit(Info(f"the trial failed: {error.message}"))
-            failed[number] = error.message
-        write_table(failed)
-    return failed
+    variants, run_folder = request.variants, folder.run(number)
+    title = f"{folder.run_kind} {number}"
+    if request.trials:
+        title += f" ({format_value(variants[number])})"
+    emit(Info(f"{title}, {[*variants].index(number) + 1} of {len(variants)}"))
+    journal, resumes = journal.copy(), run_folder.can_resume
+    with sent_to(journal):
+        config = change_options(shared.config, variants[number])
+        inputs = prepare_variant(shared, config, fold=number if request.folds else None)
+    with (
+        run_folder.lock() if resumes else run_folder.create(overwrite=True),
+        Run.begin(inputs, run_folder, resumes=resumes, measured=measured, journal=journal) as run,
+    ):
+        run.train()
+        run.finish(write_pages=write_pages if request.keeps_models else None)
+        return None if request.trials else run.plan
+
+
+def _complete(
+    folder: SeveralFolder, results: SeveralResults, write_folds_page: WriteFoldsPage
+) -> SeveralResults:
+    """Write the page of all folds or the best configuration of a sweep, which has finished."""
+    if results.scores and not folder.report_file.exists():
+        rows = read_rows(folder, results.numbers)
+        write_jsonl(folder.predictions_file, rows)
+        write_folds_page(folder, results, rows)
+    if results.kind == "sweep":
+        if results.best is None:
+            failures = "; ".join({*results.failures.values()})
+            remedy = "choose other values, and start over with --overwrite"
+            raise ConfigurationError(f"no trial could be trained: {failures}", remedy=remedy)
+        best = folder.run(results.best).read_config()
+        write_text_atomically(folder.best_file, dump_config(best))
+    return results
+
+
+def _describe_request(request: "RunRequest") -> list[dict[str, Any]]:
+    """Return all options that a second call must not change, with the options of each trial."""
+    shared = {
+        name: Path(value).name if is_waiting(value) else value
+        for name, option in OPTIONS.items()
+        for value in [option.value_in(request.config)]
+        if option.section in ("data", "model", "training") and not option.resumable
+    }
+    return [shared, *map(dict, request.trials)]
+
+
+def _read_failures(folder: SeveralFolder, request: "RunRequest") -> dict[int, str]:
+    """Return the failures of a started sweep by trial; raise if the trials differ."""
+    content = folder.read(folder.table_file, dict)
+    if content["request"] != _describe_request(request):
+        raise ConfigurationError(
+            f"the sweep in {folder.path} started with another search space or other options",
+            remedy="start over with --overwrite, or choose another folder with --output-dir",
+        )
+    failures = (trial["failure"] for trial in content["trials"].values())
+    return {number: failure for number, failure in enumerate(failures, start=1) if failure}
 
 
 @dataclass(frozen=True)
@@ -256,7 +361,7 @@ class OutOfFold:
 
 def read_out_of_fold(path: Path) -> OutOfFold:
     """Return the predictions of a finished cross-validation, or raise ``NotARunError``."""
-    folder = FoldsFolder(path)
+    folder = SeveralFolder(path, "folds")
     task = folder.run(folder.numbers[0]).read_task()
     return folder.read(folder.predictions_file, lambda rows: OutOfFold.of_rows(task, rows))
 
@@ -266,118 +371,3 @@ def read_rows(folder: SeveralFolder, folds: Sequence[int]) -> Rows:
     runs = map(folder.run, folds)
     rows = [row for run in runs for row in run.read(run.predictions_file, list)]
     return sorted(rows, key=lambda row: row["row"])
-
-
-def write_rows(folder: SeveralFolder, folds: Sequence[int]) -> Rows:
-    """Write the predictions of all folds into one file, and return them."""
-    rows = read_rows(folder, folds)
-    write_jsonl(folder.predictions_file, rows)
-    return rows
-
-
-@dataclass(frozen=True)
-class Range:
-    """Numbers from low to high, integers if both are; ``log`` means uniform in the logarithm."""
-
-    low: float
-    high: float
-    log: bool = False
-
-
-Values = Sequence[Any] | Range
-Space = Mapping[str, Values]
-
-
-def read_space(path: Path) -> Space:
-    """Return the values of each option in a YAML file, with or without sections."""
-    space: dict[str, Values] = {}
-    content = read_yaml(path)
-    for name, value in content.items() if isinstance(content, dict) else ():
-        options = value if name in SECTIONS and isinstance(value, dict) else {name: value}
-        for option, values in options.items():
-            check_name(option, name if name in SECTIONS else None, source=str(path))
-            space[option] = _read_values(option, values, source=str(path))
-    if not space:
-        remedy = "write for example `learning_rate: [1e-4, 1e-3]` in a line"
-        raise ConfigurationError(f"{path} names no options", remedy=remedy)
-    return space
-
-
-def _read_values(option: str, values: Any, *, source: str) -> Values:
-    """Return the values of an option of the schema; ``ConfigurationError`` for others."""
-    if OPTIONS[option].section not in ("model", "training") or option == "device":
-        raise ConfigurationError(
-            f"{source}: {option} is the same for all trials of a sweep",
-            remedy="give it as a flag; options of model and training may differ",
-        )
-    if isinstance(values, list) and values:
-        return [check_value(option, value, source) for value in values]
-    if isinstance(values, dict) and {"low", "high"} <= {*values} <= {"low", "high", "log"}:
-        low, high = (check_value(option, values[end], source) for end in ("low", "high"))
-        is_log = check_type(bool, values.get("log", False), words=source, is_strict=False)
-        if isinstance(low, int | float) and (0 if is_log else -math.inf) < low < high:
-            return Range(low, high, is_log)
-    raise ConfigurationError(
-        f"{source}: {option} is {values!r}, which is neither a list nor low and high",
-        remedy=f"write `{option}: [A, B]`, or `{option}: {{low: A, high: B, log: true}}`, where"
-        " A is less than B and, with log, above 0",
-    )
-
-
-def choose_trials(space: Space, *, trials: int | None, seed: int) -> list[dict[str, Any]]:
-    """Return the options of each trial, deterministically: a grid of lists, or random values."""
-    generator = np.random.default_rng(seed)
-    lists = [values for values in space.values() if not isinstance(values, Range)]
-    if len(lists) == len(space):
-        grid = [dict(zip(space, values, strict=True)) for values in itertools.product(*lists)]
-        if trials is None or trials >= len(grid):
-            return grid
-        return [grid[number] for number in generator.permutation(len(grid))[:trials]]
-    if trials is None:
-        ranges = ", ".join(name for name, values in space.items() if isinstance(values, Range))
-        raise ConfigurationError(
-            f"a range has no grid: {ranges}", remedy="say how many random trials: --trials 20"
-        )
-    return [
-        {name: _draw(values, generator) for name, values in space.items()} for _ in range(trials)
-    ]
-
-
-def _draw(values: Values, generator: np.random.Generator) -> Any:
-    """Return one of the values, or a number in the range with three digits."""
-    if not isinstance(values, Range):
-        return values[int(generator.integers(len(values)))]
-    low, high = values.low, values.high
-    if values.log:
-        drawn = math.exp(generator.uniform(math.log(low), math.log(high)))
-    else:
-        drawn = generator.uniform(low, high)
-    return round(drawn) if isinstance(values.low, int) else float(f"{drawn:.3g}")
-
-
-def describe_request(config: Config, chosen: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return everything that a second call must not change: all options, of each trial too."""
-    shared = {
-        name: Path(value).name if is_waiting(value) else value
-        for name, option in OPTIONS.items()
-        for value in [option.value_in(config)]
-        if option.section in ("data", "model", "training") and not option.resumable
-    }
-    return [shared, *map(dict, chosen)]
-
-
-def read_failures(folder: SweepFolder, request: list[dict[str, Any]]) -> dict[int, str]:
-    """Return the failures of a started sweep by trial; raise if the trials differ."""
-
-    def parse(content: dict[str, Any]) -> dict[int, str] | None:
-        trials = enumerate(content["trials"].values(), start=1)
-        failures = {number: trial["failure"] for number, trial in trials if trial["failure"]}
-        return failures if content["request"] == request else None
-
-    failures = folder.read(folder.table_file, parse)
-    if failures is None:
-        raise ConfigurationError(
-            f"the sweep in {folder.path} started with another search space or other options",
-            remedy="start over with --overwrite, or choose another folder with --output-dir",
-        )
-    return failures

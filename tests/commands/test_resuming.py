@@ -8,10 +8,10 @@ import pytest
 from tiny_runs import QUICK
 
 import finetune
-from finetune.commands.resuming import Work
 from finetune.config.schema import Config, DataConfig
 from finetune.errors import FinetuneError, InterruptionError, ModelNotFoundError
 from finetune.events import Event, Info
+from finetune.runs.request import RunRequest
 
 ONE_UPDATE: dict[str, Any] = QUICK | {
     "max_train_samples": 16,
@@ -26,7 +26,7 @@ ONE_UPDATE: dict[str, Any] = QUICK | {
 )
 def test_the_run_folder_is_named_after_the_data(data: str, name: str) -> None:
     config = Config(data=DataConfig(data=data))
-    assert Work(config).default_name == f"{name}-bert-base-uncased-full"
+    assert RunRequest(config).default_name == f"{name}-bert-base-uncased-full"
 
 
 def test_runs_without_a_folder_are_numbered_and_reserve_theirs_before_anything_is_loaded(

@@ -7,10 +7,11 @@ import pytest
 from tiny_runs import QUICK, Command, flags
 
 import finetune
+from finetune.commands.sweep import choose_trials, read_space
 from finetune.errors import ConfigurationError, InterruptionError, NotARunError
 from finetune.events import Event, Info
 from finetune.files import read_json
-from finetune.runs.several import Range, SeveralResults, choose_trials, read_space
+from finetune.runs.several import SeveralResults
 
 OPTIONS: dict[str, Any] = QUICK | {"max_train_samples": 48, "num_train_epochs": 4}
 SPACE = "training:\n  learning_rate: [1e-3, 1e5, 1e-5, 1e-4]\nmax_length: [16]\n"
@@ -91,7 +92,7 @@ def test_trials_are_a_grid_or_drawn_in_the_ranges_the_same_every_time(tmp_path: 
     lines = ["learning_rate: {low: 1e-5, high: 1e-2, log: true}", "batch_size: {low: 8, high: 64}"]
     file.write_text("\n".join([*lines, "model:", "  train_layers: [1, null]"]))
     space = read_space(file)
-    assert space["batch_size"] == Range(8, 64)
+    assert space["batch_size"] == {"low": 8, "high": 64, "log": False}
     drawn = choose_trials(space, trials=50, seed=1)
     assert drawn == choose_trials(space, trials=50, seed=1)
     assert all(8 <= one["batch_size"] <= 64 for one in drawn)
@@ -109,7 +110,7 @@ def test_trials_are_a_grid_or_drawn_in_the_ranges_the_same_every_time(tmp_path: 
 @pytest.mark.parametrize(
     ("space", "words"),
     [
-        ("", "names no options"),
+        ("", "lists no options"),
         ("learning_rat: [1]", "there is no option learning_rat"),
         ("data:\n  test_fraction: [0.1]", "test_fraction is the same for all trials"),
         ("learning_rate: 1e-3", "neither a list nor low and high"),

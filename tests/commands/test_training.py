@@ -11,7 +11,7 @@ import finetune
 from finetune.errors import FinetuneError, InterruptionError, NotARunError
 from finetune.events import Event, Info
 from finetune.files import read_json
-from finetune.runs.folder import RunFolder, SeedsFolder
+from finetune.runs.folder import RunFolder, SeveralFolder
 from finetune.runs.journal import read_warnings
 from finetune.runs.several import SeveralResults
 
@@ -73,7 +73,7 @@ def test_the_folder_of_all_stands_for_the_best(parent: Path, tmp_path: Path) -> 
     assert finetune.predict(parent, TEXTS, device="cpu") == finetune.predict(
         best, TEXTS, device="cpu"
     )
-    SeedsFolder(tmp_path).write_table({"seeds": [1, 2], "best": None})
+    SeveralFolder(tmp_path, "seeds").write_table({"seeds": [1, 2], "best": None})
     with pytest.raises(NotARunError, match="best is not known") as caught:
         finetune.predict(tmp_path, TEXTS)
     assert f"{tmp_path}/seed-1" in caught.value.remedy
@@ -103,7 +103,7 @@ def test_seeds_whose_first_run_was_deleted_begin_with_it_again(
 ) -> None:
     folder = shutil.copytree(parent, tmp_path / "seeds")
     shutil.rmtree(folder / "seed-42")
-    assert SeedsFolder(folder).read_config().training.seed == 42
+    assert SeveralFolder(folder, "seeds").read_config().training.seed == 42
 
 
 @pytest.mark.parametrize(

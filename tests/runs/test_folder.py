@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from finetune.errors import NotARunError, RunFolderInUseError, RunFolderNotEmptyError
-from finetune.runs.folder import RunFolder, SeedsFolder, open_run_folder
+from finetune.runs.folder import RunFolder, SeveralFolder, open_run_folder
 
 
 def make_run(path: Path, content: str = "training: {}\n") -> RunFolder:
@@ -115,7 +115,7 @@ def test_a_file_that_is_missing_or_makes_no_sense_is_named(
 ) -> None:
     folder = make_run(tmp_path)
     if content is not None:
-        SeedsFolder(tmp_path).table_file.write_text(content)
+        SeveralFolder(tmp_path, "seeds").table_file.write_text(content)
         with pytest.raises(NotARunError, match=r"seeds\.json is missing or can't be read"):
             open_run_folder(tmp_path)
     else:

@@ -16,7 +16,7 @@ from finetune.errors import (
 )
 from finetune.events import Event, Info
 from finetune.files import read_json, read_jsonl
-from finetune.runs.folder import FoldsFolder
+from finetune.runs.folder import SeveralFolder
 from finetune.runs.several import SeveralResults, read_out_of_fold
 
 ROWS = [f"{text} {number},{'even' if number % 2 else 'odd'}"
@@ -153,4 +153,4 @@ def test_the_command_shows_folds_all_rows_and_classes_and_leaves_test_rows_alone
     assert "the 270 test rows are not used" in outcome.errors
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "810 rows predicted out of fold" in page
-    assert FoldsFolder(folder).has_finished
+    assert SeveralFolder(folder, "folds").has_finished

@@ -1,0 +1,286 @@
+"""What a call of ``finetune.run`` does: which runs it starts or resumes, where, with which options.
+
+This module does not import PyTorch, so that wrong options are reported at once.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from finetune.config.schema import OPTIONS, Config, change_options
+from finetune.data import is_waiting
+from finetune.errors import ConfigurationError, NotARunError, UsageError
+from finetune.events import Info, emit
+from finetune.ownership import CONTENTS, check_writable
+from finetune.runs.folder import (
+    RUNS_FOLDER,
+    RunFolder,
+    SeveralFolder,
+    find_latest,
+    find_several,
+    list_runs,
+    next_free_folder,
+    open_run_folder,
+)
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """A run, or several runs that differ in seed, fold or some options.
+
+    ``sources`` has the file, variable or flag that set each option, ``trials`` the options of each
+    trial of a sweep. ``resumed`` is the folder to resume, ``continued`` a finished run whose model
+    is trained further.
+    """
+
+    config: Config
+    sources: Mapping[str, str] = field(default_factory=dict)
+    seeds: int | None = None
+    folds: int | None = None
+    trials: Sequence[Mapping[str, Any]] = ()
+    keeps_models: bool = True
+    resumed: RunFolder | None = None
+    continued: RunFolder | None = None
+
+    @property
+    def variants(self) -> Mapping[int, Mapping[str, Any]]:
+        """The options that differ, by number of the run; empty for a single run and for folds."""
+        if self.trials:
+            return dict(enumerate(self.trials, start=1))
+        first = self.config.training.seed
+        seeds = {seed: {"seed": seed} for seed in range(first, first + (self.seeds or 0))}
+        return seeds or {fold: {} for fold in range(1, 1 + (self.folds or 0))}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this resumes a single run that has finished."""
+        return bool(self.resumed and self.resumed.has_finished and not self.variants)
+
+    def folder(self, path: Path) -> RunFolder:
+        """Return a path as the folder of a run, or of several."""
+        if not (count := len(self.variants)):
+            return RunFolder(path)
+        kind = "sweep" if self.trials else "seeds" if self.seeds else "folds"
+        return SeveralFolder(path, kind, count)
+
+    @property
+    def output_folder(self) -> RunFolder | None:
+        """The folder in ``--output-dir``."""
+        name = self.config.output.output_dir
+        return None if name is None else self.folder(Path(name).expanduser())
+
+    @property
+    def default_name(self) -> str:
+        """The name of a folder without ``--output-dir``, such as ``trec-minilm-full``."""
+        from finetune.data.load import source_name
+
+        data, model = self.config.data.data, self.config.model
+        parts = [source_name(data), Path(model.model).name, model.mode]
+        kind = self.folder(Path()).kind
+        return "-".join([*parts, kind] if kind != RunFolder.kind else parts)
+
+    @contextmanager
+    def lock(self) -> Iterator[RunFolder]:
+        """Lock the folder; create it for a new run, and delete it again if it stays empty."""
+        with ExitStack() as stack:
+            if self.resumed:
+                folder = stack.enter_context(self.resumed.lock())
+            elif output_folder := self.output_folder:
+                self.check_folder()
+                overwrite = self.config.output.overwrite
+                folder = stack.enter_context(output_folder.create(overwrite=overwrite))
+            else:
+                check_writable(RUNS_FOLDER)
+                while True:
+                    folder = self.folder(next_free_folder(RUNS_FOLDER, self.default_name))
+                    # Another process may create it first.
+                    with suppress(FileExistsError):
+                        stack.enter_context(folder.make(exist_ok=False))
+                        break
+            yield folder
+
+    def check_folder(self) -> Path:
+        """Return the folder that a new run would get; raise ``UsageError`` if it can't be used."""
+        if (folder := self.output_folder) is None:
+            return next_free_folder(RUNS_FOLDER, self.default_name)
+        folder.check_can_create(overwrite=self.config.output.overwrite)
+        if not folder.is_ours:
+            return folder.path
+        inputs = [
+            str(option.value_in(self.config))
+            for option in OPTIONS.values()
+            if option.path and option.section in ("data", "model")
+        ]
+        # The source of an option may be a configuration file.
+        for name in [*inputs, *self.sources.values()]:
+            path = Path(name).expanduser().resolve()
+            if os.path.exists(path) and any(map(folder.path.samefile, [path, *path.parents])):
+                raise UsageError(
+                    f"the run reads {name}, which is in the folder to replace, {folder.path}",
+                    remedy="choose another folder with --output-dir",
+                )
+        return folder.path
+
+
+def resume(request: RunRequest, resume_from: str | Path) -> RunRequest:
+    """Return a request that resumes a run: ``auto``, or the run in a folder.
+
+    If there is no run with ``auto``, the request stays. A finished run is trained for more epochs
+    if they are requested.
+    """
+    is_auto = resume_from == AUTO
+    folder = find_started(request) if is_auto else _open(request, Path(resume_from))
+    if folder is None:
+        emit(Info("there is no run to resume; a new one starts"))
+        if (output := request.output_folder) and output.is_ours and _has_lost_all(output):
+            return replace(request, config=change_options(request.config, {"overwrite": True}))
+        return request
+    saved, epochs = folder.read_config(), request.config.training.num_train_epochs
+    runs = folder.runs if isinstance(folder, SeveralFolder) else [folder]
+    for run in runs:
+        _check_unedited(run)
+    if request.folds and len(runs) != request.folds:
+        raise ConfigurationError(
+            f"{folder.path} has {len(runs)} folds, which can't become {request.folds}",
+            remedy=f"use --folds {len(runs)}, or choose another folder with --output-dir",
+        )
+    has_more_epochs = epochs not in (None, saved.training.num_train_epochs)
+    if folder.has_finished and not request.variants and has_more_epochs and not is_auto:
+        return _train_further(folder, saved, request)
+    sources = {**dict.fromkeys(OPTIONS, str(folder.config_file)), **request.sources}
+    config = _change_saved(folder, saved, request)
+    request = replace(request, config=config, sources=sources, resumed=folder)
+    if request.is_over:
+        folder.clean_up()
+        emit(Info(f"the run in {folder.path} has finished: nothing is left to do"))
+    return request
+
+
+def _has_lost_all(folder: RunFolder) -> bool:
+    """Return whether a run was killed before it wrote a checkpoint, maybe just after its model."""
+    is_single = not isinstance(folder, SeveralFolder)
+    return not folder.has_progress or (is_single and not folder.has_started)
+
+
+def find_started(request: RunRequest) -> RunFolder | None:
+    """Return the run in ``--output-dir``, or the newest unfinished run of this configuration.
+
+    Without data, it is the newest unfinished run.
+    """
+    if folder := request.output_folder:
+        return folder if folder.has_started else None
+    kind, name = request.folder(Path()).kind, request.default_name
+    for run in list_runs(RUNS_FOLDER):
+        stem, _, number = run.path.name.rpartition("-")
+        is_named = run.path.name == name or (stem == name and number.isdecimal())
+        if run.kind == kind and (is_named or "data" not in request.sources):
+            folder = request.folder(run.path)
+            if folder.has_started and not folder.has_finished:
+                return folder
+    return None
+
+
+def _open(request: RunRequest, path: Path) -> RunFolder:
+    """Return the run, or the folder of several, in a folder that the user passed."""
+    folder = request.folder(find_latest(path).expanduser())
+    if isinstance(folder, SeveralFolder):
+        if not folder.has_started:
+            flag = f"--{folder.kind}"
+            raise NotARunError(
+                f"{path} has no {CONTENTS[folder.kind]} to resume",
+                remedy=f"drop {flag} to resume a single run, or start new ones with only {flag}",
+            )
+        return folder
+    if several := find_several(folder.path):
+        raise UsageError(
+            f"{path} holds {CONTENTS[several.kind]}",
+            remedy=f"resume them with {several.resume_command}",
+        )
+    return open_run_folder(folder.path, needs_model=False)
+
+
+def _check_unedited(folder: RunFolder) -> None:
+    """Raise ``ConfigurationError`` if ``config.yaml`` was edited after the run started."""
+    from finetune.runs.manifest import Manifest
+
+    options = Manifest.read(folder).options
+    if options is None or not folder.config_file.is_file():
+        return
+    config = folder.read_config()
+    changes = [
+        f"{name} is now {option.value_in(config)}, but was {option.value_in(options)}"
+        for name, option in OPTIONS.items()
+        if option.value_in(config) != option.value_in(options) and not option.resumable
+    ]
+    if changes:
+        raise ConfigurationError(
+            f"{folder.config_file} was edited after the run started: {'; '.join(changes)}",
+            remedy="undo the changes, or start a new run",
+        )
+
+
+def _train_further(folder: RunFolder, saved: Config, request: RunRequest) -> RunRequest:
+    """Return a new run that trains the model of a finished run for more epochs."""
+    from finetune.runs.results import read_results
+
+    done_epochs = read_results(folder).training.epoch
+    config = _change_saved(folder, saved, request, ignored=("num_train_epochs", "output_dir"))
+    more_epochs = (request.config.training.num_train_epochs or 0) - done_epochs
+    if more_epochs <= 0:
+        raise UsageError(
+            f"the run in {folder.path} has already trained for {done_epochs:g} epochs",
+            remedy="set --num-train-epochs to more",
+        )
+    path, output = folder.path.resolve(), request.config.output
+    output_dir = output.output_dir or str(next_free_folder(path.parent, path.name))
+    message = f"training the model of {folder.path} for {more_epochs:g} more epochs in {output_dir}"
+    emit(Info(f"{message}, on the same data, with a new optimizer and learning rate schedule"))
+    changes: dict[str, Any] = {
+        "model": str(path / folder.model_folder.name),
+        "revision": None,
+        "num_train_epochs": more_epochs,
+        "max_steps": None,
+        "output_dir": output_dir,
+        "overwrite": output.overwrite,
+    }
+    sources = {**dict.fromkeys(OPTIONS, str(folder.config_file)), **request.sources}
+    return RunRequest(change_options(config, changes), sources, continued=folder)
+
+
+def _change_saved(
+    folder: RunFolder, saved: Config, request: RunRequest, *, ignored: Sequence[str] = ()
+) -> Config:
+    """Return the saved configuration with the options that can change when a run resumes.
+
+    Raises ``ConfigurationError`` for other options that differ.
+    """
+    changes, rejected = dict[str, Any](), list[str]()
+    for name, source in request.sources.items():
+        option = OPTIONS[name]
+        now, before = option.value_in(request.config), option.value_in(saved)
+        if name == "output_dir":
+            before = str(folder.path.resolve())
+        if option.resumable:
+            changes[name] = now
+        elif name not in ignored and not (now in (None, AUTO) or _is_same(now, before)):
+            rejected.append(f"{name} is {now}, but was {before} ({source})")
+    if rejected:
+        raise ConfigurationError(
+            f"these options can't change when a run resumes: {'; '.join(rejected)}",
+            remedy="drop them, or start a new run",
+        )
+    return change_options(saved, changes)
+
+
+def _is_same(now: Any, before: Any) -> bool:
+    """Return whether a value equals the saved value, which has absolute paths and Hub commits."""
+    if not (isinstance(now, str) and isinstance(before, str)):
+        return bool(now == before)
+    if is_waiting(now):
+        return Path(now).name == Path(before).name
+    return before in (now, str(Path(now).expanduser().resolve())) or before.startswith(f"{now}@")
