@@ -65,7 +65,7 @@ def test_a_run_that_is_overwritten_loses_its_files_and_nothing_else(tmp_path: Pa
     run = make_run(tmp_path / "run")
     notes = write(run.path, *NOTES)
     [said] = overwrite(run)
-    assert f"kept in {run.path}, as no run has written it: .lock, adapter/mine/config.json" in said
+    assert f"kept in {run.path}, because no run wrote them: .lock, adapter/mine/config.json" in said
     assert_kept(notes)
     assert {path for path in run.path.rglob("*") if path.is_file()} == {*notes, run.manifest_file}
 

@@ -37,7 +37,7 @@ def _describe(folder: RunFolder) -> dict[str, Any]:
     listed: dict[str, Any] = dict.fromkeys(FIELDS)
     listed |= {"run": str(folder.path), "status": "unreadable", "written_at": 0.0}
     runs = folder.runs if isinstance(folder, SeveralFolder) else [folder]
-    # Other runs of several did not start, or failed.
+    # Some of the runs did not start, or failed.
     runs = [run for run in runs if run.config_file.is_file()]
     with suppress(FinetuneError):
         times = (run.config_file.stat().st_mtime for run in runs)
@@ -61,7 +61,7 @@ def _read_scores(folder: RunFolder, finished: Sequence[RunFolder]) -> dict[str, 
     metric = results[0].test.values[0].metric
     scores, is_of_folds = results[0].test, folder.kind == "folds"
     if isinstance(folder, SeveralFolder) and is_of_folds:
-        # Over all rows, as the end of the run shows it.
+        # Metrics over all rows, as printed at the end of the run.
         content = folder.read(folder.table_file, dict)
         intervals = content["intervals"].items()
         limits = {name: (interval["low"], interval["high"]) for name, interval in intervals}
@@ -111,5 +111,5 @@ def _show(listed: Sequence[Mapping[str, Any]]) -> None:
         names = (Path(run["data"] or "").name, Path(run["model"] or "").name, run["mode"] or "")
         kind = run["status"] if run["status"][0].isdigit() else ""
         rows.append((run["run"], started, *names, result, interval, seconds, kind))
-    titles = ("run", "started", "data", "model", "mode", "test", "95% interval", "trained in", "")
-    show_table(titles, rows, numbers=("95% interval", "trained in"))
+    titles = ("run", "started", "data", "model", "mode", "test", "95% CI", "trained in", "")
+    show_table(titles, rows, numbers=("95% CI", "trained in"))

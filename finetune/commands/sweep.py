@@ -89,8 +89,8 @@ def read_space(path: Path) -> Space:
             check_name(option, name if name in SECTIONS else None, source=str(path))
             space[option] = _read_values(option, values, source=str(path))
     if not space:
-        remedy = "write for example `learning_rate: [1e-4, 1e-3]` in a line"
-        raise ConfigurationError(f"{path} lists no options", remedy=remedy)
+        remedy = "write a line such as `learning_rate: [1e-4, 1e-3]`"
+        raise ConfigurationError(f"{path} has no options", remedy=remedy)
     return space
 
 
@@ -100,8 +100,8 @@ def _read_values(option: str, values: Any, *, source: str) -> list[Any] | dict[s
 
     if OPTIONS[option].section not in ("model", "training") or option == "device":
         raise ConfigurationError(
-            f"{source}: {option} is the same for all trials of a sweep",
-            remedy="pass it as a flag; options of model and training may differ",
+            f"{source}: {option} can't differ between the trials of a sweep",
+            remedy="set it as a flag; only options of model and training may differ",
         )
     if isinstance(values, list) and values:
         return [check_value(option, value, source) for value in values]
@@ -132,7 +132,7 @@ def choose_trials(space: Space, *, trials: int | None, seed: int) -> list[dict[s
         return [grid[number] for number in generator.permutation(len(grid))[:trials]]
     if trials is None:
         raise ConfigurationError(
-            f"a range has no grid: {', '.join(ranges)}",
+            f"a grid needs lists, but these options are ranges: {', '.join(ranges)}",
             remedy="set the number of random trials: --trials 20",
         )
     return [
@@ -191,7 +191,7 @@ def _show(results: "SeveralResults") -> None:
     columns = ("trial", *(name.replace("_", " ") for name in names), metric.title)
     show_lines(f"{validation.samples:,} validation rows", "")
     show_result_table(Table("Trials", columns, rows, text_columns=len(columns)))
-    note = "The best of many trials looks better here than it is. Test it on other rows."
+    note = "The score of the best of many trials is too optimistic. Test it on other rows."
     show_lines(*click.wrap_text(note).splitlines())
     file = SeveralFolder(Path(results.output_dir), "sweep").best_file
     show_lines(f"train and test the best options: finetune run {file}")

@@ -23,10 +23,13 @@ FASTER = 1.05
 
 
 def make_batch_sizes(inputs: RunInputs, plan: Plan) -> tuple[BatchSize, BatchSize]:
-    """Return the batch sizes of training and evaluation; they are equal if shapes are limited."""
+    """Return the batch sizes of training and evaluation.
+
+    They are equal on devices that limit the number of batch shapes.
+    """
     device, examples, ranks = inputs.device, int(plan.batch_size), distributed.world_size()
     if ranks > 1:
-        # If batches are padded with examples, a larger size would only add repeated ones.
+        # If batches are padded with examples, a larger batch would only repeat more of them.
         examples = min(examples, math.ceil(_rows_per_step(inputs, plan) / ranks))
     batch_size = eval_batch_size = BatchSize(examples, "batch size", device)
     if not device.shapes.counts_evaluation:
@@ -58,12 +61,14 @@ def search_batch_sizes(inputs: RunInputs, plan: Plan) -> Plan:
     def search(case: Case, largest: int = rows_per_step) -> Result:
         with distributed.alone():
             result = find(case, Search(device, config.search, largest, largest, cache))
-        subject = "batch size without gradients" if case.part == "features" else "batch size"
+        subject = "evaluation batch size" if case.part == "features" else "batch size"
         subject += ", with gradient checkpointing" * case.gradient_checkpointing
         trials = {str(trial.batch_size): trial.examples_per_second for trial in result.trials}
         speeds = {size: speed for size, speed in trials.items() if speed}
-        note = f"{result.first_failed} does not fit into {gibibytes(result.budget_bytes or 0)}"
-        note *= result.first_failed is not None
+        note = ""
+        if result.first_failed is not None:
+            budget = gibibytes(result.budget_bytes or 0)
+            note = f"a batch of {result.first_failed} does not fit into {budget}"
         size = str(result.recommended)
         choices.append(AutoTunedOption(subject, size, "examples/s", speeds, note))
         return result
@@ -96,9 +101,9 @@ def search_batch_sizes(inputs: RunInputs, plan: Plan) -> Plan:
         training, evaluation = (min(sizes[i] for sizes in all_sizes) for i in (0, 1))
         if is_one_size:
             training = evaluation = min(training, evaluation)
-        # It only lowers the memory of those that did not need it.
+        # On ranks that did not need it, checkpointing only saves memory.
         checkpointing = any(sizes[2] for sizes in all_sizes)
-        emit(Info(f"batch size: {training}, and {evaluation} without gradients"))
+        emit(Info(f"batch size: {training} in training, {evaluation} in evaluation"))
     return replace(
         plan,
         batch_size=training,
@@ -113,7 +118,7 @@ def _search_both_ways(
 ) -> tuple[int, bool]:
     """Search for the batch size of a step, with gradient checkpointing if that is faster.
 
-    It can be faster if memory is short: micro-batches are fewer and larger.
+    If memory is short, checkpointing can be faster, because micro-batches are fewer and larger.
     """
     size, speed = 0, 0.0
     with suppress(BatchDoesNotFitError):

@@ -1,9 +1,9 @@
-"""The checkpoints of a run: written whole or not at all, verified when read, and without pickle.
+"""The checkpoints of a run: written atomically, verified when read, and without pickle.
 
 step-N/ or best-N/
   <group>.safetensors  a file for each group of tensors, such as model and optimizer
   state.json           numbers and words
-  manifest.json        size and sha256 of the others; written last
+  manifest.json        size and sha256 of the other files; written last
 """
 
 import time
@@ -57,7 +57,7 @@ class Checkpoints:
     def __init__(self, folder: RunFolder, *, keep: int, device: Device, journal: Journal) -> None:
         self.folder, self.keep = folder, keep
         self._device, self._journal = device, journal
-        # Steps and parameters, until they are on the disk.
+        # The step and the parameters of the best model, until they are on the disk.
         self._best: tuple[int, Tensors] | None = None
         self._saved_at, self._seconds = time.monotonic(), EXPECTED_SECONDS
 
@@ -74,7 +74,7 @@ class Checkpoints:
             self._best = trainer.progress.steps, tensors
 
     def load_best(self, trainer: Trainer) -> None:
-        """Copy the parameters of the best model back in place; keep the last if they are lost."""
+        """Copy the parameters of the best model back; if they are lost, keep the last model."""
         progress = trainer.progress
         if progress.best_step == progress.steps:
             return
@@ -92,14 +92,13 @@ class Checkpoints:
             load_trained_tensors(trainer, distributed.broadcast(read))
         except StateUnusableError:
             folder = self.folder.checkpoints_folder
-            message = f"the best model, of step {progress.best_step:,}, can't be read from {folder}"
-            remedy = f"the model of step {progress.steps:,} takes its place"
-            emit(WarningMessage(message, remedy=remedy))
+            message = f"the best model (step {progress.best_step:,}) can't be read from {folder}"
+            emit(WarningMessage(f"{message}, so the model of step {progress.steps:,} is used"))
             progress.best_score, progress.best_step = None, progress.steps
 
     @clock("saving")
     def save(self, trainer: Trainer) -> None:
-        """Write a checkpoint and delete the oldest ones, except those to keep."""
+        """Write a checkpoint and delete old checkpoints beyond the limit."""
         # A checkpoint ahead of the journal would leave a gap in it after resuming.
         if not distributed.broadcast(self._journal.write):
             return
@@ -108,7 +107,7 @@ class Checkpoints:
         if not distributed.is_main():
             return
         if trainer.is_over:
-            # No step is left that needs it.
+            # No step is left that needs the state of the optimizer.
             tensors["optimizer"] = {}
         started = time.monotonic()
         try:
@@ -132,7 +131,7 @@ class Checkpoints:
         self._seconds = self._saved_at - started
 
     def _write(self, path: Path, tensors: Mapping[str, Tensors], state: Mapping[str, Any]) -> None:
-        """Write a checkpoint in place of one of the same name."""
+        """Write a checkpoint; it replaces a checkpoint of the same name."""
         with replacing(path, last=MANIFEST_NAME) as partial:
             write_checkpoint(partial, tensors=tensors, state=state)
         flush_to_disk(path.parent)
@@ -142,7 +141,7 @@ class Checkpoints:
 
     def _delete_old(self, progress: Progress) -> None:
         """Keep the newest checkpoints up to a step, and the best models that they refer to."""
-        # Newer ones than this step were damaged, and were skipped when the run was resumed.
+        # Newer checkpoints were damaged, and were skipped when the run was resumed.
         steps = (int(folder.name[5:]) for folder in self.folder.checkpoints)
         folders = [
             self.folder.checkpoints_folder / f"step-{step}"
@@ -166,8 +165,8 @@ class Checkpoints:
                     checkpoint = read_checkpoint(folder)
                     restore_state(trainer, *checkpoint)
                 except (CheckpointDamagedError, StateUnusableError) as error:
-                    message = f"checkpoint {folder} is damaged: {error.__cause__ or error}"
-                    emit(WarningMessage(message, remedy="an older one is taken"))
+                    message = f"checkpoint {folder} is damaged, so an older checkpoint is used"
+                    emit(WarningMessage(f"{message}: {error.__cause__ or error}"))
                     continue
                 return checkpoint
             raise nothing_to_resume(self.folder)
@@ -207,7 +206,7 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, dict[str, torch.Tensor]], d
         manifest = read_json(folder / MANIFEST_NAME)
         for name, written in manifest.items():
             if _fingerprint(folder / name) != written:
-                raise ValueError(f"{name} is not what was written")
+                raise ValueError(f"{name} has changed since it was written")
         tensors = {
             name.removesuffix(TENSORS_SUFFIX): load_file(folder / name)
             for name in manifest

@@ -86,11 +86,6 @@ class ComparedGroup:
     options: Mapping[str, Sequence[Any]]
     verdict: str
 
-    @property
-    def metric(self) -> Metric:
-        """The first metric, by which the runs are ranked."""
-        return METRICS[next(iter(self.runs[0].metrics))]
-
 
 @dataclass(frozen=True, repr=False)
 class Comparison(DisplayMixin):
@@ -117,9 +112,9 @@ class Comparison(DisplayMixin):
 
 @dataclass(frozen=True, eq=False)
 class _FinishedRun:
-    """Results of a finished run, or means over seeds, with the rows of the first seed.
+    """Results of a finished run, or of several seeds, with the rows of the first seed.
 
-    ``resampled`` are metrics of resampled test rows.
+    ``resampled`` has the metrics of resampled test rows.
     """
 
     path: Path
@@ -136,7 +131,7 @@ class _FinishedRun:
 
         def resample(rows: list[Any]) -> tuple[list[Any], dict[str, NDArray[np.float64]]]:
             if len(rows) != results.test.samples:
-                raise ValueError(f"{len(rows)} rows, and {results.test.samples} were tested")
+                raise ValueError(f"{len(rows)} rows, but {results.test.samples} rows were tested")
             return rows, bootstrap(results.task.weighted_metrics(rows), rows=len(rows))
 
         digest = folder.read(folder.manifest_file, lambda content: str(content["splits"]["test"]))
@@ -147,13 +142,12 @@ class _FinishedRun:
     def merge(cls, runs: "Sequence[_FinishedRun]") -> "_FinishedRun":
         """Merge runs that differ only in their seed; runs are resampled as well as rows."""
         first, count = runs[0], len(runs)
-        if count == 1:
-            return first
         drawn = np.random.default_rng(0).integers(count, size=(count, RESAMPLES))
         resampled = {
-            name: np.take_along_axis(stacked, drawn, axis=0).mean(axis=0)
+            name: np.take_along_axis(
+                np.stack([run.resampled[name] for run in runs]), drawn, axis=0
+            ).mean(axis=0)
             for name in first.resampled
-            for stacked in [np.stack([run.resampled[name] for run in runs])]
         }
         path = first.path.parent if find_several(first.path.parent) else first.path
         results = [run.results[0] for run in runs]
@@ -164,17 +158,16 @@ class _FinishedRun:
         runs = [results.test.metrics for results in self.results]
         return {name: float(np.mean([run[name] for run in runs])) for name in runs[0]}
 
-    def options(self, *left_out: str) -> dict[str, Any]:
-        """Return the options by name, without some of them and without the folder options."""
-        hidden = ("output_dir", "overwrite", *left_out)
+    def options(self, *, with_seed: bool) -> dict[str, Any]:
+        """Return the options by name, without the options of the folder."""
+        hidden = {"output_dir", "overwrite", *(() if with_seed else ["seed"])}
         return {name: OPTIONS[name].value_in(self.config) for name in OPTIONS if name not in hidden}
 
     def describe(self, versus: PairedComparison | None) -> ComparedRun:
-        """Return the tables to show."""
+        """Return the run as it is shown."""
         first, metric = self.results[0], METRICS[next(iter(self.metrics))]
         value, rows = self.metrics[metric.name], first.test.samples
         values = [results.test.metrics[metric.name] for results in self.results]
-        seconds = [results.training.train_runtime for results in self.results]
         return ComparedRun(
             self.name,
             str(self.path),
@@ -182,9 +175,9 @@ class _FinishedRun:
             self.metrics,
             metric_interval(metric, value, rows, self.resampled[metric.name]),
             float(np.std(values, ddof=1)) if len(values) > 1 else None,
-            float(np.mean(seconds)),
+            float(np.mean([results.training.train_runtime for results in self.results])),
             first.facts.total_parameters,
-            # Else features were computed, or read, before the test.
+            # In other modes, features were computed or read before the test.
             1e3 * first.stage_seconds["test"] / rows if first.facts.mode == "full" else None,
             versus,
         )
@@ -193,12 +186,12 @@ class _FinishedRun:
 def compare_runs(
     paths: Sequence[Path], *, baseline: Baseline = "first", max_rows: int
 ) -> Comparison:
-    """Compare runs with the first or the best one, in one group per set of test rows."""
+    """Compare runs with the first or the best run, in one group per set of test rows."""
     folders = {folder.path.resolve(): folder for path in paths for folder in finished_runs(path)}
     if len(folders) < 2:
         raise UsageError(
-            f"there is nothing to compare {' '.join(map(str, paths))} with",
-            remedy="name two runs or more, or a folder that contains several",
+            f"there is only one run in {' '.join(map(str, paths))}, and nothing to compare it with",
+            remedy="pass two or more runs, or a folder with several runs",
         )
     groups: dict[tuple[str, str], list[_FinishedRun]] = {}
     for folder in folders.values():
@@ -206,84 +199,19 @@ def compare_runs(
         groups.setdefault((run.results[0].task.name, run.test_digest), []).append(run)
     if len(groups) > 1:
         message = f"the runs were tested on {len(groups)} different sets of rows"
-        remedy = "each set has a table of its own, and runs are compared within it"
-        emit(WarningMessage(message, remedy=remedy))
+        emit(WarningMessage(f"{message}, so there is one table per set"))
     return Comparison(
         [_compare_group(runs, baseline=baseline, max_rows=max_rows) for runs in groups.values()]
     )
 
 
-def _compare_group(
-    runs: Sequence[_FinishedRun], *, baseline: Baseline, max_rows: int
-) -> ComparedGroup:
-    settings = _group_seeds(runs)
-    base: _FinishedRun | None = settings[0]
-    if baseline == "best" and len(settings) > 1:
-        metric = runs[0].config.training.metric_for_best_model
-        base = best_of({run: run.results[0] for run in settings}, metric)
-    if base is None:
-        raise UsageError(
-            "which run is the best is not known: not all have a held-out validation split",
-            remedy="compare with the first, --baseline first, or make the runs with"
-            " --validation-fraction 0.1",
-        )
-    compared = [
-        run.describe(None if run is base else _compare_with(base, run, max_rows=max_rows))
-        for run in settings
-    ]
-    left_out = ["seed"] * any(run.seeds > 1 for run in compared)
-    options = [run.options(*left_out) for run in settings]
-    columns = {name: [run[name] for run in options] for name in options[0]}
-    differing = {name: row for name, row in columns.items() if row.count(row[0]) < len(row)}
-    first, verdict = base.results[0], _choose(settings)
-    return ComparedGroup(
-        first.task, first.facts.data, first.test.samples, base.name, compared, differing, verdict
-    )
-
-
-def _group_seeds(runs: Sequence[_FinishedRun]) -> list[_FinishedRun]:
-    """Merge runs that differ only in their seed, unless nothing else differs; name all."""
-    alike: dict[str, list[_FinishedRun]] = {}
-    for run in runs:
-        alike.setdefault(repr(run.options("seed")), []).append(run)
-    merged: list[_FinishedRun] = []
-    for group in alike.values():
-        different = {run.config.training.seed for run in group}
-        is_setting = len(alike) > 1 and len(different) == len(group)
-        merged += [_FinishedRun.merge(group)] if is_setting else group
-    names_differ = len({run.path.name for run in merged}) == len(merged)
-    with_names = []
-    for run in merged:
-        name, seeds = run.path.name if names_differ else str(run.path), len(run.results)
-        with_names.append(replace(run, name=f"{name} ({seeds} seeds)" if seeds > 1 else name))
-    return with_names
-
-
-def _choose(runs: Sequence[_FinishedRun]) -> str:
-    """Return a recommendation by the first metric: the best run, or one of several equal ones."""
-    metric = next(iter(runs[0].metrics))
-    best, *others = sorted(runs, key=lambda run: -run.metrics[metric])
-    close = []
-    for run in others:
-        versus = _compare_with(run, best, max_rows=0)
-        p_value = versus.p_value if METRICS[metric].is_proportion else None
-        if versus.differences[metric].low <= 0 or (p_value or 0) > 1 - CONFIDENCE:
-            close.append(run.name)
-    if close:
-        names, rows = ", ".join([best.name, *close[:-1]]), best.results[0].test.samples
-        return f"{names} and {close[-1]} can't be told apart on {rows:,} rows."
-    if others:
-        return f"Take {best.name}: the difference to {others[0].name} is more than chance."
-    return ""
-
-
 def finished_runs(path: Path) -> list[RunFolder]:
     """Return a run, or the finished runs in a folder, by name."""
-    # A link would name a run of this folder twice.
+    # A link would list a run of this folder twice.
     paths = [path for path in path.glob("*/") if not path.is_symlink()]
-    seeds = [seeds for path in paths if (seeds := find_several(path)) and seeds.kind == "seeds"]
-    paths += [run.path for folder in seeds for run in folder.runs]
-    # With seed-9 before seed-10.
+    several = filter(None, map(find_several, paths))
+    paths += [run.path for folder in several if folder.kind == "seeds" for run in folder.runs]
+    # Sort seed-9 before seed-10.
     paths.sort(key=lambda path: (path.name.rstrip("0123456789"), len(path.name), path.name))
     is_run = RunFolder(path).config_file.is_file()
     runs = [run for run in map(RunFolder, [path] if is_run else paths) if run.config_file.is_file()]
@@ -298,12 +226,75 @@ def finished_runs(path: Path) -> list[RunFolder]:
         )
     for run in runs:
         if not run.has_finished:
-            emit(WarningMessage(f"{run.path} is left out: the run has not finished"))
+            emit(WarningMessage(f"{run.path} is ignored, because it has not finished"))
     return finished
 
 
+def _compare_group(
+    runs: Sequence[_FinishedRun], *, baseline: Baseline, max_rows: int
+) -> ComparedGroup:
+    settings = _group_seeds(runs)
+    base: _FinishedRun | None = settings[0]
+    if baseline == "best" and len(settings) > 1:
+        metric = runs[0].config.training.metric_for_best_model
+        base = best_of({run: run.results[0] for run in settings}, metric)
+    if base is None:
+        raise UsageError(
+            "the best run is unknown, because some runs have no held-out validation split",
+            remedy="use --baseline first, or train with --validation-fraction 0.1",
+        )
+    compared = [
+        run.describe(None if run is base else _compare_with(base, run, max_rows=max_rows))
+        for run in settings
+    ]
+    has_seeds = any(run.seeds > 1 for run in compared)
+    options = [run.options(with_seed=not has_seeds) for run in settings]
+    columns = {name: [run[name] for run in options] for name in options[0]}
+    differing = {name: row for name, row in columns.items() if row.count(row[0]) < len(row)}
+    first, verdict = base.results[0], _recommend(settings)
+    return ComparedGroup(
+        first.task, first.facts.data, first.test.samples, base.name, compared, differing, verdict
+    )
+
+
+def _group_seeds(runs: Sequence[_FinishedRun]) -> list[_FinishedRun]:
+    """Merge runs that differ only in their seed, unless one run would be left; give all a name."""
+    alike: dict[str, list[_FinishedRun]] = {}
+    for run in runs:
+        alike.setdefault(repr(run.options(with_seed=False)), []).append(run)
+    merged: list[_FinishedRun] = []
+    for group in alike.values():
+        seeds = {run.config.training.seed for run in group}
+        is_mergeable = len(alike) > 1 and 1 < len(seeds) == len(group)
+        merged += [_FinishedRun.merge(group)] if is_mergeable else group
+    names_differ = len({run.path.name for run in merged}) == len(merged)
+    with_names = []
+    for run in merged:
+        name, count = run.path.name if names_differ else str(run.path), len(run.results)
+        with_names.append(replace(run, name=f"{name} ({count} seeds)" if count > 1 else name))
+    return with_names
+
+
+def _recommend(runs: Sequence[_FinishedRun]) -> str:
+    """Return the best run by the first metric, or the runs that can't be told apart from it."""
+    metric = next(iter(runs[0].metrics))
+    best, *others = sorted(runs, key=lambda run: -run.metrics[metric])
+    close = []
+    for run in others:
+        versus = _compare_with(run, best, max_rows=0)
+        p_value = versus.p_value if METRICS[metric].is_proportion else None
+        if versus.differences[metric].low <= 0 or (p_value or 0) > 1 - CONFIDENCE:
+            close.append(run.name)
+    if close:
+        names, rows = ", ".join([best.name, *close[:-1]]), best.results[0].test.samples
+        return f"{names} and {close[-1]} can't be told apart on {rows:,} rows."
+    if others:
+        return f"Use {best.name}: its difference from {others[0].name} is significant."
+    return ""
+
+
 def _compare_with(base: _FinishedRun, run: _FinishedRun, *, max_rows: int) -> PairedComparison:
-    task, metrics, before = base.results[0].task, run.metrics, base.metrics
+    task = base.results[0].task
     errors, base_errors = task.row_errors(run.predictions), task.row_errors(base.predictions)
     is_better, is_worse = errors < base_errors, errors > base_errors
     if task.class_names:
@@ -328,7 +319,9 @@ def _compare_with(base: _FinishedRun, run: _FinishedRun, *, max_rows: int) -> Pa
     better, worse = int(is_better.sum()), int(is_worse.sum())
     return PairedComparison(
         differences={
-            name: percentile_interval(metrics[name] - before[name], values - base.resampled[name])
+            name: percentile_interval(
+                run.metrics[name] - base.metrics[name], values - base.resampled[name]
+            )
             for name, values in run.resampled.items()
         },
         better=better,
@@ -339,42 +332,41 @@ def _compare_with(base: _FinishedRun, run: _FinishedRun, *, max_rows: int) -> Pa
     )
 
 
-def tabulate(group: ComparedGroup) -> list[Table]:
-    """Return a leaderboard and, for several runs, differing metrics, rows and options."""
-    columns = ("option", *(run.name for run in group.runs))
-    rows = [
-        (option.replace("_", " "), *map(format_value, values))
-        for option, values in group.options.items()
-    ]
-    options = Table("Options that differ", columns, rows, text_columns=len(columns))
-    return [
-        _rank(group),
-        *([_tabulate_metrics(group), _tabulate_counts(group)] if len(group.runs) > 1 else []),
-        *([options] if rows else []),
-        *(table for run in group.runs for table in _tabulate_rows(group, run)),
-    ]
+def tabulate(group: ComparedGroup) -> Iterator[Table]:
+    """Yield a ranking and, for several runs, differing metrics, rows and options."""
+    yield _rank(group)
+    if len(group.runs) > 1:
+        yield _tabulate_metrics(group)
+        yield _tabulate_counts(group)
+    if group.options:
+        columns = ("option", *(run.name for run in group.runs))
+        rows = [
+            (option.replace("_", " "), *map(format_value, values))
+            for option, values in group.options.items()
+        ]
+        yield Table("Options that differ", columns, rows, text_columns=len(columns))
+    for run in group.runs:
+        yield from _tabulate_rows(group, run)
 
 
 def _rank(group: ComparedGroup) -> Table:
     """Return the runs ranked by the first metric, with their costs."""
-    metric, has_seeds = group.metric, any(run.spread is not None for run in group.runs)
+    metric = METRICS[next(iter(group.runs[0].metrics))]
+    has_seeds = any(run.spread is not None for run in group.runs)
 
     def show(value: float) -> str:
         return str(MetricValue(metric, value))
 
-    rows = [
-        (run.name, show(run.metrics[metric.name]),
-         f"{show(run.interval.low)}–{show(run.interval.high)}",
-         *(["–" if run.spread is None else f"± {show(run.spread)}"] if has_seeds else []),
-         duration(run.train_seconds), f"{run.parameters / 1e6:,.1f} M",
-         f"{run.ms_per_text:.2g} ms" if run.ms_per_text else "–")
-        for run in sorted(group.runs, key=lambda run: -run.metrics[metric.name])
-    ]  # fmt: skip
+    rows = []
+    for run in sorted(group.runs, key=lambda run: -run.metrics[metric.name]):
+        interval = f"{show(run.interval.low)}–{show(run.interval.high)}"
+        spread = ["–" if run.spread is None else f"± {show(run.spread)}"] if has_seeds else []
+        time_per_text = f"{run.ms_per_text:.2g} ms" if run.ms_per_text else "–"
+        costs = duration(run.train_seconds), f"{run.parameters / 1e6:,.1f} M", time_per_text
+        rows.append((run.name, show(run.metrics[metric.name]), interval, *spread, *costs))
     spread = ["over seeds"] if has_seeds else []
-    costs = ("training", "size", "a text")
-    columns = ("run", metric.title, "95% interval", *spread, *costs)
-    title = f"{group.samples:,} test rows of {group.data}"
-    return Table(title, columns, rows)
+    columns = ("run", metric.title, "95% CI", *spread, "training", "size", "per text")
+    return Table(f"{group.samples:,} test rows of {group.data}", columns, rows)
 
 
 def _tabulate_metrics(group: ComparedGroup) -> Table:
@@ -382,16 +374,14 @@ def _tabulate_metrics(group: ComparedGroup) -> Table:
     for name in group.runs[0].metrics:
         for run in (run for run in group.runs if name in run.metrics):
             metric, versus = METRICS[name], run.versus_baseline
+            title = capitalize(metric.title) if run is group.runs[0] else ""
             difference = versus and versus.differences.get(name)
-            rows.append((
-                capitalize(metric.title) if run is group.runs[0] else "", run.name,
-                str(MetricValue(metric, run.metrics[name])),
-                show_difference(difference, metric) if difference else "",
-            ))  # fmt: skip
+            shown = show_difference(difference, metric) if difference else ""
+            rows.append((title, run.name, str(MetricValue(metric, run.metrics[name])), shown))
     note = (
-        "Differences are paired: both models on the same resamples of the test rows. In brackets "
-        "is the 95% interval of the bootstrap; where it contains 0, the difference may be chance. "
-        "Among many comparisons some look significant by chance."
+        "Differences are paired: both models are scored on the same resamples of the test rows. "
+        "Brackets show the 95% bootstrap interval. If it contains 0, the difference may be noise. "
+        "With many comparisons, some differences look significant by chance."
     )
     columns = ("metric", "run", "value", f"difference to {group.baseline}")
     return Table("All metrics", columns, rows, text_columns=2, note=note)
@@ -426,13 +416,13 @@ def _tabulate_rows(group: ComparedGroup, run: ComparedRun) -> Iterator[Table]:
     if versus is None:
         return
     how = "correct" if group.task.class_names else "closer"
-    columns = ("text", "true", baseline, run.name)
     for name, count, rows in (
         (run.name, versus.better, versus.better_rows),
         (baseline, versus.worse, versus.worse_rows),
     ):
-        names = ("text", "label", "baseline", "run")
-        cells = [[format_value(row[name]) for name in names] for row in rows]
+        fields = ("text", "label", "baseline", "run")
+        cells = [[format_value(row[field]) for field in fields] for row in rows]
         note = f"{len(rows):,} of {count:,} rows." if len(rows) < count else ""
         if rows:
+            columns = ("text", "true", baseline, run.name)
             yield Table(f"Only {name} {how}", columns, cells, text_columns=4, note=note)

@@ -15,9 +15,9 @@ from finetune.training.micro_batches import move_batches
 from finetune.training.plan import Plan
 from finetune.training.trainer import Trainer
 
-# Steps after the first, which has the most tokens and warms up.
+# The first step is not timed, because it has the most tokens and warms up the device.
 TIMED_STEPS = 3
-# Rows of the batch to time if a run takes no steps.
+# Rows of the timed batch if the run takes no steps.
 TIMED_ROWS = 256
 
 
@@ -63,7 +63,7 @@ def estimate_seconds(inputs: RunInputs, plan: Plan) -> float:
     split_tokens = {name: int(split.lengths.sum()) for name, split in inputs.examples.items()}
     epochs = plan.total_steps / plan.steps_per_epoch
     step_tokens = sum(map(tokens, batches)) / len(batches) * plan.total_steps
-    # After each epoch, and of the model that is kept.
+    # One evaluation after each epoch, and one of the final model.
     predicted_tokens = split_tokens.get("validation", 0) * (epochs + 1) + split_tokens["test"]
     return (
         spent_seconds
@@ -74,14 +74,14 @@ def estimate_seconds(inputs: RunInputs, plan: Plan) -> float:
 
 
 def _time_steps(trainer: Trainer, examples: Examples, batches: list[Batch]) -> float:
-    """Return the seconds of steps over batches, but the first."""
+    """Return the seconds of all steps over batches except the first."""
     set_training(trainer.model)
     seconds = []
     moved = move_batches(examples, batches, device=trainer.device)
     for number, (_, cut) in enumerate(moved):
         step = partial(trainer.step, number, cut)
         if trainer.captured:
-            step()  # captures
+            step()  # captures the CUDA graph
         seconds.append(trainer.device.time_calls(step, calls=1))
     return sum(seconds[1:])
 

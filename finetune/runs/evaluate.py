@@ -28,8 +28,8 @@ def load_split(folder: RunFolder, split: str) -> Dataset:
     options = folder.read_config().data
     if options.private_data and TABLE.fullmatch(Path(options.data).name):
         raise NotARunError(
-            f"the run in {folder.path} is private, and has deleted its table",
-            remedy="evaluate it on data=table",
+            f"the data of the run in {folder.path} is private, so its copy was deleted",
+            remedy="pass the table as data=",
         )
     data = load_splits(options)
     if split not in data.splits:
@@ -57,21 +57,21 @@ def load_other_data(folder: RunFolder, source: str, columns: dict[str, Any]) -> 
     other = other_data(folder, source, columns)
     rows = load_rows(other, task=folder.read_task())
     if ("text_pair" in rows.column_names) != (is_of_pairs := reads_pairs(folder)):
-        kinds = ("single texts", "pairs of texts")
+        kinds = ("single texts", "sentence pairs")
         raise DataError(
-            f"{source} has {kinds[not is_of_pairs]}, and the model reads {kinds[is_of_pairs]}",
-            remedy="name the columns of texts as in the data that the run was made from",
+            f"{source} has {kinds[not is_of_pairs]}, but the model reads {kinds[is_of_pairs]}",
+            remedy="set --text-column and --text-pair-column, or use the columns of the run's data",
         )
     return rows
 
 
 def _find_trained(folder: RunFolder, rows: Dataset) -> NDArray[np.bool_]:
-    """Return which rows have a text that the run was trained on; none if its data differs."""
+    """Return which rows have a text that the run was trained on; none if its data changed."""
     try:
         with muted():
             train = load_split(folder, "train")
     except FinetuneError as error:
-        emit(Info(f"not known: how many of the rows were in training ({error.message})"))
+        emit(Info(f"it is unknown how many rows were in training: {error.message}"))
         return np.zeros(len(rows), bool)
     numbers = number_splits({"rows": texts_of(rows).columns, "train": texts_of(train).columns})
     return np.isin(numbers["rows"], numbers["train"])

@@ -33,7 +33,7 @@ from finetune.training.linear_head import (
     cross_validate,
 )
 
-# With fewer rows a fold would have one or two.
+# With fewer rows, a fold would have only one or two rows.
 MIN_ROWS = 10
 MAX_ROWS = 2_000
 # Layer parameters times tokens: about 15 s on two CPU cores.
@@ -76,7 +76,7 @@ class BaselineEstimate:
             f"{self.rows:,} training rows{classes}: a linear head on the frozen encoder, "
             f"cross-validated{sample}: {metric.sentence.format(interval)} "
             f"({baseline}: {MetricValue(metric, self.baseline)})",
-            f"finetune run: {self.method}",
+            f"training method of finetune run: {self.method}",
         ]
 
 
@@ -89,14 +89,14 @@ def expect(config: Config, rows: Dataset, task: Task) -> BaselineEstimate | None
         if len(rows) < MIN_ROWS:
             reason = f"{len(rows)} training rows are too few"
         elif not is_available_locally(name, revision=config.model.revision):
-            reason = f"the weights of {name} are not on this machine; finetune run fetches them"
+            reason = f"the weights of {name} are not on this machine; finetune run downloads them"
         else:
-            emit(Info(f"estimating what to expect of {name}"))
+            emit(Info(f"estimating a baseline with {name}"))
             with muted():
                 return _cross_validate(config, rows, task)
     except FinetuneError as error:
         reason = error.message
-    emit(Info(f"what to expect is not known: {reason}"))
+    emit(Info(f"no baseline estimate: {reason}"))
     return None
 
 
@@ -125,7 +125,7 @@ def _cross_validate(config: Config, rows: Dataset, task: Task) -> BaselineEstima
         low=interval.low,
         high=interval.high,
         baseline=scores.baselines[metric],
-        method=method.reason or f"steps of plain fine-tuning, mode {config.model.mode}",
+        method=method.reason or f"plain fine-tuning, mode {config.model.mode}",
     )
 
 

@@ -34,7 +34,7 @@ def interruption_explained(folder: RunFolder) -> Iterator[None]:
             remedy = f"resume with: {folder.resume_command}"
         else:
             overwrite = " with --overwrite" * folder.first_file.exists()
-            remedy = f"start again{overwrite}: nothing was saved yet"
+            remedy = f"run the command again{overwrite}, because nothing was saved yet"
         raise InterruptionError(message, remedy=remedy, signal_number=signal_of(stop)) from None
 
 
@@ -49,9 +49,9 @@ def failures_explained(folder: RunFolder, inputs: RunInputs) -> Iterator[None]:
         texts = [repr(text[:60]) for text in rows["text"]]
         if more := len(error.examples) - len(texts):
             texts.append(f"{more:,} more")
-        where = f", in a batch of {', '.join(texts)}" if texts else ""
+        where = f", in a batch with the texts {', '.join(texts)}" if texts else ""
         raise LossNotFiniteError(error.message + where, remedy=error.remedy) from error
-    except BrokenPipeError:  # of the terminal
+    except BrokenPipeError:  # about the terminal, not the run folder
         raise
     except Exception as error:
         if cause := system_error(error):

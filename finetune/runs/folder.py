@@ -44,12 +44,12 @@ class RunFolder(OwnFolder):
         self.config_file = self.path / "config.yaml"
         # Versions, and the machine.
         self.environment_file = self.path / "environment.json"
-        # A row for each report of the training loop and each validation.
+        # One row per report of the training loop and per validation.
         self.metrics_file = self.path / "metrics.jsonl"
         self.warnings_file = self.path / "warnings.jsonl"
-        # A row for each text of the test split.
+        # One row per test text.
         self.predictions_file = self.path / "predictions.jsonl"
-        # Metrics at the end and on the way, under the names that Trainer gives them.
+        # Metrics at the end, with the names of Trainer.
         self.results_file = self.path / "all_results.json"
         self.report_file = self.path / "report.html"
         # Written by save_pretrained, with the model card.
@@ -121,7 +121,7 @@ class RunFolder(OwnFolder):
         """Raise ``UsageError`` if a new run must not use the folder."""
         if self.check() and not overwrite:
             raise RunFolderNotEmptyError(
-                f"{self.path} already holds {CONTENTS[self.kind]}",
+                f"{self.path} already contains {CONTENTS[self.kind]}",
                 remedy="continue with --resume-from-checkpoint, start over with --overwrite, "
                 "or choose another folder with --output-dir",
             )
@@ -134,7 +134,7 @@ class RunFolder(OwnFolder):
                 path = self.path / part
                 if path.is_symlink() or (path.exists() and path.is_dir() == (part == file)):
                     raise RunFolderNotEmptyError(
-                        f"{path} is in the place of a file of the run",
+                        f"{path} blocks a file of the run",
                         remedy="move it away, or choose another folder with --output-dir",
                     )
 
@@ -142,7 +142,7 @@ class RunFolder(OwnFolder):
         """Delete the files of an earlier run, and report the files that stay."""
         if stays := self.empty():
             names = ", ".join(stays[:MAX_NAMES_SHOWN]) + ", ..." * (len(stays) > MAX_NAMES_SHOWN)
-            emit(Info(f"kept in {self.path}, as no run has written it: {names}"))
+            emit(Info(f"kept in {self.path}, because no run wrote them: {names}"))
         for table in self.tables:
             shutil.copyfile(table, self.path / table.name)
 
@@ -154,7 +154,7 @@ class RunFolder(OwnFolder):
 
     def delete_checkpoints(self) -> None:
         """Delete all checkpoints and leftovers of killed processes, after the run is finished."""
-        # The newest last: a run that is killed meanwhile is resumed from that.
+        # The newest last, so that a run that is killed meanwhile can resume from it.
         for folder in reversed(self.checkpoints):
             self.delete(folder.relative_to(self.path).as_posix())
         self.delete(self.checkpoints_folder.name)
@@ -172,8 +172,7 @@ class RunFolder(OwnFolder):
             return parse(read_jsonl(file) if file.suffix == ".jsonl" else read_json(file))
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise NotARunError(
-                f"{file} is missing or can't be read",
-                remedy="restore the file, or make the run again",
+                f"{file} is missing or can't be read", remedy="restore the file, or train again"
             ) from error
 
     def read_config(self) -> Config:
@@ -224,24 +223,24 @@ class SeveralFolder(RunFolder):
 
     @property
     def numbers(self) -> list[int]:
-        """The numbers of the runs, at least one: the seeds, or from 1."""
+        """The numbers of the runs, at least one: their seeds, or 1, 2, ..."""
         return self._read_table()[0]
 
     @property
     def best(self) -> RunFolder:
         """The best seed on the validation split; raises ``NotARunError`` if there is none."""
         numbers, best = self._read_table()
-        contents = f"{self.path} holds {CONTENTS[self.kind]}"
+        contents = f"{self.path} contains {CONTENTS[self.kind]}"
         if self.kind != "seeds":
             file = self.best_file if self.best_file.exists() else self.runs[0].config_file
             raise NotARunError(
-                f"{contents}, and no model of all rows",
-                remedy=f"train one with finetune run {file}, or pass another run",
+                f"{contents}, but no model trained on all rows",
+                remedy=f"train one with finetune run {file}, or choose another run",
             )
         if best is None:
             raise NotARunError(
-                f"{contents}, and which seed is the best is not known",
-                remedy=f"pass one of them, such as {self.path / self.run_name(numbers[0])}, or"
+                f"{contents}, and the best run is unknown",
+                remedy=f"choose a run, such as {self.path / self.run_name(numbers[0])}, or"
                 " train with --validation-fraction 0.1",
             )
         return RunFolder(self.path / best)
@@ -296,7 +295,7 @@ class SeveralFolder(RunFolder):
         """Return the configuration of all runs; for seeds, with the first seed."""
         runs = [run for run in self.runs if run.config_file.is_file()] or self.runs
         config = runs[0].read_config()
-        # The folder of the first seed may be gone.
+        # The folder of the first seed may be missing.
         return change_options(config, {"seed": self.numbers[0]} if self.kind == "seeds" else {})
 
 
@@ -320,13 +319,13 @@ def find_latest(path: Path) -> Path:
         if run.has_finished:
             return run.path
     raise NotARunError(
-        f"no run in {RUNS_FOLDER.absolute()} has finished",
-        remedy="make one with finetune run FILE, or name its folder",
+        f"there is no finished run in {RUNS_FOLDER.absolute()}",
+        remedy="train one with finetune run FILE, or pass a run folder",
     )
 
 
 def list_runs(parent: Path) -> list[RunFolder]:
-    """Return the runs in a folder, and the folders of several, those that wrote last first."""
+    """Return the runs in a folder and the folders of several runs, the most recent first."""
 
     def written_at(folder: RunFolder) -> float:
         """Return when a run finished or else started; 0 if the folder is not a run."""

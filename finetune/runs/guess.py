@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from finetune.data.dataset import LoadedData
 
 UNLIMITED = 2**31 - 1
-# For lengths without a tokenizer: BERT has 3.8 bytes per token in TREC, and 3 bytes, one character,
-# in Chinese. An estimate that is too high costs nothing.
+# To estimate lengths without a tokenizer. BERT has 3.8 bytes per token on TREC, and 3 bytes (one
+# character) in Chinese. An estimate that is too high does no harm.
 BYTES_PER_TOKEN = 3
 SPECIAL_TOKENS = 2
 # Positions of BERT and of most models like it.
@@ -63,7 +63,7 @@ def guess(options: DataConfig, *, model: str | None) -> Guesses:
     model = model or suggest_encoder(texts)
     size_bytes = pc.binary_length(texts).to_numpy()
     if (count := len(rows)) > SAMPLE_TEXTS:
-        emit(Info(f"counting tokens of the longest and {SAMPLE_TEXTS:,} random of {count:,} texts"))
+        emit(Info(f"counting tokens of the longest and {SAMPLE_TEXTS:,} random texts of {count:,}"))
         is_chosen = np.zeros(count, dtype=bool)
         is_chosen[np.random.default_rng(0).choice(count, SAMPLE_TEXTS, replace=False)] = True
         is_chosen[np.argsort(size_bytes)[-LONGEST_TEXTS:]] = True
@@ -89,7 +89,7 @@ def guess_options(loaded: "LoadedConfig") -> "LoadedConfig":
     is_table = data.data not in OPTIONS["data"].names and is_there(Path(data.data).expanduser())
     if not is_table or loaded.sources.get("data") != flag_of("data"):
         return loaded
-    emit(Info(f"looking at {data.data}"))
+    emit(Info(f"reading {data.data} to guess options"))
     model = loaded.config.model.model if "model" in loaded.sources else None
     with muted():
         guesses = guess(data, model=model)
@@ -116,7 +116,7 @@ def measure_tokens(splits: "Mapping[str, Dataset]", options: ModelConfig) -> "Le
         source = find_model(options.model, revision=options.revision, with_weights=False)
         tokenizer = source.read_tokenizer()
     except FinetuneError as error:
-        warning = f"the lengths of the texts are missing: {error.message}"
+        warning = f"the lengths of the texts are unknown: {error.message}"
         emit(WarningMessage(warning, remedy=error.remedy))
         return None
     encoded = {

@@ -49,7 +49,7 @@ class Journal:
         self.write()
 
     def close(self) -> None:
-        """Write no more: the run has finished."""
+        """Stop writing, because the run has finished."""
         self._folder = None
 
     def write(self) -> bool:

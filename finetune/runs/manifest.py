@@ -81,7 +81,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: RunFolder) -> "Manifest":
-        """Return the manifest of a run, an empty one for a copy of its model and configuration."""
+        """Return the manifest of a run, empty for a copy of only its model and configuration."""
         if not folder.manifest_file.exists():
             return cls({}, {}, {})
         return folder.read(folder.manifest_file, TypeAdapter(cls).validate_python)
@@ -105,7 +105,7 @@ class Manifest:
         ]
         if differing:
             raise DataMismatchError(
-                f"changed since the run began: {', '.join(differing)}", remedy=remedy
+                f"changed since the run started: {', '.join(differing)}", remedy=remedy
             )
 
 
@@ -153,7 +153,7 @@ def read_environment(folder: RunFolder) -> tuple[int | None, Sequence[AutoTunedO
 
 
 def restore_threads(threads: int | None) -> None:
-    """Use the number of CPU threads of the first start: another number changes the bits."""
+    """Use as many CPU threads as the first start, because another number changes the last bits."""
     import torch
 
     if threads is not None and "OMP_NUM_THREADS" not in os.environ:

@@ -56,7 +56,7 @@ def _choose_precision(inputs: RunInputs) -> AutoTunedOption:
     choice = distributed.broadcast(
         lambda: choose_precision(inputs.device, hidden_size=hidden_size, cache=cache)
     )
-    emit(Info(f"precision: {choice.value}, as {choice.note}; --precision sets another"))
+    emit(Info(f"precision: {choice.value}, because {choice.note}; --precision overrides it"))
     return choice
 
 
@@ -88,7 +88,7 @@ def _plan_steps(inputs: RunInputs) -> Plan:
         # Each text is only contrasted with the texts of its micro-batch.
         batch_size = TEXTS_PER_STEP
     if shapes.max_shapes is not None and not mode.trains_encoder:
-        # A head over stored features has a shape of its own: one vector per text.
+        # A head on stored features reads one vector per text, so it needs only one shape.
         shapes = replace(shapes, max_shapes=shapes.max_shapes - 1)
     # All splits count, so that evaluation needs no new shapes.
     lengths = np.concatenate([split.lengths for split in examples.values()])
@@ -160,6 +160,6 @@ def resolve_config(inputs: RunInputs, plan: Plan) -> Config:
 
 
 def _absolute(source: str) -> str:
-    """Return the absolute path of a file or folder; anything else, such as a Hub id, as it is."""
+    """Return the absolute path of a file or folder; other values, such as a Hub ID, unchanged."""
     path = Path(source).expanduser()
     return str(path.resolve()) if path.exists() else source

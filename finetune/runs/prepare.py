@@ -32,7 +32,7 @@ from finetune.tokenization.examples import Examples
 from finetune.training.plan import TrainingMethod
 from finetune.training.precision import check_speed
 
-# Set by ``accelerate launch``. Each process of a run has the whole model.
+# Set by ``accelerate launch``. Models are not sharded: each process has the whole model.
 _SPLIT_MODELS = tuple(f"ACCELERATE_USE_{name}" for name in ("FSDP", "DEEPSPEED", "MEGATRON_LM"))
 # Options that token ids depend on.
 _TOKENIZER_OPTIONS = ("model", "revision", "max_length", "long_texts", "stride")
@@ -137,9 +137,9 @@ def _load(
     for name in ("unlabeled", "class_descriptions"):
         flag, value = OPTIONS[name].flag, OPTIONS[name].value_in(config)
         if value not in (None, "none") and not method.is_contrastive:
-            message = f"{flag} is not used: only contrastive training learns from these texts"
+            message = f"{flag} has no effect: only few-shot training learns from these texts"
             is_possible = task.name == "single" and config.model.mode.trains_encoder
-            remedy = "leave it out" + ", or add --contrastive on" * is_possible
+            remedy = "drop it" + ", or add --contrastive on" * is_possible
             emit(WarningMessage(message, remedy=remedy))
     tables = {**data.splits, **({"names": data.names} if data.names else {})}
     with stage("tokenize"):
@@ -170,16 +170,14 @@ def choose_method(config: Config, task: Task, *, rows: int) -> TrainingMethod:
     if config.model.mode.trains_encoder:
         option, choice = "contrastive", training.contrastive
         if training.fit_head == "on" and choice == "off":
-            obstacle = "--fit-head on needs a frozen encoder, or contrastive steps"
+            obstacle = "--fit-head on needs a frozen encoder, or --contrastive on"
         elif task.name != "single":
             obstacle = f"the task is {task.name}"
         elif training.label_smoothing:
             obstacle = "the labels are smoothed"
         rows_per_class = rows / max(len(task.class_names), 1)
         is_due = rows_per_class <= MAX_ROWS_PER_CLASS and training.fit_head != "off"
-        reason = (
-            f"{rows_per_class:.0f} rows per class are few: contrastive steps, then a linear head"
-        )
+        reason = f"few-shot, because there are only {rows_per_class:.0f} rows per class"
     else:
         option, choice, is_due = "fit-head", training.fit_head, True
         reason = "a linear head is fitted on the features of the frozen encoder"
@@ -222,7 +220,11 @@ def load_for_training(
     if config.model.pooling == "mean" and text_model.pooling != "mean":
         raise mean_pooling_unsupported_error(text_model.model)
     if is_mean and text_model.pooling != pooling:
-        emit(Info(f"pooling: cls, as {mean_pooling_unsupported_error(text_model.model).message}"))
+        emit(
+            Info(
+                f"pooling: cls, because {mean_pooling_unsupported_error(text_model.model).message}"
+            )
+        )
     mode, structure = config.model.mode, text_model.structure
     trained = trainable_parameter_names(structure, mode=mode)
     if method.fits_head:
@@ -230,7 +232,7 @@ def load_for_training(
         passes = not new_layers and text_model.pooling == "cls"
         passes = passes or pass_through_head(text_model.model, structure)
         if not passes and new_layers and not method.is_contrastive:
-            emit(Info("gradient descent trains the head: layers below its output layer are new"))
+            emit(Info("gradient descent trains the head, because layers below its output are new"))
             method = TrainingMethod()
         elif method.is_contrastive:
             # Without gradients of the embeddings a step takes two thirds of the time, for the same
@@ -247,7 +249,7 @@ def load_for_training(
         text_model = replace(text_model, structure=structure)
         if structure.mean_layer:
             message = "the head reads the mean of the tokens, and the pretrained head does not"
-            emit(Info(f"only the merged model is saved, and no adapter: {message}"))
+            emit(Info(f"only the merged model is saved, and no adapter, because {message}"))
     set_trainable(text_model.model, trained, structure)
     count, total = count_parameters(text_model.model.parameters())
     counts = f"{count:,} of {total:,} parameters train ({count / total:.1%})"
@@ -275,6 +277,6 @@ def _check_model_is_whole() -> None:
     for name in _SPLIT_MODELS:
         if os.environ.get(name, "").lower() in ("true", "1"):
             raise UsageError(
-                f"Accelerate is configured to split the model ({name}), which a run does not do",
+                f"Accelerate is configured to shard the model ({name}), which is not supported",
                 remedy="choose multi-GPU or multi-CPU with accelerate config, or use torchrun",
             )

@@ -198,7 +198,7 @@ def _open(request: RunRequest, path: Path) -> RunFolder:
         return folder
     if several := find_several(folder.path):
         raise UsageError(
-            f"{path} holds {CONTENTS[several.kind]}",
+            f"{path} contains {CONTENTS[several.kind]}",
             remedy=f"resume them with {several.resume_command}",
         )
     return open_run_folder(folder.path, needs_model=False)
@@ -234,7 +234,7 @@ def _train_further(folder: RunFolder, saved: Config, request: RunRequest) -> Run
     if more_epochs <= 0:
         raise UsageError(
             f"the run in {folder.path} has already trained for {done_epochs:g} epochs",
-            remedy="set --num-train-epochs to more",
+            remedy=f"set --num-train-epochs to more than {done_epochs:g}",
         )
     path, output = folder.path.resolve(), request.config.output
     output_dir = output.output_dir or str(next_free_folder(path.parent, path.name))

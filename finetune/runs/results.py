@@ -147,7 +147,7 @@ class RunResults(RunResultMixin):
         rows = self.validation.samples
         note = f"on {rows:,} held-out rows"
         if self.validation_kind == "cross-validated":
-            note = f"cross-validated on {rows:,} training rows (output layer only)"
+            note = f"cross-validated on {rows:,} training rows (linear head only)"
         interval = self.validation.interval(self.validation.values[0].metric.name)
         return f"95% interval {interval}, {note}" if interval else note
 
@@ -187,7 +187,7 @@ def with_intervals(scores: Scores, task: Task, rows: Sequence[Mapping[str, Any]]
 
 
 def read_results(folder: RunFolder) -> RunResults:
-    """Return what a finished run found; raise ``NotARunError`` if it can't be read."""
+    """Read the results of a finished run; raise ``NotARunError`` if they can't be read."""
     task = folder.read_task()
 
     def parse(content: dict[str, Any]) -> RunResults:

@@ -103,14 +103,14 @@ class Run:
         measured: Plan | None = None,
         journal: Journal,
     ) -> Iterator["Run"]:
-        """Yield a run in a folder that the main process has locked, and explain its failures.
+        """Yield a run in a folder that the main process has locked, and add remedies to its errors.
 
         To continue a finished run, the data must be the same.
         """
         with failures_explained(folder, inputs), sent_to(journal):
             if continues:
                 saved, now = Manifest.read(continues), Manifest.of_data(inputs.data)
-                remedy = "restore it, or train the model on it as a new run, with --model"
+                remedy = "restore the data, or start a new run on it with --model"
                 saved.check(now, remedy=f"{remedy} {continues.model_folder}")
             if resumes:
                 distributed.broadcast(lambda: _check_resumable(inputs, folder))
@@ -137,7 +137,7 @@ class Run:
                 try:
                     yield run
                 except BaseException:
-                    # The other processes may be waiting elsewhere.
+                    # The other processes may be waiting in another collective.
                     if run.trainer.has_trained and distributed.world_size() == 1:
                         run.checkpoints.save(run.trainer)
                     raise
@@ -147,7 +147,7 @@ class Run:
         self.config, device = resolve_config(inputs, plan), inputs.device
         batch_size, eval_batch_size = make_batch_sizes(inputs, plan)
         device.choose_attention(longest_tokens=plan.padded_lengths[-1])
-        # The pass through the frozen layers is a part of the training.
+        # The pass through the frozen layers counts as training time.
         started = time.perf_counter()
         with stage("features"):
             model, examples = stored_features(inputs, plan, eval_batch_size)
@@ -189,7 +189,7 @@ class Run:
     def _merge_adapter(self) -> tuple[TextModel, Adapter]:
         """Merge the adapter into the pretrained model, which makes all further predictions.
 
-        So the saved model is the evaluated one, whatever the precision of frozen layers was.
+        So the evaluated model is exactly the saved model, in any precision of the frozen layers.
         """
         trained, config = self.inputs.text_model, self.config
         adapter = Adapter.of(trained.model, trained.structure)
@@ -200,15 +200,15 @@ class Run:
         adapter.merge_into(merged.model)
         move_to_device(merged.model, self.inputs.device.torch_device)
         self.trainer.predictor = replace(self.trainer.predictor, model=merged.model)
-        # All of its layers read token ids.
+        # The merged model reads token IDs.
         self.trainer.examples = self.inputs.examples
         return merged, adapter
 
     def finish(self, *, write_pages: WritePages | None) -> RunResults:
         """Save the best model, evaluate it on validation and test split, and write the results.
 
-        The run counts as finished only once the pages are written. Without pages it is one that
-        nobody will use: only the configuration of its model is saved.
+        A run is finished only after its pages are written. Without pages, as in a fold, only the
+        configuration of the model is saved.
         """
         folder, is_main = self.folder, distributed.is_main()
         config_name = folder.model_config_file.name
@@ -218,7 +218,7 @@ class Run:
         if self.config.model.lora:
             saved, adapter = self._merge_adapter()
         task, validation = self._calibrate(saved)
-        # The run keeps its task, which the next seed starts from.
+        # The task of the inputs stays: the next seed starts from it.
         inputs = replace(self.inputs, text_model=replace(self.inputs.text_model, task=task))
         if is_main:
             with stage("saving"):
@@ -256,11 +256,11 @@ class Run:
             if write_pages:
                 with stage("report"):
                     write_pages(folder, replace(results, stage_seconds=clock.seconds()))
-            # Last, as without checkpoints it is what makes the run finished.
+            # Last, because a run with results and without checkpoints is finished.
             results = replace(results, stage_seconds=clock.take())
             write_json(folder.results_file, results.to_json())
             self.journal.close()
-            self.trainer.has_trained = False  # resuming has nothing left to do
+            self.trainer.has_trained = False  # there is nothing left to resume
             folder.delete_checkpoints()
         self.tracking.report(
             "test", results.test.metrics, step=self.progress.steps, epoch=results.training.epoch
@@ -289,7 +289,7 @@ class Run:
     def _calibrate(self, text_model: TextModel) -> tuple[Task, Predicted | None]:
         """Calibrate the task on validation rows, and scale the output layer accordingly.
 
-        Returned are logits and labels of those rows for the scaled model, None without any.
+        Also return logits and labels of these rows for the scaled model; None without any rows.
         """
         task, parameters = text_model.task, text_model.output_parameters
         if "validation" not in self.trainer.examples:
@@ -298,8 +298,8 @@ class Run:
         fits_temperature = self.config.training.calibrate
         task = task.calibrate(cache(predict), fits_temperature=fits_temperature)
         if task.temperature != 1:
-            words = f"the logits are divided by {task.temperature:.3g}, a temperature chosen on the"
-            emit(Info(f"calibration: {words} validation rows"))
+            temperature = f"a temperature of {task.temperature:.3g}, fitted on validation rows"
+            emit(Info(f"calibration: the logits are divided by {temperature}"))
         task = task.scale_output_layer(parameters)
         return task, predict()
 
@@ -341,7 +341,7 @@ def save_adapter(
 def _prediction_rows(
     inputs: RunInputs, split: str, predicted: Predicted
 ) -> list[dict[str, object]]:
-    """Return the columns of a split with predictions and losses, a dict for each text."""
+    """Return the columns of a split with predictions and losses, one dict per text."""
     columns = inputs.data.splits[split].remove_columns("label").with_format("arrow")[:]
     # The predictions of a fold are later joined with the predictions of other folds.
     is_fold = inputs.pool is not None

@@ -207,8 +207,11 @@ def train_several(
             folder.write_table(content)
             return results
 
-        finished = [number for number in variants if folder.run(number).has_finished]
-        waiting = [number for number in variants if number not in {*finished, *failures}]
+        waiting = [
+            number
+            for number in variants
+            if number not in failures and not (request.resumed and folder.run(number).has_finished)
+        ]
         if request.resumed and not waiting:
             emit(Info(f"the runs in {folder.path} have finished: nothing is left to do"))
             return _complete(folder, write_table(), write_folds_page)
@@ -244,7 +247,8 @@ def _start(folder: SeveralFolder, request: "RunRequest", shared: "RunInputs") ->
         )
     manifest = Manifest.of(shared)
     if request.resumed:
-        Manifest.read(folder).check(manifest, remedy="restore it, or train in another folder")
+        remedy = "restore it, or choose another folder with --output-dir"
+        Manifest.read(folder).check(manifest, remedy=remedy)
     else:
         folder.start()
         manifest.write(folder)
@@ -303,7 +307,7 @@ def _complete(
 
 
 def _describe_request(request: "RunRequest") -> list[dict[str, Any]]:
-    """Return all options that a second call must not change, with the options of each trial."""
+    """Return all options of all trials, which must be the same when a sweep continues."""
     shared = {
         name: Path(value).name if is_waiting(value) else value
         for name, option in OPTIONS.items()

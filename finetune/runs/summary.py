@@ -29,7 +29,7 @@ def next_command(results: RunResults) -> str:
 def _hints(results: RunResults) -> Iterator[str]:
     test = results.test
     if test.samples < FEW_ROWS:
-        yield f"{test.samples:,} rows are few: `--folds 5` would tell more."
+        yield f"{test.samples:,} rows are few. `--folds 5` gives a more precise estimate."
     yield compare_with_validation(results)
     if weakest := _weakest(test):
         yield f"Weakest: {weakest}."
@@ -77,13 +77,13 @@ def _advise(results: RunResults) -> str:
     is_lopsided = largest >= LOPSIDED and metrics["macro_f1"] < metrics["accuracy"] - MACRO_F1_GAP
     if options and (is_lopsided or missed_classes(test)):
         right = [name for name, of_class in (test.per_class or {}).items() if of_class.f1]
-        alone = f"It gets {quote_name(right[0])} right alone: " if len(right) == 1 else ""
-        return f"{alone}{' or '.join(options)} may help the classes that it misses."
+        only = f"It only gets {quote_name(right[0])} right. " if len(right) == 1 else ""
+        return f"{only}{' or '.join(options)} may help with the classes that it misses."
     if test.is_better:
         return ""
     return (
-        "What may help: more test rows, a longer training, more of the model (`--train-layers`), or"
-        " what `finetune data check` finds."
+        "Try more rows, longer training, training more layers (`--train-layers`), or fixing what "
+        "`finetune data check` reports."
     )
 
 
@@ -110,6 +110,6 @@ def compare_with_validation(results: RunResults) -> str:
     if abs(first - second) <= Z_95 * error:
         return ""
     return (
-        f"{capitalize(shares[0].title)} is {percent(first)} on the validation rows: this differs "
-        "from the test by more than chance, so the rows may be of another kind."
+        f"{capitalize(shares[0].title)} is {percent(first)} on the validation rows. The "
+        "difference from the test rows is significant, so the two splits may differ in kind."
     )

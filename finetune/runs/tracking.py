@@ -60,10 +60,10 @@ class Tracking:
         try:
             if self.tracker is not None:
                 getattr(self.tracker, method)(*arguments, **options)
-        except Exception as error:  # each package has errors of its own
+        except Exception as error:  # each tracker raises different exceptions
             self.tracker = None
-            message = f"{self.name} failed, and gets no more of this run: {_reason_of(error)}"
-            emit(WarningMessage(message, remedy="metrics.jsonl has all of it"))
+            message = f"{self.name} failed and gets no more reports: {_reason_of(error)}"
+            emit(WarningMessage(message, remedy="see metrics.jsonl for all metrics"))
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def tracked(config: Config, folder: RunFolder) -> Iterator[Tracking]:
         except Exception as error:
             raise FinetuneError(
                 f"{tracking.name} can't be started: {_reason_of(error)}",
-                remedy=f"see the documentation of {tracking.name}, or leave out --report-to",
+                remedy=f"see the documentation of {tracking.name}, or drop --report-to",
             ) from error
         try:
             yield tracking

@@ -44,8 +44,8 @@ class TrainedModel:
         move_to_device(text_model.model, chosen.torch_device)
         precision = options.precision
         if reason := why_not(chosen, precision):
-            message = f"{reason}: fp32 takes the place of {precision}, in which the run computed"
-            emit(WarningMessage(f"{message}, and probabilities may differ slightly"))
+            message = f"using fp32 instead of {precision} as in the run, because {reason}"
+            emit(WarningMessage(f"{message}; probabilities may differ slightly"))
             precision = "fp32"
         batch_size = BatchSize(options.eval_batch_size, "evaluation batch size", chosen)
         distributed.use_device(chosen)
@@ -62,7 +62,7 @@ class TrainedModel:
         )
         lengths = encoded.lengths
         if self.device.shapes.counts_evaluation:
-            # More texts may follow: lengths of powers of two give them the same shapes.
+            # Pad to powers of two, so that later texts have the same shapes.
             lengths = 2 ** np.ceil(np.log2(lengths)).astype(np.int64)
         with distributed.alone():
             logits = self._logits(self.text_model.inputs(encoded), lengths)
@@ -99,7 +99,7 @@ def _load_saved(folder: RunFolder, config: Config) -> TextModel:
             strict=True,
         )
     except ModelUnsupportedError as error:
-        remedy = f"restore {folder.model_folder}, or make the run again"
+        remedy = f"restore {folder.model_folder}, or train again"
         raise ModelUnsupportedError(error.message, remedy=remedy) from error
 
 
@@ -110,6 +110,6 @@ def _load_with_adapter(folder: RunFolder, config: Config) -> TextModel:
     text_model = load_pretrained(options, folder.read_task(), seed=seed, pooling=options.pooling)
     source = text_model.source
     now = Manifest({}, {}, {"weights": source.weights_sha256, "tokenizer": source.tokenizer_sha256})
-    Manifest.read(folder).check(now, remedy=f"restore {source.name}, which the adapter changes")
+    Manifest.read(folder).check(now, remedy=f"restore {source.name}, the base model of the adapter")
     Adapter.read(folder.adapter_folder).merge_into(text_model.model)
     return text_model

@@ -17,8 +17,8 @@ from finetune.training.optimizers import total_norm
 # The first steps of Adam have the size of the learning rate. Weights of a norm start at 1, where
 # the spacing of fp32 is 6e-8, so smaller steps may rightly change nothing.
 MIN_VISIBLE_RATE = 1e-6
-# Epsilon of AdamW. A smaller gradient changes a value by less than the learning rate, maybe by less
-# than fp32 resolves, for example in layers with uniform attention.
+# Epsilon of AdamW. A smaller gradient changes a value by less than the learning rate, possibly by
+# less than fp32 resolves, for example in layers with uniform attention.
 _MIN_GRADIENT = 1e-8
 _INTEGERS = {2: torch.int16, 4: torch.int32}
 _NUMBERS_AT_ONCE = 2**22
@@ -56,9 +56,9 @@ class ParameterGuard:
         # A captured step leaves no gradients behind, but the first is never captured.
         if not self._has_gradient:
             self._has_gradient = {
-                name: (one.grad.abs() > _MIN_GRADIENT).any()
-                for name, one in model.named_parameters()
-                if one.grad is not None
+                name: (parameter.grad.abs() > _MIN_GRADIENT).any()
+                for name, parameter in model.named_parameters()
+                if parameter.grad is not None
             }
 
     def check(self, model: nn.Module) -> None:
@@ -69,10 +69,11 @@ class ParameterGuard:
         self.note_gradients(model)
         after = _fingerprints(model)
         changed = {name for name, before in self._before.items() if after[name] != before}
-        trained = {name for name, one in model.named_parameters() if one.requires_grad}
+        parameters = model.named_parameters()
+        trained = {name for name, parameter in parameters if parameter.requires_grad}
         flags = self._has_gradient.values()
         is_moved = torch.stack(list(flags)).tolist() if flags else []
-        moved = {name for name, one in zip(self._has_gradient, is_moved, strict=True) if one}
+        moved = {name for name, moves in zip(self._has_gradient, is_moved, strict=True) if moves}
         for fault, wrong in (
             ("frozen but changed", changed - trained),
             ("trained but the same", moved & trained - changed),
@@ -82,7 +83,7 @@ class ParameterGuard:
                 more = f" and {len(names) - 1} more parameters" if len(names) > 1 else ""
                 raise FinetuneError(
                     f"{fault} after the first steps: {names[0]}{more}",
-                    remedy="the device computes wrongly: try --device cpu, or another torch",
+                    remedy="use --device cpu or another version of PyTorch: the device is faulty",
                 )
 
 
@@ -94,5 +95,5 @@ def _fingerprints(model: nn.Module) -> dict[str, int]:
 
 def _sum_bits(tensor: torch.Tensor) -> torch.Tensor:
     bits = tensor.contiguous().reshape(-1).view(_INTEGERS[tensor.itemsize])
-    # Part by part: a sum of narrow integers may first widen them all, in a copy.
+    # In parts, because a sum of narrow integers may first copy them all to a wider type.
     return torch.stack([part.sum() for part in torch.split(bits, _NUMBERS_AT_ONCE)]).sum()

@@ -49,8 +49,8 @@ def _is_importing_torch() -> bool:
 def stop_on_signal(*, at_once: bool = False, apart_seconds: float = 0.0) -> Iterator[StopRequest]:
     """Yield a request that the first signal sets; a second signal raises ``Stopped``.
 
-    Copies of the first signal don't count. With ``at_once`` the first signal raises as well. The
-    request still has its number, as a library may turn the exception into an ``ImportError``.
+    Copies of the first signal don't count. With ``at_once``, the first signal also raises. The
+    request keeps its number, because a library may turn the exception into an ``ImportError``.
     """
     # If an exception was ignored, such as in a destructor, the signal of the outer request counts.
     request = StopRequest(_requests[-1].number if _requests else None)
@@ -59,7 +59,7 @@ def stop_on_signal(*, at_once: bool = False, apart_seconds: float = 0.0) -> Iter
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal first_at
         if at_once and _is_importing_torch():
-            # There an exception may pass through C++, which aborts the process with a message.
+            # While torch is imported, an exception may pass through C++, which aborts the process.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         is_first = not request()

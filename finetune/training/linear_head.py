@@ -1,4 +1,4 @@
-"""Fit a linear head on features. The loss is convex: its only minimum is found in seconds.
+"""Fit a linear head on features. The loss is convex, so its only minimum is found in seconds.
 
 Features are centered and scaled to unit norm on average. This affects only the meaning of
 ``inverse_regularization``, which is ``C`` in scikit-learn.
@@ -21,7 +21,7 @@ FOLDS = 5
 # Multiplications in one pass over the rows. Above the first limit, cross-validation uses a sample.
 # Above the second, even the smallest sample that folds need is too slow: the default is used.
 MAX_WORK, MAX_FOLD_WORK = 2e7, 2e8
-# Less work is faster in one thread, much faster if other programs use the cores.
+# Less work than this is faster in one thread, much faster if other programs use the cores.
 MIN_THREADED_WORK = 1e7
 # Gradient norms of the penalized mean loss at which a fit ends; cross-validation is less exact.
 FITTED_GRADIENT, TRIED_GRADIENT = 1e-5, 5e-4
@@ -101,7 +101,7 @@ def fit_linear_head(
     if features.numel() * rows.outputs < MIN_THREADED_WORK:
         torch.set_num_threads(1)
     try:
-        found = minimize(
+        optimum = minimize(
             objective,
             first,
             jac=True,
@@ -110,9 +110,9 @@ def fit_linear_head(
         )
     finally:
         torch.set_num_threads(threads)
-    weight = found.x[: -shape[0]].reshape(shape) / scale.item()
-    bias = found.x[-shape[0] :] - weight @ center.numpy()
-    return LinearHead(weight, bias, float(found.fun))
+    weight = optimum.x[: -shape[0]].reshape(shape) / scale.item()
+    bias = optimum.x[-shape[0] :] - weight @ center.numpy()
+    return LinearHead(weight, bias, float(optimum.fun))
 
 
 def choose_inverse_regularization(

@@ -32,8 +32,8 @@ class MicroBatch:
     """Examples for one forward and backward, on the device.
 
     Labels have shape [examples, ...]. The loss weights, float32 of shape [examples], add up to 1
-    over all micro-batches of a step. ``parts`` are numbers of examples with less padding, and their
-    padded lengths.
+    over all micro-batches of a step. ``parts`` has the sizes and padded lengths of parts
+    with less padding.
     """
 
     inputs: Inputs
@@ -53,7 +53,7 @@ class MicroBatch:
         return cls(inputs, labels, loss_weights)
 
     def slices(self) -> Iterator[Inputs]:
-        """Yield the model's inputs, all at once or in parts of less padding."""
+        """Yield the model's inputs, as one batch, or in parts with less padding."""
         if not self.parts:
             yield self.inputs
         start = 0
@@ -155,22 +155,22 @@ def _group(sizes: Sequence[int], *, limit: int) -> Iterator[list[int]]:
 def _move_together(
     examples: Examples, batches: Sequence[Batch], device: Device, batch_size: int
 ) -> list[MicroBatch]:
-    """Copy batches, all of one padded length at once: each copy is a launch."""
+    """Copy batches of equal padded length together, because each copy is a kernel launch."""
     moved: dict[int, MicroBatch] = {}
     for padded_length in {batch.padded_length for batch in batches}:
         positions = [
-            number for number, one in enumerate(batches) if one.padded_length == padded_length
+            number for number, batch in enumerate(batches) if batch.padded_length == padded_length
         ]
-        weighted = [_weigh(examples, batches[one].indices) for one in positions]
+        weighted = [_weigh(examples, batches[position].indices) for position in positions]
         if device.shapes.pads_batches:
-            weighted = [_fill(*one, batch_size) for one in weighted]
+            weighted = [_fill(*indices_and_weights, batch_size) for indices_and_weights in weighted]
         indices, loss_weights = map(np.concatenate, zip(*weighted, strict=True))
         together = MicroBatch(
             inputs=_move_inputs(examples, indices, padded_length, device),
             labels=device.copy(torch.from_numpy(examples.labels[indices])),
             loss_weights=device.copy(torch.from_numpy(loss_weights)),
         )
-        ends = np.cumsum([0, *(len(own_indices) for own_indices, _ in weighted)]).tolist()
+        ends = np.cumsum([0, *(len(batch_indices) for batch_indices, _ in weighted)]).tolist()
         for position, rows in zip(positions, starmap(slice, pairwise(ends)), strict=True):
             moved[position] = replace(together.select(rows), parts=batches[position].parts)
     return [moved[position] for position in range(len(batches))]
@@ -188,14 +188,15 @@ def _fill(
 def _weigh(examples: Examples, indices: NDArray[np.int64]) -> _Weighted:
     """Return the examples of this process in an effective batch, and their loss weights.
 
-    If there are none, as at a ragged end, it gets one of weight zero, because it needs gradients.
+    A process without examples, at the end of an epoch, gets an example of weight zero, because it
+    must compute gradients.
     """
     weights = examples.weights[indices]
     loss_weights = (weights / weights.sum(dtype=np.float64)).astype(np.float32)
-    own = distributed.share(len(indices))
-    if len(indices[own]) == 0:
+    share = distributed.share(len(indices))
+    if len(indices[share]) == 0:
         return indices[:1], np.zeros(1, np.float32)
-    return indices[own], loss_weights[own]
+    return indices[share], loss_weights[share]
 
 
 def _move_inputs(
@@ -212,7 +213,7 @@ def _cut_windows(
     assert examples.windows is not None
     batch_size = max(batch_size, device.shapes.min_examples)
     all_indices, all_weights = _weigh(examples, batch.indices)
-    # The longest first: those that follow are cut where one ends.
+    # Texts with the most windows first, so that the groups are as full as possible.
     order = np.argsort(-examples.windows.counts[all_indices], kind="stable")
     counts = examples.windows.counts[all_indices[order]].tolist()
     move = partial(_move_inputs, examples, padded_length=batch.padded_length, device=device)
@@ -225,14 +226,15 @@ def _cut_windows(
         slices = np.array_split(windows, slice_count)
         slice_owners = np.array_split(owners, slice_count)
         if device.shapes.pads_batches:
-            slices = [fill_batch(one, batch_size=batch_size) for one in slices]
+            slices = [fill_batch(rows, batch_size=batch_size) for rows in slices]
             slice_owners = [
-                np.pad(one, (0, batch_size - len(one)), constant_values=-1) for one in slice_owners
+                np.pad(rows, (0, batch_size - len(rows)), constant_values=-1)
+                for rows in slice_owners
             ]
         members = np.concatenate(slice_owners) == np.arange(len(indices))[:, None]
         yield WindowBatch(
             partial(map, move, slices),
-            [len(one) for one in slices],
+            [len(rows) for rows in slices],
             device.copy(torch.from_numpy(members)),
             labels=device.copy(torch.from_numpy(examples.labels[indices])),
             loss_weights=device.copy(torch.from_numpy(all_weights[chosen])),

@@ -11,7 +11,7 @@ from finetune.devices.base import Device
 from finetune.devices.private import copy_each
 from finetune.training.plan import Plan
 
-# Biases and norms have fewer values: they are most tensors of a model, but few of its values.
+# Biases and norms have fewer values. They are most tensors of a model, but few of its values.
 _SMALL_NUMBERS = 2**16
 
 
@@ -75,14 +75,14 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 def gradients_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """Return the gradients of the parameters that an optimizer changes."""
-    return [one.grad for one in trained_by(optimizer) if one.grad is not None]
+    return [weight.grad for weight in trained_by(optimizer) if weight.grad is not None]
 
 
 def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float, *, device: Device) -> None:
     """Clip gradients to a norm, if possible within the kernel of the optimizer."""
     norm = total_norm(gradients_of(optimizer))
     if device.fused_adamw_scales_gradients:
-        # The kernel divides by it, as by the scale of a GradScaler.
+        # The fused kernel divides gradients by this value, as by the scale of a GradScaler.
         optimizer.grad_scale = (norm / max_norm).clamp(min=1)  # type: ignore[attr-defined]
     else:
         clip_grads_with_norm_(trained_by(optimizer), max_norm, norm)
@@ -102,14 +102,14 @@ def total_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def flatten(tensors: list[torch.Tensor], *, dtype: torch.dtype) -> torch.Tensor:
-    """Return a copy of all tensors end to end, of shape [numbers], for one all-reduce."""
+    """Return a copy of all tensors end to end, of shape [values], for one all-reduce."""
     flat = tensors[0].new_empty(sum(tensor.numel() for tensor in tensors), dtype=dtype)
     copy_each(_views(flat, tensors), tensors)
     return flat
 
 
 def unflatten(flat: torch.Tensor, tensors: list[torch.Tensor]) -> None:
-    """Copy the numbers of ``flatten`` back into the tensors."""
+    """Copy the values of ``flatten`` back into the tensors."""
     copy_each(tensors, _views(flat, tensors))
 
 

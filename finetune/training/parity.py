@@ -28,18 +28,19 @@ if TYPE_CHECKING:
 Results = dict[tuple[str, str], torch.Tensor]
 Shapes = Sequence[tuple[int, int]]
 
-# The largest relative errors that pass. In fp32 far above rounding, and below what TF32 does: with
-# it logits were off by 1e-3 on an H200, and by 3e-6 without. In 16 bits BERT-base was off by 3 to 4
-# roundings, 2⁻⁸ in bf16 and 2⁻¹¹ in fp16, in logits and 5 to 6 in gradients; 10 and 25 pass.
+# Maximum relative errors. In fp32 they are far above rounding and below the error of TF32: on an
+# H200, logits were off by 1e-3 with TF32, and by 3e-6 without. In 16 bits, logits of BERT-base were
+# off by 3 to 4 units of rounding (2⁻⁸ in bf16, 2⁻¹¹ in fp16), gradients by 5 to 6. The limits are
+# 10 and 25 units.
 _TOLERANCES = {
     "fp32": {"logits": 1e-4, "gradients": 1e-3},
     "bf16": {"logits": 4e-2, "gradients": 1e-1},
     "fp16": {"logits": 5e-3, "gradients": 1.25e-2},
 }
-# In bf16 an H200 exceeded the tolerance of one gradient once in 500 comparisons: other examples
-# have to show a fault too.
+# In bf16 an H200 exceeded the tolerance of one gradient once in 500 comparisons, so a fault must
+# also show on other examples.
 _ATTEMPTS_IN_16_BITS = 3
-# So far below the loss scale of training that no gradient of other examples overflows.
+# The loss scale of the comparison is this far below that of training, so nothing overflows.
 _LOSS_SCALE_MARGIN = 64
 # Limits of a compared micro-batch: examples, tokens with padding, tokens per example.
 _MAX_EXAMPLES, _MAX_TOKENS, _MAX_LENGTH = 8, 128, 64
@@ -60,8 +61,8 @@ class Difference:
         return self.error <= self.tolerance
 
     def __str__(self) -> str:
-        size = f"off by {self.error:.2%}" if math.isfinite(self.error) else "not numbers"
-        return f"{self.part} ({self.tensor}) {size}, {self.tolerance:.2%} passes"
+        size = f"off by {self.error:.2%}" if math.isfinite(self.error) else "NaN"
+        return f"{self.part} ({self.tensor}) {size} (tolerance {self.tolerance:.2%})"
 
 
 def check_device(trainer: "Trainer", examples: Examples) -> None:
@@ -72,23 +73,23 @@ def check_device(trainer: "Trainer", examples: Examples) -> None:
     """
     examples, device, step = examples.without_windows(), trainer.device, trainer.progress.steps
     padded_lengths, batch_size = trainer.plan.padded_lengths, trainer.batch_size.examples
-    shortest, *longer = [one for one in padded_lengths if one >= examples.lengths.min()]
+    shortest, *longer = [length for length in padded_lengths if length >= examples.lengths.min()]
     shapes = [
         (min(_MAX_EXAMPLES, _MAX_TOKENS // length or 1, batch_size), length)
-        for length in (shortest, *[one for one in longer if one <= _MAX_LENGTH][-1:])
+        for length in (shortest, *[length for length in longer if length <= _MAX_LENGTH][-1:])
     ]
     attempts = 1 if trainer.plan.precision == "fp32" else _ATTEMPTS_IN_16_BITS
     try:
         for attempt in range(attempts):
             differences = compare_with_cpu(trainer, examples, shapes, seed=step + attempt)
-            failures = [one for one in differences if not one.passes]
+            failures = [difference for difference in differences if not difference.passes]
             if not failures:
                 return
     except (RuntimeError, MemoryError) as error:
-        if not any(one.memory.is_out_of_memory(error) for one in (device, CpuDevice())):
+        if not any(side.memory.is_out_of_memory(error) for side in (device, CpuDevice())):
             raise
         device.memory.release()
-        message = f"not enough memory to compare {device.name} with the CPU: the run continues"
+        message = f"no comparison of {device.name} with the CPU: there is not enough memory"
         emit(WarningMessage(message, remedy="lower --batch-size, or use --no-check-device"))
         return
     raise DeviceMismatchError(
@@ -99,7 +100,7 @@ def check_device(trainer: "Trainer", examples: Examples) -> None:
 
 def _remedy(device: Device) -> str:
     parity = f"finetune doctor --parity --device {device.name}"
-    return f"start again with --overwrite --device cpu; {parity} shows more"
+    return f"start again with --overwrite --device cpu; {parity} shows details"
 
 
 def compare_with_cpu(
@@ -134,11 +135,11 @@ def compare_with_cpu(
 def _weights_on_cpu(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return parameters and buffers in fp32 on the CPU."""
     return {
-        name: (one.float() if one.is_floating_point() else one)
+        name: (tensor.float() if tensor.is_floating_point() else tensor)
         .detach()
         .cpu()
-        .requires_grad_(one.requires_grad)
-        for name, one in (*model.named_parameters(), *model.named_buffers())
+        .requires_grad_(tensor.requires_grad)
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
     }
 
 
@@ -166,13 +167,13 @@ def _compute(
     """Return logits of all batches, and the gradients of the last, on the CPU."""
     results: Results = {}
     last, batch = list(batches.items())[-1]
-    for shape, one in batches.items():
+    for shape, micro_batch in batches.items():
         with torch.set_grad_enabled(shape == last):
-            logits = forward(one.inputs).float()
+            logits = forward(micro_batch.inputs).float()
         results["logits", shape] = logits.detach().cpu()
     with torch.enable_grad():
         loss = loss_of(logits, batch)
-        # Once an example is learned, its gradient is only rounding noise: add one of the logits.
+        # The gradient of a learned example is only rounding noise, so add one of the logits.
         signs = 1 - 2 * (torch.arange(logits.numel(), device=logits.device) % 2)
         signed_mean = (logits * signs.reshape(logits.shape)).sum() / len(logits)
         scaled = (loss + signed_mean) * loss_scale
@@ -187,15 +188,15 @@ def _differences(
 ) -> Iterator[Difference]:
     """Yield the error of each tensor.
 
-    Some gradients are zero but for rounding, as of the biases of attention's keys: each is compared
-    with the mean size of its module's numbers, at least a hundredth of all modules'.
+    Some gradients are zero except for rounding, such as those of the key biases of attention. So an
+    error is relative to the mean size in its module, or to a hundredth of the mean in the model.
     """
     by_module = defaultdict[str, list[torch.Tensor]](list)
     for (part, name), tensor in expected.items():
         if part == "gradients":
             by_module[name.rpartition(".")[0]].append(tensor)
     mean_size = {module: _mean_size(tensors) for module, tensors in by_module.items()}
-    least = _mean_size([one for tensors in by_module.values() for one in tensors]) / 100
+    least = _mean_size([tensor for tensors in by_module.values() for tensor in tensors]) / 100
     for (part, name), tensor in expected.items():
         if part == "logits":
             error = _worst_example_error(actual[part, name], tensor)
@@ -207,11 +208,11 @@ def _differences(
 
 
 def _mean_size(tensors: Sequence[torch.Tensor]) -> float:
-    return total_norm(tensors).item() / math.sqrt(sum(one.numel() for one in tensors))
+    return total_norm(tensors).item() / math.sqrt(sum(tensor.numel() for tensor in tensors))
 
 
 def _worst_example_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the error of the worst example of [examples, numbers], as if it were alone."""
+    """Return the error of the worst example of [examples, values], relative to the mean example."""
     mean_norm = expected.norm(dim=-1).square().mean().sqrt().item()
     return _ratio((actual - expected).norm(dim=-1).max().item(), mean_norm)
 
@@ -234,14 +235,14 @@ def prepare_feature_check(layers: FrozenLayers, examples: Examples) -> Callable[
     def check(stored: Examples) -> None:
         actual = stored.inputs_of(indices, padded_length)["inputs_embeds"]
         error = _worst_example_error(actual.flatten(1), features.flatten(1))
-        # As of gradients: single vectors are rounded more than the logits of a whole text.
+        # The tolerance of gradients: single vectors are rounded more than the logits of a text.
         tolerance = _TOLERANCES[layers.precision]["gradients"]
         if not error <= tolerance:
             raise DeviceMismatchError(
                 f"{layers.device.name} differs from the CPU in the features of the frozen layers: "
-                f"off by {error:.2%}, {tolerance:.2%} passes",
-                # The wrong ones are stored by now.
-                remedy=f"finetune cache clear, then {_remedy(layers.device)}",
+                f"off by {error:.2%} (tolerance {tolerance:.2%})",
+                # The wrong features are stored by now.
+                remedy=f"run finetune cache clear, then {_remedy(layers.device)}",
             )
 
     return check

@@ -1,4 +1,4 @@
-"""The plan of a training: its method and every number of its steps."""
+"""The plan of a training: its method, steps, batches and learning rate."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ class TrainingMethod:
 
     @property
     def takes_steps(self) -> bool:
-        """Whether any step is taken, before a linear head is fitted or instead."""
+        """Whether gradient descent takes any steps."""
         return self.is_contrastive or not self.fits_head
 
 
@@ -40,7 +40,7 @@ class HeadFitter(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Every number of a training. The defaults suit a few steps without a run.
+    """Every number of a training. The defaults are for a few steps without a run.
 
     The learning rate warms up linearly to ``peak`` and decays linearly to zero. Padded lengths
     ascend. ``pads_batches``: repeated examples fill up a batch with too few. ``patience``:
@@ -79,7 +79,7 @@ class Plan:
     choices: Sequence[AutoTunedOption] = ()
 
     def rate_at(self, step: int) -> float:
-        """Return the learning rate of a step, counted from 0; never zero, so none is wasted."""
+        """Return the learning rate of a step, counted from 0; never zero, so no step is wasted."""
         if step < self.warmup_steps:
             return self.peak * (step + 1) / self.warmup_steps
         decaying = self.total_steps - self.warmup_steps
@@ -111,7 +111,7 @@ class Plan:
         real = self.real_token_fraction(examples["train"])
         message += f", learning rate {self.peak:g}, {real:.1%} of the tokens are not padding"
         if self.patience and "validation" in examples:
-            message += f"; {self.patience} validations without improvement end it"
+            message += f"; it stops after {self.patience} validations without improvement"
         return message
 
     def real_token_fraction(self, examples: Examples) -> float:

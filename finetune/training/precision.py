@@ -24,12 +24,13 @@ from finetune.model.tensor_store import key_of
 _GAIN = 1.03
 _EXAMPLES, _TOKENS, _HEAD_SIZE = 8, 32, 64
 _MAX_SECONDS = 0.6
-# Without bf16 instructions a product took about a hundred times as long as in fp32, with them less.
+# A product in bf16 took about 100 times as long as in fp32 without instructions for bf16, and less
+# time than in fp32 with them.
 _PRODUCT_SIZE, _SLOW = 256, 5.0
 
 
 def choose_precision(device: Device, *, hidden_size: int, cache: Path) -> AutoTunedOption:
-    """Choose fp32 or bf16; timings are kept, so that the same PyTorch chooses the same again."""
+    """Choose fp32 or bf16; timings are stored, so that the same PyTorch repeats its choice."""
     if "bf16" not in device.precisions:
         return _choice("fp32", f"{device.name} can't compute in bf16 here")
     if device.has_silent_faults:
@@ -94,7 +95,7 @@ def check_speed(device: Device, precision: str) -> None:
     if reason := why_slow(device, precision):
         raise ConfigurationError(
             f"--precision {precision} is slow on this {device.name}: {reason}",
-            remedy="leave out --precision, or add --no-check-device to use it all the same",
+            remedy="drop --precision, or add --no-check-device to use it anyway",
         )
 
 
@@ -112,14 +113,14 @@ def _time_layer(device: Device, hidden_size: int) -> AutoTunedOption:
             output = layer(features)
         output.float().sum().backward()
 
-    # The fastest of each: other load comes and goes.
+    # The fastest time of each counts, because other programs use the CPU too.
     fastest = {"fp32": float("inf"), "bf16": float("inf")}
     ends_at = time.monotonic() + _MAX_SECONDS
     while fastest["bf16"] == float("inf") or time.monotonic() < ends_at:
         for precision, milliseconds in fastest.items():
             seconds = device.time_calls(partial(run, precision), calls=1)
             fastest[precision] = min(milliseconds, 1e3 * seconds)
-    times = " and ".join(f"{one:,.1f} ms in {name}" for name, one in fastest.items())
+    times = " and ".join(f"{time:,.1f} ms in {name}" for name, time in fastest.items())
     is_faster = fastest["fp32"] > _GAIN * fastest["bf16"]
     reason = f"an encoder layer takes {times}"
     return _choice("bf16" if is_faster else "fp32", reason, fastest)

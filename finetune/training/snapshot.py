@@ -39,7 +39,7 @@ class Progress:
 
     def note_validation(self, *, score: float, loss: float) -> bool:
         """Return whether a validation has the best score so far, or an equal one and less loss."""
-        # The accuracy on a few examples stands still while the model learns: training has stopped
+        # On few examples, the accuracy can stand still while the model learns. Training has stopped
         # improving only if the loss no longer falls either.
         is_best = self.best_score is None or (score, -loss) > (self.best_score, -self.best_loss)
         is_lowest = self.lowest_loss is None or loss < self.lowest_loss
@@ -66,15 +66,16 @@ class Checkpoints(Protocol):
 
 def trained_tensors(trainer: "Trainer") -> Tensors:
     """Return the parameters that train, by name; frozen ones need not be saved."""
-    return {name: one.detach() for name, one in trainer.trained_parameters().items()}
+    return {name: weight.detach() for name, weight in trainer.trained_parameters().items()}
 
 
 def load_trained_tensors(trainer: "Trainer", tensors: Mapping[str, torch.Tensor]) -> None:
     """Copy saved parameters back in place; ``StateUnusableError`` if the names differ."""
     parameters = trained_tensors(trainer)
-    if {name: one.shape for name, one in tensors.items()} != {
-        name: one.shape for name, one in parameters.items()
-    }:
+    shapes, expected_shapes = (
+        {name: tensor.shape for name, tensor in named.items()} for named in (tensors, parameters)
+    )
+    if shapes != expected_shapes:
         raise StateUnusableError("its parameters belong to another model")
     for name, tensor in tensors.items():
         parameters[name].copy_(tensor)
@@ -90,7 +91,7 @@ def capture_state(trainer: "Trainer") -> tuple[dict[str, Tensors], dict[str, Any
     main, *others = distributed.gather(trainer.device.random_state())
     random = dict(main)
     for index, of_rank in enumerate(others, start=1):
-        random |= {f"{index}.{name}": one for name, one in of_rank.items()}
+        random |= {f"{index}.{name}": state for name, state in of_rank.items()}
     tensors = {"model": trained_tensors(trainer), "optimizer": optimizer, "random": random}
     values = {"progress": asdict(trainer.progress), "gradient_scaler": trainer.scaler.state_dict()}
     return tensors, values
@@ -107,15 +108,15 @@ def restore_state(
         random, index = tensors["random"], distributed.rank()
         prefix = f"{index}." if index else ""
         if f"{prefix}cpu" in random:  # unless the run had fewer ranks
-            own = {name.removeprefix(prefix): one for name, one in random.items()}
-            trainer.device.set_random_state(own)
+            states = {name.removeprefix(prefix): state for name, state in random.items()}
+            trainer.device.set_random_state(states)
         progress = TypeAdapter(Progress).validate_python(values["progress"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StateUnusableError(f"its state makes no sense ({error!r})") from error
+        raise StateUnusableError(f"its state is invalid ({error!r})") from error
     total_steps = trainer.plan.total_steps
     if not 0 <= progress.steps <= total_steps:
         raise StateUnusableError(
-            f"it is of step {progress.steps:,}, and the run has {total_steps:,}"
+            f"it is from step {progress.steps:,}, but the run has {total_steps:,} steps"
         )
     trainer.progress = progress
 

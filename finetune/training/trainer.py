@@ -1,7 +1,7 @@
-"""A training run from top to bottom: loss, gradients, steps, validation, saving, and its end.
+"""The training loop: loss, gradients, steps, validation, checkpoints, and what ends it.
 
-What needs memory in a step comes first and changes nothing but gradients. If memory runs out there,
-it is repeated with the same random numbers in smaller micro-batches, and gives the same gradients.
+The part of a step that needs memory comes first and changes only gradients. If memory runs out, it
+is repeated with the same random numbers in smaller micro-batches, and gives the same gradients.
 """
 
 import time
@@ -59,17 +59,18 @@ from finetune.training.snapshot import Checkpoints, Progress
 Losses = Callable[..., torch.Tensor]
 Cut = Callable[[int], Iterable[AnyMicroBatch]]
 
-# A scheduler sends a signal to all ranks, and their launcher sends it to each once more.
+# A scheduler sends a signal to all ranks, and their launcher forwards it to each rank again.
 _COPIES_SECONDS = 1.0
 
 
 class Trainer:
     """Trains a model on a device, in place, according to a plan.
 
-    ``head`` has the names of the head's parameters. The head and all that trains stay fp32. With
-    ``frozen_in_bf16`` other matrices are kept as autocast to bf16 rounds them at every step. In
-    fp16 ``scaler`` scales losses. ``captured`` is a step without its learning rate, as CUDA graphs,
-    if the device has them. A run sets ``examples`` by split, and ``checkpoints``.
+    ``head`` has the names of the head's parameters. The head and all trainable parameters stay in
+    fp32. With ``frozen_in_bf16``, frozen matrices are stored in bf16, to which autocast would round
+    them at every step. In fp16, ``scaler`` scales losses. ``captured`` is a step without its
+    learning rate, as CUDA graphs, if the device has them. A run sets ``examples`` by split, and
+    ``checkpoints``.
     """
 
     examples: Mapping[str, Examples]
@@ -140,7 +141,7 @@ class Trainer:
     def _train_epochs(self) -> None:
         """Train epoch by epoch; after each, validate and save."""
         plan, progress = self.plan, self.progress
-        # Gradients of a resumed run may have become too small to change what they train.
+        # In a resumed run, gradients may be too small to change parameters.
         self._guard = ParameterGuard(self.model) if progress.steps == 0 else None
         self._has_warned = False
         self._budget_bytes = self.device.memory.budget_bytes(None)
@@ -158,7 +159,7 @@ class Trainer:
             distributed.barrier()  # the main process may take its time to keep the best model
             stops = self._should_stop()
             if self.is_over and not stops:
-                # The finished run takes the place of a checkpoint.
+                # The finished run replaces the last checkpoint.
                 check_parameters_finite(self.trained_parameters(), step=progress.steps)
             elif stops or (plan.saves == "epoch" and self._is_epoch_over) or self._is_save_due():
                 self.save()
@@ -172,7 +173,7 @@ class Trainer:
                 emit(events.Info(f"{stopped}; kept epoch {epoch:.3g}"))
 
     def _train_epoch(self) -> None:
-        """Take the steps that are left of an epoch, or those until a signal."""
+        """Take the remaining steps of an epoch, or stop at a signal."""
         plan, progress, train = self.plan, self.progress, self.examples["train"]
         epoch, steps_done = divmod(progress.steps, plan.steps_per_epoch)
         batches: Sequence[Batch] = plan.batches(train, epoch=epoch)
@@ -224,7 +225,7 @@ class Trainer:
                 break
             except (RuntimeError, MemoryError) as error:
                 self.batch_size.raise_unless_smaller_fits(error)
-            # Only here: while the error is handled, its traceback keeps the tensors alive.
+            # Not in the except block, whose traceback keeps the tensors alive.
             self.discard_gradients()
             self.device.set_random_state(random_state)
             self.batch_size.halve()
@@ -232,7 +233,7 @@ class Trainer:
         return finish()
 
     def take_step(self, number: int, micro_batches: Iterable[AnyMicroBatch]) -> torch.Tensor:
-        """Take a step of micro-batches as they are, whatever memory there is; return its loss."""
+        """Take a step with these micro-batches, without repeating it if memory runs out."""
         finish = self.compute_gradients(micro_batches)
         set_learning_rate(self.optimizer, self.plan.rate_at(number))
         return finish()
@@ -240,7 +241,7 @@ class Trainer:
     def compute_gradients(
         self, micro_batches: Iterable[AnyMicroBatch]
     ) -> Callable[[], torch.Tensor]:
-        """Do all of a step that needs memory; return a function that changes the weights.
+        """Compute the gradients of a step; return a function that changes the weights.
 
         It changes nothing but gradients, and waits neither for the device nor for other ranks.
         """
@@ -310,8 +311,8 @@ class Trainer:
     def discard_gradients(self) -> None:
         """Drop the gradients of a step that is not taken."""
         self.optimizer.zero_grad(set_to_none=True)
-        # The scaler remembers that gradients have been unscaled until a scale is set, which there
-        # is from the first loss on.
+        # The scaler remembers that gradients were unscaled until a scale is set. It has a scale
+        # from the first loss on.
         self.scaler.scale(torch.zeros((), device=self.device.torch_device))
         self.scaler.update(self.scaler.get_scale())
         if self.captured:
@@ -365,7 +366,7 @@ class Trainer:
         plan, steps = self.plan, self.progress.steps
         if plan.saves == "steps":
             return steps % plan.save_steps == 0
-        # At a report, so that the rows of the journal do not depend on the time.
+        # Only at a report, so that the rows of the journal do not depend on time.
         is_reported = self._is_epoch_over or steps % plan.logging_steps == 0
         is_timed = plan.saves == "time" and is_reported
         return is_timed and distributed.any_rank(self.checkpoints.is_due())
@@ -410,10 +411,10 @@ class Trainer:
             memory.release()
         reason = self.cuda_graph_error
         if self.captured and self.examples["train"].windows is not None:
-            reason = "the windows of texts differ in number"
+            reason = "texts have different numbers of windows"
         if reason is not None and not self._has_warned:
             self._has_warned = True
-            message = f"steps are slower, since no CUDA graph can hold them: {reason}"
+            message = f"steps run without CUDA graphs and are slower, because {reason}"
             emit(events.WarningMessage(message))
 
     def _count_seconds(self) -> None:
@@ -433,7 +434,7 @@ class Trainer:
 
     @property
     def cuda_graph_error(self) -> str | None:
-        """Why steps are launched operation by operation on a device that has CUDA graphs."""
+        """Why steps can't be captured as CUDA graphs; None if they can, or without CUDA graphs."""
         if self.captured or not self.device.captures:
             return self.captured.failure if self.captured else None
         if self.scaler.is_enabled():
@@ -444,5 +445,5 @@ class Trainer:
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters that train, by name."""
-        named = self.model.named_parameters()
-        return {name: parameter for name, parameter in named if parameter.requires_grad}
+        parameters = self.model.named_parameters()
+        return {name: parameter for name, parameter in parameters if parameter.requires_grad}

@@ -22,7 +22,7 @@ def test_metrics_rows_and_options_are_tables_of_80_columns(
     assert outcome.code == 0, outcome.errors
     lines = outcome.output.splitlines()
     assert "270 test rows of questions" in lines
-    assert lines[-1] == "Take other: the difference to finished is more than chance."
+    assert lines[-1] == "Use other: its difference from finished is significant."
     assert any(line.split()[:2] == ["other", "100.0%"] for line in lines)
     assert "seed    42        7" in [line.rstrip() for line in lines]
     assert any(line.startswith("2 of ") for line in lines)

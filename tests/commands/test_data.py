@@ -43,7 +43,7 @@ def test_check_shows_rows_classes_lengths_and_what_to_change(
         "x 22 1",
         "all rows 42 2",
         "split sizes in a run: 42 train, 2 test",
-        "finetune run: 21 rows per class are few: contrastive steps, then a linear head",
+        "training method of finetune run: few-shot, because there are only 21 rows per class",
         "duplicates of an earlier row 1 0",
         "texts with contradictory labels 0 0",
         "rows whose text is in train too 1",

@@ -62,7 +62,7 @@ def test_overwriting_a_run_keeps_and_names_what_was_put_into_it(
     arguments = ("run", "--model", tiny_folder, "--output-dir", run, *flags(max_steps=1))
     outcome = command(*arguments, "--overwrite")
     assert outcome.code == 0, outcome.errors
-    assert "as no run has written it: .lock, checkpoints/n.txt, model/n.txt" in outcome.errors
+    assert "because no run wrote them: .lock, checkpoints/n.txt, model/n.txt" in outcome.errors
     assert_kept(planted)
     assert weights_of(run)
     assert finetune.predict(run, ["Who?"], device="cpu")

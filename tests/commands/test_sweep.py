@@ -99,7 +99,7 @@ def test_trials_are_a_grid_or_drawn_in_the_ranges_the_same_every_time(tmp_path: 
     assert {type(one["batch_size"]) for one in drawn} == {int}
     assert 15 <= sum(one["learning_rate"] < 3.2e-4 for one in drawn) <= 35
     assert {one["train_layers"] for one in drawn} == {1, None}
-    with pytest.raises(ConfigurationError, match="a range has no grid"):
+    with pytest.raises(ConfigurationError, match="a grid needs lists"):
         choose_trials(space, trials=None, seed=1)
     grid = {"seed": [1, 2, 3], "calibrate": [True, False]}
     assert len(choose_trials(grid, trials=None, seed=1)) == 6
@@ -110,9 +110,9 @@ def test_trials_are_a_grid_or_drawn_in_the_ranges_the_same_every_time(tmp_path: 
 @pytest.mark.parametrize(
     ("space", "words"),
     [
-        ("", "lists no options"),
+        ("", "has no options"),
         ("learning_rat: [1]", "there is no option learning_rat"),
-        ("data:\n  test_fraction: [0.1]", "test_fraction is the same for all trials"),
+        ("data:\n  test_fraction: [0.1]", "test_fraction can't differ between the trials"),
         ("learning_rate: 1e-3", "neither a list nor low and high"),
         ("learning_rate: {low: 2, high: 1}", "neither a list nor low and high"),
         ("learning_rate: [fast]", "learning_rate is 'fast'"),

@@ -140,7 +140,7 @@ def test_a_private_run_of_splits_deletes_its_tables_and_names_other_splits(
     assert private.test.samples == 20
     assert "these splits are ignored: rest" in private.warnings
     assert not [*tmp_path.rglob("table-*.parquet")]
-    with pytest.raises(NotARunError, match="has deleted its table"):
+    with pytest.raises(NotARunError, match="its copy was deleted"):
         private.evaluate()
 
 

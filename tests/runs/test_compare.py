@@ -103,7 +103,7 @@ def test_seeds_of_one_setting_are_one_row_with_mean_and_spread(
     ]
     assert good.metrics["accuracy"] == pytest.approx(np.mean(both))
     assert good.spread == pytest.approx(np.std(both, ddof=1))
-    assert group.verdict == "Take good-1 (2 seeds): the difference to poor is more than chance."
+    assert group.verdict == "Use good-1 (2 seeds): its difference from poor is significant."
     # Separately, they can be told apart.
     [alone] = finetune.compare(tmp_path / "good-1", tmp_path / "good-2").groups
     assert [run.seeds for run in alone.runs] == [1, 1]

@@ -98,5 +98,5 @@ def test_what_can_not_be_measured_is_said_and_is_no_failure(
     with sent_to(emitted.append):
         assert expect(config, *load(config)) is None
     assert isinstance(emitted[-1], Info)
-    assert emitted[-1].message.startswith("what to expect is not known")
+    assert emitted[-1].message.startswith("no baseline estimate")
     assert reason in emitted[-1].message

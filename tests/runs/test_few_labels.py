@@ -92,7 +92,7 @@ def assert_same_run(run: Path, other: Path) -> None:
 def test_the_recipe_is_said_once_and_the_run_has_all_its_files(few_run: FewRun) -> None:
     run, events, options = few_run
     said = [one.message for one in events if isinstance(one, Info)]
-    words = "frozen encoder" if options else "4 rows per class are few: contrastive steps"
+    words = "frozen encoder" if options else "few-shot, because there are only 4"
     [recipe] = [one for one in said if one.startswith("training method: ")]
     assert words in recipe
     steps = 1 if options else STEPS

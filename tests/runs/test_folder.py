@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from finetune.config.schema import Config, DataConfig
 from finetune.errors import NotARunError, RunFolderInUseError, RunFolderNotEmptyError
 from finetune.runs.folder import RunFolder, SeveralFolder, open_run_folder
+from finetune.runs.request import RunRequest
 
 
 def make_run(path: Path, content: str = "training: {}\n") -> RunFolder:
@@ -54,12 +56,16 @@ def test_folder_of_a_run_is_refused_with_three_suggestions(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("runs", [8, pytest.param(1_000, marks=pytest.mark.slow)])
-def test_folders_created_at_once_differ(tmp_path: Path, runs: int) -> None:
+def test_folders_created_at_once_differ(
+    tmp_path: Path, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    request = RunRequest(Config(data=DataConfig(data="trec")))
     workers = min(runs, 64)
     all_hold_one = threading.Barrier(workers)
 
     def create(number: int) -> str:
-        with RunFolder.create_next(tmp_path / "runs", "trec") as folder:
+        with request.lock() as folder:
             if number < workers:
                 all_hold_one.wait(timeout=30)
             folder.config_file.open("x").close()
@@ -68,7 +74,8 @@ def test_folders_created_at_once_differ(tmp_path: Path, runs: int) -> None:
     with ThreadPoolExecutor(workers) as threads:
         names = {*threads.map(create, range(runs))}
 
-    assert names == {"trec", *(f"trec-{number}" for number in range(2, runs + 1))}
+    name = request.default_name
+    assert names == {name, *(f"{name}-{number}" for number in range(2, runs + 1))}
 
 
 def test_second_lock_is_refused_at_once_and_the_next_one_is_given(tmp_path: Path) -> None:

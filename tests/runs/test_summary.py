@@ -24,7 +24,7 @@ def test_the_weakest_class_is_named_with_what_it_is_taken_for() -> None:
     predicted = np.where(np.arange(20) >= 18, 0, labels)
     text = summarize(results_of(Single(["bill", "ship", "back"]), np.eye(3)[predicted], labels))
     assert text.startswith("Accuracy 90% on 20 test rows (95% CI 70–97%), above the")
-    for words in ("baseline (`bill`, 50%)", "20 rows are few: `--folds 5`",
+    for words in ("baseline (`bill`, 50%)", "20 rows are few. `--folds 5`",
                   "Weakest: `back`, 1 of 3, 2 misclassified as `bill`."):  # fmt: skip
         assert words in text
 
@@ -32,7 +32,7 @@ def test_the_weakest_class_is_named_with_what_it_is_taken_for() -> None:
 def test_a_model_that_answers_one_class_alone_learns_what_helps() -> None:
     labels = np.array([0] * 160 + [1] * 40)
     results = results_of(Single(["a", "b"]), np.eye(2)[np.zeros(200, int)], labels)
-    assert "gets `a` right alone: `--class-weights balanced` may help" in summarize(results)
+    assert "only gets `a` right. `--class-weights balanced` may help" in summarize(results)
     chosen = replace(results, validation=results.test)
     assert "or `--metric-for-best-model macro_f1` or `mcc` may help" in summarize(chosen)
     # Options that were already used are not suggested.

@@ -30,7 +30,7 @@ def test_few_rows_per_class_get_contrastive_training_and_a_linear_head() -> None
 
     assert method.is_contrastive
     assert method.fits_head
-    assert method.reason.startswith("10 rows per class are few")
+    assert method.reason.endswith("only 10 rows per class")
 
 
 def test_many_rows_a_class_take_plain_steps() -> None:

@@ -119,7 +119,9 @@ def test_the_choice_and_its_reason_are_shown_and_kept(
     events: list[Event] = []
     run, cache = tmp_path / "run", str(tmp_path / "cache")
     run_tiny(run, model=tiny_folder, cache_dir=cache, emit=events.append, **SHORT)
-    assert was_emitted(events, Info, "precision: bf16, as it is planted; --precision sets another")
+    assert was_emitted(
+        events, Info, "precision: bf16, because it is planted; --precision overrides it"
+    )
     results = read_json(run / "all_results.json")
     assert (results["precision"], results["precision_reason"]) == ("bf16", "it is planted")
     assert "it is planted" in (run / "report.html").read_text()
