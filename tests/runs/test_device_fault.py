@@ -40,25 +40,6 @@ def test_a_run_of_a_device_that_begins_to_err_keeps_no_model(
     assert not (tmp_path / "run" / "model").exists()
 
 
-@pytest.mark.parametrize("feature_cache", [True, False])
-@pytest.mark.parametrize("errs", [False, True])
-def test_a_head_that_is_fitted_at_once_is_compared_with_the_cpu(
-    feature_cache: bool, errs: bool, tiny_folder: Path, tmp_path: Path
-) -> None:
-    options: dict[str, Any] = {"learning_rate": None, "num_train_epochs": None}
-    options |= {"feature_cache": feature_cache, "freeze_core": True, "cache_dir": str(tmp_path)}
-    inputs = prepare_on_other(tiny_folder, **options)
-    assert inputs.method.fits_head
-    with begin_run(inputs, tmp_path / "run") as run:
-        if not errs:
-            run.train()
-            return
-        plant(run.trainer, ZeroRows())
-        with pytest.raises(DeviceMismatchError, match="logits"):
-            run.train()
-    assert not (tmp_path / "run" / "model").exists()
-
-
 @pytest.mark.parametrize(
     "trained",
     [pytest.param({"freeze_core": True}, marks=pytest.mark.slow), {"train_layers": 1}],

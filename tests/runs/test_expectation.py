@@ -11,7 +11,6 @@ from tiny_runs import run_tiny
 from finetune.config.schema import Config, DataConfig, change_options
 from finetune.data.load import load_splits
 from finetune.events import Event, Info, sent_to
-from finetune.runs import expectation
 from finetune.runs.expectation import BaselineEstimate, expect
 from finetune.tasks.base import Task
 
@@ -50,16 +49,6 @@ def test_a_run_of_the_head_uses_the_same_features(tiny_folder: Path, tmp_path: P
     )  # fmt: skip
     said = [one.message for one in emitted if isinstance(one, Info)]
     assert "reusing features of the frozen layers for 64 train rows" in said
-
-
-def test_of_many_rows_a_sample_is_taken(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expectation, "MAX_ROWS", 60)
-    found = expect_of(config_of(tiny_folder))
-    assert (found.rows, found.sampled) == (810, 60)
-    assert "cross-validated on 60 of them" in found.lines[0]
-    # Even fewer rows for a large model.
-    monkeypatch.setattr(expectation, "MAX_WORK", 1)
-    assert expect_of(config_of(tiny_folder)).sampled == expectation.MIN_ROWS
 
 
 @pytest.mark.parametrize(

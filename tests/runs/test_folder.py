@@ -78,20 +78,6 @@ def test_folders_created_at_once_differ(
     assert names == {name, *(f"{name}-{number}" for number in range(2, runs + 1))}
 
 
-def test_second_lock_is_refused_at_once_and_the_next_one_is_given(tmp_path: Path) -> None:
-    folder = make_run(tmp_path)
-    content = content_of(tmp_path)
-
-    with folder.lock(), pytest.raises(RunFolderInUseError), folder.lock():
-        pass
-    with pytest.raises(KeyError), folder.lock():
-        raise KeyError
-    with folder.lock():
-        pass
-
-    assert content_of(tmp_path) == content
-
-
 def test_lock_of_a_killed_process_stops_nobody(tmp_path: Path) -> None:
     make_run(tmp_path)
     code = (

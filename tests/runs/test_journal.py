@@ -2,7 +2,7 @@ import resource
 import signal
 from pathlib import Path
 
-from finetune.events import Emit, Event, Info, Step, Validation, WarningMessage, ignore, sent_to
+from finetune.events import Emit, Event, Info, Step, WarningMessage, ignore, sent_to
 from finetune.files import read_jsonl
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import Journal, read_warnings
@@ -28,23 +28,6 @@ def open_journal(folder: RunFolder, receiver: Emit = ignore) -> Journal:
         journal = Journal()
     journal.open(folder)
     return journal
-
-
-def test_steps_and_validations_are_kept_and_everything_is_passed_on(tmp_path: Path) -> None:
-    folder, emitted = RunFolder(tmp_path), list[Event]()
-    events: list[Event] = [
-        Info("training"),
-        step_event(1),
-        Validation(step=1, epoch=0.1, metrics={"accuracy": 0.5}, is_best=True),
-    ]
-    emit = open_journal(folder, emitted.append)
-    for event in events:
-        emit(event)
-    assert emitted == events
-    first, second = read_jsonl(folder.metrics_file)
-    assert (first["kind"], first["step"], first["loss"]) == ("step", 1, 1.5)
-    assert (first["memory_bytes"], first["reserved_bytes"]) == (1024, 2048)
-    assert (second["kind"], second["eval_accuracy"]) == ("validation", 0.5)
 
 
 def test_a_full_disk_leaves_no_torn_row(tmp_path: Path) -> None:

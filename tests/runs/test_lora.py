@@ -59,14 +59,6 @@ def test_only_adapters_and_the_output_layer_change(run: Path, tiny_folder: Path)
     )
 
 
-def test_card_of_an_adapter_names_its_base(run: Path, tiny_folder: Path) -> None:
-    card = (run / "adapter" / "README.md").read_text(encoding="utf-8")
-
-    assert f"adapter of rank 4 with a head, for `{tiny_folder.name}`" in card
-    assert "library_name: peft" in card
-    assert "lora, rank 4" in (run / "report.html").read_text(encoding="utf-8")
-
-
 def test_adapter_takes_the_place_of_a_model_that_is_not_merged(
     run: Path, tiny_folder: Path, tmp_path: Path, command: Command
 ) -> None:

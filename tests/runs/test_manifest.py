@@ -67,23 +67,6 @@ ROWS = rows_of(("one", 0), ("two", 1), ("three", 0))
 
 
 @pytest.mark.parametrize(
-    "other",
-    [
-        rows_of(("one", 0), ("two", 1)),
-        rows_of(("two", 1), ("one", 0), ("three", 0)),
-        rows_of(("one", 0), ("two", 0), ("three", 0)),
-        rows_of(("one", 0), ("twothree", 1), ("", 0)),
-        rows_of(("onet", 0), ("wo", 1), ("three", 0)),
-        rows_of(("one", 0), ("two", 1), ("three", 0), names=("a", "c")),
-        rows_of(("one", 0), ("two", 1), ("three", 0), names=("a", "b", "c")),
-    ],
-    ids=["fewer", "order", "label", "empty", "boundary", "class name", "more classes"],
-)
-def test_a_digest_depends_on_texts_labels_and_class_names_in_their_order(other: Dataset) -> None:
-    assert digest(other) != digest(ROWS)
-
-
-@pytest.mark.parametrize(
     ("recorded", "variable", "expected"),
     # The environment variable takes precedence; at most one thread per core.
     [(2, None, 2), (2, "1", 1), (10_000, None, 2), (None, None, 1)],

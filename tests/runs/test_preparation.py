@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from prepared_runs import prepare_tiny
 from tiny_runs import run_tiny
@@ -16,15 +15,6 @@ from finetune.errors import (
     UsageError,
 )
 from finetune.events import Event, WarningMessage, sent_to
-
-
-def test_examples_are_the_rows_of_their_splits(tiny_folder: Path) -> None:
-    inputs = prepare_tiny(tiny_folder, class_weights="balanced")
-    for split, examples in inputs.examples.items():
-        assert examples.labels.tolist() == inputs.data.splits[split]["label"]
-    trained = inputs.examples["train"]
-    sums = np.bincount(trained.labels, weights=trained.weights)
-    np.testing.assert_allclose(sums, sums[0], rtol=1e-5)
 
 
 def test_a_longer_text_than_the_model_has_positions_for_asks_for_nothing_impossible(

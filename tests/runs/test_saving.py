@@ -15,7 +15,7 @@ import finetune
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import UsageError, WriteError
 from finetune.events import Emit, Event, Step, WarningMessage
-from finetune.runs import checkpoint, journal
+from finetune.runs import checkpoint
 from finetune.runs.checkpoint import Checkpoints
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import Journal
@@ -59,24 +59,6 @@ def test_a_checkpoint_within_an_epoch_resumes_bit_for_bit(
     assert steps_in(run) == kept
     finetune.run(resume_from_checkpoint=run)
     assert have_same_bits(weights_of(run), weights_of(whole_run))
-    assert logged_metrics(run) == logged_metrics(whole_run)
-
-
-def test_no_checkpoint_is_ahead_of_the_journal(
-    whole_run: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, append_jsonl = tmp_path / "run", journal.append_jsonl
-
-    def append_unless_refused(path: Path, rows: list[dict[str, Any]]) -> None:
-        if rows and rows[-1].get("step") == 6:
-            raise OSError(errno.ENOSPC, "disk full")
-        append_jsonl(path, rows)
-
-    monkeypatch.setattr(journal, "append_jsonl", append_unless_refused)
-    with pytest.raises(PowerCutError):
-        run_tiny(run, model=tiny_folder, emit=cut_power(at_step=8), **EVERY_THIRD)
-    assert steps_in(run) == [3]
-    finetune.run(resume_from_checkpoint=run)
     assert logged_metrics(run) == logged_metrics(whole_run)
 
 

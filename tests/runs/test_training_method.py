@@ -63,14 +63,6 @@ def test_who_asks_for_steps_or_for_what_no_linear_head_can_do_gets_steps(
     assert choose(**mode, **options) == TrainingMethod()
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"), [({"fit_head": "on", "contrastive": "off"}, "frozen encoder")]
-)
-def test_what_is_on_and_can_not_be_is_refused(options: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ConfigurationError, match=reason):
-        choose(**options)
-
-
 @pytest.mark.parametrize("mode", [{}, {"freeze_core": True}])
 def test_several_ranks_take_plain_steps(
     mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -92,9 +84,3 @@ def test_regression_takes_plain_steps_and_its_linear_head_is_fitted() -> None:
     assert choose_method(config, Regression(), rows=20) == TrainingMethod()
     frozen = replace(config, model=replace(config.model, freeze_core=True))
     assert choose_method(frozen, Regression(), rows=20).fits_head
-
-
-def test_a_configuration_that_a_run_has_written_gives_the_same_recipe_again() -> None:
-    assert choose(contrastive="on", fit_head="on", learning_rate=1e-4).is_contrastive
-    assert choose(freeze_core=True, contrastive="off", fit_head="on").fits_head
-    assert choose(contrastive="off", fit_head="off", learning_rate=1e-4) == TrainingMethod()

@@ -1,7 +1,5 @@
 import signal
-import threading
 import time
-from contextlib import suppress
 
 import pytest
 
@@ -68,30 +66,3 @@ def test_handlers_are_those_from_before_when_it_is_over() -> None:
     with pytest.raises(ZeroDivisionError), stop_on_signal():
         raise ZeroDivisionError
     assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
-
-
-def test_other_threads_leave_the_signals_alone() -> None:
-    before = [signal.getsignal(number) for number in STOP_SIGNALS]
-    seen: list[bool] = []
-
-    def work() -> None:
-        with stop_on_signal() as should_stop:
-            seen.append([signal.getsignal(number) for number in STOP_SIGNALS] == before)
-            seen.append(should_stop())
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-
-    assert seen == [True, False]
-    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
-
-
-def test_a_signal_whose_exception_was_ignored_is_still_known() -> None:
-    with stop_on_signal(at_once=True):
-        with suppress(Stopped):
-            signal.raise_signal(signal.SIGTERM)
-        with stop_on_signal() as inner:
-            assert inner.number == signal.SIGTERM
-    with stop_on_signal() as request:
-        assert not request()

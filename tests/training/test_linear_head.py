@@ -5,15 +5,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from finetune.training import linear_head
-from finetune.training.linear_head import (
-    DEFAULT_INVERSE_REGULARIZATION,
-    LabelledFeatures,
-    choose_inverse_regularization,
-    cross_validate,
-    fit_linear_head,
-    folds,
-)
+from finetune.training.linear_head import LabelledFeatures, cross_validate, fit_linear_head
 
 
 def softmax(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -70,18 +62,6 @@ def test_numbers_are_solved_as_ridge_regression_solves_them() -> None:
     np.testing.assert_allclose(head.bias, [5.0], atol=1e-2)
 
 
-def test_a_row_of_no_weight_changes_nothing() -> None:
-    rows = make_rows(noise=0.1)
-    labels, weights = rows.labels.copy(), rows.weights.copy()
-    labels[0], weights[0] = 2, 0.0
-    wrong = LabelledFeatures(rows.features, labels, weights, softmax, 3, groups=labels)
-
-    assert (
-        fit_linear_head(wrong, inverse_regularization=10).logits(rows.features)[0].argmax()
-        == rows.labels[0]
-    )
-
-
 def test_out_of_fold_logits_are_of_heads_that_have_not_seen_the_row() -> None:
     random = np.random.default_rng(2)
     noise = random.normal(size=(60, 40)).astype(np.float32)
@@ -104,42 +84,6 @@ def test_noise_is_found_to_tell_nothing_even_where_a_head_can_learn_it_by_heart(
     right = cross_validate(rows, [1.0, 100.0], seed=0)[100.0].argmax(axis=1) == labels
 
     assert right.mean() < 0.1
-
-
-def test_many_classes_of_few_rows_are_told_apart() -> None:
-    random = np.random.default_rng(3)
-    labels = np.arange(900) % 300
-    features = random.normal(size=(300, 100))[labels] + 0.5 * random.normal(size=(900, 100))
-    weights = np.ones(900, np.float32)
-    rows = LabelledFeatures(features.astype(np.float32), labels, weights, softmax, 300, labels)
-    assert (cross_validate(rows, [100], seed=0)[100].argmax(axis=1) == labels).mean() > 0.9
-
-
-def test_noisy_features_get_a_stronger_penalty() -> None:
-    assert choose_inverse_regularization(make_rows(noise=6.0), seed=0)[0] < 100
-    assert choose_inverse_regularization(make_rows(noise=0.05), seed=0)[0] == 100
-
-
-def test_regularization_of_very_many_classes_is_not_compared() -> None:
-    classes = 1_000
-    features, labels = np.ones((2 * classes, 128), np.float32), np.arange(2 * classes) % classes
-    weights = np.ones(2 * classes, np.float32)
-    rows = LabelledFeatures(features, labels, weights, softmax, classes, labels)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(linear_head, "cross_validate", None)
-        assert choose_inverse_regularization(rows, seed=0) == (DEFAULT_INVERSE_REGULARIZATION, None)
-
-
-def test_folds_have_equally_many_rows_of_each_class_and_every_row_once() -> None:
-    labels = np.repeat([0, 1, 2], [50, 10, 1])
-
-    found = folds(labels, seed=3)
-
-    assert sorted(np.concatenate(found).tolist()) == list(range(61))
-    for rows in found:
-        counts = np.bincount(labels[rows], minlength=3)
-        assert abs(counts[0] - 10) <= 1
-        assert abs(counts[1] - 2) <= 1
 
 
 @pytest.mark.parametrize("labels", [[0, 0, 1], [0, 1, 1]])

@@ -1,5 +1,4 @@
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from finetune.tasks.single import Single
 from finetune.tokenization.buckets import Batch
 from finetune.tokenization.encode import Windows
 from finetune.tokenization.examples import Examples
-from finetune.training.micro_batches import MicroBatch, WindowBatch, cut_batch, move_batches
+from finetune.training.micro_batches import MicroBatch, WindowBatch, cut_batch
 from finetune.training.trainer import Trainer
 
 ROWS = np.array([4, 0, 7, 11, 2, 9, 3])
@@ -31,23 +30,6 @@ def cut(
             device=FewShapesDevice() if pads_batches else CpuDevice(),
         )
     )
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "sizes"), [(1, [1] * 7), (3, [3, 3, 1]), (5, [5, 2]), (7, [7]), (9, [7])]
-)
-def test_micro_batches_are_contiguous_and_the_last_may_be_smaller(
-    batch_size: int, sizes: list[int]
-) -> None:
-    examples = random_examples()
-
-    pieces = cut(examples, batch_size=batch_size)
-
-    assert [len(piece.labels) for piece in pieces] == sizes
-    assert torch.cat([piece.labels for piece in pieces]).tolist() == examples.labels[ROWS].tolist()
-    whole = examples.inputs_of(ROWS, 14)
-    for name, tensor in whole.items():
-        assert torch.equal(torch.cat([piece.inputs[name] for piece in pieces]), tensor)
 
 
 @settings(max_examples=40)
@@ -87,32 +69,6 @@ def test_last_micro_batch_is_filled_with_examples_of_weight_zero() -> None:
     assert torch.equal(last.inputs["input_ids"][3], last.inputs["input_ids"][2])
     # Attention over no tokens is NaN on MPS.
     assert last.inputs["attention_mask"].flatten(1).any(dim=1).all()
-
-
-@pytest.mark.parametrize("pads_batches", [False, True])
-@pytest.mark.parametrize("prefetch_tokens", [0, 100, 10_000])
-def test_batches_that_move_together_are_cut_as_if_each_moved_alone(
-    prefetch_tokens: int, pads_batches: bool
-) -> None:
-    device = FewShapesDevice() if pads_batches else CpuDevice()
-    device.prefetch_tokens = prefetch_tokens
-    examples = random_examples()
-    batches = [
-        Batch(np.arange(start, stop), padded_length)
-        for start, stop, padded_length in [(0, 7, 16), (7, 12, 12), (12, 19, 16), (19, 23, 12)]
-    ]
-
-    moved = list(move_batches(examples, batches, device=device))
-
-    assert [batch for batch, _ in moved] == batches
-    for batch_size in (4, 2):
-        for batch, cut in moved:
-            alone = cut_batch(examples, batch, batch_size=batch_size, device=device)
-            for piece, expected in zip(cut(batch_size), alone, strict=True):
-                tensors = piece.tensors()
-                assert tensors.keys() == expected.tensors().keys()
-                for name, tensor in expected.tensors().items():
-                    assert torch.equal(tensors[name], tensor), name
 
 
 COUNTS = np.array([1, 7, 2, 1, 3, 5])
@@ -201,13 +157,3 @@ def test_no_forward_takes_more_windows_than_the_batch_size(batch_size: int) -> N
     assert max(windows) <= batch_size
     # Only slices that are cut are read twice.
     assert sum(windows) == COUNTS.sum() + COUNTS[batch_size < COUNTS].sum()
-
-
-def test_examples_share_a_forward_where_they_fit() -> None:
-    batch = Batch(np.arange(len(COUNTS)), padded_length=16)
-
-    parts: list[Any] = list(
-        cut_batch(examples_with_windows(), batch, batch_size=8, device=CpuDevice())
-    )
-
-    assert [sum(part.slice_sizes) for part in parts] == [7, 8, 4]

@@ -3,15 +3,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import tiny_model
 from torch import nn
-from transformers import get_linear_schedule_with_warmup
 
-from finetune.config.mode import Mode
 from finetune.devices.cpu import CpuDevice
-from finetune.model.freeze import freeze_parameters
 from finetune.model.structure import find_structure
 from finetune.training.optimizers import build_optimizer, make_state, set_learning_rate, total_norm
 from finetune.training.plan import Plan
@@ -63,16 +59,6 @@ def test_head_has_a_learning_rate_of_its_own() -> None:
         )
 
 
-def test_frozen_parameters_are_left_out() -> None:
-    model = tiny_model()
-    structure = find_structure(model)
-    freeze_parameters(model, structure, mode=Mode("head"))
-
-    optimizer = optimizer_of(model, head=structure.head)
-
-    assert by_name(model, optimizer, "weight_decay").keys() == structure.head
-
-
 def test_state_made_ahead_is_what_the_first_step_makes() -> None:
     models = tiny_model(), tiny_model()
     optimizers = [optimizer_of(model) for model in models]
@@ -104,35 +90,6 @@ def test_state_made_ahead_is_what_the_first_step_makes() -> None:
 
 # Numbers of warm-up steps and of all steps.
 runs = st.integers(1, 300).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total)))
-
-
-def rates_of_transformers(plan: Plan) -> list[float]:
-    """Return the learning rates of a scheduler before each step, and after the last."""
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=plan.peak)
-    scheduler = get_linear_schedule_with_warmup(optimizer, plan.warmup_steps, plan.total_steps)
-    rates = []
-    for _ in range(plan.total_steps + 1):
-        rates.append(scheduler.get_last_lr()[0])
-        optimizer.step()
-        scheduler.step()
-    return rates
-
-
-@settings(max_examples=25)
-@given(peak=st.floats(1e-7, 1.0), run=runs)
-def test_lines_are_those_of_transformers_without_its_step_at_rate_zero(
-    peak: float, run: tuple[int, int]
-) -> None:
-    plan = Plan(peak=peak, warmup_steps=run[0], total_steps=run[1])
-    expected = rates_of_transformers(plan)
-    # If all steps are warm-up, the last rate of transformers belongs to the decay.
-    expected[run[0]] = peak
-
-    # The first warm-up rate of transformers is 0; ours is the rate of the next step.
-    warmup, decay = expected[1 : run[0] + 1], expected[run[0] : run[1]]
-
-    rates = [plan.rate_at(step) for step in range(plan.total_steps)]
-    assert rates == pytest.approx(warmup + decay, rel=1e-9, abs=0)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

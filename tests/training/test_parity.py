@@ -1,13 +1,10 @@
 """The comparison with the CPU, with faults planted in a device."""
 
-import os
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from planted_faults import (
-    DroppedBiasOfVectors,
     IgnoredMask,
     NotANumber,
     OtherAtEachCall,
@@ -22,7 +19,6 @@ from torch.overrides import TorchFunctionMode
 
 from finetune import events
 from finetune.devices.base import BatchShapes
-from finetune.devices.select import select_device
 from finetune.errors import DeviceMismatchError
 from finetune.events import sent_to
 from finetune.model.freeze import set_training
@@ -90,13 +86,6 @@ def test_a_fault_is_found(fault: str, precision: str) -> None:
     assert found.value.remedy.startswith("start again with --overwrite --device cpu")
 
 
-def test_a_dropped_bias_of_single_vectors_is_found_where_they_are_what_trains() -> None:
-    state = lively(tiny_trainer(device=AnyShapes(), mode="head"))
-    plant(state, DroppedBiasOfVectors())
-    with pytest.raises(DeviceMismatchError):
-        check(state, batch_size=1)
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_check_finds_nothing_on_a_healthy_device_and_changes_nothing(precision: str) -> None:
     def train(*, is_checked: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -147,30 +136,3 @@ def test_in_16_bits_a_difference_counts_if_other_examples_show_it_too(
             check(state)
     else:
         check(state)
-
-
-def test_one_wrong_example_among_many_counts_as_if_alone() -> None:
-    expected = torch.ones(1000, 4)
-    actual = expected.clone()
-    actual[7] = 0
-    assert parity._worst_example_error(actual, expected) == pytest.approx(1.0)
-    actual[7] = torch.nan
-    assert parity._worst_example_error(actual, expected) == np.inf
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
-def test_thousands_of_steps_of_a_healthy_device_raise_no_alarm(name: str, precision: str) -> None:
-    """``CHECKED_STEPS=N`` in the environment sets another number of steps."""
-    device = select_device(name)
-    steps = int(os.environ.get("CHECKED_STEPS", "2000"))
-    state = tiny_trainer(
-        device=OtherDevice() if device.is_reference else device,
-        precision=precision,
-        total_steps=steps,
-    )
-    for number in range(steps):
-        take_steps(state, EXAMPLES, [number])
-        if number % 20 == 0:
-            check(state, step=number)

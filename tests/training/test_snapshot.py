@@ -37,18 +37,6 @@ def test_interrupted_training_goes_on_bit_for_bit(
         assert torch.equal(parameter, expected[name])
 
 
-def test_progress_comes_back(tmp_path: Path) -> None:
-    progress = Progress(
-        steps=7, seconds=1.5, loss_sum=0.1 + 0.2, best_score=0.75, best_step=4,
-        lowest_loss=0.5, validations_since_best=2,
-    )  # fmt: skip
-    save(tmp_path / "checkpoint", tiny_trainer(), progress)
-
-    trainer = tiny_trainer()
-    restore_state(trainer, *read_checkpoint(tmp_path / "checkpoint"))
-    assert trainer.progress == progress
-
-
 def test_first_score_is_the_best_and_equal_ones_are_no_better() -> None:
     progress = Progress(steps=10)
 
@@ -63,14 +51,6 @@ def test_first_score_is_the_best_and_equal_ones_are_no_better() -> None:
     assert progress.note_validation(score=-2.0, loss=2.0)
     assert (progress.best_score, progress.best_step) == (-2.0, 30)
     assert progress.validations_since_best == 0
-
-
-def test_of_equal_scores_that_with_the_lower_loss_is_the_best() -> None:
-    progress = Progress()
-    losses = (0.485, 0.5, 0.399, 0.4)
-    assert [progress.note_validation(score=0.95, loss=loss) for loss in losses] == [
-        *(True, False, True, False)
-    ]
 
 
 def test_a_falling_loss_is_an_improvement_where_the_score_stands_still() -> None:

@@ -72,29 +72,6 @@ def test_gradients_of_micro_batches_add_up_to_those_of_the_undivided_batch(
     assert max(gradient.abs().max() for gradient in expected.values()) > 1e-2
 
 
-@pytest.mark.parametrize("architecture", ["roberta", "deberta-v2", "modernbert"])
-def test_gradients_add_up_in_other_architectures(architecture: str) -> None:
-    _, expected = undivided_gradients("balanced", architecture=architecture)
-    state = tiny_trainer(
-        architecture=architecture, device=FewShapesDevice(), dropout=0.0, max_grad_norm=NO_LIMIT
-    )
-    examples = examples_of("balanced", takes_4d_mask=architecture == "roberta")
-
-    take_steps(state, examples, [0], batch_size=5)
-
-    for name, parameter in state.trained_parameters().items():
-        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-6, msg=name)
-
-
-def test_a_step_takes_the_learning_rate_of_its_number() -> None:
-    state = tiny_trainer(peak=1e-3, total_steps=12, head_lr_multiplier=8.0)
-
-    for number, rate in ((0, 5e-4), (1, 1e-3), (11, 1e-4)):
-        take_steps(state, examples_of("none"), [number])
-
-        assert {group["lr"] for group in state.optimizer.param_groups} == {rate, 8 * rate}
-
-
 class WithoutScaling(CpuDevice):
     """The CPU, with a kernel of AdamW that ignores the scale of gradients."""
 
@@ -222,15 +199,6 @@ def test_captured_steps_are_the_same_steps() -> None:
     for name, one in copied_parameters(captured.model).items():
         # The learning rate is an fp32 tensor, not an fp64 number.
         torch.testing.assert_close(one, expected[name], rtol=1e-5, atol=1e-7, msg=name)
-
-
-def test_captured_steps_are_dropped_with_the_state_of_the_optimizer() -> None:
-    state = tiny_trainer(device=CapturingDevice())
-    take_steps(state, random_examples(), range(3))
-    state.discard_gradients()
-    state.optimizer.state.clear()
-    take_steps(state, random_examples(), range(1))
-    assert captured_calls(state) == 2
 
 
 def test_a_reason_is_given_where_steps_are_not_captured() -> None:

@@ -144,21 +144,6 @@ def test_memory_may_run_out_anywhere_before_the_step(place: float, is_first_step
     assert max((after[name] - before[name]).abs().max() for name in before) > 2e-5
 
 
-@pytest.mark.parametrize("at", [0, 1, 40, -1])
-def test_memory_may_run_out_while_the_optimizers_state_is_made(at: int) -> None:
-    expected, training = Training(batch_size=4), Training(batch_size=8)
-    tensors = 2 * len(training.state.trained_parameters())
-    scarce = ScarceMemory(4, at=at % tensors, only="zeros_like", error=ERROR)
-    scarce.begin(8)
-
-    with scarce:
-        training.take(0, scarce)
-    expected.take(0)
-
-    assert (scarce.failures, training.size.examples) == (1, 4)
-    assert_same(training, expected)
-
-
 @pytest.mark.parametrize(
     ("batch_size", "sizes", "device"),
     [(13, [6, 3, 1], FewShapesDevice()), (2, [1], CpuDevice())],
@@ -217,40 +202,6 @@ def test_one_row_that_does_not_fit_ends_with_a_remedy_and_changes_nothing() -> N
         assert torch.equal(parameter, before[name])
 
 
-@pytest.mark.parametrize("at", [0, 1])
-def test_step_that_has_begun_is_not_taken_twice(at: int) -> None:
-    training = Training(batch_size=8)
-    scarce = ScarceMemory(4, at=at, only="_fused_adamw_", error=RuntimeError(CPU_TEXT))
-
-    with scarce, pytest.raises(RuntimeError, match="can't allocate memory"):
-        training.take(0, scarce)
-
-    assert (scarce.failures, training.size.examples, training.emitted) == (1, 8, [])
-
-
-def test_step_needs_no_memory() -> None:
-    training = Training(options={"device": CpuDevice()})
-    make_state(training.state.optimizer)
-    finish = training.state.compute_gradients(
-        cut_all_rows(training.state, training.examples, batch_size=8)
-    )
-    operations: list[str] = []
-
-    class Listing(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            if func.namespace != "profiler":
-                operations.append(func.overloadpacket.__name__)
-            return func(*args, **(kwargs or {}))
-
-    with Listing():
-        finish()
-
-    # Both work in place.
-    assert set(operations) == {"_foreach_add_", "_fused_adamw_"}
-
-
 def test_nothing_of_a_failed_attempt_is_alive_at_the_next() -> None:
     training = Training(batch_size=8)
     activations: list[weakref.ref[torch.Tensor]] = []
@@ -299,24 +250,3 @@ def test_steps_are_repeated_on_a_real_gpu(only: str, precision: str) -> None:
 
     assert scarce.failures == 1
     assert_same(training, expected, tolerance=1e-6 if precision == "fp32" else 2e-5)
-
-
-@pytest.mark.cuda
-def test_real_gpu_whose_memory_runs_out_trains_on() -> None:
-    device = CudaDevice()
-    training, rows = Training(batch_size=2048, device=device), 2048
-    training.examples = random_examples(rows)
-    device.memory.release()
-    device.memory.set_memory_limit(torch.cuda.memory_reserved() + 128 * 2**20)
-    try:
-        for number in range(3):
-            training.take(number)
-    finally:
-        device.memory.set_memory_limit(2**60)
-
-    assert 1 < training.size.examples < rows
-    expected = Training(batch_size=training.size.examples, device=device)
-    expected.examples = training.examples
-    for number in range(3):
-        expected.take(number)
-    assert_same(training, expected)

@@ -1,8 +1,7 @@
 """The order of events between the steps of a training, and its end."""
 
 import signal
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -12,16 +11,14 @@ import numpy as np
 import pytest
 import torch
 from tiny_models import VOCABULARY_SIZE
-from tiny_training import FewShapesDevice, random_examples, tiny_trainer
+from tiny_training import random_examples, tiny_trainer
 
 from finetune import events
-from finetune.devices.base import Device
 from finetune.devices.batch_size import BatchSize
-from finetune.devices.cpu import CpuDevice, CpuMemory
+from finetune.devices.cpu import CpuDevice
 from finetune.errors import FinetuneError, LossNotFiniteError
 from finetune.events import sent_to
 from finetune.tasks.metrics import SINGLE
-from finetune.tokenization.buckets import choose_padded_lengths
 from finetune.tokenization.examples import Examples
 from finetune.training import trainer as trainer_module
 from finetune.training.interruption import Stopped
@@ -113,46 +110,6 @@ def test_rows_come_in_the_order_of_the_plan() -> None:
     assert seen == planned.tolist()
 
 
-def test_a_report_tells_the_state_of_the_run() -> None:
-    single, diary = Diary(), Diary()
-    single.run(trainer_of(logging_steps=1))
-    losses = [report.loss for report in single.reports()]
-    progress = diary.run(trainer_of(logging_steps=3))
-
-    first, second, _, last = diary.reports()
-    assert (first.step, first.total_steps, first.epoch) == (3, 12, 0.5)
-    assert first.loss == pytest.approx(np.mean(losses[:3]))
-    assert second.loss == pytest.approx(np.mean(losses[3:6]))
-    assert second.learning_rate == pytest.approx(0.7e-3)
-    assert min(second.memory_bytes, second.reserved_bytes, second.remaining_seconds) > 0
-    assert last.remaining_seconds == 0
-    assert progress.loss_sum == pytest.approx(sum(losses))
-
-
-def test_speed_is_that_of_training_without_validation(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_seconds, examples = 0.0, random_examples(ROWS)
-    monkeypatch.setattr(time, "perf_counter", lambda: now_seconds)
-
-    def inputs_of(rows: np.ndarray, padded_length: int) -> dict[str, torch.Tensor]:
-        nonlocal now_seconds
-        now_seconds += 0.5
-        return examples.inputs_of(rows, padded_length)
-
-    class SlowDiary(Diary):
-        def note(self, what: str, trainer: Trainer) -> None:
-            nonlocal now_seconds
-            now_seconds += 100.0 * (what == "validate")
-
-    diary, trainer = SlowDiary(scores=[0.5, 0.6]), trainer_of(logging_steps=3)
-    diary.run(trainer, replace(examples, inputs_of=inputs_of))
-
-    plan = [trainer.plan.batches(examples, epoch=epoch) for epoch in (0, 1)]
-    sizes = [len(batch.indices) for batches in plan for batch in batches]
-    rates = [sum(sizes[start : start + 3]) / 1.5 for start in range(0, 12, 3)]
-    assert [report.examples_per_second for report in diary.reports()] == rates
-    assert [report.remaining_seconds for report in diary.reports()] == [4.5, 3.0, 1.5, 0.0]
-
-
 def test_the_best_model_is_kept_and_later_ones_that_are_no_better_are_not() -> None:
     diary = Diary(scores=[0.5, 0.7, 0.7, 0.6, 0.8])
     progress = diary.run(trainer_of(total_steps=30))
@@ -219,12 +176,6 @@ def test_a_signal_ends_training_with_a_checkpoint_after_the_step(
     assert progress.steps == diary.times("save")[-1] == diary.reports()[-1].step == steps
 
 
-def test_a_signal_in_the_last_step_changes_nothing_for_a_run_that_is_over() -> None:
-    diary, trainer = Diary(stop_at=("step", 11)), trainer_of()
-    diary.run(trainer)
-    assert trainer.has_trained
-
-
 @pytest.mark.parametrize("logging_steps", [1, 4, 100])
 def test_a_loss_that_is_not_a_number_is_told_with_its_step_and_examples(logging_steps: int) -> None:
     examples, trainer = random_examples(ROWS), trainer_of(logging_steps=logging_steps)
@@ -276,50 +227,3 @@ def test_a_model_that_does_not_train_is_noticed_unless_its_run_was_resumed() -> 
     with pytest.raises(FinetuneError, match="trained but the same"):
         run(0)
     assert run(9).steps == 12
-
-
-@pytest.mark.parametrize("logging_steps", [1, 100])
-def test_steps_too_small_for_the_numbers_they_change_are_no_fault(logging_steps: int) -> None:
-    # Norms begin at 1.0, where the next number is 6e-8 away. A warm-up of 1,000 steps to 2e-5
-    # begins so, and so ends any long run, whose last steps may be all that is left after a stop.
-    Diary().run(trainer_of(peak=2e-8, total_steps=6, logging_steps=logging_steps))
-
-
-def test_a_cache_that_exceeds_its_limit_is_emptied_at_each_report() -> None:
-    class FullCache(CpuMemory):
-        releases = 0
-
-        def cache_exceeds_limit(self) -> bool:
-            return True
-
-        def release(self) -> None:
-            self.releases += 1
-
-    device, diary = CpuDevice(), Diary()
-    memory = device.memory = FullCache()
-    diary.run(trainer_of(device=device, total_steps=6))
-    assert memory.releases == len(diary.reports()) > 1
-
-
-@pytest.mark.parametrize("make", [CpuDevice, FewShapesDevice], ids=["any", "few shapes"])
-def test_the_widest_batch_comes_first_where_memory_is_kept_by_shape(
-    make: Callable[[], Device],
-) -> None:
-    device, examples = make(), random_examples(ROWS, longest_tokens=48)
-    lengths = choose_padded_lengths(examples.lengths, device.shapes)
-    trainer, seen = trainer_of(device=device, seed=4, padded_lengths=lengths), list[int]()
-    trainer.model.register_forward_pre_hook(
-        lambda _, __, inputs: seen.append(inputs["input_ids"].shape[1]), with_kwargs=True
-    )
-    Diary().run(trainer, examples)
-
-    planned = [
-        [batch.padded_length for batch in trainer.plan.batches(examples, epoch=epoch)]
-        for epoch in (0, 1)
-    ]
-    assert planned[0][0] < max(planned[0])
-    if device.shapes.pads_batches:
-        assert seen[0] == seen[STEPS_PER_EPOCH] == max(planned[0])
-        assert sorted(seen) == sorted(planned[0] + planned[1])
-    else:
-        assert seen == planned[0] + planned[1]
