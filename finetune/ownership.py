@@ -118,10 +118,10 @@ class OwnFolder:
             return bool(self.files())
         if kind:
             contents = CONTENTS.get(kind, f"the files of finetune {kind}")
-            raise RunFolderNotEmptyError(f"{self.path} already holds {contents}", remedy=another)
+            raise RunFolderNotEmptyError(f"{self.path} already contains {contents}", remedy=another)
         if not {path.name for path in self.path.iterdir()} <= IGNORED:
             raise RunFolderNotEmptyError(
-                f"{self.path} holds files that finetune did not write",
+                f"{self.path} contains files that finetune did not write",
                 remedy=f"{another}, or move the files away",
             )
         return False

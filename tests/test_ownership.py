@@ -122,7 +122,7 @@ def test_nothing_is_deleted_or_written_through_a_link(name: str, tmp_path: Path)
     os.rename(run.path / name, tmp_path / "elsewhere" / Path(name).name)
     (run.path / name).symlink_to(tmp_path / "elsewhere" / Path(name).name)
     before = {path for path in (tmp_path / "elsewhere").rglob("*") if path.is_file()}
-    with pytest.raises(RunFolderNotEmptyError, match="in the place of a file"):
+    with pytest.raises(RunFolderNotEmptyError, match="blocks a file"):
         overwrite(run)
     run.empty()
     assert (run.path / name).is_symlink()

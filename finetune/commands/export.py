@@ -92,8 +92,8 @@ def export_onnx(
 
 
 def _load_test_examples(folder: RunFolder, trained: "TrainedModel") -> "Examples":
-    from finetune.runs.encoding import encode_rows
     from finetune.runs.evaluate import load_split
+    from finetune.runs.prepare import encode_rows
 
     rows, text_model = load_split(folder, "test"), trained.text_model
     with_plain_mask = replace(text_model.structure, takes_4d_mask=False)

@@ -19,11 +19,10 @@ from finetune.events import Info, emit, muted
 from finetune.model.source import is_available_locally
 from finetune.model.structure import encoder_layers
 from finetune.runs.batch_sizes import make_batch_sizes
-from finetune.runs.encoding import encode_rows
 from finetune.runs.features import stored_features
 from finetune.runs.linear_head import read_features
 from finetune.runs.plan import make_plan
-from finetune.runs.prepare import RunInputs, choose_method, load_for_training
+from finetune.runs.prepare import RunInputs, choose_method, encode_rows, load_for_training
 from finetune.tasks.base import Labels, Task
 from finetune.tasks.metrics import METRICS
 from finetune.tasks.scores import MetricValue

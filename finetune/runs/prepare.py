@@ -12,7 +12,8 @@ from finetune import distributed
 from finetune.config.mode import Mode
 from finetune.config.schema import OPTIONS, Config, Pooling, change_options
 from finetune.data import is_waiting
-from finetune.data.dataset import LoadedData, column_of
+from finetune.data.check import suggest_model
+from finetune.data.dataset import LoadedData, column_of, texts_of
 from finetune.data.load import load_splits, with_few_label_texts
 from finetune.data.split import split_fold
 from finetune.devices.base import Device
@@ -23,7 +24,6 @@ from finetune.model.freeze import count_parameters, set_trainable, trainable_par
 from finetune.model.load import TextModel, load_pretrained
 from finetune.model.lora import add_adapters, require_peft
 from finetune.model.mean_pooling import mean_pooling_unsupported_error, pass_through_head
-from finetune.runs.encoding import encode_rows
 from finetune.runs.folder import RunFolder
 from finetune.runs.tracking import check_report_to
 from finetune.tasks.base import Task
@@ -158,6 +158,47 @@ def _check_user_metrics(task: Task, splits: Mapping[str, Dataset]) -> None:
     labels = task.labels(column_of(splits[name], "label"))
     logits = np.random.default_rng(0).normal(size=(len(labels), len(task.output_names)))
     task.score(logits.astype(np.float32), labels)
+
+
+def encode_rows(rows: Dataset, split: str, text_model: TextModel, *, config: Config) -> Examples:
+    """Encode the texts of a split, with a warning if some are truncated."""
+    texts, task, options = texts_of(rows), text_model.task, config.model
+    encoded = text_model.encode(*texts, max_length=options.max_length, stride=options.window_stride)
+    labels = task.labels(column_of(rows, "label"))
+    inputs = text_model.inputs(encoded)
+    examples = Examples(
+        inputs.inputs_of,
+        inputs.lengths,
+        labels,
+        task.example_weights(labels),
+        windows=inputs.windows,
+        truncated_texts=encoded.truncated_texts,
+    )
+    remedy = "read all of it with --long-texts windows" if texts.pairs is None else "shorten them"
+    if options.max_length < text_model.max_tokens:
+        remedy = f"raise --max-length or {remedy}"
+    _report_long_texts(examples, split, remedy)
+    if split == "train":
+        tokenizer, tokens = text_model.tokenizer, int(examples.lengths.sum())
+        unknown = encoded.count(tokenizer.unk_token_id)
+        advice = suggest_model(tokenizer, texts.joined, unknown_tokens=unknown, tokens=tokens)
+        if advice:
+            emit(WarningMessage(advice.finding, remedy=advice.remedy))
+    return examples
+
+
+def _report_long_texts(examples: Examples, split: str, remedy: str) -> None:
+    """Warn about truncated texts; report into how many windows other texts are split."""
+    texts, longer = len(examples.labels), examples.truncated_texts
+    if examples.windows:
+        longer = int(np.count_nonzero(examples.windows.counts > 1))
+    message = f"{longer:,} of the {texts:,} {split} texts ({longer / texts:.1%}) are longer than "
+    message += f"{examples.lengths.max()} tokens"
+    if examples.windows:
+        emit(Info(f"{message}: {len(examples.lengths):,} windows in all"))
+    elif longer:
+        remedy = f"{remedy}, if the rest matters"
+        emit(WarningMessage(f"{message} and are truncated", remedy=remedy))
 
 
 def choose_method(config: Config, task: Task, *, rows: int) -> TrainingMethod:

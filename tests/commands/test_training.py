@@ -74,7 +74,7 @@ def test_the_folder_of_all_stands_for_the_best(parent: Path, tmp_path: Path) -> 
         best, TEXTS, device="cpu"
     )
     SeveralFolder(tmp_path, "seeds").write_table({"seeds": [1, 2], "best": None})
-    with pytest.raises(NotARunError, match="best is not known") as caught:
+    with pytest.raises(NotARunError, match="best run is unknown") as caught:
         finetune.predict(tmp_path, TEXTS)
     assert f"{tmp_path}/seed-1" in caught.value.remedy
 
@@ -110,11 +110,15 @@ def test_seeds_whose_first_run_was_deleted_begin_with_it_again(
     ("folder", "options", "words"),
     [
         ("new", {"seeds": 1}, "but should be"),
-        ("parent", {}, "already holds runs of several seeds"),
-        ("single", {}, "already holds a single run"),
-        ("single", {"overwrite": True}, "already holds a single run"),
+        ("parent", {}, "already contains runs of several seeds"),
+        ("single", {}, "already contains a single run"),
+        ("single", {"overwrite": True}, "already contains a single run"),
         ("single", {"resume_from_checkpoint": "single"}, "has no runs of several seeds"),
-        ("new", {"seeds": None, "resume_from_checkpoint": "parent"}, "holds runs of several seeds"),
+        (
+            "new",
+            {"seeds": None, "resume_from_checkpoint": "parent"},
+            "contains runs of several seeds",
+        ),
     ],
 )
 def test_what_can_not_be_done_is_refused_and_nothing_changes(

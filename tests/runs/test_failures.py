@@ -17,8 +17,8 @@ from finetune.runs.folder import RunFolder
 @pytest.mark.parametrize(
     ("files", "remedy"),
     [
-        ([], "start again: nothing was saved yet"),
-        (["config.yaml"], "start again with --overwrite: nothing was saved yet"),
+        ([], "run the command again, because nothing was saved yet"),
+        (["config.yaml"], "run the command again with --overwrite, because nothing was saved yet"),
         (["config.yaml", "checkpoints/step-4/manifest.json"],
          "resume with: finetune run --resume-from-checkpoint "),
     ],

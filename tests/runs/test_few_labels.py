@@ -238,7 +238,7 @@ def test_texts_that_no_head_learns_from_are_reported(train: Train, tmp_path: Pat
     events: list[Event] = []
     train(tmp_path / "run", unlabeled=str(texts), freeze_core=True, emit=events.append)
     [warning] = [event.message for event in events if isinstance(event, WarningMessage)]
-    assert "unlabeled is not used" in warning
+    assert "unlabeled has no effect" in warning
 
 
 DESCRIPTIONS = {name: question.format("a city") for name, question in CLASSES.items()}
