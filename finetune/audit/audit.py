@@ -16,7 +16,7 @@ from finetune.audit.duplicates import Pairs, find_near_duplicates
 from finetune.config.schema import Config, DataConfig
 from finetune.data.dataset import LoadedData, column_of, make_dataset, rows_where, texts_of
 from finetune.data.load import load_data
-from finetune.data.split import find_folds, sample_rows
+from finetune.data.split import SPLITS, find_folds, sample_rows
 from finetune.data.stream import read_texts
 from finetune.errors import DataError
 from finetune.events import WarningMessage, emit, stage
@@ -88,8 +88,6 @@ MAX_ROWS = 100_000
 LISTED_FRACTION = 0.1
 # Finding the line of a row means reading the file again, so large files show few lines.
 MIN_PLACES, MAX_SEARCHED_LINES = 20, 5_000_000
-# The order in which a cross-validation numbers the rows.
-SPLITS = ("train", "validation", "test")
 
 Record = Mapping[str, Any]
 """A row of the table: its ``split``, its number there (from 1), its place, its text, and more."""
@@ -198,7 +196,7 @@ def _choose_texts(
     batch: int,
     batches: int,
 ) -> list[str]:
-    """Return the texts of a file that are most useful to label, without those of the table."""
+    """Return the texts of a file that are most useful to label and not in the table."""
     known = set(table.texts.to_pylist())
     texts = [text for text in dict.fromkeys(_read_texts(path, config.data)) if text not in known]
     with stage("unlabeled"):

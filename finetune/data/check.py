@@ -182,7 +182,7 @@ def check_splits(splits: DatasetDict, task: Task) -> Findings:
         text = columns.joined.to_pandas(types_mapper=pandas.ArrowDtype)
         rows = {"text": text, "number": text_numbers[split], "label": numbers[start:end]}
         parts[split], start = Split(pandas.DataFrame(rows), names), end
-    found = {
+    results = {
         name: {split: check.find(part, parts["train"]) for split, part in parts.items()}
         for name, check in CHECKS.items()
     }
@@ -191,7 +191,7 @@ def check_splits(splits: DatasetDict, task: Task) -> Findings:
         classes={split: task.count_classes(array) for split, array in labels.items()},
         checks={
             name: {split: finding for split, finding in findings.items() if finding}
-            for name, findings in found.items()
+            for name, findings in results.items()
         },
         figures={split: task.describe(array) for split, array in labels.items()},
     )

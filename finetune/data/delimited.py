@@ -264,9 +264,9 @@ def find_start(rows: Sequence[Sequence[str]], options: DataConfig, *, is_grid: b
 
 def _named(options: DataConfig) -> set[str]:
     """Return the column names, and not numbers, from the options or the run."""
-    named = [getattr(options, option) or "" for option in OPTIONS]
-    named += getattr(options, "earlier_columns", {}).values()
-    names = {plain_name(part) for name in named for part in name.split(",")}
+    columns = [getattr(options, option) or "" for option in OPTIONS]
+    columns += getattr(options, "earlier_columns", {}).values()
+    names = {plain_name(name) for column in columns for name in column.split(",")}
     return {name for name in names if name and not name.isdigit()}
 
 

@@ -1,4 +1,4 @@
-"""Finds the encoding of a file (given, UTF-8 or detected) and reads its text in chunks."""
+"""Finds the encoding of a file (set, UTF-8 or detected) and reads its text in chunks."""
 
 import codecs
 import io
@@ -123,7 +123,7 @@ def decode(chunks: Iterable[bytes], encoding: str, *, name: str) -> Iterator[str
 
 
 def find_text(content: Content, *, encoding: str | None) -> TextFile:
-    """Find the encoding, unless it is given, and check that the whole file is text."""
+    """Find the encoding, unless an option sets it, and check that the whole file is text."""
     start = content.start(4)
     marked = [name for mark, name in BYTE_ORDER_MARKS.items() if start.startswith(mark)]
     known = encoding or next(iter(marked), None)

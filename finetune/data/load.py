@@ -70,12 +70,12 @@ def load_files(options: DataConfig) -> LoadedData:
         guess = f"did you mean {guesses[0]}? " if guesses else ""
         remedy = f"{guess}--data takes {', '.join(kinds)} or {HUB_PREFIX}OWNER/NAME"
         raise UsageError(f"there is no data {options.data!r}", remedy=remedy)
-    named = {
+    file_names = {
         "train": options.data,
         "validation": options.validation_file,
         "test": options.test_file,
     }
-    files = {split: Path(name).expanduser() for split, name in named.items() if name}
+    files = {split: Path(name).expanduser() for split, name in file_names.items() if name}
     if len(set(map(os.path.realpath, files.values()))) < len(files):
         raise UsageError(
             "the same file is named for two splits",
@@ -389,8 +389,8 @@ def _decide(loaded: LoadedData, path: Path, labels: dict[str, list[Any]]) -> tup
         )
     rows = [row for row in table.to_pylist() if row["decision"].strip() not in ("", KEEP)]
     decisions = [row["decision"].strip() for row in rows]
-    named = pyarrow.chunked_array([[name for name in decisions if name != DROP]], "string")
-    [parsed] = loaded.task.parse([named])
+    new_classes = pyarrow.chunked_array([[name for name in decisions if name != DROP]], "string")
+    [parsed] = loaded.task.parse([new_classes])
     known = set(loaded.task.class_names)
     unknown = {*flat_values(parsed).to_pylist()} - known if known else ()
     if unknown:
@@ -416,7 +416,7 @@ def _decide(loaded: LoadedData, path: Path, labels: dict[str, list[Any]]) -> tup
                 remedy="audit the data again, and decide on what it writes",
             )
         labels[split][place] = None if decision == DROP else next(new_labels)
-    return len(named), len(rows) - len(named)
+    return len(new_classes), len(rows) - len(new_classes)
 
 
 def _read_map(path: Path) -> dict[str, str]:

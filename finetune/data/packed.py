@@ -52,13 +52,7 @@ START_BYTES = 4096
 # zipfile raises RuntimeError for passwords, NotImplementedError for unknown compression, and
 # ValueError for damaged offsets and names.
 UNPACKING_ERRORS = (
-    BadZipFile,
-    OSError,
-    EOFError,
-    zlib.error,
-    lzma.LZMAError,
-    RuntimeError,
-    ValueError,
+    *(BadZipFile, OSError, EOFError, zlib.error, lzma.LZMAError, RuntimeError, ValueError),
 )
 
 

@@ -460,8 +460,8 @@ def _class_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
 def _name_classes(value: str, *, names: Sequence[str]) -> str:
     """Return the name of a class for its number, or the names in a list of numbers."""
     if value.startswith("["):
-        named = [_name_classes(number, names=names) for number in json.loads(value)]
-        return json.dumps(named, ensure_ascii=False)
+        classes = [_name_classes(number, names=names) for number in json.loads(value)]
+        return json.dumps(classes, ensure_ascii=False)
     if not re.fullmatch(r"-?\d+", value):
         return value
     return names[int(value)] if 0 <= int(value) < len(names) else ""

@@ -11,6 +11,7 @@ from finetune.events import Info, WarningMessage, emit, muted
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import MULTI, SINGLE
 
+SPLITS = ("train", "validation", "test")
 DEFAULT_FRACTION = 0.1
 # A tenth of fewer chooses a model by chance, and training misses it.
 MIN_ROWS_TO_VALIDATE = 1_000
@@ -18,24 +19,19 @@ MIN_ROWS_TO_VALIDATE = 1_000
 
 def split_table(table: DatasetDict, options: DataConfig, *, task: Task) -> DatasetDict:
     """Return ``train``, ``validation`` and ``test``; splits that are missing are held out."""
-    _refuse_constant(table["train"], task)
+    _reject_constant(table["train"], task)
     splits = _with_missing_splits(table, options, task=task)
-    train = splits["train"]
     if options.max_train_samples is not None:
+        train = splits["train"]
         rows = min(options.max_train_samples, len(train))
-        if options.data == "trec":
-            train = train.select(range(rows))
-        else:
-            sampled = sample_rows(_strata_of(train, task), rows=rows, seed=options.split_seed)
-            train = rows_where(train, sampled)
-        splits["train"] = train
-        _refuse_constant(train, task)
-    order = ("train", "validation", "test")
-    # Those that are made here share no texts.
-    _warn_of_shared_texts(
-        {name: splits[name] for name in order if name == "train" or name in table}
-    )
-    return DatasetDict({name: splits[name] for name in order if name in splits})
+        is_sampled = np.arange(len(train)) < rows
+        if options.data != "trec":
+            is_sampled = sample_rows(_strata_of(train, task), rows=rows, seed=options.split_seed)
+        splits["train"] = rows_where(train, is_sampled)
+        _reject_constant(splits["train"], task)
+    # Splits that are made here share no texts.
+    _warn_of_shared_texts({name: splits[name] for name in SPLITS if name in {"train", *table}})
+    return DatasetDict({name: splits[name] for name in SPLITS if name in splits})
 
 
 def pool_rows(table: DatasetDict, *, folds: int, task: Task, seed: int) -> DatasetDict:
@@ -44,7 +40,7 @@ def pool_rows(table: DatasetDict, *, folds: int, task: Task, seed: int) -> Datas
     Rows are numbered from 0, folds from 1. DataError for fewer texts than folds.
     """
     pool = concatenate_datasets([table[name] for name in ("train", "validation") if name in table])
-    _refuse_constant(pool, task)
+    _reject_constant(pool, task)
     texts = number_texts(*texts_of(pool))
     if (distinct := len(np.unique(texts))) < folds:
         raise DataError(
@@ -83,7 +79,7 @@ def split_fold(pool: Dataset, fold: int, options: DataConfig, *, task: Task) -> 
         return split_table(tables, options, task=task)
 
 
-def _refuse_constant(train: Dataset, task: Task) -> None:
+def _reject_constant(train: Dataset, task: Task) -> None:
     labels = task.labels(column_of(train, "label"))
     if len(labels) and (labels == labels[0]).all():
         raise DataError(
@@ -119,7 +115,7 @@ def find_held_out(
 
 
 def _find_fitting(sizes: NDArray[np.int64], quota: int) -> NDArray[np.int64]:
-    """Return the positions of the sizes that are taken if each is that still fits into a quota."""
+    """Return the positions of sizes, in their order, each taken if it still fits into a quota."""
     left = np.arange(len(sizes))
     parts = [left[:0]]
     while len(left := left[sizes[left] <= quota]):
@@ -137,29 +133,30 @@ def _strata_of(table: Dataset, task: Task) -> NDArray[np.int64]:
 def _with_missing_splits(
     table: DatasetDict, options: DataConfig, *, task: Task
 ) -> dict[str, Dataset]:
-    given_rows, validation = len(table["train"]), options.validation_fraction
+    splits, train = dict(table), table["train"]
+    rows_of_table, validation = len(train), options.validation_fraction
     if validation is None:
         # Multi-label thresholds are chosen on validation rows.
-        is_worth_it = given_rows >= MIN_ROWS_TO_VALIDATE or task.problem_type == MULTI
+        is_worth_it = rows_of_table >= MIN_ROWS_TO_VALIDATE or task.problem_type == MULTI
         validation = DEFAULT_FRACTION if is_worth_it else 0.0
     fractions = {"test": options.test_fraction, "validation": validation}
-    missing = [
-        name for name, share in fractions.items() if name not in table and (share or name == "test")
-    ]
-    splits, train = dict(table), table["train"]
+    missing = [name for name in fractions if name not in table]
+    missing = [name for name in missing if fractions[name] or name == "test"]
     texts = number_texts(*texts_of(train)) if missing else np.empty(0, np.int64)
     if missing and task.problem_type == SINGLE:
         _warn_of_contradictions(texts, _strata_of(train, task))
     for name in missing:
-        rows = fractions[name] * given_rows
+        rows = fractions[name] * rows_of_table
         mask = np.zeros(len(train), bool)
         if rows < len(train):
             strata, fraction = _strata_of(train, task), rows / len(train)
             mask = find_held_out(texts, strata, fraction=fraction, seed=options.split_seed)
-        if not mask.any() and name == "validation" and options.validation_fraction is None:
+        if mask.any():
+            splits[name] = rows_where(train, mask)
+            train, texts = rows_where(train, ~mask), texts[~mask]
+        elif name == "validation" and options.validation_fraction is None:
             emit(Info("no validation split: the classes have too few rows to hold some out"))
-            continue
-        if not mask.any():
+        else:
             zero = ", or 0 for none" if name == "validation" else ""
             raise DataError(
                 f"there are too few rows for a {name} split of {max(round(rows), 1):,}:"
@@ -167,19 +164,15 @@ def _with_missing_splits(
                 f" {task.label_summary}",
                 remedy=f"add rows or choose another --{name}-fraction{zero}",
             )
-        splits[name] = rows_where(train, mask)
-        train, texts = rows_where(train, ~mask), texts[~mask]
     splits["train"] = train
     if "test" in missing:
-        emit(
-            Info(
-                f"no test file: a random {options.test_fraction:.0%} is held out as the test split,"
-                f" {len(splits['test'])} of {given_rows} rows"
-            )
-        )
+        held_out = f"a random {options.test_fraction:.0%} is held out as the test split"
+        counts = f"{len(splits['test'])} of {rows_of_table} rows"
+        emit(Info(f"no test file: {held_out}, {counts}"))
     if "validation" not in splits and not validation and options.validation_fraction is None:
-        few = f"no validation split: a tenth of {given_rows} rows is too few to choose a model by"
-        emit(Info(f"{few}; --validation-fraction {DEFAULT_FRACTION} holds it out"))
+        few = f"a tenth of {rows_of_table} rows is too few to choose a model by"
+        hint = f"--validation-fraction {DEFAULT_FRACTION} holds it out"
+        emit(Info(f"no validation split: {few}; {hint}"))
     return splits
 
 

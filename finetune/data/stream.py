@@ -128,8 +128,8 @@ def texts_of(source: "SourceTable", options: "DataConfig", *, reads_pairs: bool)
     wanted = (TEXT, PAIR) if reads_pairs else (TEXT,)
     sample = texts_in(source.frame.head(SAMPLE_ROWS))
     chosen = choose_columns(sample, options, table=str(source.path), wanted=wanted)
-    named = " and ".join(repr(column.name) for column in chosen.values())
-    emit(Info(f"texts from column {named} of {source.path}"))
+    listed = " and ".join(repr(column.name) for column in chosen.values())
+    emit(Info(f"texts from column {listed} of {source.path}"))
     names = [chosen[option].names for option in wanted]
     columns = [join_columns(texts_in(source.frame[[*group]]), group) for group in names]
     texts, pairs = (*columns, None)[:2]

@@ -51,7 +51,6 @@ FILES = {"train": "train_5500.label", "test": "TREC_10.label"}
 
 def load_trec(options: DataConfig) -> LoadedData:
     """Load TREC from raw files in ``data_dir``, else from the Hub."""
-    is_fine, sources = options.label == "label-fine", list[DataSource]()
     if options.data_dir is not None:
         folder = Path(options.data_dir).expanduser()
         emit(Info(f"reading TREC from {folder}"))
@@ -63,6 +62,7 @@ def load_trec(options: DataConfig) -> LoadedData:
     else:
         read = _fetch()
         sources = [DataSource(f"{HUB_PREFIX}{HUB_REPOSITORY}", commit=HUB_REVISION)]
+    is_fine = options.label == "label-fine"
     task, splits = Single(FINE if is_fine else COARSE), DatasetDict()
     for split, rows in read.items():
         fine = rows["fine_label"]
@@ -101,19 +101,18 @@ def _parse(path: Path) -> pyarrow.Table:
     for number, line in enumerate(io.StringIO(text, newline=None), start=1):
         # One space of the training file is the byte 0xF0 by accident ("sister city"); the Hub's
         # versions mend it in this way too.
-        words = line.replace("\xf0", " ").strip().split(maxsplit=1)
-        if len(words) == 2 and words[0] in FINE:
-            rows.append({"fine_label": words[0], "text": words[1]})
-        elif words:
+        label, _, question = line.replace("\xf0", " ").strip().partition(" ")
+        if label in FINE and question:
+            rows.append({"fine_label": label, "text": question.strip()})
+        elif label:
             raise DataUnreadableError(
                 f"line {number} of {path} is not a class followed by a question: {line[:60]!r}",
                 remedy="write it as 'NUM:date When was the telephone invented ?', in one of the 50"
                 " classes",
             )
     if not rows:
-        raise DataUnreadableError(
-            f"{path} has no questions", remedy=f"take {ORIGINAL_ADDRESS} again"
-        )
+        remedy = f"download {ORIGINAL_ADDRESS} again"
+        raise DataUnreadableError(f"{path} has no questions", remedy=remedy)
     return pyarrow.Table.from_pylist(rows)
 
 
@@ -127,7 +126,7 @@ def load_questions(options: DataConfig) -> LoadedData:
     rows = pyarrow.Table.from_pylist([json.loads(line) for line in content.splitlines()])
     task, splits = Single(COARSE), DatasetDict()
     for split in ("train", "test"):
-        own = rows.filter(pc.equal(rows["split"], split))
-        splits[split] = make_dataset(own["text"], own["label"], task=task)
+        part = rows.filter(pc.equal(rows["split"], split))
+        splits[split] = make_dataset(part["text"], part["label"], task=task)
     source = DataSource("questions", hashlib.sha256(content).hexdigest())
     return LoadedData(splits, task, (source,))
