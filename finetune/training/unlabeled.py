@@ -60,6 +60,8 @@ def names_fit(
     [rows, classes].
     """
     known = np.flatnonzero(is_label.any(axis=0))
+    if not len(known):
+        return np.zeros(0, bool)
     marks = is_label[:, known].astype(np.float32)
     means = normalize(marks.T @ normalize(rows) / marks.sum(axis=0)[:, None])
     return np.asarray((names[known] @ means.T).argmax(axis=1) == np.arange(len(known)))

@@ -66,6 +66,15 @@ def wait_until(client: TestClient, is_true: Callable[[Any], Any]) -> Any:
     return status
 
 
+def test_names_of_classes_give_suggestions_before_the_first_label(session: LabelingSession) -> None:
+    client = client_of(session)
+    for name in WORDS:
+        client.post("/api/classes", json={"name": name})
+    session.start()
+    wait_until(client, lambda status: client.get("/api/next").json()["suggestion"])
+    assert not client.get("/api/status").json()["error"]
+
+
 def test_texts_are_labeled_one_after_another(session: LabelingSession) -> None:
     client = client_of(session)
     session.start()
