@@ -29,7 +29,7 @@ from finetune.model.tensor_store import (
 )
 from finetune.runs.prepare import RunInputs
 from finetune.tokenization.buckets import Batch, plan_evaluation
-from finetune.tokenization.examples import Examples, Inputs, fill_batch
+from finetune.tokenization.examples import Examples, Inputs, InputsOf, fill_batch
 from finetune.training.parity import prepare_feature_check
 from finetune.training.plan import Plan
 
@@ -117,12 +117,12 @@ def with_features(
 
     The file has the vectors of all batches one after the other. Each rank computes its share.
     """
-    shapes, per_token = layers.device.shapes, layers.per_token
+    shapes = layers.device.shapes
     # The last bits of features depend on the batch, so the same texts are always batched together.
     batches = plan_evaluation(
         examples.lengths, batch_size=batch_size, padded_lengths=padded_lengths, shapes=shapes
     )
-    counts = examples.lengths if per_token else np.ones_like(examples.lengths)
+    counts = examples.lengths if layers.per_token else np.ones_like(examples.lengths)
     order = np.concatenate([batch.indices for batch in batches])
     firsts = np.empty_like(counts)
     firsts[order] = np.cumsum(counts[order]) - counts[order]
@@ -134,43 +134,61 @@ def with_features(
             indices = fill_batch(indices, batch_size=filled)
         return examples.inputs_of(indices, batch.padded_length)
 
-    def compute(batch: Batch) -> tuple[int, torch.Tensor]:
-        inputs, count = read(batch), len(batch.indices)
-        vectors = layers.features(inputs)[:count]
-        if per_token:
-            mask = inputs["attention_mask"].reshape(-1, batch.padded_length)[:count]
-            vectors = vectors[mask.bool()]
-        return int(firsts[batch.indices[0]]), vectors.float()
-
     def make_key() -> str:
         items = (item for batch in batches for item in sorted(read(batch).items()))
         return key_of(chain([layers.key], chain.from_iterable(items)))
 
     shape = int(counts.sum()), layers.hidden_size
     key = distributed.broadcast(make_key)
-    stored = store.read(key, shape)
-    verb = "computing" if stored is None else "reusing"
+    vectors = store.read(key, shape)
+    verb = "computing" if vectors is None else "reusing"
     emit(Info(f"{verb} features of the frozen layers for {len(examples.labels):,} {split} rows"))
-    if distributed.any_rank(stored is None):
+    if distributed.any_rank(vectors is None):
         share = batches[distributed.share(len(batches))]
-        pieces = map(compute, _with_progress(share))
-        stored = _store(store, key, shape, pieces, layers.device.memory)
-    assert stored is not None
-    all_vectors = stored
+        pieces = (
+            (int(firsts[batch.indices[0]]), _compute(layers, read(batch), batch))
+            for batch in _with_progress(share)
+        )
+        vectors = _store(store, key, shape, pieces, layers.device.memory)
+    assert vectors is not None
+    return replace(examples, inputs_of=_reader(examples, layers, vectors, counts, firsts))
+
+
+def _compute(layers: FrozenLayers, inputs: Inputs, batch: Batch) -> torch.Tensor:
+    """Return the vectors of a batch, [vectors, hidden], without those of padding."""
+    count = len(batch.indices)
+    vectors = layers.features(inputs)[:count]
+    if layers.per_token:
+        mask = inputs["attention_mask"].reshape(-1, batch.padded_length)[:count]
+        vectors = vectors[mask.bool()]
+    return vectors.float()
+
+
+def _reader(
+    examples: Examples,
+    layers: FrozenLayers,
+    stored: torch.Tensor,
+    counts: NDArray[np.int64],
+    firsts: NDArray[np.int64],
+) -> InputsOf:
+    """Return a function that reads the features of examples as inputs of the trainable layers.
+
+    An example has ``counts`` vectors from the number in ``firsts`` on.
+    """
 
     def inputs_of(indices: NDArray[np.int64], padded_length: int) -> Inputs:
         lengths = counts[indices]
         shifts = firsts[indices] - (np.cumsum(lengths) - lengths)
         numbers = np.repeat(shifts, lengths) + np.arange(lengths.sum())
-        vectors = all_vectors.index_select(0, torch.from_numpy(numbers))
-        if not per_token:
+        vectors = stored.index_select(0, torch.from_numpy(numbers))
+        if not layers.per_token:
             return layers.trainable_inputs(vectors, None)
         mask = examples.inputs_of(indices, padded_length)["attention_mask"]
         embeddings = vectors.new_zeros(len(indices), padded_length, layers.hidden_size)
         embeddings[mask.reshape(embeddings.shape[:2]).bool()] = vectors
         return {"inputs_embeds": embeddings, "attention_mask": mask}
 
-    return replace(examples, inputs_of=inputs_of)
+    return inputs_of
 
 
 def _with_progress(batches: Sequence[Batch]) -> Iterator[Batch]:
