@@ -87,7 +87,7 @@ class Device:
         """Choose attention kernels for the longest padded length; None restores the defaults."""
 
     def make_group(self) -> distributed.ProcessGroup | None:
-        """Return the group for collectives, None for gloo's default group; called by all ranks."""
+        """Return the group for collectives, None for the default group. All ranks call it."""
         return None
 
     def random_state(self) -> dict[str, torch.Tensor]:
@@ -236,7 +236,7 @@ def random_state_kept() -> Iterator[None]:
     """Restore the global random generators of PyTorch afterwards."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     module = torch.get_device_module(accelerator) if accelerator else torch
-    # A GPU that this process has not used yet has no state to keep.
+    # A GPU that this process did not use yet has no random state.
     used = [torch, module] if getattr(module, "is_initialized", bool)() else [torch]
     states = [module.get_rng_state() for module in used]
     try:

@@ -17,7 +17,7 @@ from finetune.devices.host import gibibytes
 # fit again.
 _STEADY_SHARE = 0.98
 _PROCESS = Path("/proc/self")
-# Linux: what is written here resets the process's record of its peak.
+# On Linux, writing to this file resets the peak memory of the process.
 _CLEAR = _PROCESS / "clear_refs"
 
 

@@ -107,9 +107,9 @@ class CudaDevice(Device):
 
 
 class CudaMemory(DeviceMemory):
-    """The memory of the current GPU, as PyTorch's allocator counts it."""
+    """The memory of the current GPU, as the allocator of PyTorch counts it."""
 
-    # The allocator's, the driver's and cuBLAS's.
+    # Messages of the allocator, the driver and cuBLAS.
     out_of_memory_texts = (
         "CUDA out of memory",
         "CUDA error: out of memory",
@@ -131,6 +131,6 @@ class CudaMemory(DeviceMemory):
 
 
 def _take_own_gpu() -> None:
-    """Make the GPU of this process's local rank current; ``make_group`` rejects shared GPUs."""
+    """Make the GPU of the local rank current; ``make_group`` rejects shared GPUs."""
     if local_rank := int(os.environ.get("LOCAL_RANK") or 0):
         torch.cuda.set_device(local_rank % torch.cuda.device_count())

@@ -141,14 +141,14 @@ class GroupLimit(NamedTuple):
 def group_limits(
     *, process: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
 ) -> Iterator[GroupLimit]:
-    """Yield the memory limits of this process's control group and of each group around it."""
+    """Yield the memory limits of the control group of this process and of each group around it."""
     if not process.is_file():
         return
     lines = process.read_text(encoding="utf-8").splitlines()
     path = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
     if path is None:
         return
-    # In a container, the root is the container's own group, whatever the path of the process.
+    # In a container, the root is the group of the container, whatever the path of the process.
     group = root / path if (root / path).is_dir() and ".." not in path else root
     while group.is_relative_to(root):
         # memory.high slows a group down long before memory.max kills.

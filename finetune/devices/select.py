@@ -78,7 +78,7 @@ def check_device(name: str) -> Check:
 
 
 def describe_mps() -> Iterator[Check]:
-    """Yield a Mac's GPU, its memory, and the known faults of its chip and versions."""
+    """Yield checks of the GPU of a Mac, its memory, and its known faults."""
     yield Check("mps", "ok", f"built, available and usable: {MpsDevice().description}")
     total_bytes = psutil.virtual_memory().total
     recommended_bytes = torch.mps.recommended_max_memory()

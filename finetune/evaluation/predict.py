@@ -56,7 +56,7 @@ class Predictor:
             logits[part] = part_logits
         if not np.isfinite(logits).all():
             raise LossNotFiniteError(
-                "the model's logits are NaN or infinite",
+                "the logits of the model are NaN or infinite",
                 remedy="train it with a lower --learning-rate, or with --precision fp32",
             )
         return examples.average(logits)

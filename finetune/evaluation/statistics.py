@@ -81,7 +81,7 @@ def metric_interval(metric: Metric, value: float, rows: int, resampled: Floats) 
 
 
 def mcnemar_p_value(first_only: int, second_only: int) -> float:
-    """Return the two-sided p-value of McNemar's exact test on rows that one model got right."""
+    """Return the two-sided p-value of the exact McNemar test on rows that one model got right."""
     from scipy.special import bdtr
 
     rows = first_only + second_only
@@ -89,7 +89,7 @@ def mcnemar_p_value(first_only: int, second_only: int) -> float:
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """Return the mean of at least two independent values, with its Student's t interval."""
+    """Return the mean of at least two independent values, with its Student t interval."""
     from scipy.special import stdtrit
 
     mean, deviation = float(np.mean(values)), float(np.std(values, ddof=1))

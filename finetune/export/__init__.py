@@ -1,1 +1,1 @@
-"""A run's model in the format of another runtime."""
+"""The model of a run in the format of another runtime."""

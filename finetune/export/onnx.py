@@ -1,4 +1,4 @@
-"""A run's model as ONNX: written, and compared with PyTorch in onnxruntime."""
+"""The model of a run as ONNX: written, and compared with PyTorch in onnxruntime."""
 
 import contextlib
 import io
@@ -22,7 +22,7 @@ from finetune.ownership import OwnFolder
 from finetune.runs.trained import TrainedModel
 from finetune.tokenization.examples import Examples, Inputs, prepare_mask
 
-# The file names of Hugging Face's optimum, so that its classes find the files.
+# The file names of the library optimum, so that its classes find the files.
 MODEL_FILE = "model.onnx"
 QUANTIZED_FILE = "model_quantized.onnx"
 _PACKAGES = ("onnxruntime", "onnx", "onnxscript")
@@ -32,7 +32,7 @@ EXAMPLE_SHAPE = (2, 7)
 
 @dataclass(frozen=True)
 class Verification:
-    """How an exported model compares with the run's model, in fp32 on the CPU, on the same rows."""
+    """How an exported model compares with the model of the run, on the CPU in fp32."""
 
     samples: int
     same_labels: float  # the fraction of the rows that get the same labels
@@ -130,7 +130,7 @@ def _quantize(folder: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     exported = onnx.load(folder / MODEL_FILE)
-    # The exporter's shapes of transposed weights contradict those that are inferred.
+    # The shapes of transposed weights from the exporter contradict the inferred shapes.
     del exported.graph.value_info[:]
     with _silence():
         quantize_dynamic(exported, folder / QUANTIZED_FILE, weight_type=QuantType.QInt8)

@@ -132,7 +132,7 @@ def load_model(
 ) -> TextModel:
     """Load a pretrained encoder with a new head, or with ``strict`` a model exactly as saved.
 
-    A new head is drawn from torch's global random state.
+    A new head is drawn from the global random state of torch.
     """
     source = find_model(name, revision=revision)
     config, tokenizer = source.read_model_config(), source.read_tokenizer()
@@ -206,7 +206,7 @@ def save_model(
 def _build(
     config: PreTrainedConfig, weights: dict[str, torch.Tensor]
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Build a config's text classifier in fp32; return also which parameters the weights lack."""
+    """Build the text classifier of a config in fp32; also return what the weights lack."""
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise ValueError(f"transformers has no text classifier of the type {config.model_type}")
     model_class: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]
@@ -287,8 +287,8 @@ def _check_padding(text_model: TextModel) -> None:
         return logits if features is None or features.ndim > 2 else features
 
     padded = read([0, 1], max(lengths) + 3)
-    alone = torch.cat([read([row], length) for row, length in enumerate(lengths)])
-    error = ((padded - alone).norm() / alone.norm()).item()
+    unpadded = torch.cat([read([row], length) for row, length in enumerate(lengths)])
+    error = ((padded - unpadded).norm() / unpadded.norm()).item()
     message = (
         f"{type(model).__name__} gives different results for the same text with padding on the "
         f"{tokenizer.padding_side}: its features differ by {error:.1%}"

@@ -52,7 +52,7 @@ def add_adapters(
     hidden_size = model.config.hidden_size
     if lora.rank > hidden_size:
         raise ConfigurationError(
-            f"--lora-rank {lora.rank} is above the model's hidden size, {hidden_size}",
+            f"--lora-rank {lora.rank} is above the hidden size of the model, {hidden_size}",
             remedy="lower it, such as to 8",
         )
     config = LoraConfig(

@@ -43,7 +43,7 @@ def load_shape(name: str, *, revision: str | None) -> PreTrainedConfig:
 
 
 def random_classifier(name: str, *, classes: int, seed: int) -> PreTrainedModel:
-    """Return a text classifier of a model's shape on the CPU, in fp32, the same at every call."""
+    """Return a classifier with the shape of a model on the CPU, in fp32, the same at every call."""
     shape = load_shape(name, revision=None)
     shape.num_labels = classes
     with torch.random.fork_rng(devices=[]):
@@ -93,7 +93,7 @@ def load_factory(name: str) -> tuple[nn.Module, dict[str, object]]:
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """Return the ``loss`` of a module's output, or the sum of all its floating-point tensors."""
+    """Return the ``loss`` of an output, or the sum of all its floating-point tensors."""
     loss = getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor):
         return loss
@@ -101,7 +101,7 @@ def loss_of(output: Any) -> torch.Tensor:
     sums = [tensor.sum() for tensor in tensors if tensor.is_floating_point()]
     if not sums:
         raise UsageError(
-            "the module's output has no loss and no floating-point tensor",
+            "the output of the module has no loss and no floating-point tensor",
             remedy="let its forward return one",
         )
     return torch.stack(sums).sum()

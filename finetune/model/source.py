@@ -129,7 +129,7 @@ class ModelSource:
 
     @property
     def weights_sha256(self) -> str:
-        """Digest of the weights: of the bytes of a single file, or of all files."""
+        """Digest of the weights: the digest of a single file, or of the digests of all files."""
         return self.weights_digest.result()
 
     @property
@@ -239,7 +239,7 @@ def silence_transformers() -> Iterator[None]:
 
 
 def _packaged_minilm() -> ModelSource | None:
-    """Return the package's model, or None if it is not installed or was changed."""
+    """Return the model of the package, or None if it is not installed or was changed."""
     package = find_spec(MINILM_PACKAGE)
     if package is None or package.origin is None:
         return None

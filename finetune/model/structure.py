@@ -24,7 +24,7 @@ REJECTIONS = (AssertionError, AttributeError, IndexError, RuntimeError, TypeErro
 
 @dataclass(frozen=True)
 class Structure:
-    """The names of a model's parameters by part; ``new`` ones are of the head, and random at first.
+    """The names of the parameters by part; ``new`` parameters of the head start at random.
 
     ``output_layer_input`` is the root mean square of the output layer input for a sample text.
     """
@@ -32,12 +32,12 @@ class Structure:
     embeddings: frozenset[str]
     layers: tuple[frozenset[str], ...]  # the pretrained layers, the bottom one first
     mean_layer: frozenset[str]  # the constant layer of ``mean_pooling``, if it was added
-    final_norm: frozenset[str]  # of the encoder, after the last layer
+    final_norm: frozenset[str]  # norm of the encoder, after the last layer
     head: frozenset[str]  # everything above the encoder, the pooler included
     output_layer: frozenset[str]
     new: frozenset[str]
     output_layer_input: float
-    takes_4d_mask: bool  # of shape [examples, 1, 1, tokens]
+    takes_4d_mask: bool  # whether a mask can have the shape [examples, 1, 1, tokens]
     adapters: frozenset[str] = frozenset()
 
 
@@ -137,7 +137,7 @@ def _takes_4d_mask(model: PreTrainedModel) -> bool:
 
 @dataclass
 class Call:
-    """A module's first call in a forward."""
+    """The first call of a module in a forward pass."""
 
     module: nn.Module
     features: torch.Tensor | None  # the first of its arguments that can be features

@@ -155,7 +155,7 @@ def with_features(
 
 
 def _compute(layers: FrozenLayers, inputs: Inputs, batch: Batch) -> torch.Tensor:
-    """Return the vectors of a batch, [vectors, hidden], without those of padding."""
+    """Return the vectors of a batch, [vectors, hidden], without vectors of padding."""
     count = len(batch.indices)
     vectors = layers.features(inputs)[:count]
     if layers.per_token:

@@ -36,7 +36,7 @@ def reads_pairs(folder: RunFolder) -> bool:
 
 
 def read_trained_config(folder: RunFolder) -> Config:
-    """Return a run's configuration with the options of its ``inference.json``."""
+    """Return the configuration of a run with the options of its ``inference.json``."""
     config = folder.read_config()
 
     def parse(content: Any) -> Config:

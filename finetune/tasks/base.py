@@ -116,7 +116,7 @@ class Outputs(NamedTuple):
 
     # Class numbers [rows], booleans [rows, classes], or regression values [rows].
     predicted: NDArray[Any]
-    probabilities: NDArray[np.float32] | None = None  # of each class: [rows, classes]
+    probabilities: NDArray[np.float32] | None = None  # [rows, classes]
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Task(ABC):
 
     name: ClassVar[str]
     problem_type: ClassVar[ProblemType]
-    result_name: ClassVar[str]  # of a prediction in JSON
+    result_name: ClassVar[str]  # name of a prediction in JSON
     can_abstain: ClassVar[bool] = False  # whether a text has exactly one class, with a probability
     limit: ClassVar[str]  # a sentence for the model card about limits of the predictions
     mistakes_title: ClassVar[str]
@@ -211,7 +211,7 @@ class Task(ABC):
 
     @abstractmethod
     def labels(self, column: "Column") -> Labels:
-        """Return a ``Dataset``'s labels as an array: of shape [rows, ...]."""
+        """Return the labels of a ``Dataset`` as an array of shape [rows, ...]."""
 
     def find_unknown(self, labels: "Column", *, training: "Column") -> "Column":
         """Return the classes of each row that no training row has, as text; null if none."""

@@ -33,7 +33,7 @@ WRITTEN_NUMBER = (
 
 
 def read_task(config: Mapping[str, Any]) -> Task:
-    """Return the task of a model's ``config.json``, ``single`` if it names none."""
+    """Return the task in the ``config.json`` of a model; ``single`` if there is none."""
     parameters = (config.get("task_specific_params") or {}).get(PIPELINE, {})
     return TASK_TYPES[parameters.get("task", Single.name)].from_config(config, parameters)
 

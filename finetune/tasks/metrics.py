@@ -50,7 +50,7 @@ class Metric:
 
 
 class _Registry(dict[str, Metric]):
-    """Metrics by name. A name that is not registered is of the user's ``compute_metrics``."""
+    """Metrics by name. Other names belong to ``compute_metrics`` of the user."""
 
     def __missing__(self, name: str) -> Metric:
         # As the Trainer of transformers has it.
@@ -101,7 +101,7 @@ def choose_metric(name: str | None, problem_type: ProblemType) -> Metric:
 
 
 def spelled_as(name: str, known: Collection[str]) -> str | None:
-    """Return a name as one of the known ones, without the Trainer's prefix; None if it is none."""
+    """Return the registered name for a name with or without the Trainer prefix, or None."""
     plain = name.removeprefix("eval_")
     spellings = (name, plain, plain.replace("-", "_"))
     return next((spelling for spelling in spellings if spelling in known), None)
@@ -126,7 +126,7 @@ class UserMetrics:
     def compute(
         self, predictions: Array, labels: Array, *, known: Mapping[str, float]
     ) -> dict[str, float]:
-        """Return the function's metrics, without those that have a known value and name."""
+        """Return the metrics of the function, except metrics with a known name and value."""
         from transformers import EvalPrediction
 
         returned = self.function(EvalPrediction(predictions=predictions, label_ids=labels))

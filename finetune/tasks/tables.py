@@ -83,7 +83,7 @@ def format_interval(fraction: float, rows: int, *, digits: int = 1) -> str:
 
 
 def capitalize(text: str) -> str:
-    """Return a text that begins with a capital, the rest as it is: ``Macro F1``."""
+    """Return a text with a capital first letter: ``Macro F1``."""
     return text[:1].upper() + text[1:]
 
 
@@ -96,7 +96,7 @@ def quote_name(name: str) -> str:
 def wilson_interval(
     right: NDArray[Any] | float, rows: NDArray[Any] | float, *, errors: float = Z_95
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return Wilson's interval (JASA 1927) of a fraction of rows, ``errors`` to each side."""
+    """Return the Wilson interval (JASA 1927) of a fraction of rows, ``errors`` to each side."""
     fraction, squared = np.asarray(right / rows, np.float64), errors**2
     middle = fraction + squared / (2 * rows)
     half = errors * np.sqrt(fraction * (1 - fraction) / rows + squared / (4 * rows**2))

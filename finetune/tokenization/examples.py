@@ -19,7 +19,7 @@ class ModelInputs:
     """Examples as model inputs: each is one sequence of tokens, or several windows.
 
     Args:
-        inputs_of: Returns the keyword arguments of the model's forward for the indices of some
+        inputs_of: Returns the keyword arguments of a forward pass for the indices of some
             sequences and a padded length: CPU tensors of shape [sequences, ...].
         lengths: Tokens of each sequence: int64 of shape [sequences].
         windows: Maps sequences to examples; None if each sequence is one example.

@@ -40,7 +40,7 @@ class Mac:
 
     @property
     def recommended_bytes(self) -> int:
-        """Metal's recommended limit for a process's GPU memory.
+        """The limit that Metal recommends for the GPU memory of a process.
 
         Two thirds, and three quarters above 36 GiB, by logs of Macs with 8 to 96 GiB
         (pytorch#105839, #130112, llama.cpp#5206, #3213). Newer versions of macOS recommend a larger

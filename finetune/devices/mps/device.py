@@ -100,19 +100,20 @@ class MpsDevice(Device):
 
     def make_group(self) -> NoReturn:
         raise UsageError(
-            "a Mac's GPU is one device: it trains in one process",
+            "the GPU of a Mac is one device: it trains in one process",
             remedy="start one process, or use --device cpu",
         )
 
 
 class MpsMemory(DeviceMemory):
-    """The unified memory of a Mac, as PyTorch's allocator and the system count it."""
+    """The unified memory of a Mac, as the allocator of PyTorch and the system count it."""
 
     is_shared = True
-    # The allocator's own limit is above the memory of most Macs.
+    # The limit of the allocator is above the memory of most Macs.
     swaps = True
-    # The allocator's limit, and a single tensor above Metal's largest buffer (pytorch#141909). Both
-    # come as bare RuntimeErrors (huggingface/accelerate#4226). The last is Metal's own.
+    # Messages about the limit of the allocator, and about a single tensor above the largest buffer
+    # of Metal (pytorch#141909). Both are plain RuntimeErrors (huggingface/accelerate#4226). The
+    # last message comes from Metal.
     out_of_memory_texts = (
         "MPS backend out of memory",
         "Invalid buffer size: ",
@@ -155,8 +156,8 @@ class MpsMemory(DeviceMemory):
     def budget_bytes(self, limit_bytes: int | None) -> int:
         """Return the footprint that this process may have.
 
-        Without it Macs swap or freeze before the allocator's limit, 1.7 times what Metal recommends
-        (pytorch#79840).
+        Without this budget, Macs swap or freeze before the limit of the allocator, 1.7 times
+        what Metal recommends (pytorch#79840).
         """
         recommended_bytes = torch.mps.recommended_max_memory()
         free_bytes = host.process_bytes(os.getpid()) + host.available_bytes()
