@@ -192,10 +192,11 @@ def _reader(
 
 
 def _with_progress(batches: Sequence[Batch]) -> Iterator[Batch]:
-    for number, batch in enumerate(batches):
-        if number % (len(batches) // PROGRESS_EVENTS + 1) == 0:
-            emit(Advance(number, len(batches)))
+    ends = np.cumsum([len(batch.indices) for batch in batches]).tolist()
+    for number, (batch, end) in enumerate(zip(batches, ends, strict=True), start=1):
         yield batch
+        if number % (len(batches) // PROGRESS_EVENTS + 1) == 0:
+            emit(Advance(end, ends[-1]))
 
 
 def _store(
