@@ -71,7 +71,7 @@ def test_check_prints_one_json_object_without_lengths_if_there_is_no_tokenizer(
     assert found["lengths"]["splits"]["train"]["cut_rows"] == 0
     assert found["suggestions"] == []
     outcome = command(*check, "--model", ".")
-    assert "lengths of the texts are missing" in outcome.errors
+    assert "lengths of the texts are unknown" in outcome.errors
     assert json.loads(outcome.output) == found | {
         "lengths": None,
         "expectation": None,

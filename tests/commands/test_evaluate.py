@@ -110,7 +110,7 @@ def test_rows_appended_to_the_data_are_noticed_and_named(
     with table.open("a") as file:
         file.writelines(f"how is the food {n},person\n" for n in range(30))
     try:
-        words = (f"changed since the run began: {table}", "the train split", "the test split")
+        words = (f"changed since the run started: {table}", "the train split", "the test split")
         refused = command("evaluate", kept_table_run / "run", "--device", "cpu")
         refused.assert_refused(3, *words, "RUN FILE")
         resumed = command("run", "--resume-from-checkpoint", stopped)

@@ -88,7 +88,7 @@ def test_a_configuration_is_told_from_data(command: Command, mails: Path) -> Non
 def test_the_latest_run_is_the_newest_that_has_finished(
     command: Command, finished_run: Path
 ) -> None:
-    command("report", "latest").assert_refused(2, "no run in", "has finished")
+    command("report", "latest").assert_refused(2, "no finished run in")
     older, newer = (copy_run(finished_run, Path("runs") / name) for name in ("b", "a"))
     (newer / "all_results.json").touch()
     begun = Path("runs/c")

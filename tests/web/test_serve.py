@@ -105,7 +105,7 @@ JSON = {"content-type": "application/json"}
         ('{"inputs": "a", "parameters": {"min_confidence": 2}}', 422, "min_confidence"),
         (
             '{"inputs": "a", "parameters": {"min_confidence": 0.5, "target_precision": 0.5}}',
-            422, "give one of them",
+            422, "drop one of them",
         ),
         ('{"inputs": {"text": "a", "text_pair": "b"}}', 422, "single texts"),
         ('{"inputs": "\\ud800"}', 400, "hex escape"),
