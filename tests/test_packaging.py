@@ -73,8 +73,3 @@ def test_dependencies_have_an_upper_bound() -> None:
         if not any(clause.operator in ("<", "==") for clause in requirement.specifier)
     ]
     assert unbounded == []
-
-
-def test_constraints_name_no_machine_and_no_index() -> None:
-    text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
-    assert not any(word in text for word in ("://", "file:", "--find-links", "--index", "/"))

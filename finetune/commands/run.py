@@ -75,16 +75,9 @@ def run(
     """
     if click.get_current_context(silent=True) is None:
         clock.start()  # a command counts from the start of its process
-    loaded = read_options(
-        file,
-        config=config,
-        seeds=seeds,
-        folds=folds,
-        keep_models=keep_models,
-        resume_from_checkpoint=resume_from_checkpoint,
-        assignments=assignments,
-        **options,
-    )
+    options |= {"config": config, "assignments": assignments, "seeds": seeds, "folds": folds}
+    options |= {"keep_models": keep_models, "resume_from_checkpoint": resume_from_checkpoint}
+    loaded = read_options(file, **options)
     from finetune.runs.request import AUTO, RunRequest, resume
 
     def choose() -> RunRequest:

@@ -139,19 +139,6 @@ def test_rows_that_were_in_training_are_counted_and_left_out(
     assert "training" not in command(*arguments, rest).output
 
 
-def test_other_data_may_have_columns_of_other_names(
-    table_run: Path, tmp_path: Path, command: Command
-) -> None:
-    data = write_rows(tmp_path / "rows.csv", made_up_rows(30))
-    expected = finetune.evaluate(table_run, data=data, device="cpu").scores
-    data.write_text(data.read_text().replace("text,label", "label,answer"))
-    columns = {"text_column": "label", "label_column": "answer"}
-    assert finetune.evaluate(table_run, data=data, device="cpu", **columns).scores == expected
-    command("evaluate", table_run, "--text-column", "label").assert_refused(
-        2, "--text-column", "FILE"
-    )
-
-
 def test_unknown_labels_are_named_and_the_command_exits_with_3(
     table_run: Path, tmp_path: Path, command: Command
 ) -> None:
