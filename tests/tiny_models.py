@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
     AutoModelForSequenceClassification,
     BertConfig,
     ConvBertConfig,
@@ -19,6 +21,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
     RobertaConfig,
+    XLMRobertaConfig,
 )
 
 from finetune.batch_finder.results import Case, architecture_of
@@ -64,10 +67,16 @@ def tiny_config(architecture: str) -> PreTrainedConfig:
             **SIZES, local_attention=8, global_attn_every_n_layers=2, cls_token_id=2,
             sep_token_id=3, bos_token_id=2, eos_token_id=3,
         )  # fmt: skip
+    if architecture == "xlm-roberta":
+        return XLMRobertaConfig(**SIZES, bos_token_id=2, eos_token_id=3)
+    if architecture == "eurobert":
+        return AutoConfig.for_model("eurobert", **SIZES, bos_token_id=2, eos_token_id=3)
     raise ValueError(architecture)
 
 
-ARCHITECTURES = ("bert", "distilbert", "roberta", "electra", "deberta-v2", "modernbert")
+# The oldest transformers that can be installed doesn't know EuroBERT.
+EUROBERT = ["eurobert"] if "eurobert" in CONFIG_MAPPING else []
+ARCHITECTURES = ("bert", "distilbert", "roberta", "electra", "deberta-v2", "modernbert", *EUROBERT)
 
 
 def tiny_model(architecture: str = "bert", *, classes: int = 6) -> PreTrainedModel:

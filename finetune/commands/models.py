@@ -1,6 +1,8 @@
 """``finetune models``: encoders to start from."""
 
 from importlib import resources
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import click
@@ -22,11 +24,17 @@ The default is {Config().model.model}. minilm needs no network. --json lists the
 
 
 def read_encoders() -> list[dict[str, Any]]:
-    """Return the entries of ``encoders.yaml``."""
+    """Return the entries of ``encoders.yaml`` that the installed transformers knows."""
     import yaml
 
     text = (resources.files("finetune.commands") / "encoders.yaml").read_text("utf-8")
-    return list(yaml.safe_load(text))
+    spec = find_spec("transformers")  # importing it takes seconds
+    folder = Path(str(spec and spec.origin)).parent / "models"
+    return [
+        encoder
+        for encoder in yaml.safe_load(text)
+        if (folder / encoder["config"]["model_type"].replace("-", "_")).is_dir()
+    ]
 
 
 @click.command(epilog=EXAMPLES)

@@ -48,7 +48,7 @@ def pool_by_mean(model: PreTrainedModel) -> bool:
     """Make the head of a model on the CPU read the mean of the tokens; False if impossible."""
     config: Any = model.config
     if hasattr(config, "classifier_pooling"):
-        config.classifier_pooling = "mean"
+        _set_pooling(model, "mean")
         return True
     if has_mean_layer(model):
         return True
@@ -62,10 +62,18 @@ def pool_by_mean(model: PreTrainedModel) -> bool:
 def pool_by_first_token(model: PreTrainedModel) -> None:
     """Undo ``pool_by_mean``."""
     if hasattr(model.config, "classifier_pooling"):
-        model.config.classifier_pooling = "cls"
+        _set_pooling(model, "bos" if model.config.model_type == "eurobert" else "cls")
     elif has_mean_layer(model):
         del encoder_layers(model)[-1]
         model.config.num_hidden_layers -= 1
+
+
+def _set_pooling(model: PreTrainedModel, pooling: str) -> None:
+    """Set what the head reads, which EuroBERT copies from its config when it is made."""
+    holders: tuple[Any, ...] = (model.config, model)
+    for holder in holders:
+        if hasattr(holder, "classifier_pooling"):
+            holder.classifier_pooling = pooling
 
 
 def pool_shape_by_mean(shape: PreTrainedConfig) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, SIZES, save_tiny_model, tiny_model
+from tiny_models import ARCHITECTURES, EUROBERT, SIZES, save_tiny_model, tiny_model
 from tiny_training import random_texts
 from transformers import AlbertConfig, AutoModelForSequenceClassification, PreTrainedModel, pipeline
 
@@ -72,7 +72,7 @@ def test_a_head_reads_the_normalized_mean_of_the_tokens_that_are_no_padding(
     torch.testing.assert_close(model(**shorter).logits, model(**tensors).logits)
 
 
-@pytest.mark.parametrize("architecture", [*WITH_LAYER, "modernbert"])
+@pytest.mark.parametrize("architecture", [*WITH_LAYER, "modernbert", *EUROBERT])
 def test_a_saved_model_is_a_plain_one_that_is_recognized_and_not_changed_again(
     architecture: str, tmp_path: Path
 ) -> None:

@@ -15,8 +15,9 @@ LAYERS = {
     "electra": "electra.encoder.layer.",
     "deberta-v2": "deberta.encoder.layer.",
     "modernbert": "model.layers.",
+    "eurobert": "model.layers.",
 }
-FINAL_NORM = {"modernbert": ("model.final_norm.",)}
+FINAL_NORM = {"modernbert": ("model.final_norm.",), "eurobert": ("model.norm.",)}
 HEAD = {
     "bert": ("bert.pooler.", "classifier."),
     "distilbert": ("pre_classifier.", "classifier."),
@@ -24,6 +25,7 @@ HEAD = {
     "electra": ("classifier.",),
     "deberta-v2": ("pooler.", "classifier."),
     "modernbert": ("head.", "classifier."),
+    "eurobert": ("dense.", "classifier."),
 }
 CLASSIFIER = {"roberta": "classifier.out_proj.", "electra": "classifier.out_proj."}
 

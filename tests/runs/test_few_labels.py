@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 from prepared_runs import was_emitted
+from tiny_models import save_tiny_model
 from tiny_runs import Command, have_same_bits, logged_metrics, unfinished_files, weights_of
 from torch import nn
 from transformers import pipeline
 
 import finetune
+from finetune.commands.models import read_encoders
 from finetune.errors import InterruptionError
 from finetune.events import Event, Info, StageStarted, Step, WarningMessage
 from finetune.files import read_json, read_jsonl
@@ -261,3 +263,20 @@ def test_descriptions_of_classes_are_training_rows(
     assert set(read_json(run / "model/config.json")["id2label"].values()) == {*CLASSES, "color"}
     other = train(tmp_path / "other", class_names="off", **options)
     assert not have_same_bits(weights_of(run), weights_of(other))
+
+
+@pytest.mark.parametrize(
+    "architecture", sorted({encoder["config"]["model_type"] for encoder in read_encoders()})
+)
+def test_each_listed_architecture_learns_from_few_labels_by_the_mean_of_the_tokens(
+    architecture: str, train: Train, tmp_path: Path
+) -> None:
+    source = save_tiny_model(tmp_path / "source", architecture)
+    run = train(tmp_path / "run", model=str(source))
+    config = RunFolder(run).read_config()
+    assert (config.training.contrastive, config.model.pooling) == ("on", "mean")
+    texts = [row["text"] for row in read_jsonl(run / "predictions.jsonl")]
+    classify = pipeline("text-classification", model=str(run / "model"))
+    for answer, expected in zip(finetune.predict(run, texts), classify(texts), strict=True):
+        assert answer.label == expected["label"]
+        assert answer.probability == pytest.approx(expected["score"], abs=1e-4)
