@@ -95,7 +95,7 @@ function showClasses() {
     const select = element(id);
     const before = select.value;
     const options = names.map((name) => make("option", name, { value: name }));
-    if (id === "search-class") options.unshift(make("option", "all", { value: "" }));
+    if (id === "search-class") options.unshift(make("option", "all classes", { value: "" }));
     select.replaceChildren(...options);
     if (names.includes(before)) select.value = before;
   }
@@ -104,11 +104,11 @@ function showClasses() {
 function showStatus(content) {
   status = content;
   const features = content.features < 1
-    ? ` The encoder has read ${percent(content.features)} of the texts.` : "";
+    ? ` Features are computed for ${percent(content.features)} of the texts.` : "";
   const skipped = content.skipped ? `, ${content.skipped} skipped` : "";
   element("progress").textContent =
     `${content.labeled} of ${content.texts.toLocaleString("en")} texts labeled${skipped}.${features}`;
-  if (content.error) report(new Error(`There is no model: ${content.error}. Labeling works without it.`));
+  if (content.error) report(new Error(`The model failed: ${content.error}. You can continue to label without it.`));
   element("undo").disabled = content.undoable === 0;
   element("file").textContent = content.file;
   element("command").textContent = content.command;
@@ -120,8 +120,8 @@ function showAgreement(content) {
   const agreement = content.agreement;
   if (!agreement) return;
   element("agreement").textContent =
-    `On ${agreement.texts} texts drawn at random the model agreed with you ${agreement.agreed} times ` +
-    `(95%: ${percent(agreement.low)} to ${percent(agreement.high)}).`;
+    `On ${agreement.texts} texts drawn at random, the model agreed with you ${agreement.agreed} times ` +
+    `(95% CI ${percent(agreement.low)} to ${percent(agreement.high)}).`;
   const points = content.curve;
   if (points.length < 2) return;
   const [width, height, left] = [440, 170, 40];
@@ -203,7 +203,7 @@ function picker(row, after) {
 async function showDoubts() {
   const rows = await request("/api/contradictions");
   const cards = rows.map((row) => {
-    const made = card(row, `Yours: ${words(row.label)}. The model's: ${words(row.predicted)}.`);
+    const made = card(row, `Your label: ${words(row.label)}. Model: ${words(row.predicted)}.`);
     const actions = make("div", "", { class: "actions" });
     const keep = make("button", "Confirm", { type: "button" });
     keep.addEventListener("click", () => act(async () => {
@@ -214,7 +214,7 @@ async function showDoubts() {
     made.append(actions);
     return made;
   });
-  element("doubts").replaceChildren(...(cards.length ? cards : [make("p", "The model contradicts no label.")]));
+  element("doubts").replaceChildren(...(cards.length ? cards : [make("p", "The model agrees with all labels.")]));
 }
 
 async function showTexts() {
@@ -225,7 +225,7 @@ async function showTexts() {
     made.append(picker(row, showTexts));
     return made;
   });
-  element("texts").replaceChildren(...(cards.length ? cards : [make("p", "There are no such texts.")]));
+  element("texts").replaceChildren(...(cards.length ? cards : [make("p", "No labeled text matches.")]));
 }
 
 document.addEventListener("keydown", (event) => {
