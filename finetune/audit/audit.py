@@ -33,7 +33,7 @@ from finetune.training.linear_head import (
 )
 
 SEEDS = 3
-# More features times outputs take a minute per seed.
+# Above this many features times outputs, the heads would take a minute per seed.
 MAX_WORK = 1.2e8
 LOWEST_PROBABILITY = 1e-6
 
@@ -42,7 +42,7 @@ def predict_out_of_fold(
     rows: LabelledFeatures, groups: NDArray[np.int64], *, folds: int
 ) -> NDArray[np.float32]:
     """Return the mean logits of heads fitted without the group of each row: [rows, outputs]."""
-    if len(np.unique(groups)) == 1:  # all rows are near duplicates
+    if len(np.unique(groups)) == 1:  # All rows are near duplicates of each other.
         groups = np.arange(len(groups))
     folds = min(folds, len(np.unique(groups)))
     chosen, _ = choose_inverse_regularization(rows, seed=0)
@@ -60,7 +60,7 @@ def predict_out_of_fold(
 
 
 def mix_logits(logits: Logits, run: OutOfFold, task: Task) -> NDArray[np.float32]:
-    """Return the mean with the logits of a cross-validation, for rows that it includes."""
+    """Average logits with those of a cross-validation, for the rows that it includes."""
     mixed, probabilities = logits.copy(), run.outputs.probabilities
     if probabilities is not None and [*run.task.class_names] == [*task.class_names]:
         clipped = np.clip(probabilities, LOWEST_PROBABILITY, 1 - LOWEST_PROBABILITY)
@@ -90,12 +90,12 @@ LISTED_FRACTION = 0.1
 MIN_PLACES, MAX_SEARCHED_LINES = 20, 5_000_000
 
 Record = Mapping[str, Any]
-"""A row of the table: its ``split``, its number there (from 1), its place, its text, and more."""
+"""A row of the table: its split, its number there (from 1), its place, its text, and more."""
 
 
 @dataclass(frozen=True)
 class Audit:
-    """The result; without labels only duplicates and texts to label."""
+    """The result. Without labels, it has only duplicates and texts to label."""
 
     data: str
     model: str

@@ -1,4 +1,4 @@
-"""Forecast what more rows would bring, and choose the texts to label next."""
+"""Forecasts the gain from more rows, and chooses the texts to label next."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ from finetune.training.linear_head import (
 SIZES, DRAWS = 7, 5
 SMALLEST_FRACTION = 0.05
 MIN_ROWS = 50
-# Larger products of features and outputs are sampled.
+# Above this many features times outputs, rows are sampled.
 MAX_WORK = 6e7
 TIMES_AS_MANY = (2, 4)
 Z_90 = 1.645
-# Fraction of the forecast gain that is added to the interval, since the law may be another one.
+# Fraction of the forecast gain that is added to the interval, because the law may be wrong.
 LAW_ERROR = 0.25
-# The density of texts is that in a sample. Texts like many others teach more than outliers.
+# The density of texts is estimated on a sample. Typical texts teach a model more than outliers.
 SAMPLED_TEXTS = 1_000
 MAX_TEXTS = 20_000
 
@@ -117,9 +117,9 @@ def choose_to_label(
 ) -> NDArray[np.int64]:
     """Return the texts to label, the most useful first: at most ``batch * batches`` row numbers.
 
-    Probabilities are [texts, classes]. Without them, texts are only spread. Each text in a batch
-    has the highest product of squared uncertainty, density and distance to the texts before it.
-    On TREC, 250 texts in addition to 60 reach the accuracy of 425 random ones.
+    Probabilities are [texts, classes]. Without them, texts are chosen only for variety. Each text
+    in a batch has the highest product of squared uncertainty, density and distance to the texts
+    before it. On TREC, 250 texts in addition to 60 reach the accuracy of 425 random texts.
     """
     generator = np.random.default_rng(0)
     pool = np.sort(generator.permutation(len(features))[:MAX_TEXTS])

@@ -14,14 +14,14 @@ from finetune.training.unlabeled import normalize
 
 Rows = NDArray[np.int64]
 
-# Words of both over words of either, weighted by rarity: the rare word of a template tells texts
-# apart.
+# Shared words divided by all words of both texts, weighted by rarity, so that a rare word in a
+# template distinguishes texts.
 MIN_SHARED_WORDS = 0.6
-# Cosine of centered features. In TREC all pairs above it mean the same.
+# Cosine of centered features. In TREC, all pairs above it have the same meaning.
 MIN_COSINE = 0.96
 # Comparing the features of more rows would take minutes.
 MAX_COMPARED_ROWS = 20_000
-# Words in at most this fraction of the texts, or this number, show which texts may be similar.
+# Only words in at most this fraction or number of texts are used to find similar texts.
 RARE_FRACTION, RARE_ROWS = 0.01, 200
 MAX_WORDS = 200
 BLOCK = 1_024

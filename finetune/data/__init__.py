@@ -7,5 +7,5 @@ TEMPORARY = "finetune-table-"
 
 
 def is_waiting(name: object) -> bool:
-    """Return whether a name belongs to a table in memory, of which a run keeps a copy."""
+    """Return whether a file is the temporary copy of a table in memory."""
     return isinstance(name, str) and Path(name).parent.name.startswith(TEMPORARY)

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 MAX_EXAMPLES = 3
 RARE_ROWS = 10
 STRONG_IMBALANCE = 10.0
-# A misspelled class has this many times fewer rows than the class with the correct name.
+# Minimum ratio of rows between a class and its misspelling.
 MISSPELLING_RATIO, MIN_SIMILARITY, MAX_COMPARED_NAMES = 5, 0.85, 500
-# A few texts are too long if the longest has this many times more tokens than 99.5% of the texts.
+# Texts are unusually long if the longest has this many times more tokens than 99.5% of the texts.
 LONG_TAIL = 2.0
-# A suitable model may have this fraction of unknown tokens, from emoji and rare words.
+# Maximum fraction of unknown tokens for a suitable model. They come from emoji and rare words.
 MAX_UNKNOWN = 0.05
-# Tokens per letter reach about 0.75 (for Korean) with a vocabulary that has words of the script.
+# With a vocabulary that has words of the script, tokens per letter reach about 0.75 (for Korean).
 MAX_TOKENS_PER_LETTER, MAX_TOKENS_PER_CHARACTER = 0.85, 1.3
 SCRIPT_TEXTS, SCRIPT_WORDS = 1_000, 5_000
 FIRST_LETTER_BEYOND_LATIN = "\u0250"
@@ -66,7 +66,7 @@ class Findings:
 class Lengths:
     """Token counts with the tokenizer of a model, and training texts beyond limits.
 
-    ``splits`` holds the result of :func:`describe_lengths` for each split.
+    ``splits`` has the result of :func:`describe_lengths` for each split.
     """
 
     model: str
@@ -139,14 +139,14 @@ def find_overlap(split: Split, train: Split) -> Finding | None:
 
 
 class Check(NamedTuple):
-    """A check: a function, what its counts are called, and what to do if the first is not 0."""
+    """A check: its function, the titles of its counts, and the remedy if the first is not 0."""
 
     find: Callable[[Split, Split], Finding | None]
     titles: Mapping[str, str]
     remedy: str | None = None
 
 
-# By their key in the JSON.
+# Checks by their key in the JSON.
 CHECKS = {
     "repeats": Check(
         find_repeats,
@@ -280,7 +280,7 @@ def suggest_model(
 def find_spelt_script(
     tokenizer: "PreTrainedTokenizerFast", texts: pyarrow.ChunkedArray
 ) -> str | None:
-    """Return the script of most words of the first texts if a token is hardly more than a letter.
+    """Return the script of most words of the first texts if tokens are mostly single letters.
 
     In Chinese and Japanese one token per letter is normal; several are bytes of unknown letters.
     """

@@ -27,14 +27,14 @@ LABEL_NAMES = NAMES["label"] + RATINGS
 OTHER_WORDS = frozenset(NAMES["other"])
 FLAG_WORDS = OTHER_WORDS | {*NAMES["flag"]}
 PAIRS = [pair.split("+") for pair in NAMES["pairs"]]
-# Texts with fewer characters on average are codes, or classes if they recur.
+# Minimum mean characters of a text. Shorter values are codes, or classes if they repeat.
 MIN_CHARACTERS, MAX_CLASS_CHARACTERS = 3, 30
 # A second text column is ignored without an error only if its texts are shorter than this, with or
 # without the name of a text column.
 MAX_CHARACTERS_LEFT_OUT, MAX_CHARACTERS_LEFT_OUT_UNNAMED = 15, 40
 SAMPLE_ROWS, PIECE_ROWS = 10_000, 2**14
 MAX_BYTES = 2**24
-# Minimum numbers of indicator columns; two columns may well be something else.
+# Minimum numbers of indicator columns. Two columns may be something else.
 MIN_INDICATORS, MANY_INDICATORS = 3, 6
 YES, NO = (frozenset(WORDS["marks"][kind].split()) for kind in ("yes", "no"))
 # An indicator column has at most this many distinct values, a column of class codes at most 20.
@@ -47,7 +47,7 @@ MAX_CANDIDATES = 5
 
 @dataclass(frozen=True)
 class OtherData(DataConfig):
-    """Other data than the data of a run; columns with the names of the run are preferred."""
+    """Data to evaluate or predict with a run. Columns with the run's names are preferred."""
 
     earlier_columns: Mapping[str, str] = field(default_factory=dict)
 
@@ -81,18 +81,18 @@ class ColumnProfile:
 
     @property
     def is_long(self) -> bool:
-        """Whether its values are longer than names of classes."""
+        """Whether its values are longer than class names."""
         return self.characters > 60
 
     @property
     def is_quantity(self) -> bool:
-        """Whether it has numbers that are not row numbers."""
+        """Whether it has numbers other than row numbers."""
         are_longer = self.characters > len(str(self.rows))
         return "number" in self.patterns and (self.distinct < self.rows or are_longer)
 
     @property
     def recurs(self) -> bool:
-        """Whether it has few values for its rows."""
+        """Whether it has few distinct values."""
         return 2 <= self.distinct <= max(2, self.rows // 3) and self.distinct < self.rows
 
 
@@ -124,7 +124,8 @@ def _score_label(column: ColumnProfile) -> float:
     if is_text or (is_other and not is_named):
         return 0.0
     is_number = "number" in column.patterns
-    # Numbers with a label name rank between a category with another name and three classes.
+    # Numbers in a column with the name of a label score higher than most categories in other
+    # columns.
     classes = min(column.distinct or 1, 24 if is_number and is_named else column.rows)
     factor = _name_factor(column, LABEL_NAMES)
     if is_number and "integer" not in column.patterns and not is_named:
@@ -155,7 +156,7 @@ class ChosenColumn:
 
     @property
     def name(self) -> str:
-        """Its name or names, as options take them."""
+        """Its name or names, in the form that options accept."""
         return ",".join(self.names)
 
     def __str__(self) -> str:
@@ -341,7 +342,7 @@ def _plain(value: str) -> str:
 
 
 def _marks_in(column: pyarrow.ChunkedArray) -> set[str]:
-    """Return the distinct values of a column that do not mean no."""
+    """Return the distinct values of a column, except marks for no."""
     return {_plain(value) for value in distinct_values([column])} - NO - BLANK
 
 
@@ -409,7 +410,7 @@ def _words_of(name: str) -> set[str]:
 
 def plain_name(name: str) -> str:
     """Return a column's name in lower case, with underscores."""
-    # Tables with gold_label also have label1, label2 and so on, from single annotators.
+    # Tables with gold_label also have label1, label2 and so on, from individual annotators.
     return re.sub(r"[\s-]", "_", name.strip().casefold()).removeprefix("gold_")
 
 

@@ -70,7 +70,7 @@ class TextColumns(NamedTuple):
 
     @property
     def joined(self) -> pyarrow.ChunkedArray:
-        """The texts to show or count; the texts of pairs are joined by a bar."""
+        """The texts to show or count; the texts of pairs are joined by ``|``."""
         if self.pairs is None:
             return self.texts
         return pc.binary_join_element_wise(self.texts, self.pairs, " | ")
@@ -91,7 +91,7 @@ def _strings(values: Any) -> Any:
 
 
 def _dataset_of(rows: pyarrow.Table, info: DatasetInfo) -> Dataset:
-    # Without a fingerprint, which only the cache of map() needs, all rows would be pickled.
+    # A fingerprint is only used by the cache of map(). Without it, all rows would be pickled.
     return Dataset(InMemoryTable(rows), info=info, fingerprint=generate_random_fingerprint())
 
 
@@ -157,7 +157,7 @@ def _number(texts: pyarrow.ChunkedArray) -> NDArray[np.int64]:
 
 
 def _normalize(texts: pyarrow.Array) -> pyarrow.Array:
-    """Return texts in lower case, without spaces around them or more than one between words."""
+    """Return texts in lower case, stripped, with single spaces between words."""
     normal = pc.ascii_lower(pc.ascii_trim_whitespace(texts))
     # Arrow folds only the case of ASCII, and is slow at joining words that it split at spaces.
     has_gaps = pc.match_substring_regex(texts, "[[:cntrl:]]|  ")

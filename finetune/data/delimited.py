@@ -29,7 +29,7 @@ HEADER_ROWS = 1_000
 # A row must fit into one block.
 BLOCK_BYTES = 2**24
 MAX_NAME = 60
-# At least this fraction of the lines has as many delimiters as the first; prose has fewer.
+# Minimum fraction of lines with as many delimiters as the first line; prose has fewer.
 MIN_SCORE = 0.5
 # Penalty for a delimiter that explains all lines except a title above the table.
 TITLE_PENALTY = 0.1
@@ -148,7 +148,7 @@ def _read_by_arrow(file: Delimited, names: Sequence[str], *, first: int) -> pyar
     has_quotes = bool(file.quote) and any(
         file.quote.encode() in chunk for chunk in file.text.chunks()
     )
-    if has_quotes:  # Arrow accepts characters behind a closing quote
+    if has_quotes:  # Arrow accepts characters after a closing quote
         deque(file.reader(), maxlen=0)
     as_text = dict.fromkeys(names, pyarrow.string())
     return arrow_csv.read_csv(

@@ -30,15 +30,15 @@ SAMPLE_LINES = 1_000
 # Characters between words in texts of all languages.
 PUNCTUATION = frozenset("–—‘’‚“”„…«»‹›•·€£§°©®™¿¡²³½¼\u00a0")  # noqa: RUF001
 CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
-# Sequences that are not words: a symbol after a letter, a quote before one, letters of two scripts,
-# a single letter before a number, a capital after a small letter.
+# Sequences that words don't have: a symbol after a letter, a quote before one, letters of two
+# scripts, a single letter before a number, a capital after a small letter.
 MISREAD = re.compile(
     r"(?<=[^\W\d_])[^\w\s'’\-./,:;!?()\[\]{}<>%#&*|\"«»“”„‘–—…@+=\u00a0。、，！？\x00-\x7f]"  # noqa: RUF001
     r"|[”»](?=[^\W\d_])|[a-zA-Z](?=[\u0370-\u052f])|[\u0370-\u052f](?=[a-zA-Z])"
     r"|(?<!\w)[^\W\d_a-zA-Z](?=[\d(])"
 )
 CAPITAL = re.compile(r"(?<=[a-z])[^\W\d_a-zA-Z]")
-# How much less likely each encoding is than the one before it.
+# How much less likely each encoding is than the previous one.
 LESS_LIKELY = 0.1
 ERROR, COMMON_EAST, MARK = log(1e-6), log(5e-4), log(0.02)
 
@@ -83,7 +83,7 @@ class TextFile:
             return "\r\n" if file.readline(CHUNK_BYTES).endswith("\r\n") else "\n"
 
     def open_for_arrow(self) -> pyarrow.NativeFile:
-        """Open it from its start as UTF-8, in memory of Arrow's own.
+        """Open it from its start as UTF-8, in memory that Arrow owns.
 
         Threads of Arrow need the GIL to free Python bytes, and would abort when Python exits.
         """

@@ -150,7 +150,7 @@ def write_table(table: Any, folder: Path) -> Path:
 
 
 def read_texts(texts: Any, options: DataConfig, *, reads_pairs: bool) -> Texts:
-    """Return a text, or all of a list, a column or a table."""
+    """Return one text, or all texts of a list, a column or a table."""
     if isinstance(texts, str) or (isinstance(texts, tuple) and len(texts) == 2 and reads_pairs):
         return texts_of_list([texts])
     is_rows = isinstance(texts, list) and isinstance(next(iter(texts), None), Mapping)

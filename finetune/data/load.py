@@ -55,12 +55,12 @@ KNOWN_BY_NAME = ("trec", "questions")
 CONVERTED_BRANCH = "refs/convert/parquet"
 # If several folders have the same splits, one of these names contains the whole dataset.
 MAIN_FOLDERS = ("", "data", "default")
-# Decisions on labels other than a class.
+# Decisions that are not a class.
 KEEP, DROP = "keep", "drop"
 
 
 def load_files(options: DataConfig) -> LoadedData:
-    """Load files, or a folder of texts, of the user."""
+    """Load files of the user, or a folder of texts."""
     path = Path(options.data).expanduser()
     if path.suffix.lower() not in TABLE_SUFFIXES and not is_there(path):
         kinds = (*KNOWN_BY_NAME, f"a file ({', '.join(SUFFIXES)})", "a folder of texts")
@@ -118,7 +118,7 @@ def load_from_hub(options: DataConfig) -> LoadedData:
             remedy="choose another; if it is made by a script, which is never run, save its rows"
             " as a file and name that as --data",
         )
-    # The training split comes last, so that a cache that holds it holds everything.
+    # The training split comes last: if the cache has it, the cache has the other splits as well.
     repository.fetch(file for split in splits.keys() - {"train"} for file in splits[split])
     folder = repository.fetch(splits["train"])
     paths = {split: [folder / file for file in files] for split, files in splits.items()}
@@ -171,7 +171,7 @@ def _is_complete(files: Sequence[str]) -> bool:
     return not parts or {int(part[1] or part[3]) for part in parts} == set(range(max(counts)))
 
 
-# By the names that the options' ``goes_with`` has.
+# Keys are the names in the options' ``goes_with``.
 LOADERS: dict[str, Callable[..., LoadedData]] = {
     "trec": load_trec,
     "questions": load_questions,
@@ -212,7 +212,7 @@ def load_splits(options: DataConfig, *, folds: int | None = None) -> LoadedData:
 
 
 def with_few_label_texts(loaded: LoadedData, options: DataConfig) -> LoadedData:
-    """Return the data with unlabeled texts and names of classes, which few-label training uses."""
+    """Return the data with unlabeled texts and class names, which few-shot training uses."""
     files = [options.unlabeled, options.class_descriptions]
     paths = [Path(name).expanduser() for name in files if name not in (None, "none")]
     unlabeled, names = _find_unlabeled(loaded, options), None
@@ -309,7 +309,7 @@ def load_rows(options: OtherData, *, task: Task) -> Dataset:
 
 
 def _check_options(options: DataConfig, source: str) -> None:
-    """Raise an error for an option that does not go with the source."""
+    """Raise an error for an option that has no effect with the source."""
     for known_field in fields(DataConfig):
         option, value = OPTIONS[known_field.name], getattr(options, known_field.name)
         text = str(value)

@@ -1,6 +1,6 @@
 """Lists files in folders and archives, unpacks files, and rejects files that are not tables.
 
-words.toml has the words and patterns by which columns, splits, encodings and files are known.
+words.toml has the words and patterns that identify columns, splits, encodings and files.
 """
 
 import bz2
@@ -33,7 +33,7 @@ UNPACKERS: dict[bytes, Any] = {
     rb"\xfd7zXZ\0": lzma.open,
 }
 PACKED_SUFFIXES = (".gz", ".bz2", ".xz")
-# Office files are ZIP archives, too.
+# Office files are also ZIP archives.
 WORKBOOK = re.compile(r"xl/workbook\.(xml|bin)")
 OFFICE = re.compile(
     rf"\[Content_Types\]\.xml|{WORKBOOK.pattern}|mimetype"

@@ -41,9 +41,9 @@ from finetune.tasks.labels import map_values
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".xlsx", ".xls", ".xlsb", ".ods", ".ft")
 TABLE_SUFFIXES = (*SUFFIXES, ".ndjson", *PACKED_SUFFIXES, ".zip")
-# Rows that are Python objects at a time, and bytes that Arrow reads at once.
+# Rows converted to Python objects at a time, and bytes that Arrow reads per block.
 STREAM_ROWS, BLOCK_BYTES = 1_024, 2**24
-# JSON writes a character beyond 16 bits as two escapes; this is the first.
+# JSON writes a character beyond 16 bits as two escapes. This is the first of them.
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 # Arrow reads integers beyond 64 bits as floats, which lose digits.
 MAX_EXACT = 2.0**53
@@ -244,7 +244,7 @@ def frame_of(table: pyarrow.Table) -> pandas.DataFrame:
 
 
 def arrow_of(values: pandas.Series) -> Any:
-    """Return a column with an Arrow type as Arrow, a column of objects as a list."""
+    """Return a column with an Arrow type as Arrow, and a column of objects as a list."""
     if isinstance(values.dtype, pandas.ArrowDtype):
         return pyarrow.chunked_array(values.array.__arrow_array__())
     return [None if value is pandas.NA else value for value in values.tolist()]
@@ -353,7 +353,7 @@ def _parse_json(text: TextFile) -> list[Any]:
 
 
 def _find_tables(value: Any, name: str = "") -> Iterator[tuple[str, list[Any]]]:
-    """Yield lists of objects, or of arrays, by the keys under which they are."""
+    """Yield lists of objects or arrays, with the keys that contain them."""
     if isinstance(value, list):
         if value and {*map(type, value)} in ({dict}, {list}):
             yield name, value
@@ -541,7 +541,7 @@ def _read_sheet(content: Content, options: DataConfig) -> pandas.DataFrame:
 
 
 def _plain_cell(cell: Any) -> Any:
-    """Return a cell as it is typed: whole numbers without a decimal point, nothing as ``None``."""
+    """Return a cell as a user types it: whole numbers without a point, empty cells as ``None``."""
     if isinstance(cell, float):
         return None if cell != cell else int(cell) if cell.is_integer() else cell
     return cell
@@ -592,13 +592,13 @@ def plain(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
 
 
 def _stored(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
-    """Return a column without an extension of Arrow's types, which pandas may not know."""
+    """Return a column without an Arrow extension type, which pandas may not know."""
     is_extended = isinstance(column.type, pyarrow.BaseExtensionType)
     return column.cast(column.type.storage_type) if is_extended else column
 
 
 def _is_readable(kind: pyarrow.DataType) -> bool:
-    """Return whether a type may hold texts or labels, no vectors or pictures."""
+    """Return whether a type may hold texts or labels, in contrast to vectors or pictures."""
     if isinstance(kind, pyarrow.BaseExtensionType):
         kind = kind.storage_type
     if types.is_nested(kind):

@@ -13,7 +13,8 @@ from finetune.tasks.metrics import MULTI, SINGLE
 
 SPLITS = ("train", "validation", "test")
 DEFAULT_FRACTION = 0.1
-# A tenth of fewer chooses a model by chance, and training misses it.
+# Smaller tables get no validation split: a tenth of the rows would choose a model by chance, and
+# training needs the rows.
 MIN_ROWS_TO_VALIDATE = 1_000
 
 
@@ -29,7 +30,7 @@ def split_table(table: DatasetDict, options: DataConfig, *, task: Task) -> Datas
             is_sampled = sample_rows(_strata_of(train, task), rows=rows, seed=options.split_seed)
         splits["train"] = rows_where(train, is_sampled)
         _reject_constant(splits["train"], task)
-    # Splits that are made here share no texts.
+    # Splits that are held out here share no texts with others.
     _warn_of_shared_texts({name: splits[name] for name in SPLITS if name in {"train", *table}})
     return DatasetDict({name: splits[name] for name in SPLITS if name in splits})
 
@@ -59,9 +60,9 @@ def pool_rows(table: DatasetDict, *, folds: int, task: Task, seed: int) -> Datas
 def find_folds(
     texts: NDArray[np.int64], strata: NDArray[np.int64], *, folds: int, seed: int
 ) -> NDArray[np.int64]:
-    """Return the fold of each row, from 0, [rows]: as many of each stratum as in any other fold.
+    """Return the fold of each row, from 0: [rows]. Strata are spread evenly over the folds.
 
-    Rows of one text, or of whatever else has one number, share a fold, in the stratum of the first.
+    Rows with the same text, or another number, share a fold, in the stratum of the first row.
     """
     _, first, group = np.unique(texts, return_index=True, return_inverse=True)
     order = np.random.default_rng(seed).permutation(len(first))
@@ -94,9 +95,9 @@ def find_held_out(
 ) -> NDArray[np.bool_]:
     """Return which rows are held out: of shape [rows], the same for the same seed.
 
-    Each stratum gives its share, to within a row, and keeps at least one text. Rows of one text
-    stay together, in the stratum of the first. The texts are numbers that ascend with first
-    appearance, the strata numbers too: both of shape [rows].
+    Each stratum contributes its share, rounded to a row, and keeps at least one text. Rows of one
+    text stay together, in the stratum of the first. Texts and strata are numbers in order of first
+    appearance, both of shape [rows].
     """
     generator = np.random.default_rng(seed)
     sizes = np.bincount(texts)

@@ -1,6 +1,6 @@
-"""Texts to classify: lines as they come, and the rows of a table, which stay with them.
+"""Reads texts to classify: lines as they arrive, or the rows of a table with all columns.
 
-Lines of a pipe are read without what reads tables, which is imported where a table is.
+Modules that read tables are imported only for tables.
 """
 
 import os
@@ -54,7 +54,7 @@ class Texts:
         ]
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the rows of the table; empty ones if there is none."""
+        """Return the rows of the table, or empty rows without a table."""
         return [*chain(*self.source.records())] if self.source else [{}] * len(self)
 
 
@@ -68,13 +68,13 @@ def not_unicode(text: str, error: UnicodeEncodeError) -> DataUnreadableError:
 
 
 def read_lines(stream: BinaryIO, *, name: str, encoding: str | None) -> Iterator[Texts]:
-    """Yield the lines of a stream, as many as there are at a time."""
+    """Yield the lines of a stream, in lists of the lines that are available so far."""
     from finetune.data.encoding import decode
 
     chunks = iter(partial(stream.read1, CHUNK_BYTES), b"")  # type: ignore[attr-defined]
     line, is_empty = "", True
     for text in decode(chunks, encoding or "utf-8-sig", name=name):
-        # Not splitlines, which also splits at marks that stand inside texts, such as U+2028.
+        # Not splitlines, which also splits at separators inside texts, such as U+2028.
         *lines, line = (line + text).split("\n")
         if lines:
             is_empty = False

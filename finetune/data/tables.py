@@ -1,6 +1,6 @@
-"""Tables of files become splits: columns chosen, labels parsed, rows without either left out.
+"""Turns tables of files into splits: choose columns, parse labels, and drop incomplete rows.
 
-The steps are in :func:`read_tables`, in the order in which a row takes them.
+The steps are in :func:`read_tables`, in the order in which a row passes them.
 """
 
 import re
@@ -170,7 +170,7 @@ def _read_rows(
     kind, reason = choose_task_type(options.task, distinct, names=names, rows=count)
     emit(Info(f"task: {kind.name}{f', {reason}' if reason else ''}"))
     if kind.problem_type == MULTI:
-        # In lists no class is [], in columns of 0 and 1 it is 0.
+        # A row without a class is [] in lists, and 0 in all indicator columns.
         has_lists = len(label) == 1 and are_lists({*distinct} - {""})
         has_missing = has_lists or (len(label) > 1 and say_no(train.columns, label))
         labels = _read_empty(labels, options, has_missing=has_missing, path=train.path)
@@ -243,7 +243,7 @@ def _read_empty(
 
 
 def _is_long_format(rows: pyarrow.Table) -> bool:
-    """Return whether many texts stand in several rows, each time with another label."""
+    """Return whether many texts are in several rows, each time with another label."""
     if (every := len(rows) // LONG_FORMAT_SAMPLE) > 1:  # all rows of the texts of some lengths
         lengths = pc.binary_length(rows["text"]).to_numpy() % every
         rows = rows.filter(pyarrow.array(lengths == lengths[0]))
@@ -291,7 +291,7 @@ def _with_flat_labels(rows: pyarrow.Table) -> pyarrow.Table:
 
 
 def _report_texts(texts: pyarrow.ChunkedArray, *, path: Path) -> None:
-    """Warn of texts that were decoded wrongly, and of words for a missing text."""
+    """Warn about texts that were decoded wrongly, and about words for a missing text."""
     short = texts.filter(pc.less_equal(pc.binary_length(texts), max(map(len, MISSING))))
     words = short.filter(pc.is_in(pc.utf8_lower(short), value_set=pyarrow.array(MISSING)))
     if count := len(words):
@@ -327,7 +327,7 @@ def _check_split(split: str, table: RawTable, columns: Columns, *, train: RawTab
 
 
 def _without_repeated_headers(table: RawTable) -> RawTable:
-    """Leave out rows that repeat the names of the columns, as joined files have them."""
+    """Drop rows that repeat the names of the columns, as in joined files."""
     columns = table.columns
     same = (pc.equal(columns[name], name) for name in columns.column_names)
     is_header = reduce(pc.and_, same, pyarrow.scalar(bool(columns.num_columns)))
@@ -340,7 +340,7 @@ def _without_repeated_headers(table: RawTable) -> RawTable:
 
 
 def _divide_by_column(tables: dict[str, RawTable], options: DataConfig) -> dict[str, RawTable]:
-    """Divide the only table by its column of splits, which is set by an option or found."""
+    """Divide the only table by its column of splits, which is set by an option or guessed."""
     name, table = options.split_column, tables["train"]
     if name == NO_COLUMN or (len(tables) > 1 and name is None):
         return tables

@@ -1,7 +1,8 @@
-"""TREC's questions, 5,452 to train and 500 to test, by what they ask for: 6 classes or 50.
+"""Loads TREC: 5,452 training and 500 test questions, labeled with the type of their answer.
 
-Li and Roth, Learning Question Classifiers, 2002. The data has no known licence, so it is fetched
-and not shipped. The questions that are shipped are in TREC's six classes.
+There are 6 coarse or 50 fine classes. Li and Roth, Learning Question Classifiers, 2002. The data
+has no known license, so it is downloaded and not bundled. The bundled questions use TREC's six
+classes.
 """
 
 import hashlib
@@ -43,9 +44,9 @@ _FINE_BY_COARSE = {
     "NUM": "code count date dist money ord other period perc speed temp volsize weight",
 }
 COARSE = tuple(_FINE_BY_COARSE)
-"""The 6 classes, in the order of the Hub's present version."""
+"""The 6 classes, in the order of the Hub's current version."""
 FINE = tuple(f"{coarse}:{fine}" for coarse in COARSE for fine in _FINE_BY_COARSE[coarse].split())
-"""The 50 classes, in the order of the Hub's present version."""
+"""The 50 classes, in the order of the Hub's current version."""
 FILES = {"train": "train_5500.label", "test": "TREC_10.label"}
 
 
@@ -117,9 +118,10 @@ def _parse(path: Path) -> pyarrow.Table:
 
 
 def load_questions(options: DataConfig) -> LoadedData:
-    """Load the questions that come with the package: 135 of each class to train, 45 to test.
+    """Load the bundled questions: 135 per class to train, 45 to test.
 
-    They were written for this project, in mixed order: the first of a split are of all classes.
+    They were written for this project, in mixed order, so that the first rows of a split have all
+    classes.
     """
     emit(Info("reading the questions that come with the package"))
     content = files("finetune.data").joinpath("questions.jsonl").read_bytes()
