@@ -131,22 +131,21 @@ def _result(value: Any) -> Any:
     if isinstance(value, str) and value.startswith(('{"', '[{"')):
         with suppress(ValueError):
             value = json.loads(value)
-    first = value[0] if isinstance(value, list) and value else value
-    if not isinstance(first, Mapping):
-        return value
-    match {**first}:
-        case {"choices": list(names)}:
-            return names
-        case {"taxonomy": list(paths)}:
-            return [" > ".join(path) for path in paths]
-        case {"rating": number} | {"number": number}:
-            return number
-    if value is first and not {"start", "end"} <= first.keys():
-        return value  # of another kind of question
-    raise DataError(
-        "this export of Label Studio has labels of parts of texts",
-        remedy="export a project whose labels are choices for whole texts",
-    )
+    if isinstance(value, Mapping):
+        match {**value}:
+            case {"choices": list(names)}:
+                return names
+            case {"taxonomy": list(paths)}:
+                return [" > ".join(path) for path in paths]
+            case {"rating": number} | {"number": number}:
+                return number
+    is_span = isinstance(value, Mapping) and {"start", "end"} <= value.keys()
+    if is_span or (isinstance(value, list) and value and isinstance(value[0], Mapping)):
+        raise DataError(
+            "this export of Label Studio has labels of parts of texts",
+            remedy="export a project whose labels are choices for whole texts",
+        )
+    return value
 
 
 def _convert_doccano(frame: pandas.DataFrame) -> pandas.DataFrame:

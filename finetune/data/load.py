@@ -119,7 +119,7 @@ def load_from_hub(options: DataConfig) -> LoadedData:
             " as a file and name that as --data",
         )
     # The training split comes last: if the cache has it, the cache has the other splits as well.
-    repository.fetch(file for split in splits.keys() - {"train"} for file in splits[split])
+    repository.fetch(file for split in splits if split != "train" for file in splits[split])
     folder = repository.fetch(splits["train"])
     paths = {split: [folder / file for file in files] for split, files in splits.items()}
     loaded = read_tables(paths, options)
@@ -344,10 +344,10 @@ def _listed(names: Sequence[str]) -> str:
 
 def correct_labels(loaded: LoadedData, options: DataConfig) -> LoadedData:
     """Return the data with the decisions of ``corrections``, then the names of ``label_map``."""
-    labels: dict[str, list[Any]] = {
-        split: loaded.task.decode(column_of(rows, "label")).to_pylist()
-        for split, rows in loaded.splits.items()
+    columns = {
+        split: loaded.task.decode(column_of(rows, "label")) for split, rows in loaded.splits.items()
     }
+    labels: dict[str, list[Any]] = {split: column.to_pylist() for split, column in columns.items()}
     names = {name: name for name in loaded.task.class_names}
     paths = [Path(name).expanduser() for name in (options.corrections, options.label_map) if name]
     with reading_explained():
@@ -355,19 +355,16 @@ def correct_labels(loaded: LoadedData, options: DataConfig) -> LoadedData:
     if options.corrections is not None:
         changed, dropped = _decide(loaded, paths[0], labels)
         emit(Info(f"{paths[0]}: the labels of {changed:,} rows changed, {dropped:,} rows dropped"))
+    is_kept = {split: np.array([label is not None for label in labels[split]]) for split in labels}
+    for split, column in columns.items():
+        kept = [label for label in labels[split] if label is not None]
+        columns[split] = pyarrow.chunked_array([kept], column.type)
     if options.label_map is not None:
         new = _read_map(paths[-1])
-        missing = "".join(f"; no row has {name!r}" for name in new.keys() - names)
+        missing = "".join(f"; no row has {name!r}" for name in new if name not in names)
         emit(Info(f"{paths[-1]}: {len(new.keys() & names):,} classes renamed{missing}"))
         names = {name: new.get(name, name) for name in names}
-    is_kept = {split: np.array([label is not None for label in labels[split]]) for split in labels}
-    columns = {
-        split: map_values(
-            pyarrow.chunked_array([[label for label in values if label is not None]]),
-            lambda name: names.get(name, name),
-        )
-        for split, values in labels.items()
-    }
+        columns = {split: map_values(column, names.get) for split, column in columns.items()}
     class_names = [*dict.fromkeys(names.values())]
     task = type(loaded.task).of_labels(columns["train"], names=class_names)
     splits = DatasetDict()

@@ -561,16 +561,15 @@ def _has_unsaved_formulas(content: Content) -> bool:
 def as_texts(values: pandas.Series) -> pyarrow.ChunkedArray | None:
     """Return a column as text, or ``None`` if it holds other values than texts and numbers."""
     column = arrow_of(values)
+    if not isinstance(column, list):
+        if not _is_readable(column.type):
+            return None
+        column = plain(column)
+        column = column.to_pylist() if types.is_nested(column.type) else column
     if isinstance(column, list):
         texts = pyarrow.array(map(as_text, column), "string")
         return None if texts.null_count else pyarrow.chunked_array([texts])
-    if not _is_readable(column.type):
-        return None
-    column = plain(column)
-    kind = column.type
-    if types.is_nested(kind):
-        return pyarrow.chunked_array([list(map(as_text, column.to_pylist()))], "string")
-    if not (types.is_string(kind) or types.is_integer(kind)):
+    if not (types.is_string(column.type) or types.is_integer(column.type)):
         column = map_values(column, as_text)
     column = column.cast("string")
     return pc.fill_null(column, "") if column.null_count else column
@@ -586,7 +585,8 @@ def plain(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
         return column.cast("float64")
     if types.is_string_view(kind) or types.is_large_string(kind):
         return column.cast("string" if column.nbytes < 2**31 else "large_string")
-    if hasattr(kind, "value_type") and not types.is_list(kind):  # Arrow's own cast is wrong
+    is_list = types.is_nested(kind) and hasattr(kind, "value_type")
+    if is_list and not types.is_list(kind):  # Arrow's own cast is wrong
         return pyarrow.chunked_array([column.to_pylist()], pyarrow.list_(kind.value_type))
     return column
 

@@ -109,8 +109,9 @@ def read_tables(files: Mapping[str, Sequence[Path]], options: DataConfig) -> Loa
             emit(WarningMessage(finding, remedy=remedy))
     _report_texts(rows["train"]["text"], path=tables["train"].path)
     splits = DatasetDict()
-    for split in rows.keys() - {"train"}:
-        rows[split] = _known_rows(split, tables[split], rows, task, options)
+    for split in rows:
+        if split != "train":
+            rows[split] = _known_rows(split, tables[split], rows, task, options)
     for split, known in rows.items():
         pairs = known["text_pair"] if PAIR in columns else None
         splits[split] = make_dataset(known["text"], known["label"], task=task, pairs=pairs)

@@ -92,6 +92,21 @@ def test_decisions_change_and_drop_rows_by_their_number_in_the_table(table: Path
     assert len(outcome.loaded.sources) == 2
 
 
+def test_numbers_and_several_labels_are_corrected_too(tmp_path: Path) -> None:
+    rows = "".join(f"text {number},{number / 7:.3f}\n" for number in range(30))
+    table = write(tmp_path / "a.csv", "text,score\n" + rows)
+    file = write(tmp_path / "c.csv", "decision,row,text\n9.5,3,text 2\ndrop,4,text 3\n")
+    train = load(table, corrections=str(file), task="regression").rows["train"]
+    assert [score for _, score in train[:4]] == pytest.approx([0, 1 / 7, 9.5, 4 / 7], abs=1e-3)
+    rows = "".join(f"text {number},{('a', 'a|b', 'b')[number % 3]}\n" for number in range(30))
+    write(table, "text,label\n" + rows)
+    write(file, 'decision,row,text\n"[""a"",""b""]",3,text 2\ndrop,4,text 3\n')
+    names = write(tmp_path / "map.csv", "a,z\n")
+    train = load(table, corrections=str(file), label_map=str(names)).rows["train"]
+    labels = [sorted(classes) for _, classes in train[:4]]
+    assert labels == [["z"], ["b", "z"], ["b", "z"], ["b", "z"]]
+
+
 @pytest.mark.parametrize(
     ("decision", "error", "complaint"),
     [

@@ -58,7 +58,7 @@ def load(
     [
         *(
             (cycle(*(one.format(separator) for one in COMBINED)), sorted(TOPICS), ["price", "team"])
-            for separator in (" / ", " + ", "/", "|", "; ", ", ", "\n", " & ", " und ", " \u3001 ")
+            for separator in (" / ", "+", "|", "; ", ", ", "\n", " und ", " \u3001 ")
         ),
         (cycle("#price", "#team", "#food", "#price #team"), sorted(TOPICS), ["price", "team"]),
         (cycle("- price", "- team", "- food", "- price\n- team"), sorted(TOPICS),
