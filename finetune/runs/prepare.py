@@ -89,17 +89,21 @@ def prepare(
     return _load(config, device, data, {}, sources or {})
 
 
-def prepare_variant(shared: RunInputs, config: Config, *, fold: int | None = None) -> RunInputs:
+def prepare_variant(
+    shared: RunInputs, config: Config, *, fold: int | None = None, is_first: bool = False
+) -> RunInputs:
     """Return the same rows with other options and the pretrained model.
 
-    With a number of a fold, the training rows are split again, and the fold is the test split.
+    With a number of a fold, the training rows are split again, and the fold is the test split. The
+    first variant may use the shared model, which is not trained yet.
     """
     is_encoded = all(
         OPTIONS[name].value_in(config) == OPTIONS[name].value_in(shared.config)
         for name in _TOKENIZER_OPTIONS
     )
-    examples = shared.examples if is_encoded else {}
-    inputs = _load(config, shared.device, shared.data, examples, shared.sources)
+    examples, inputs = shared.examples if is_encoded else {}, shared
+    if not is_first or config != shared.config:
+        inputs = _load(config, shared.device, shared.data, examples, shared.sources)
     if fold is None:
         return inputs
     data, pool = inputs.data, inputs.examples["train"]

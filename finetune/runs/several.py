@@ -223,8 +223,9 @@ def train_several(
             for number in waiting:
                 try:
                     measured = _train_variant(
-                        folder, request, number, shared, measured, journal, write_pages
-                    )
+                        folder, request, number, shared, measured, journal, write_pages,
+                        is_first=number == waiting[0],
+                    )  # fmt: skip
                 except FAILURES_OF_TRIALS as error:
                     if not request.trials:
                         raise
@@ -262,6 +263,8 @@ def _train_variant(
     measured: "Plan | None",
     journal: "Journal",
     write_pages: "WritePages",
+    *,
+    is_first: bool,
 ) -> "Plan | None":
     """Train one of the runs; return its plan, whose measurements later runs reuse.
 
@@ -278,7 +281,8 @@ def _train_variant(
     journal, resumes = journal.copy(), run_folder.can_resume
     with sent_to(journal):
         config = change_options(shared.config, variants[number])
-        inputs = prepare_variant(shared, config, fold=number if request.folds else None)
+        fold = number if request.folds else None
+        inputs = prepare_variant(shared, config, fold=fold, is_first=is_first)
     with (
         run_folder.lock() if resumes else run_folder.create(overwrite=True),
         Run.begin(inputs, run_folder, resumes=resumes, measured=measured, journal=journal) as run,
