@@ -138,7 +138,7 @@ def test_a_link_to_a_run_stands_for_it(tmp_path: Path) -> None:
 
 def test_an_output_file_is_none_of_a_run(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    for file in (run.predictions_file, run.manifest_file, run.weights_file):
+    for file in (run.predictions_file, run.manifest_file, run.model_folder / "model.safetensors"):
         with pytest.raises(UsageError, match="is a file of"):
             check_output_file(file, overwrite=True)
     write_json(run.path / "mine.json", {})

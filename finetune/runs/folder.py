@@ -57,11 +57,9 @@ class RunFolder(OwnFolder):
         # The adapter of a run with LoRA, written by peft.
         self.adapter_folder = self.path / "adapter"
         self.onnx_folder = self.path / "onnx"
-        self.tensorboard_folder = self.path / "tensorboard"
         # Folders step-N with what is needed to resume after N steps, and best-N with the best model
         # so far. They are deleted when the run is finished.
         self.checkpoints_folder = self.path / "checkpoints"
-        self.weights_file = self.model_folder / "model.safetensors"
         # How the model reads texts, and how confident it was on validation rows.
         self.inference_file = self.model_folder / "inference.json"
         self.confidences_file = self.model_folder / "confidences.json"
@@ -346,7 +344,7 @@ def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:
             f"{path} is not a run folder: it has no {folder.config_file.name}"
             if is_there(path)
             else f"there is no folder {path}",
-            remedy=f"pass the folder that finetune run wrote, or latest, such as {_examples(path)}",
+            remedy="pass a folder that finetune run wrote, or latest; finetune runs lists them",
         )
     files = (folder.model_config_file, folder.inference_file)
     if needs_model and not all(file.is_file() for file in files):
@@ -358,11 +356,3 @@ def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:
             remedy = f"restore {folder.model_folder}"
         raise NotARunError(f"the run in {path} has no model", remedy=remedy)
     return folder
-
-
-def _examples(path: Path) -> str:
-    """Return the paths of up to three run folders nearby, for an error message."""
-    pattern = f"*/{RunFolder(path).config_file.name}"
-    folders = [path, path.parent, path.parent.parent, RUNS_FOLDER]
-    files = next(filter(None, (sorted(folder.glob(pattern)) for folder in folders)), [])
-    return ", ".join(str(file.parent) for file in files[:3]) or "runs/trec-minilm-full"

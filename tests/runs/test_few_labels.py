@@ -151,6 +151,13 @@ def test_a_run_stopped_within_the_contrastive_steps_resumes_bit_for_bit(
     assert_same_run(run, few_run[0])
 
 
+def test_a_resumed_run_keeps_its_batch_size(train: Train, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(InterruptionError):
+        train(run, batch_size=8, emit=at(Step, 3, lambda: signal.raise_signal(signal.SIGINT)))
+    assert finetune.run(resume_from_checkpoint=run).training.train_batch_size == 8
+
+
 @pytest.mark.parametrize(
     "options",
     [
