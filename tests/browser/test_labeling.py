@@ -2,6 +2,7 @@
 
 import csv
 import re
+import shlex
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import uvicorn
 
+import finetune
 from finetune.web.journal import LabelJournal, Labels
 from finetune.web.label_app import make_label_app
 from finetune.web.labeling import LabelingSession
@@ -29,7 +31,7 @@ def no_features(columns: object) -> None:
 
 @pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1280, "light")])
 def test_texts_are_labeled_by_keyboard(
-    width: int, scheme: str, browser: "Browser", tmp_path: Path
+    width: int, scheme: str, browser: "Browser", tmp_path: Path, tiny_folder: Path
 ) -> None:
     journal = LabelJournal(
         tmp_path / "texts.csv", [TEXTS], digest="d", is_multi_label=False, initial=Labels()
@@ -71,7 +73,7 @@ def test_texts_are_labeled_by_keyboard(
         for number in range(5):
             press("1" if " good " in shown.inner_text() else "2", labeled=28 + number)
         visit.page.get_by_text("All texts are labeled or skipped.").wait_for()
-        assert "texts.labels.csv" in visit.page.locator("#command").inner_text()
+        command = shlex.split(visit.page.locator("#command").inner_text())
         for view in ("Labeled texts", "Contradictions", "Label"):
             visit.page.get_by_role("button", name=view, exact=True).click()
             visit.page.wait_for_timeout(300)
@@ -84,7 +86,13 @@ def test_texts_are_labeled_by_keyboard(
         server.should_exit = True
         thread.join(30)
         session.stop()
+    assert command[:2] == ["finetune", "run"]
     with journal.table_path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert sorted(row["text"] for row in rows) == sorted(TEXTS)
     assert all(f" {row['label']} " in row["text"] for row in rows)
+    tested = sum(row["split"] == "test" for row in rows)
+    run = finetune.run(
+        data=command[2], model=str(tiny_folder), device="cpu", output_dir=str(tmp_path / "run")
+    )
+    assert run.test.samples == tested > 0
