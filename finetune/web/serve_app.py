@@ -16,6 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from finetune.data.stream import Texts
+from finetune.devices.host import return_freed_memory
 from finetune.errors import UsageError
 from finetune.runs.folder import RunFolder
 from finetune.runs.inference import find_lowest_probabilities
@@ -30,6 +31,8 @@ Text = tuple[str, str | None]
 
 # Texts of one request, texts of one batch, and texts that may wait for the model.
 MAX_TEXTS, MAX_BATCH_TEXTS, MAX_WAITING_TEXTS = 512, 256, 4_096
+# Batches of many sizes fragment the memory of the process, which the C library keeps.
+BATCHES_PER_TRIM = 100
 
 
 class Batcher:
@@ -83,6 +86,7 @@ class ServedModel:
     def __init__(self, folder: RunFolder, model: TrainedModel) -> None:
         self._folder, self._model, self.reads_pairs = folder, model, model.reads_pairs
         self._find_lowest = lru_cache(maxsize=64)(partial(find_lowest_probabilities, folder))
+        self._empty, self._batches = model.no_prediction(all_scores=True), 0
 
     def predict(self, texts: Sequence[Text]) -> Sequence[Prediction]:
         """Return predictions with the probabilities of all classes, empty ones for blank texts."""
@@ -91,8 +95,10 @@ class ServedModel:
         filled = [*compress(first, is_filled)]
         pairs = [*compress(second, is_filled)] if self.reads_pairs else None
         predictions = iter(self._model.predict(filled, pairs, all_scores=True) if filled else [])
-        empty = self._model.no_prediction(all_scores=True)
-        return [next(predictions) if has_text else empty for has_text in is_filled]
+        self._batches += 1
+        if self._batches % BATCHES_PER_TRIM == 0:
+            return_freed_memory()
+        return [next(predictions) if has_text else self._empty for has_text in is_filled]
 
     def abstain(
         self, predictions: Sequence[Prediction], limits: Mapping[str, float]
