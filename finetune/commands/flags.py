@@ -3,7 +3,7 @@
 import os
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import wraps
 from inspect import Parameter, signature
@@ -17,7 +17,7 @@ from finetune.commands.progress import showing
 from finetune.config.schema import OPTIONS, Option, flag_of, help_of
 from finetune.devices import DEVICE_NAMES
 from finetune.errors import ConfigurationError, UsageError
-from finetune.events import Emit, sent_to
+from finetune.events import sent_to
 from finetune.runs.folder import RunFolder, find_latest, find_several, open_run_folder
 
 if TYPE_CHECKING:
@@ -204,14 +204,10 @@ class Display:
     quiet: bool
     no_progress: bool
 
-    def view(self) -> AbstractContextManager[Emit]:
-        """Yield a receiver that shows events on standard error."""
-        return showing(quiet=self.quiet, no_progress=self.no_progress)
-
     @contextmanager
     def progress(self) -> Iterator[None]:
         """Show events on standard error."""
-        with self.view() as show, sent_to(show):
+        with showing(quiet=self.quiet, no_progress=self.no_progress) as show, sent_to(show):
             yield
 
     def run(self, work: Callable[..., T], as_text: Callable[[T], None], **options: Any) -> T:

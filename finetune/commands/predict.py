@@ -15,6 +15,7 @@ import click
 
 from finetune.commands import flags
 from finetune.commands.console import show_table
+from finetune.commands.progress import showing
 from finetune.commands.python_api import as_python
 from finetune.config.schema import UnitInterval
 from finetune.data.stream import Texts, not_unicode, read_lines
@@ -269,18 +270,7 @@ def command(
     the table. The label is empty (null in JSON) if the text is missing or the model abstains.
     --output writes the table with the predictions added.
     """
-    if file is None and not pairs and texts and all(map(_is_file_name, texts)):
-        if len(texts) > 1:
-            remedy = "pass one file; to classify words that look like files, use standard input"
-            raise UsageError(f"{', '.join(texts[:3])} are several files", remedy=remedy)
-        file, texts = Path(texts[0]), ()
-    if texts and file is not None:
-        raise UsageError("texts and --data can't be combined", remedy="drop one of them")
-    if pairs and len(pairs) != len(texts):
-        raise UsageError(
-            f"there are {len(pairs)} --text-pair for {len(texts)} texts",
-            remedy="add one --text-pair per text",
-        )
+    texts, file = _find_file(texts, pairs, file)
     names = ("table", "text_column", "text_pair_column", "lines", "encoding")
     reading = {name: options.pop(name) for name in names}
     reads_stdin = not texts and file in (None, Path("-"))
@@ -288,7 +278,8 @@ def command(
         display = replace(display, no_progress=True)
     if reads_stdin and sys.stdin is None:
         raise UsageError("standard input is closed", remedy="pass texts, or a file with --data")
-    with ExitStack() as live, sent_to(live.enter_context(display.view())):
+    view = showing(quiet=display.quiet, no_progress=display.no_progress)
+    with ExitStack() as live, sent_to(live.enter_context(view)):
         if reads_stdin and sys.stdin.isatty():
             emit(Info("type one text per line; Ctrl-D ends"))
         from finetune.evaluation.prediction_file import PredictionFile
@@ -310,6 +301,25 @@ def command(
         first = next(chunks)
         live.close()  # a progress bar would break up the predictions
         _show(chain([first], chunks), written, display=display)
+
+
+def _find_file(
+    texts: tuple[str, ...], pairs: tuple[str, ...], file: Path | None
+) -> tuple[tuple[str, ...], Path | None]:
+    """Return the texts, or the file that they name; raise ``UsageError`` for other arguments."""
+    if file is None and not pairs and texts and all(map(_is_file_name, texts)):
+        if len(texts) > 1:
+            remedy = "pass one file; to classify words that look like files, use standard input"
+            raise UsageError(f"{', '.join(texts[:3])} are several files", remedy=remedy)
+        return (), Path(texts[0])
+    if texts and file is not None:
+        raise UsageError("texts and --data can't be combined", remedy="drop one of them")
+    if pairs and len(pairs) != len(texts):
+        raise UsageError(
+            f"there are {len(pairs)} --text-pair for {len(texts)} texts",
+            remedy="add one --text-pair per text",
+        )
+    return texts, file
 
 
 def _show(

@@ -12,7 +12,7 @@ from finetune.commands import flags
 from finetune.commands.console import format_size, show_lines, show_table
 from finetune.errors import NotARunError, UsageError
 from finetune.events import Info, emit
-from finetune.runs.folder import open_run_folder
+from finetune.runs.folder import RunFolder, open_run_folder
 
 EXAMPLES = """\b
 Examples:
@@ -56,6 +56,28 @@ def push(
 
     url = page_of_upload(repository, revision=revision)
     folder = open_run_folder(Path(run))
+    paths = _find_files(folder, adapter=adapter)
+    if report and folder.report_file.is_file():
+        if folder.read_config().data.private_data and not allow_private_data:
+            raise UsageError(
+                f"the data of {folder.path} is marked as private, and its report shows texts",
+                remedy="add --without-report, or --allow-private-data to upload the report",
+            )
+        paths[folder.report_file.name] = folder.report_file
+    files = {name: path.stat().st_size for name, path in paths.items()}
+    if dry_run:
+        return Push(url, public, files)
+    size = format_size(sum(files.values()))
+    emit(Info(f"uploading {len(files)} files, {size}, to {repository}"))
+    message = f"Upload {Path(run).resolve().name} (finetune {finetune.__version__})"
+    commit, is_public = upload_model(
+        paths, repository, public=public, revision=revision, message=message
+    )
+    return Push(url, is_public, files, commit)
+
+
+def _find_files(folder: RunFolder, *, adapter: bool) -> dict[str, Path]:
+    """Return the files of the model, or of its LoRA adapter, by name."""
     model_folder = folder.adapter_folder if adapter else folder.model_folder
     if not folder.has_finished:
         raise NotARunError(
@@ -66,24 +88,7 @@ def push(
         remedy = f"{'drop' if adapter else 'add'} --adapter"
         raise UsageError(f"{model_folder} has no weights", remedy=remedy)
     paths = sorted(model_folder.iterdir())
-    if report and folder.report_file.is_file():
-        if folder.read_config().data.private_data and not allow_private_data:
-            raise UsageError(
-                f"the data of {folder.path} is marked as private, and its report shows texts",
-                remedy="add --without-report, or --allow-private-data to upload the report",
-            )
-        paths.append(folder.report_file)
-    uploads = {path.name: path for path in paths if path.is_file() and path.name[0] != "."}
-    files = {name: path.stat().st_size for name, path in uploads.items()}
-    if dry_run:
-        return Push(url, public, files)
-    size = format_size(sum(files.values()))
-    emit(Info(f"uploading {len(files)} files, {size}, to {repository}"))
-    message = f"Upload {Path(run).resolve().name} (finetune {finetune.__version__})"
-    commit, is_public = upload_model(
-        uploads, repository, public=public, revision=revision, message=message
-    )
-    return Push(url, is_public, files, commit)
+    return {path.name: path for path in paths if path.is_file() and path.name[0] != "."}
 
 
 @click.command(epilog=EXAMPLES)

@@ -338,7 +338,7 @@ class CacheConfig:
 
     Attributes:
         feature_cache: Store features of frozen layers for later runs.
-        cache_dir: Folder of stored features. Default: finetune, next to the Hub cache.
+        cache_dir: Folder of stored features. Default: assets/finetune in HF_HOME.
         cache_gib: Maximum GiB to store; the least recently used files are deleted.
     """
 

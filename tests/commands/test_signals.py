@@ -63,7 +63,7 @@ def test_a_signal_has_its_exit_code_and_the_way_on_at_every_stage(
     send_at(stage, number, monkeypatch)
     stopped = command("run", "--model", tiny_folder, "--output-dir", run, *options, *mode)
     if stage in ("loading", "encoding", "frozen pass"):
-        stopped.assert_refused(CODES[number], "start again")
+        stopped.assert_refused(CODES[number], "nothing was saved yet")
         assert not run.exists()
         return
     stopped.assert_refused(CODES[number], f"finetune run --resume-from-checkpoint {run}")
