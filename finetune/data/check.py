@@ -157,12 +157,14 @@ CHECKS = {
         },
     ),
     "conflicts": Check(
-        find_conflicts, {"texts": "texts with contradictory labels"}, "decide on one label for each"
+        find_conflicts,
+        {"texts": "texts with contradictory labels"},
+        "choose one label for each text",
     ),
     "overlap": Check(
         find_overlap,
-        {"rows": "rows whose text is in train too", "disagreeing": "with another label there"},
-        "remove them from train: a model that has seen them looks better than it is",
+        {"rows": "rows whose text is also in train", "disagreeing": "with another label in train"},
+        "remove them from train, because they make a model look better than it is",
     ),
 }
 
@@ -203,7 +205,7 @@ def find_imbalance(counts: Mapping[str, int]) -> Iterator[Suggestion]:
     smallest, largest = present[0], present[-1]
     if (ratio := counts[largest] / counts[smallest]) >= STRONG_IMBALANCE:
         finding = f"{largest} has {ratio:.1f} times the training rows of {smallest}"
-        yield Suggestion(finding, "--class-weights balanced")
+        yield Suggestion(finding, "use --class-weights balanced")
     if rare := {name: count for name, count in counts.items() if count < RARE_ROWS}:
         finding = f"classes with fewer than {RARE_ROWS} training rows: {listed_counts(rare)}"
         yield Suggestion(finding, "add rows of these classes, or merge them with others")
@@ -222,7 +224,7 @@ def find_misspelled_names(counts: Mapping[str, int]) -> Iterator[Suggestion]:
         ]
         for other in difflib.get_close_matches(name, same_digits, n=1, cutoff=MIN_SIMILARITY):
             finding = f"{name!r} ({count:,} rows) may be a misspelling of {other!r}"
-            yield Suggestion(finding, "--label-map FILE, which renames and merges classes")
+            yield Suggestion(finding, "use --label-map FILE, which renames and merges classes")
 
 
 def describe_lengths(

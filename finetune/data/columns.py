@@ -181,9 +181,8 @@ def choose_columns(
         chosen |= _find_pair(names, pair=chosen.get(PAIR), label=chosen.get(LABEL))
     if PAIR in wanted and PAIR not in chosen and LABEL not in wanted:
         raise DataNotFoundError(
-            f"the model reads pairs of texts, but no two columns of {table} are named like a pair",
-            remedy="name both with --text-column and --text-pair-column; there are:"
-            f" {_listed(names)}",
+            f"the model reads sentence pairs, but no columns of {table} have the names of a pair",
+            remedy=f"set --text-column and --text-pair-column; the columns are: {_listed(names)}",
         )
     missing = [option for option in (LABEL, TEXT) if option in wanted and option not in chosen]
     if not missing:
@@ -193,7 +192,7 @@ def choose_columns(
     sample = pyarrow.Table.from_batches(pieces, columns.schema)
     profiles = [ColumnProfile.of(sample[name], name) for name in names]
     if len(names) == 1 and missing == [TEXT] and "number" not in profiles[0].patterns:
-        return {TEXT: ChosenColumn((names[0],), "there is no other")}
+        return {TEXT: ChosenColumn((names[0],), "it is the only candidate")}
     tags = [column.name for column in profiles if "tag" in column.patterns and column.distinct > 1]
     if tags and len(missing) > 1:
         raise DataError(
@@ -255,7 +254,7 @@ def _named_columns(
             if {*known} <= {*names} and earlier[option] not in requested.values():
                 columns[option] = ChosenColumn(known, "as in the run")
             continue
-        columns[option] = ChosenColumn(columns_named(name, names), f"as {flag_of(option)} says")
+        columns[option] = ChosenColumn(columns_named(name, names), f"as {flag_of(option)} sets it")
         if unknown := [column for column in columns[option].names if column not in names]:
             folded = {known.casefold(): known for known in names}
             near = get_close_matches(unknown[0].casefold(), folded, n=1)
@@ -267,7 +266,7 @@ def _named_columns(
     for option, other in combinations(columns, 2):
         if columns[option].names == columns[other].names:
             both = f"{flag_of(option)} and {flag_of(other)} are both {columns[option].name!r}"
-            raise UsageError(both, remedy="name two columns")
+            raise UsageError(both, remedy="choose two different columns")
     return columns
 
 
@@ -309,7 +308,7 @@ def read_labels(columns: pyarrow.Table, names: Sequence[str]) -> pyarrow.Chunked
         raise DataError(
             f"the columns {_listed(names)} have neither a mark, such as 1 or x, nor a class in each"
             " row",
-            remedy="name one --label-column, or a column for each class",
+            remedy="set --label-column to one column, or to a column for each class",
         )
     is_blank, items = [], []
     for name in names:
@@ -428,7 +427,7 @@ def _guess(
     if best is None or not scores[best]:
         raise DataNotFoundError(
             f"no column of {table} looks like {names[0]}s",
-            remedy=f"write texts and labels in columns of their own, or name them with {flag};"
+            remedy=f"use one column for texts and one for labels, or choose them with {flag};"
             f" there are: {_listed(column.name for column in profiles)}",
         )
     is_named = option == TEXT or plain_name(best.name) in names
@@ -446,7 +445,7 @@ def _guess(
         remedy = f"choose one with {flag}, or several {joined}: {flag} {','.join(close[:3])}"
         if may_be_pair:
             pair = f"{flag} {close[0]} {flag_of(PAIR)} {close[1]}"
-            remedy += f", or, if the rows are pairs of texts: {pair}"
+            remedy += f", or, for sentence pairs: {pair}"
         raise UsageError(f"can't tell which column is the {names[0]}: {listed}", remedy=remedy)
     if _name_factor(best, names) > 1:
         reason = "its name says so"

@@ -92,7 +92,7 @@ class Delimited:
                 line_before = reader.line_num
         except csv.Error as error:
             line = next(islice(self.lines(), line_before, None)).strip()
-            remedy = 'put values with a delimiter, quotes or a line end in quotes: "a ""b"", c"'
+            remedy = 'put quotes around values with a delimiter, quotes or a line end: "a ""b"", c"'
             place = f"line {self.lines_above + line_before + 1} of {self.text.path}"
             raise DataUnreadableError(
                 f"{place} has {error}: {line[:60]!r}",

@@ -102,7 +102,7 @@ def decode(chunks: Iterable[bytes], encoding: str, *, name: str) -> Iterator[str
         decoder = codecs.getincrementaldecoder(encoding)()
         decoder.decode(b"")
     except (LookupError, UnicodeError) as error:
-        remedy = "use a name such as gb18030 or cp1251, or leave out --encoding"
+        remedy = "use a name such as gb18030 or cp1251, or drop --encoding"
         raise UsageError(f"there is no encoding {encoding!r}", remedy=remedy) from error
     lines_before = 0
     with naming(name):
@@ -116,7 +116,7 @@ def decode(chunks: Iterable[bytes], encoding: str, *, name: str) -> Iterator[str
                     what, reason = f"line {line} of {name}", error.reason
                 raise DataUnreadableError(
                     f"{what} is not {encoding.removesuffix('-sig').upper()}: {reason}",
-                    remedy="correct it, or name the encoding, such as --encoding cp1252",
+                    remedy="correct it, or set the encoding, such as --encoding cp1252",
                 ) from error
             lines_before += text.count("\n")
             yield text
@@ -139,7 +139,7 @@ def find_text(content: Content, *, encoding: str | None) -> TextFile:
         raise _not_text(content.path)
     text = _check(TextFile(content, detected))
     finding = f"{text.path} is not UTF-8; its encoding was detected as {text.encoding}"
-    remedy = "if the texts look wrong, name another encoding with --encoding"
+    remedy = "if the texts look wrong, set another encoding with --encoding"
     emit(WarningMessage(finding, remedy=remedy))
     return text
 

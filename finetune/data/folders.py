@@ -44,8 +44,8 @@ def read_splits(paths: Sequence[Path], options: DataConfig) -> dict[str, RawTabl
             return {"train": join_tables([read_file(path, options) for path in paths])}
         tables = _read_folder(path, options)
         if len(tables) > 1 and not may_be_several:
-            message = f"{path} holds several splits: {', '.join(tables)}"
-            raise DataError(message, remedy="name the folder or file of one of them")
+            message = f"{path} contains several splits: {', '.join(tables)}"
+            raise DataError(message, remedy="choose the folder or file of one of them")
         return tables
     except SeveralTablesError as error:
         splits = splits_named(error.names)

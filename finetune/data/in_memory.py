@@ -21,7 +21,7 @@ from finetune.errors import ConfigurationError, DataUnreadableError, UsageError
 from finetune.files import write_bytes_atomically
 
 TAKEN = (
-    'give a DataFrame, a Dataset, {"text": texts, "label": labels}, (texts, labels), or a list of '
+    'pass a DataFrame, a Dataset, {"text": texts, "label": labels}, (texts, labels), or a list of '
     "dicts or of (text, label) tuples"
 )
 
@@ -43,7 +43,7 @@ def as_arrow(table: Any) -> pyarrow.Table:
     twice = [name for name, count in Counter(arrow.column_names).items() if count > 1]
     if twice:
         message = f"two columns of the table are called {twice[0]!r}"
-        raise DataUnreadableError(message, remedy="rename one of them, or leave it out")
+        raise DataUnreadableError(message, remedy="rename or remove one of them")
     columns = dict(zip(arrow.column_names, map(plain, arrow.columns), strict=True))
     return pyarrow.table(columns).replace_schema_metadata(arrow.schema.metadata)
 
@@ -112,7 +112,7 @@ def _frame_of_mapping(table: Mapping[Any, Any]) -> pandas.DataFrame:
 def _listed(values: Any) -> Any:
     """Return values that can be counted and sliced; a matrix of 0 and 1 as lists of its columns."""
     if isinstance(values, str):
-        raise TypeError(f"{values!r:.60} is a text, and no list of texts")
+        raise TypeError(f"{values!r:.60} is a text, not a list of texts")
     to_numpy = getattr(values, "toarray", None) or getattr(values, "numpy", None)
     values = to_numpy() if to_numpy else values  # of scipy and PyTorch
     shape = getattr(values, "shape", ())
@@ -181,5 +181,5 @@ def texts_of_list(texts: Any) -> Texts:
     except (pyarrow.ArrowException, TypeError):
         pass
     kind = f"{reprlib.repr(texts)}, of the type {type(texts).__name__}"
-    remedy = "give a text, a list of texts or of pairs as tuples, or a table"
+    remedy = "pass a text, a list of texts or of pairs as tuples, or a table"
     raise UsageError(f"{kind}, is not a list of texts", remedy=remedy)

@@ -87,7 +87,7 @@ def _convert_prodigy(frame: pandas.DataFrame) -> pandas.DataFrame:
     else:
         raise DataError(
             "this export of Prodigy has no labels of whole texts",
-            remedy="export a data set of textcat.manual, textcat.teach or choice",
+            remedy="export a dataset of textcat.manual, textcat.teach or choice",
         )
     return frame[["text"]].assign(label=_unwrap(labels.where(answer.eq("accept"), None)))
 

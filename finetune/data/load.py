@@ -69,7 +69,7 @@ def load_files(options: DataConfig) -> LoadedData:
             guesses = guesses or [HUB_PREFIX + options.data]
         guess = f"did you mean {guesses[0]}? " if guesses else ""
         remedy = f"{guess}--data takes {', '.join(kinds)} or {HUB_PREFIX}OWNER/NAME"
-        raise UsageError(f"there is no data {options.data!r}", remedy=remedy)
+        raise UsageError(f"there is no file or dataset {options.data!r}", remedy=remedy)
     file_names = {
         "train": options.data,
         "validation": options.validation_file,
@@ -78,8 +78,8 @@ def load_files(options: DataConfig) -> LoadedData:
     files = {split: Path(name).expanduser() for split, name in file_names.items() if name}
     if len(set(map(os.path.realpath, files.values()))) < len(files):
         raise UsageError(
-            "the same file is named for two splits",
-            remedy="leave out --validation-file or --test-file: rows of --data are held out then",
+            "the same file is set for two splits",
+            remedy="drop --validation-file or --test-file; rows of --data are then held out",
         )
     loaded = read_tables({split: [file] for split, file in files.items()}, options)
     sources = [
@@ -151,13 +151,13 @@ def find_splits(
         return candidates[parts[part]]
     if candidates and part is not None:
         raise DataNotFoundError(
-            f"the repository holds no dataset {part!r}, but {', '.join(parts)}",
-            remedy="name one of them as --data hub:OWNER/NAME:PART",
+            f"the repository has no dataset {part!r}, but {', '.join(parts)}",
+            remedy="choose one: --data hub:OWNER/NAME:PART",
         )
     if len(candidates) > 1 and not candidates.keys() & set(MAIN_FOLDERS):
         raise DataError(
-            f"the repository holds several datasets: {', '.join(parts)}",
-            remedy=f"name one, such as --data hub:OWNER/NAME:{min(parts)}",
+            f"the repository has several datasets: {', '.join(parts)}",
+            remedy=f"choose one, such as --data hub:OWNER/NAME:{min(parts)}",
         )
     main = min(candidates, key=lambda folder: folder not in MAIN_FOLDERS, default="")
     return candidates.get(main, {})
@@ -300,7 +300,7 @@ def load_rows(options: OtherData, *, task: Task) -> Dataset:
     if unknown := [name for name in loaded.task.class_names if name not in names]:
         raise DataError(
             f"{options.data} has labels that the model does not know: {_listed(unknown)}",
-            remedy="write them as the model does, or leave these rows out; its classes are"
+            remedy="rename them to classes of the model, or remove these rows; the classes are"
             f" {_listed(names)}",
         )
     labels = loaded.task.decode(column_of(rows, "label"))
@@ -318,12 +318,12 @@ def _check_options(options: DataConfig, source: str) -> None:
         is_foreign = option.goes_with and source not in option.goes_with and value != option.default
         if is_foreign and not isinstance(options, OtherData):
             raise UsageError(
-                f"--data {options.data} takes no {option.flag} (here {value})",
-                remedy=f"leave it out: it goes with {' or '.join(option.goes_with)}",
+                f"--data {options.data} can't be used with {option.flag} (here {value})",
+                remedy=f"drop it; it applies to {' or '.join(option.goes_with)}",
             )
     if source in KNOWN_BY_NAME and options.task not in (AUTO, Single.name):
-        message = f"--data {source} has classes, which --task {options.task} does not fit"
-        raise UsageError(message, remedy="leave --task out")
+        message = f"--data {source} has classes, so --task {options.task} can't be used"
+        raise UsageError(message, remedy="drop --task")
 
 
 def source_name(source: str) -> str:
@@ -382,7 +382,7 @@ def _decide(loaded: LoadedData, path: Path, labels: dict[str, list[Any]]) -> tup
     if missing := [name for name in ("decision", "row", "text") if name not in table.column_names]:
         raise DataError(
             f"{path} has no column {missing[0]!r}",
-            remedy="take suspects.csv of finetune data audit, and fill in its column decision",
+            remedy="use suspects.csv of finetune data audit, and fill in its column decision",
         )
     rows = [row for row in table.to_pylist() if row["decision"].strip() not in ("", KEEP)]
     decisions = [row["decision"].strip() for row in rows]
@@ -410,7 +410,7 @@ def _decide(loaded: LoadedData, path: Path, labels: dict[str, list[Any]]) -> tup
             raise DataMismatchError(
                 f"{path} decides on row {row['row']} of {split} ({row['text'][:60]!r}), which"
                 f" {reason}",
-                remedy="audit the data again, and decide on what it writes",
+                remedy="run finetune data audit again, and fill in the new suspects.csv",
             )
         labels[split][place] = None if decision == DROP else next(new_labels)
     return len(new_classes), len(rows) - len(new_classes)

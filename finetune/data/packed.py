@@ -74,7 +74,7 @@ def _unpacking_explained(path: Path) -> Iterator[None]:
     try:
         yield
     except UNPACKING_ERRORS as error:
-        remedy = "it may be cut: copy or download it again, or unpack it and name a table in it"
+        remedy = "copy or download it again, or unpack it and pass a table"
         raise DataUnreadableError(f"{path} can't be unpacked: {error}", remedy=remedy) from error
 
 
@@ -125,7 +125,7 @@ def names_in(path: Path) -> list[str]:
             names = [name for name in archive.namelist() if name and not name.endswith("/")]
     if shown := sorted(name for name in names if not HIDDEN.match(name)):
         return shown
-    raise DataNotFoundError(f"{path} holds no files", remedy="pack it again, or name a table")
+    raise DataNotFoundError(f"{path} contains no files", remedy="pack it again, or pass a table")
 
 
 def _walk(path: Path) -> Iterator[str]:
@@ -181,7 +181,7 @@ def _check_size(size_bytes: int, packed_bytes: int, path: Path) -> None:
     if size_bytes > _max_bytes(packed_bytes):
         raise DataUnreadableError(
             f"{path} becomes more than {MAX_TIMES} times as large when it is unpacked",
-            remedy="unpack it yourself if you trust it, and name the table in it",
+            remedy="unpack it yourself if you trust it, and pass the table",
         )
 
 
@@ -206,8 +206,8 @@ def choose_member(names: Sequence[str], member: str | None, *, path: Path) -> st
     for name in names:
         if member in (name, Path(name).name, Path(name).stem):
             return name
-    remedy = f"--table takes one of: {', '.join(names)}"
-    raise DataNotFoundError(f"{path} holds no table {member!r}", remedy=remedy)
+    remedy = f"choose a --table from: {', '.join(names)}"
+    raise DataNotFoundError(f"{path} contains no table {member!r}", remedy=remedy)
 
 
 def find_split(name: str) -> str:

@@ -152,7 +152,7 @@ def read_file(path: Path, options: DataConfig) -> RawTable:
     if not len(frame.columns) and not len(frame):
         raise DataUnreadableError(f"{path} has no rows", remedy="add one row per text")
     if survey_rows := delimited.count_survey_rows(frame.head(2).values.tolist()):
-        emit(Info(f"the questions and ids below the header of {path} are left out"))
+        emit(Info(f"the rows with questions and IDs below the header of {path} are left out"))
         frame = frame.iloc[survey_rows:]
     if source.format.kind in ("csv", "json", "jsonl"):
         frame = labeling_tools.convert(frame)
@@ -178,7 +178,7 @@ def read_source(path: Path, options: DataConfig, *, readable_only: bool = False)
     content = unpack(path, TABLE_SUFFIXES, options.table)
     kind = _find_kind(content)
     if options.table and content.path == path and kind not in ("excel", "json"):
-        remedy = f"leave out --table {options.table}"
+        remedy = f"drop --table {options.table}"
         raise DataNotFoundError(f"{path} has one table only", remedy=remedy)
     if kind == "parquet":
         return _read_parquet(content, readable_only=readable_only)
@@ -319,13 +319,15 @@ def _read_json(text: TextFile, options: DataConfig) -> pandas.DataFrame:
     values = _parse_json(text)
     tables = dict(_find_tables(values[0] if len(values) == 1 else values))
     if not tables:
-        remedy = f"{SHAPES}; a configuration is named by --config"
-        raise DataUnreadableError(f"{text.path} holds no rows", remedy=remedy)
+        remedy = f"{SHAPES}; pass a configuration with --config"
+        raise DataUnreadableError(f"{text.path} contains no rows", remedy=remedy)
     rows = tables[choose_member(list(tables), options.table, path=text.path)]
     if isinstance(rows[0], dict):
         return _frame_of_records(rows)
     if len(set(map(len, rows))) > 1:
-        raise DataUnreadableError(f"the arrays of {text.path} have several lengths", remedy=SHAPES)
+        raise DataUnreadableError(
+            f"the arrays of {text.path} have different lengths", remedy=SHAPES
+        )
     words = [[as_text(value) or "" for value in row] for row in rows]
     names, has_header = delimited.find_names(words, options, path=text.path)
     columns = zip(*rows[int(has_header) :], strict=True)
@@ -520,7 +522,7 @@ def _read_sheet(content: Content, options: DataConfig) -> pandas.DataFrame:
             f"{path} can't be read as a spreadsheet: {error}", remedy=SAVE_AGAIN
         ) from error
     if ignored := sorted(hidden & sheets.keys() - {sheet.name}):
-        emit(Info(f"hidden sheets of {path} left out: {', '.join(ignored)}"))
+        emit(Info(f"hidden sheets of {path} are ignored: {', '.join(ignored)}"))
     filled_down = 0
     # Such a cell is a title, or stands above a group of columns.
     wide = {top for (top, left), (_, right) in merged if right > left}
@@ -631,5 +633,5 @@ def as_text(value: Any) -> str | None:
 
 def _report_left_out(names: Iterable[str], *, path: Path) -> None:
     if listed := ", ".join(map(repr, names)):
-        left_out = f"columns of {path} left out, since they hold neither text nor numbers"
+        left_out = f"columns of {path} are ignored, because they have neither text nor numbers"
         emit(Info(f"{left_out}: {listed}"))

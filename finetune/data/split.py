@@ -46,11 +46,11 @@ def pool_rows(table: DatasetDict, *, folds: int, task: Task, seed: int) -> Datas
     if (distinct := len(np.unique(texts))) < folds:
         raise DataError(
             f"there are {distinct:,} different texts for {folds} folds",
-            remedy="add rows, or give fewer --folds",
+            remedy="add rows, or use fewer --folds",
         )
     if "test" in table:
         rows = len(table["test"])
-        emit(Info(f"the folds are of the other rows: the {rows:,} test rows are not used"))
+        emit(Info(f"the folds don't include the test split: its {rows:,} rows are not used"))
     fold = 1 + find_folds(texts, _strata_of(pool, task), folds=folds, seed=seed)
     for name, numbers in {"row": np.arange(len(pool)), "fold": fold}.items():
         pool = pool.add_column(name, numbers)
@@ -85,7 +85,7 @@ def _reject_constant(train: Dataset, task: Task) -> None:
     if len(labels) and (labels == labels[0]).all():
         raise DataError(
             f"all {len(train):,} training rows have the label {task.format_label(labels[0])!r}",
-            remedy="add rows of other classes, name another --label-column, or raise"
+            remedy="add rows of other classes, choose another --label-column, or raise"
             " --max-train-samples",
         )
 
@@ -163,7 +163,7 @@ def _with_missing_splits(
                 f"there are too few rows for a {name} split of {max(round(rows), 1):,}:"
                 f" {len(train):,} rows, {len(np.unique(texts)):,} different texts,"
                 f" {task.label_summary}",
-                remedy=f"add rows or choose another --{name}-fraction{zero}",
+                remedy=f"add rows, or set another --{name}-fraction{zero}",
             )
     splits["train"] = train
     if "test" in missing:
@@ -171,8 +171,8 @@ def _with_missing_splits(
         counts = f"{len(splits['test'])} of {rows_of_table} rows"
         emit(Info(f"no test file: {held_out}, {counts}"))
     if "validation" not in splits and not validation and options.validation_fraction is None:
-        few = f"a tenth of {rows_of_table} rows is too few to choose a model by"
-        hint = f"--validation-fraction {DEFAULT_FRACTION} holds it out"
+        few = f"a tenth of {rows_of_table} rows is too few to choose a model"
+        hint = f"--validation-fraction {DEFAULT_FRACTION} holds out a tenth"
         emit(Info(f"no validation split: {few}; {hint}"))
     return splits
 
@@ -194,7 +194,7 @@ def _warn_of_contradictions(texts: NDArray[np.int64], labels: NDArray[np.int64])
     contradicted = texts[labels != label_of_text[texts]]
     if several := np.count_nonzero(np.bincount(contradicted)):
         finding = f"{several:,} texts have contradictory labels in several rows"
-        remedy = "decide on one label for each text; finetune data check shows examples"
+        remedy = "choose one label for each text; finetune data check shows examples"
         emit(WarningMessage(finding, remedy=remedy))
 
 

@@ -95,7 +95,7 @@ def read_texts(
     from finetune.data.read import TABLE_SUFFIXES, read_source
 
     if os.path.isdir(path):  # no error if a name is too long
-        remedy = "name a table, or a file with one text per line"
+        remedy = "pass a table, or a file with one text per line"
         raise DataNotFoundError(f"{path} is a folder", remedy=remedy)
     if not is_there(path):
         raise DataNotFoundError(f"there is no file {path}", remedy="check the name and the folder")

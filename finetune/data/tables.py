@@ -213,7 +213,9 @@ def _check_filled_down(table: RawTable, label: str) -> None:
     if pc.any(pc.equal(filled[1:], filled[:-1])).as_py():
         return
     counts = f"has a label in {len(filled):,} of {len(column):,} rows"
-    finding = f"column {label!r} of {table.path} {counts}, it seems only in the first of each group"
+    finding = (
+        f"column {label!r} of {table.path} {counts}, apparently only in the first row of each group"
+    )
     if len(filled.unique()) == len(filled):
         raise DataError(finding, remedy=FILL_DOWN)
     emit(WarningMessage(finding, remedy=FILL_DOWN))
@@ -237,7 +239,7 @@ def _read_empty(
         raise UsageError(
             f"{count:,} of {rows:,} rows of {path} have no label: they may not be labeled yet, or"
             " have none of the classes",
-            remedy="choose --empty-labels unlabeled, which leaves them out, or --empty-labels none,"
+            remedy="choose --empty-labels unlabeled, which skips them, or --empty-labels none,"
             " which trains on them",
         )
     return labels
@@ -297,8 +299,8 @@ def _report_texts(texts: pyarrow.ChunkedArray, *, path: Path) -> None:
     words = short.filter(pc.is_in(pc.utf8_lower(short), value_set=pyarrow.array(MISSING)))
     if count := len(words):
         word = words[0].as_py()
-        finding = f"{count:,} texts of {path} are a word for a missing text, such as {word!r}"
-        emit(WarningMessage(finding, remedy="leave the cell empty where there is no text"))
+        finding = f"{count:,} texts of {path} look like a missing text, such as {word!r}"
+        emit(WarningMessage(finding, remedy="leave these cells empty if the text is missing"))
     others = texts.filter(pc.invert(pc.string_is_ascii(texts))).slice(0, SAMPLE_ROWS)
     if not len(others):
         return
@@ -306,7 +308,7 @@ def _report_texts(texts: pyarrow.ChunkedArray, *, path: Path) -> None:
 
     if garbled := list(filter(is_bad, others.to_pylist())):
         finding = f"{len(garbled):,} texts of {path} look like UTF-8 that was decoded as another"
-        remedy = "export the file again as UTF-8, or name its encoding with --encoding"
+        remedy = "export the file again as UTF-8, or set its encoding with --encoding"
         emit(WarningMessage(f"{finding} encoding, such as {garbled[0][:60]!r}", remedy=remedy))
 
 
@@ -336,7 +338,7 @@ def _without_repeated_headers(table: RawTable) -> RawTable:
     if count in (0, len(columns)):
         return table
     first = _first_place(table, is_header)
-    emit(Info(f"{count:,} rows left out that repeat the header, the first in {first}"))
+    emit(Info(f"{count:,} rows that repeat the header are skipped, the first in {first}"))
     return table.where(pc.invert(is_header))
 
 
@@ -346,7 +348,7 @@ def _divide_by_column(tables: dict[str, RawTable], options: DataConfig) -> dict[
     if name == NO_COLUMN or (len(tables) > 1 and name is None):
         return tables
     if len(tables) > 1:
-        raise UsageError("--split-column goes with one file", remedy="leave it out")
+        raise UsageError("--split-column only works with one file", remedy="leave it out")
     names = table.columns.column_names
     if name not in (None, *names):
         remedy = f"there are: {', '.join(map(repr, names))}"
@@ -365,10 +367,10 @@ def _divide_by_column(tables: dict[str, RawTable], options: DataConfig) -> dict[
         if name or (is_known and (any(splits) or is_numbered)):
             listed = ", ".join(map(repr, sorted(words)[:5]))
             raise (DataError if name else UsageError)(
-                f"column {column_name!r} of {table.path} does not name the split of each row:"
+                f"column {column_name!r} of {table.path} does not have a split in each row:"
                 f" {listed}",
-                remedy="write train, validation or test in each row, or name another"
-                " --split-column, or none",
+                remedy="write train, validation or test in each row, or set"
+                " --split-column to another column or none",
             )
     return tables
 
@@ -418,7 +420,7 @@ def _name_labels(
         if not re.fullmatch(INTEGERS, label) or not by_number.keys() >= {*INTEGER.findall(label)}:
             raise DataError(
                 f"the label {label!r} is not the number of one of {len(names)} classes in {path}",
-                remedy="leave out --label-names, or list all classes in the file, one per line",
+                remedy="drop --label-names, or list all classes in the file, one per line",
             )
     known = {
         value: INTEGER.sub(lambda number: by_number[number[0]], label)
@@ -448,7 +450,7 @@ def _labelled_rows(
         names = " and in ".join(repr(column.name) for column in chosen)
         raise DataError(
             f"no row of {table.path} has a text in {names} and a label in {columns[LABEL].name!r}",
-            remedy="name the right columns with --text-column and --label-column",
+            remedy="set the correct columns with --text-column and --label-column",
         )
     if skipped := len(labels) - len(rows):
         empty = {
@@ -483,6 +485,6 @@ def _known_rows(
     raise DataError(
         f"no training row has these labels of the {split} split: {counts}; the first is"
         f" {labels[0]!r} in {place_of(table, first)}",
-        remedy="correct them, also in upper and lower case, add training rows of these classes, or"
-        " skip the rows with --skip-unknown-labels",
+        remedy="correct them (case matters), add training rows of these classes, or"
+        " use --skip-unknown-labels",
     )

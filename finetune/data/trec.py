@@ -80,9 +80,8 @@ def _fetch() -> dict[str, pyarrow.Table]:
     except (HubNotReachableError, DataNotFoundError) as error:
         raise HubNotReachableError(
             f"TREC is not in the cache: {error.message}",
-            remedy="go online for the first run, name a folder with train_5500.label of"
-            f" {ORIGINAL_ADDRESS} as --data-dir, or take --data questions, which comes with the"
-            " package",
+            remedy="go online for the first run, set --data-dir to a folder with train_5500.label"
+            f" from {ORIGINAL_ADDRESS}, or use --data questions, which is bundled",
         ) from error
     return {split: read_file(folder / name, DataConfig()).columns for split, name in names.items()}
 
@@ -90,7 +89,7 @@ def _fetch() -> dict[str, pyarrow.Table]:
 def _parse(path: Path) -> pyarrow.Table:
     """Return the rows of a raw file: in ISO-8859-1 as published, or a copy in UTF-8."""
     if not os.path.isfile(path):
-        remedy = f"put it there from {ORIGINAL_ADDRESS}, or leave out --data-dir to download it"
+        remedy = f"download it from {ORIGINAL_ADDRESS}, or drop --data-dir"
         raise DataNotFoundError(f"there is no file {path}", remedy=remedy)
     with reading_explained():
         content = path.read_bytes()
@@ -123,7 +122,7 @@ def load_questions(options: DataConfig) -> LoadedData:
     They were written for this project, in mixed order, so that the first rows of a split have all
     classes.
     """
-    emit(Info("reading the questions that come with the package"))
+    emit(Info("reading the bundled questions"))
     content = files("finetune.data").joinpath("questions.jsonl").read_bytes()
     rows = pyarrow.Table.from_pylist([json.loads(line) for line in content.splitlines()])
     task, splits = Single(COARSE), DatasetDict()

@@ -46,7 +46,7 @@ def test_check_shows_rows_classes_lengths_and_what_to_change(
         "training method of finetune run: few-shot, because there are only 21 rows per class",
         "duplicates of an earlier row 1 0",
         "texts with contradictory labels 0 0",
-        "rows whose text is in train too 1",
+        "rows whose text is also in train 1",
         "x in train, y in test the RIVER 2",
         "repeats in train the [red] river",
     ):

@@ -123,7 +123,7 @@ def test_cut_texts_suggest_a_length() -> None:
 @pytest.mark.parametrize(
     ("train", "test", "remedy"),
     [
-        ([*even_rows(), ("text 0", "b")], [], "decide on one label"),
+        ([*even_rows(), ("text 0", "b")], [], "choose one label"),
         (even_rows(), [("text 0", "b")], "remove them from train"),
         ([*even_rows(), ("more 1", "c"), ("more 2", "c")], [], "add rows"),
     ],

@@ -68,7 +68,7 @@ def test_columns_that_are_named_are_taken_and_the_other_one_is_guessed() -> None
 
 @pytest.mark.parametrize(
     ("names", "columns", "words"),
-    [(["number", "said"], [IDS, TEXTS], "--label-column"), (["said"], [TEXTS], "of their own")],
+    [(["number", "said"], [IDS, TEXTS], "--label-column"), (["said"], [TEXTS], "for labels")],
 )
 def test_no_column_to_guess_lists_those_there_are(
     names: list[str], columns: list[list[str]], words: str

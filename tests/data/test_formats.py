@@ -110,7 +110,7 @@ def test_columns_that_are_left_out_are_named(tmp_path: Path) -> None:
     for name in ("a.jsonl", "b.parquet"):
         with sent_to(emitted.append):
             read_file(tmp_path / name, DataConfig())
-    reports = [event.message for event in emitted if "left out" in getattr(event, "message", "")]
+    reports = [event.message for event in emitted if "are ignored" in getattr(event, "message", "")]
     assert len(reports) == 2
     assert all("'tags'" in report for report in reports)
     assert "'more'" in reports[0]
@@ -239,12 +239,12 @@ def test_several_labels_of_a_line_are_a_list(tmp_path: Path) -> None:
         ("a.csv", b"a.csv".ljust(257, b"\0") + b"ustar\0", "tar archive", "unpack it"),
         ("a.pdf", b"%PDF-1.4", "a PDF", "save the table"),
         ("a.csv", b"", "is empty", "download"),
-        ("a.zip", b"PK\x05\x06" + bytes(18), "holds no files", "pack it again"),
+        ("a.zip", b"PK\x05\x06" + bytes(18), "contains no files", "pack it again"),
         ("a.csv.gz", gzip.compress(b"", mtime=0), "is empty", "again"),
         ("a.json", b'{"a": [{"x": "1"}], "b": [{"x": "1"}]}', "2 tables: a, b", "--table"),
-        ("a.json", b'{"a": {"b": 1}}', "holds no rows", "list of objects"),
+        ("a.json", b'{"a": {"b": 1}}', "contains no rows", "list of objects"),
         ("a.json", b'[{"text": "a"},\n{"text": }]', "Expecting value: line 2 column 10", "correct"),
-        ("a.json", b'[["a", "b"], ["c"]]', "several lengths", "list of objects"),
+        ("a.json", b'[["a", "b"], ["c"]]', "different lengths", "list of objects"),
         ("a.json", b"[" * 100_000, "can't be read", "correct"),
     ],
 )  # fmt: skip

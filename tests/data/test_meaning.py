@@ -241,7 +241,7 @@ def test_a_column_of_splits_is_used_or_asked_about(
         ({"label": cycle("a", "b", ""), "id": [f"k{n}" for n in range(ROWS)]},
          "the first in line 4 of {} (id k2)"),
         ({"text": [*texts(38), "nan", "None"], "label": cycle("a", "b")},
-         "2 texts of {} are a word for a missing text, such as 'nan'"),
+         "2 texts of {} look like a missing text, such as 'nan'"),
         ({"text": [*texts(39), "NULL"], "label": cycle("a", "b")}, "such as 'NULL'"),
         ({"text": [*texts(37), "Größe", "Καλημέρα", "café".encode().decode("cp1252")],
           "label": cycle("a", "b")}, "1 texts of {} look like UTF-8 that was decoded as another"),
@@ -253,7 +253,7 @@ def test_a_column_of_splits_is_used_or_asked_about(
         ({"text": [*texts(39), "39"], "label": [*cycle("a", "b", rows=39), "Grand total"]},
          "is a total and is left out"),
         ({"label": [("a", "b")[n // 10 % 2] if n % 10 == 0 else "" for n in range(ROWS)]},
-         "only in the first of each group"),
+         "only in the first row of each group"),
     ],
 )  # fmt: skip
 def test_what_is_odd_is_said_in_a_line(columns: Columns, said: str, tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_what_is_odd_is_said_in_a_line(columns: Columns, said: str, tmp_path: Pa
 
 def test_labels_only_in_the_first_row_of_each_group_are_refused(tmp_path: Path) -> None:
     labels = [f"class {number}" if number % 10 == 0 else "" for number in range(ROWS)]
-    with pytest.raises(DataError, match="only in the first of each group") as raised:
+    with pytest.raises(DataError, match="only in the first row of each group") as raised:
         load(tmp_path / "t.csv", {"text": texts(), "label": labels})
     assert "ffill" in raised.value.remedy
 

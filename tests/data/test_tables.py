@@ -107,7 +107,7 @@ def test_a_column_of_splits_is_found_named_or_ignored(tmp_path: Path) -> None:
     odd = write(tmp_path / "odd.csv", ROWS.replace("Dev", "b"))
     with pytest.raises(UsageError, match=r"'split' of .*: 'b', 'test', 'train'"):
         load(odd)
-    with pytest.raises(DataError, match=r"'label' of .* does not name the split"):
+    with pytest.raises(DataError, match=r"'label' of .* does not have a split"):
         load(table, split_column="label")
     with pytest.raises(DataNotFoundError, match="no column 'use'"):
         load(table, split_column="use")
@@ -162,7 +162,8 @@ def test_a_header_that_is_repeated_is_no_row(tmp_path: Path, header: bool | None
     assert len(outcome.rows["train"]) == 18
     assert outcome.loaded.task.class_names == ["a", "b"]
     assert (
-        f"1 rows left out that repeat the header, the first in line 11 of {table}" in outcome.said
+        f"1 rows that repeat the header are skipped, the first in line 11 of {table}"
+        in outcome.said
     )
 
 
