@@ -191,8 +191,8 @@ def _skip_teardown(has_succeeded: threading.Event) -> None:
     if has_succeeded.is_set():
         # Flush here, so that Python reports output that can't be written.
         with suppress(OSError, ValueError):
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for stream in filter(None, (sys.stdout, sys.stderr)):  # None if it is closed
+                stream.flush()
             os._exit(0)
 
 
