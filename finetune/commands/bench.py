@@ -57,8 +57,8 @@ def run_bench(
         data_dir: Folder with the raw files of TREC, to use instead of the bundled questions.
         quick: Time few rows, and stop sooner.
     """
-    own = OwnFolder(Path(output_dir).expanduser(), "bench")
-    own.check()
+    folder = OwnFolder(Path(output_dir).expanduser(), "bench")
+    folder.check()
     from finetune.bench import timing
     from finetune.bench.results import BenchResults, Machine
     from finetune.bench.workloads import list_workloads, read_lengths
@@ -87,7 +87,7 @@ def run_bench(
     )
 
     def write() -> None:
-        own.write_all({"bench.json": results.to_json(), "bench.html": render_bench(results)})
+        folder.write_all({"bench.json": results.to_json(), "bench.html": render_bench(results)})
 
     try:
         for rows in timing.measure(workloads, chosen, limits, until=until):
@@ -133,7 +133,7 @@ def command(*, group: str | None, contribute: bool, display: flags.Display, **op
     is_all = group == ALL or (group is None and options["model"] is None)
     chosen = [name for name in GROUPS if is_all or name == group]
     folder = options["output_dir"]
-    display.run(run_bench, lambda found: _show(found, folder=folder), groups=chosen, **options)
+    display.run(run_bench, lambda results: _show(results, folder=folder), groups=chosen, **options)
 
 
 def _show_contribution(folder: Path) -> None:

@@ -77,16 +77,16 @@ def command(
 
 def _with_mode(options: dict[str, Any]) -> dict[str, Any]:
     """Return options with a mode in place of the flags for it."""
-    given = {name: options.pop(name) for name in MODE_OPTIONS if name in options}
-    return options | {"mode": flags.load(**given).config.model.mode}
+    mode_options = {name: options.pop(name) for name in MODE_OPTIONS if name in options}
+    return options | {"mode": flags.load(**mode_options).config.model.mode}
 
 
 def _check(device: str, *, display: flags.Display) -> None:
     from finetune.doctor.checkup import check_machine
 
-    found = []
+    checks = []
     for check in check_machine(device=device):  # each is shown as it comes
-        found.append(check)
+        checks.append(check)
         is_fine = check.status in ("ok", "n/a")
         if not (display.as_json or (display.quiet and is_fine)):
             status = click.style(f"{check.status:<9}", fg=COLORS[check.status])
@@ -94,8 +94,8 @@ def _check(device: str, *, display: flags.Display) -> None:
             if check.remedy:
                 click.echo(f"{'':<25}try: {escape_line(check.remedy)}")
     if display.as_json:
-        show_json({"device": device, "checks": [*map(asdict, found)]})
-    if found[-1].status == "failure":
+        show_json({"device": device, "checks": [*map(asdict, checks)]})
+    if checks[-1].status == "failure":
         sys.exit(DeviceNotAvailableError.exit_code)
 
 
@@ -115,8 +115,13 @@ def _check_operators(chosen: dict[str, Any], *, as_json: bool) -> None:
         show_json(report.to_json())
     else:
         rows = [
-            (one.name, one.status, str(one.calls), ", ".join(one.modules[:MODULES_SHOWN]))
-            for one in report.operators
+            (
+                operator.name,
+                operator.status,
+                str(operator.calls),
+                ", ".join(operator.modules[:MODULES_SHOWN]),
+            )
+            for operator in report.operators
         ]
         show_table(("operator", "status", "calls", "called by"), rows, numbers=("calls",))
         for warning in report.warnings:
@@ -125,7 +130,7 @@ def _check_operators(chosen: dict[str, Any], *, as_json: bool) -> None:
             show_lines(f"MPS has all {len(report.operators)} operators that {source} needs")
     if report.missing:
         raise FinetuneError(
-            f"MPS lacks {', '.join(one.name for one in report.missing)}",
+            f"MPS lacks {', '.join(operator.name for operator in report.missing)}",
             remedy="replace what calls it, or use --device cpu",
         )
 
@@ -139,7 +144,7 @@ def _check_parity(device: str, chosen: dict[str, Any], *, display: flags.Display
 
     report = display.run(compare, _show_parity)
     if report.failures:
-        parts = ", ".join(dict.fromkeys(one.part for one in report.failures))
+        parts = ", ".join(dict.fromkeys(difference.part for difference in report.failures))
         raise FinetuneError(
             f"{report.device} in {report.precision} differs from the CPU: {parts}",
             remedy="use --device cpu or another version of PyTorch, and report this output",
@@ -149,9 +154,17 @@ def _check_parity(device: str, chosen: dict[str, Any], *, display: flags.Display
 def _show_parity(report: "ParityReport") -> None:
     """Print the worst relative error of each part, and its tensor."""
     rows = []
-    for part, one in report.worst_by_part().items():
-        status = "ok" if one.passes else "failure"
-        rows.append((part, f"{one.error:.1e}", f"{one.tolerance:.1e}", status, one.tensor))
+    for part, difference in report.worst_by_part().items():
+        status = "ok" if difference.passes else "failure"
+        rows.append(
+            (
+                part,
+                f"{difference.error:.1e}",
+                f"{difference.tolerance:.1e}",
+                status,
+                difference.tensor,
+            )
+        )
     columns = ("part", "worst error", "tolerance", "status", "where")
     show_table(columns, rows, numbers=columns[1:3])
     if not report.failures:

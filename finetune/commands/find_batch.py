@@ -69,11 +69,11 @@ def find_batch(
     case, rows = _read_case(loaded.config, measures="max_length" not in loaded.sources)
     rows = limit or rows
     if mac:
-        found = _estimate(loaded.config, case, rows, mac)
+        iterator = _estimate(loaded.config, case, rows, mac)
     else:
-        found = _search(loaded.config, case, rows, is_fresh=fresh)
+        iterator = _search(loaded.config, case, rows, is_fresh=fresh)
     results: list[Result] = []
-    for result in found:
+    for result in iterator:
         results.append(result)
         if folder and any(each.largest for each in results):
             folder.write_all({"find-batch.json": FoundBatches(tuple(results)).to_json()})
@@ -224,13 +224,13 @@ def command(*, display: flags.Display, **options: Any) -> None:
     )
 
 
-def show_batches(found: "FoundBatches", *, folder: str | None) -> None:
+def show_batches(batches: "FoundBatches", *, folder: str | None) -> None:
     """Print one line per device or machine, length and mode, and then notes."""
-    rows = [_cells(result) for result in found.results]
+    rows = [_cells(result) for result in batches.results]
     titles = list(rows[0])
     show_table(titles, [list(row.values()) for row in rows], numbers=titles[3:])
-    notes = [*dict.fromkeys(result.basis for result in found.results if result.basis)]
-    for result in found.results:
+    notes = [*dict.fromkeys(result.basis for result in batches.results if result.basis)]
+    for result in batches.results:
         place = f"{result.mode} at {result.padded_length} tokens"
         if size := result.features_batch_size:
             notes.append(f"{place}: use --eval-batch-size {size:,} to extract features")

@@ -64,7 +64,7 @@ class Scale:
     @classmethod
     def of(cls, axis: Axis, values: Sequence[float], start: float, end: float) -> "Scale":
         """Return the scale of an axis for some values."""
-        values = [one for one in values if not math.isnan(one)]
+        values = [value for value in values if not math.isnan(value)]
         low = min(values, default=0.0) if axis.low is None else axis.low
         high = max(values, default=1.0) if axis.high is None else axis.high
         size = max(abs(low), abs(high))
@@ -152,7 +152,7 @@ class Chart:
 
 
 def chart_of(title: str, series: Iterable[Series], x: Axis, y: Axis) -> list[Chart]:
-    """Return a chart of the series that have points, if any but guides have."""
+    """Return a chart of the non-empty series; nothing if only guides have points."""
     shown = [line for line in series if line.points]
     return [Chart(title, shown, x, y)] if any(line.kind != "guide" for line in shown) else []
 

@@ -37,9 +37,9 @@ from finetune.tasks.tables import (
 
 Rows = Sequence[Mapping[str, Any]]
 SHOWN_PROBABILITIES = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
-# The style sheet has colours for three.
+# The style sheet has colors for three.
 MAX_CURVES = 3
-# The page of folds lists all mistakes if there are not more.
+# The page of folds lists all mistakes up to this number.
 MAX_FOLD_MISTAKES = 200
 
 
@@ -132,9 +132,9 @@ def tabulate_classes(results: RunResults) -> Table | None:
         return None
     rows = []
     for row in table.rows:
-        taken = [f"{other} ({count})" for other, count in confused_with(results.test, row[0])[:1]]
+        others = [f"{other} ({count})" for other, count in confused_with(results.test, row[0])[:1]]
         trained = format_value(results.details.class_rows.get(row[0]))
-        rows.append([*row, trained, *(taken or ["–"])])
+        rows.append([*row, trained, *(others or ["–"])])
     return replace(table, columns=[*table.columns, "training rows", "misclassified as"], rows=rows)
 
 
@@ -158,12 +158,12 @@ def show_probabilities(
     elif len(is_right):
         measured = {"test rows": measure_reliability(probabilities, is_right)}
     series = [
-        Series(name, [*zip(own.confidence, own.accuracy, strict=True)])
-        for name, own in measured.items()
+        Series(name, [*zip(reliability.confidence, reliability.accuracy, strict=True)])
+        for name, reliability in measured.items()
     ]
     series.append(Series("perfect", [(0.0, 0.0), (1.0, 1.0)], "guide"))
     axes = (Axis(name, 0.0, 1.0, in_percent) for name in ("probability", "accuracy"))
-    cells = [(name, percent(own.ece, digits=2)) for name, own in measured.items()]
+    cells = [(name, percent(each.ece, digits=2)) for name, each in measured.items()]
     table = Table("Calibration", ("test split", "ECE"), cells)
     return chart_of("Accuracy by probability", series, *axes), table
 
@@ -228,7 +228,7 @@ def write_folds_report(folder: SeveralFolder, results: SeveralResults, rows: Fol
         *([replace(scores.table, title="Classes")] if scores.table else []),
         replace(mistakes, rows=worst, note=note, groups=()),
     ]
-    names = (without_folder(one, getattr(first.facts, one)) for one in ("model", "data"))
+    names = (without_folder(name, getattr(first.facts, name)) for name in ("model", "data"))
     subtitle = [*names, first.facts.mode, f"{scores.samples:,} rows predicted out of fold"]
     page = TEMPLATES.get_template("tables.html.j2").render(
         title=folder.path.resolve().name, subtitle=" · ".join(subtitle), tables=tables

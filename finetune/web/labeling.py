@@ -276,9 +276,9 @@ class LabelingSession:
         names = np.stack([self._name_features[name] for name in classes])
         has_label = is_label.any(axis=0)
         # A class without a label is known only by its name.
-        named = np.flatnonzero(~has_label | names_help(names, features, is_label))
-        features = np.concatenate([features, names[named]])
-        is_label = np.concatenate([is_label, np.eye(len(classes), dtype=bool)[named]])
+        by_name = np.flatnonzero(~has_label | names_help(names, features, is_label))
+        features = np.concatenate([features, names[by_name]])
+        is_label = np.concatenate([is_label, np.eye(len(classes), dtype=bool)[by_name]])
         known = np.flatnonzero(is_label.any(axis=0))
         if not len(known) or (len(known) < 2 and not is_multi):
             return None

@@ -1,6 +1,4 @@
-import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +9,7 @@ from transformers import PreTrainedModel
 from finetune.config.mode import Mode
 from finetune.doctor.operators import Operator, OperatorReport, audit_classifier, audit_module
 from finetune.errors import UsageError
-from finetune.model.shape import load_factory, loss_of
+from finetune.model.shape import loss_of
 
 # fp16 dispatches the same operators as bf16.
 COMBINATIONS = [
@@ -131,37 +129,3 @@ def test_planted_float64_is_named_with_its_module() -> None:
 def test_a_module_whose_output_has_no_number_to_go_backward_from_is_a_wrong_use() -> None:
     with pytest.raises(UsageError, match="no floating-point tensor"):
         loss_of({"labels": torch.tensor([1]), "name": "none"})
-
-
-@pytest.fixture
-def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own_factories.py").write_text(
-        "import torch\n"
-        "def make(): return torch.nn.Linear(3, 4), {'input': torch.ones(2, 3)}\n"
-        "def make_other(): return 1\n"
-        "def fail(): raise KeyError('no such thing')\n"
-        "def leave(): raise SystemExit(2)\n"
-        "number = 1\n"
-    )
-    (tmp_path / "odd_factories.py").write_text("def make(:\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "own_factories", raising=False)
-
-
-@pytest.mark.usefixtures("factories")
-def test_factory_is_called_for_its_module_and_batch() -> None:
-    module, batch = load_factory("own_factories:make")
-    assert audit_module(module, batch).missing == ()
-
-
-@pytest.mark.usefixtures("factories")
-@pytest.mark.parametrize(
-    "name",
-    [
-        "own_factories:none", "own_factories", "no_such:make", "own_factories:make_other",
-        "own_factories:fail", "own_factories:leave", "own_factories:number", "odd_factories:make",
-    ],
-)  # fmt: skip
-def test_no_factory_is_a_wrong_use(name: str) -> None:
-    with pytest.raises(UsageError, match=name):
-        load_factory(name)
