@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
 
@@ -18,7 +18,8 @@ from finetune.tasks.shown import DisplayMixin
 if TYPE_CHECKING:
     from finetune.tasks.scores import Scores
 
-SPLITS = ("test", "validation", "train")
+Split = Literal["test", "validation", "train"]
+SPLITS = get_args(Split)
 EXAMPLES = """\b
 Examples:
   finetune evaluate runs/demo           the test split of the run
@@ -53,7 +54,7 @@ class Evaluation(DisplayMixin):
 def evaluate(
     run: str | Path,
     *,
-    split: Literal["test", "validation", "train"] | None = None,
+    split: Split | None = None,
     data: str | Path | None = None,
     table: str | None = None,
     text_column: str | None = None,

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from itertools import accumulate, chain, compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -271,7 +272,7 @@ def command(
     --output writes the table with the predictions added.
     """
     texts, file = _find_file(texts, pairs, file)
-    names = ("table", "text_column", "text_pair_column", "lines", "encoding")
+    names = signature(read_file).parameters.keys() & options.keys()
     reading = {name: options.pop(name) for name in names}
     reads_stdin = not texts and file in (None, Path("-"))
     if reads_stdin:  # a progress bar would mix with the typing
