@@ -9,11 +9,14 @@ import hashlib
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from finetune import hub
 from finetune.config.schema import CacheConfig
@@ -92,7 +95,10 @@ def map_vectors(file: Path, shape: tuple[int, int]) -> "torch.Tensor":
     """Return the vectors of a file, mapped. They stay readable after the file is deleted."""
     import torch
 
-    return torch.from_file(str(file), shared=False, size=shape[0] * shape[1]).view(shape)
+    # torch.from_file maps files writable, and Linux rejects a map that is larger than the memory.
+    mapped = np.memmap(file, np.float32, mode="r", shape=shape)
+    with warnings.catch_warnings(action="ignore"):  # the tensor is not writable
+        return torch.from_numpy(mapped)
 
 
 def key_of(parts: "Iterable[str | torch.Tensor]") -> str:
