@@ -103,6 +103,15 @@ def test_lists_of_numbered_classes_are_lists_of_their_names(tmp_path: Path) -> N
     }
 
 
+@pytest.mark.parametrize(
+    "metadata", ["{}", "[]", "3", "not JSON", '{"info": {"features": {"a": {"_type": "Unheard"}}}}']
+)
+def test_metadata_of_another_kind_names_no_classes(tmp_path: Path, metadata: str) -> None:
+    table = pyarrow.table({"label": [1, 0]}).replace_schema_metadata({"huggingface": metadata})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    assert columns_of(read(tmp_path / "a.parquet")) == {"label": ["1", "0"]}
+
+
 def test_columns_that_are_left_out_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a", "tags": [0.5], "more": {"y": 1}}\n')
     parquet.write_table(pyarrow.table({"text": ["a"], "tags": [[0.5]]}), tmp_path / "b.parquet")
