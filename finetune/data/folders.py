@@ -87,20 +87,21 @@ def find_class_folders(names: Iterable[str]) -> Classes:
     >>> find_class_folders(["x-train/a/1.txt", "x-train/b/2", "x-test/b/3", "urls.txt"])
     {'train': {'x-train/a/1.txt': 'a', 'x-train/b/2': 'b'}, 'test': {'x-test/b/3': 'b'}}
     """
-    texts = [path for path in map(PurePosixPath, names) if path.suffix.lower() in TEXT_SUFFIXES]
-    classes = {
-        path: next((folder for folder in path.parts[-2::-1] if folder not in SPLIT_BY_WORD), "")
-        for path in texts
-    }
-    texts = [path for path in texts if classes[path] not in ("", *WITHOUT_CLASS)]
-    depths = Counter(len(path.parts) for path in texts).most_common(1)
-    known = {path: classes[path] for path in texts if len(path.parts) == depths[0][0]}
-    if len(set(known.values())) < 2:
+    folders = {name: PurePosixPath(name).parts[:-1] for name in names}
+    classes: dict[str, str] = {}
+    for name, parts in folders.items():
+        label = next((folder for folder in reversed(parts) if folder not in SPLIT_BY_WORD), "")
+        is_text = PurePosixPath(name).suffix.lower() in TEXT_SUFFIXES
+        if is_text and label not in ("", *WITHOUT_CLASS):
+            classes[name] = label
+    depths = Counter(len(folders[name]) for name in classes).most_common(1)
+    classes = {name: classes[name] for name in classes if len(folders[name]) == depths[0][0]}
+    if len(set(classes.values())) < 2:
         return {}
     splits: Classes = {}
-    for path, label in known.items():
-        split = find_split(" ".join(part for part in path.parts[:-1] if part != label))
-        splits.setdefault(split or "train", {})[str(path)] = label
+    for name, label in classes.items():
+        split = find_split(" ".join(folder for folder in folders[name] if folder != label))
+        splits.setdefault(split or "train", {})[name] = label
     return splits if "train" in splits else {}
 
 

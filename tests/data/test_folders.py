@@ -95,6 +95,7 @@ def test_the_names_of_splits_are_found(names: str, splits: set[str], tmp_path: P
         {"x/train/good/1.txt": "the film", "x/train/bad/1": "no end", "x/train/urls.txt": "about"},
         {"good/train/1.txt": "the film", "bad/train/2.txt": "no end"},
         {"20news-train/good/3": "the film", "20news-train/bad/4": "no end"},
+        {"./train/good/3.txt": "the film", "./train/bad/4.txt": "no end"},
     ],
 )
 def test_texts_are_read_from_folders_of_classes(
