@@ -64,7 +64,7 @@ def run_bench(
     from finetune.bench.workloads import list_workloads, read_lengths
     from finetune.devices.host import cpu_name
     from finetune.devices.select import select_device, usable_devices
-    from finetune.report.bench import render_bench
+    from finetune.report.page import render_bench
     from finetune.runs.manifest import package_versions
 
     names = [name for name in dict.fromkeys(devices) if name != "auto"]

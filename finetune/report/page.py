@@ -1,4 +1,4 @@
-"""The reports of a run and of its folds: each one page that needs no other file.
+"""The reports of a run, of its folds and of a benchmark: each is one page.
 
 Its text is in ``report.html.j2``; here are its charts and tables.
 """
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from finetune.bench.results import BenchResults, tabulate
 from finetune.config.schema import OPTIONS, Config
 from finetune.evaluation.statistics import Calibration, Interval, measure_reliability
 from finetune.files import write_text_atomically
@@ -204,6 +205,17 @@ def tabulate_options(config: Config, sources: Mapping[str, str]) -> Table:
             source = Path(sources[option.name]).name
         rows.append((f"{option.section}.{option.name}", format_value(value), source))
     return Table("Configuration", ("option", "value", "source"), rows, text_columns=3)
+
+
+def render_bench(results: BenchResults) -> str:
+    """Return the page of a benchmark, which needs no other file."""
+    machine = results.machine
+    facts = [("CPU", machine.cpu), ("System", machine.platform), *machine.devices.items()]
+    return TEMPLATES.get_template("bench.html.j2").render(
+        results=results,
+        tables=tabulate(results),
+        machine=Table("Machine", ("name", "value"), [*facts, *machine.versions.items()], 2),
+    )
 
 
 def tabulate_environment(environment: Mapping[str, Any]) -> Table:

@@ -15,8 +15,7 @@ from report.example_run import (
 )
 
 from finetune.files import write_jsonl
-from finetune.report.bench import render_bench
-from finetune.report.page import write_report
+from finetune.report.page import render_bench, write_report
 from finetune.runs.folder import RunFolder
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from bench.example_results import example_results
 from report.test_page import Page
 
-from finetune.report.bench import render_bench
+from finetune.report.page import render_bench
 
 
 def test_the_page_says_what_was_measured_and_what_was_published() -> None:
