@@ -59,7 +59,7 @@ def command(
     --ops checks whether MPS has all operators that a model needs, on any machine. --parity checks
     whether the device agrees with the CPU in evaluation and training. The exit code is 1 if not.
     """
-    chosen = flags.given(options)
+    chosen = flags.without_none(options)
     if ops and parity:
         raise UsageError("--ops and --parity can't be combined", remedy="drop one of them")
     if ops:

@@ -82,8 +82,10 @@ def evaluate(
         device: Device to use.
         emit: Receives the events of ``finetune.events``.
     """
-    columns = flags.given({"text_column": text_column, "text_pair_column": text_pair_column})
-    columns |= flags.given({"label_column": label_column, "table": table, "encoding": encoding})
+    columns = flags.without_none({"text_column": text_column, "text_pair_column": text_pair_column})
+    columns |= flags.without_none(
+        {"label_column": label_column, "table": table, "encoding": encoding}
+    )
     if split is not None and data is not None:
         raise UsageError(
             "--split and --data can't be combined", remedy="drop --split to evaluate on other data"

@@ -220,7 +220,7 @@ def command(*, display: flags.Display, **options: Any) -> None:
     """
     folder = options["output_dir"]
     display.run(
-        find_batch, lambda found: show_batches(found, folder=folder), **flags.given(options)
+        find_batch, lambda found: show_batches(found, folder=folder), **flags.without_none(options)
     )
 
 

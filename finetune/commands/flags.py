@@ -268,7 +268,7 @@ def load(
     loaded = load_config(
         file=None if files["config"] is None else str(files["config"]),
         environment=os.environ,
-        flags=given({**flags, "data": files["data"]}),
+        flags=without_none({**flags, "data": files["data"]}),
         assignments=assignments,
         ignored=("output_dir", "overwrite") if run else (),  # a repeated run gets a new folder
     )
@@ -288,8 +288,8 @@ def _find_run(path: Path) -> RunFolder | None:
     return open_run_folder(path, needs_model=False) if is_run else None
 
 
-def given(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that were set."""
+def without_none(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that are set."""
     return {option: value for option, value in flags.items() if value is not None}
 
 

@@ -75,7 +75,7 @@ def describe_table(options: DataConfig, *, model: str | None) -> dict[str, Any]:
 def make_config(options: DataConfig, facts: Mapping[str, Any]) -> str:
     """Return a YAML configuration for a table, with comments, that runs as it is."""
     values = {
-        **flags.given({name: getattr(options, name) for name in READING}),
+        **flags.without_none({name: getattr(options, name) for name in READING}),
         **facts["guesses"],
         "data": options.data,
         **{name: OPTIONS[name].default for name in EXPLAINED},
@@ -122,7 +122,7 @@ def command(
     output = output or Path(f"{file.stem}.yaml")
     check_output_file(output, overwrite=overwrite)
     with display.progress():
-        data = DataConfig(str(file), **flags.given(options))
+        data = DataConfig(str(file), **flags.without_none(options))
         facts = describe_table(data, model=model)
     write_text_atomically(output, make_config(data, facts))
     expectation = facts.pop("expectation")
@@ -152,7 +152,7 @@ def _show(facts: Mapping[str, Any]) -> None:
         "model": f"{facts['guesses']['model']} (others: finetune models)",
         "classes": len(facts["class_rows"]) or None,
     }
-    show_facts(flags.given(described))
+    show_facts(flags.without_none(described))
 
 
 def _show_classes(class_rows: Mapping[str, int], examples: Mapping[str, str]) -> None:

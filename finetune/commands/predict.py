@@ -215,7 +215,7 @@ def read_file(
     from finetune.runs.inference import reads_pairs
 
     columns = {"text_column": text_column, "text_pair_column": text_pair_column}
-    options = flags.given({"table": table, "encoding": encoding, **columns})
+    options = flags.without_none({"table": table, "encoding": encoding, **columns})
     data = other_data(folder, str(file), options)
     return read_texts(file, data, as_lines=lines, reads_pairs=reads_pairs(folder))
 

@@ -203,7 +203,7 @@ def command(*, display: flags.Display, is_dry_run: bool, seeds: int | None, **op
     FILE is a table of texts, a dataset (questions, trec or hub:OWNER/NAME), a YAML file, a preset,
     or a run folder to repeat. Default: trec, a benchmark that is downloaded.
     """
-    options = flags.given(options)
+    options = flags.without_none(options)
     if is_dry_run:
         if seeds or options.keys() & {"folds", "resume_from_checkpoint"}:
             raise UsageError(

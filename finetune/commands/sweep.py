@@ -165,7 +165,7 @@ def command(*, space: Path, display: flags.Display, **options: Any) -> None:
     Trials share data and features, and are compared on validation rows. The command
     reports the best trial. The same command continues a sweep that was stopped.
     """
-    display.run(partial(sweep, space), _show, **flags.given(options))
+    display.run(partial(sweep, space), _show, **flags.without_none(options))
 
 
 def _show(results: "SeveralResults") -> None:
