@@ -5,15 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from tiny_runs import run_tiny, weights_of
+from tiny_runs import run_tiny
 
 from finetune.evaluation.statistics import measure_reliability
-from finetune.files import read_json, read_jsonl
-from finetune.model.load import load_model
+from finetune.files import read_jsonl
 from finetune.runs.folder import RunFolder
 from finetune.runs.results import read_results
-from finetune.tasks.single import Single
 
 
 @pytest.fixture(scope="module")
@@ -42,16 +39,3 @@ def test_the_predictions_are_those_of_the_run_without(runs: tuple[Path, Path]) -
     assert results.validation
     assert others.validation
     assert results.validation.metrics["loss"] < others.validation.metrics["loss"]
-
-
-def test_a_model_that_trains_on_begins_without_its_temperature(runs: tuple[Path, Path]) -> None:
-    names = read_json(runs[0] / "all_results.json")["class_names"]
-
-    loaded = load_model(
-        str(runs[0] / "model"), revision=None, task=Single(names), from_scratch=False
-    )
-
-    expected = weights_of(runs[1])
-    for name in ("classifier.weight", "classifier.bias"):
-        assert torch.allclose(loaded.model.get_parameter(name), expected[name], rtol=1e-6)
-    assert loaded.model.config.task_specific_params["text-classification"]["temperature"] == 1

@@ -1,16 +1,14 @@
 """Every architecture in every mode, from a folder of weights to predictions."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from prepared_runs import finish_run, train_tiny
 from safetensors.torch import load_file
-from tiny_models import ARCHITECTURES, COMMON_WORDS, save_tiny_model
-from tiny_runs import run_tiny, weights_of
+from tiny_models import ARCHITECTURES, save_tiny_model
+from tiny_runs import weights_of
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 import finetune
@@ -71,32 +69,3 @@ def test_encoder_trains_what_its_mode_says_and_predicts_in_a_pipeline(
     scores = finetune.evaluate(folder, device="cpu").scores
     assert scores.accuracy == results.test.accuracy
     assert scores.loss == pytest.approx(results.test.loss, abs=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("is_head", [False, True], ids=["full", "head"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_encoder_trains_on_pairs_with_several_labels_and_predicts_as_the_pipeline(
-    architecture: str, is_head: bool, tmp_path: Path
-) -> None:
-    random, words, rows = np.random.default_rng(0), COMMON_WORDS.split(), []
-    for _ in range(40):
-        text, pair = (" ".join(random.choice(words, 6)) for _ in range(2))
-        labels = [word for word in ("the", "of", "in") if random.random() < 0.5]
-        rows.append({"text": text, "text_pair": pair, "label": labels})
-    table = tmp_path / "rows.jsonl"
-    table.write_text("\n".join(map(json.dumps, rows)))
-    model = save_tiny_model(tmp_path / "model", architecture)
-    run = tmp_path / "run"
-    results = run_tiny(
-        run, model=model, data=str(table), freeze_core=is_head, feature_cache=is_head,
-        text_pair_column="text_pair", max_train_samples=None, max_steps=2,
-    )  # fmt: skip
-    assert results["task"] == "multi"
-    pairs = [(row["text"], row["text_pair"]) for row in rows[:5]]
-    predictions = finetune.predict(run, pairs, device="cpu", all_scores=True)
-    classify = pipeline("text-classification", model=str(run / "model"), top_k=None)
-    for prediction, (text, pair) in zip(predictions, pairs, strict=True):
-        found = classify({"text": text, "text_pair": pair})
-        by_name = {one["label"]: one["score"] for one in found}
-        assert by_name == pytest.approx(prediction.probabilities, abs=1e-4)

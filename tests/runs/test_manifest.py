@@ -59,7 +59,7 @@ def test_a_model_that_has_changed_is_noticed(
     before = Manifest.of(prepare_tiny(model))
     before.check(Manifest.of(prepare_tiny(tiny_folder)), remedy="none")
     change(model)
-    with pytest.raises(DataMismatchError, match=f"began: the model's {part}\n"):
+    with pytest.raises(DataMismatchError, match=f"started: the model's {part}\n"):
         before.check(Manifest.of(prepare_tiny(model)), remedy="none")
 
 

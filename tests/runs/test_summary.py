@@ -69,19 +69,6 @@ def test_metrics_that_are_no_proportion_have_an_interval_in_the_summary(task: Ta
     assert " on 200 test rows (95% CI " in text
 
 
-def test_several_labels_and_numbers_have_sentences_of_their_own() -> None:
-    labels = np.tile(np.eye(2, dtype=np.float32), (100, 1))
-    several = summarize(results_of(Multi(["a", "b"]), labels * 2 - 1, labels))
-    assert several.startswith("Micro F1 100.0% on 200 test rows, far above always predicting the")
-    numbers = np.arange(200, dtype=np.float32)
-    task = Regression(mean=99.5, deviation=1.0, is_scaled=True)
-    text = summarize(results_of(task, numbers[:, None] + 1, numbers))
-    assert (
-        text
-        == "Off by 1 on average on 200 test rows, far better than always predicting the mean (50)."
-    )
-
-
 @pytest.mark.parametrize(("right", "differs"), [(0.94, False), (0.7, True)])
 def test_validation_and_test_are_said_to_differ_if_by_more_than_chance(
     right: float, differs: bool

@@ -54,15 +54,3 @@ def test_what_nohup_has_ignored_stays_ignored() -> None:
             assert not should_stop()
     finally:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
-def test_handlers_are_those_from_before_when_it_is_over() -> None:
-    before = [signal.getsignal(number) for number in STOP_SIGNALS]
-
-    with stop_on_signal():
-        assert [signal.getsignal(number) for number in STOP_SIGNALS] != before
-    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
-
-    with pytest.raises(ZeroDivisionError), stop_on_signal():
-        raise ZeroDivisionError
-    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before

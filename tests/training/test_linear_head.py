@@ -84,16 +84,3 @@ def test_noise_is_found_to_tell_nothing_even_where_a_head_can_learn_it_by_heart(
     right = cross_validate(rows, [1.0, 100.0], seed=0)[100.0].argmax(axis=1) == labels
 
     assert right.mean() < 0.1
-
-
-@pytest.mark.parametrize("labels", [[0, 0, 1], [0, 1, 1]])
-def test_a_class_with_one_row_is_allowed(labels: list[int]) -> None:
-    features = np.eye(3, dtype=np.float32)
-    classes = np.array(labels)
-    rows = LabelledFeatures(features, classes, np.ones(3, np.float32), softmax, 2, groups=classes)
-
-    assert (
-        fit_linear_head(rows, inverse_regularization=100).logits(features).argmax(axis=1).tolist()
-        == labels
-    )
-    assert cross_validate(rows, [1.0], seed=0)[1.0].shape == (3, 2)
