@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import psutil
 import torch
@@ -205,8 +206,7 @@ class BatchShapes:
         return max(batch_size, examples)
 
 
-@dataclass(frozen=True)
-class Unusable:
+class Unusable(NamedTuple):
     """Why a device can't be used; ``is_absent`` if the machine has no such device."""
 
     reason: str
