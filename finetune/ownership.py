@@ -156,7 +156,7 @@ class OwnFolder:
         if not self.is_ours:
             raise NotARunError(
                 f"{self.manifest_file} does not show that finetune made the folder",
-                remedy="restore the file, or make the run again",
+                remedy="restore the file, or train again",
             )
         with locked(self.path / LOCK):
             yield self

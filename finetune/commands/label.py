@@ -45,9 +45,9 @@ def command(
 ) -> None:
     """Label the texts of FILE in the browser.
 
-    FILE is a table or has one text per line. Every label is written at once, next to FILE: for
-    texts.csv into texts.labels.csv, which finetune run reads. The same command continues. Ctrl-C
-    stops it.
+    FILE is a table or has one text per line. Every label is saved immediately, next to FILE. Labels
+    of texts.csv go to texts.labels.csv, which finetune run reads. Ctrl-C stops the server, and the
+    same command continues.
     """
     require_packages()
     with display.progress():

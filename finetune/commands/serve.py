@@ -22,7 +22,7 @@ Examples:
 
 @click.command(epilog=EXAMPLES)
 @flags.run_argument
-@click.option("--host", default="127.0.0.1", help="Address to listen at.  [default: 127.0.0.1]")
+@click.option("--host", default="127.0.0.1", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option(
     "--port", type=flags.PORT, default=8000, help="Port; 0 is a free one.  [default: 8000]"
 )
@@ -31,7 +31,7 @@ Examples:
     "allowed_hosts",
     multiple=True,
     metavar="NAME",
-    help="Name under which clients reach another --host; may be repeated.",
+    help="Name under which clients reach the server; can be repeated.",
 )
 @flags.device_option
 @flags.with_display
@@ -46,10 +46,10 @@ def command(
 ) -> None:
     """Classify texts over HTTP with the model in the run folder RUN.
 
-    Requests and answers have the shape of the Hugging Face inference API. With another --host, the
-    environment variable FINETUNE_API_TOKEN has the token that clients must send, and --allowed-host
-    the name under which they reach the server. Ctrl-C and SIGTERM stop the server after it has
-    answered what it accepted.
+    Requests and answers have the shape of the Hugging Face inference API. To listen on another
+    --host, set the environment variable FINETUNE_API_TOKEN to a token that clients must send, and
+    --allowed-host to the name under which clients reach the server. Ctrl-C and SIGTERM stop the
+    server after it has answered all accepted requests.
     """
     token = os.environ.get(TOKEN_VARIABLE)
     if host not in LOCAL_HOSTS:

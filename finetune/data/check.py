@@ -263,19 +263,17 @@ def suggest_model(
     script = find_spelt_script(tokenizer, texts)
     if share > MAX_UNKNOWN:
         finding = (
-            f"{share:.0%} of the tokens are unknown to the vocabulary of the model, which can't"
-            " tell these words apart"
+            f"{share:.0%} of the tokens are not in the vocabulary of the model, which can't tell"
+            " these words apart"
         )
     elif script:
         finding = (
-            f"the texts are in {script} letters, and the vocabulary of the model has these but"
-            " hardly a word: it spells them"
+            f"the texts are in {script} letters, and the vocabulary of the model has single letters"
+            " but hardly any words of it"
         )
     else:
         return None
-    model = (
-        f"--model {MULTILINGUAL_MODEL}, which is multilingual, or a model of the texts' language"
-    )
+    model = f"use --model {MULTILINGUAL_MODEL}, or another model for the language of the texts"
     return Suggestion(finding, model)
 
 
@@ -319,12 +317,12 @@ def suggest_changes(
     if lengths and lengths.suggested_max_length > lengths.max_length:
         train = lengths.splits["train"]
         cut = f"training texts truncated to {lengths.max_length} tokens: {train['cut_rows']:,}"
-        remedy = f"--max-length {lengths.suggested_max_length}"
+        remedy = f"use --max-length {lengths.suggested_max_length}"
         changes.append(Suggestion(f"{cut} ({train['cut_share']:.1%})", remedy))
     if lengths and lengths.beyond_model:
         share = lengths.beyond_model / findings.rows["train"]
         long = f"training texts longer than the model can read at once: {lengths.beyond_model:,}"
-        windows = "--long-texts windows, which reads all of them"
+        windows = "use --long-texts windows, which reads whole texts"
         remedy = "shorten the longer text of each pair" if reads_pairs else windows
         changes.append(Suggestion(f"{long} ({share:.1%})", remedy))
     return changes

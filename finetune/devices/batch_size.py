@@ -27,7 +27,7 @@ class BatchSize:
                 return attempt(self.examples)
             except (RuntimeError, MemoryError) as error:
                 self.raise_unless_smaller_fits(error)
-            # Only here: while the error is handled, its traceback keeps the tensors alive.
+            # Not in the except block, whose traceback keeps the tensors alive.
             self.halve()
 
     def raise_unless_smaller_fits(self, error: Exception) -> None:

@@ -101,7 +101,7 @@ class FrozenLayers:
             *(f"{name} {version(name)}" for name in ("torch", "transformers", "finetune-mps")),
             f"config {sorted(config.items(), key=lambda item: item[0])}",
         ]
-        # One thread takes half a second to hash the 440 MB of BERT-base.
+        # In threads, because one thread needs half a second to hash the 440 MB of BERT-base.
         with ThreadPoolExecutor() as pool:
             return key_of([*ingredients, *pool.map(key_of, [*frozen, *self.model.named_buffers()])])
 

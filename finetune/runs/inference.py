@@ -100,7 +100,7 @@ def find_lowest_probabilities(
 
     thresholds = folder.read(folder.confidences_file, parse)
     reached = ", ".join(f"{name} {low:.3f}" for name, low in thresholds.items() if low is not None)
-    emit(Info(f"lowest probability for precision {target_precision:g}: {reached or 'none'}"))
+    emit(Info(f"confidence thresholds for precision {target_precision:g}: {reached or 'none'}"))
     if missed := ", ".join(name for name, low in thresholds.items() if low is None):
         message = "too few correct validation rows, so the model always abstains from"
         remedy = "lower --target-precision, or train with more validation rows"

@@ -178,7 +178,9 @@ def encode_rows(rows: Dataset, split: str, text_model: TextModel, *, config: Con
         windows=inputs.windows,
         truncated_texts=encoded.truncated_texts,
     )
-    remedy = "read all of it with --long-texts windows" if texts.pairs is None else "shorten them"
+    remedy = (
+        "read whole texts with --long-texts windows" if texts.pairs is None else "shorten the texts"
+    )
     if options.max_length < text_model.max_tokens:
         remedy = f"raise --max-length or {remedy}"
     _report_long_texts(examples, split, remedy)
@@ -201,7 +203,7 @@ def _report_long_texts(examples: Examples, split: str, remedy: str) -> None:
     if examples.windows:
         emit(Info(f"{message}: {len(examples.lengths):,} windows in all"))
     elif longer:
-        remedy = f"{remedy}, if the rest matters"
+        remedy = f"{remedy}, if the ends of these texts matter"
         emit(WarningMessage(f"{message} and are truncated", remedy=remedy))
 
 

@@ -19,11 +19,11 @@ from finetune.tokenization.buckets import Batch
 # within two points. With 1.5 times the learning rate, few classes with 5 rows lose a point, and two
 # with unlabeled texts (docs/measurements.md).
 MIN_STEPS, MAX_STEPS = 50, 200
-# Passes over all rows, within these limits.
+# Passes over all rows, if the number of steps is within its limits.
 PASSES = 2
 TEXTS_PER_STEP = 64
 CLASSES_PER_STEP = 16
-# A random batch of TREC's questions is half padding; in four parts by length it is a sixth.
+# Half of a random TREC batch is padding. In four parts by length, it is a sixth.
 PARTS_PER_STEP = 4
 TEMPERATURE = 0.1
 

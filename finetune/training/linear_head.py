@@ -23,7 +23,7 @@ FOLDS = 5
 MAX_WORK, MAX_FOLD_WORK = 2e7, 2e8
 # Less work than this is faster in one thread, much faster if other programs use the cores.
 MIN_THREADED_WORK = 1e7
-# Gradient norms of the penalized mean loss at which a fit ends; cross-validation is less exact.
+# A fit ends at this gradient norm of the penalized mean loss. Cross-validation ends earlier.
 FITTED_GRADIENT, TRIED_GRADIENT = 1e-5, 5e-4
 MAX_ITERATIONS = 1_000
 # Larger feature arrays are fitted in fp32.

@@ -1,4 +1,4 @@
-"""Few-label training: what a head learns from unlabeled texts, and whether names of classes help.
+"""Few-shot training: what a head learns from unlabeled texts, and whether class names help.
 
 The labels of rows spread over similar texts. Zhou et al. 2004, "Learning with Local and Global
 Consistency": texts are linked with their nearest neighbors, and each class flows along the links.

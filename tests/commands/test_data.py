@@ -53,7 +53,7 @@ def test_check_shows_rows_classes_lengths_and_what_to_change(
         assert line in shown
     assert "tokens of a text train test" in shown
     assert any(line.startswith("truncated ") for line in shown)
-    assert any(line.startswith("try: --max-length") for line in shown)
+    assert any(line.startswith("try: use --max-length") for line in shown)
     assert "encoding utf-8, delimiter comma" in outcome.errors
     assert "guessed: --text-column 'text' (its name says so)" in outcome.errors
     assert "1 of 43 rows skipped" in outcome.errors

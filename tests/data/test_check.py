@@ -116,7 +116,7 @@ def even_rows(count: int = 10) -> list[tuple[str, str]]:
 
 def test_cut_texts_suggest_a_length() -> None:
     splits = splits_of(train=even_rows())
-    assert remedies(splits, max_length=16, longest=20) == ["--max-length 24"]
+    assert remedies(splits, max_length=16, longest=20) == ["use --max-length 24"]
     assert remedies(splits, max_length=24, longest=20) == []
 
 
@@ -161,7 +161,7 @@ def test_a_vocabulary_with_letters_but_without_words_suggests_another_model(
     found = suggest_model(letters_of(text), texts, unknown_tokens=0, tokens=100)
     assert found is not None
     assert f"in {script} letters" in found.finding
-    assert found.remedy.startswith("--model bert-base-multilingual-cased")
+    assert found.remedy.startswith("use --model bert-base-multilingual-cased")
     knows = letters_of(text, words=text.split())
     assert suggest_model(knows, texts, unknown_tokens=0, tokens=100) is None
 
@@ -180,5 +180,5 @@ def test_a_vocabulary_that_lacks_many_words_suggests_another_model() -> None:
     assert suggest(unknown_tokens=0, tokens=0) is None
     found = suggest(unknown_tokens=65, tokens=100)
     assert found is not None
-    assert found.finding.startswith("65% of the tokens are unknown")
+    assert found.finding.startswith("65% of the tokens are not in")
     assert found.remedy.startswith("--model ")
