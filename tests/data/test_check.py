@@ -181,4 +181,4 @@ def test_a_vocabulary_that_lacks_many_words_suggests_another_model() -> None:
     found = suggest(unknown_tokens=65, tokens=100)
     assert found is not None
     assert found.finding.startswith("65% of the tokens are not in")
-    assert found.remedy.startswith("--model ")
+    assert found.remedy.startswith("use --model ")
