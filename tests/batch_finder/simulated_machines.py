@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from random import Random
 
 import pytest
 
@@ -63,8 +62,6 @@ class SimulatedMachine:
         step_seconds: Time of a step.
         budget_bytes: What the search is emitted.
         capacity_share: Share of the budget beyond which a batch really fails.
-        peak_noise: Relative standard deviation of the peak that a trial reports.
-        speed_noise: The same of the speed.
         start_seconds: Time that a fresh process takes until it trains.
         timeout_seconds: Time after which a trial is given up.
     """
@@ -73,16 +70,9 @@ class SimulatedMachine:
     step_seconds: Curve = BERT_SECONDS_ON_H200
     budget_bytes: int = 8 * GIB
     capacity_share: float = 1.0
-    peak_noise: float = 0.0
-    speed_noise: float = 0.0
     start_seconds: float = 8.0
     timeout_seconds: float = float("inf")
-    seed: int = 0
-    noise: Random = field(init=False)
     fresh_sizes: list[int] = field(init=False, default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.noise = Random(self.seed)
 
     def fits(self, batch_size: int) -> bool:
         return self.peak_bytes(batch_size) <= self.capacity_share * self.budget_bytes
@@ -116,17 +106,12 @@ class SimulatedMachine:
             return did_not_fit(batch_size, "timed_out", seconds=self.timeout_seconds)
         if not self.fits(batch_size):
             return did_not_fit(batch_size, "too_big", seconds=seconds / 4)
-        peak_bytes = self.peak_bytes(batch_size)
         return fits(
             batch_size,
-            peak_bytes=round(peak_bytes * self._noise(self.peak_noise)),
-            examples_per_second=self.examples_per_second(batch_size)
-            * self._noise(self.speed_noise),
+            peak_bytes=round(self.peak_bytes(batch_size)),
+            examples_per_second=self.examples_per_second(batch_size),
             seconds=seconds,
         )
-
-    def _noise(self, deviation: float) -> float:
-        return 1 + max(-2 * deviation, min(2 * deviation, self.noise.gauss(0, deviation)))
 
 
 def fits(

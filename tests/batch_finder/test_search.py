@@ -27,15 +27,9 @@ from finetune.events import Trial
 # those of several sizes, lengths and modes of transformers.
 GPU_MODELS = {
     "base, 128 tokens, bf16": ((2160, 1962, 49.5), (0.016, 0.0016)),
-    "base, 128 tokens, fp32": ((2000, 1780, 95), (0.018, 0.004)),
-    "base, 512 tokens, bf16": ((2160, 1962, 230), (0.02, 0.0075)),
     "base, 16 tokens, bf16": ((2160, 1980, 6), (0.016, 0.0003)),
     "base, 128 tokens, frozen": ((900, 700, 22), (0.008, 0.0007)),
-    "base, 512 tokens, frozen": ((900, 800, 95), (0.01, 0.003)),
-    "large, 128 tokens, fp32": ((6400, 6100, 250), (0.035, 0.012)),
-    "large, 512 tokens, bf16": ((6400, 6000, 640), (0.04, 0.024)),
     "large, 512 tokens, fp32": ((6400, 5800, 1400), (0.04, 0.05)),
-    "MiniLM": ((420, 380, 14), (0.009, 0.0002)),
     "MiniLM, frozen": ((150, 130, 3.1), (0.006, 0.00007)),
     "head alone": ((120, 110, 0.09), (0.0012, 0.000001)),
 }
@@ -45,7 +39,7 @@ GPUS = {
         step_seconds=saturating(start=start, row=row_seconds),
         budget_bytes=cap * GIB,
     )
-    for cap in (8, 24, 80, 139)
+    for cap in (8, 24, 139)
     for model, ((floor, base, row), (start, row_seconds)) in GPU_MODELS.items()
 }
 
