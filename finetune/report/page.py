@@ -178,7 +178,7 @@ def tabulate_coverage(probabilities: NDArray[Any], is_right: NDArray[np.bool_]) 
             mean, fraction = float(covered.mean()), percent(rows / len(is_right))
             interval = format_interval(mean, rows)
             cells.append((percent(lowest), fraction, str(rows), percent(mean), interval))
-    columns = ("minimum probability", "coverage", "rows", "accuracy", "95% interval")
+    columns = ("minimum probability", "coverage", "rows", "accuracy", "95% CI")
     return Table("Accuracy above a probability", columns, cells, text_columns=0)
 
 

@@ -149,7 +149,7 @@ class RunResults(RunResultMixin):
         if self.validation_kind == "cross-validated":
             note = f"cross-validated on {rows:,} training rows (linear head only)"
         interval = self.validation.interval(self.validation.values[0].metric.name)
-        return f"95% interval {interval}, {note}" if interval else note
+        return f"95% CI {interval}, {note}" if interval else note
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``all_results.json``, with Trainer names."""

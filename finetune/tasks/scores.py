@@ -170,7 +170,7 @@ class Scores(DisplayMixin):
                 percent(class_scores.precision),
                 percent(class_scores.recall),
             )
-            row["95% interval"] = format_interval(class_scores.recall, class_scores.support)
+            row["95% CI"] = format_interval(class_scores.recall, class_scores.support)
             row["F1"] = percent(class_scores.f1)
             if class_scores.average_precision is not None:
                 row["average precision"] = percent(class_scores.average_precision)

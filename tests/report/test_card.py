@@ -58,7 +58,7 @@ def test_body_tells_use_figures_training_and_limits(card_of: CardOf) -> None:
     text = card_of().text
 
     for emitted in (
-        "Validation accuracy **87.5%**, 95% interval 39.6–98.7%, on 4 held-out rows.",
+        "Validation accuracy **87.5%**, 95% CI 39.6–98.7%, on 4 held-out rows.",
         *("# my-run", 'pipeline("text-classification"', "truncation=True"),
         "Accuracy 75% on 4 test rows (95% CI 30–95%), which may be no better than the",
         *("On the test split: accuracy **75.0%**, macro F1 **73.3%**", "## Limits\n\n- Every"),
