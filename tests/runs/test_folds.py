@@ -150,7 +150,7 @@ def test_the_command_shows_folds_all_rows_and_classes_and_leaves_test_rows_alone
     assert outcome.code == 0, outcome.errors
     assert "questions, 810 rows, each predicted by a model that did not see it" in outcome.output
     assert "95% over 810 rows" in outcome.output
-    assert "the 270 test rows are not used" in outcome.errors
+    assert "its 270 rows are not used" in outcome.errors
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "810 rows predicted out of fold" in page
     assert SeveralFolder(folder, "folds").has_finished
