@@ -585,8 +585,10 @@ def plain(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
         return plain(column.cast(kind.value_type))
     if types.is_float16(kind):
         return column.cast("float64")
-    if types.is_string_view(kind) or types.is_large_string(kind):
-        return column.cast("string" if column.nbytes < 2**31 else "large_string")
+    if (is_view := types.is_string_view(kind)) or types.is_large_string(kind):
+        # Before version 24, pyarrow can't count the bytes of views.
+        size_bytes = column.get_total_buffer_size() if is_view else column.nbytes
+        return column.cast("string" if size_bytes < 2**31 else "large_string")
     is_list = types.is_nested(kind) and hasattr(kind, "value_type")
     if is_list and not types.is_list(kind):  # Arrow's own cast is wrong
         return pyarrow.chunked_array([column.to_pylist()], pyarrow.list_(kind.value_type))
