@@ -73,6 +73,7 @@ class LabelingSession:
         self._agreement: dict[str, float] | None = None
         self._curve: list[dict[str, float]] = []
         self._progress, self._error = 0.0, ""
+        self._switch_seconds = sys.getswitchinterval()
         self._thread = threading.Thread(target=self._work, name="labeling", daemon=True)
 
     def start(self) -> None:
@@ -85,6 +86,7 @@ class LabelingSession:
         """End the background work, and release the files."""
         self._is_stopped = True
         self._changed.set()
+        sys.setswitchinterval(self._switch_seconds)
         self.journal.close()
 
     def next(self) -> tuple[int, How] | None:
