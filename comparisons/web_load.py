@@ -237,10 +237,11 @@ def serve_mixed(options: argparse.Namespace) -> dict[str, Any]:
     expected = dict(zip(texts, predictions, strict=True))
     requests = [make_request(texts, source) for _ in range(options.requests)]
     with server("serve", options.run, "--port", "0") as (process, address):
-        clients = [Client(address) for _ in range(CLIENTS)]
         memory, answers, used_bytes = psutil.Process(process.pid).memory_info, [], []
         for start in range(0, len(requests), len(requests) // 10):
             part = requests[start : start + len(requests) // 10]
+            # The server closes connections that are idle for 5 seconds.
+            clients = [Client(address) for _ in range(CLIENTS)]
             answers += spread(clients, lambda client, body: client.ask("POST", "/", body), part)
             used_bytes.append(memory().rss)
     wrong = unanswered = 0
