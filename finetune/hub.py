@@ -197,7 +197,7 @@ def _without_password(text: str) -> str:
 
 @contextmanager
 def _errors_explained(repo_type: RepoType, name: str, failure: str) -> Iterator[None]:
-    """Raise our errors instead of those of the Hub client; ``failure`` is what failed."""
+    """Raise our errors instead of errors of the Hub client; ``failure`` is what failed."""
     page = _page(repo_type, name)
     not_found = errors.ModelNotFoundError if repo_type == "model" else DataNotFoundError
     try:

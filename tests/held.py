@@ -23,13 +23,13 @@ _HOLD = "HOLD_OF_A_TEST"
 
 @dataclass(frozen=True)
 class Hold:
-    """A call of a function at which a process waits until the test lets it go on.
+    """A call of a function at which a process waits until the test releases it.
 
     Args:
-        folder: An existing one, for this hold alone.
+        folder: An existing folder, only for this hold.
         place: The function, such as ``package.module:Class.method``.
-        call: Which of its calls, from 1.
-        rank: Which one waits, of several processes that a launcher has started for the first time.
+        call: The number of the call, from 1.
+        rank: The rank of the process that waits, at the first start by a launcher.
     """
 
     folder: Path

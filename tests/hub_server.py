@@ -30,14 +30,14 @@ STORED_AS_LFS = {".safetensors", ".bin", ".parquet", ".onnx"}
 
 @dataclass
 class Failures:
-    """What goes wrong; nothing unless set.
+    """Simulated failures, by default none.
 
     Args:
-        gated: Repositories whose terms nobody has accepted.
-        read_only: Repositories that no token may make.
+        gated: Repositories whose terms the user has not accepted.
+        read_only: Repositories that no token can create.
         down: Every request is answered with 503.
         delay_seconds: Time before each answer.
-        cut_after_bytes: Names of files whose transfer breaks off after so many bytes of the file.
+        cut_after_bytes: For each file name, the bytes after which the transfer is interrupted.
     """
 
     gated: set[str] = field(default_factory=set)
@@ -50,13 +50,13 @@ class Failures:
 class HubServer:
     """Serve folders as model and dataset repositories while the context is open.
 
-    Any commit hash is taken as the one that the folder holds; ``main`` is ``MAIN_COMMIT``, and
-    other revisions exist where a folder is given for ``id@revision``.
+    Any commit hash is accepted as the commit of the folder. ``main`` is ``MAIN_COMMIT``. Other
+    revisions exist if there is a folder for ``id@revision``.
 
     Args:
         models: Folder of each model repository, by its id.
         datasets: Folder of each dataset repository, by its id.
-        uploads: Where the folders of new model repositories are made.
+        uploads: The folder in which new model repositories are created.
     """
 
     def __init__(

@@ -37,20 +37,20 @@ class Machine:
     """A computer, as Python and PyTorch see it.
 
     Args:
-        system: What ``platform.system`` says.
-        processor: What ``platform.machine`` says.
-        macos: What ``platform.mac_ver`` says.
-        python_platform: What ``sysconfig.get_platform`` says.
+        system: The result of ``platform.system``.
+        processor: The result of ``platform.machine``.
+        macos: The version from ``platform.mac_ver``.
+        python_platform: The result of ``sysconfig.get_platform``.
         sysctls: Values of macOS's kernel, by name.
         cpuinfo: Content of Linux's ``/proc/cpuinfo``.
-        memory_gib: All of the memory.
-        available_gib: What of it is available.
-        is_mps_available: What PyTorch says of MPS.
+        memory_gib: The total memory.
+        available_gib: The available memory.
+        is_mps_available: Whether PyTorch reports MPS as available.
         recommended_gib: The recommended working set of the GPU.
-        cuda: The version that PyTorch is built for, if it is.
+        cuda: The version of CUDA that PyTorch is built for, if any.
         gpus: Name and free GiB of each NVIDIA GPU, of 139.8 GiB each.
-        has_bf16: Whether those compute in bf16.
-        failure: What a first operation on the GPU fails with.
+        has_bf16: Whether these GPUs compute in bf16.
+        failure: The error of the first operation on the GPU.
     """
 
     system: str = "Linux"

@@ -20,12 +20,12 @@ compute_gradients = Trainer.compute_gradients
 
 @dataclass(frozen=True)
 class Work:
-    """A run, and what the second process meets in it.
+    """A run, and events in its second process.
 
     Args:
-        options: Of the run.
-        stopped_at: The step at whose beginning it gets a signal, or 0.
-        short_of_memory_at: The step in which its memory runs out, or 0.
+        options: The options of the run.
+        stopped_at: The step at whose start the process gets a signal, or 0.
+        short_of_memory_at: The step in which the process runs out of memory, or 0.
     """
 
     options: dict[str, Any]
@@ -36,21 +36,21 @@ class Work:
 def work(
     works: Sequence[Work], used: Path, found: Path, *, environment: Mapping[str, str], output: Path
 ) -> None:
-    """Make runs, then use another one, and write what the main process finds of it.
+    """Make runs, then evaluate a finished run, and write the results of the main process.
 
     Args:
         works: The runs.
         used: A finished run.
-        found: The file for its metrics and answers.
-        environment: What torchrun would set.
+        found: The file for its metrics and predictions.
+        environment: The variables that torchrun would set.
         output: The file that standard output goes to.
     """
     os.environ |= environment
     with output.open("w") as file, redirect_stdout(file):
         os.dup2(file.fileno(), 1)
         torch.set_num_threads(1)
-        for one in works:
-            _run(one)
+        for next_work in works:
+            _run(next_work)
         evaluation = finetune.evaluate(used, device="cpu").to_json()
         answers = finetune.predict(used, ["Who was he?", "How far?", "Why?"], device="cpu")
     if environment["RANK"] == "0":

@@ -124,7 +124,7 @@ def test_pages_are_short() -> None:
 
 @pytest.mark.parametrize("name", ["README.md", *PAGES])
 def test_every_option_of_a_page_exists(name: str) -> None:
-    """Options in a command are those of this command, which another test types."""
+    """Commands have only their own options, which another test checks."""
     known = frozenset().union(*(flags_of(command) for command in COMMANDS))
     text = OTHER_PROGRAMS.sub("", README if name == "README.md" else PAGES[name])
     mentioned = {flag for code in CODE.findall(text) for flag in FLAG.findall(code)}

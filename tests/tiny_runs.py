@@ -86,13 +86,13 @@ def run_tiny(folder: Path, *, model: Path, **options: Any) -> dict[str, Any]:
 
 
 def copy_run(run: Path, to: Path, *, answers: Sequence[Any] = (), **options: Any) -> Path:
-    """Copy what ``finetune compare`` reads of a finished run.
+    """Copy the files of a finished run that ``finetune compare`` reads.
 
     Args:
         run: The run.
-        to: Where.
-        answers: What the copy says of the first test rows, in place of what the run said.
-        options: Other values in its configuration.
+        to: The folder of the copy.
+        answers: Predictions for the first test rows, which replace the run's.
+        options: Options to change in the configuration.
     """
     (to / "model").mkdir(parents=True)
     for name in ("manifest.json", "model/config.json"):

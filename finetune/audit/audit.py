@@ -60,7 +60,7 @@ def predict_out_of_fold(
 
 
 def mix_logits(logits: Logits, run: OutOfFold, task: Task) -> NDArray[np.float32]:
-    """Average logits with those of a cross-validation, for the rows that it includes."""
+    """Average logits with the logits of a cross-validation, for the rows that it includes."""
     mixed, probabilities = logits.copy(), run.outputs.probabilities
     if probabilities is not None and [*run.task.class_names] == [*task.class_names]:
         clipped = np.clip(probabilities, LOWEST_PROBABILITY, 1 - LOWEST_PROBABILITY)

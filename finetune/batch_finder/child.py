@@ -109,7 +109,7 @@ class Child:
 
 
 def _environment() -> dict[str, str]:
-    """Return environment variables for a child on the same GPU, without those of the launcher."""
+    """Return environment variables for a child on the same GPU, without launcher variables."""
     launch = read_launch()
     variables = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
     if launch.world_size == 1:

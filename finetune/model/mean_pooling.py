@@ -91,8 +91,8 @@ def pool_shape_by_mean(shape: PreTrainedConfig) -> bool:
 def mean_pooling_unsupported_error(model: PreTrainedModel) -> ModelUnsupportedError:
     """Return the error for a model that ``pool_by_mean`` can't change."""
     return ModelUnsupportedError(
-        f"--pooling mean can't be used with {type(model).__name__}, because it needs another "
-        "encoder layer like those of BERT, with weights of its own",
+        f"--pooling mean can't be used with {type(model).__name__}, because it "
+        "needs an additional encoder layer, as BERT has",
         remedy="drop --pooling mean, or choose another model",
     )
 

@@ -93,7 +93,7 @@ class SeveralResults(RunResultMixin):
             name: percentile_interval(scores.metrics[name], values)
             for name, values in drawn.items()
         }
-        # Of a user's own metrics only the values of the folds are known.
+        # For metrics of the user, only the values of the folds are known.
         means = {name: mean for name, mean in self.test.items() if name not in scores.metrics}
         metrics = scores.metrics | {name: mean.value for name, mean in means.items()}
         return replace(self, scores=replace(scores, metrics=metrics), intervals=intervals | means)

@@ -40,7 +40,7 @@ _TOLERANCES = {
 # In bf16 an H200 exceeded the tolerance of one gradient once in 500 comparisons, so a fault must
 # also show on other examples.
 _ATTEMPTS_IN_16_BITS = 3
-# The loss scale of the comparison is this far below that of training, so nothing overflows.
+# The comparison divides the loss scale of training by this factor, so that nothing overflows.
 _LOSS_SCALE_MARGIN = 64
 # Limits of a compared micro-batch: examples, tokens with padding, tokens per example.
 _MAX_EXAMPLES, _MAX_TOKENS, _MAX_LENGTH = 8, 128, 64
@@ -188,7 +188,7 @@ def _differences(
 ) -> Iterator[Difference]:
     """Yield the error of each tensor.
 
-    Some gradients are zero except for rounding, such as those of the key biases of attention. So an
+    Some gradients are zero except for rounding, such as gradients of key biases in attention. So an
     error is relative to the mean size in its module, or to a hundredth of the mean in the model.
     """
     by_module = defaultdict[str, list[torch.Tensor]](list)

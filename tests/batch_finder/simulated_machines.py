@@ -60,10 +60,10 @@ class SimulatedMachine:
     Args:
         peak_bytes: Peak memory of a batch.
         step_seconds: Time of a step.
-        budget_bytes: What the search is emitted.
-        capacity_share: Share of the budget beyond which a batch really fails.
-        start_seconds: Time that a fresh process takes until it trains.
-        timeout_seconds: Time after which a trial is given up.
+        budget_bytes: The memory that the search may use.
+        capacity_share: Fraction of the budget above which a batch fails.
+        start_seconds: Time that a new process needs before it trains.
+        timeout_seconds: Time after which a trial is stopped.
     """
 
     peak_bytes: Curve = BERT_ON_H200
@@ -147,14 +147,14 @@ def did_not_fit(
 
 @dataclass
 class SimulatedRunner:
-    """Takes the place of ``TrialRunner``: no child process, but a machine in numbers.
+    """Replaces ``TrialRunner`` by simulated machines, without child processes.
 
     Args:
-        machine: What each trial runs on.
-        machines: Others, by the part or the mode of a case.
-        with_checkpointing: The same with gradient checkpointing; None for the same.
-        can_split: Whether its models can be split at the first trainable layer.
-        cases: Of the searches so far, in order.
+        machine: The machine of each trial.
+        machines: Other machines, by the part or the mode of a case.
+        with_checkpointing: The machine with gradient checkpointing; None: ``machine``.
+        can_split: Whether models can be split at the first trainable layer.
+        cases: The cases of the searches so far, in order.
     """
 
     machine: SimulatedMachine = field(default_factory=SimulatedMachine)
@@ -203,25 +203,25 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> SimulatedRunner:
 
 @dataclass
 class UnifiedMemoryMac:
-    """A Mac whose GPU shares the memory of the system, and swaps before it refuses any.
+    """A Mac whose GPU shares the memory of the system, and swaps before allocations fail.
 
-    Its buffers are kept by shape and given back by ``empty_cache`` alone; compiled graphs are kept
-    for good. Beyond the physical memory a step slows down by an order of magnitude; the error
-    comes at the high watermark, which lies beyond it.
+    Buffers are kept per shape, and only ``empty_cache`` frees them. Compiled graphs are never
+    freed. Above the physical memory, a step is ten times slower. The error comes at the high
+    watermark, which is even higher.
 
     Args:
         physical_bytes: Memory of the Mac.
-        system_bytes: What macOS and other programs hold.
-        recommended_share: Part of the memory that Metal recommends: 2/3 of 8 GB, 78% of 48 GB.
+        system_bytes: Memory of macOS and other programs.
+        recommended_share: Fraction of memory that Metal recommends: 2/3 of 8 GB, 78% of 48 GB.
         fixed_bytes: Weights, gradients and the optimizer's state.
         token_bytes: Activations of one token.
-        graph_bytes: A compiled graph, one for each shape.
-        high_watermark_ratio: Of the recommended memory, where the allocator raises.
-        low_watermark_ratio: Where it gives back what it does not use.
-        reports_swap: Whether trials notice swapping, besides being slow.
+        graph_bytes: Memory of a compiled graph; there is one per shape.
+        high_watermark_ratio: Multiple of the recommended memory at which allocations fail.
+        low_watermark_ratio: Multiple at which unused memory is freed.
+        reports_swap: Whether trials also report swapping, apart from being slow.
 
     Attributes:
-        peak_bytes: The most that tensors have held.
+        peak_bytes: The peak memory of tensors.
     """
 
     physical_bytes: int = 8 * GIB

@@ -23,8 +23,8 @@ from finetune.batch_finder.search import RunTrial, search
 from finetune.errors import BatchDoesNotFitError, FinetuneError
 from finetune.events import Trial
 
-# Peak memory (floor, base and row in MiB) and step seconds (fixed and per row). The proportions are
-# those of several sizes, lengths and modes of transformers.
+# Peak memory (floor, base and row in MiB) and step seconds (fixed and per row). The proportions
+# come from transformers of several sizes, lengths and modes.
 GPU_MODELS = {
     "base, 128 tokens, bf16": ((2160, 1962, 49.5), (0.016, 0.0016)),
     "base, 16 tokens, bf16": ((2160, 1980, 6), (0.016, 0.0003)),

@@ -54,7 +54,7 @@ CASES = [
     *(pytest.param(name, "head", marks=pytest.mark.slow) for name in OTHERS),
 ]
 # GPT-2 and BART look for the end of a text among its tokens. The features of XLNet and Longformer
-# have another shape, and ConvBERT mixes the features of padding into those of real tokens.
+# have another shape, and ConvBERT mixes the features of padding into features of real tokens.
 CAN_NOT_BE_SPLIT: dict[str, Callable[[], PreTrainedConfig]] = {
     "gpt2": lambda: GPT2Config(
         vocab_size=SIZES["vocab_size"], n_embd=32, n_layer=3, n_head=4, n_positions=64,

@@ -129,7 +129,7 @@ def test_a_model_that_misses_a_large_class_is_not_chosen_for_its_accuracy() -> N
     assert selection_score(None, SINGLE, majority) < selection_score(None, SINGLE, useful)
     assert selection_score("accuracy", SINGLE, majority) == majority.accuracy
     assert selection_score(None, SINGLE, useful) == useful.accuracy
-    # Of two models that miss it, the model with the higher macro F1 is chosen.
+    # If two models miss it, the model with the higher macro F1 is chosen.
     worse = score_classes(task, "abbbb")
     assert selection_score(None, SINGLE, majority) > selection_score(None, SINGLE, worse)
     few = score_classes(task, "a", rows=10)

@@ -119,7 +119,7 @@ def test_gradients_of_slices_are_those_of_all_windows_at_once(batch_size: int) -
 
 
 def test_both_passes_of_a_text_have_the_same_dropout() -> None:
-    """With dropout, loss and gradients equal those of one graph over the same slices."""
+    """With dropout, one graph over the same slices gives the same loss and gradients."""
     examples = examples_with_windows()
     batch = Batch(np.array([1]), padded_length=16)
 

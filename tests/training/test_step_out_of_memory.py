@@ -36,13 +36,13 @@ ERROR = RuntimeError(CPU_TEXT)
 
 
 class ScarceMemory(TorchDispatchMode):
-    """Raise at one of the operations that follow a forward of more rows than there is memory for.
+    """Raise an error at an operation of a step that has too many rows for the memory.
 
     Args:
-        most_rows: For which memory suffices.
-        at: Which of the operations of a step fails, from 0; without one they are counted.
-        only: The part of an operation's name without which it does not count.
-        error: What is raised.
+        most_rows: The most rows that fit into memory.
+        at: The operation of a step that fails, from 0; None: operations are only counted.
+        only: Operations count only if their names contain this.
+        error: The error to raise.
     """
 
     def __init__(

@@ -37,10 +37,10 @@ PLAN: dict[str, Any] = {
 
 @dataclass
 class Diary:
-    """The checkpoints of a run, which note when they are written, and its validations.
+    """Checkpoints and validations of a run, which record when they happen.
 
-    ``scores`` are what the validations will return, none without a validation split. A signal comes
-    at ``stop_at``: what happens then, and after how many steps.
+    Validations return ``scores``; without scores there is no validation split. A signal comes at
+    ``stop_at``: an event, and its number of steps.
     """
 
     scores: Sequence[float] = ()
