@@ -87,8 +87,9 @@ def plan_contrast(
     batches = []
     for _ in range(steps):
         chosen = random.choice(len(names), count, replace=False)
+        chosen_rows = [rows_of[number] for number in chosen]
         indices = np.concatenate(
-            [random.choice(rows_of[one], each, replace=len(rows_of[one]) < each) for one in chosen]
+            [random.choice(rows, each, replace=len(rows) < each) for rows in chosen_rows]
         )
         indices = indices[np.argsort(-padded[indices], kind="stable")]
         parts = [
