@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Hashable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
 
@@ -137,8 +137,9 @@ def make_json_schema() -> dict[str, Any]:
     schema = pydantic.TypeAdapter(Config).json_schema()
     for definition in (schema, *schema["$defs"].values()):
         definition["additionalProperties"] = False
-    for definition in schema["$defs"].values():
-        definition["description"] = definition["description"].partition("\n")[0]
+    for section_class in get_type_hints(Config).values():
+        definition = schema["$defs"][section_class.__name__]
+        definition["description"] = section_class.__doc__.partition("\n")[0]
         for name, option in definition["properties"].items():
             option["description"] = OPTIONS[name].description
     for section, reference in schema["properties"].items():
