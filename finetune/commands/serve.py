@@ -7,6 +7,7 @@ import click
 
 from finetune.commands import flags
 from finetune.commands.console import show_json
+from finetune.devices.host import limit_kernel_cache
 from finetune.errors import UsageError
 from finetune.runs.folder import open_run_folder
 from finetune.web import require_packages
@@ -64,6 +65,7 @@ def command(
                 remedy="add --allowed-host, such as --allowed-host models.example.org",
             )
     require_packages()
+    limit_kernel_cache()
     with display.progress():
         from finetune.runs.trained import TrainedModel
         from finetune.web.serve_app import ServedModel, make_serve_app

@@ -63,6 +63,11 @@ def return_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def limit_kernel_cache() -> None:
+    """Make oneDNN keep few kernels: it keeps one per shape, and batches of requests have many."""
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+
+
 def reduce_gc_frequency() -> None:
     """Run the garbage collector less often: it needs a second for a million imported objects."""
     gc.set_threshold(50_000, 100)

@@ -32,7 +32,7 @@ Text = tuple[str, str | None]
 # Texts of one request, texts of one batch, and texts that may wait for the model.
 MAX_TEXTS, MAX_BATCH_TEXTS, MAX_WAITING_TEXTS = 512, 256, 4_096
 # Batches of many sizes fragment the memory of the process, which the C library keeps.
-BATCHES_PER_TRIM = 100
+BATCHES_PER_TRIM = 10
 
 
 class Batcher:
