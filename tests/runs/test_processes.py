@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import re
 import shutil
 import socket
 from pathlib import Path
@@ -92,6 +93,10 @@ def fail_at_step(number: int) -> Any:
     return emit
 
 
+# Old versions of PyTorch and tokenizers print lines of their own.
+LIBRARIES = re.compile(r"^(\[Gloo\]|The OrderedVocab ).*\n", re.MULTILINE)
+
+
 def launch(works: list[Work], used: Path, found: Path) -> list[tuple[int | None, str]]:
     """Make runs in two processes with torchrun's environment; return exit codes and output."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -115,7 +120,7 @@ def launch(works: list[Work], used: Path, found: Path) -> list[tuple[int | None,
     for process in processes:
         process.join(timeout=300)
     return [
-        (process.exitcode, output.read_text())
+        (process.exitcode, LIBRARIES.sub("", output.read_text()))
         for process, output in zip(processes, outputs, strict=True)
     ]
 
