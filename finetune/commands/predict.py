@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from inspect import signature
 from itertools import accumulate, chain, compress
 from pathlib import Path
@@ -27,6 +28,7 @@ from finetune.events import Emit, Info, WarningMessage, emit, sent_to
 from finetune.runs.folder import RunFolder, open_run_folder
 
 if TYPE_CHECKING:
+    from finetune.data.columns import OtherData
     from finetune.evaluation.prediction_file import PredictionFile
     from finetune.runs.trained import TrainedModel
     from finetune.tasks.base import Prediction, Predictions
@@ -99,6 +101,13 @@ class LoadedModel:
     folder: RunFolder
     model: "TrainedModel" = field(repr=False)
 
+    @cached_property
+    def _columns(self) -> "OtherData":
+        """The columns of the run. Reading them takes longer than classifying a short text."""
+        from finetune.runs.evaluate import other_data
+
+        return other_data(self.folder, "", {})
+
     def predict(self, texts: Any, *, emit: Emit | None = None, **options: Any) -> "Predictions":
         """Classify texts, as ``finetune.predict`` does, with the same options."""
         predictions: Predictions = as_python(self.classify)(
@@ -116,11 +125,9 @@ class LoadedModel:
     ) -> "Predictions":
         """Classify texts of any kind that ``finetune.predict`` accepts."""
         from finetune.data.in_memory import read_texts
-        from finetune.runs.evaluate import other_data
         from finetune.tasks.base import Predictions
 
-        data = other_data(self.folder, "", {})
-        rows = read_texts(texts, data, reads_pairs=self.model.reads_pairs)
+        rows = read_texts(texts, self._columns, reads_pairs=self.model.reads_pairs)
         limits = {"min_confidence": min_confidence, "target_precision": target_precision}
         chunks = self.stream([rows], limits, all_scores=all_scores)
         return Predictions(chain.from_iterable(chunks))

@@ -279,6 +279,15 @@ def test_all_scores_are_the_probabilities_of_all_classes(
     assert len(rows) == len(TEXTS)
 
 
+def test_a_loaded_model_reads_its_configuration_once(
+    finished_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = finetune.load(finished_run, device="cpu")
+    model.predict("Who wrote Faust ?")
+    monkeypatch.delattr("finetune.runs.folder.RunFolder.read_config")
+    assert len(model.predict("Who wrote Hamlet ?")) == 1
+
+
 def test_predictions_appear_while_more_lines_may_come(finished_run: Path) -> None:
     def lines() -> Iterator[Texts]:
         yield Texts(["one ?", "two ?"])

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -67,6 +68,13 @@ def test_an_inference_client_gets_what_predict_says(address: str, finished_run: 
         ranked = client.text_classification(text, top_k=3, function_to_apply="softmax")
         assert len(ranked) == 3
         assert ranked[0].label == prediction.label
+
+
+def test_the_body_of_an_answer_does_not_wait_for_the_client() -> None:
+    with bind("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_many_clients_get_their_own_answers(address: str, finished_run: Path) -> None:
