@@ -16,6 +16,9 @@ from tiny_runs import QUICK, run_tiny, weights_of
 import finetune
 from finetune.files import read_json, read_jsonl
 
+# All runs are trained by one launch of two processes, which takes 16 s.
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 1e-5
 MODES: dict[str, dict[str, Any]] = {
     "full": {},
