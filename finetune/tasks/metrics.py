@@ -132,14 +132,14 @@ class UserMetrics:
         returned = self.function(EvalPrediction(predictions=predictions, label_ids=labels))
         if not isinstance(returned, Mapping):
             kind = type(returned).__name__
-            raise _wrong_metrics(f"a {kind}", 'return a dict, such as {"f1": 0.9}')
+            raise _wrong_metrics(f"a value of type {kind}", 'return a dict, such as {"f1": 0.9}')
         metrics = {}
         for key, value in returned.items():
             name = str(key).removeprefix("eval_")
             try:
                 metrics[name] = float(value)
             except (TypeError, ValueError) as error:
-                kind = f"a {type(value).__name__} as {key}"
+                kind = f"a value of type {type(value).__name__} as {key}"
                 raise _wrong_metrics(kind, "return a number for each name") from error
             if not np.isfinite(metrics[name]):
                 raise _wrong_metrics(f"{value} as {key}", "return a finite number, such as 0.0")
