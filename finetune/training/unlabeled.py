@@ -22,8 +22,8 @@ from finetune.training.linear_head import (
     fit_linear_head,
 )
 
-# With fewer fitting names, names are codes, or mean nothing to the encoder. At most a third of
-# codes and numbers fit. If exactly half of the names fit, they help (docs/measurements.md).
+# With fewer fitting names, names are codes, or mean nothing to the encoder. If exactly half of the
+# names fit, they help (docs/measurements.md).
 MIN_FITTING_NAMES = 0.5
 # More texts are sampled. 2,000 give most of the gain.
 MAX_TEXTS = 5_000
