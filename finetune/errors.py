@@ -35,16 +35,8 @@ class LossNotFiniteError(FinetuneError):
         self.examples = examples
 
 
-class DeviceMismatchError(FinetuneError):
-    """A device computes other results than the CPU."""
-
-
 class CheckpointDamagedError(FinetuneError):
     """The bytes of a checkpoint changed after they were written."""
-
-
-class WriteError(FinetuneError):
-    """The disk is full, or a folder is gone or can't be written to."""
 
 
 class ProcessLostError(FinetuneError):
@@ -59,14 +51,6 @@ class UsageError(FinetuneError):
 
 class ConfigurationError(UsageError):
     """A key is unknown, a value has the wrong type or range, or two contradict each other."""
-
-
-class RunFolderNotEmptyError(UsageError):
-    """The output folder has files that a new run would overwrite."""
-
-
-class RunFolderInUseError(UsageError):
-    """Another process is writing to the run folder."""
 
 
 class NotARunError(UsageError):
@@ -106,10 +90,6 @@ class SeveralTablesError(DataUnreadableError):
         self.names = names
 
 
-class DataMismatchError(DataError):
-    """The data or the model differs from the data or the model that a run was made from."""
-
-
 class DeviceNotAvailableError(FinetuneError):
     """The requested device can't be used on this machine."""
 
@@ -143,27 +123,19 @@ def packages_of(error: BaseException) -> list[str]:
     return [str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in frames]
 
 
-# Messages and remedies for errors of the operating system.
-_BY_ERRNO: dict[int | None, tuple[type[FinetuneError], str, str]] = {
-    errno.ENOENT: (UsageError, "there is no {}", "check the name"),
-    errno.ENOTDIR: (UsageError, "{} is inside a file, not a folder", "check the name"),
-    errno.EISDIR: (UsageError, "{} is a folder, not a file", "choose the name of a file"),
-    errno.ELOOP: (
-        UsageError,
-        "{} is a symbolic link that points to itself",
-        "use the path of the file",
-    ),
-    errno.ENAMETOOLONG: (UsageError, "the name {} is too long", "choose a shorter name"),
-    errno.EEXIST: (UsageError, "{} already exists", "move it away, or choose another name"),
+# The kind and the remedy of errors of the operating system.
+_BY_ERRNO: dict[int | None, tuple[type[FinetuneError], str]] = {
     **dict.fromkeys(
-        (errno.EACCES, errno.EPERM),
-        (UsageError, "no access to {}: {reason}", "change its permissions, or choose another path"),
+        (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EEXIST),
+        (UsageError, "check the path, or choose another one"),
     ),
     **dict.fromkeys(
-        (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS),
-        (WriteError, "{} can't be written: {reason}", "free disk space, or choose another folder"),
+        (errno.EACCES, errno.EPERM), (UsageError, "change its permissions, or choose another path")
     ),
-    errno.EIO: (FinetuneError, "{} can't be read or written: {reason}", "check the disk"),
+    **dict.fromkeys(
+        (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO),
+        (FinetuneError, "free disk space, or choose a path on another disk"),
+    ),
 }
 
 
@@ -178,17 +150,13 @@ def system_error(error: BaseException) -> OSError | None:
 def explain(error: BaseException) -> FinetuneError | None:
     """Return the message and remedy for a system error; None if no user can cause it."""
     if (cause := system_error(error)) and cause.errno in _BY_ERRNO:
-        kind, message, remedy = _BY_ERRNO[cause.errno]
+        kind, remedy = _BY_ERRNO[cause.errno]
         place = cause.filename or ("standard output" if cause is error else "a file")
-        return kind(message.format(place, reason=cause.strerror), remedy=remedy)
+        return kind(f"{place}: {cause.strerror}", remedy=remedy)
     if isinstance(error, ImportError):
         remedy = "install finetune-mps and its packages again"
         return FinetuneError(f"a package can't be imported: {error}", remedy=remedy)
     # pathlib raises these.
-    if isinstance(error, RuntimeError) and "home directory" in str(error):
-        message = "~ can't be expanded, because there is no home directory"
-        return UsageError(message, remedy="write the path without ~")
-    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):
-        message = f"{error}: a symbolic link points to itself"
-        return UsageError(message, remedy="use the path of the file")
+    if isinstance(error, RuntimeError) and re.search("home directory|^Symlink loop", str(error)):
+        return UsageError(str(error), remedy="check the path, and write it without ~")
     return None

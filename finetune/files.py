@@ -1,10 +1,11 @@
-"""Atomic writes, locks, JSON and JSON Lines."""
+"""Atomic writes, locks, JSON and JSON Lines, and escaped control characters."""
 
 import errno
 import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from finetune.errors import RunFolderInUseError, WriteError
+from finetune.errors import FinetuneError, UsageError
 
 PARTIAL_SUFFIX = ".partial"
 # A pattern for what temporary_path() adds to a name, and for the folders of replacing().
@@ -21,6 +22,10 @@ TEMPORARY = f".{'[0-9a-f]' * 32}{PARTIAL_SUFFIX}"
 # Marks cache files that this package wrote. Only marked files are deleted.
 WRITTEN_BY = {"written_by": "finetune"}
 STRICT_JSON: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}
+# Direction marks, embeddings, overrides, isolates, and the line separators in the same range.
+_DIRECTION = "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
+_IN_LINES = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{_DIRECTION}\ud800-\udfff]")
+_IN_SINGLE_LINE = re.compile(f"{_IN_LINES.pattern}|[\t\n]")
 
 
 @contextmanager
@@ -107,7 +112,7 @@ def locked(file: Path) -> Iterator[None]:
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_CREAT, 0o666)
     except OSError as error:
-        raise WriteError(
+        raise FinetuneError(
             f"{file.parent} can't be written to", remedy="copy the run folder, and use the copy"
         ) from error
     try:
@@ -117,7 +122,7 @@ def locked(file: Path) -> Iterator[None]:
             if not os.path.samestat(os.fstat(descriptor), file.stat()):
                 raise BlockingIOError
         except (BlockingIOError, FileNotFoundError):
-            raise RunFolderInUseError(
+            raise UsageError(
                 f"another process is writing to {file.parent}",
                 remedy="wait until it has finished, or choose another folder with --output-dir",
             ) from None
@@ -203,3 +208,25 @@ def flush_to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def escape_controls(text: str) -> str:
+    r"""Return a text with codes for control characters and direction marks; keep lines and tabs.
+
+    >>> escape_controls("a\x1b[2J\n\u202eb")
+    'a\\u001b[2J\n\\u202eb'
+    """
+    return _IN_LINES.sub(_code, text)
+
+
+def escape_line(text: str) -> str:
+    r"""Return a text as one line, with codes for control characters and direction marks.
+
+    >>> escape_line("a\tb\r\n")
+    'a\\u0009b\\u000d\\u000a'
+    """
+    return _IN_SINGLE_LINE.sub(_code, text)
+
+
+def _code(match: re.Match[str]) -> str:
+    return f"\\u{ord(match[0]):04x}"

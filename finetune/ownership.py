@@ -12,7 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePath
 from typing import Any, Self
 
-from finetune.errors import NotARunError, RunFolderNotEmptyError, UsageError
+from finetune.errors import NotARunError, UsageError
 from finetune.files import TEMPORARY, is_there, locked, read_json, write_json, write_text_atomically
 
 MANIFEST, LOCK = "manifest.json", ".finetune.lock"
@@ -118,9 +118,9 @@ class OwnFolder:
             return bool(self.files())
         if kind:
             contents = CONTENTS.get(kind, f"the files of finetune {kind}")
-            raise RunFolderNotEmptyError(f"{self.path} already contains {contents}", remedy=another)
+            raise UsageError(f"{self.path} already contains {contents}", remedy=another)
         if not {path.name for path in self.path.iterdir()} <= IGNORED:
-            raise RunFolderNotEmptyError(
+            raise UsageError(
                 f"{self.path} contains files that finetune did not write",
                 remedy=f"{another}, or move the files away",
             )

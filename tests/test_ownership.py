@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune.errors import RunFolderNotEmptyError, UsageError
+from finetune.errors import UsageError
 from finetune.events import Event, Info, sent_to
 from finetune.files import temporary_path, write_json
 from finetune.ownership import NAMES, OwnFolder, check_output_file
@@ -109,7 +109,7 @@ def test_a_folder_of_others_is_refused(
     if manifest is not None:
         (tmp_path / "manifest.json").write_text(manifest)
         files[tmp_path / "manifest.json"] = manifest
-    with pytest.raises(RunFolderNotEmptyError, match="finetune did not write"):
+    with pytest.raises(UsageError, match="finetune did not write"):
         act(tmp_path)
     assert_kept(files)
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == files.keys()
@@ -122,7 +122,7 @@ def test_nothing_is_deleted_or_written_through_a_link(name: str, tmp_path: Path)
     os.rename(run.path / name, tmp_path / "elsewhere" / Path(name).name)
     (run.path / name).symlink_to(tmp_path / "elsewhere" / Path(name).name)
     before = {path for path in (tmp_path / "elsewhere").rglob("*") if path.is_file()}
-    with pytest.raises(RunFolderNotEmptyError, match="blocks a file"):
+    with pytest.raises(UsageError, match="blocks a file"):
         overwrite(run)
     run.empty()
     assert (run.path / name).is_symlink()

@@ -14,8 +14,7 @@ from finetune.commands import flags
 from finetune.commands.console import show_lines, show_table
 from finetune.devices import DEVICE_NAMES
 from finetune.errors import InterruptionError, UsageError
-from finetune.escaping import escape_controls
-from finetune.files import read_json
+from finetune.files import escape_controls, read_json
 from finetune.ownership import OwnFolder
 from finetune.training.interruption import signal_of
 

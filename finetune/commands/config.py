@@ -13,8 +13,7 @@ from finetune.commands.console import show_json, show_table
 from finetune.config.schema import HUB_PREFIX, OPTIONS, flag_of
 from finetune.config.yaml_files import describe_presets, make_json_schema, presets_folder
 from finetune.errors import UsageError
-from finetune.escaping import escape_line
-from finetune.files import is_there, write_text_atomically
+from finetune.files import escape_line, is_there, write_text_atomically
 from finetune.ownership import check_output_file
 from finetune.runs.guess import guess_options
 

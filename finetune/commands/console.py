@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from finetune.escaping import escape_controls, escape_line
+from finetune.files import escape_controls, escape_line
 
 if TYPE_CHECKING:
     from finetune.tasks.scores import Scores

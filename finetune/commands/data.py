@@ -13,7 +13,7 @@ from annotated_types import Ge, Le
 from finetune.commands import flags
 from finetune.commands.console import shorten, show_lines, show_table
 from finetune.config.schema import Config, PositiveInt
-from finetune.errors import DataError, RunFolderNotEmptyError
+from finetune.errors import DataError, UsageError
 from finetune.events import Event, WarningMessage, current_receiver, sent_to
 from finetune.ownership import OwnFolder
 from finetune.runs.folder import find_several
@@ -145,7 +145,7 @@ def _check_undecided(suspects: Path) -> None:
     if suspects.is_file():
         with suspects.open(newline="", encoding="utf-8", errors="replace") as file:
             if any(row.get("decision") for row in csv.DictReader(file)):
-                raise RunFolderNotEmptyError(
+                raise UsageError(
                     f"{suspects} has decisions, which another audit would overwrite",
                     remedy="choose another folder with --output-dir",
                 )

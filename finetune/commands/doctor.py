@@ -11,7 +11,7 @@ from finetune.commands.console import show_json, show_lines, show_table
 from finetune.config.schema import DEFAULT_BATCH_SIZE, ModelConfig, TrainingConfig, flag_of
 from finetune.devices import PRECISIONS
 from finetune.errors import DeviceNotAvailableError, FinetuneError, UsageError
-from finetune.escaping import escape_line
+from finetune.files import escape_line
 
 if TYPE_CHECKING:
     from finetune.doctor.parity import ParityReport

@@ -10,8 +10,8 @@ import click
 
 from finetune.commands import flags
 from finetune.commands.console import show_json
-from finetune.escaping import escape_line
 from finetune.events import Info, emit
+from finetune.files import escape_line
 from finetune.web import require_packages
 
 EXAMPLES = """\b

@@ -28,7 +28,7 @@ from finetune.errors import (
     UsageError,
     explain,
 )
-from finetune.escaping import escape_controls, escape_line
+from finetune.files import escape_controls, escape_line
 from finetune.training.interruption import StopRequest, signal_of, stop_on_signal
 
 COMMANDS = {

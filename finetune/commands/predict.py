@@ -23,8 +23,8 @@ from finetune.config.schema import UnitInterval
 from finetune.data.stream import Texts, not_unicode, read_lines
 from finetune.devices import DeviceName
 from finetune.errors import UsageError
-from finetune.escaping import escape_controls, escape_line
 from finetune.events import Emit, Info, WarningMessage, emit, sent_to
+from finetune.files import escape_controls, escape_line
 from finetune.runs.folder import RunFolder, open_run_folder
 
 if TYPE_CHECKING:

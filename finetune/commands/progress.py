@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 from finetune import events
 from finetune.commands.console import LITERAL
 from finetune.distributed import read_launch
-from finetune.escaping import escape_line
+from finetune.files import escape_line
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -36,13 +36,7 @@ from finetune.data.split import pool_rows, split_table
 from finetune.data.stream import read_texts
 from finetune.data.tables import read_tables
 from finetune.data.trec import load_questions, load_trec
-from finetune.errors import (
-    DataError,
-    DataMismatchError,
-    DataNotFoundError,
-    HubNotReachableError,
-    UsageError,
-)
+from finetune.errors import DataError, DataNotFoundError, HubNotReachableError, UsageError
 from finetune.events import Info, WarningMessage, emit, muted
 from finetune.files import file_sha256, is_there
 from finetune.tasks.base import Task
@@ -407,7 +401,7 @@ def _decide(loaded: LoadedData, path: Path, labels: dict[str, list[Any]]) -> tup
         text = None if place is None else texts[split][place].as_py()
         if place is None or text is None or text.split() != row["text"].split():
             reason = "is not in the data" if text is None else f"now has the text {text[:60]!r}"
-            raise DataMismatchError(
+            raise DataError(
                 f"{path} decides on row {row['row']} of {split} ({row['text'][:60]!r}), which"
                 f" {reason}",
                 remedy="run finetune data audit again, and fill in the new suspects.csv",

@@ -9,8 +9,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCardData
 
 from finetune.config.schema import HUB_PREFIX, OPTIONS, Config
-from finetune.escaping import escape_controls, escape_line
-from finetune.files import write_text_atomically
+from finetune.files import escape_controls, escape_line, write_text_atomically
 from finetune.report.templates import TEMPLATES, hub_id, without_folder
 from finetune.runs.folder import RunFolder
 from finetune.runs.inference import read_trained_config, reads_pairs

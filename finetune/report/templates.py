@@ -8,7 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from finetune.config.schema import HUB_PREFIX, OPTIONS, Config
-from finetune.escaping import escape_controls
+from finetune.files import escape_controls
 from finetune.tasks.tables import capitalize, duration, format_rate
 
 FOLDERS = re.compile(r"(?<![\w:/.])(?:~|\.\.?)?/(?:[^/\s]+/)+")

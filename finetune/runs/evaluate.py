@@ -24,7 +24,7 @@ from finetune.tasks.scores import Scores
 
 
 def load_split(folder: RunFolder, split: str) -> Dataset:
-    """Load a split of a run's data; raise ``DataMismatchError`` if the data changed."""
+    """Load a split of a run's data; raise ``DataError`` if the data changed."""
     options = folder.read_config().data
     if options.private_data and TABLE.fullmatch(Path(options.data).name):
         raise NotARunError(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from finetune.errors import (
     BatchDoesNotFitError,
+    FinetuneError,
     InterruptionError,
     LossNotFiniteError,
-    WriteError,
     explain,
     system_error,
 )
@@ -74,7 +74,7 @@ def _explain_unwritten(folder: RunFolder, error: OSError) -> Exception:
     has_model = folder.model_config_file.exists()
     where = f"the model is in {folder.model_folder}; " if has_model else ""
     then = f", then resume with: {folder.resume_command}" if folder.can_resume else ""
-    return WriteError(
+    return FinetuneError(
         f"{folder.path} can't be written: {error.strerror or error}",
         remedy=f"{where}free disk space, or make the folder writable{then}",
     )

@@ -11,7 +11,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from finetune.config.schema import Config, change_options
-from finetune.errors import NotARunError, RunFolderNotEmptyError
+from finetune.errors import NotARunError, UsageError
 from finetune.events import Info, emit
 from finetune.files import is_there, read_json, read_jsonl, write_json
 from finetune.ownership import CONTENTS, LOCK, NAMES, OwnFolder
@@ -118,7 +118,7 @@ class RunFolder(OwnFolder):
     def check_can_create(self, *, overwrite: bool) -> None:
         """Raise ``UsageError`` if a new run must not use the folder."""
         if self.check() and not overwrite:
-            raise RunFolderNotEmptyError(
+            raise UsageError(
                 f"{self.path} already contains {CONTENTS[self.kind]}",
                 remedy="continue with --resume-from-checkpoint, start over with --overwrite, "
                 "or choose another folder with --output-dir",
@@ -131,7 +131,7 @@ class RunFolder(OwnFolder):
             for part in (file := PurePath(name), *file.parents[:-1]):
                 path = self.path / part
                 if path.is_symlink() or (path.exists() and path.is_dir() == (part == file)):
-                    raise RunFolderNotEmptyError(
+                    raise UsageError(
                         f"{path} blocks a file of the run",
                         remedy="move it away, or choose another folder with --output-dir",
                     )

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from finetune import distributed
 from finetune.config.schema import AutoTunedOption, Config
-from finetune.errors import DataMismatchError, NotARunError
+from finetune.errors import DataError, NotARunError
 from finetune.files import write_json
 from finetune.runs.folder import RunFolder
 
@@ -92,7 +92,7 @@ class Manifest:
         write_json(folder.manifest_file, {**ours, **asdict(self)})
 
     def check(self, now: "Manifest", *, remedy: str) -> None:
-        """Raise ``DataMismatchError`` if data or model changed since the start of the run.
+        """Raise ``DataError`` if data or model changed since the start of the run.
 
         Fields missing on either side are not compared.
         """
@@ -104,9 +104,7 @@ class Manifest:
             if getattr(self, part).get(name, digest) != digest
         ]
         if differing:
-            raise DataMismatchError(
-                f"changed since the run started: {', '.join(differing)}", remedy=remedy
-            )
+            raise DataError(f"changed since the run started: {', '.join(differing)}", remedy=remedy)
 
 
 def digest_splits(splits: "Mapping[str, Dataset]", task: "Task") -> dict[str, str]:

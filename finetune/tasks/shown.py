@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from finetune.escaping import escape_line
+from finetune.files import escape_line
 
 MAX_ROWS, MAX_CHARACTERS = 4, 158
 

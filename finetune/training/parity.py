@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from finetune.devices.base import Device, without_tf32
 from finetune.devices.cpu import CpuDevice
-from finetune.errors import DeviceMismatchError
+from finetune.errors import FinetuneError
 from finetune.events import WarningMessage, emit
 from finetune.model.features import FrozenLayers
 from finetune.tokenization.buckets import Batch
@@ -69,7 +69,7 @@ def check_device(trainer: "Trainer", examples: Examples) -> None:
     """Compare the device with the CPU between two steps; weights and optimizer stay as they are.
 
     It uses two padded lengths: the smallest, where attention was wrong in the past, and the largest
-    that is fast. Raises ``DeviceMismatchError``. If memory runs out, it only warns.
+    that is fast. Raises ``FinetuneError``. If memory runs out, it only warns.
     """
     examples, device, step = examples.without_windows(), trainer.device, trainer.progress.steps
     padded_lengths, batch_size = trainer.plan.padded_lengths, trainer.batch_size.examples
@@ -92,7 +92,7 @@ def check_device(trainer: "Trainer", examples: Examples) -> None:
         message = f"no comparison of {device.name} with the CPU: there is not enough memory"
         emit(WarningMessage(message, remedy="lower --batch-size, or use --no-check-device"))
         return
-    raise DeviceMismatchError(
+    raise FinetuneError(
         f"{device.name} differs from the CPU after step {step:,}: {failures[0]}",
         remedy=_remedy(device),
     )
@@ -238,7 +238,7 @@ def prepare_feature_check(layers: FrozenLayers, examples: Examples) -> Callable[
         # The tolerance of gradients: single vectors are rounded more than the logits of a text.
         tolerance = _TOLERANCES[layers.precision]["gradients"]
         if not error <= tolerance:
-            raise DeviceMismatchError(
+            raise FinetuneError(
                 f"{layers.device.name} differs from the CPU in the features of the frozen layers: "
                 f"off by {error:.2%} (tolerance {tolerance:.2%})",
                 # The wrong features are stored by now.

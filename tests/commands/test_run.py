@@ -21,7 +21,7 @@ from tiny_runs import (
 import finetune
 from finetune.commands.run import dry_run
 from finetune.config.load import load_config
-from finetune.errors import RunFolderNotEmptyError
+from finetune.errors import UsageError
 from finetune.files import read_json
 
 CLOSED = "http://127.0.0.1:9"
@@ -168,7 +168,7 @@ def plan_of(model: Path, output_dir: Path, **options: Any) -> dict[str, Any]:
 
 def test_a_dry_run_reports_what_the_run_does(tiny_folder: Path, tmp_path: Path) -> None:
     options = {"train_layers": 1, "num_train_epochs": 1.5}
-    with pytest.raises(RunFolderNotEmptyError):
+    with pytest.raises(UsageError):
         plan_of(tiny_folder, tiny_folder, **QUICK)
     facts = plan_of(tiny_folder, tmp_path / "run", **QUICK | options)
     assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,7 @@ from data_files import load, write
 
 from finetune.data.columns import OtherData
 from finetune.data.load import load_rows
-from finetune.errors import DataError, DataMismatchError, DataNotFoundError, UsageError
+from finetune.errors import DataError, DataNotFoundError, UsageError
 from finetune.tasks.single import Single
 
 
@@ -110,9 +110,9 @@ def test_numbers_and_several_labels_are_corrected_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("decision", "error", "complaint"),
     [
-        ("a,3,another,train", DataMismatchError, r"row 3 of train \('another'\).*'second'"),
-        ("a,3,second,test", DataMismatchError, "row 3 of test .* is not in the data"),
-        ("a,33,second,train", DataMismatchError, "row 33 .* is not in the data"),
+        ("a,3,another,train", DataError, r"row 3 of train \('another'\).*'second'"),
+        ("a,3,second,test", DataError, "row 3 of test .* is not in the data"),
+        ("a,33,second,train", DataError, "row 33 .* is not in the data"),
         ("bb,3,second,train", DataError, "'bb' is not a class"),
     ],
 )

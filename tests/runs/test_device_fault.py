@@ -10,7 +10,7 @@ from planted_faults import ZeroRows, plant
 from prepared_runs import begin_run, prepare_tiny, train_prepared
 from tiny_training import OtherDevice
 
-from finetune.errors import DeviceMismatchError
+from finetune.errors import FinetuneError
 from finetune.events import Event, Step, sent_to
 from finetune.model.features import FrozenLayers
 from finetune.runs.prepare import RunInputs
@@ -31,7 +31,7 @@ def test_a_run_of_a_device_that_begins_to_err_keeps_no_model(
 
     with (
         sent_to(plant_once),
-        pytest.raises(DeviceMismatchError, match="other differs from the CPU after step ") as found,
+        pytest.raises(FinetuneError, match="other differs from the CPU after step ") as found,
         begin_run(inputs, tmp_path / "run") as run,
     ):
         run.train()
@@ -57,5 +57,5 @@ def test_features_that_a_device_has_computed_wrongly_are_found_before_training(
 
     monkeypatch.setattr(FrozenLayers, "features", compute_wrongly)
     options["cache_dir"] = str(tmp_path / "other")
-    with pytest.raises(DeviceMismatchError, match="features of the frozen layers"):
+    with pytest.raises(FinetuneError, match="features of the frozen layers"):
         train_prepared(prepare_on_other(tiny_folder, **options), tmp_path / "wrong")

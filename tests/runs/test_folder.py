@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from finetune.config.schema import Config, DataConfig
-from finetune.errors import NotARunError, RunFolderInUseError, RunFolderNotEmptyError
+from finetune.errors import NotARunError, UsageError
 from finetune.runs.folder import RunFolder, SeveralFolder, open_run_folder
 from finetune.runs.request import RunRequest
 
@@ -45,10 +45,7 @@ def test_new_folder_is_deleted_with_its_parents_when_nothing_came_of_it(
 def test_folder_of_a_run_is_refused_with_three_suggestions(tmp_path: Path) -> None:
     make_run(tmp_path)
 
-    with (
-        pytest.raises(RunFolderNotEmptyError) as refusal,
-        RunFolder(tmp_path).create(overwrite=False),
-    ):
+    with pytest.raises(UsageError) as refusal, RunFolder(tmp_path).create(overwrite=False):
         pass
 
     for flag in ("--resume-from-checkpoint", "--overwrite", "--output-dir"):
@@ -89,7 +86,7 @@ def test_lock_of_a_killed_process_stops_nobody(tmp_path: Path) -> None:
     assert process.stdout is not None
     process.stdout.readline()
 
-    with pytest.raises(RunFolderInUseError), RunFolder(tmp_path).lock():
+    with pytest.raises(UsageError), RunFolder(tmp_path).lock():
         pass
     process.kill()
     process.communicate()

@@ -11,7 +11,7 @@ from datasets import ClassLabel, Dataset, Features, Value
 from prepared_runs import prepare_tiny
 from safetensors.torch import load_file, save_file
 
-from finetune.errors import DataMismatchError
+from finetune.errors import DataError
 from finetune.files import write_json
 from finetune.runs.folder import RunFolder
 from finetune.runs.manifest import Manifest, digest_splits, read_environment, restore_threads
@@ -59,7 +59,7 @@ def test_a_model_that_has_changed_is_noticed(
     before = Manifest.of(prepare_tiny(model))
     before.check(Manifest.of(prepare_tiny(tiny_folder)), remedy="none")
     change(model)
-    with pytest.raises(DataMismatchError, match=f"started: the model's {part}\n"):
+    with pytest.raises(DataError, match=f"started: the model's {part}\n"):
         before.check(Manifest.of(prepare_tiny(model)), remedy="none")
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 import finetune
 from finetune.devices.cpu import CpuDevice
-from finetune.errors import UsageError, WriteError
+from finetune.errors import FinetuneError, UsageError
 from finetune.events import Emit, Event, Step, WarningMessage
 from finetune.runs import checkpoint
 from finetune.runs.checkpoint import Checkpoints
@@ -101,7 +101,7 @@ def test_a_final_model_that_does_not_fit_on_the_disk_can_be_written_later(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(PreTrainedModel, "save_pretrained", refuse)
-    with pytest.raises(WriteError, match="No space left") as raised:
+    with pytest.raises(FinetuneError, match="No space left") as raised:
         run_tiny(run, model=tiny_folder)
     assert f"--resume-from-checkpoint {run}" in raised.value.remedy
     monkeypatch.undo()

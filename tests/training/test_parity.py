@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from finetune import events
 from finetune.devices.base import BatchShapes
-from finetune.errors import DeviceMismatchError
+from finetune.errors import FinetuneError
 from finetune.events import sent_to
 from finetune.model.freeze import set_training
 from finetune.tokenization.examples import Examples
@@ -78,7 +78,7 @@ def test_a_fault_is_found(fault: str, precision: str) -> None:
     check(state)
     plant(state, mode)
 
-    with pytest.raises(DeviceMismatchError) as found:
+    with pytest.raises(FinetuneError) as found:
         check(state, step=2)
 
     assert found.value.message.startswith("other differs from the CPU after step 2: ")
@@ -132,7 +132,7 @@ def test_in_16_bits_a_difference_counts_if_other_examples_show_it_too(
     monkeypatch.setattr(parity, "compare_with_cpu", lambda *_, **__: next(found, []))
     state = tiny_trainer(device=OtherDevice(), precision=precision)
     if is_fault:
-        with pytest.raises(DeviceMismatchError, match="off by 12"):
+        with pytest.raises(FinetuneError, match="off by 12"):
             check(state)
     else:
         check(state)
