@@ -122,8 +122,7 @@ def run_trainer(recipe: Recipe, *, side: str, found: Path) -> None:
     )
 
     from finetune.config.mode import Mode
-    from finetune.model.freeze import freeze_parameters
-    from finetune.model.structure import find_structure
+    from finetune.model.structure import find_structure, freeze_parameters
 
     set_seed(recipe.seed)
     tokenizer = AutoTokenizer.from_pretrained(recipe.model)

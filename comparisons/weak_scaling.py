@@ -23,17 +23,19 @@ import numpy as np
 from finetune import distributed
 from finetune.bench.workloads import CLASSES, SEED, bert_base, read_lengths, texts_of
 from finetune.config.mode import Mode
-from finetune.devices.base import Device, move_to_device
-from finetune.devices.batch_size import BatchSize
+from finetune.devices.base import BatchSize, Device, move_to_device
 from finetune.devices.select import select_device
 from finetune.model.features import split_frozen
-from finetune.model.freeze import freeze_parameters, set_training
-from finetune.model.structure import find_structure
+from finetune.model.structure import find_structure, freeze_parameters, set_training
 from finetune.model.tensor_store import TensorStore
 from finetune.runs.features import with_features
 from finetune.tasks.single import Single
-from finetune.tokenization.buckets import choose_padded_lengths, plan_epoch
-from finetune.tokenization.examples import Examples, inputs_of_texts
+from finetune.tokenization.examples import (
+    Examples,
+    choose_padded_lengths,
+    inputs_of_texts,
+    plan_epoch,
+)
 from finetune.training.micro_batches import move_batches
 from finetune.training.plan import Plan
 from finetune.training.trainer import Trainer

@@ -16,12 +16,10 @@ from finetune.config.mode import Mode
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.device import FEW_SHAPES
-from finetune.model.freeze import freeze_parameters, set_training
-from finetune.model.structure import find_structure
+from finetune.model.structure import find_structure, freeze_parameters, set_training
 from finetune.tasks.single import Single
-from finetune.tokenization.buckets import Batch
 from finetune.tokenization.encode import EncodedTexts
-from finetune.tokenization.examples import Examples, inputs_of_texts
+from finetune.tokenization.examples import Batch, Examples, inputs_of_texts
 from finetune.training.micro_batches import MicroBatch, cut_batch
 from finetune.training.plan import Plan
 from finetune.training.trainer import Trainer

@@ -10,7 +10,7 @@ from scipy.sparse import coo_matrix, csr_matrix
 from scipy.sparse.csgraph import connected_components
 
 from finetune.data.dataset import number_texts
-from finetune.training.unlabeled import normalize
+from finetune.training.linear_head import normalize
 
 Rows = NDArray[np.int64]
 

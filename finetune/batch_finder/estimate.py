@@ -14,13 +14,13 @@ from finetune.batch_finder.results import Case, Result, parts_of
 from finetune.batch_finder.search import MemoryLine, fit_memory
 from finetune.batch_finder.trial_model import build_trial_model
 from finetune.devices.cpu import CpuDevice
-from finetune.devices.emulation import keeping_memory_as
-from finetune.devices.mps.chips import Mac, max_tokens
+from finetune.devices.mps.facts import Mac, max_tokens
 from finetune.devices.private import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
     TorchDispatchMode,
+    keeping_memory_as,
     tree_leaves,
 )
 from finetune.errors import ModelUnsupportedError
@@ -29,7 +29,7 @@ from finetune.errors import ModelUnsupportedError
 _BATCH_SIZES = (1, 256, 1024)
 # A process holds 0.5 GiB (Python and PyTorch) and this multiple of its live tensors. Calibrated on
 # published runs on Macs with 8 to 36 GB, together with the memory that macOS keeps
-# (devices/mps/chips.py). The estimates are at most 10% outside of the limits that those runs show.
+# (devices/mps/facts.py). The estimates are at most 10% outside of the limits that those runs show.
 _SLOPE, _OFFSET_BYTES, _ERROR_SHARE = 1.44, 2**29, 0.35
 BASIS = "Estimated. Checked against published runs on five Macs: docs/batch-sizes.md."
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from finetune.config.mode import Lora, Mode
 from finetune.events import Trial
-from finetune.tasks.shown import DisplayMixin
+from finetune.tasks.tables import DisplayMixin
 
 Part = Literal["whole", "features", "trainable"]
 

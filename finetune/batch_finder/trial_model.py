@@ -16,13 +16,17 @@ from finetune.errors import ModelUnsupportedError
 from finetune.evaluation.predict import predict_logits
 from finetune.events import Trial
 from finetune.model.features import FrozenLayers, split_frozen
-from finetune.model.freeze import enable_gradient_checkpointing, freeze_parameters, set_training
 from finetune.model.lora import add_adapters
 from finetune.model.mean_pooling import compute_only_first_token
-from finetune.model.structure import Structure, find_structure
+from finetune.model.structure import (
+    Structure,
+    enable_gradient_checkpointing,
+    find_structure,
+    freeze_parameters,
+    set_training,
+)
 from finetune.tasks.choose import task_of_shape
-from finetune.tokenization.buckets import Batch
-from finetune.tokenization.examples import Examples, Inputs, ModelInputs, prepare_mask
+from finetune.tokenization.examples import Batch, Examples, Inputs, ModelInputs, prepare_mask
 from finetune.training.micro_batches import cut_batch
 from finetune.training.plan import Plan
 from finetune.training.trainer import Trainer

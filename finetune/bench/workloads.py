@@ -31,14 +31,17 @@ from finetune.data.load import load_data
 from finetune.devices.base import Device
 from finetune.devices.private import tree_iter, tree_map_only
 from finetune.events import muted
-from finetune.model.freeze import freeze_parameters, set_training
-from finetune.model.shape import load_factory, loss_of, random_classifier
-from finetune.model.structure import find_structure
+from finetune.model.load import load_factory, loss_of, random_classifier
+from finetune.model.structure import find_structure, freeze_parameters, set_training
 from finetune.model.tensor_store import TensorStore
 from finetune.runs.features import with_features
-from finetune.tokenization.buckets import choose_padded_lengths, plan_epoch
 from finetune.tokenization.encode import EncodedTexts, random_texts
-from finetune.tokenization.examples import Examples, inputs_of_texts
+from finetune.tokenization.examples import (
+    Examples,
+    choose_padded_lengths,
+    inputs_of_texts,
+    plan_epoch,
+)
 from finetune.training.micro_batches import move_batches
 
 CLASSES = 6

@@ -101,7 +101,7 @@ def _check(device: str, *, display: flags.Display) -> None:
 
 def _check_operators(chosen: dict[str, Any], *, as_json: bool) -> None:
     from finetune.doctor.operators import audit_model, audit_module
-    from finetune.model.shape import load_factory
+    from finetune.model.load import load_factory
 
     source = chosen.pop("model", ModelConfig.model)
     if ":" not in source:

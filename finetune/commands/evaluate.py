@@ -13,7 +13,7 @@ from finetune.config.schema import flag_of
 from finetune.devices import DeviceName
 from finetune.errors import UsageError
 from finetune.runs.folder import open_run_folder
-from finetune.tasks.shown import DisplayMixin
+from finetune.tasks.tables import DisplayMixin
 
 if TYPE_CHECKING:
     from finetune.tasks.scores import Scores

@@ -14,7 +14,7 @@ from finetune.commands import flags
 from finetune.commands.console import show_lines, show_table
 from finetune.config.mode import Mode
 from finetune.config.schema import DEFAULT_LORA, Config, PositiveInt
-from finetune.devices.mps.chips import Mac, find_mac
+from finetune.devices.mps.facts import Mac, find_mac
 from finetune.errors import BatchDoesNotFitError, ModelUnsupportedError
 from finetune.events import Info, WarningMessage, emit
 from finetune.ownership import OwnFolder
@@ -89,8 +89,8 @@ def _read_case(config: Config, *, measures: bool) -> "tuple[Case, int]":
     from finetune.data.dataset import texts_of
     from finetune.data.load import load_splits
     from finetune.data.trec import TRAINING_ROWS
+    from finetune.model.load import load_shape
     from finetune.model.mean_pooling import pool_shape_by_mean
-    from finetune.model.shape import load_shape
     from finetune.model.source import find_model
     from finetune.tokenization.encode import encode_texts
 
@@ -127,8 +127,8 @@ def _read_case(config: Config, *, measures: bool) -> "tuple[Case, int]":
 
 def _on_device(config: Config, case: "Case", device: "Device", precision: str) -> "Iterator[Case]":
     """Yield a step in each mode: as configured, or else full, LoRA if installed, and head."""
+    from finetune.model.load import load_shape, max_positions
     from finetune.model.lora import is_installed
-    from finetune.model.shape import load_shape, max_positions
 
     modes = [case.mode]
     if modes == ["full"]:
@@ -152,7 +152,7 @@ def _search(config: Config, case: "Case", rows: int, *, is_fresh: bool) -> "Iter
     """Search on each device in each mode, and yield each result as soon as it is known."""
     from finetune.batch_finder.find import Search, explain, find_parts, memory_limit_bytes
     from finetune.devices.select import select_device, usable_devices
-    from finetune.model.shape import load_shape
+    from finetune.model.load import load_shape
     from finetune.model.tensor_store import cache_folder
     from finetune.runs.features import stores_features
     from finetune.training.precision import choose_precision

@@ -4,8 +4,10 @@ import ctypes
 import gc
 import os
 import platform
+import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -240,3 +242,20 @@ def check_variables() -> Iterator[Check]:
 def is_set(variable: str) -> bool:
     """Return whether an environment variable of PyTorch is set to true."""
     return os.environ.get(variable, "0") not in ("", "0")
+
+
+@contextmanager
+def kept_awake() -> Iterator[None]:
+    """Keep an idle Mac awake, including while the run is saved after Ctrl-C."""
+    program = shutil.which("caffeinate") if is_mac() else None
+    if program is None:
+        yield
+        return
+    command, nowhere = [program, "-i", "-w", str(os.getpid())], subprocess.DEVNULL
+    with subprocess.Popen(
+        command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True
+    ) as process:
+        try:
+            yield
+        finally:
+            process.terminate()

@@ -11,9 +11,8 @@ from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.cuda import CudaDevice
 from finetune.devices.host import BERT_BASE_BYTES, Check, gibibytes
-from finetune.devices.mps.chips import generation
 from finetune.devices.mps.device import MpsDevice
-from finetune.devices.mps.faults import known_faults
+from finetune.devices.mps.facts import generation, known_faults
 from finetune.errors import ConfigurationError, DeviceNotAvailableError, UsageError
 from finetune.events import emit, muted
 

@@ -22,7 +22,7 @@ from finetune.config.mode import Mode
 from finetune.config.schema import ModelConfig
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
-from finetune.devices.mps.operators import Status, status_of
+from finetune.devices.mps.facts import Status, status_of
 from finetune.devices.private import (
     FakeCopyMode,
     FakeTensorMode,
@@ -30,7 +30,7 @@ from finetune.devices.private import (
     current_autograd_node,
     tree_iter,
 )
-from finetune.model.shape import count_positions, loss_of, random_classifier
+from finetune.model.load import count_positions, loss_of, random_classifier
 from finetune.model.structure import find_structure
 
 CLASSES = 6

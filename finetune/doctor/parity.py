@@ -16,14 +16,13 @@ from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
 from finetune.doctor.operators import CLASSES, case_of
 from finetune.events import Info, emit
-from finetune.model.load import load_model
+from finetune.model.load import count_positions, load_model, random_classifier
 from finetune.model.mean_pooling import has_mean_layer
-from finetune.model.shape import count_positions, random_classifier
 from finetune.model.structure import find_structure
 from finetune.tasks.single import Single
 from finetune.tokenization.encode import random_texts
 from finetune.tokenization.examples import Examples, inputs_of_texts
-from finetune.training.parity import Difference, compare_with_cpu
+from finetune.training.checks import Difference, compare_with_cpu
 from finetune.training.precision import note_parity
 
 # Around the blocks of 8 and 32 tokens that attention's kernels work on.

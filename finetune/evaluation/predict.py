@@ -9,11 +9,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from finetune import distributed
-from finetune.devices.base import Device
-from finetune.devices.batch_size import BatchSize
+from finetune.devices.base import BatchSize, Device
 from finetune.errors import LossNotFiniteError
-from finetune.tokenization.buckets import plan_evaluation
-from finetune.tokenization.examples import ModelInputs, fill_batch
+from finetune.tokenization.examples import ModelInputs, fill_batch, plan_evaluation
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from transformers import PreTrainedModel
 
 from finetune.devices.base import Device
 from finetune.devices.private import tree_map
-from finetune.model.freeze import set_training
 from finetune.model.structure import (
     REJECTIONS,
     Call,
@@ -29,6 +28,7 @@ from finetune.model.structure import (
     encoder_layers,
     find_features,
     record_calls,
+    set_training,
 )
 from finetune.model.tensor_store import key_of
 from finetune.tokenization.encode import EncodedTexts

@@ -19,8 +19,7 @@ from transformers import PreTrainedModel
 
 from finetune.config.mode import Lora, Mode
 from finetune.errors import ConfigurationError, ModelUnsupportedError, UsageError
-from finetune.model.freeze import layers_of
-from finetune.model.structure import Structure, encoder_layers
+from finetune.model.structure import Structure, encoder_layers, layers_of
 
 # Importing peft takes half a second, and only these runs need it.
 if TYPE_CHECKING:

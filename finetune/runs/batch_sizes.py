@@ -9,7 +9,7 @@ from finetune import distributed
 from finetune.batch_finder.find import Search, find
 from finetune.batch_finder.results import Case, Result, architecture_of
 from finetune.config.schema import AutoTunedOption
-from finetune.devices.batch_size import BatchSize
+from finetune.devices.base import BatchSize
 from finetune.devices.host import gibibytes
 from finetune.errors import BatchDoesNotFitError
 from finetune.events import Info, emit, stage

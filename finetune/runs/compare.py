@@ -27,8 +27,15 @@ from finetune.runs.results import RunResults, best_of, read_results
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import METRICS, Metric
 from finetune.tasks.scores import MetricValue
-from finetune.tasks.shown import DisplayMixin
-from finetune.tasks.tables import Table, capitalize, duration, format_number, format_value, text_of
+from finetune.tasks.tables import (
+    DisplayMixin,
+    Table,
+    capitalize,
+    duration,
+    format_number,
+    format_value,
+    text_of,
+)
 
 SCHEMA_VERSION = 1
 Baseline = Literal["first", "best"]

@@ -5,12 +5,11 @@ from functools import partial
 import numpy as np
 
 from finetune.events import clock
-from finetune.model.freeze import set_training
+from finetune.model.structure import set_training
 from finetune.runs.batch_sizes import make_batch_sizes
 from finetune.runs.features import stores_features
 from finetune.runs.prepare import RunInputs
-from finetune.tokenization.buckets import Batch
-from finetune.tokenization.examples import Examples
+from finetune.tokenization.examples import Batch, Examples
 from finetune.training.micro_batches import move_batches
 from finetune.training.plan import Plan
 from finetune.training.trainer import Trainer

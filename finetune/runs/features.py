@@ -15,8 +15,7 @@ from finetune import distributed
 from finetune.config.mode import Mode
 from finetune.config.schema import CacheConfig
 from finetune.data.dataset import column_of
-from finetune.devices.base import Device, DeviceMemory, move_to_device
-from finetune.devices.batch_size import BatchSize
+from finetune.devices.base import BatchSize, Device, DeviceMemory, move_to_device
 from finetune.events import Advance, Info, WarningMessage, emit
 from finetune.model.features import FrozenLayers, split_frozen
 from finetune.model.load import TextModel
@@ -28,9 +27,15 @@ from finetune.model.tensor_store import (
     write_vectors,
 )
 from finetune.runs.prepare import RunInputs
-from finetune.tokenization.buckets import Batch, plan_evaluation
-from finetune.tokenization.examples import Examples, Inputs, InputsOf, fill_batch
-from finetune.training.parity import prepare_feature_check
+from finetune.tokenization.examples import (
+    Batch,
+    Examples,
+    Inputs,
+    InputsOf,
+    fill_batch,
+    plan_evaluation,
+)
+from finetune.training.checks import prepare_feature_check
 from finetune.training.plan import Plan
 
 PROGRESS_EVENTS = 10

@@ -13,18 +13,20 @@ from finetune.model.load import TextModel
 from finetune.runs.prepare import RunInputs
 from finetune.runs.results import UnlabeledTexts
 from finetune.tokenization.examples import Examples
-from finetune.training.contrastive import bypass_output_layer, interpolate, trained_share
 from finetune.training.linear_head import (
     DEFAULT_INVERSE_REGULARIZATION,
+    MAX_TEXTS,
+    MIN_FITTING_NAMES,
     LabelledFeatures,
     LinearHead,
     choose_inverse_regularization,
     cross_validate,
     fit_linear_head,
+    fit_with_texts,
+    names_fit,
 )
-from finetune.training.plan import Plan
+from finetune.training.plan import Plan, bypass_output_layer, interpolate, trained_share
 from finetune.training.trainer import Trainer
-from finetune.training.unlabeled import MAX_TEXTS, MIN_FITTING_NAMES, fit_with_texts, names_fit
 
 
 class LinearHeadFitter:

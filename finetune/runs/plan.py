@@ -18,13 +18,12 @@ from finetune.config.schema import (
 )
 from finetune.data.load import KNOWN_BY_NAME
 from finetune.events import Info, emit, stage
-from finetune.model.freeze import enable_gradient_checkpointing
 from finetune.model.source import MINILM
+from finetune.model.structure import enable_gradient_checkpointing
 from finetune.model.tensor_store import cache_folder
 from finetune.runs.batch_sizes import search_batch_sizes
 from finetune.runs.prepare import RunInputs
-from finetune.training.contrastive import TEXTS_PER_STEP, count_steps
-from finetune.training.plan import Plan
+from finetune.training.plan import TEXTS_PER_STEP, Plan, count_steps
 from finetune.training.precision import choose_precision
 
 DEFAULT_SAVE_STEPS = 500

@@ -20,10 +20,10 @@ from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
 from finetune.errors import ConfigurationError, UsageError
 from finetune.events import Info, WarningMessage, emit, stage
-from finetune.model.freeze import count_parameters, set_trainable, trainable_parameter_names
 from finetune.model.load import TextModel, load_pretrained
 from finetune.model.lora import add_adapters, require_peft
 from finetune.model.mean_pooling import mean_pooling_unsupported_error, pass_through_head
+from finetune.model.structure import count_parameters, set_trainable, trainable_parameter_names
 from finetune.runs.folder import RunFolder
 from finetune.runs.tracking import check_report_to
 from finetune.tasks.base import Task

@@ -14,7 +14,7 @@ from finetune.runs.folder import RunFolder
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import METRICS
 from finetune.tasks.scores import Scores, selection_score
-from finetune.tasks.shown import RunResultMixin
+from finetune.tasks.tables import RunResultMixin
 
 SCHEMA_VERSION = 1
 # Total rows of all resamples, which take about a second.

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from finetune import distributed
 from finetune.config.yaml_files import dump_config
 from finetune.devices.base import move_to_device
-from finetune.devices.mps.awake import kept_awake
+from finetune.devices.host import kept_awake
 from finetune.evaluation.statistics import measure_calibration
 from finetune.events import Info, clock, emit, muted, sent_to, stage
 from finetune.files import replacing, write_json, write_jsonl, write_text_atomically
-from finetune.model.freeze import count_parameters
 from finetune.model.load import TextModel, load_pretrained, save_model
 from finetune.model.lora import ADAPTER_CONFIG, Adapter
+from finetune.model.structure import count_parameters
 from finetune.runs.batch_sizes import make_batch_sizes
 from finetune.runs.checkpoint import Checkpoints, nothing_to_resume
 from finetune.runs.failures import failures_explained, interruption_explained

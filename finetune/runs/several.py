@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from finetune.config.schema import OPTIONS, change_options
 from finetune.config.yaml_files import dump_config
 from finetune.data import is_waiting
-from finetune.devices.mps.awake import kept_awake
+from finetune.devices.host import kept_awake
 from finetune.errors import BatchDoesNotFitError, ConfigurationError, DataError, LossNotFiniteError
 from finetune.evaluation.statistics import Interval, bootstrap, mean_interval, percentile_interval
 from finetune.events import Info, emit, sent_to
@@ -21,8 +21,7 @@ from finetune.runs.results import SCHEMA_VERSION, RunResults, best_of, read_resu
 from finetune.tasks.base import Labels, Outputs, Task
 from finetune.tasks.metrics import METRICS, choose_metric
 from finetune.tasks.scores import Scores
-from finetune.tasks.shown import RunResultMixin
-from finetune.tasks.tables import format_value
+from finetune.tasks.tables import RunResultMixin, format_value
 
 if TYPE_CHECKING:
     from finetune.runs.journal import Journal

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 
 from finetune import distributed
 from finetune.config.schema import Config
-from finetune.devices.base import Device, move_to_device
-from finetune.devices.batch_size import BatchSize
+from finetune.devices.base import BatchSize, Device, move_to_device
 from finetune.devices.select import select_device
 from finetune.errors import ModelUnsupportedError
 from finetune.evaluation.predict import Predictor

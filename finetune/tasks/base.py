@@ -22,10 +22,10 @@ from finetune.tasks.metrics import (
     user_metrics,
 )
 from finetune.tasks.scores import Scores
-from finetune.tasks.shown import DisplayMixin
 from finetune.tasks.tables import (
     MAX_LISTED,
     MAX_MISTAKES,
+    DisplayMixin,
     Table,
     format_number,
     format_value,

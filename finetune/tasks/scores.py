@@ -17,8 +17,8 @@ from finetune.tasks.metrics import (
     count_classes,
     spelled_as,
 )
-from finetune.tasks.shown import DisplayMixin
 from finetune.tasks.tables import (
+    DisplayMixin,
     Table,
     format_interval,
     format_number,

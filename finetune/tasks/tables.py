@@ -1,16 +1,23 @@
-"""Numbers and rows formatted for people, and the tables of reports and commands."""
+"""Numbers, rows and results formatted for people: in reports, in commands, and in Python."""
 
+import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from html import escape
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
+from finetune.files import escape_line
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 # Mistakes in a report: shown at first, and listed to be shown by their group.
 MAX_MISTAKES = 20
 MAX_LISTED = 400
 MAX_CHARACTERS = 500
+# In the repr of a result.
+MAX_REPR_ROWS, MAX_REPR_CHARACTERS = 4, 158
 MAX_NAME = 40
 # 95% of a normal distribution lie within this many standard errors.
 Z_95 = 1.959964
@@ -94,9 +101,11 @@ def quote_name(name: str) -> str:
 
 
 def wilson_interval(
-    right: NDArray[Any] | float, rows: NDArray[Any] | float, *, errors: float = Z_95
-) -> tuple[NDArray[Any], NDArray[Any]]:
+    right: "NDArray[Any] | float", rows: "NDArray[Any] | float", *, errors: float = Z_95
+) -> "tuple[NDArray[Any], NDArray[Any]]":
     """Return the Wilson interval (JASA 1927) of a fraction of rows, ``errors`` to each side."""
+    import numpy as np
+
     fraction, squared = np.asarray(right / rows, np.float64), errors**2
     middle = fraction + squared / (2 * rows)
     half = errors * np.sqrt(fraction * (1 - fraction) / rows + squared / (4 * rows**2))
@@ -114,3 +123,59 @@ def text_of(row: Mapping[str, Any]) -> str:
 def shorten_text(text: str) -> str:
     """Return a text, cut if it is long."""
     return text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]} …"
+
+
+class DisplayMixin(ABC):
+    """A result with a repr of at most five lines; a dataclass must set repr=False."""
+
+    # Warnings of the function of the Python API that returned the result.
+    warnings: Sequence[str] = ()
+
+    @abstractmethod
+    def records(self) -> Sequence[Mapping[str, Any]]:
+        """Return the rows of the table, the most important first, each with its values by name."""
+
+    def __repr__(self) -> str:
+
+        lines = [f"{type(self).__name__} {getattr(self, 'output_dir', '')}".rstrip()]
+        for row in self.records()[:MAX_REPR_ROWS]:
+            cells = (
+                f"{name} {format_value(value)}" for name, value in row.items() if value is not None
+            )
+            lines.append(f"  {', '.join(cells)}")
+        return "\n".join(escape_line(line)[:MAX_REPR_CHARACTERS] for line in lines)
+
+    def to_pandas(self) -> Any:
+        """Return the table as a DataFrame of pandas."""
+        import pandas
+
+        return pandas.DataFrame(list(self.records()))
+
+    def _repr_html_(self) -> str:
+        title = escape(repr(self).partition("\n")[0])
+        return f"<p>{title}</p>{self.to_pandas().to_html(max_rows=20, index=False)}"
+
+
+class RunResultMixin(DisplayMixin, os.PathLike[str]):
+    """The results of a run or several; functions accept them instead of the folder."""
+
+    output_dir: str
+
+    def __post_init__(self) -> None:
+        # The working directory may change.
+        object.__setattr__(self, "_path", os.path.abspath(self.output_dir))
+
+    def __fspath__(self) -> str:
+        return str(vars(self)["_path"])
+
+    def predict(self, texts: Any, **options: Any) -> Any:
+        """Classify texts with the best model, as ``finetune.predict`` does."""
+        import finetune
+
+        return finetune.predict(self, texts, **options)
+
+    def evaluate(self, **options: Any) -> Any:
+        """Score the best model, as ``finetune.evaluate`` does."""
+        import finetune
+
+        return finetune.evaluate(self, **options)

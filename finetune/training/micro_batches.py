@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from finetune import distributed
 from finetune.devices.base import Device
-from finetune.tokenization.buckets import Batch
-from finetune.tokenization.examples import Examples, Inputs, fill_batch
+from finetune.tokenization.examples import Batch, Examples, Inputs, fill_batch
 
 if TYPE_CHECKING:
     from finetune.training.trainer import Trainer

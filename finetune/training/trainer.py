@@ -15,20 +15,18 @@ from numpy.typing import NDArray
 from torch import nn
 
 from finetune import distributed, events
-from finetune.devices.base import Device, move_to_device
-from finetune.devices.batch_size import BatchSize
+from finetune.devices.base import BatchSize, Device, move_to_device
 from finetune.devices.captured import CapturedFunction, Tensors
 from finetune.evaluation.predict import Predictor
 from finetune.events import clock, emit, stage
-from finetune.model.freeze import has_gradient_checkpointing, set_training
+from finetune.model.structure import has_gradient_checkpointing, set_training
 from finetune.tasks.base import Labels, Task
 from finetune.tasks.scores import selection_score
-from finetune.tokenization.buckets import Batch, longest_first
-from finetune.tokenization.examples import Examples, Inputs
-from finetune.training.contrastive import contrastive_losses
-from finetune.training.guard import (
+from finetune.tokenization.examples import Batch, Examples, Inputs, longest_first
+from finetune.training.checks import (
     MIN_VISIBLE_RATE,
     ParameterGuard,
+    check_device,
     check_losses,
     check_parameters_finite,
 )
@@ -50,8 +48,7 @@ from finetune.training.optimizers import (
     trained_by,
     unflatten,
 )
-from finetune.training.parity import check_device
-from finetune.training.plan import HeadFitter, Plan
+from finetune.training.plan import HeadFitter, Plan, contrastive_losses
 from finetune.training.snapshot import Checkpoints, Progress
 
 # Logits in fp32, [examples, outputs], and labels give the loss of each example: fp32, [examples].

@@ -22,10 +22,12 @@ from finetune.tasks.labels import name_as_text, name_classes
 from finetune.tasks.tables import wilson_interval
 from finetune.training.linear_head import (
     DEFAULT_INVERSE_REGULARIZATION,
+    MIN_FITTING_NAMES,
     LabelledFeatures,
     fit_linear_head,
+    names_fit,
+    normalize,
 )
-from finetune.training.unlabeled import MIN_FITTING_NAMES, names_fit, normalize
 from finetune.web.journal import Action, How, LabelJournal
 from finetune.web.selection import Scores, Selection, find_contradictions
 

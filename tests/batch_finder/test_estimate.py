@@ -13,7 +13,7 @@ from finetune.batch_finder.results import Case, Part, architecture_of
 from finetune.batch_finder.trial_model import build_trial_model
 from finetune.config.mode import Mode
 from finetune.devices.cpu import CpuDevice
-from finetune.devices.mps.chips import Mac, find_mac
+from finetune.devices.mps.facts import Mac, find_mac
 from finetune.errors import ModelUnsupportedError
 
 NO_LIMIT = 10**9

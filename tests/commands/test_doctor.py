@@ -8,7 +8,7 @@ from tiny_runs import Command
 
 from finetune.devices.cpu import CpuDevice
 from finetune.doctor import parity
-from finetune.training.parity import Difference
+from finetune.training.checks import Difference
 from finetune.training.precision import has_parity
 
 PARITY = ("doctor", "--parity", "--device", "cpu", "--batch-size", "7")

@@ -15,7 +15,7 @@ from finetune.batch_finder import estimate as estimate_module
 from finetune.batch_finder.results import Case, FoundBatches, Result
 from finetune.commands.find_batch import show_batches
 from finetune.config.schema import AutoTunedOption
-from finetune.devices.mps.chips import Mac
+from finetune.devices.mps.facts import Mac
 from finetune.events import Event, Info, Trial
 from finetune.training import precision as precision_module
 

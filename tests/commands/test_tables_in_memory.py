@@ -19,7 +19,7 @@ from finetune.errors import FinetuneError, NotARunError
 from finetune.files import file_sha256
 from finetune.runs.results import RunResults
 from finetune.runs.trained import TrainedModel
-from finetune.tasks.shown import DisplayMixin
+from finetune.tasks.tables import DisplayMixin
 
 OPTIONS = {name: QUICK[name] for name in QUICK if name not in ("data", "max_train_samples")}
 Row = namedtuple("Row", "text label")

@@ -6,7 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from finetune.batch_finder.estimate import LiveMemory
-from finetune.devices.emulation import keeping_memory_as
+from finetune.devices.private import keeping_memory_as
 
 NUMBERS = 2**16
 

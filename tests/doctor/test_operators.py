@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from finetune.config.mode import Mode
 from finetune.doctor.operators import Operator, OperatorReport, audit_classifier, audit_module
 from finetune.errors import UsageError
-from finetune.model.shape import loss_of
+from finetune.model.load import loss_of
 
 # fp16 dispatches the same operators as bf16.
 COMBINATIONS = [

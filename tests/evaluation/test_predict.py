@@ -7,14 +7,12 @@ from tiny_models import ARCHITECTURES, tiny_model
 from tiny_training import FewShapesDevice, random_examples, take_steps, tiny_trainer
 from torch import nn
 
-from finetune.devices.base import Device
-from finetune.devices.batch_size import BatchSize
+from finetune.devices.base import BatchSize, Device
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import LossNotFiniteError
 from finetune.evaluation.predict import Predictor, predict_logits
 from finetune.model.structure import find_structure
-from finetune.tokenization.buckets import choose_padded_lengths
-from finetune.tokenization.examples import Examples
+from finetune.tokenization.examples import Examples, choose_padded_lengths
 
 ROWS = 23
 

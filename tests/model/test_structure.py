@@ -1,12 +1,25 @@
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from tiny_models import ARCHITECTURES, SIZES, tiny_model
+from tiny_training import random_examples
 from torch import nn
 from transformers import AutoModelForSequenceClassification, FunnelConfig, SqueezeBertConfig
 
-from finetune.errors import ModelUnsupportedError
-from finetune.model.structure import find_structure
+from finetune.config.mode import Mode
+from finetune.devices.cpu import CpuDevice
+from finetune.errors import ConfigurationError, ModelUnsupportedError
+from finetune.model.structure import (
+    Structure,
+    count_parameters,
+    enable_gradient_checkpointing,
+    find_structure,
+    freeze_parameters,
+    set_training,
+)
+from finetune.tokenization.examples import Inputs
 
 LAYERS = {
     "bert": "bert.encoder.layer.",
@@ -65,3 +78,85 @@ def test_model_of_another_build_is_refused_in_words(kind: Any, options: dict[str
 
     with pytest.raises(ModelUnsupportedError, match="no encoder layers"):
         find_structure(model)
+
+
+MODES = ("full", "last-1", "last-2", "head", "classifier")
+
+
+def expected_names(structure: Structure, mode: str) -> frozenset[str]:
+    first, second, third = structure.layers
+    above_and_head = structure.final_norm | structure.head
+    return {
+        "full": structure.embeddings | first | second | third | above_and_head,
+        "last-1": third | above_and_head,
+        "last-2": second | third | above_and_head,
+        "head": structure.head,
+        "classifier": structure.output_layer | structure.new,
+    }[mode]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_mode_trains_its_part_and_nothing_else_gets_a_gradient_or_dropout(
+    architecture: str, mode: str
+) -> None:
+    model = tiny_model(architecture)
+    structure = find_structure(model)
+
+    freeze_parameters(model, structure, mode=Mode(mode))
+    set_training(model)
+
+    trained = {name for name, one in model.named_parameters() if one.requires_grad}
+    assert trained == expected_names(structure, mode)
+    sizes = {name: one.numel() for name, one in model.named_parameters()}
+    assert count_parameters(model.parameters()) == (
+        sum(sizes[one] for one in trained),
+        sum(sizes.values()),
+    )
+
+    inputs = random_examples(takes_4d_mask=structure.takes_4d_mask).inputs_of(np.arange(4), 12)
+    model(**inputs).logits.sum().backward()
+
+    with_gradient = {name for name, one in model.named_parameters() if one.grad is not None}
+    assert with_gradient == trained
+    for module in model.modules():
+        if parameters := list(module.parameters()):
+            assert module.training == any(one.requires_grad for one in parameters)
+
+
+def test_more_layers_than_there_are_is_refused() -> None:
+    model = tiny_model()
+
+    with pytest.raises(ConfigurationError, match="has 3 layers, not 4") as caught:
+        freeze_parameters(model, find_structure(model), mode=Mode("last-4"))
+
+    assert "at most 3" in caught.value.remedy
+
+
+def train_once(model: nn.Module, inputs: Inputs, *, precision: torch.dtype) -> list[torch.Tensor]:
+    """Return the gradients of one backward pass with dropout, and the next random number."""
+    set_training(model)
+    torch.manual_seed(1)
+    with torch.autocast("cpu", dtype=precision, enabled=precision != torch.float32):
+        logits = model(**inputs).logits
+    logits.float().square().sum().backward()
+    gradients = [one.grad for one in model.parameters() if one.grad is not None]
+    return [*gradients, torch.rand(1)]
+
+
+@pytest.mark.parametrize("mode", ["full", "last-1"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_gradients_and_random_numbers_are_those_without_it(architecture: str, mode: str) -> None:
+    found = []
+    for is_checkpointed in (False, True):
+        model = tiny_model(architecture)
+        structure = find_structure(model)
+        freeze_parameters(model, structure, mode=Mode(mode))
+        if is_checkpointed:
+            enable_gradient_checkpointing(model, CpuDevice())
+        examples = random_examples(4, takes_4d_mask=structure.takes_4d_mask)
+        inputs = examples.inputs_of(np.arange(4), 16)
+        found.append(train_once(model, inputs, precision=torch.float32))
+
+    assert len(found[0]) == len(found[1])
+    assert all(map(torch.equal, *found))

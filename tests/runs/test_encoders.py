@@ -14,8 +14,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipe
 import finetune
 from finetune.config.mode import Mode
 from finetune.files import read_jsonl
-from finetune.model.freeze import trainable_parameter_names
-from finetune.model.structure import find_structure
+from finetune.model.structure import find_structure, trainable_parameter_names
 
 MODES: dict[str, dict[str, Any]] = {
     "full": {},

@@ -27,11 +27,10 @@ from tiny_training import FewShapesDevice, random_examples
 from torch import nn
 
 from finetune.config.mode import Mode
-from finetune.devices.batch_size import BatchSize
+from finetune.devices.base import BatchSize
 from finetune.events import Emit, Event, Info, Step, WarningMessage, sent_to
 from finetune.model.features import split_frozen
-from finetune.model.freeze import freeze_parameters
-from finetune.model.structure import find_structure
+from finetune.model.structure import find_structure, freeze_parameters
 from finetune.model.tensor_store import TensorStore
 from finetune.runs.features import stored_features, with_features
 from finetune.runs.plan import make_plan

@@ -21,7 +21,7 @@ from finetune.errors import InterruptionError
 from finetune.events import Event, Info, StageStarted, Step, WarningMessage
 from finetune.files import read_json, read_jsonl
 from finetune.runs.folder import RunFolder
-from finetune.training import contrastive
+from finetune.training import plan
 
 STEPS = 6
 RECIPES: list[dict[str, Any]] = [{}, {"freeze_core": True}]
@@ -34,7 +34,7 @@ THINGS = ("the city", "an animal", "water", "a river", "the book of 12", "food",
 def few_steps() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for limit in ("MIN_STEPS", "MAX_STEPS"):
-            patch.setattr(contrastive, limit, STEPS)
+            patch.setattr(plan, limit, STEPS)
         yield
 
 
@@ -104,10 +104,7 @@ def test_the_recipe_is_said_once_and_the_run_has_all_its_files(few_run: FewRun) 
     assert results["global_step"] == results["best_global_step"] == steps
     assert np.isfinite(results["train_loss"])
     config = RunFolder(run).read_config()
-    assert (config.training.contrastive, config.training.fit_head) == (
-        "off" if options else "on",
-        "on",
-    )
+    assert (config.training.plan, config.training.fit_head) == ("off" if options else "on", "on")
     assert config.model.pooling == "mean"
     assert not (run / "checkpoints").exists()
 
@@ -281,7 +278,7 @@ def test_each_listed_architecture_learns_from_few_labels_by_the_mean_of_the_toke
     source = save_tiny_model(tmp_path / "source", architecture)
     run = train(tmp_path / "run", model=str(source))
     config = RunFolder(run).read_config()
-    assert (config.training.contrastive, config.model.pooling) == ("on", "mean")
+    assert (config.training.plan, config.model.pooling) == ("on", "mean")
     texts = [row["text"] for row in read_jsonl(run / "predictions.jsonl")]
     classify = pipeline("text-classification", model=str(run / "model"))
     for answer, expected in zip(finetune.predict(run, texts), classify(texts), strict=True):

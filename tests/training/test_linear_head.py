@@ -1,11 +1,21 @@
 """Linear heads that are fitted on features."""
 
+import time
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
-from finetune.training.linear_head import LabelledFeatures, cross_validate, fit_linear_head
+from finetune.training.linear_head import (
+    LabelledFeatures,
+    cross_validate,
+    fit_linear_head,
+    fit_with_texts,
+    shift_bias,
+    spread_labels,
+)
 
 
 def softmax(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -84,3 +94,86 @@ def test_noise_is_found_to_tell_nothing_even_where_a_head_can_learn_it_by_heart(
     right = cross_validate(rows, [1.0, 100.0], seed=0)[100.0].argmax(axis=1) == labels
 
     assert right.mean() < 0.1
+
+
+def draw_clusters(rows, texts, *, classes, hidden=32, noise=0.3, shares=None, seed=0):
+    random = np.random.default_rng(seed)
+    centers = random.normal(size=(classes, hidden))
+    row_classes = np.arange(rows) % classes
+    text_classes = random.choice(classes, texts, p=shares)
+    row_features, text_features = (
+        (centers[labels] + noise * random.normal(size=(len(labels), hidden))).astype(np.float32)
+        for labels in (row_classes, text_classes)
+    )
+    return row_features, row_classes, text_features, text_classes
+
+
+def test_labels_reach_texts_that_are_near_their_rows():
+    rows, classes, texts, truth = draw_clusters(12, 400, classes=4)
+    probabilities = spread_labels(rows, classes, texts, class_count=4)
+    assert probabilities.shape == (400, 4)
+    assert probabilities.sum(axis=1) == pytest.approx(1, abs=1e-5)
+    assert (probabilities.argmax(axis=1) == truth).mean() > 0.98
+
+
+def test_labels_follow_a_chain_of_texts_beyond_the_nearest_row():
+    # A long arc of texts: its far end is closer to the row of the other class.
+    angles = np.linspace(0, 2.2, 300)
+    bow = np.stack([np.cos(angles), np.sin(angles), 0 * angles], axis=1)
+    rows = np.array([[1, 0, 0], [np.cos(2.8), np.sin(2.8), 0.0]])
+    probabilities = spread_labels(
+        rows.astype(np.float32), np.array([0, 1]), bow.astype(np.float32), class_count=2
+    )
+    assert (probabilities[:150].argmax(axis=1) == 0).all()
+
+
+@pytest.mark.parametrize("texts", [1, 3, 8])
+def test_a_few_texts_are_enough(texts):
+    rows, classes, features, _ = draw_clusters(4, texts, classes=2)
+    assert np.isfinite(spread_labels(rows, classes, features, class_count=2)).all()
+
+
+def test_equal_texts_and_empty_features_give_finite_probabilities():
+    rows = np.zeros((2, 8), np.float32)
+    probabilities = spread_labels(
+        rows, np.array([0, 1]), np.zeros((50, 8), np.float32), class_count=2
+    )
+    assert np.isfinite(probabilities).all()
+
+
+def test_a_head_learns_from_unlabeled_texts() -> None:
+    rows, classes, texts, _ = draw_clusters(8, 2000, classes=4, noise=1.1)
+    *_, new_texts, new_truth = draw_clusters(8, 2000, classes=4, noise=1.1, seed=0)
+    labeled = LabelledFeatures(
+        rows, classes, np.ones(8, np.float32),
+        partial(functional.cross_entropy, reduction="none"), 4, classes,
+    )  # fmt: skip
+    plain = fit_linear_head(labeled, inverse_regularization=10.0)
+    head = fit_with_texts(labeled, texts)
+    accuracies = [
+        (fit.logits(new_texts).argmax(axis=1) == new_truth).mean() for fit in (plain, head)
+    ]
+    assert accuracies[1] > accuracies[0] + 0.02
+
+
+def test_the_bias_moves_towards_classes_that_are_frequent_among_the_texts():
+    shares = np.array([0.7, 0.2, 0.1])
+    *_, truth = draw_clusters(9, 2000, classes=3, shares=shares)
+    logits = np.random.default_rng(1).normal(size=(2000, 3)).astype(np.float32)
+    logits[np.arange(2000), truth] += 2
+    shift = shift_bias(logits)
+    assert shift[0] > 0 > shift[2]
+    accuracy = ((logits + shift).argmax(axis=1) == truth).mean()
+    assert accuracy > (logits.argmax(axis=1) == truth).mean()
+
+
+def test_equal_shares_leave_the_bias_nearly_as_it_is():
+    logits = np.tile(np.eye(4, dtype=np.float32) * 3, (100, 1))
+    assert shift_bias(logits) == pytest.approx(0, abs=1e-6)
+
+
+def test_five_thousand_texts_take_less_than_a_few_seconds():
+    rows, classes, texts, _ = draw_clusters(640, 5000, classes=64, hidden=384)
+    started = time.perf_counter()
+    spread_labels(rows, classes, texts, class_count=64)
+    assert time.perf_counter() - started < 10

@@ -9,9 +9,8 @@ from tiny_training import CLASSES, FewShapesDevice, random_examples, take_steps,
 
 from finetune.devices.cpu import CpuDevice
 from finetune.tasks.single import Single
-from finetune.tokenization.buckets import Batch
 from finetune.tokenization.encode import Windows
-from finetune.tokenization.examples import Examples
+from finetune.tokenization.examples import Batch, Examples
 from finetune.training.micro_batches import MicroBatch, WindowBatch, cut_batch
 from finetune.training.trainer import Trainer
 

@@ -15,8 +15,7 @@ from tiny_training import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from finetune.devices.base import Device
-from finetune.devices.batch_size import BatchSize
+from finetune.devices.base import BatchSize, Device
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.cuda import CudaDevice
 from finetune.errors import BatchDoesNotFitError

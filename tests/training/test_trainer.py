@@ -14,7 +14,7 @@ from tiny_models import VOCABULARY_SIZE
 from tiny_training import random_examples, tiny_trainer
 
 from finetune import events
-from finetune.devices.batch_size import BatchSize
+from finetune.devices.base import BatchSize
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import FinetuneError, LossNotFiniteError
 from finetune.events import sent_to

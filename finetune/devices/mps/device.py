@@ -13,7 +13,7 @@ from torch.torch_version import TorchVersion
 from finetune.devices import host
 from finetune.devices.base import BatchShapes, Device, DeviceMemory, Unusable, why_operation_fails
 from finetune.devices.host import HIGH, LOW, gibibytes, high_ratio
-from finetune.devices.mps.chips import generation, max_tokens
+from finetune.devices.mps.facts import generation, max_tokens
 from finetune.errors import UsageError
 
 # Before it, fused AdamW ignores the gradients' scale and steps although some are infinite

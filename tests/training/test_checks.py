@@ -1,7 +1,9 @@
 """The comparison with the CPU, with faults planted in a device."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from planted_faults import (
@@ -15,16 +17,17 @@ from planted_faults import (
     plant,
 )
 from tiny_training import OtherDevice, copied_parameters, random_examples, take_steps, tiny_trainer
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from finetune import events
 from finetune.devices.base import BatchShapes
 from finetune.errors import FinetuneError
 from finetune.events import sent_to
-from finetune.model.freeze import set_training
+from finetune.model.structure import set_training
 from finetune.tokenization.examples import Examples
-from finetune.training import parity
-from finetune.training.parity import Difference, check_device
+from finetune.training import checks
+from finetune.training.checks import Difference, ParameterGuard, check_device
 from finetune.training.trainer import Trainer
 
 EXAMPLES = random_examples(23)
@@ -111,7 +114,7 @@ def test_a_run_continues_unchecked_where_memory_does_not_suffice(
     def run_out(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(parity, "_weights_on_cpu", run_out)
+    monkeypatch.setattr(checks, "_weights_on_cpu", run_out)
     emitted: list[events.Event] = []
     state = tiny_trainer(device=OtherDevice())
     with sent_to(emitted.append):
@@ -129,10 +132,84 @@ def test_in_16_bits_a_difference_counts_if_other_examples_show_it_too(
 ) -> None:
     off = Difference("gradients", "classifier.bias", error=0.12, tolerance=0.1)
     found = iter([[off]] * differing)
-    monkeypatch.setattr(parity, "compare_with_cpu", lambda *_, **__: next(found, []))
+    monkeypatch.setattr(checks, "compare_with_cpu", lambda *_, **__: next(found, []))
     state = tiny_trainer(device=OtherDevice(), precision=precision)
     if is_fault:
         with pytest.raises(FinetuneError, match="off by 12"):
             check(state)
     else:
         check(state)
+
+
+LAYER = "bert.encoder.layer.1.output.dense.weight"
+
+
+def guarded(mode: str) -> tuple[nn.Module, Callable[[], None]]:
+    """Return a model after two steps, and the check that compares it with its state before."""
+    trainer = tiny_trainer(mode=mode)
+    guard = ParameterGuard(trainer.model)
+    take_steps(trainer, random_examples(), range(2))
+    return trainer.model, lambda: guard.check(trainer.model)
+
+
+@pytest.mark.parametrize("mode", ["full", "last-1", "head", "classifier"])
+def test_steps_as_they_should_be_pass(mode: str) -> None:
+    _, check = guarded(mode)
+
+    check()
+
+
+def test_change_of_one_frozen_number_is_noticed() -> None:
+    model, check = guarded("head")
+
+    with torch.no_grad():
+        weight = model.get_parameter(LAYER)
+        weight[3, 4] = torch.nextafter(weight[3, 4], torch.tensor(9.0))
+
+    with pytest.raises(FinetuneError, match=rf"frozen but changed.*{LAYER}"):
+        check()
+
+
+class SkipsOddLayouts(torch.optim.AdamW):
+    """Fails silently on tensors that are not contiguous, as MPS once did (pytorch#118115)."""
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        skipped = [
+            (parameter, parameter.detach().clone())
+            for group in self.param_groups
+            for parameter in group["params"]
+            if not parameter.is_contiguous()
+        ]
+        super().step(closure)
+        with torch.no_grad():
+            for parameter, value in skipped:
+                parameter.copy_(value)
+
+
+def test_optimizer_that_skips_a_parameter_silently_is_noticed() -> None:
+    model = tiny_trainer().model
+    transposed = model.get_parameter(LAYER)
+    transposed.data = transposed.detach().T.contiguous().T
+    guard = ParameterGuard(model)
+    optimizer = SkipsOddLayouts(model.parameters(), lr=1e-3)
+
+    inputs = random_examples().inputs_of(np.arange(4), 12)
+    model(**inputs).logits.sum().backward()
+    optimizer.step()
+
+    with pytest.raises(FinetuneError, match=rf"trained but the same.*{LAYER}"):
+        guard.check(model)
+
+
+@pytest.mark.parametrize("gradient", [None, 0.0, 1e-15])
+def test_parameter_without_a_gradient_or_with_next_to_none_may_stay(gradient: float | None) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    guard = ParameterGuard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    model[0](torch.ones(2)).sum().backward()
+    for parameter in model[1].parameters():
+        parameter.grad = None if gradient is None else torch.full_like(parameter, gradient)
+    optimizer.step()
+
+    guard.check(model)

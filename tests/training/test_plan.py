@@ -13,14 +13,14 @@ from tiny_training import (
 from torch import nn
 
 from finetune.devices.cpu import CpuDevice
-from finetune.training.contrastive import (
+from finetune.training.plan import (
+    TrainingMethod,
     bypass_output_layer,
     contrastive_losses,
     count_steps,
     interpolate,
     plan_contrast,
 )
-from finetune.training.plan import TrainingMethod
 
 PLAN = {"padded_lengths": [8, 16], "is_padded_right": True, "steps": 50, "seed": 1, "epoch": 0}
 
