@@ -42,7 +42,6 @@ class Launch:
 
 
 _current = Launch()
-_has_joined = False
 # The group that sums tensors on a GPU. None is the default group, for values on the CPU.
 _device_group: "torch.distributed.ProcessGroup | None" = None
 
@@ -68,33 +67,32 @@ def read_launch() -> Launch:
 def joined() -> Iterator[None]:
     """Join the processes of the launcher, if there is one."""
     launch = read_launch()
-    if launch.world_size > 1 and not _has_joined:
+    if launch.world_size > 1:
         _join(launch)
     with _working_as(launch):
         yield
 
 
 def _join(launch: Launch) -> None:
-    global _has_joined
     import torch
     from accelerate import PartialState
 
-    if not torch.distributed.is_initialized():
-        # Divide the cores among the processes of this host, unless the user or torchrun did.
-        if "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(max(1, torch.get_num_threads() // launch.local_world_size))
-            # Child processes read this. Without it, Accelerate warns and chooses a number.
-            os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
-        try:
-            PartialState(cpu=True, backend="gloo", timeout=timedelta(seconds=MAX_SECONDS))
-        except (RuntimeError, ValueError) as error:
-            raise ProcessLostError(
-                f"process {launch.rank} of {launch.world_size} can't join the others: "
-                f"{str(error).splitlines()[0]}",
-                remedy="see the errors of the others; check that each host can reach MASTER_ADDR",
-            ) from error
-        atexit.register(torch.distributed.destroy_process_group)
-    _has_joined = True
+    if torch.distributed.is_initialized():
+        return
+    # Divide the cores among the processes of this host, unless the user or torchrun did.
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, torch.get_num_threads() // launch.local_world_size))
+        # Child processes read this. Without it, Accelerate warns and chooses a number.
+        os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
+    try:
+        PartialState(cpu=True, backend="gloo", timeout=timedelta(seconds=MAX_SECONDS))
+    except (RuntimeError, ValueError) as error:
+        raise ProcessLostError(
+            f"process {launch.rank} of {launch.world_size} can't join the others: "
+            f"{str(error).splitlines()[0]}",
+            remedy="see the errors of the others; check that each host can reach MASTER_ADDR",
+        ) from error
+    atexit.register(torch.distributed.destroy_process_group)
 
 
 @contextmanager
@@ -165,7 +163,7 @@ def all_reduce_max(number: int, *, seconds: float = MAX_SECONDS) -> int:
         work = torch.distributed.all_reduce(numbers, torch.distributed.ReduceOp.MAX, async_op=True)
         assert work is not None
         work.wait(timedelta(seconds=seconds))
-    return int(numbers.item())
+    return int(numbers)
 
 
 def any_rank(flag: bool) -> bool:

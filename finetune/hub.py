@@ -28,7 +28,6 @@ from finetune.errors import DataNotFoundError, HubNotReachableError, UsageError
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 SHARDS_INDEX = "model.safetensors.index.json"
-_WEIGHT_FILES = (WEIGHTS, SHARDS_INDEX)
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 RepoType = Literal["model", "dataset"]
 # From httpx2 or, before huggingface_hub 2, from httpx.
@@ -93,10 +92,9 @@ def resolve(repo_type: RepoType, name: str, *, revision: str | None) -> Reposito
         files = frozenset(map(Path.as_posix, paths))
         return Repository(repo_type, name, commit, files, unreachable)
     if info.sha != revision:  # a download by commit does not store the branch
-        with _errors_explained(repo_type, name, "the cache can't be used"):
-            reference = _cache_of(repo_type, name) / "refs" / revision
-            reference.parent.mkdir(parents=True, exist_ok=True)
-            reference.write_text(info.sha)
+        reference = _cache_of(repo_type, name) / "refs" / revision
+        reference.parent.mkdir(parents=True, exist_ok=True)
+        reference.write_text(info.sha)
     files = frozenset(sibling.rfilename for sibling in info.siblings or ())
     return Repository(repo_type, name, info.sha, files)
 
@@ -122,8 +120,9 @@ def fetch_model(name: str, *, revision: str | None, with_weights: bool = True) -
 def has_weights(name: str, *, revision: str | None) -> bool:
     """Return whether the weights of a model are in the cache, at its newest known revision."""
     with suppress(hub_errors.HFValidationError):
-        files = [try_to_load_from_cache(name, file, revision=revision) for file in _WEIGHT_FILES]
-        return any(isinstance(file, str) for file in files)
+        files = (WEIGHTS, SHARDS_INDEX)
+        cached = (try_to_load_from_cache(name, file, revision=revision) for file in files)
+        return any(isinstance(path, str) for path in cached)
     return False
 
 
@@ -202,24 +201,18 @@ def _errors_explained(repo_type: RepoType, name: str, failure: str) -> Iterator[
     not_found = errors.ModelNotFoundError if repo_type == "model" else DataNotFoundError
     try:
         yield
-    except hub_errors.GatedRepoError as error:
-        message = f"the {repo_type} {name!r} is only for users who accepted its terms"
-        remedy = f"accept the terms at {page}, and set HF_TOKEN to your token"
-        raise not_found(message, remedy=remedy) from error
-    except hub_errors.HFValidationError as error:
-        message = f"there is no folder {name}, and it is not a valid name on the Hub"
-        raise not_found(message, remedy="check the spelling") from error
-    except hub_errors.RepositoryNotFoundError as error:
-        message = f"there is no folder {name!r}, and no {repo_type} with this name on the Hub"
-        remedy = f"check the spelling; if {page} is private, set HF_TOKEN"
-        raise not_found(message, remedy=remedy) from error
+    except (hub_errors.HFValidationError, hub_errors.RepositoryNotFoundError) as error:
+        # The Hub also says that about gated and private repositories.
+        message = f"there is no folder {name}, and no {repo_type} with this name on the Hub"
+        remedy = f"check the spelling; if {page} is gated or private, accept its terms there, and "
+        raise not_found(message, remedy=f"{remedy}set HF_TOKEN to your token") from error
     except hub_errors.RevisionNotFoundError as error:
         message = f"the {repo_type} {name!r} has no such revision"
         raise not_found(message, remedy=f"choose a revision from {page}/tree/main") from error
     except (HTTPError, OSError, RuntimeError, ValueError) as error:
         # The Hub client and hf_xet also raise bare RuntimeErrors and ValueErrors.
         is_foreign = {"huggingface_hub", "hf_xet"}.isdisjoint(errors.packages_of(error))
-        if is_foreign and not isinstance(error, HTTPError | OSError):
+        if errors.explain(error) or (is_foreign and not isinstance(error, HTTPError | OSError)):
             raise
         status = getattr(getattr(error, "response", None), "status_code", None)
         reason = _without_password((str(error).strip() or type(error).__name__).splitlines()[0])
@@ -229,11 +222,6 @@ def _errors_explained(repo_type: RepoType, name: str, failure: str) -> Iterator[
                 f"your token gives no access to the {repo_type} {name!r}: {reason}",
                 remedy=f"make a token with access at {endpoint()}/settings/tokens, then run "
                 "`hf auth login` or set HF_TOKEN; or choose an OWNER that you belong to",
-            ) from error
-        if isinstance(error, OSError) and error.errno is not None:
-            raise errors.FinetuneError(
-                f"the cache in {constants.HF_HUB_CACHE} can't be written: {error.strerror}",
-                remedy="free disk space there, or set HF_HOME to a folder on another disk",
             ) from error
         raise HubNotReachableError(
             f"{failure}: {reason}",

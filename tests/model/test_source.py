@@ -61,7 +61,7 @@ def test_what_has_no_config_is_no_model_nor_looked_up_on_the_hub(folder: Path) -
     (folder / "config.json").unlink()
     with pytest.raises(ModelNotFoundError, match=r"no config\.json"):
         find(folder)
-    with pytest.raises(ModelNotFoundError, match="it is not a valid name on the Hub") as raised:
+    with pytest.raises(ModelNotFoundError, match="no model with this name on the Hub") as raised:
         find("./models/tiny")
     assert raised.value.remedy == "check the spelling"
 
