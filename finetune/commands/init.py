@@ -81,13 +81,13 @@ def make_config(options: DataConfig, facts: Mapping[str, Any]) -> str:
         **{name: OPTIONS[name].default for name in EXPLAINED},
     }
     steps_per_epoch = math.ceil(facts["rows_of_a_run"]["train"] / DEFAULT_BATCH_SIZE)
-    epochs = mode_defaults(Mode("full"), steps_per_epoch=steps_per_epoch).num_train_epochs
+    defaults = mode_defaults(Mode("full"), steps_per_epoch=steps_per_epoch)
     counts = [count for count in facts["class_rows"].values() if count] or [facts["rows"]]
     longer = f"{facts['longer_fraction']:.1%} of the texts"
     notes = {
         "data": "A relative path starts in the folder in which finetune runs.",
         "long_texts": f"In this table, {longer} are longer than the model reads at once.",
-        "num_train_epochs": f"For this table, the default is {epochs:g}.",
+        "num_train_epochs": f"For this table, the default is {defaults['num_train_epochs']:g}.",
         "class_weights": f"In this table, the smallest class has {min(counts):,} rows, the largest "
         f"{max(counts):,}.",
     }

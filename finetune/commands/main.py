@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 import click
 
 import finetune
-from finetune.config import FORMER_NAMES
 from finetune.devices.host import keep_freed_memory, reduce_gc_frequency
 from finetune.distributed import MAX_SECONDS, read_launch
 from finetune.errors import (
@@ -111,19 +110,13 @@ class _LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-def _normalize(name: str) -> str:
-    """Return ``batch-size`` for ``batch_size``, and the current name of a renamed option."""
-    name = name.replace("-", "_")
-    return FORMER_NAMES.get(name, name).replace("_", "-")
-
-
 @click.group(
     cls=_LazyGroup,
     epilog=EXAMPLES,
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": 100,
-        "token_normalize_func": _normalize,
+        "token_normalize_func": lambda name: name.replace("_", "-"),
     },
 )
 @click.version_option(finetune.__version__, prog_name="finetune")

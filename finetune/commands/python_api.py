@@ -13,7 +13,6 @@ from typing import Any
 
 from finetune import events
 from finetune.commands import progress as terminal
-from finetune.config import FORMER_NAMES
 from finetune.config.schema import OPTIONS
 from finetune.data import TEMPORARY
 from finetune.distributed import read_launch
@@ -42,7 +41,6 @@ def as_python(function: Callable[..., Any]) -> Callable[..., Any]:
         progress: bool | None = None,
         **options: Any,
     ) -> Any:
-        options = {FORMER_NAMES.get(name, name): value for name, value in options.items()}
         names = {*public.parameters}
         shown, messages = emit or events.ignore, list[str]()
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from finetune.config import FORMER_NAMES
 from finetune.config.schema import OPTION_BY_OTHER_NAME, OPTIONS, Config, change_options, flag_of
 from finetune.config.yaml_files import find_preset, read_yaml
 from finetune.errors import ConfigurationError
@@ -73,8 +72,7 @@ def load_config(
     settings += map(_read_assignment, assignments)
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    for source, section, name, value in settings:
-        option = FORMER_NAMES.get(name, name)
+    for source, section, option, value in settings:
         check_name(option, section, source=source)
         values[option], sources[option] = value, source
     checked = {name: check_value(name, value, sources[name]) for name, value in values.items()}

@@ -109,7 +109,7 @@ class DataConfig:
         names=("trec", "questions"),
         other_names="dataset_name train_file dataset train",
     )
-    table: str | None = _of_files(None)
+    table: str | None = _of_files(None, other_names="member")
     validation_file: str | None = _of_files(None, path="file", takes_table=True)
     test_file: str | None = _of_files(None, path="file", takes_table=True, is_first=True)
     text_column: str | None = _of_tables(None, is_first=True, other_names="text")
@@ -122,7 +122,7 @@ class DataConfig:
     label_names: str | None = _of_tables(None, path="file")
     skip_unknown_labels: bool = _of_tables(False)
     empty_labels: Literal["unlabeled", "none"] | None = _of_tables(None)
-    unlabeled: str | None = _file_or_table(None, names=("none",))
+    unlabeled: str | None = _file_or_table(None, names=("none",), other_names="unlabelled")
     class_names: Literal["auto", "off"] = "auto"
     class_descriptions: str | None = _file_or_table(None)
     corrections: str | None = _file(None)
@@ -281,7 +281,7 @@ class TrainingConfig:
     max_grad_norm: PositiveFloat = 1.0
     class_weights: Literal["none", "balanced"] = "none"
     contrastive: Switch = "auto"
-    fit_head: Switch = "auto"
+    fit_head: Switch = _option("auto", other_names="solve_head")
     loss: Literal["cross_entropy", "focal"] = "cross_entropy"
     focal_gamma: NonNegativeFloat = _option(2.0, needs="--loss focal")
     label_smoothing: HalfOpenUnitInterval = _option(0.0, other_names="label_smoothing_factor")
@@ -488,23 +488,20 @@ def default_learning_rate(mode: Mode, *, hidden_size: int, structure: Any) -> fl
     return float(f"{7e-3 / (structure.output_layer_input or TYPICAL_OUTPUT_LAYER_INPUT):.2g}")
 
 
-@dataclass(frozen=True)
-class ModeDefaults:
-    """Values for options that are not set."""
-
-    num_train_epochs: float
-    head_lr_multiplier: float
-    weight_decay: float
-    early_stopping_patience: int
-
-
-def mode_defaults(mode: Mode, *, steps_per_epoch: int) -> ModeDefaults:
-    """Return the defaults that depend on the mode and the number of rows."""
+def mode_defaults(mode: Mode, *, steps_per_epoch: int) -> dict[str, Any]:
+    """Return the defaults that depend on the mode and the number of rows, by option."""
     if not mode.trains_encoder:
         epochs = max(1, min(MAX_HEAD_STEPS // steps_per_epoch, MAX_HEAD_EPOCHS))
-        return ModeDefaults(float(epochs), 1.0, 0.0, math.ceil(epochs * 30 / 100))
-    min_steps = MIN_LORA_STEPS if mode.is_lora else MIN_STEPS
-    epochs = min(math.ceil(min_steps / steps_per_epoch), MAX_FEW_ROWS_EPOCHS)
-    patience = FEW_ROWS_PATIENCE if epochs > MIN_EPOCHS else 0
-    multiplier, decay = (1.0, 0.0) if mode.is_lora else (LR_MULTIPLIER, 0.01)
-    return ModeDefaults(float(max(epochs, MIN_EPOCHS)), multiplier, decay, patience)
+        multiplier, decay, patience = 1.0, 0.0, math.ceil(epochs * 30 / 100)
+    else:
+        min_steps = MIN_LORA_STEPS if mode.is_lora else MIN_STEPS
+        epochs = min(math.ceil(min_steps / steps_per_epoch), MAX_FEW_ROWS_EPOCHS)
+        patience = FEW_ROWS_PATIENCE if epochs > MIN_EPOCHS else 0
+        epochs = max(epochs, MIN_EPOCHS)
+        multiplier, decay = (1.0, 0.0) if mode.is_lora else (LR_MULTIPLIER, 0.01)
+    return {
+        "num_train_epochs": float(epochs),
+        "head_lr_multiplier": multiplier,
+        "weight_decay": decay,
+        "early_stopping_patience": patience,
+    }

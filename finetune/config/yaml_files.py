@@ -83,19 +83,9 @@ def find_preset(name: str) -> Path:
 
 
 def is_config(name: str) -> bool:
-    """Return whether a name belongs to a preset, or to a YAML file with sections of options."""
-    path = Path(name).expanduser()
-    is_yaml = path.suffix.lower() in (".yaml", ".yml")
-    if not is_there(path):
-        return is_yaml or (path.parent == Path() and name in describe_presets())
-    if not (is_yaml and path.is_file()) or path.stat().st_size > MAX_FILE_BYTES:
-        return False
-    content = read_yaml(path)
-    return content is None or (
-        isinstance(content, dict)
-        and any(
-            name in vars(Config()) and isinstance(content[name], dict | None) for name in content
-        )
+    """Return whether a name is a YAML file or, if there is no such file, a preset."""
+    return Path(name).suffix.lower() in (".yaml", ".yml") or (
+        name in describe_presets() and not is_there(name)
     )
 
 

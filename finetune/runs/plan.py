@@ -67,16 +67,14 @@ def _plan_steps(inputs: RunInputs) -> Plan:
     rows, examples_per_step = len(examples["train"].labels), options.examples_per_step
     steps_per_epoch = math.ceil(rows / examples_per_step)
     values = mode_defaults(mode, steps_per_epoch=steps_per_epoch)
-    changes = {name: getattr(options, name) for name in vars(values)}
-    values = replace(
-        values, **{name: value for name, value in changes.items() if value is not None}
-    )
-    total_steps = options.max_steps or math.ceil(values.num_train_epochs * steps_per_epoch)
+    chosen = {name: getattr(options, name) for name in values}
+    values |= {name: value for name, value in chosen.items() if value is not None}
+    total_steps = options.max_steps or math.ceil(values["num_train_epochs"] * steps_per_epoch)
     if method.fits_head:
         total_steps = count_steps(rows) if method.is_contrastive else 1
         examples_per_step = TEXTS_PER_STEP if method.is_contrastive else rows
         steps_per_epoch = total_steps
-    patience = values.early_stopping_patience
+    patience = values["early_stopping_patience"]
     if method.fits_head or "validation" not in examples:
         patience = 0
     learning_rate = options.learning_rate or default_learning_rate(
@@ -98,8 +96,8 @@ def _plan_steps(inputs: RunInputs) -> Plan:
         peak=learning_rate,
         total_steps=total_steps,
         warmup_steps=math.ceil(options.warmup_fraction * total_steps),
-        head_lr_multiplier=values.head_lr_multiplier,
-        weight_decay=values.weight_decay,
+        head_lr_multiplier=values["head_lr_multiplier"],
+        weight_decay=values["weight_decay"],
         max_grad_norm=options.max_grad_norm,
         precision=options.precision,
         method=method,
@@ -112,7 +110,7 @@ def _plan_steps(inputs: RunInputs) -> Plan:
         is_padded_right=text_model.tokenizer.padding_side == "right",
         effective_batch_size=examples_per_step,
         steps_per_epoch=steps_per_epoch,
-        num_train_epochs=values.num_train_epochs,
+        num_train_epochs=values["num_train_epochs"],
         logging_steps=output.logging_steps,
         patience=patience,
         saves=output.saves,

@@ -80,7 +80,7 @@ def test_a_configuration_is_told_from_data(command: Command, mails: Path) -> Non
         outcome = command("config", "show", file, "--json")
         found = {one["option"]: one["value"] for one in json.loads(outcome.output)["options"]}
         assert found[option] == value
-    command("run", "texts.yaml").assert_refused(3, "texts.yaml is YAML")
+    command("run", "texts.yaml").assert_refused(2, "texts.yaml has no sections", "--data")
     outcome = command("run", "mine.yaml", "--config", "offline")
     outcome.assert_refused(2, "mine.yaml and --config offline")
 

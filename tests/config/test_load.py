@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from finetune.config import FORMER_NAMES
 from finetune.config.load import LoadedConfig, load_config, parse_size
-from finetune.config.schema import OPTIONS, Config, change_options
+from finetune.config.schema import Config, change_options
 from finetune.config.yaml_files import dump_config
 from finetune.errors import ConfigurationError
 
@@ -186,14 +185,6 @@ def test_what_is_no_size_or_lacks_its_unit_is_refused_with_its_source(text: str)
     error = error_of(flags={"memory": text})
     assert error.message.startswith(f"--memory is {text!r}")
     assert "4GiB" in error.remedy
-
-
-@pytest.mark.parametrize(("old", "new"), [("solve_head", "on"), ("member", "a.csv")])
-def test_former_names_of_options_stay_accepted(tmp_path: Path, old: str, new: str) -> None:
-    file = tmp_path / "old.yaml"
-    file.write_text(f"{'training' if old == 'solve_head' else 'data'}:\n  {old}: {new}\n")
-    for loaded in (load_config(flags={old: new}), load_config(file=str(file))):
-        assert OPTIONS[FORMER_NAMES[old]].value_in(loaded.config) == new
 
 
 def test_a_configuration_reads_back_as_it_was_written(tmp_path: Path) -> None:

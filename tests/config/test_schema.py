@@ -9,7 +9,6 @@ from finetune.config.mode import Mode
 from finetune.config.schema import (
     OPTIONS,
     Config,
-    ModeDefaults,
     ModelConfig,
     default_learning_rate,
     mode_defaults,
@@ -71,15 +70,18 @@ def test_the_rate_of_an_output_layer_alone_follows_from_the_size_of_what_it_read
     assert default_learning_rate(mode, hidden_size=768, structure=with_pooler) == 5e-4
 
 
-@pytest.mark.parametrize("mode", ["full", "last-2"])
-def test_a_new_head_beside_an_encoder_learns_faster_for_a_few_epochs(mode: str) -> None:
-    assert mode_defaults(Mode(mode), steps_per_epoch=84) == ModeDefaults(
-        num_train_epochs=3, head_lr_multiplier=10, weight_decay=0.01, early_stopping_patience=0
-    )
-
-
-@pytest.mark.parametrize("mode", ["head", "classifier"])
-def test_a_head_alone_trains_until_it_stops_early_in_place_of_weight_decay(mode: str) -> None:
-    assert mode_defaults(Mode(mode), steps_per_epoch=1) == ModeDefaults(
-        num_train_epochs=100, head_lr_multiplier=1, weight_decay=0, early_stopping_patience=30
-    )
+@pytest.mark.parametrize(
+    ("mode", "steps_per_epoch", "epochs", "multiplier", "decay", "patience"),
+    [
+        ("full", 84, 3, 10, 0.01, 0),
+        ("last-2", 10, 25, 10, 0.01, 8),
+        ("lora", 10, 40, 1, 0, 8),
+        ("head", 1, 100, 1, 0, 30),
+        ("classifier", 1000, 14, 1, 0, 5),
+    ],
+)
+def test_defaults_follow_from_the_mode_and_the_rows(
+    mode: str, steps_per_epoch: int, epochs: int, multiplier: float, decay: float, patience: int
+) -> None:
+    values = mode_defaults(Mode(mode), steps_per_epoch=steps_per_epoch)
+    assert [*values.values()] == [epochs, multiplier, decay, patience]

@@ -63,7 +63,7 @@ def test_what_has_no_config_is_no_model_nor_looked_up_on_the_hub(folder: Path) -
         find(folder)
     with pytest.raises(ModelNotFoundError, match="no model with this name on the Hub") as raised:
         find("./models/tiny")
-    assert raised.value.remedy == "check the spelling"
+    assert raised.value.remedy.startswith("check the spelling")
 
 
 def test_a_revision_beside_a_folder_is_refused(folder: Path) -> None:
