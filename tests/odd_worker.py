@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 
-from finetune.batch_finder.child import connect_to_parent
+from finetune.batch_finder.trials import connect_to_parent
 from finetune.events import Trial
 
 KILLED, ABORTED, ABORTED_FOR_MEMORY, SEGFAULT, HANGS, FAILS, NO_MEMORY, EXITS = range(101, 109)

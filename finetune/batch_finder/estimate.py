@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from transformers.initialization import no_init_weights
 
-from finetune.batch_finder.results import Case, Result, parts_of
-from finetune.batch_finder.search import MemoryLine, fit_memory
+from finetune.batch_finder.results import Case, Result
+from finetune.batch_finder.search import fit_memory
 from finetune.batch_finder.trial_model import build_trial_model
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.facts import Mac, max_tokens
@@ -34,24 +34,11 @@ _SLOPE, _OFFSET_BYTES, _ERROR_SHARE = 1.44, 2**29, 0.35
 BASIS = "Estimated. Checked against published runs on five Macs: docs/batch-sizes.md."
 
 
-def estimate_parts(case: Case, mac: Mac, *, stores_features: bool, limit: int) -> Result:
-    """Estimate the batch sizes, up to a limit, of all parts of a model on a Mac."""
-    results = {
-        part: estimate(replace(case, part=part), mac, limit=limit)
-        for part in parts_of(stores_features=stores_features)
-    }
-    *_, trained = results.values()
-    return replace(
-        trained,
-        stores_features=stores_features,
-        features_batch_size=results["features"].largest if stores_features else None,
-        peak_bytes=max(result.peak_bytes or 0 for result in results.values()),
-    )
-
-
 def estimate(case: Case, mac: Mac, *, limit: int) -> Result:
     """Estimate the largest batch, up to a limit, of one part of a model on a Mac."""
-    live, budget_bytes = model_live_memory(case), mac.budget_bytes
+    budget_bytes = mac.budget_bytes
+    peaks = allocated_peaks(case, _BATCH_SIZES)
+    live = fit_memory(dict(zip(_BATCH_SIZES, peaks, strict=True)))
     if tokens := max_tokens(mac.chip):
         limit = min(limit, tokens // case.padded_length)
 
@@ -72,11 +59,6 @@ def estimate(case: Case, mac: Mac, *, limit: int) -> Result:
         highest=largest_within(budget_bytes * (1 + _ERROR_SHARE)),
         basis=BASIS,
     )
-
-
-def model_live_memory(case: Case) -> MemoryLine:
-    """Model the bytes of tensors that are alive at the peak of a step, by the batch size."""
-    return fit_memory(dict(zip(_BATCH_SIZES, allocated_peaks(case, _BATCH_SIZES), strict=True)))
 
 
 def allocated_peaks(case: Case, batch_sizes: Sequence[int]) -> list[int]:

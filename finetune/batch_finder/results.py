@@ -45,19 +45,11 @@ class Case:
         return {name: getattr(self, name) for name in names}
 
 
-def parts_of(*, stores_features: bool) -> tuple[Part, ...]:
-    """Return the parts that have a batch size each. The part that trains is the last."""
-    return ("features", "trainable") if stores_features else ("whole",)
-
-
 def architecture_of(model_config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of ``config.to_dict()`` that decides the tensors, as JSON types."""
     kept = {name: value for name, value in model_config.items() if name not in _NOT_ARCHITECTURE}
     architecture: dict[str, Any] = json.loads(json.dumps(kept))
     return architecture
-
-
-SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +114,4 @@ class FoundBatches(DisplayMixin):
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``find-batch --json`` prints."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "results": [asdict(result) for result in self.results],
-        }
+        return {"schema_version": 1, "results": [asdict(result) for result in self.results]}

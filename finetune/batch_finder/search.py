@@ -1,48 +1,62 @@
-"""Choose which batch size to try next, and when to stop. This module only handles numbers.
+"""Search for the batch sizes of a model on one device, or confirm the results of a search.
 
 The search tries 4 examples and grows until two trials give a line of memory. Then it jumps to 0.985
 of the predicted size, brackets the largest size that fits to 2%, and confirms it in a new process.
+Memory is fragmented, so a batch often fails although 1 or 2% of the budget should be free.
 
 A trial takes a few steps at one padded length, a run takes thousands at many lengths. On a CPU, 50
 steps of mixed lengths took a fifth more memory per example. So the recommended size is the fastest
 within 0.75 of the size at which memory ends.
 """
 
+import hashlib
+import json
 import math
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
 from typing import NamedTuple
 
-from finetune.batch_finder.results import Result
-from finetune.errors import BatchDoesNotFitError, FinetuneError
-from finetune.events import Trial, TrialStatus
+from pydantic import TypeAdapter
 
-FIRST_SIZE = 4
+from finetune.batch_finder.results import Case, Part, Result
+from finetune.batch_finder.trials import TrialRunner
+from finetune.config.load import parse_size
+from finetune.config.schema import SearchConfig
+from finetune.devices.base import Device
+from finetune.devices.host import available_bytes, gibibytes
+from finetune.distributed import read_launch
+from finetune.errors import BatchDoesNotFitError, FinetuneError, ModelUnsupportedError
+from finetune.events import Info, Trial, TrialStatus, WarningMessage, emit
+from finetune.files import WRITTEN_BY, write_cache_json
+
+FIRST_SIZE, TARGET, TOLERANCE, SAFE_SIZE = 4, 0.985, 0.02, 0.75
 # After this many trials only the largest size is confirmed.
 MAX_TRIALS = 8
-# How closely the largest size is bracketed, as a fraction of that size.
-TOLERANCE = 0.02
-# Memory is fragmented, so a batch often fails although 1 or 2% of the budget should be free.
-TARGET = 0.985
 # If the predicted size fails, the search goes down by this fraction, then by twice that.
 STEP_DOWN = 0.02
 # A prediction is unreliable if a proportional estimate is below this fraction of it.
 FAR = 0.75
 # Sizes within this fraction of the best speed count as fastest.
 FASTEST = 0.97
-# The recommended size is at most this fraction of the size at which memory runs out. If the largest
-# tried size below is at least WORTHWHILE of that, no further size is tried.
-SAFE_SIZE, WORTHWHILE = 0.75, 0.75
 # A trial takes two or three steps and an evaluation, about the time of this many steps.
 STEPS_PER_TRIAL = 4
 # If a device swaps, a size with less than this fraction of the speed of a smaller size is too big.
 MIN_SPEED = 0.5
-# The minimum ratio of two sizes for estimating a slope.
+# The minimum ratio of two sizes for a slope.
 MIN_SPAN = 1.25
-
-
-RunTrial = Callable[..., Trial]
-"""Tries a batch size, in a new process if ``new_process`` is true."""
+# Free memory is never quite the same. A budget larger by this factor is worth another search.
+MORE_BUDGET = 1.05
+# Results depend on these packages. This package decides what is recommended.
+PACKAGES = ("finetune-mps", "torch", "transformers", "accelerate")
+PARTS: dict[Part, str] = {
+    "whole": "",
+    "features": ", feature extraction",
+    "trainable": ", trainable layers",
+}
 
 
 class MemoryLine(NamedTuple):
@@ -82,68 +96,75 @@ def fit_memory(peaks: Mapping[int, int]) -> MemoryLine:
     return MemoryLine(peaks[smallest], peaks[largest] - slope * largest, slope)
 
 
-def search(
-    run: RunTrial,
-    *,
-    budget_bytes: int,
-    limit: int,
-    first: int | None = None,
-    time_limit: float = math.inf,
-    slows_down: bool = False,
-) -> Result:
-    """Find the largest batch size that fits, confirmed in a new process, and the fastest.
+def fastest_size(speeds: Mapping[int, float]) -> int:
+    """Return the smallest size whose speed, in examples per second, is within 3% of the best.
+
+    >>> fastest_size({8: 70.0, 32: 98.0, 128: 100.0})
+    32
+    """
+    best = max(speeds.values())
+    return min(size for size, speed in speeds.items() if speed >= FASTEST * best)
+
+
+@dataclass
+class Search:
+    """Finds the largest batch size that fits, confirmed in a new process, and the fastest.
 
     Two trials of the same size may disagree. A size that failed once is never returned.
 
     Args:
+        run: Tries a batch size, in a new process if ``new_process`` is true.
         first: Size to start with, None for a small one.
         time_limit: Seconds. A trial that would end later is left out, if there is a result.
         slows_down: Whether the device swaps instead of rejecting an allocation.
     """
-    state = _Search(budget_bytes, limit, first, time_limit, slows_down)
-    while following := state.next_trial():
-        size, new_process = following
-        state.add(run(size, new_process=new_process), is_confirmed=new_process)
-    speeds, end = state.speeds, math.floor(state.safe_size())
-    safe = {size: speed for size, speed in speeds.items() if size <= end}
-    return Result(
-        largest=state.largest,
-        first_failed=min(state.sizes("too_big"), default=None),
-        predicted_largest=state.predicted_largest(),
-        fastest=fastest_size(speeds),
-        recommended=fastest_size(safe) if safe else min(speeds),
-        trials=tuple(state.trials),
-        budget_bytes=budget_bytes,
-        peak_bytes=state.passed[state.largest].peak_bytes,
-    )
 
-
-@dataclass
-class _Search:
+    run: Callable[..., Trial]
     budget_bytes: int
     limit: int
-    first: int | None
-    time_limit: float
-    slows_down: bool
+    first: int | None = None
+    time_limit: float = math.inf
+    slows_down: bool = False
     trials: list[Trial] = field(default_factory=list)
-    confirmed: set[int] = field(default_factory=set)
+    # Whether a further size would have taken too long.
+    is_late: bool = False
 
-    def add(self, trial: Trial, *, is_confirmed: bool) -> None:
+    def result(self) -> Result:
+        """Run all trials."""
+        confirmed: set[int] = set()
+        while following := self.next_trial(confirmed):
+            size, new_process = following
+            self.add(self.run(size, new_process=new_process))
+            if new_process:
+                confirmed.add(size)
+        speeds, end = self.speeds, self.safe_size()
+        safe = {size: speed for size, speed in speeds.items() if size <= end}
+        return Result(
+            largest=self.largest,
+            first_failed=min(self.sizes("too_big"), default=None),
+            predicted_largest=self.predicted_largest(),
+            fastest=fastest_size(speeds),
+            recommended=fastest_size(safe) if safe else min(speeds),
+            trials=tuple(self.trials),
+            budget_bytes=self.budget_bytes,
+            peak_bytes=self.passed[self.largest].peak_bytes,
+        )
+
+    def add(self, trial: Trial) -> None:
+        """Add a trial; raise an error if it ends the search."""
         self.trials.append(trial)
         if self.slows_down:
             self.trials = [self._judge_speed(earlier) for earlier in self.trials]
-        if is_confirmed:
-            self.confirmed.add(trial.batch_size)
-        last = self.trials[-1]
-        if last.status == "failed" or (last.status == "timed_out" and last.batch_size == 1):
+            trial = self.trials[-1]
+        if trial.status == "failed" or (trial.status == "timed_out" and trial.batch_size == 1):
             raise FinetuneError(
-                f"training at batch size {last.batch_size} failed: {last.reason}",
+                f"training at batch size {trial.batch_size} failed: {trial.reason}",
                 remedy="run finetune doctor, raise --time-limit, or lower --max-length; memory is "
                 "not the cause",
             )
-        if not self.largest and last.batch_size == 1:
+        if not self.largest and trial.batch_size == 1:
             raise BatchDoesNotFitError(
-                f"not even a batch of one example fits in memory: {last.reason}",
+                f"not even a batch of one example fits in memory: {trial.reason}",
                 remedy="lower --max-length, use --gradient-checkpointing or --freeze-core, or "
                 "raise --memory",
             )
@@ -159,6 +180,7 @@ class _Search:
         return replace(trial, status="too_big", reason=reason)
 
     def sizes(self, *statuses: TrialStatus) -> set[int]:
+        """Return the sizes of trials that ended in one of some ways."""
         return {trial.batch_size for trial in self.trials if trial.status in statuses}
 
     @property
@@ -170,14 +192,17 @@ class _Search:
 
     @property
     def speeds(self) -> dict[int, float]:
+        """Examples per second of each size that never failed."""
         return {size: trial.examples_per_second or 0.0 for size, trial in self.passed.items()}
 
     @property
     def largest(self) -> int:
+        """The largest size that never failed, 0 if there is none."""
         return max(self.passed, default=0)
 
     @property
     def tolerance(self) -> int:
+        """How closely the largest size is bracketed."""
         return max(1, int(TOLERANCE * self.largest))
 
     def predict(self) -> int | None:
@@ -185,25 +210,22 @@ class _Search:
         peaks = {size: trial.peak_bytes for size, trial in self.passed.items() if trial.peak_bytes}
         return fit_memory(peaks).largest_batch(self.budget_bytes) if peaks else None
 
-    def next_trial(self) -> tuple[int, bool] | None:
+    def next_trial(self, confirmed: set[int]) -> tuple[int, bool] | None:
         """Return the next size, and whether it is for a new process; None at the end."""
         size, predicted, safe_size = self.next_size(), self.predict(), self.untried_safe_size()
-        if size is not None and not self.is_exhausted():
+        if size is not None and len(self.trials) < MAX_TRIALS - (safe_size is not None):
             # While the search grows, half of the time is kept for the confirmation. Later, any
             # size may be the largest, so its trial also confirms it.
             affordable = self.affordable_size(0.5 if predicted is None else 1.0)
-            if affordable >= min(size, self.largest + self.tolerance):
+            self.is_late = affordable < min(size, self.largest + self.tolerance)
+            if not self.is_late:
                 size = min(size, affordable)
                 return size, predicted is not None or size in (affordable, self.limit)
-        if self.largest not in self.confirmed:
+        if self.largest not in confirmed:
             return max(1, self.largest), True
         if safe_size is None or len(self.trials) >= MAX_TRIALS:
             return None
         return (safe_size, False) if safe_size <= self.affordable_size(1.0) else None
-
-    def is_exhausted(self) -> bool:
-        """Return whether at most the trial of the recommended size is left."""
-        return len(self.trials) >= MAX_TRIALS - (self.untried_safe_size() is not None)
 
     def next_size(self) -> int | None:
         """Return the next size on the way to the largest, None once that is bracketed."""
@@ -212,7 +234,7 @@ class _Search:
             # If memory is swapped, only the speed of a smaller size shows that a larger one swaps.
             is_small = self.trials or self.slows_down
             return 1 if is_small else min(self.first or FIRST_SIZE, self.limit)
-        failed = [size for size in self.sizes("too_big", "timed_out") if size > low]
+        failed = self.sizes("too_big", "timed_out")
         high = min(failed, default=self.limit + 1)
         if low == self.limit or (failed and high - low <= self.tolerance):
             return None
@@ -226,8 +248,7 @@ class _Search:
             # If a size one tolerance larger fails, the largest size is bracketed. Beyond a
             # prediction that was too low, the distance grows.
             target = math.ceil(TARGET * predicted)
-            step = self.tolerance if low <= predicted else low - target
-            size = target if target >= low + self.tolerance else low + step
+            size = max(target, low + max(self.tolerance, low - target))
         if failed and size >= high:
             # A size failed that the line predicted to fit. If the line is unreliable, bisect.
             step_down = 1 - STEP_DOWN * 2 ** (len(failed) - 1)
@@ -247,34 +268,134 @@ class _Search:
 
     def predicted_largest(self) -> int | None:
         """Predict the largest size, if time ended the search before memory did."""
-        predicted, largest = self.predict(), self.largest
-        failed = [size for size in self.sizes("too_big") if size > largest]
-        is_bracketed = largest == self.limit or (failed and min(failed) - largest <= self.tolerance)
-        is_exhausted = self.is_exhausted() and not self.sizes("timed_out")
-        if predicted is None or is_bracketed or is_exhausted:
+        predicted = self.predict()
+        if predicted is None or not (self.is_late or self.sizes("timed_out")):
             return None
-        return max(largest, min(predicted, min(failed, default=self.limit + 1) - 1))
+        high = min(self.sizes("too_big"), default=self.limit + 1)
+        return max(self.largest, min(predicted, high - 1))
 
-    def safe_size(self) -> float:
+    def safe_size(self) -> int:
         """Return the largest size, tried or not, that leaves enough memory free."""
         end = min(self.sizes("too_big"), default=None) or self.predict()
-        return max(1, min(self.limit, math.inf if end is None else int(SAFE_SIZE * end)))
+        return max(1, self.limit if end is None else min(self.limit, int(SAFE_SIZE * end)))
 
     def untried_safe_size(self) -> int | None:
         """Return a size to recommend, None if a size that passed does nearly as well."""
         size = self.safe_size()
-        is_reached = any(WORTHWHILE * size <= other <= size for other in self.passed)
+        is_reached = any(SAFE_SIZE * size <= other <= size for other in self.passed)
         is_tried = size in {trial.batch_size for trial in self.trials}
         if not self.passed or is_reached or is_tried or fastest_size(self.speeds) <= size:
             return None
-        return int(size)
+        return size
 
 
-def fastest_size(speeds: Mapping[int, float]) -> int:
-    """Return the smallest size whose speed, in examples per second, is within 3% of the best.
+def find(
+    case: Case,
+    device: Device,
+    options: SearchConfig,
+    *,
+    limit: int,
+    first: int | None = None,
+    cache: Path | None = None,
+    is_fresh: bool = False,
+) -> Result:
+    """Search for the batch sizes of a case, or confirm an earlier result with one trial.
 
-    >>> fastest_size({8: 70.0, 32: 98.0, 128: 100.0})
-    32
+    ``first`` is None to start with a small batch size. ``cache`` is a folder of the results of
+    earlier searches, which a fresh search does not read.
     """
-    best = max(speeds.values())
-    return min(size for size, speed in speeds.items() if speed >= FASTEST * best)
+    started = time.perf_counter()
+    max_correct = device.shapes.max_examples(padded_length=case.padded_length)
+    limit = min(limit, max_correct or limit)
+    first = first and min(first, limit)
+    limit_bytes = _limit_bytes(options, device)
+    file = cache and cache / f"{_key(case, device, [limit, first, asdict(options)])}.json"
+    cached = None
+    if file and not is_fresh:
+        with suppress(OSError, ValueError):
+            cached = TypeAdapter(Result).validate_json(file.read_bytes())
+    with TrialRunner(
+        case, device, limit_bytes=limit_bytes, timeout_seconds=options.time_limit
+    ) as runner:
+        budget_bytes = runner.budget_bytes()
+        if cached:
+            has_more = budget_bytes > MORE_BUDGET * (cached.budget_bytes or 0)
+            if cached.is_short_of_memory and has_more:
+                first = cached.largest
+            elif (trial := runner.run(cached.recommended, new_process=True)).status == "fits":
+                return replace(cached, budget_bytes=budget_bytes, trials=(trial,))
+        try:
+            left_seconds = options.time_limit - (time.perf_counter() - started)
+            slows_down = device.memory.swaps
+            result = Search(
+                runner.run, budget_bytes, limit, first, left_seconds, slows_down
+            ).result()
+        except BatchDoesNotFitError as error:
+            total_bytes = device.memory.total_bytes()
+            if 2 * budget_bytes > total_bytes or limit_bytes == budget_bytes:
+                raise
+            others = f"another process uses {gibibytes(total_bytes - budget_bytes)}"
+            raise BatchDoesNotFitError(
+                f"{error.message}: {others}", remedy="close it, and run the command again"
+            ) from None
+    if file:
+        write_cache_json(file, asdict(result) | WRITTEN_BY)
+    return result
+
+
+def find_parts(
+    case: Case, find_part: Callable[[Case], Result], *, stores_features: bool, action: str
+) -> Result:
+    """Find the batch sizes of all parts of a model, or of the whole if it can't be split.
+
+    ``action``, such as ``searching on cpu``, begins a message about each part.
+    """
+    started = time.perf_counter()
+    results: dict[Part, Result] = {}
+    parts: tuple[Part, ...] = ("features", "trainable") if stores_features else ("whole",)
+    for part in parts:
+        emit(Info(f"{action}: {case.mode}{PARTS[part]}, {case.padded_length} tokens"))
+        try:
+            results[part] = find_part(replace(case, part=part))
+        except BatchDoesNotFitError as error:
+            emit(WarningMessage(error.message, remedy=error.remedy))
+        except ModelUnsupportedError as error:
+            if part == "whole":
+                raise
+            emit(WarningMessage(f"{error.message}: the whole model runs at every step"))
+            return find_parts(case, find_part, stores_features=False, action=action)
+    fits = len(results) == len(parts)
+    peaks = [result.peak_bytes for result in results.values() if result.peak_bytes]
+    features = results.get("features", Result())
+    return replace(
+        results[parts[-1]] if fits else Result(),
+        **case.identity(),
+        stores_features=stores_features,
+        budget_bytes=next((result.budget_bytes for result in results.values()), None),
+        features_batch_size=(features.largest if features.machine else features.recommended)
+        or None,
+        peak_bytes=max(peaks) if fits and peaks else None,
+        trials=tuple(trial for result in results.values() for trial in result.trials),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def memory_limit_bytes(options: SearchConfig) -> int | None:
+    """Return the most memory that the user allows."""
+    return None if options.memory is None else parse_size(options.memory, source="--memory")
+
+
+def _limit_bytes(options: SearchConfig, device: Device) -> int | None:
+    """Return the memory limit of a trial. Ranks of one host divide its memory."""
+    limit, ranks = memory_limit_bytes(options), read_launch().local_world_size
+    if ranks == 1 or not device.memory.is_shared:
+        return limit
+    share = available_bytes() // ranks
+    return share if limit is None else min(limit, share)
+
+
+def _key(case: Case, device: Device, bounds: object) -> str:
+    """Return a key of everything that a result depends on, except the budget."""
+    versions = [f"{package} {version(package)}" for package in PACKAGES]
+    ingredients = json.dumps([asdict(case), device.description, versions, bounds], sort_keys=True)
+    return hashlib.sha256(ingredients.encode()).hexdigest()

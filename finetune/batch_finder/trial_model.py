@@ -1,9 +1,7 @@
 """A model with random weights that takes the steps of training at any batch size, measured."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +24,7 @@ from finetune.model.structure import (
     set_training,
 )
 from finetune.tasks.choose import task_of_shape
-from finetune.tokenization.examples import Batch, Examples, Inputs, ModelInputs, prepare_mask
+from finetune.tokenization.examples import Batch, Examples, Inputs, prepare_mask
 from finetune.training.micro_batches import cut_batch
 from finetune.training.plan import Plan
 from finetune.training.trainer import Trainer
@@ -66,8 +64,7 @@ class TrialModel:
     def extract(self, *, batch_size: int) -> torch.Tensor:
         """Return the features of one batch, on the CPU."""
         assert self.frozen_layers
-        tokens = self._tokens_of(np.arange(batch_size), self.case.padded_length)
-        return self.frozen_layers.features(tokens)
+        return self.frozen_layers.features(self._tokens(batch_size))
 
     def evaluate(self, *, batch_size: int) -> None:
         """Predict one batch, as the validation between steps does."""
@@ -77,31 +74,30 @@ class TrialModel:
         with self.trainer.device.autocast(self.case.precision):
             predict_logits(
                 self.trainer.model,
-                ModelInputs(self._inputs_of, np.full(batch_size, self.case.padded_length)),
+                self._examples(batch_size),
                 padded_lengths=[self.case.padded_length],
                 batch_size=batch_size,
                 device=self.trainer.device,
             )
 
     def _train(self, batch_size: int) -> None:
-        task = task_of_shape(self.case.task, outputs=self.case.classes)
-        examples = Examples(
-            inputs_of=self._inputs_of,
-            lengths=np.full(batch_size, self.case.padded_length),
-            labels=task.sample_labels(batch_size),
-            weights=np.ones(batch_size, np.float32),
-        )
         batch = Batch(np.arange(batch_size), self.case.padded_length)
-        device = self.trainer.device
+        examples, device = self._examples(batch_size), self.trainer.device
         self.trainer.take_step(0, cut_batch(examples, batch, batch_size=batch_size, device=device))
 
-    def _inputs_of(self, rows: NDArray[np.int64], padded_length: int) -> Inputs:
+    def _examples(self, batch_size: int) -> Examples:
+        task = task_of_shape(self.case.task, outputs=self.case.classes)
+        lengths = np.full(batch_size, self.case.padded_length)
+        labels = task.sample_labels(batch_size)
+        return Examples(self._inputs_of, lengths, labels, np.ones(batch_size, np.float32))
+
+    def _inputs_of(self, rows: NDArray[np.int64], _: int) -> Inputs:
         if self.features is None:
-            return self._tokens_of(rows, padded_length)
+            return self._tokens(len(rows))
         return self._with_mask("inputs_embeds", self.features.repeat(len(rows), 1, 1))
 
-    def _tokens_of(self, rows: NDArray[np.int64], padded_length: int) -> Inputs:
-        tokens = torch.randint(self.vocabulary_size, (len(rows), padded_length))
+    def _tokens(self, rows: int) -> Inputs:
+        tokens = torch.randint(self.vocabulary_size, (rows, self.case.padded_length))
         return self._with_mask("input_ids", tokens)
 
     def _with_mask(self, name: str, tensor: torch.Tensor) -> Inputs:
@@ -117,12 +113,11 @@ def build_trial_model(case: Case, *, device: Device) -> TrialModel:
     device.choose_attention(longest_tokens=case.padded_length)
     # Random weights take seconds on the CPU, but splitting a model needs them there.
     is_made_there = case.part == "whole" and not device.memory.is_shared
-    architecture = dict(case.architecture)
-    config = AutoConfig.for_model(architecture.pop("model_type"), **architecture)
+    config = AutoConfig.for_model(**case.architecture)
     config.num_labels = case.classes
-    make = cast(Callable[..., PreTrainedModel], AutoModelForSequenceClassification.from_config)
+    auto: Any = AutoModelForSequenceClassification
     with device.torch_device if is_made_there else torch.device("cpu"):
-        model = make(config, dtype=torch.float32)
+        model = auto.from_config(config, dtype=torch.float32)
     # The weights of a frozen layer affect neither memory nor time.
     structure = find_structure(model, has_mean_layer=case.has_mean_layer)
     if case.has_mean_layer:
@@ -146,7 +141,7 @@ def build_trial_model(case: Case, *, device: Device) -> TrialModel:
     move_to_device(model, device.torch_device)
     trial = prepare_trial_model(case, model, structure, device=device, frozen_layers=layers)
     features = trial.extract(batch_size=1)
-    return replace(trial, features=features if features.ndim == 3 else features[:, None])
+    return replace(trial, features=features if layers.per_token else features[:, None])
 
 
 def prepare_trial_model(
@@ -183,14 +178,13 @@ def measure(model: TrialModel, *, batch_size: int, budget_bytes: int) -> Trial:
     memory.release()
     memory.set_memory_limit(budget_bytes)
     memory.reset_peak()
-    step = partial(model.take_step, batch_size=batch_size)
     # The first step also pays for new memory, the optimizer's state and kernels.
-    step()
+    model.take_step(batch_size=batch_size)
     # The best of several timings, each twice as long as the one before.
     steps = 1 if device.is_reference else 2
     best_rate = timed_seconds = 0.0
     while timed_seconds < _MIN_TIMED_SECONDS:
-        seconds = device.time_calls(step, calls=steps)
+        seconds = device.time_calls(lambda: model.take_step(batch_size=batch_size), calls=steps)
         best_rate = max(best_rate, steps * batch_size / seconds)
         timed_seconds += seconds
         steps *= 2

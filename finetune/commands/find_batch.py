@@ -5,6 +5,7 @@ It searches every device, in a child process. For a Mac that is not here, it est
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,8 @@ from finetune.commands.console import show_lines, show_table
 from finetune.config.mode import Mode
 from finetune.config.schema import DEFAULT_LORA, Config, PositiveInt
 from finetune.devices.mps.facts import Mac, find_mac
-from finetune.errors import BatchDoesNotFitError, ModelUnsupportedError
-from finetune.events import Info, WarningMessage, emit
+from finetune.errors import BatchDoesNotFitError
+from finetune.events import Info, emit
 from finetune.ownership import OwnFolder
 from finetune.runs.guess import guess_options
 
@@ -150,7 +151,7 @@ def _on_device(config: Config, case: "Case", device: "Device", precision: str) -
 
 def _search(config: Config, case: "Case", rows: int, *, is_fresh: bool) -> "Iterator[Result]":
     """Search on each device in each mode, and yield each result as soon as it is known."""
-    from finetune.batch_finder.find import Search, explain, find_parts, memory_limit_bytes
+    from finetune.batch_finder.search import find, find_parts
     from finetune.devices.select import select_device, usable_devices
     from finetune.model.load import load_shape
     from finetune.model.tensor_store import cache_folder
@@ -165,39 +166,42 @@ def _search(config: Config, case: "Case", rows: int, *, is_fresh: bool) -> "Iter
             size = load_shape(model.model, revision=model.revision).hidden_size
             cache = cache_folder(config.cache, "precision")
             precision = choose_precision(device, hidden_size=size, cache=cache).value
-        cache = cache_folder(config.cache, "batches")
-        search = Search(device, config.search, rows, None, cache, is_fresh)
+        search = partial(
+            find,
+            device=device,
+            options=config.search,
+            limit=rows,
+            cache=cache_folder(config.cache, "batches"),
+            is_fresh=is_fresh,
+        )
         for step in _on_device(config, case, device, precision):
             is_stored = stores_features(config.cache, step.mode)
-            result = find_parts(step, search, stores_features=is_stored)
+            action = f"searching on {device.name}"
+            result = find_parts(step, search, stores_features=is_stored, action=action)
             fits = fits or result.largest > 0
             yield result
     if not fits:
-        error = BatchDoesNotFitError(
+        raise BatchDoesNotFitError(
             "not even a batch of one example fits in memory",
             remedy="lower --max-length, choose a smaller --model, or raise --memory",
         )
-        raise explain(error, devices[-1], memory_limit_bytes(config.search))
 
 
 def _estimate(config: Config, case: "Case", rows: int, mac: Mac) -> "Iterator[Result]":
     """Estimate the batch sizes of a Mac for the same cases as in a search."""
-    from finetune.batch_finder.estimate import estimate_parts
-    from finetune.batch_finder.find import memory_limit_bytes
+    from finetune.batch_finder.estimate import estimate
+    from finetune.batch_finder.search import find_parts, memory_limit_bytes
     from finetune.devices.mps.device import MpsDevice
     from finetune.runs.features import stores_features
 
     mac = replace(mac, limit_bytes=memory_limit_bytes(config.search))
     for step in _on_device(config, case, MpsDevice(chip=mac.chip), case.precision):
-        is_stored = stores_features(config.cache, step.mode)
-        emit(Info(f"estimating {step.mode} at {step.padded_length} tokens on {mac.name}"))
-        try:
-            yield estimate_parts(step, mac, stores_features=is_stored, limit=rows)
-        except ModelUnsupportedError as error:
-            if not is_stored:
-                raise
-            emit(WarningMessage(f"{error.message}: the whole model runs at every step"))
-            yield estimate_parts(step, mac, stores_features=False, limit=rows)
+        yield find_parts(
+            step,
+            partial(estimate, mac=mac, limit=rows),
+            stores_features=stores_features(config.cache, step.mode),
+            action=f"estimating on {mac.name}",
+        )
 
 
 @click.command(cls=flags.GroupedCommand, epilog=EXAMPLES)

@@ -6,8 +6,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 from finetune import distributed
-from finetune.batch_finder.find import Search, find
 from finetune.batch_finder.results import Case, Result, architecture_of
+from finetune.batch_finder.search import find
 from finetune.config.schema import AutoTunedOption
 from finetune.devices.base import BatchSize
 from finetune.devices.host import gibibytes
@@ -60,7 +60,7 @@ def search_batch_sizes(inputs: RunInputs, plan: Plan) -> Plan:
 
     def search(case: Case, largest: int = rows_per_step) -> Result:
         with distributed.alone():
-            result = find(case, Search(device, config.search, largest, largest, cache))
+            result = find(case, device, config.search, limit=largest, first=largest, cache=cache)
         subject = "evaluation batch size" if case.part == "features" else "batch size"
         subject += ", with gradient checkpointing" * case.gradient_checkpointing
         trials = {str(trial.batch_size): trial.examples_per_second for trial in result.trials}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from finetune.batch_finder import find
+from finetune.batch_finder import search
 from finetune.batch_finder.results import Case
 from finetune.devices.base import Device
 from finetune.errors import ModelUnsupportedError
@@ -197,7 +197,7 @@ class SimulatedRunner:
 def runner(monkeypatch: pytest.MonkeyPatch) -> SimulatedRunner:
     """Searches on a simulated machine, which tests may change."""
     simulated = SimulatedRunner()
-    monkeypatch.setattr(find, "TrialRunner", simulated)
+    monkeypatch.setattr(search, "TrialRunner", simulated)
     return simulated
 
 

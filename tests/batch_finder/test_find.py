@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,18 @@ from batch_finder.simulated_machines import (
 )
 from tiny_models import tiny_case
 
-from finetune.batch_finder import find as find_module
-from finetune.batch_finder.find import Search, find, find_parts
-from finetune.batch_finder.results import Case, Result
+from finetune.batch_finder.results import Result
+from finetune.batch_finder.search import find, find_parts
 from finetune.config.mode import Mode
 from finetune.config.schema import SearchConfig
 from finetune.devices.base import BatchShapes
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import BatchDoesNotFitError
-from finetune.events import Event, Info, Trial, WarningMessage, sent_to
+from finetune.events import Event, Info, Trial, sent_to
 
 __all__ = ["runner"]
 CASE = tiny_case()
-SEARCH = Search(CpuDevice(), SearchConfig(time_limit=60.0), limit=1000, first=None, cache=None)
+SEARCH = {"device": CpuDevice(), "options": SearchConfig(time_limit=60.0), "limit": 1000}
 
 
 def device_with(**changes: Any) -> CpuDevice:
@@ -37,11 +37,11 @@ def device_with(**changes: Any) -> CpuDevice:
     return device
 
 
-def find_in(cache: Path | None, *, case: Case = CASE, **changes: Any) -> tuple[Result, list[int]]:
+def find_in(cache: Path | None, **changes: Any) -> tuple[Result, list[int]]:
     """Search; return the result and the sizes that were tried."""
     emitted: list[Event] = []
     with sent_to(emitted.append):
-        result = find(case, replace(SEARCH, cache=cache, **changes))
+        result = find(**{"case": CASE, "cache": cache, **SEARCH, **changes})
     return result, [event.batch_size for event in emitted if isinstance(event, Trial)]
 
 
@@ -105,16 +105,11 @@ def test_an_earlier_result_is_confirmed_by_one_trial_if_it_fits_and_memory_is_th
     ("free_gib", "remedy", "others"), [(6, "close it", "18.0 GiB"), (20, "lower", "batch")]
 )
 def test_the_error_that_nothing_fits_reports_the_memory_of_other_processes(
-    free_gib: int,
-    remedy: str,
-    others: str,
-    runner: SimulatedRunner,
-    monkeypatch: pytest.MonkeyPatch,
+    free_gib: int, remedy: str, others: str, runner: SimulatedRunner
 ) -> None:
-    runner.machine = SimulatedMachine(capacity_share=0.0)
+    runner.machine = SimulatedMachine(capacity_share=0.0, budget_bytes=free_gib * GIB)
     device = CpuDevice()
-    monkeypatch.setattr(device.memory, "total_bytes", lambda: 24 * GIB)
-    monkeypatch.setattr(find_module, "free_bytes_of", lambda _: free_gib * GIB)
+    device.memory.total_bytes = lambda: 24 * GIB
     with pytest.raises(BatchDoesNotFitError, match=others) as caught:
         find_in(None, device=device)
     assert caught.value.remedy.startswith(remedy)
@@ -129,19 +124,18 @@ def test_no_size_is_tried_that_the_device_computes_incorrectly(
     assert (result.largest, result.first_failed, max(sizes)) == (50, None, 50)
 
 
-def search_parts(*, stores_features: bool = True) -> tuple[Result, list[str]]:
-    emitted: list[Event] = []
-    case = tiny_case(mode=Mode("head"))
-    with sent_to(emitted.append):
-        result = find_parts(case, replace(SEARCH), stores_features=stores_features)
-    return result, [one.message for one in emitted if isinstance(one, Info | WarningMessage)]
-
-
 def test_the_extraction_of_features_has_a_batch_size_of_its_own(runner: SimulatedRunner) -> None:
     small = rising_from(floor=100, base=90, row=30)
     runner.machines["trainable"] = SimulatedMachine(peak_bytes=small)
-    result, messages = search_parts()
-    assert messages == [
+    emitted: list[Event] = []
+    with sent_to(emitted.append):
+        result = find_parts(
+            tiny_case(mode=Mode("head")),
+            partial(find, **SEARCH),
+            stores_features=True,
+            action="searching on cpu",
+        )
+    assert [event.message for event in emitted if isinstance(event, Info)] == [
         "searching on cpu: head, feature extraction, 16 tokens",
         "searching on cpu: head, trainable layers, 16 tokens",
     ]
@@ -150,3 +144,12 @@ def test_the_extraction_of_features_has_a_batch_size_of_its_own(runner: Simulate
     assert {trial.part for trial in result.trials} == {"features", "trainable"}
     fitting = [trial.peak_bytes or 0 for trial in result.trials if trial.status == "fits"]
     assert result.peak_bytes == max(fitting)
+
+
+def test_a_model_that_can_not_be_split_is_searched_as_a_whole(runner: SimulatedRunner) -> None:
+    runner.can_split = False
+    result = find_parts(
+        tiny_case(mode=Mode("head")), partial(find, **SEARCH), stores_features=True, action="-"
+    )
+    assert (result.stores_features, result.features_batch_size) == (False, None)
+    assert {trial.part for trial in result.trials} == {"whole"}

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finetune.batch_finder.results import Result
-from finetune.batch_finder.search import RunTrial, search
+from finetune.batch_finder.search import Search
 from finetune.errors import BatchDoesNotFitError, FinetuneError
 from finetune.events import Trial
 
@@ -44,18 +44,12 @@ GPUS = {
 }
 
 
-def find(
-    run: RunTrial, *, budget_bytes: int = 8 * GIB, limit: int = 100_000, **bounds: Any
-) -> Result:
-    return search(run, budget_bytes=budget_bytes, limit=limit, **bounds)
+def find(run: Any, *, budget_bytes: int = 8 * GIB, limit: int = 100_000, **bounds: Any) -> Result:
+    return Search(run, budget_bytes, limit, **bounds).result()
 
 
 def find_on(machine: SimulatedMachine, **bounds: Any) -> Result:
     return find(machine.run, budget_bytes=machine.budget_bytes, **bounds)
-
-
-def sizes(found: Result) -> list[int]:
-    return [trial.batch_size for trial in found.trials]
 
 
 def failures(found: Result) -> list[int]:
@@ -199,7 +193,7 @@ def test_any_trials_whatever_end_soon_with_a_size_that_passed_or_an_error(
         return
     passed = {trial.batch_size for trial in tried if trial.status == "fits"}
     failed = {trial.batch_size for trial in tried if trial.status != "fits"}
-    assert sizes(found) == [trial.batch_size for trial in tried]
+    assert [trial.batch_size for trial in found.trials] == [trial.batch_size for trial in tried]
     for size in (found.largest, found.fastest, found.recommended):
         assert size in passed - failed
         assert size <= found.largest
