@@ -90,9 +90,9 @@ def _check(device: str, *, display: flags.Display) -> None:
         is_fine = check.status in ("ok", "n/a")
         if not (display.as_json or (display.quiet and is_fine)):
             status = click.style(f"{check.status:<9}", fg=COLORS[check.status])
-            click.echo(f"{status}{check.name.replace('_', ' '):<16}{escape_line(check.finding)}")
+            click.echo(f"{status}{check.name.replace('_', ' '):<17}{escape_line(check.finding)}")
             if check.remedy:
-                click.echo(f"{'':<25}try: {escape_line(check.remedy)}")
+                click.echo(f"{'':<26}try: {escape_line(check.remedy)}")
     if display.as_json:
         show_json({"device": device, "checks": [*map(asdict, checks)]})
     if checks[-1].status == "failure":

@@ -4,7 +4,7 @@ import os
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
@@ -89,13 +89,19 @@ debug_option = click.option(
 )
 
 
-def chosen_options(*names: str, sections: Collection[str] = ()) -> Callable[[Command], Command]:
-    """Return a decorator that adds flags for these options and sections of the schema."""
+def chosen_options(
+    *names: str, sections: Collection[str] = (), not_guessed: Collection[str] = ()
+) -> Callable[[Command], Command]:
+    """Return a decorator that adds flags for these options and sections of the schema.
+
+    ``not_guessed`` names options that this command does not guess.
+    """
 
     def add_flags(command: Command) -> Command:
         for option in reversed(OPTIONS.values()):
             if option.name in names or option.section in sections:
-                command = _flag(option)(command)
+                is_guessed = option.is_guessed and option.name not in not_guessed
+                command = _flag(replace(option, is_guessed=is_guessed))(command)
         return command
 
     return add_flags

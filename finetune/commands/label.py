@@ -29,6 +29,7 @@ Examples:
 @flags.chosen_options(
     *("text_column", "text_pair_column", "label_column", "encoding", "model", "revision"),
     *("max_length", "device", "cache_dir"),
+    not_guessed=["max_length"],
 )
 @click.option("--port", type=flags.PORT, default=0, help="Port.  [default: a free one]")
 @click.option("--no-browser", is_flag=True, help="Print the address without opening it.")

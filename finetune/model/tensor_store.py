@@ -25,7 +25,8 @@ from finetune.files import PARTIAL_SUFFIX, WRITTEN_BY, flush_to_disk, read_json,
 if TYPE_CHECKING:
     import torch
 
-_NAME = re.compile(rf"[0-9a-f]{{64}}\.features(\.[0-9a-f]{{32}}\{PARTIAL_SUFFIX})?")
+# Earlier versions wrote .safetensors.
+_NAME = re.compile(rf"[0-9a-f]{{64}}\.(features|safetensors)(\.[0-9a-f]{{32}}\{PARTIAL_SUFFIX})?")
 _FLOAT_BYTES = 4
 
 

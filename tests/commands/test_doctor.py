@@ -23,12 +23,13 @@ def test_each_line_begins_with_a_status_and_each_remedy_follows_its_finding(
     assert outcome.errors == ""
     lines = outcome.output.splitlines()
     processor = next(number for number, line in enumerate(lines) if "under Rosetta" in line)
-    assert lines[processor].startswith("warning  processor       x86_64, Apple M1: ")
+    assert lines[processor].startswith("warning  processor        x86_64, Apple M1: ")
     assert "install a Python for arm64" in lines[processor + 1]
     for line in lines:
         assert line.startswith(
-            ("ok       ", "n/a      ", "warning  ", "failure  ", " " * 25 + "try: ")
+            ("ok       ", "n/a      ", "warning  ", "failure  ", " " * 26 + "try: ")
         )
+        assert line[25] == " "
 
 
 def test_json_is_one_object_with_the_same_checks(

@@ -31,3 +31,9 @@ def test_the_help_of_run_fits_a_screen_and_help_all_lists_every_option(
     *_, trec = full.split("With --data trec:")
     assert "--data-dir" in trec
     assert "--data-dir" not in short
+
+
+def test_the_help_says_that_an_option_is_guessed_where_it_is(command: Command) -> None:
+    run, label = (" ".join(command(name, "--help").output.split()) for name in ("run", "label"))
+    assert "Maximum tokens per text. [default: 128, or guessed for a table]" in run
+    assert "Maximum tokens per text. [default: 128]" in label

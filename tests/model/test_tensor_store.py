@@ -61,6 +61,7 @@ def test_the_least_recently_used_goes_first_and_stays_readable(tmp_path: Path) -
     # A killed run left this file, which counts like the others.
     (tmp_path / f"{64 * 'a'}.features").rename(store.create(64 * "f", SHAPE))
     assert "f" in letters_of(store)
+    (tmp_path / f"{64 * '9'}.safetensors").touch()  # of an earlier version
     for file in store.files():
         file.unlink()
     assert mapped is not None
