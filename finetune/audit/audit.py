@@ -14,9 +14,17 @@ from numpy.typing import NDArray
 from finetune.audit.curve import Curve, choose_to_label, measure_curve
 from finetune.audit.duplicates import Pairs, find_near_duplicates
 from finetune.config.schema import Config, DataConfig
-from finetune.data.dataset import LoadedData, column_of, make_dataset, rows_where, texts_of
+from finetune.data.dataset import (
+    SPLITS,
+    LoadedData,
+    column_of,
+    find_folds,
+    make_dataset,
+    rows_where,
+    sample_rows,
+    texts_of,
+)
 from finetune.data.load import load_data
-from finetune.data.split import SPLITS, find_folds, sample_rows
 from finetune.data.stream import read_texts
 from finetune.errors import DataError
 from finetune.events import WarningMessage, emit, stage

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune.audit.duplicates import normalize_rows
-from finetune.data.split import find_folds
+from finetune.data.dataset import find_folds
 from finetune.tasks.base import Labels, Logits, Task
 from finetune.training.linear_head import (
     DEFAULT_INVERSE_REGULARIZATION,

@@ -63,8 +63,8 @@ def check_data(config: Config) -> DataReport:
     from datasets import DatasetDict
 
     from finetune.data.check import check_splits, suggest_changes
+    from finetune.data.dataset import split_table
     from finetune.data.load import load_data
-    from finetune.data.split import split_table
     from finetune.runs.expectation import expect
 
     warnings: list[str] = []

@@ -40,8 +40,7 @@ Examples:
 
 def describe_table(options: DataConfig, *, model: str | None) -> dict[str, Any]:
     """Return facts about a table, the guessed options, and the baseline estimate for a run."""
-    from finetune.data.dataset import column_of, texts_of
-    from finetune.data.split import split_table
+    from finetune.data.dataset import column_of, split_table, texts_of
 
     guesses = guess(options, model=model)
     table = guesses.table

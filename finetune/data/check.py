@@ -2,13 +2,13 @@
 
 Two texts count as equal if they differ only in case and spaces, as in held-out splits. A new check
 of texts is a function of (split, train) that returns a ``Finding``, and an entry in ``CHECKS``.
-``finetune data check`` then includes it in its table, its JSON and its suggestions.
+Both are frames with a row per text: ``text``, ``number``, which equal texts share, and ``label``.
 """
 
 import difflib
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,7 +37,6 @@ MAX_UNKNOWN = 0.05
 # With a vocabulary that has words of the script, tokens per letter reach about 0.75 (for Korean).
 MAX_TOKENS_PER_LETTER, MAX_TOKENS_PER_CHARACTER = 0.85, 1.3
 SCRIPT_TEXTS, SCRIPT_WORDS = 1_000, 5_000
-FIRST_LETTER_BEYOND_LATIN = "\u0250"
 # The vocabulary of the default model is English.
 MULTILINGUAL_MODEL = "bert-base-multilingual-cased"
 # Findings of a check in a split, as in the JSON: counts and a few examples.
@@ -78,25 +77,14 @@ class Lengths:
     splits: dict[str, dict[str, float]]
 
 
-@dataclass(frozen=True)
-class Split:
-    """The rows of a split: ``text``, ``number`` and ``label``; all splits share the numbers.
-
-    The numbers of labels are indices into ``label_names``, the distinct labels of all splits.
-    """
-
-    rows: pandas.DataFrame
-    label_names: Sequence[str]
-
-    def labels_of(self, number: int) -> list[str]:
-        """Return the names of the labels of a text."""
-        labels = self.rows["label"][self.rows["number"] == number]
-        return sorted({self.label_names[label] for label in labels})
+def _labels_of(rows: pandas.DataFrame, number: int) -> list[str]:
+    """Return the labels of a text."""
+    return sorted({*rows["label"][rows["number"] == number]})
 
 
-def find_repeats(split: Split, train: Split) -> Finding:
+def find_repeats(split: pandas.DataFrame, train: pandas.DataFrame) -> Finding:
     """Count rows that repeat the text of an earlier one, exactly or up to case and spaces."""
-    repeated = split.rows[split.rows.duplicated("number", keep=False)]
+    repeated = split[split.duplicated("number", keep=False)]
     first, exact = repeated.drop_duplicates("number"), repeated["text"].value_counts()
     return {
         "rows": int((exact - 1).sum()),
@@ -107,32 +95,26 @@ def find_repeats(split: Split, train: Split) -> Finding:
     }
 
 
-def find_conflicts(split: Split, train: Split) -> Finding:
+def find_conflicts(split: pandas.DataFrame, train: pandas.DataFrame) -> Finding:
     """Count texts with several labels."""
-    labeled = split.rows.drop_duplicates(["number", "label"])
+    labeled = split.drop_duplicates(["number", "label"])
     first = labeled[labeled.duplicated("number", keep=False)].drop_duplicates("number")
     examples = [
-        {"text": row.text, "labels": split.labels_of(row.number)}
+        {"text": row.text, "labels": _labels_of(split, row.number)}
         for row in first[:MAX_EXAMPLES].itertuples()
     ]
     return {"texts": len(first), "examples": examples}
 
 
-def find_overlap(split: Split, train: Split) -> Finding | None:
+def find_overlap(split: pandas.DataFrame, train: pandas.DataFrame) -> Finding | None:
     """Count rows whose text is also in the training split, in total and with another label."""
     if split is train:
         return None
-    shared = split.rows[split.rows["number"].isin(train.rows["number"])]
-    labeled = [
-        rows["number"] * len(split.label_names) + rows["label"] for rows in (shared, train.rows)
-    ]
-    agrees = labeled[0].isin(labeled[1])
+    shared = split[split["number"].isin(train["number"])]
+    labeled = (pandas.MultiIndex.from_frame(rows[["number", "label"]]) for rows in (shared, train))
+    agrees = next(labeled).isin(next(labeled))
     examples = [
-        {
-            "text": row.text,
-            "label": split.label_names[row.label],
-            "train_labels": train.labels_of(row.number),
-        }
+        {"text": row.text, "label": row.label, "train_labels": _labels_of(train, row.number)}
         for row in pandas.concat([shared[~agrees], shared[agrees]])[:MAX_EXAMPLES].itertuples()
     ]
     return {"rows": len(shared), "disagreeing": int((~agrees).sum()), "examples": examples}
@@ -141,7 +123,7 @@ def find_overlap(split: Split, train: Split) -> Finding | None:
 class Check(NamedTuple):
     """A check: its function, the titles of its counts, and the remedy if the first is not 0."""
 
-    find: Callable[[Split, Split], Finding | None]
+    find: Callable[[pandas.DataFrame, pandas.DataFrame], Finding | None]
     titles: Mapping[str, str]
     remedy: str | None = None
 
@@ -174,27 +156,22 @@ def check_splits(splits: DatasetDict, task: Task) -> Findings:
     texts = {split: texts_of(rows) for split, rows in splits.items()}
     text_numbers = number_splits({split: columns.columns for split, columns in texts.items()})
     labels = {split: task.labels(column_of(rows, "label")) for split, rows in splits.items()}
-    distinct, numbers = np.unique(
-        np.concatenate(list(labels.values())), axis=0, return_inverse=True
-    )
-    names = [task.format_label(label) for label in distinct]
-    parts, start = {}, 0
+    parts = {}
     for split, columns in texts.items():
-        end = start + len(columns.texts)
+        distinct, numbers = np.unique(labels[split], axis=0, return_inverse=True)
+        names = np.array([task.format_label(label) for label in distinct], object)
         text = columns.joined.to_pandas(types_mapper=pandas.ArrowDtype)
-        rows = {"text": text, "number": text_numbers[split], "label": numbers[start:end]}
-        parts[split], start = Split(pandas.DataFrame(rows), names), end
-    results = {
-        name: {split: check.find(part, parts["train"]) for split, part in parts.items()}
-        for name, check in CHECKS.items()
-    }
+        rows = {"text": text, "number": text_numbers[split], "label": names[numbers]}
+        parts[split] = pandas.DataFrame(rows)
+    checks: dict[str, dict[str, Finding]] = {name: {} for name in CHECKS}
+    for name, check in CHECKS.items():
+        for split, part in parts.items():
+            if finding := check.find(part, parts["train"]):
+                checks[name][split] = finding
     return Findings(
         rows={split: len(rows) for split, rows in splits.items()},
         classes={split: task.count_classes(array) for split, array in labels.items()},
-        checks={
-            name: {split: finding for split, finding in findings.items() if finding}
-            for name, findings in results.items()
-        },
+        checks=checks,
         figures={split: task.describe(array) for split, array in labels.items()},
     )
 
@@ -259,13 +236,9 @@ def suggest_model(
     tokens: int,
 ) -> Suggestion | None:
     """Suggest another model if the vocabulary does not cover the language of the texts."""
-    share = unknown_tokens / max(tokens, 1)
-    script = find_spelt_script(tokenizer, texts)
+    share, script = unknown_tokens / max(tokens, 1), find_spelled_script(tokenizer, texts)
     if share > MAX_UNKNOWN:
-        finding = (
-            f"{share:.0%} of the tokens are not in the vocabulary of the model, which can't tell"
-            " these words apart"
-        )
+        finding = f"{share:.0%} of the tokens are not in the vocabulary of the model"
     elif script:
         finding = (
             f"the texts are in {script} letters, and the vocabulary of the model has single letters"
@@ -277,7 +250,7 @@ def suggest_model(
     return Suggestion(finding, model)
 
 
-def find_spelt_script(
+def find_spelled_script(
     tokenizer: "PreTrainedTokenizerFast", texts: pyarrow.ChunkedArray
 ) -> str | None:
     """Return the script of most words of the first texts if tokens are mostly single letters.
@@ -285,14 +258,12 @@ def find_spelt_script(
     In Chinese and Japanese one token per letter is normal; several are bytes of unknown letters.
     """
     words = " ".join(texts[:SCRIPT_TEXTS].to_pylist()).split()[:SCRIPT_WORDS]
-    scripts: dict[str, list[str]] = {}
-    for word in words:
-        letter = next(filter(str.isalpha, word), "")
-        if letter >= FIRST_LETTER_BEYOND_LATIN:
-            scripts.setdefault(unicodedata.name(letter, "").split(" ")[0], []).append(word)
-    script, spelled = max(scripts.items(), key=lambda item: len(item[1]), default=("", []))
-    if 2 * len(spelled) <= len(words):
+    letters = (next(filter(str.isalpha, word), "a") for word in words)
+    scripts = [unicodedata.name(letter, "LATIN").split(" ")[0] for letter in letters]
+    script = max(dict.fromkeys(["LATIN", *scripts]), key=scripts.count)
+    if script == "LATIN":
         return None
+    spelled = [word for word, other in zip(words, scripts, strict=True) if other == script]
     encoded = tokenizer.backend_tokenizer.encode_batch_fast(spelled, add_special_tokens=False)
     is_east_asian = script in ("CJK", "HIRAGANA", "KATAKANA")
     most = MAX_TOKENS_PER_CHARACTER if is_east_asian else MAX_TOKENS_PER_LETTER

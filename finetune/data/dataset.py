@@ -1,4 +1,7 @@
-"""Loaded data: a ``Dataset`` with the columns text, text_pair and label for every source."""
+"""Loaded data: a ``Dataset`` with the columns text, text_pair and label for every source.
+
+Rows are held out for validation and test, seeded, in the proportions of strata, without leaks.
+"""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -8,14 +11,24 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow
 import pyarrow.compute as pc
-from datasets import Dataset, DatasetDict, DatasetInfo, Features, Value
+from datasets import Dataset, DatasetDict, DatasetInfo, Features, Value, concatenate_datasets
 from datasets.fingerprint import generate_random_fingerprint
 from datasets.table import InMemoryTable
 from numpy.typing import NDArray
 
+from finetune.config.schema import DataConfig
 from finetune.data.columns import Columns
 from finetune.devices import host
+from finetune.errors import DataError
+from finetune.events import Info, WarningMessage, emit, muted
 from finetune.tasks.base import Task
+from finetune.tasks.metrics import MULTI, SINGLE
+
+SPLITS = ("train", "validation", "test")
+DEFAULT_FRACTION = 0.1
+# Smaller tables get no validation split: a tenth of the rows would choose a model by chance, and
+# training needs the rows.
+MIN_ROWS_TO_VALIDATE = 1_000
 
 
 @dataclass(frozen=True)
@@ -169,3 +182,200 @@ def _normalize(texts: pyarrow.Array) -> pyarrow.Array:
 def _number_values(values: pyarrow.ChunkedArray) -> NDArray[np.int64]:
     codes = [chunk.indices.to_numpy() for chunk in values.dictionary_encode().chunks]
     return np.concatenate([np.empty(0, np.int64), *codes]).astype(np.int64)
+
+
+# Splits.
+
+
+def split_table(table: DatasetDict, options: DataConfig, *, task: Task) -> DatasetDict:
+    """Return ``train``, ``validation`` and ``test``; splits that are missing are held out."""
+    _reject_constant(table["train"], task)
+    splits = _with_missing_splits(table, options, task=task)
+    if options.max_train_samples is not None:
+        train = splits["train"]
+        rows = min(options.max_train_samples, len(train))
+        is_sampled = np.arange(len(train)) < rows
+        if options.data != "trec":
+            is_sampled = sample_rows(_strata_of(train, task), rows=rows, seed=options.split_seed)
+        splits["train"] = rows_where(train, is_sampled)
+        _reject_constant(splits["train"], task)
+    # Splits that are held out here share no texts with others.
+    _warn_of_shared_texts({name: splits[name] for name in SPLITS if name in {"train", *table}})
+    return DatasetDict({name: splits[name] for name in SPLITS if name in splits})
+
+
+def pool_rows(table: DatasetDict, *, folds: int, task: Task, seed: int) -> DatasetDict:
+    """Return all rows outside the test split as ``train``, each with its number and its fold.
+
+    Rows are numbered from 0, folds from 1. DataError for fewer texts than folds.
+    """
+    pool = concatenate_datasets([table[name] for name in ("train", "validation") if name in table])
+    _reject_constant(pool, task)
+    texts = number_texts(*texts_of(pool))
+    if (distinct := len(np.unique(texts))) < folds:
+        raise DataError(
+            f"there are {distinct:,} different texts for {folds} folds",
+            remedy="add rows, or use fewer --folds",
+        )
+    if "test" in table:
+        rows = len(table["test"])
+        emit(Info(f"the folds don't include the test split: its {rows:,} rows are not used"))
+    fold = 1 + find_folds(texts, _strata_of(pool, task), folds=folds, seed=seed)
+    for name, numbers in {"row": np.arange(len(pool)), "fold": fold}.items():
+        pool = pool.add_column(name, numbers)
+    return DatasetDict(train=pool)
+
+
+def find_folds(
+    texts: NDArray[np.int64], strata: NDArray[np.int64], *, folds: int, seed: int
+) -> NDArray[np.int64]:
+    """Return the fold of each row, from 0: [rows]. Strata are spread evenly over the folds.
+
+    Rows with the same text, or another number, share a fold, in the stratum of the first row.
+    """
+    _, first, group = np.unique(texts, return_index=True, return_inverse=True)
+    order = np.random.default_rng(seed).permutation(len(first))
+    order = order[np.argsort(strata[first][order], kind="stable")]
+    fold = np.empty(len(first), np.int64)
+    fold[order] = np.arange(len(first)) % folds
+    return fold[group]
+
+
+def split_fold(pool: Dataset, fold: int, options: DataConfig, *, task: Task) -> DatasetDict:
+    """Return splits with one fold as the test split; validation rows come from the other folds."""
+    is_test = column_of(pool, "fold").to_numpy() == fold
+    tables = DatasetDict(train=rows_where(pool, ~is_test), test=rows_where(pool, is_test))
+    with muted():
+        return split_table(tables, options, task=task)
+
+
+def _reject_constant(train: Dataset, task: Task) -> None:
+    labels = task.labels(column_of(train, "label"))
+    if len(labels) and (labels == labels[0]).all():
+        raise DataError(
+            f"all {len(train):,} training rows have the label {task.format_label(labels[0])!r}",
+            remedy="add rows of other classes, choose another --label-column, or raise"
+            " --max-train-samples",
+        )
+
+
+def find_held_out(
+    texts: NDArray[np.int64], strata: NDArray[np.int64], *, fraction: float, seed: int
+) -> NDArray[np.bool_]:
+    """Return which rows are held out: of shape [rows], the same for the same seed.
+
+    Each stratum contributes its share, rounded to a row, and keeps at least one text. Rows of one
+    text stay together, in the stratum of the first. Texts and strata are numbers in order of first
+    appearance, both of shape [rows].
+    """
+    generator = np.random.default_rng(seed)
+    sizes = np.bincount(texts)
+    first_rows = np.flatnonzero(np.diff(np.maximum.accumulate(texts), prepend=-1))
+    is_held_out = np.zeros(len(sizes), bool)
+    rows_before = 0
+    for stratum in np.unique(strata[first_rows]):
+        members = texts[first_rows[strata[first_rows] == stratum]]
+        # Rounding the running total keeps the total exact over many small classes.
+        rows_after = rows_before + int(sizes[members].sum())
+        quota = round(fraction * rows_after) - round(fraction * rows_before)
+        rows_before = rows_after
+        shuffled = members[generator.permutation(len(members))[1:]]
+        is_held_out[shuffled[_find_fitting(sizes[shuffled], quota)]] = True
+    return is_held_out[texts]
+
+
+def _find_fitting(sizes: NDArray[np.int64], quota: int) -> NDArray[np.int64]:
+    """Return the positions of sizes, in their order, each taken if it still fits into a quota."""
+    left = np.arange(len(sizes))
+    parts = [left[:0]]
+    while len(left := left[sizes[left] <= quota]):
+        count = np.searchsorted(np.cumsum(sizes[left]), quota, side="right")
+        parts.append(left[:count])
+        quota -= int(sizes[left[:count]].sum())
+        left = left[count:]
+    return np.concatenate(parts)
+
+
+def _strata_of(table: Dataset, task: Task) -> NDArray[np.int64]:
+    return task.strata(task.labels(column_of(table, "label")))
+
+
+def _with_missing_splits(
+    table: DatasetDict, options: DataConfig, *, task: Task
+) -> dict[str, Dataset]:
+    splits, train = dict(table), table["train"]
+    rows_of_table, validation = len(train), options.validation_fraction
+    if validation is None:
+        # Multi-label thresholds are chosen on validation rows.
+        is_worth_it = rows_of_table >= MIN_ROWS_TO_VALIDATE or task.problem_type == MULTI
+        validation = DEFAULT_FRACTION if is_worth_it else 0.0
+    fractions = {"test": options.test_fraction, "validation": validation}
+    missing = [name for name in fractions if name not in table]
+    missing = [name for name in missing if fractions[name] or name == "test"]
+    texts = number_texts(*texts_of(train)) if missing else np.empty(0, np.int64)
+    if missing and task.problem_type == SINGLE:
+        _warn_of_contradictions(texts, _strata_of(train, task))
+    for name in missing:
+        rows = fractions[name] * rows_of_table
+        mask = np.zeros(len(train), bool)
+        if rows < len(train):
+            strata, fraction = _strata_of(train, task), rows / len(train)
+            mask = find_held_out(texts, strata, fraction=fraction, seed=options.split_seed)
+        if mask.any():
+            splits[name] = rows_where(train, mask)
+            train, texts = rows_where(train, ~mask), texts[~mask]
+        elif name == "validation" and options.validation_fraction is None:
+            emit(Info("no validation split: the classes have too few rows to hold some out"))
+        else:
+            zero = ", or 0 for none" if name == "validation" else ""
+            raise DataError(
+                f"there are too few rows for a {name} split of {max(round(rows), 1):,}:"
+                f" {len(train):,} rows, {len(np.unique(texts)):,} different texts,"
+                f" {task.label_summary}",
+                remedy=f"add rows, or set another --{name}-fraction{zero}",
+            )
+    splits["train"] = train
+    if "test" in missing:
+        held_out = f"a random {options.test_fraction:.0%} is held out as the test split"
+        counts = f"{len(splits['test'])} of {rows_of_table} rows"
+        emit(Info(f"no test file: {held_out}, {counts}"))
+    if "validation" not in splits and not validation and options.validation_fraction is None:
+        few = f"a tenth of {rows_of_table} rows is too few to choose a model"
+        hint = f"--validation-fraction {DEFAULT_FRACTION} holds out a tenth"
+        emit(Info(f"no validation split: {few}; {hint}"))
+    return splits
+
+
+def sample_rows(strata: NDArray[np.int64], *, rows: int, seed: int) -> NDArray[np.bool_]:
+    """Return which rows are in a random sample, in which each stratum has its share: [rows]."""
+    shuffled = np.random.default_rng(seed).permutation(len(strata))
+    by_stratum = shuffled[np.argsort(strata[shuffled], kind="stable")]
+    counts = np.bincount(strata)[strata[by_stratum]]
+    ranks = np.arange(len(strata)) - np.searchsorted(strata[by_stratum], strata[by_stratum])
+    is_taken = np.zeros(len(strata), bool)
+    is_taken[by_stratum[np.argsort(ranks / counts, kind="stable")[:rows]]] = True
+    return is_taken
+
+
+def _warn_of_contradictions(texts: NDArray[np.int64], labels: NDArray[np.int64]) -> None:
+    label_of_text = np.zeros(int(texts.max(initial=0)) + 1, labels.dtype)
+    label_of_text[texts] = labels
+    contradicted = texts[labels != label_of_text[texts]]
+    if several := np.count_nonzero(np.bincount(contradicted)):
+        finding = f"{several:,} texts have contradictory labels in several rows"
+        remedy = "choose one label for each text; finetune data check shows examples"
+        emit(WarningMessage(finding, remedy=remedy))
+
+
+def _warn_of_shared_texts(splits: dict[str, Dataset]) -> None:
+    """Warn about rows of other splits whose texts are also in ``train``."""
+    if len(splits) == 1:
+        return
+    numbers = number_splits({name: texts_of(rows).columns for name, rows in splits.items()})
+    train = numbers.pop("train")
+    for name, split_numbers in numbers.items():
+        if shared := int(np.isin(split_numbers, train).sum()):
+            finding = f"{shared:,} of the {len(split_numbers):,} {name} rows have a text that is in"
+            finding += " train too, which makes a model look better than it is"
+            remedy = "remove them from train; finetune data check shows examples"
+            emit(WarningMessage(finding, remedy=remedy))

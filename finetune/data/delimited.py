@@ -35,7 +35,7 @@ MIN_SCORE = 0.5
 TITLE_PENALTY = 0.1
 MAX_TITLE_ROWS, MIN_ROWS_BELOW = 10, 10
 ADD_LABELS = "add a column of labels; texts without labels are for finetune predict"
-ESCAPED_QUOTE = r"(?<!\\)((?:\\\\)*)\\%s"
+ESCAPED_QUOTE = re.compile(r'(?<!\\)((?:\\\\)*)\\"')
 # A comma in a decimal number, or between words.
 PROSE_COMMA = re.compile(r"(?<=\d),(?=\d)|, ")
 TOTAL = re.compile(WORDS["total"])
@@ -45,31 +45,29 @@ csv.field_size_limit(2**31 - 1)
 
 @dataclass(frozen=True)
 class Delimited:
-    """A file of delimited values, and how it is written; no quotes if ``quote`` is empty."""
+    """A file of delimited values, and how it is written; ``has_quotes``: around some values."""
 
     text: TextFile
     delimiter: str
-    quote: str
-    skips_spaces: bool = False
     lines_above: int = 0
+    has_quotes: bool = True
+    skips_spaces: bool = False
     escapes_quotes: bool = False
     has_header: bool = True
     header: Sequence[str] = ()
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the table."""
-        pattern, doubled = re.compile(ESCAPED_QUOTE % self.quote), rf"\1{self.quote * 2}"
         with self.text.open() as file:
             for line in islice(file, self.lines_above, None):
-                yield pattern.sub(doubled, line) if self.escapes_quotes else line
+                yield ESCAPED_QUOTE.sub(r'\1""', line) if self.escapes_quotes else line
 
     def reader(self) -> Any:
         """Return a ``csv.reader`` for the lines."""
-        quoting: Any = csv.QUOTE_MINIMAL if self.quote else csv.QUOTE_NONE
+        quoting: Any = csv.QUOTE_MINIMAL if self.has_quotes else csv.QUOTE_NONE
         return csv.reader(
             self.lines(),
             delimiter=self.delimiter,
-            quotechar=self.quote or None,
             quoting=quoting,
             skipinitialspace=self.skips_spaces,
             strict=True,
@@ -111,11 +109,11 @@ class Delimited:
 def read_table(text: TextFile, options: DataConfig) -> tuple[pyarrow.Table, Delimited]:
     """Read the columns; whether the first row is a header is guessed unless it is set."""
     file = _find_dialect(text, options)
-    # Some programs write \\" for a quote; in many files with tabs, quotes are part of the texts.
-    escaped = f"\\{file.quote} in {text.path} is read as a quote"
-    others = {escaped: replace(file, escapes_quotes=True)}
+    # Spark and MySQL write \\" for a quote; in many files with tabs, quotes are part of the texts.
+    others = {rf"\" in {text.path} is read as a quote": replace(file, escapes_quotes=True)}
     if file.delimiter == "\t":
-        others[f"quotes in {text.path} are read as part of the texts"] = replace(file, quote="")
+        literal = f"quotes in {text.path} are read as part of the texts"
+        others[literal] = replace(file, has_quotes=False)
     try:
         return _read_table(file, options)
     except DataUnreadableError:
@@ -145,9 +143,7 @@ def _read_table(file: Delimited, options: DataConfig) -> tuple[pyarrow.Table, De
 
 def _read_by_arrow(file: Delimited, names: Sequence[str], *, first: int) -> pyarrow.Table:
     """Read the columns with Arrow, starting at a line."""
-    has_quotes = bool(file.quote) and any(
-        file.quote.encode() in chunk for chunk in file.text.chunks()
-    )
+    has_quotes = file.has_quotes and any(b'"' in chunk for chunk in file.text.chunks())
     if has_quotes:  # Arrow accepts characters after a closing quote
         deque(file.reader(), maxlen=0)
     as_text = dict.fromkeys(names, pyarrow.string())
@@ -158,7 +154,7 @@ def _read_by_arrow(file: Delimited, names: Sequence[str], *, first: int) -> pyar
         ),
         parse_options=arrow_csv.ParseOptions(
             delimiter=file.delimiter,
-            quote_char=file.quote if has_quotes else False,
+            quote_char='"' if has_quotes else False,
             newlines_in_values=has_quotes,
         ),
         convert_options=arrow_csv.ConvertOptions(column_types=as_text, strings_can_be_null=False),
@@ -170,16 +166,13 @@ def _find_dialect(text: TextFile, options: DataConfig) -> Delimited:
     with text.open() as lines:
         sample = lines.read(SAMPLE_CHARACTERS)
     delimiter, lines_above = _find_delimiter(sample, text, options)
-    quote = _find_quote(sample, delimiter)
-    end = rf"(?<=[^\r\n{re.escape(quote + delimiter)}]){quote}"
-    between = rf"{end}{re.escape(delimiter)} +{quote}(?!{quote})"
+    between = rf'(?<=[^\r\n"{re.escape(delimiter)}])"{re.escape(delimiter)} +"(?!")'
     skips_spaces = re.search(between, sample) is not None
-    quotes = ", single quotes" if quote == "'" else ""
-    known = f"encoding {text.encoding}, delimiter {DELIMITERS[delimiter]}{quotes}"
+    known = f"encoding {text.encoding}, delimiter {DELIMITERS[delimiter]}"
     emit(Info(f"reading {text.path}: {known}"))
     if lines_above:
         emit(Info(f"the table of {text.path} begins in line {lines_above + 1}, below other lines"))
-    return Delimited(text, delimiter, quote, skips_spaces, lines_above)
+    return Delimited(text, delimiter, lines_above, skips_spaces=skips_spaces)
 
 
 def _find_delimiter(sample: str, text: TextFile, options: DataConfig) -> tuple[str, int]:
@@ -207,8 +200,7 @@ def _score(sample: str, delimiter: str, options: DataConfig) -> tuple[bool, floa
     then the number of known names; commas only inside numbers or before spaces count less. Lines
     above a table, such as a title, are accepted if no delimiter explains all lines.
     """
-    lines = io.StringIO(sample, newline="")
-    reader = csv.reader(lines, delimiter=delimiter, quotechar=_find_quote(sample, delimiter))
+    reader = csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter)
     rows, lines_before, line = [], [], 0
     for row in islice(reader, SAMPLE_ROWS):
         if "".join(row).strip():
@@ -229,14 +221,6 @@ def _score(sample: str, delimiter: str, options: DataConfig) -> tuple[bool, floa
     is_of_run = width > 1 and bool(_named(options) & {plain_name(name) for name in below[0]})
     is_prose = delimiter == "," and len(PROSE_COMMA.findall(sample)) == sample.count(",") > 0
     return is_of_run, share, known - 2 * is_prose, lines_before[start]
-
-
-def _find_quote(sample: str, delimiter: str) -> str:
-    """Return the single quote if nearly all lines use it around values, else the double one."""
-    lines = list(filter(str.strip, islice(io.StringIO(sample), SAMPLE_ROWS)))
-    between = re.compile(rf"(^|{re.escape(delimiter)})\s*'.*'\s*({re.escape(delimiter)}|$)")
-    is_single = '"' not in sample and len(list(filter(between.search, lines))) > 0.9 * len(lines)
-    return "'" if is_single else '"'
 
 
 def find_start(rows: Sequence[Sequence[str]], options: DataConfig, *, is_grid: bool = False) -> int:

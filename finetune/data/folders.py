@@ -21,8 +21,8 @@ from finetune.data.packed import (
     holds_files,
     names_in,
     read_members,
-    reading_explained,
     reject_document,
+    reject_parts,
     splits_named,
 )
 from finetune.data.read import TABLE_SUFFIXES, RawTable, join_tables, read_file
@@ -32,7 +32,6 @@ from finetune.events import Info, emit
 # The class of each file name, per split.
 Classes = dict[str, dict[str, str]]
 TEXT_SUFFIXES = (".txt", "")
-SAVED_BY_DATASETS = "state.json"
 WITHOUT_CLASS = frozenset(("unsup", "unsupervised", "unlabeled", "unlabelled"))
 
 
@@ -63,13 +62,7 @@ def _read_folder(path: Path, options: DataConfig) -> dict[str, RawTable]:
     """Return the splits of a folder or an archive."""
     reject_document(path, path.suffix.lower())  # such as a document of Numbers
     names = names_in(path)
-    saved = [name for name in names if PurePosixPath(name).name == SAVED_BY_DATASETS]
-    if saved:
-        load = f"datasets.load_from_disk({str((path / saved[-1]).parent)!r})"
-        raise DataUnreadableError(
-            f"{path} is a dataset that the datasets library has saved to disk",
-            remedy=f"save each split as Parquet in Python: {load}.to_parquet('train.parquet')",
-        )
+    reject_parts(path, names)
     if folders := find_class_folders(names):
         return {split: _read_texts(path, texts, options) for split, texts in folders.items()}
     if find_tables(names, TABLE_SUFFIXES):
@@ -105,15 +98,12 @@ def find_class_folders(names: Iterable[str]) -> Classes:
     return splits if "train" in splits else {}
 
 
-@reading_explained()
 def digest_folder(path: Path) -> str:
     """Return the sha256 of the names and contents of all files read from a folder."""
-    digest = hashlib.sha256()
-    names = names_in(path)
+    digest, names = hashlib.sha256(), names_in(path)
     texts = [name for classes in find_class_folders(names).values() for name in classes]
-    tables = find_tables(names, TABLE_SUFFIXES)
     others = [name for name in names if not ABOUT.match(PurePosixPath(name).name)]
-    for name in sorted(texts) or tables or others:
+    for name in sorted(texts) or find_tables(names, TABLE_SUFFIXES) or others:
         content = (path / name).read_bytes()
         digest.update(f"{name}\0{len(content)}\0".encode())
         digest.update(content)

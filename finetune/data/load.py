@@ -5,13 +5,11 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
-from difflib import get_close_matches
 from functools import reduce
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow
 import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict
@@ -25,19 +23,20 @@ from finetune.data.dataset import (
     TextColumns,
     column_of,
     make_dataset,
+    pool_rows,
     return_freed_memory,
     rows_where,
+    split_table,
     texts_of,
 )
 from finetune.data.folders import digest_folder
-from finetune.data.packed import SPLIT_BY_WORD, reading_explained
+from finetune.data.packed import SPLIT_BY_WORD
 from finetune.data.read import SUFFIXES, TABLE_SUFFIXES, read_file
-from finetune.data.split import pool_rows, split_table
 from finetune.data.stream import read_texts
 from finetune.data.tables import read_tables
 from finetune.data.trec import load_questions, load_trec
 from finetune.errors import DataError, DataNotFoundError, HubNotReachableError, UsageError
-from finetune.events import Info, WarningMessage, emit, muted
+from finetune.events import Info, emit, muted
 from finetune.files import file_sha256, is_there
 from finetune.tasks.base import Task
 from finetune.tasks.choose import AUTO
@@ -58,11 +57,7 @@ def load_files(options: DataConfig) -> LoadedData:
     path = Path(options.data).expanduser()
     if path.suffix.lower() not in TABLE_SUFFIXES and not is_there(path):
         kinds = (*KNOWN_BY_NAME, f"a file ({', '.join(SUFFIXES)})", "a folder of texts")
-        guesses = get_close_matches(options.data.casefold(), KNOWN_BY_NAME, n=1)
-        if re.fullmatch(r"[\w.-]+/[\w.-]+(@.+)?", options.data):
-            guesses = guesses or [HUB_PREFIX + options.data]
-        guess = f"did you mean {guesses[0]}? " if guesses else ""
-        remedy = f"{guess}--data takes {', '.join(kinds)} or {HUB_PREFIX}OWNER/NAME"
+        remedy = f"--data takes {', '.join(kinds)} or {HUB_PREFIX}OWNER/NAME"
         raise UsageError(f"there is no file or dataset {options.data!r}", remedy=remedy)
     file_names = {
         "train": options.data,
@@ -76,11 +71,7 @@ def load_files(options: DataConfig) -> LoadedData:
             remedy="drop --validation-file or --test-file; rows of --data are then held out",
         )
     loaded = read_tables({split: [file] for split, file in files.items()}, options)
-    sources = [
-        DataSource(str(path), digest_folder(path) if path.is_dir() else file_sha256(path))
-        for path in files.values()
-    ]
-    return replace(loaded, sources=sources)
+    return replace(loaded, sources=[*map(_source_of, files.values())])
 
 
 def load_from_hub(options: DataConfig) -> LoadedData:
@@ -143,14 +134,11 @@ def find_splits(
     parts = {Path(folder).name: folder for folder in candidates}
     if part in parts:
         return candidates[parts[part]]
-    if candidates and part is not None:
+    is_clear = len(candidates) < 2 or candidates.keys() & set(MAIN_FOLDERS)
+    if candidates and (part is not None or not is_clear):
+        problem = "several datasets:" if part is None else f"no dataset {part!r}, but"
         raise DataNotFoundError(
-            f"the repository has no dataset {part!r}, but {', '.join(parts)}",
-            remedy="choose one: --data hub:OWNER/NAME:PART",
-        )
-    if len(candidates) > 1 and not candidates.keys() & set(MAIN_FOLDERS):
-        raise DataError(
-            f"the repository has several datasets: {', '.join(parts)}",
+            f"the repository has {problem} {', '.join(parts)}",
             remedy=f"choose one, such as --data hub:OWNER/NAME:{min(parts)}",
         )
     main = min(candidates, key=lambda folder: folder not in MAIN_FOLDERS, default="")
@@ -209,16 +197,19 @@ def with_few_label_texts(loaded: LoadedData, options: DataConfig) -> LoadedData:
     """Return the data with unlabeled texts and class names, which few-shot training uses."""
     files = [options.unlabeled, options.class_descriptions]
     paths = [Path(name).expanduser() for name in files if name not in (None, "none")]
-    unlabeled, names = _find_unlabeled(loaded, options), None
+    names = None
     if options.class_names == "auto" and "text_pair" in loaded.splits["train"].column_names:
-        kind = Info if options.class_descriptions is None else WarningMessage
-        emit(kind("names of classes are not used: the model reads sentence pairs"))
+        emit(Info("names of classes are not used: the model reads sentence pairs"))
     elif options.class_names == "auto":
         texts = _describe_classes(loaded.task.class_names, options)
         names = make_dataset(texts, loaded.task.class_names, task=loaded.task)
-    sources = [*loaded.sources, *(DataSource(str(path), file_sha256(path)) for path in paths)]
-    sources = [*dict.fromkeys(sources)]
-    return replace(loaded, unlabeled=unlabeled, names=names, sources=sources)
+    sources = dict.fromkeys([*loaded.sources, *map(_source_of, paths)])
+    unlabeled = _find_unlabeled(loaded, options)
+    return replace(loaded, unlabeled=unlabeled, names=names, sources=[*sources])
+
+
+def _source_of(path: Path) -> DataSource:
+    return DataSource(str(path), digest_folder(path) if path.is_dir() else file_sha256(path))
 
 
 def _describe_classes(classes: Sequence[str], options: DataConfig) -> list[str]:
@@ -226,31 +217,31 @@ def _describe_classes(classes: Sequence[str], options: DataConfig) -> list[str]:
     described: dict[str, str] = {}
     if options.class_descriptions is not None:
         path = Path(options.class_descriptions).expanduser()
-        with muted():
-            table = read_file(path, DataConfig(header=False)).columns
-        columns = [
-            [*map(name_classes(cells).__getitem__, cells)] for cells in table.to_pydict().values()
-        ]
+        columns = _read_class_columns(path)
         columns.sort(key=lambda column: sum(map(len, column)))
         columns.sort(key=lambda column: sum(cell in classes for cell in column))
-        listed = f"the classes are {_listed(classes)}"
-        if len(columns) < 2 or not {*columns[-1]} & {*classes}:
-            remedy = f"write a class and its description in each row; {listed}"
-            raise DataError(f"{path} describes no class of the data", remedy=remedy)
-        for name, text in zip(columns[-1], columns[-2], strict=True):
-            if name and text and described.setdefault(name, text) != text:
-                remedy = "write one description for each class"
-                raise DataError(f"{path} describes the class {name!r} twice", remedy=remedy)
-        header = next(iter(described), "")
+        rows = [row for row in zip(*columns[-2:], strict=True) if all(row)]  # the class is last
+        header = rows[0][-1] if rows else ""
         if header not in classes and plain_name(header) in LABEL_NAMES:
-            del described[header]
-        if unknown := [name for name in described if name not in classes]:
-            remedy = f"write the classes as in the data, or remove these rows; {listed}"
-            message = f"{path} describes classes that the data does not have: {_listed(unknown)}"
-            raise DataError(message, remedy=remedy)
+            rows = rows[1:]
+        described = {row[-1]: row[0] for row in rows}
+        wrong = [name for name in described if name not in classes]
+        if len(columns) < 2 or wrong or not described or len(described) < len({*rows}):
+            raise DataError(
+                f"{path} does not have a class of the data and its description in each row, and"
+                f" each class once; other names: {_listed(wrong) or 'none'}",
+                remedy=f"correct these rows; the classes are {_listed(classes)}",
+            )
         if others := [name for name in classes if name not in described]:
             emit(Info(f"classes without a description, which keep their name: {_listed(others)}"))
     return [described.get(name) or name_as_text(name) for name in classes]
+
+
+def _read_class_columns(path: Path) -> list[list[str]]:
+    """Return the columns of a table without a header, whose cells may be classes."""
+    with muted():
+        table = read_file(path, DataConfig(header=False)).columns.to_pydict()
+    return [[*map(name_classes(cells).__getitem__, cells)] for cells in table.values()]
 
 
 def _find_unlabeled(loaded: LoadedData, options: DataConfig) -> pyarrow.Table | None:
@@ -259,25 +250,26 @@ def _find_unlabeled(loaded: LoadedData, options: DataConfig) -> pyarrow.Table | 
     Texts of the table that are also in a split are left out. A file is read as it is.
     """
     table, splits = loaded.unlabeled, loaded.splits
-    if options.unlabeled not in (None, "none"):
-        path = Path(options.unlabeled or "").expanduser()
+    if options.unlabeled == "none":
+        return None
+    if options.unlabeled is not None:
+        path = Path(options.unlabeled).expanduser()
         pairs = "text_pair" in splits["train"].column_names
         other = OtherData(data=str(path), earlier_columns=loaded.columns)
         pieces = [piece[:] for piece in read_texts(path, other, as_lines=False, reads_pairs=pairs)]
         columns = [[text or "" for piece in pieces for text in piece.texts]]
         if pairs:
-            columns += [[text or "" for piece in pieces for text in piece.pairs or ()]]
+            columns.append([text or "" for piece in pieces for text in piece.pairs])
         table = pyarrow.table(columns, names=["text", "text_pair"][: len(columns)])
-        trimmed = map(pc.utf8_trim_whitespace, table.columns)
-        is_blank = reduce(pc.or_, [pc.equal(column, "") for column in trimmed])
-        table = table.filter(pc.invert(is_blank))
+        is_blank = (pc.equal(pc.utf8_trim_whitespace(column), "") for column in table.columns)
+        table = table.filter(pc.invert(reduce(pc.or_, is_blank)))
     elif table is not None:
         known = pyarrow.chunked_array(
             [chunk for rows in splits.values() for chunk in texts_of(rows).joined.chunks], "string"
         )
         is_known = pc.is_in(TextColumns(*table.columns).joined, value_set=known)
         table = table.filter(pc.invert(is_known))
-    if table is None or options.unlabeled == "none" or not len(table):
+    if table is None or not len(table):
         return None
     return table.group_by(table.column_names, use_threads=False).aggregate([])
 
@@ -338,39 +330,42 @@ def _listed(names: Sequence[str]) -> str:
 
 def correct_labels(loaded: LoadedData, options: DataConfig) -> LoadedData:
     """Return the data with the decisions of ``corrections``, then the names of ``label_map``."""
+    task, splits = loaded.task, DatasetDict()
     columns = {
-        split: loaded.task.decode(column_of(rows, "label")) for split, rows in loaded.splits.items()
+        split: task.decode(column_of(rows, "label")) for split, rows in loaded.splits.items()
     }
-    labels: dict[str, list[Any]] = {split: column.to_pylist() for split, column in columns.items()}
-    names = {name: name for name in loaded.task.class_names}
+    names = {name: name for name in task.class_names}
     paths = [Path(name).expanduser() for name in (options.corrections, options.label_map) if name]
-    with reading_explained():
-        sources = [*loaded.sources, *(DataSource(str(path), file_sha256(path)) for path in paths)]
+    sources = [*loaded.sources, *map(_source_of, paths)]
     if options.corrections is not None:
-        changed, dropped = _decide(loaded, paths[0], labels)
-        emit(Info(f"{paths[0]}: the labels of {changed:,} rows changed, {dropped:,} rows dropped"))
-    is_kept = {split: np.array([label is not None for label in labels[split]]) for split in labels}
-    for split, column in columns.items():
-        kept = [label for label in labels[split] if label is not None]
-        columns[split] = pyarrow.chunked_array([kept], column.type)
+        columns = _decide(loaded, paths[0], columns)
     if options.label_map is not None:
-        new = _read_map(paths[-1])
-        missing = "".join(f"; no row has {name!r}" for name in new if name not in names)
+        cells = _read_class_columns(paths[-1])
+        if len(cells) < 2:
+            raise DataError(
+                f"{paths[-1]} has one column", remedy="write label,new name in each row"
+            )
+        new = {old: name for old, name in zip(*cells[:2], strict=True) if name}
+        unknown = {*new} - {*names, "label"}
+        missing = f"; no row has {_listed(sorted(unknown))}" if unknown else ""
         emit(Info(f"{paths[-1]}: {len(new.keys() & names):,} classes renamed{missing}"))
         names = {name: new.get(name, name) for name in names}
+    kept = {split: column.is_valid().to_numpy() for split, column in columns.items()}
+    columns = {split: column.drop_null() for split, column in columns.items()}
+    if names:
         columns = {split: map_values(column, names.get) for split, column in columns.items()}
-    class_names = [*dict.fromkeys(names.values())]
-    task = type(loaded.task).of_labels(columns["train"], names=class_names)
-    splits = DatasetDict()
+    task = type(task).of_labels(columns["train"], names=[*dict.fromkeys(names.values())])
     for split, rows in loaded.splits.items():
-        texts = texts_of(rows_where(rows, is_kept[split]))
+        texts = texts_of(rows_where(rows, kept[split]))
         splits[split] = make_dataset(texts.texts, columns[split], task=task, pairs=texts.pairs)
-    row_numbers = {split: loaded.numbers_of(split)[mask] for split, mask in is_kept.items()}
+    row_numbers = {split: loaded.numbers_of(split)[mask] for split, mask in kept.items()}
     return replace(loaded, splits=splits, task=task, sources=sources, row_numbers=row_numbers)
 
 
-def _decide(loaded: LoadedData, path: Path, labels: dict[str, list[Any]]) -> tuple[int, int]:
-    """Change labels as a file says, to None for a dropped row; return the counts of both."""
+def _decide(
+    loaded: LoadedData, path: Path, columns: dict[str, pyarrow.ChunkedArray]
+) -> dict[str, pyarrow.ChunkedArray]:
+    """Return the labels with the decisions of a file; the label of a dropped row is null."""
     with muted():
         table = read_file(path, DataConfig()).columns
     if missing := [name for name in ("decision", "row", "text") if name not in table.column_names]:
@@ -382,42 +377,34 @@ def _decide(loaded: LoadedData, path: Path, labels: dict[str, list[Any]]) -> tup
     decisions = [row["decision"].strip() for row in rows]
     new_classes = pyarrow.chunked_array([[name for name in decisions if name != DROP]], "string")
     [parsed] = loaded.task.parse([new_classes])
-    known = set(loaded.task.class_names)
-    unknown = {*flat_values(parsed).to_pylist()} - known if known else ()
-    if unknown:
+    known = loaded.task.class_names
+    if unknown := known and {*flat_values(parsed).to_pylist()} - {*known}:
         raise DataError(
             f"{path}: the decision {min(unknown)!r} is not a class of the data",
-            remedy=f"write {KEEP}, {DROP} or a class: {', '.join(sorted(known)[:20])}",
+            remedy=f"write {KEEP}, {DROP} or a class: {_listed(known)}",
         )
     new_labels = iter(parsed.to_pylist())
+    texts = {split: texts_of(rows).joined for split, rows in loaded.splits.items()}
+    labels = {split: column.to_pylist() for split, column in columns.items()}
     places = {
         split: {str(number + 1): place for place, number in enumerate(loaded.numbers_of(split))}
         for split in labels
     }
-    texts = {split: texts_of(rows).joined for split, rows in loaded.splits.items()}
     for row, decision in zip(rows, decisions, strict=True):
         split = row.get("split", "train")
         place = places.get(split, {}).get(row["row"])
         text = None if place is None else texts[split][place].as_py()
-        if place is None or text is None or text.split() != row["text"].split():
-            reason = "is not in the data" if text is None else f"now has the text {text[:60]!r}"
+        if text is None or text.split() != row["text"].split():
+            now = "is not in the data" if text is None else f"now has the text {text[:60]!r}"
+            decided = f"row {row['row']} of {split} ({row['text'][:60]!r})"
             raise DataError(
-                f"{path} decides on row {row['row']} of {split} ({row['text'][:60]!r}), which"
-                f" {reason}",
+                f"{path} decides on {decided}, which {now}",
                 remedy="run finetune data audit again, and fill in the new suspects.csv",
             )
         labels[split][place] = None if decision == DROP else next(new_labels)
-    return len(new_classes), len(rows) - len(new_classes)
-
-
-def _read_map(path: Path) -> dict[str, str]:
-    """Return new names by label, from the first two columns of a table."""
-    with muted():
-        table = read_file(path, DataConfig(header=False)).columns
-    if len(table.column_names) < 2:
-        raise DataError(f"{path} has one column", remedy="write label,new name in each row")
-    old_names, new_names = (column.to_pylist() for column in table.columns[:2])
-    classes = name_classes([*old_names, *new_names])
-    pairs = zip(old_names, new_names, strict=True)
-    new = {classes[old]: classes[name] for old, name in pairs}
-    return {old: name for old, name in new.items() if name and (old, name) != ("label", "into")}
+    dropped = len(rows) - len(new_classes)
+    emit(Info(f"{path}: the labels of {len(new_classes):,} rows changed, {dropped:,} rows dropped"))
+    return {
+        split: pyarrow.chunked_array([labels[split]], column.type)
+        for split, column in columns.items()
+    }

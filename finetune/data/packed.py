@@ -10,7 +10,7 @@ import os
 import re
 import tomllib
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 from zipfile import BadZipFile, ZipFile
 
-from finetune.errors import DataNotFoundError, DataUnreadableError, SeveralTablesError, explain
+from finetune.errors import DataNotFoundError, DataUnreadableError, SeveralTablesError
 from finetune.files import is_there, naming
 
 WORDS: dict[str, Any] = tomllib.loads(
@@ -51,22 +51,8 @@ PART = re.compile(r"part-?\d|\d-of-\d")
 START_BYTES = 4096
 # zipfile raises RuntimeError for passwords, NotImplementedError for unknown compression, and
 # ValueError for damaged offsets and names.
-UNPACKING_ERRORS = (
-    *(BadZipFile, OSError, EOFError, zlib.error, lzma.LZMAError, RuntimeError, ValueError),
-)
-
-
-@contextmanager
-def reading_explained() -> Iterator[None]:
-    """Turn errors of the system about unreadable files and folders into our errors."""
-    try:
-        yield
-    except OSError as error:
-        known = explain(error)
-        raise DataUnreadableError(
-            f"{error.filename} can't be read: {error.strerror}",
-            remedy=known.remedy if known else "check the file",
-        ) from error
+UNPACKING_ERRORS: tuple[type[Exception], ...] = (BadZipFile, OSError, EOFError, zlib.error)
+UNPACKING_ERRORS += (lzma.LZMAError, RuntimeError, ValueError)
 
 
 @contextmanager
@@ -94,14 +80,11 @@ class Content:
 
     def open(self) -> BinaryIO:
         """Open it from its start."""
-        if self.unpacked is not None:
-            return BytesIO(self.unpacked)
-        with reading_explained():
-            return self.path.open("rb")
+        return self.path.open("rb") if self.unpacked is None else BytesIO(self.unpacked)
 
     def start(self, size_bytes: int) -> bytes:
         """Return its first bytes."""
-        with reading_explained(), self.open() as file, naming(self.path):
+        with self.open() as file, naming(self.path):
             return file.read(size_bytes)
 
 
@@ -115,7 +98,6 @@ def holds_files(path: Path) -> bool:
         return not any(map(OFFICE.fullmatch, archive.namelist()))
 
 
-@reading_explained()
 def names_in(path: Path) -> list[str]:
     """Return the names of the files in a folder, or in an archive, that are not hidden."""
     if path.is_dir():
@@ -260,9 +242,7 @@ def reject_foreign(content: Content) -> None:
     is_text = b"\0" not in start and not start.startswith((b"PK", b"{\\rtf", b"bplist"))
     if not is_text or content.suffix in (".yml", ".yaml"):
         reject_document(content.path, content.suffix)
-    for part, (kind, remedy) in WORDS["parts"].items():
-        if any(re.fullmatch(part, name) for name in names):
-            raise _not_a_table(content.path, kind, remedy)
+    reject_parts(content.path, names)
     if names:
         raise _not_a_table(content.path, "a ZIP archive", "unpack")
     if start.startswith(ZIP):
@@ -271,6 +251,13 @@ def reject_foreign(content: Content) -> None:
     for beginning, kind, remedy in WORDS["beginnings"]:
         if re.match(beginning.encode(), start):
             raise _not_a_table(content.path, kind, remedy)
+
+
+def reject_parts(path: Path, names: Iterable[str]) -> None:
+    """Raise an error for an archive or a folder with the files of a document."""
+    for part, document in WORDS["parts"].items():
+        if any(re.fullmatch(part, name) for name in names):
+            raise _not_a_table(path, *document)
 
 
 def reject_document(path: Path, suffix: str) -> None:

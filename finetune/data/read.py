@@ -68,7 +68,6 @@ class FileFormat:
 
     kind: str
     delimiter: str = ","
-    quote: str = '"'
     encoding: str = "utf-8"
     has_header: bool = True
     line_end: str = "\n"
@@ -191,7 +190,6 @@ def read_source(path: Path, options: DataConfig, *, readable_only: bool = False)
         written = replace(
             written,
             delimiter=dialect.delimiter,
-            quote=dialect.quote,
             has_header=dialect.has_header,
             names=dialect.header if dialect.has_header else (),
         )

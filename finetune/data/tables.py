@@ -78,7 +78,6 @@ FILL_DOWN = (
     " the cell above, and press Ctrl+Enter; in pandas, frame[column].ffill()"
 )
 INTEGER, INTEGERS = re.compile(r"\d+"), r"\W*\d+(\W+\d+)*\W*"
-SAMPLE_ROWS = 4_000
 
 
 def read_tables(files: Mapping[str, Sequence[Path]], options: DataConfig) -> LoadedData:
@@ -128,17 +127,21 @@ def read_tables(files: Mapping[str, Sequence[Path]], options: DataConfig) -> Loa
 
 def _only_ids(table: RawTable) -> RawTable:
     """Return a table without texts, which may be large, to find the places of rows."""
-    ids = filter(_is_id, table.columns.column_names)
-    return replace(table, columns=table.columns.select([*ids][:1]))
+    ids = [name for name in table.columns.column_names if plain_name(name) in ID_NAMES]
+    return replace(table, columns=table.columns.select(ids[:1]))
+
+
+def place_of(table: RawTable, row: int) -> str:
+    """Describe the place of a row in a file, counted from 0, with its id."""
+    ids = _only_ids(table).columns.slice(int(np.searchsorted(table.numbers, row)), 1).to_pydict()
+    return table.place(row) + "".join(f" ({name} {value})" for name, [value] in ids.items())
 
 
 def _choose_columns(train: RawTable, options: DataConfig) -> Columns:
     """Return the columns of texts and labels, and report those that were guessed."""
     if len(names := train.columns.column_names) < 2:
         content = f"one column, {names[0]!r}, and no labels" if names else "no columns of text"
-        is_text = train.path.suffix in (".csv", ".tsv", ".txt", "")
-        objects = "" if is_text else "; of objects inside rows, write each value into a column"
-        raise DataError(f"{train.path} has {content}", remedy=ADD_LABELS + objects)
+        raise DataError(f"{train.path} has {content}", remedy=ADD_LABELS)
     columns = choose_columns(train.columns, options, table=str(train.path))
     second = f", second texts from {columns[PAIR].name!r}" if PAIR in columns else ""
     if any(getattr(options, option) is None for option in columns):
@@ -185,19 +188,6 @@ def _read_rows(
     if may_join and _is_long_format(rows["train"]):
         rows = _join_long_format(rows, options, path=train.path)
     return kind.of_labels(rows["train"]["label"], names=names), rows, unlabeled
-
-
-def place_of(table: RawTable, row: int) -> str:
-    """Describe the place of a row in a file, counted from 0, with its id."""
-    place = table.place(row)
-    if name := next(filter(_is_id, table.columns.column_names), None):
-        value = table.columns[name][int(np.searchsorted(table.numbers, row))].as_py()
-        place += f" ({name} {value})" if value else ""
-    return place
-
-
-def _is_id(name: str) -> bool:
-    return plain_name(name) in ID_NAMES
 
 
 def _first_place(table: RawTable, is_wanted: pyarrow.ChunkedArray) -> str:
@@ -294,22 +284,13 @@ def _with_flat_labels(rows: pyarrow.Table) -> pyarrow.Table:
 
 
 def _report_texts(texts: pyarrow.ChunkedArray, *, path: Path) -> None:
-    """Warn about texts that were decoded wrongly, and about words for a missing text."""
+    """Warn about words for a missing text."""
     short = texts.filter(pc.less_equal(pc.binary_length(texts), max(map(len, MISSING))))
     words = short.filter(pc.is_in(pc.utf8_lower(short), value_set=pyarrow.array(MISSING)))
     if count := len(words):
         word = words[0].as_py()
         finding = f"{count:,} texts of {path} look like a missing text, such as {word!r}"
         emit(WarningMessage(finding, remedy="leave these cells empty if the text is missing"))
-    others = texts.filter(pc.invert(pc.string_is_ascii(texts))).slice(0, SAMPLE_ROWS)
-    if not len(others):
-        return
-    from ftfy.badness import is_bad
-
-    if garbled := list(filter(is_bad, others.to_pylist())):
-        finding = f"{len(garbled):,} texts of {path} look like UTF-8 that was decoded as another"
-        remedy = "export the file again as UTF-8, or set its encoding with --encoding"
-        emit(WarningMessage(f"{finding} encoding, such as {garbled[0][:60]!r}", remedy=remedy))
 
 
 def _check_split(split: str, table: RawTable, columns: Columns, *, train: RawTable) -> None:
@@ -384,13 +365,13 @@ def _has_many(column: pyarrow.ChunkedArray) -> bool:
 
 def _split_of(value: str, *, column: str) -> str:
     """Return the split for a value of a column such as split or is_valid; "" if none."""
-    word = next(iter(re.findall(r"[^\W\d_]+", value.casefold())), "")
-    marks = re.findall(r"[^\W\d_]+", column.casefold())
-    split = next((SPLIT_BY_VALUE[mark] for mark in marks[1:] if mark in SPLIT_BY_VALUE), "")
-    if split and marks[0] == "is" and value.casefold() in YES | NO:
+    first, *marks = re.findall(r"[^\W\d_]+", column.casefold()) or [""]
+    split = next((SPLIT_BY_VALUE[mark] for mark in marks if mark in SPLIT_BY_VALUE), "")
+    if split and first == "is" and value.casefold() in YES | NO:
         other = "test" if split == "train" else "train"
         return split if value.casefold() in YES else other
-    return SPLIT_BY_VALUE.get(word, "")
+    word = re.search(r"[^\W\d_]+", value.casefold())
+    return SPLIT_BY_VALUE.get(word[0], "") if word else ""
 
 
 def _has_labels(table: RawTable, label: Sequence[str]) -> bool:
@@ -406,22 +387,23 @@ def _name_labels(
     They count its lines from 0, or from 1 if none is 0 and one is the number of lines; -1 is none.
     """
     path = Path(options.label_names or "").expanduser()
-    lines = find_text(unpack(path), encoding=options.encoding).lines()
-    names = [name for _, name in lines]
-    if len(set(names)) < len(names) or not names:
-        complaint = f"{path} has {'a name twice' if names else 'no names'}"
-        raise DataError(complaint, remedy="write one class name per line")
+    names = [name for _, name in find_text(unpack(path), encoding=options.encoding).lines()]
     plain = {value: re.sub(r"\.0+$", "", value.strip()) for value in distinct_values(labels)}
     known = {value: label for value, label in plain.items() if label not in ("", "-1")}
-    numbers = {int(number) for label in known.values() for number in re.findall(r"\d+", label)}
-    first = int(0 not in numbers and len(names) in numbers)
+    numbers = {number for label in known.values() for number in INTEGER.findall(label)}
+    first = int("0" not in numbers and str(len(names)) in numbers)
     by_number = {str(number): name for number, name in enumerate(names, start=first)}
-    for label in sorted(known.values()):
-        if not re.fullmatch(INTEGERS, label) or not by_number.keys() >= {*INTEGER.findall(label)}:
-            raise DataError(
-                f"the label {label!r} is not the number of one of {len(names)} classes in {path}",
-                remedy="drop --label-names, or list all classes in the file, one per line",
-            )
+    wrong = [
+        label
+        for label in known.values()
+        if not re.fullmatch(INTEGERS, label) or not by_number.keys() >= {*INTEGER.findall(label)}
+    ]
+    if wrong or len(set(names)) < len(names):
+        raise DataError(
+            f"the {len(names)} lines of {path} are not the names of the classes in the table, such"
+            f" as {min(wrong or known)!r}",
+            remedy="list all classes in the file, one per line, or drop --label-names",
+        )
     known = {
         value: INTEGER.sub(lambda number: by_number[number[0]], label)
         for value, label in known.items()
@@ -453,15 +435,7 @@ def _labelled_rows(
             remedy="set the correct columns with --text-column and --label-column",
         )
     if skipped := len(labels) - len(rows):
-        empty = {
-            column.name: pc.sum(blank).as_py()
-            for column, blank in zip(chosen, is_blank, strict=True)
-        }
-        empty[columns[LABEL].name] = labels.null_count
-        name = max(empty, key=empty.__getitem__)
-        is_most = 2 * empty[name] > len(labels)
-        reason = f" (column {name!r} is empty in {empty[name]:,})" if is_most else ""
-        finding = f"{skipped:,} of {len(labels):,} rows skipped: empty text or label{reason}"
+        finding = f"{skipped:,} of {len(labels):,} rows skipped: empty text or label"
         first = _first_place(table, pc.invert(is_kept))
         emit(WarningMessage(f"{finding}, the first in {first}"))
     return rows, text_table.filter(pc.and_not(has_texts, is_labeled))

@@ -19,7 +19,6 @@ from datasets import DatasetDict
 from finetune import hub
 from finetune.config.schema import HUB_PREFIX, DataConfig
 from finetune.data.dataset import DataSource, LoadedData, make_dataset
-from finetune.data.packed import reading_explained
 from finetune.data.read import read_file
 from finetune.errors import DataNotFoundError, DataUnreadableError, HubNotReachableError
 from finetune.events import Info, emit
@@ -91,8 +90,7 @@ def _parse(path: Path) -> pyarrow.Table:
     if not os.path.isfile(path):
         remedy = f"download it from {ORIGINAL_ADDRESS}, or drop --data-dir"
         raise DataNotFoundError(f"there is no file {path}", remedy=remedy)
-    with reading_explained():
-        content = path.read_bytes()
+    content = path.read_bytes()
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from datasets import Dataset, DatasetDict
 
 from finetune.config.schema import MAX_ESTIMATED_ROWS, Config, TrainingConfig
-from finetune.data.dataset import LoadedData, column_of, rows_where
-from finetune.data.split import sample_rows
+from finetune.data.dataset import LoadedData, column_of, rows_where, sample_rows
 from finetune.devices.base import move_to_device
 from finetune.devices.select import select_device
 from finetune.errors import FinetuneError, ModelUnsupportedError

@@ -13,9 +13,8 @@ from finetune.config.mode import Mode
 from finetune.config.schema import OPTIONS, Config, Pooling, change_options
 from finetune.data import is_waiting
 from finetune.data.check import suggest_model
-from finetune.data.dataset import LoadedData, column_of, texts_of
+from finetune.data.dataset import LoadedData, column_of, split_fold, texts_of
 from finetune.data.load import load_splits, with_few_label_texts
-from finetune.data.split import split_fold
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
 from finetune.errors import ConfigurationError, UsageError

@@ -10,9 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finetune.config.schema import DataConfig
-from finetune.data.dataset import column_of, make_dataset, number_texts, rows_where
+from finetune.data.dataset import (
+    column_of,
+    find_held_out,
+    make_dataset,
+    number_texts,
+    rows_where,
+    split_table,
+)
 from finetune.data.dataset import texts_of as columns_of
-from finetune.data.split import find_held_out, split_table
 from finetune.errors import DataError
 from finetune.events import Event, Info, WarningMessage, sent_to
 from finetune.tasks.base import Task

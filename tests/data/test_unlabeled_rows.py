@@ -85,15 +85,15 @@ def test_a_class_without_a_description_keeps_its_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content",
     [
-        ("topup,money added\ncard_fee,a fee\n", "the data does not have: topup"),
-        ("top-up,money added\ntop-up,a gift\n", "'top-up' twice"),
-        ("good,bad\nup,down\n", "describes no class"),
-        ("top-up\ncard_fee\n", "describes no class"),
+        "topup,money added\ncard_fee,a fee\n",
+        "top-up,money added\ntop-up,a gift\n",
+        "good,bad\nup,down\n",
+        "top-up\ncard_fee\n",
     ],
 )
-def test_wrong_descriptions_are_errors(tmp_path: Path, content: str, message: str) -> None:
-    with pytest.raises(DataError, match=message) as raised:
+def test_wrong_descriptions_are_errors(tmp_path: Path, content: str) -> None:
+    with pytest.raises(DataError, match="does not have a class of the data") as raised:
         describe(tmp_path, "a.csv", content)
-    assert raised.value.remedy
+    assert "the classes are card_fee, top-up" in raised.value.remedy
