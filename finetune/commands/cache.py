@@ -1,11 +1,12 @@
 """``finetune cache``: shows the size of the files that runs share, or deletes them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from finetune.commands import flags
-from finetune.commands.console import format_size, show_json, show_lines
+from finetune.commands.console import format_size, show_lines
 
 EXAMPLES = """\b
 Examples:
@@ -17,9 +18,8 @@ Examples:
 @click.command(epilog=EXAMPLES)
 @click.argument("action", required=False, metavar="[clear]", type=click.Choice(["clear"]))
 @flags.chosen_options("cache_dir")
-@flags.json_option
-@flags.debug_option
-def command(*, action: str | None, as_json: bool, **options: Any) -> None:
+@flags.with_json
+def command(*, action: str | None, display: flags.Display, **options: Any) -> None:
     """Show the size of stored features, batch sizes and timings, or delete them."""
     from finetune.model.tensor_store import measured_files, open_tensor_store
 
@@ -30,13 +30,13 @@ def command(*, action: str | None, as_json: bool, **options: Any) -> None:
     if action:
         for file in (*stored, *measured):
             file.unlink(missing_ok=True)
-    if as_json:
-        title = "freed_bytes" if action else "size_bytes"
-        files = {"entries": len(stored), "measured_files": len(measured)}
-        show_json({"folder": str(store.folder), title: size_bytes, **files})
-    else:
+
+    def show(facts: Mapping[str, Any]) -> None:
         deleted, size = "deleted " if action else "", format_size(size_bytes)
         show_lines(
-            f"{deleted}{size} in {store.folder}: features of {len(stored):,} splits",
+            f"{deleted}{size} in {facts['folder']}: features of {facts['entries']:,} splits",
             f"{deleted}{len(measured):,} files with batch sizes and timings, next to that folder",
         )
+
+    facts = {"folder": str(store.folder), "freed_bytes" if action else "size_bytes": size_bytes}
+    display.show({**facts, "entries": len(stored), "measured_files": len(measured)}, show)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from finetune.commands import flags
-from finetune.commands.console import show_lines, show_result_table
+from finetune.commands.console import show_paragraph, show_result_table
 from finetune.config.schema import NonNegativeInt
 
 if TYPE_CHECKING:
@@ -58,9 +58,6 @@ def _show(comparison: "Comparison") -> None:
 
     for group in comparison.groups:
         for table in tabulate(group):
-            show_lines(table.title, "")
-            show_result_table(table)
-            if table.note:
-                show_lines(*click.wrap_text(table.note).splitlines())
+            show_result_table(table, title=table.title)
         if group.verdict:
-            show_lines(*click.wrap_text(group.verdict).splitlines())
+            show_paragraph(group.verdict)

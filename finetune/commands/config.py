@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import click
 
 from finetune.commands import flags
-from finetune.commands.console import show_json, show_table
+from finetune.commands.console import show_table
 from finetune.config.schema import HUB_PREFIX, OPTIONS, flag_of
 from finetune.config.yaml_files import describe_presets, make_json_schema, presets_folder
 from finetune.errors import UsageError
@@ -48,14 +49,16 @@ def show(*, display: flags.Display, **options: Any) -> None:
             _check_data(loaded.config.data.data)
         loaded = guess_options(loaded)
     sources = dict.fromkeys(loaded.guesses, "guess") | loaded.sources
+    names = ("section", "option", "value", "origin")
     rows = [
         (option.section, name, option.value_in(loaded.config), sources.get(name, "default"))
         for name, option in OPTIONS.items()
     ]
-    if display.as_json:
-        names = ("section", "option", "value", "origin")
-        show_json({"options": [dict(zip(names, row, strict=True)) for row in rows]})
-        return
+    facts = {"options": [dict(zip(names, row, strict=True)) for row in rows]}
+    display.show(facts, lambda _: _show_options(rows))
+
+
+def _show_options(rows: Sequence[tuple[str, str, Any, str]]) -> None:
     cells, shown = [], ""
     for section, name, value, source in rows:
         text = value if isinstance(value, str) else json.dumps(value)
@@ -102,17 +105,11 @@ def schema() -> None:
 
 
 @command.command("ls", epilog=EXAMPLES)
-@flags.json_option
-@flags.debug_option
-def list_presets(*, as_json: bool) -> None:
+@flags.with_json
+def list_presets(*, display: flags.Display) -> None:
     """List the presets that come with the package."""
     presets = describe_presets()
-    if as_json:
-        show_json({"presets": presets})
-        return
-    width = max(map(len, presets))
-    for name, purpose in presets.items():
-        click.echo(f"{name:{width}}  {purpose}")
+    display.show({"presets": presets}, lambda _: show_table(("", ""), presets.items()))
 
 
 @command.command("cp", epilog=EXAMPLES)

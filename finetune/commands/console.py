@@ -5,6 +5,7 @@ Rich and NumPy are imported only when something is shown, so that ``--help`` sta
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -24,10 +25,12 @@ SPACE_BETWEEN_COLUMNS = 2
 LITERAL: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
 
 
-def show_json(value: Mapping[str, Any]) -> None:
-    """Print one JSON object on standard output."""
+def show_json(value: Any) -> None:
+    """Print a mapping, or a dataclass, as one JSON object on standard output."""
+    if not isinstance(value, Mapping):
+        value = value.to_json() if hasattr(value, "to_json") else asdict(value)
     versioned = {"schema_version": SCHEMA_VERSION, **value}
-    click.echo(escape_controls(json.dumps(versioned, ensure_ascii=False)))
+    click.echo(escape_controls(json.dumps(versioned, ensure_ascii=False, default=asdict)))
 
 
 def show_lines(*lines: str) -> None:
@@ -62,10 +65,19 @@ def show_table(
     Console(width=width, **LITERAL).print(table)
 
 
-def show_result_table(table: "Table") -> None:
-    """Print a table of results on standard output, with short texts."""
+def show_paragraph(text: str) -> None:
+    """Print an empty line and then a text in short lines on standard output."""
+    show_lines(*click.wrap_text(text).splitlines())
+
+
+def show_result_table(table: "Table", *, title: str = "") -> None:
+    """Print a table of results, and its title and note, on standard output, with short texts."""
+    if title:
+        show_lines(title, "")
     rows = [[*map(shorten, row)] for row in table.rows]
     show_table(table.columns, rows, numbers=table.columns[table.text_columns :])
+    if table.note:
+        show_paragraph(table.note)
 
 
 def show_facts(facts: Mapping[str, Any]) -> None:
@@ -93,6 +105,5 @@ def shorten(text: str) -> str:
 
 def format_size(size_bytes: int) -> str:
     """Return a size such as ``167.5 MiB``, or ``2.3 KiB`` for small sizes."""
-    if size_bytes < 2**20:
-        return f"{size_bytes / 2**10:,.1f} KiB"
-    return f"{size_bytes / 2**20:,.1f} MiB"
+    is_small = size_bytes < 2**20
+    return f"{size_bytes / 2**10:,.1f} KiB" if is_small else f"{size_bytes / 2**20:,.1f} MiB"

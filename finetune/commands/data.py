@@ -1,9 +1,9 @@
 """``finetune data``: checks the data of a run, and audits its labels."""
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,8 +21,6 @@ from finetune.runs.guess import guess_options, measure_tokens
 
 if TYPE_CHECKING:
     from finetune.audit.audit import Audit
-    from finetune.data.check import Findings, Lengths, Suggestion
-    from finetune.runs.expectation import BaselineEstimate
 
 EXAMPLES = """\b
 Examples:
@@ -39,27 +37,8 @@ Examples:
 """
 
 
-@dataclass(frozen=True)
-class DataReport:
-    """The result of a data check. ``lengths`` are in tokens; None without a tokenizer."""
-
-    data: str
-    rows_of_a_run: dict[str, int]
-    findings: "Findings"
-    lengths: "Lengths | None"
-    suggestions: Sequence["Suggestion"]
-    expectation: "BaselineEstimate | None"
-    warnings: Sequence[str]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what ``finetune data check --json`` prints."""
-        report = asdict(self)
-        findings = report.pop("findings")
-        return {**report, **findings.pop("checks"), **findings}
-
-
-def check_data(config: Config) -> DataReport:
-    """Check the data of a run with these options."""
+def check_data(config: Config) -> dict[str, Any]:
+    """Check the data of a run with these options; ``lengths`` is None without a tokenizer."""
     from datasets import DatasetDict
 
     from finetune.data.check import check_splits, suggest_changes
@@ -83,15 +62,16 @@ def check_data(config: Config) -> DataReport:
         lengths = measure_tokens(original, config.model)
     findings = check_splits(original, loaded.task)
     reads_pairs = "text_pair" in original["train"].column_names
-    return DataReport(
-        data=config.data.data,
-        rows_of_a_run={split: len(rows) for split, rows in splits.items()},
-        findings=findings,
-        lengths=lengths,
-        suggestions=suggest_changes(findings, lengths=lengths, reads_pairs=reads_pairs),
-        expectation=expect(config, splits["train"], loaded.task),
-        warnings=warnings,
-    )
+    return {
+        "data": config.data.data,
+        "rows_of_a_run": {split: len(rows) for split, rows in splits.items()},
+        "lengths": lengths,
+        "suggestions": suggest_changes(findings, lengths=lengths, reads_pairs=reads_pairs),
+        "expectation": expect(config, splits["train"], loaded.task),
+        "warnings": warnings,
+        **findings.checks,
+        **{name: value for name, value in vars(findings).items() if name != "checks"},
+    }
 
 
 def audit_data(
@@ -118,9 +98,9 @@ def audit_data(
     from finetune.report.audit import SUSPECTS, files_of
 
     several = None if file is None else find_several(Path(file).expanduser())
-    out_of_fold = several.path if several and several.kind == "folds" else None
-    if several is not None and out_of_fold is not None:
-        file = str(several.run(several.numbers[0]).path)
+    out_of_fold = None
+    if several and several.kind == "folds":
+        out_of_fold, file = several.path, str(several.run(several.numbers[0]).path)
     loaded = flags.load(file=file, **options)
     with suppress(DataError):  # a table without labels, which can be audited for duplicates
         loaded = guess_options(loaded)
@@ -170,31 +150,25 @@ def check(*, display: flags.Display, **options: Any) -> None:
     the cross-validated accuracy of a linear head on the frozen encoder. Expect at least about that
     accuracy from a run.
     """
-
-    def check_file() -> DataReport:
-        return check_data(guess_options(flags.load(**options)).config)
-
-    display.run(check_file, _show_check)
+    display.run(lambda: check_data(guess_options(flags.load(**options)).config), _show_check)
 
 
-def _show_check(report: DataReport) -> None:
+def _show_check(report: Mapping[str, Any]) -> None:
     from finetune.data.check import CHECKS
 
-    findings, lengths = report.findings, report.lengths
+    all_rows, lengths = report["rows"], report["lengths"]
     classes = {
-        split: {**findings.classes[split], "all rows": rows}
-        for split, rows in findings.rows.items()
+        split: {**report["classes"][split], "all rows": rows} for split, rows in all_rows.items()
     }
     _show_by_split("class", classes)
-    _show_by_split("labels", findings.figures)
-    run = ", ".join(f"{rows:,} {split}" for split, rows in report.rows_of_a_run.items())
+    _show_by_split("labels", report["figures"])
+    run = ", ".join(f"{rows:,} {split}" for split, rows in report["rows_of_a_run"].items())
     show_lines(f"split sizes in a run: {run}")
-    counts: dict[str, dict[str, float]] = {split: {} for split in findings.rows}
+    counts: dict[str, dict[str, float]] = {split: {} for split in all_rows}
     examples = []
-    for name, by_split in findings.checks.items():
-        for split, finding in by_split.items():
-            for key, title in CHECKS[name].titles.items():
-                counts[split][title] = finding[key]
+    for name, check in CHECKS.items():
+        for split, finding in report[name].items():
+            counts[split] |= {title: finding[key] for key, title in check.titles.items()}
             examples += [_describe(example, name, split) for example in finding["examples"]]
     _show_by_split("texts", counts)
     if lengths:
@@ -212,9 +186,9 @@ def _show_check(report: DataReport) -> None:
     if examples:
         show_lines()
         show_table(("example", "text"), examples)
-    if report.expectation:
-        show_lines(*report.expectation.lines)
-    for suggestion in report.suggestions:
+    if report["expectation"]:
+        show_lines(*report["expectation"].lines)
+    for suggestion in report["suggestions"]:
         show_lines(suggestion.finding, f"  try: {suggestion.remedy}")
 
 
@@ -230,10 +204,9 @@ def _show_by_split(title: str, by_split: Mapping[str, Mapping[str, float]]) -> N
     """Print a table with a column per split and a line per name."""
     from finetune.tasks.tables import format_value
 
-    splits = by_split.values()
-    if names := dict.fromkeys(name for values in splits for name in values):
+    if names := dict.fromkeys(name for values in by_split.values() for name in values):
         rows = [
-            (shorten(name), *(format_value(values.get(name, "")) for values in splits))
+            (shorten(name), *(format_value(values.get(name, "")) for values in by_split.values()))
             for name in names
         ]
         show_lines()

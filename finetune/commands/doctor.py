@@ -1,7 +1,6 @@
 """``finetune doctor``: checks whether this machine is ready and its GPU computes correctly."""
 
 import sys
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +13,7 @@ from finetune.errors import DeviceNotAvailableError, FinetuneError, UsageError
 from finetune.files import escape_line
 
 if TYPE_CHECKING:
+    from finetune.doctor.operators import OperatorReport
     from finetune.doctor.parity import ParityReport
 
 EXAMPLES = """\b
@@ -27,7 +27,6 @@ MODE_OPTIONS = ("freeze_core", "head", "train_layers")
 PRECISION = TrainingConfig().precision_without_timing
 PARITY_BATCH_SIZE = 128
 COLORS = {"ok": "green", "n/a": "white", "warning": "yellow", "failure": "red"}
-MODULES_SHOWN = 2
 
 
 @click.command(epilog=EXAMPLES)
@@ -63,7 +62,7 @@ def command(
     if ops and parity:
         raise UsageError("--ops and --parity can't be combined", remedy="drop one of them")
     if ops:
-        _check_operators(chosen, as_json=display.as_json)
+        _check_operators(chosen, display=display)
     elif parity:
         _check_parity(device, chosen, display=display)
     elif chosen:
@@ -94,12 +93,12 @@ def _check(device: str, *, display: flags.Display) -> None:
             if check.remedy:
                 click.echo(f"{'':<26}try: {escape_line(check.remedy)}")
     if display.as_json:
-        show_json({"device": device, "checks": [*map(asdict, checks)]})
+        show_json({"device": device, "checks": checks})
     if checks[-1].status == "failure":
         sys.exit(DeviceNotAvailableError.exit_code)
 
 
-def _check_operators(chosen: dict[str, Any], *, as_json: bool) -> None:
+def _check_operators(chosen: dict[str, Any], *, display: flags.Display) -> None:
     from finetune.doctor.operators import audit_model, audit_module
     from finetune.model.load import load_factory
 
@@ -111,28 +110,24 @@ def _check_operators(chosen: dict[str, Any], *, as_json: bool) -> None:
         report = audit_module(*load_factory(source))
     else:
         raise UsageError(f"{source} can't be combined with other options", remedy="drop them")
-    if as_json:
-        show_json(report.to_json())
-    else:
-        rows = [
-            (
-                operator.name,
-                operator.status,
-                str(operator.calls),
-                ", ".join(operator.modules[:MODULES_SHOWN]),
-            )
-            for operator in report.operators
-        ]
-        show_table(("operator", "status", "calls", "called by"), rows, numbers=("calls",))
-        for warning in report.warnings:
-            show_lines(f"warning: {warning.message}", f"  try: {warning.remedy}")
-        if not report.missing:
-            show_lines(f"MPS has all {len(report.operators)} operators that {source} needs")
+    display.show(report, lambda report: _show_operators(report, source))
     if report.missing:
         raise FinetuneError(
             f"MPS lacks {', '.join(operator.name for operator in report.missing)}",
             remedy="replace what calls it, or use --device cpu",
         )
+
+
+def _show_operators(report: "OperatorReport", source: str) -> None:
+    rows = [
+        (operator.name, operator.status, str(operator.calls), ", ".join(operator.modules[:2]))
+        for operator in report.operators
+    ]
+    show_table(("operator", "status", "calls", "called by"), rows, numbers=("calls",))
+    for warning in report.warnings:
+        show_lines(f"warning: {warning.message}", f"  try: {warning.remedy}")
+    if not report.missing:
+        show_lines(f"MPS has all {len(report.operators)} operators that {source} needs")
 
 
 def _check_parity(device: str, chosen: dict[str, Any], *, display: flags.Display) -> None:
@@ -153,18 +148,13 @@ def _check_parity(device: str, chosen: dict[str, Any], *, display: flags.Display
 
 def _show_parity(report: "ParityReport") -> None:
     """Print the worst relative error of each part, and its tensor."""
-    rows = []
-    for part, difference in report.worst_by_part().items():
-        status = "ok" if difference.passes else "failure"
-        rows.append(
-            (
-                part,
-                f"{difference.error:.1e}",
-                f"{difference.tolerance:.1e}",
-                status,
-                difference.tensor,
-            )
+    rows = [
+        (
+            *(part, f"{difference.error:.1e}", f"{difference.tolerance:.1e}"),
+            *("ok" if difference.passes else "failure", difference.tensor),
         )
+        for part, difference in report.worst_by_part().items()
+    ]
     columns = ("part", "worst error", "tolerance", "status", "where")
     show_table(columns, rows, numbers=columns[1:3])
     if not report.failures:

@@ -1,7 +1,7 @@
 """``finetune export``: writes the model of a run for onnxruntime."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,6 @@ from finetune.ownership import OwnFolder
 from finetune.runs.folder import RunFolder, open_run_folder
 
 if TYPE_CHECKING:
-    from finetune.export.onnx import Verification
     from finetune.runs.trained import TrainedModel
     from finetune.tokenization.examples import Examples
 
@@ -28,31 +27,16 @@ Examples:
 """
 
 
-@dataclass(frozen=True)
-class ExportedFile:
-    """An ONNX file and, if it was verified, how it compares with the model of the run."""
-
-    path: str
-    size_bytes: int
-    verification: "Verification | None"
-
-
-@dataclass(frozen=True)
-class OnnxExport:
-    """A folder with ONNX files, the config of the model and its tokenizer."""
-
-    folder: str
-    files: Sequence[ExportedFile]
-
-
 def export_onnx(
     run: str | Path,
     *,
     output_dir: str | Path | None = None,
     int8: bool = False,
     verify: bool = False,
-) -> OnnxExport:
+) -> dict[str, Any]:
     """Export the model of a run to ONNX. With ``verify``, raise if the predictions differ.
+
+    Return the folder and the files, with their sizes and how they compare with the model.
 
     Args:
         output_dir: Folder to write; an earlier export in it is replaced. Default: RUN/onnx.
@@ -72,23 +56,26 @@ def export_onnx(
     onnx.write_onnx(trained.text_model, output, quantizes=int8)
     trained = replace(trained, predictor=replace(trained.predictor, precision="fp32"))
     examples = _load_test_examples(folder, trained) if verify or int8 else None
-    files = []
+    files: list[dict[str, Any]] = []
     for name, is_compared in ((onnx.MODEL_FILE, verify), (onnx.QUANTIZED_FILE, int8)):
         file, verification = output.path / name, None
         if is_compared and examples is not None:
             emit(Info(f"comparing {name} with PyTorch on {len(examples.lengths):,} test rows"))
             verification = onnx.verify(trained, onnx.OnnxModel(file), examples)
         if file.is_file():
-            files.append(ExportedFile(str(file), file.stat().st_size, verification))
-    if compared := files[0].verification:
+            size_bytes = file.stat().st_size
+            files.append(
+                {"path": str(file), "size_bytes": size_bytes, "verification": verification}
+            )
+    if compared := files[0]["verification"]:
         labels, difference = compared.same_labels, compared.largest_logit_difference
         if labels < 1 or difference > MAX_LOGIT_DIFFERENCE:
             raise FinetuneError(
-                f"{files[0].path} does not predict like the model of the run: {1 - labels:.1%} of "
-                f"the labels differ, and logits differ by up to {difference:.1e}",
+                f"{onnx.MODEL_FILE} does not predict like the model of the run: {1 - labels:.1%} "
+                f"of the labels differ, and logits differ by up to {difference:.1e}",
                 remedy=f"use {folder.model_folder} with transformers, and report this as a bug",
             )
-    return OnnxExport(str(output.path), files)
+    return {"folder": str(output.path), "files": files}
 
 
 def _load_test_examples(folder: RunFolder, trained: "TrainedModel") -> "Examples":
@@ -118,10 +105,10 @@ def onnx_command(*, display: flags.Display, **options: Any) -> None:
     display.run(export_onnx, _show_onnx, **options)
 
 
-def _show_onnx(exported: OnnxExport) -> None:
-    for file in exported.files:
-        show_lines(f"{file.path}, {format_size(file.size_bytes)}")
-        if compared := file.verification:
+def _show_onnx(exported: Mapping[str, Any]) -> None:
+    for file in exported["files"]:
+        show_lines(f"{file['path']}, {format_size(file['size_bytes'])}")
+        if compared := file["verification"]:
             metric, value = next(iter(compared.metrics.items()))
             show_facts(
                 {

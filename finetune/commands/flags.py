@@ -4,11 +4,11 @@ import os
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import click
 
@@ -16,7 +16,7 @@ from finetune.commands.console import show_json
 from finetune.commands.progress import showing
 from finetune.config.schema import OPTIONS, Option, flag_of, help_of
 from finetune.devices import DEVICE_NAMES
-from finetune.errors import ConfigurationError, UsageError
+from finetune.errors import UsageError
 from finetune.events import sent_to
 from finetune.runs.folder import RunFolder, find_latest, find_several, open_run_folder
 
@@ -70,8 +70,7 @@ class _Run(_Path):
 
     def convert(self, value: Any, *context: Any) -> Any:
         """Return the path of the folder."""
-        path = find_latest(Path(value))
-        if path != Path(value):
+        if (path := find_latest(Path(value))) != Path(value):
             click.echo(f"{value}: {path}", err=True)
             value = path
         return super().convert(value, *context)
@@ -217,31 +216,44 @@ class Display:
             yield
 
     def run(self, work: Callable[..., T], as_text: Callable[[T], None], **options: Any) -> T:
-        """Call a function, show its events, print its result, and return the result.
-
-        With --json, print what ``to_json()`` of the result returns, or all of its fields.
-        """
+        """Call a function, show its events, print its result, and return the result."""
         with self.progress():
-            result: Any = work(**options)
-        if not self.as_json:
-            as_text(result)
-        else:
-            show_json(result.to_json() if hasattr(result, "to_json") else asdict(result))
-        return cast(T, result)
+            result = work(**options)
+        self.show(result, as_text)
+        return result
+
+    def show(self, result: T, as_text: Callable[[T], None]) -> None:
+        """Print a result as JSON or, by default, with a function."""
+        (show_json if self.as_json else as_text)(result)
 
 
-def with_display(command: Command) -> Command:
-    """Add the flags for output to a command, and pass them as a ``display``.
+def with_json(command: Command) -> Command:
+    """Add ``--json`` and ``--debug`` to a command, and pass a ``display``.
 
     Apply this decorator last, directly above the function.
     """
+    return json_option(_with_a_display(command))
 
-    @json_option
-    @click.option("-q", "--quiet", is_flag=True, help="Print only the result, warnings and errors.")
-    @click.option("--no-progress", is_flag=True, help="Print progress as lines, not live.")
+
+def with_display(command: Command) -> Command:
+    """Add all flags for output to a command, and pass them as a ``display``, as ``with_json``."""
+    return json_option(_quiet_option(_no_progress_option(_with_a_display(command))))
+
+
+_quiet_option = click.option(
+    "-q", "--quiet", is_flag=True, help="Print only the result, warnings and errors."
+)
+_no_progress_option = click.option(
+    "--no-progress", is_flag=True, help="Print progress as lines, not live."
+)
+
+
+def _with_a_display(command: Command) -> Command:
     @debug_option
     @wraps(command)
-    def call(*, as_json: bool, quiet: bool, no_progress: bool, **options: Any) -> Any:
+    def call(
+        *, as_json: bool, quiet: bool = False, no_progress: bool = False, **options: Any
+    ) -> Any:
         return command(display=Display(as_json, quiet, no_progress), **options)
 
     return call
@@ -271,20 +283,13 @@ def load(
                 remedy="drop one of them",
             )
         files[name] = str(run.config_file if run else file)
-    loaded = load_config(
+    return load_config(
         file=None if files["config"] is None else str(files["config"]),
         environment=os.environ,
         flags=without_none({**flags, "data": files["data"]}),
         assignments=assignments,
         ignored=("output_dir", "overwrite") if run else (),  # a repeated run gets a new folder
     )
-    for name in ("corrections", "label_map"):
-        if name in loaded.sources and "data" not in loaded.sources:
-            raise ConfigurationError(
-                f"{loaded.sources[name]}: {flag_of(name)} needs the data that it applies to",
-                remedy="add a FILE, or --data trec",
-            )
-    return loaded
 
 
 def _find_run(path: Path) -> RunFolder | None:

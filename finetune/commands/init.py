@@ -3,14 +3,13 @@
 import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
 from finetune.commands import flags
-from finetune.commands.console import shorten, show_facts, show_json, show_lines, show_table
+from finetune.commands.console import shorten, show_facts, show_lines, show_table
 from finetune.config.mode import Mode
 from finetune.config.schema import (
     DEFAULT_BATCH_SIZE,
@@ -124,20 +123,7 @@ def command(
         data = DataConfig(str(file), **flags.without_none(options))
         facts = describe_table(data, model=model)
     write_text_atomically(output, make_config(data, facts))
-    expectation = facts.pop("expectation")
-    if display.as_json:
-        estimate = expectation and asdict(expectation)
-        show_json({"config": str(output), **facts, "expectation": estimate})
-        return
-    _show(facts)
-    if expectation:
-        show_lines(*expectation.lines)
-    _show_classes(facts["class_rows"], facts["examples"])
-    name = shlex.quote(str(output))
-    show_lines(
-        f"written: {output}; check the data with: finetune data check {name}",
-        f"train with: finetune run {name}",
-    )
+    display.show({"config": str(output), **facts}, _show)
 
 
 def _show(facts: Mapping[str, Any]) -> None:
@@ -152,6 +138,14 @@ def _show(facts: Mapping[str, Any]) -> None:
         "classes": len(facts["class_rows"]) or None,
     }
     show_facts(flags.without_none(described))
+    if facts["expectation"]:
+        show_lines(*facts["expectation"].lines)
+    _show_classes(facts["class_rows"], facts["examples"])
+    name = shlex.quote(facts["config"])
+    show_lines(
+        f"written: {facts['config']}; check the data with: finetune data check {name}",
+        f"train with: finetune run {name}",
+    )
 
 
 def _show_classes(class_rows: Mapping[str, int], examples: Mapping[str, str]) -> None:

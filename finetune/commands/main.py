@@ -76,6 +76,8 @@ MEANT_COMMANDS = {
     "help": "--help",
 }
 MEANT_OPTIONS = {"resume": "resume_from_checkpoint", "cv": "folds", "file": "data", "mode": "head"}
+# By the parameter whose value is missing or wrong.
+MEANT_VALUES = {"run": "latest, the newest run", "label": "--label-column"}
 
 
 class _LazyGroup(click.Group):
@@ -158,12 +160,11 @@ def main(arguments: list[str] | None = None) -> None:
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     try:
-        launch = read_launch()
+        if read_launch().rank:
+            _discard_output()
     except UsageError as error:
         _show(error, arguments)
         sys.exit(error.exit_code)
-    if launch.rank:
-        _discard_output()
     try:
         with stop_on_signal(at_once=True) as request:
             cli.main(arguments, prog_name="finetune", standalone_mode=False, obj=arguments)
@@ -223,22 +224,17 @@ def _find_meant(error: click.UsageError) -> str | None:
     """Return what the user probably meant by a wrong argument."""
     from finetune.config.schema import OPTION_BY_OTHER_NAME, OPTIONS, flag_of
 
-    params = error.ctx.command.params if error.ctx else []
-    known = {flag for param in params for flag in param.opts}
+    known = {flag for param in error.ctx.command.params for flag in param.opts} if error.ctx else ()
     if isinstance(error, click.NoSuchOption):
         name = error.option_name.strip("-").replace("-", "_")
         meant = (OPTION_BY_OTHER_NAME | MEANT_OPTIONS).get(name, "")
         if flag_of(meant) in known:
-            purpose = f" ({OPTIONS[meant].purpose})" if meant in OPTIONS else ""
-            return f"{flag_of(meant)}{purpose}"
+            return flag_of(meant) + (f" ({OPTIONS[meant].purpose})" if meant in OPTIONS else "")
         return error.possibilities[0] if error.possibilities else None
-    if isinstance(error, click.MissingParameter) and error.param and error.param.name == "run":
-        return "latest, the newest run"
-    if isinstance(error, click.BadParameter) and error.param and error.param.name == "label":
-        return "--label-column"
-    if "unexpected extra argument" in error.message and "--test-file" in known:
-        return "--test-file FILE"
-    return None
+    if isinstance(error, click.BadParameter) and error.param:
+        return MEANT_VALUES.get(str(error.param.name))
+    is_second_file = "unexpected extra argument" in error.message and "--test-file" in known
+    return "--test-file FILE" if is_second_file else None
 
 
 def _discard_output() -> None:
@@ -252,17 +248,13 @@ def _leave(error: FinetuneBaseError, arguments: list[str]) -> NoReturn:
     if launch.world_size == 1:
         _show(error, arguments)
         sys.exit(error.exit_code)
-    is_rank_lost = isinstance(error, ProcessLostError)
     if launch.rank == 0:
         _show(error, arguments)
-    elif launch.local_rank == 0 if is_rank_lost else not isinstance(error, InterruptionError):
-        if not is_rank_lost:
-            # The main process often reports the same error. The launcher then ends this process.
-            time.sleep(_OTHERS_FIRST_SECONDS)
-        _show(error, arguments, where=f" in process {launch.rank} on {socket.gethostname()}")
-    if is_rank_lost:
-        # Let the launcher see the end of the lost process first.
+    if launch.rank or isinstance(error, ProcessLostError):
+        # Let the main process report the error first, and let the launcher see the lost process.
         time.sleep(_OTHERS_FIRST_SECONDS)
+    if launch.rank and not isinstance(error, ProcessLostError | InterruptionError):
+        _show(error, arguments, where=f" in process {launch.rank} on {socket.gethostname()}")
     # Exit at once, because an all-reduce on the GPU blocks Python until every rank arrives.
     os._exit(error.exit_code)
 

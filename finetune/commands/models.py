@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from finetune.commands import flags
-from finetune.commands.console import show_json, show_lines, show_table
+from finetune.commands.console import show_lines, show_table
 from finetune.config.schema import Config
 
 EXAMPLES = """\b
@@ -45,9 +45,6 @@ def command(*, display: flags.Display) -> None:
     Other encoders with weights in safetensors also work: set --model to a Hub ID or a folder.
     """
     encoders = read_encoders()
-    if display.as_json:
-        show_json({"models": encoders})
-        return
     rows = [
         [
             *(encoder["name"], encoder["languages"], f"{encoder['parameters'] / 1e6:.0f}"),
@@ -57,6 +54,10 @@ def command(*, display: flags.Display) -> None:
         ]
         for encoder in encoders
     ]
-    show_table(TITLES, rows, numbers=TITLES[2:7])
-    if not display.quiet:
-        show_lines(*NOTES.splitlines())
+
+    def show(_: object) -> None:
+        show_table(TITLES, rows, numbers=TITLES[2:7])
+        if not display.quiet:
+            show_lines(*NOTES.splitlines())
+
+    display.show({"models": encoders}, show)

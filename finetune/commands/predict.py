@@ -151,7 +151,12 @@ class LoadedModel:
         count = missing = abstained = 0
         for chunk in _chunks(pieces):
             texts, pairs, is_filled = chunk.texts, chunk.pairs, chunk.is_filled
-            self._check_pairs(chunk)
+            if (pairs is not None) != self.model.reads_pairs:
+                kind = "sentence pairs" if self.model.reads_pairs else "single texts"
+                raise UsageError(
+                    f"the model reads {kind}, but got {reprlib.repr(texts[0])}",
+                    remedy="for sentence pairs, add one --text-pair per text; otherwise drop it",
+                )
             predictions: Sequence[Prediction] = []
             if any(is_filled):
                 filled = [column and [*compress(column, is_filled)] for column in (texts, pairs)]
@@ -164,24 +169,19 @@ class LoadedModel:
             cells = zip(is_filled, texts, pairs or [None] * len(texts), rows, strict=True)
             count, missing = count + len(texts), missing + is_filled.count(False)
             yield [
-                replace(prediction, text=text or "", text_pair=pair, columns=row)
+                replace(
+                    next(following) if has_text else empty,
+                    text=text or "",
+                    text_pair=pair,
+                    columns=row,
+                )
                 for has_text, text, pair, row in cells
-                for prediction in [next(following) if has_text else empty]
             ]
         if missing:
             labels = "is missing: its label is" if missing == 1 else "are missing: their labels are"
             emit(WarningMessage(f"{missing:,} of {count:,} texts {labels} empty"))
         if lowest is not None:
             emit(Info(f"the model abstained on {abstained:,} of {count:,} texts"))
-
-    def _check_pairs(self, chunk: Texts) -> None:
-        reads_pairs = self.model.reads_pairs
-        if (chunk.pairs is not None) != reads_pairs:
-            kind = "sentence pairs" if reads_pairs else "single texts"
-            raise UsageError(
-                f"the model reads {kind}, but got {reprlib.repr(chunk.texts[0])}",
-                remedy="for sentence pairs, add one --text-pair per text; otherwise drop it",
-            )
 
 
 def _chunks(pieces: Iterable[Texts]) -> Iterator[Texts]:
@@ -192,7 +192,7 @@ def _chunks(pieces: Iterable[Texts]) -> Iterator[Texts]:
             chunk = available[start : start + max_texts]
             ends = accumulate(len(text or "") for text in chunk.texts)
             count = max(1, sum(end <= MAX_CHUNK_CHARACTERS for end in ends))
-            yield chunk if count == len(chunk) else chunk[:count]
+            yield chunk[:count]
             start += count
             max_texts = min(2 * max_texts, MAX_CHUNK_TEXTS)
 
@@ -282,11 +282,10 @@ def command(
     names = signature(read_file).parameters.keys() & options.keys()
     reading = {name: options.pop(name) for name in names}
     reads_stdin = not texts and file in (None, Path("-"))
-    if reads_stdin:  # a progress bar would mix with the typing
-        display = replace(display, no_progress=True)
     if reads_stdin and sys.stdin is None:
         raise UsageError("standard input is closed", remedy="pass texts, or a file with --data")
-    view = showing(quiet=display.quiet, no_progress=display.no_progress)
+    # A progress bar would mix with the typing.
+    view = showing(quiet=display.quiet, no_progress=display.no_progress or reads_stdin)
     with ExitStack() as live, sent_to(live.enter_context(view)):
         if reads_stdin and sys.stdin.isatty():
             emit(Info("type one text per line; Ctrl-D ends"))

@@ -1,7 +1,6 @@
 """``finetune push``: uploads the model of a finished run to the Hugging Face Hub."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +20,6 @@ Examples:
 """
 
 
-@dataclass(frozen=True)
-class Push:
-    """An upload: sizes in bytes by path in the repository. In a dry run, ``commit`` is None."""
-
-    url: str
-    public: bool
-    files: Mapping[str, int]
-    commit: str | None = None
-
-
 def push(
     run: str | Path,
     repository: str,
@@ -41,8 +30,10 @@ def push(
     adapter: bool = False,
     allow_private_data: bool = False,
     dry_run: bool = False,
-) -> Push:
+) -> dict[str, Any]:
     """Upload the model of a finished run, its card and its report.
+
+    Return the URL and the sizes of the files in bytes. In a dry run, the commit is None.
 
     Args:
         public: Make the repository public.
@@ -66,14 +57,14 @@ def push(
         paths[folder.report_file.name] = folder.report_file
     files = {name: path.stat().st_size for name, path in paths.items()}
     if dry_run:
-        return Push(url, public, files)
+        return {"url": url, "public": public, "files": files, "commit": None}
     size = format_size(sum(files.values()))
     emit(Info(f"uploading {len(files)} files, {size}, to {repository}"))
     message = f"Upload {Path(run).resolve().name} (finetune {finetune.__version__})"
     commit, is_public = upload_model(
         paths, repository, public=public, revision=revision, message=message
     )
-    return Push(url, is_public, files, commit)
+    return {"url": url, "public": is_public, "files": files, "commit": commit}
 
 
 def _find_files(folder: RunFolder, *, adapter: bool) -> dict[str, Path]:
@@ -108,8 +99,8 @@ def command(*, display: flags.Display, **options: Any) -> None:
     display.run(push, _show, **options)
 
 
-def _show(pushed: Push) -> None:
-    rows = [(name, format_size(size_bytes)) for name, size_bytes in pushed.files.items()]
+def _show(pushed: Mapping[str, Any]) -> None:
+    rows = [(name, format_size(size_bytes)) for name, size_bytes in pushed["files"].items()]
     show_table(("file", "size"), rows, numbers=("size",))
-    done = "uploaded to" if pushed.commit else "would be uploaded to"
-    show_lines(f"{done} {pushed.url}, {'public' if pushed.public else 'private'}")
+    done = "uploaded to" if pushed["commit"] else "would be uploaded to"
+    show_lines(f"{done} {pushed['url']}, {'public' if pushed['public'] else 'private'}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from finetune.commands import flags
-from finetune.commands.console import show_json, show_lines
+from finetune.commands.console import show_lines
 from finetune.events import WarningMessage, emit
 from finetune.runs.folder import RunFolder, SeveralFolder, open_run_folder
 
@@ -60,7 +60,4 @@ def command(*, run: Path, opens: bool, display: flags.Display) -> None:
         page = report(run)
         if opens and not webbrowser.open(page.resolve().as_uri()):
             emit(WarningMessage("there is no browser", remedy=f"open {page} yourself"))
-    if display.as_json:
-        show_json({"report": str(page)})
-    else:
-        show_lines(f"report: {page}")
+    display.show({"report": str(page)}, lambda facts: show_lines(f"report: {facts['report']}"))

@@ -213,7 +213,7 @@ def command(*, display: flags.Display, is_dry_run: bool, seeds: int | None, **op
         with display.progress():
             loaded = guess_options(read_options(**options))
             plan = dry_run(loaded)
-        _show_plan(plan, as_json=display.as_json)
+        display.show(plan, _show_plan)
         return
     with display.progress():
         results: Any = run(seeds=seeds, **options)
@@ -225,14 +225,11 @@ def command(*, display: flags.Display, is_dry_run: bool, seeds: int | None, **op
         _show_run(results)
 
 
-def _show_plan(plan: dict[str, Any], *, as_json: bool) -> None:
+def _show_plan(plan: dict[str, Any]) -> None:
     from finetune.tasks.labels import listed_counts
     from finetune.tasks.tables import duration
 
     expected = plan.pop("expectation")
-    if as_json:
-        show_json({**plan, "expectation": expected and asdict(expected)})
-        return
     seconds = plan.pop("estimated_seconds")
     # Hundreds of classes don't fit on a line, and regression has no classes.
     rows = "training_rows_by_class"

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from finetune.commands import flags
-from finetune.commands.console import show_json, show_lines, show_table
+from finetune.commands.console import show_lines, show_table
 from finetune.errors import FinetuneError
 from finetune.runs.folder import RUNS_FOLDER, RunFolder, SeveralFolder, list_runs
 
@@ -79,20 +79,17 @@ def _read_scores(folder: RunFolder, finished: Sequence[RunFolder]) -> dict[str, 
 
 @click.command(epilog=EXAMPLES)
 @click.argument("folder", required=False, type=flags.PATH, default=RUNS_FOLDER)
-@flags.json_option
-@flags.debug_option
-def command(*, folder: Path, as_json: bool) -> None:
+@flags.with_json
+def command(*, folder: Path, display: flags.Display) -> None:
     """List the runs in FOLDER, newest first. Default: the folder runs."""
-    listed = [_describe(run) for run in list_runs(folder)]
-    if as_json:
-        show_json({"runs": listed})
-    elif listed:
-        _show(listed)
-    else:
+    runs = {"runs": [_describe(run) for run in list_runs(folder)]}
+    display.show(runs, lambda runs: _show(runs["runs"], folder))
+
+
+def _show(listed: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    if not listed:
         show_lines(f"no runs in {folder.absolute()}; make one with: finetune run FILE")
-
-
-def _show(listed: Sequence[Mapping[str, Any]]) -> None:
+        return
     from finetune.tasks.metrics import METRICS
     from finetune.tasks.scores import MetricValue
     from finetune.tasks.tables import duration

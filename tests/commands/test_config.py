@@ -48,7 +48,7 @@ def test_validate_says_a_line_for_each_valid_file(command: Command) -> None:
 
 def test_ls_lists_every_preset_with_its_purpose(command: Command) -> None:
     listed = command("config", "ls").output.splitlines()
-    assert dict(line.split(maxsplit=1) for line in listed) == {
+    assert dict(line.strip().split(maxsplit=1) for line in listed) == {
         path.stem: path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
         for path in presets_folder().glob("*.yaml")
     }
