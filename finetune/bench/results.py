@@ -14,9 +14,7 @@ from finetune.bench import Phase
 from finetune.tasks.tables import Table
 
 CPU = "cpu"
-ARTICLE_TEXTS = 1000
-ARTICLE_TOKENS = 512
-CONTRIBUTE = "finetune bench --contribute"
+ARTICLE_TEXTS, ARTICLE_TOKENS = 1000, 512
 _NOT_TIMED = "-"
 _TITLES = {
     "mlp": "A network of three layers, forward and backward",
@@ -26,6 +24,9 @@ _TITLES = {
     "own": "Your own network",
 }
 _FIGURE = ("group", "workload", "chip", "machine", "year", "source", "rows_per_second")
+
+SideBySide = Mapping[str, "Row"]
+"""The rows of a workload and phase by their device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,20 +60,14 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
-    """The machine: devices by name, versions of Python and the packages that compute."""
-
-    cpu: str
-    platform: str
-    devices: Mapping[str, str]
-    versions: Mapping[str, str]
-
-
-@dataclass(frozen=True, kw_only=True)
 class BenchResults:
-    """All rows measured on a machine; ``texts`` is the source of the text lengths."""
+    """All rows measured on a machine.
 
-    machine: Machine
+    ``machine`` has its ``cpu``, ``platform``, ``devices`` with descriptions and ``versions`` of
+    packages. ``texts`` is the source of the text lengths.
+    """
+
+    machine: Mapping[str, Any]
     texts: str
     is_quick: bool
     is_complete: bool
@@ -82,17 +77,7 @@ class BenchResults:
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``bench.json``, with the figures that others published."""
         rows = [asdict(row) | {"rows_per_second": row.rows_per_second} for row in self.rows]
-        timed = {(row.group, row.workload) for row in self.rows}
-        figures = [each for each in published() if (each["group"], each["workload"]) in timed]
-        return asdict(self) | {"rows": rows, "published": figures}
-
-
-@dataclass(frozen=True)
-class BenchTable(Table):
-    """A table of a group with its remarks."""
-
-    text_columns: int = 2
-    remarks: Sequence[str] = ()
+        return asdict(self) | {"rows": rows, "published": published_for(self.rows)}
 
 
 @cache
@@ -103,8 +88,17 @@ def published() -> list[dict[str, Any]]:
     return [figure | {"url": content["sources"][figure["source"]]} for figure in figures]
 
 
-def tabulate(results: BenchResults) -> list[BenchTable]:
-    """Return a table of each group that has rows, and after it a table of published figures."""
+def published_for(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """Return the published figures for the workloads of some rows."""
+    timed = {(row.group, row.workload) for row in rows}
+    return [figure for figure in published() if (figure["group"], figure["workload"]) in timed]
+
+
+def tabulate(results: BenchResults) -> list[Table]:
+    """Return a table of each group that has rows, and after it a table of published figures.
+
+    Each line of a table's note is a remark.
+    """
     tables = []
     for group in _TITLES:
         if rows := [row for row in results.rows if row.group == group]:
@@ -112,12 +106,12 @@ def tabulate(results: BenchResults) -> list[BenchTable]:
     return [table for table in tables if table.rows]
 
 
-def by_device(rows: Iterable[Row]) -> dict[tuple[str, Phase], dict[str, Row]]:
+def by_device(rows: Iterable[Row]) -> dict[tuple[str, Phase], SideBySide]:
     """Return the rows of each workload and phase of a group by their device, in order."""
     grouped: dict[tuple[str, Phase], dict[str, Row]] = {}
     for row in rows:
         grouped.setdefault((row.workload, row.phase), {})[row.device] = row
-    return grouped
+    return {**grouped}
 
 
 def crossover_workload(rows: Sequence[Row], device: str) -> str | None:
@@ -132,14 +126,14 @@ def crossover_workload(rows: Sequence[Row], device: str) -> str | None:
     return first
 
 
-def speedup_of(side_by_side: Mapping[str, Row], device: str) -> float | None:
+def speedup_of(side_by_side: SideBySide, device: str) -> float | None:
     """Return the speed of a device divided by the speed of the CPU, None if one is unknown."""
     rows = [side_by_side.get(name) for name in (device, CPU)]
     speed, cpu_speed = (row.rows_per_second if row else None for row in rows)
     return speed / cpu_speed if speed and cpu_speed else None
 
 
-def _tabulate_measured(group: str, rows: Sequence[Row]) -> BenchTable:
+def _tabulate_measured(group: str, rows: Sequence[Row]) -> Table:
     devices = sorted(dict.fromkeys(row.device for row in rows), key=lambda name: name != CPU)
     others = devices[1:] if CPU in devices else []
     titles = [f"{device}, {unit}" for device in devices for unit in ("ms per step", "rows/s")]
@@ -156,8 +150,7 @@ def _tabulate_measured(group: str, rows: Sequence[Row]) -> BenchTable:
         rows_timed = ", ".join(timed) or _NOT_TIMED
         cells.append((workload, phase, rows_timed, *(values[title] for title in titles)))
     columns = ("workload", "phase", "rows timed", *titles)
-    remarks = [*_remarks(group, rows, others)]
-    return BenchTable(_TITLES[group], columns, cells, remarks=remarks)
+    return Table(_TITLES[group], columns, cells, 2, "\n".join(_remarks(group, rows, others)))
 
 
 def _remarks(group: str, rows: Sequence[Row], others: Iterable[str]) -> Iterator[str]:
@@ -173,16 +166,12 @@ def _remarks(group: str, rows: Sequence[Row], others: Iterable[str]) -> Iterator
         yield "a step of finetune run is a pass over the rows, which includes the frozen encoder"
 
 
-def _tabulate_published(group: str, rows: Sequence[Row], results: BenchResults) -> BenchTable:
+def _tabulate_published(group: str, rows: Sequence[Row], results: BenchResults) -> Table:
     """Return what others published, next to the speeds of this machine."""
     devices = dict.fromkeys(row.device for row in rows)
     speeds = {(row.workload, row.device): _number(row.rows_per_second) for row in rows}
-    workloads = {row.workload for row in rows}
-    figures = [
-        each for each in published() if each["group"] == group and each["workload"] in workloads
-    ]
-    here = [f"{device} here" for device in devices]
-    columns = ("workload", "chip", "machine", "year", "source", "rows/s", *here)
+    figures = published_for(rows)
+    columns = (*_FIGURE[1:6], "rows/s", *(f"{device} here" for device in devices))
     cells = [
         (
             *(figure[name] for name in _FIGURE[1:6]),
@@ -191,23 +180,23 @@ def _tabulate_published(group: str, rows: Sequence[Row], results: BenchResults) 
         )
         for figure in figures
     ]
-    sources = dict.fromkeys(f"{figure['source']}: {figure['url']}" for figure in figures)
-    remarks = [
-        *sources,
-        *(
-            f"nobody has published these workloads for {chip}: {CONTRIBUTE} prints rows to add"
-            for chip in dict.fromkeys(chip_of(results.machine, device) for device in devices)
-            if not any(figure["chip"] == chip for figure in figures)
-        ),
+    remarks = [f"{figure['source']}: {figure['url']}" for figure in figures]
+    remarks += [
+        f"nobody has published these workloads for {chip}: finetune bench --contribute prints rows "
+        "to add"
+        for chip in (chip_of(results.machine, device) for device in devices)
+        if not any(figure["chip"] == chip for figure in figures)
     ]
-    return BenchTable(f"{_TITLES[group]} (published)", columns, cells, 5, remarks=remarks)
+    note = "\n".join(dict.fromkeys(remarks))
+    return Table(f"{_TITLES[group]} (published)", columns, cells, 5, note)
 
 
-def chip_of(machine: Machine, device: str) -> str:
+def chip_of(machine: Mapping[str, Any], device: str) -> str:
     """Return the chip of a device, with its name in the published figures if it has one."""
-    description = machine.devices.get(device, "")
-    if device == CPU or machine.cpu.startswith("Apple"):
-        return machine.cpu.removeprefix("Apple ")
+    cpu: str = machine["cpu"]
+    description: str = machine["devices"].get(device, "")
+    if device == CPU or cpu.startswith("Apple"):
+        return cpu.removeprefix("Apple ")
     words = description.partition(",")[0].replace("-", " ").split()
     known = (figure["chip"] for figure in published())
     return next((chip for chip in known if chip in words), description)
@@ -215,13 +204,13 @@ def chip_of(machine: Machine, device: str) -> str:
 
 def rows_to_contribute(results: Mapping[str, Any]) -> list[list[Any]]:
     """Return rows for ``published.yaml`` from the content of ``bench.json``."""
-    machine = Machine(**results["machine"])
+    machine, year = results["machine"], str(date.today().year)
     known = {(figure["group"], figure["workload"]) for figure in published()}
     return [
         [
             *(row["group"], row["workload"], chip_of(machine, row["device"])),
-            machine.devices[row["device"]],
-            *(str(date.today().year), "YOUR NAME", float(f"{row['rows_per_second']:.3g}")),
+            machine["devices"][row["device"]],
+            *(year, "YOUR NAME", float(f"{row['rows_per_second']:.3g}")),
         ]
         for row in results["rows"]
         if (row["group"], row["workload"]) in known and row["rows_per_second"]

@@ -1,11 +1,14 @@
-"""Workloads for timing devices: published networks, and optionally a model of the user."""
+"""Time published networks, and optionally a model of the user, on devices."""
 
 import copy
+import gc
+import math
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import chain, pairwise
+from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +33,12 @@ from finetune.config.schema import DataConfig
 from finetune.data.load import load_data
 from finetune.devices.base import Device
 from finetune.devices.private import tree_iter, tree_map_only
-from finetune.events import muted
+from finetune.events import Info, emit, muted
 from finetune.model.load import load_factory, loss_of, random_classifier
 from finetune.model.structure import find_structure, freeze_parameters, set_training
 from finetune.model.tensor_store import TensorStore
 from finetune.runs.features import with_features
+from finetune.tasks.tables import duration
 from finetune.tokenization.encode import EncodedTexts, random_texts
 from finetune.tokenization.examples import (
     Examples,
@@ -48,13 +52,11 @@ CLASSES = 6
 SEED = 0
 # Measured with the tokenizer of BERT, which may not be available here. It produces 13.4 tokens per
 # row for the first thousand rows of TREC, 13.0 for the bundled questions.
-_CHARACTERS_PER_TOKEN = 4.4
-_SPECIAL_TOKENS = 2
+_CHARACTERS_PER_TOKEN, _SPECIAL_TOKENS = 4.4, 2
 MLP_WIDTHS = (1024, 512, 256)
-# Channels of VGG16's convolutions of 3 by 3; 0 halves the image.
-_VGG16 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
-_PIXELS = 224
-_IMAGE_CLASSES = 1000
+# Width and number of convolutions in each block of VGG16.
+_VGG16 = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
+_PIXELS, _IMAGE_CLASSES = 224, 1000
 # An assumption: Apple did not publish the lengths of its texts.
 _APPLE_TOKENS = 128
 # Published training steps: the network, the mode, tokens and rows.
@@ -68,14 +70,32 @@ _TRAINING_STEPS = [
     ("BERT-base", "full", ARTICLE_TOKENS, 16),
     ("DistilBERT", "last-1", ARTICLE_TOKENS, 16),
 ]
-_LEARNING_RATE = 5e-5
 _BATCH_SIZE = 32
+# If two benches differ only by chance, their ranges of four repeats are disjoint in 3% of cases,
+# and their ranges of two repeats in 33%.
+MAX_REPEATS = 4
 
 Batch = Mapping[str, Any]
 Steps = Mapping[Phase, Callable[[], object]]
 """A training step on some rows, or computing their logits without gradients."""
 MakeSteps = Callable[[int], Steps]
 """Prepares N rows, and returns the steps on them."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a step and a repeat may take, and after how long no workload is repeated.
+
+    A step that takes longer gets fewer rows.
+    """
+
+    step_seconds: float
+    repeat_seconds: float
+    total_seconds: float
+
+
+FULL = Limits(step_seconds=7.0, repeat_seconds=1.5, total_seconds=420.0)
+QUICK = Limits(step_seconds=0.3, repeat_seconds=0.3, total_seconds=45.0)
 
 
 @dataclass(frozen=True)
@@ -159,7 +179,7 @@ def mlp_workloads() -> list[Workload]:
 
     def workload(widths: Sequence[int]) -> Workload:
         build = build_module(
-            lambda: make_mlp(widths), lambda rows: {"input": torch.randn(rows, widths[0])}
+            partial(make_mlp, widths), lambda rows: {"input": torch.randn(rows, widths[0])}
         )
         return Workload("mlp", "-".join(map(str, widths)), build, 1024, phases=("training",))
 
@@ -175,19 +195,21 @@ def make_mlp(widths: Sequence[int]) -> nn.Module:
 def apple_workloads() -> list[Workload]:
     """Return ResNet-50 with 128 rows per step, BERT-base and VGG16 with 64."""
 
-    def make_images(rows: int, *, name: str = "input") -> Batch:
-        return {name: torch.randn(rows, 3, _PIXELS, _PIXELS)}
+    def images(rows: int) -> torch.Tensor:
+        return torch.randn(rows, 3, _PIXELS, _PIXELS)
 
-    def make_labeled_images(rows: int) -> Batch:
-        images = make_images(rows, name="pixel_values")
-        return {**images, "labels": torch.arange(rows) % _IMAGE_CLASSES}
+    def labeled_images(rows: int) -> Batch:
+        return {"pixel_values": images(rows), "labels": torch.arange(rows) % _IMAGE_CLASSES}
 
+    networks: list[tuple[str, Callable[[], nn.Module], Callable[[int], Batch], int]] = [
+        ("ResNet-50", make_resnet50, labeled_images, 128),
+        ("BERT-base", bert_base, partial(_text_batch, [_APPLE_TOKENS]), 64),
+        ("VGG16", make_vgg16, lambda rows: {"input": images(rows)}, 64),
+    ]
     sgd = partial(torch.optim.SGD, lr=1e-3)
-    texts = partial(_text_batch, [_APPLE_TOKENS])
     return [
-        Workload("apple", "ResNet-50", build_module(make_resnet50, make_labeled_images, sgd), 128),
-        Workload("apple", "BERT-base", build_module(bert_base, texts, sgd), 64),
-        Workload("apple", "VGG16", build_module(make_vgg16, make_images, sgd), 64),
+        Workload("apple", name, build_module(make, make_batch, sgd), rows)
+        for name, make, make_batch, rows in networks
     ]
 
 
@@ -202,15 +224,16 @@ def make_vgg16() -> nn.Module:
     """Return VGG16, without batch normalization."""
     layers: list[nn.Module] = []
     channels = 3
-    for width in _VGG16:
-        if width == 0:
-            layers.append(nn.MaxPool2d(2))
-        else:
+    for width, count in _VGG16:
+        for _ in range(count):
             layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
             channels = width
-    layers += [nn.Flatten(), nn.Linear(512 * (_PIXELS // 32) ** 2, 4096), nn.ReLU(), nn.Dropout()]
-    layers += [nn.Linear(4096, 4096), nn.ReLU(), nn.Dropout(), nn.Linear(4096, _IMAGE_CLASSES)]
-    return nn.Sequential(*layers)
+        layers.append(nn.MaxPool2d(2))
+    side = _PIXELS // 2 ** len(_VGG16)
+    for inputs in (channels * side**2, 4096):
+        layers += [nn.Linear(inputs, 4096), nn.ReLU(), nn.Dropout()]
+    layers.insert(-6, nn.Flatten())
+    return nn.Sequential(*layers, nn.Linear(4096, _IMAGE_CLASSES))
 
 
 def _text_batch(lengths: Sequence[int], rows: int, *, padded_length: int | None = None) -> Batch:
@@ -241,19 +264,16 @@ def training_workloads(lengths: Sequence[int], *, is_quick: bool) -> list[Worklo
     for network, mode, tokens, rows in _TRAINING_STEPS:
         if is_quick and rows > 1 and network == "BERT-base":
             continue
-        make_batch = partial(_text_batch, lengths, padded_length=tokens)
         build = build_module(
             partial(_make_published_model, network, Mode(mode)),
-            make_batch,
-            partial(torch.optim.AdamW, lr=_LEARNING_RATE),
+            partial(_text_batch, lengths, padded_length=tokens),
+            partial(torch.optim.AdamW, lr=5e-5),
         )
         name = f"{mode}, {tokens} tokens, batch {rows}"
-        if network != "BERT-base":
-            name = f"{network}, {name}"
+        name = name if network == "BERT-base" else f"{network}, {name}"
         workloads.append(Workload("training", name, build, rows))
-    all_lengths = np.resize(lengths, ARTICLE_TEXTS)
     for mode in ("full", "classifier"):
-        build = partial(_build_run, Mode(mode), all_lengths)
+        build = partial(_build_run, Mode(mode), np.resize(lengths, ARTICLE_TEXTS))
         name = f"{mode}, as finetune run"
         workloads.append(Workload("training", name, build, ARTICLE_TEXTS, min_rows=_BATCH_SIZE))
     return [replace(workload, phases=("training",)) for workload in workloads]
@@ -332,9 +352,85 @@ def _random_bert() -> PreTrainedModel:
 
 def texts_of(lengths: Sequence[int] | NDArray[np.int64]) -> EncodedTexts:
     """Return texts of random tokens for BERT, with these numbers of tokens."""
+    size = _random_bert().config.vocab_size
     return random_texts(
-        np.asarray(lengths, np.int64),
-        vocabulary_size=_random_bert().config.vocab_size,
-        padding_id=0,
-        seed=SEED,
+        np.asarray(lengths, np.int64), vocabulary_size=size, padding_id=0, seed=SEED
     )
+
+
+def measure(
+    workloads: Sequence[Workload], devices: Sequence[Device], limits: Limits
+) -> Iterator[list[Row]]:
+    """Yield all rows so far after each workload on each device, and repeat while time is left."""
+    for device in devices:
+        # A step that does not fit fails instead of making the machine swap.
+        device.memory.set_memory_limit(device.memory.budget_bytes(None))
+    pairs, started = list(product(workloads, devices)), time.time()
+    until = started + limits.total_seconds
+    timed: list[list[Row]] = []
+    seconds = [0.0] * len(pairs)
+    for repeat, (number, (workload, device)) in product(range(MAX_REPEATS), enumerate(pairs)):
+        now = time.time()
+        if not repeat:
+            timed.append([workload.row(phase, device.name) for phase in workload.phases])
+            left = max((now - started) / max(1, number) * (len(pairs) - number), until - now)
+            progress = f"{number + 1}/{len(pairs)}, about {duration(left)} left:"
+        elif now + seconds[number] > until or not all(row.seconds for row in timed[number]):
+            continue
+        else:
+            progress = "again, while time is left:"
+        emit(Info(f"{progress} {workload.group}: {workload.name}, {device.name}"))
+        timed[number] = time_workload(workload, device, limits, rows=timed[number])
+        seconds[number] = time.time() - now
+        yield list(chain.from_iterable(timed))
+
+
+def time_workload(
+    workload: Workload, device: Device, limits: Limits, *, rows: Sequence[Row]
+) -> list[Row]:
+    """Return the rows, one for each phase, with more timings or with a note of what failed."""
+    timed: list[Row] = []
+    make_steps: MakeSteps | None = None
+    for row in rows:
+        try:
+            torch.manual_seed(SEED)
+            make_steps = make_steps or workload.build(device)
+            timed.append(_time_steps(row, device, make_steps, limits, min_rows=workload.min_rows))
+        # PyTorch, a model or a device can raise any exception.
+        except Exception as error:
+            reason = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+            timed.append(row.with_note(reason))
+    make_steps = None
+    gc.collect()
+    device.memory.release()
+    return timed
+
+
+def _time_steps(
+    row: Row, device: Device, make_steps: MakeSteps, limits: Limits, *, min_rows: int
+) -> Row:
+    """Time steps on as many rows as before, or as time and memory allow; return the row."""
+    rows = row.timed_rows or row.rows
+    if not row.timed_rows and min_rows < rows:
+        step = make_steps(min_rows)[row.phase]
+        step()
+        fitting = int(min_rows * limits.step_seconds / device.time_calls(step, calls=1))
+        if fitting < rows:
+            row = row.with_note(f"{rows:,} rows per step would take too long")
+        rows = max(min_rows, min(rows, fitting))
+    while True:
+        try:
+            step = make_steps(rows)[row.phase]
+            step()
+            break
+        except (RuntimeError, MemoryError) as error:
+            if row.timed_rows or rows <= min_rows or not device.memory.is_out_of_memory(error):
+                raise
+        # Not in the except block, which keeps the tensors of the failed step alive.
+        device.memory.release()
+        row = row.with_note(f"out of memory with {rows:,} rows per step")
+        rows = max(min_rows, rows // 2)
+    seconds = device.time_calls(step, calls=1)
+    calls = math.ceil(limits.repeat_seconds / 3 / seconds)
+    timings = [device.time_calls(step, calls=calls) / calls for _ in range(3 if calls > 1 else 0)]
+    return replace(row, timed_rows=rows, seconds=[*row.seconds, *(timings or [seconds])])

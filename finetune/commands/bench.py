@@ -1,7 +1,6 @@
 """``finetune bench``: times the devices of this machine on published workloads."""
 
 import platform
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -58,9 +57,8 @@ def run_bench(
     """
     folder = OwnFolder(Path(output_dir).expanduser(), "bench")
     folder.check()
-    from finetune.bench import timing
-    from finetune.bench.results import BenchResults, Machine
-    from finetune.bench.workloads import list_workloads, read_lengths
+    from finetune.bench import workloads
+    from finetune.bench.results import BenchResults
     from finetune.devices.host import cpu_name
     from finetune.devices.select import select_device, usable_devices
     from finetune.report.page import render_bench
@@ -68,17 +66,16 @@ def run_bench(
 
     names = [name for name in dict.fromkeys(devices) if name != "auto"]
     chosen = [select_device(name) for name in names] or [*usable_devices()]
-    lengths = read_lengths(Path(data_dir) if data_dir else None)
-    workloads = list_workloads(groups, model=model, lengths=lengths, is_quick=quick)
-    limits = timing.QUICK if quick else timing.FULL
-    until = time.time() + (timing.QUICK_SECONDS if quick else timing.FULL_SECONDS)
+    lengths = workloads.read_lengths(Path(data_dir) if data_dir else None)
+    timed = workloads.list_workloads(groups, model=model, lengths=lengths, is_quick=quick)
+    limits = workloads.QUICK if quick else workloads.FULL
     results = BenchResults(
-        machine=Machine(
-            cpu=cpu_name(),
-            platform=platform.platform(),
-            devices={device.name: device.description for device in chosen},
-            versions={"python": platform.python_version()} | package_versions(),
-        ),
+        machine={
+            "cpu": cpu_name(),
+            "platform": platform.platform(),
+            "devices": {device.name: device.description for device in chosen},
+            "versions": {"python": platform.python_version()} | package_versions(),
+        },
         texts="TREC" if data_dir else "questions",
         is_quick=quick,
         is_complete=False,
@@ -89,7 +86,7 @@ def run_bench(
         folder.write_all({"bench.json": results.to_json(), "bench.html": render_bench(results)})
 
     try:
-        for rows in timing.measure(workloads, chosen, limits, until=until):
+        for rows in workloads.measure(timed, chosen, limits):
             results = replace(results, rows=rows)
             write()  # a device may end the process
         results = replace(results, is_complete=True)
@@ -158,7 +155,7 @@ def _show(results: "BenchResults", *, folder: str) -> None:
     for table in tabulate(results):
         show_lines(table.title, "")
         show_table(table.columns, table.rows, numbers=table.columns[table.text_columns :])
-        show_lines(*(f"- {remark}" for remark in table.remarks))
+        show_lines(*(f"- {remark}" for remark in table.note.splitlines()))
     if failed := sum(not row.seconds for row in results.rows):
         show_lines(f"{failed} of {len(results.rows)} rows have no timing; the notes say why")
     show_lines(f"results and page: {folder}")

@@ -210,11 +210,11 @@ def tabulate_options(config: Config, sources: Mapping[str, str]) -> Table:
 def render_bench(results: BenchResults) -> str:
     """Return the page of a benchmark, which needs no other file."""
     machine = results.machine
-    facts = [("CPU", machine.cpu), ("System", machine.platform), *machine.devices.items()]
+    facts = [("CPU", machine["cpu"]), ("System", machine["platform"]), *machine["devices"].items()]
     return TEMPLATES.get_template("bench.html.j2").render(
         results=results,
         tables=tabulate(results),
-        machine=Table("Machine", ("name", "value"), [*facts, *machine.versions.items()], 2),
+        machine=Table("Machine", ("name", "value"), [*facts, *machine["versions"].items()], 2),
     )
 
 

@@ -1,7 +1,7 @@
 """Example results of a bench on a CPU and a device that is faster with large batches."""
 
 from finetune.bench import Phase
-from finetune.bench.results import BenchResults, Machine, Row
+from finetune.bench.results import BenchResults, Row
 
 
 def a_row(
@@ -32,12 +32,12 @@ def example_results(*, gpu: str = "gpu", factor: float = 1.0) -> BenchResults:
         for device, seconds in (("cpu", 4.0), (gpu, 0.5))
     ]
     return BenchResults(
-        machine=Machine(
-            cpu="A <fast> chip",
-            platform="Linux",
-            devices={"cpu": "2 threads", gpu: "a GPU"},
-            versions={"torch": "2"},
-        ),
+        machine={
+            "cpu": "A <fast> chip",
+            "platform": "Linux",
+            "devices": {"cpu": "2 threads", gpu: "a GPU"},
+            "versions": {"torch": "2"},
+        },
         texts="questions",
         is_quick=False,
         is_complete=True,

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 
-from finetune.bench.timing import Limits
-from finetune.bench.workloads import MakeSteps, Steps, Workload
+from finetune.bench.workloads import Limits, MakeSteps, Steps, Workload
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 
-LIMITS = Limits(step_seconds=10.0, repeat_seconds=0.3)
+LIMITS = Limits(step_seconds=10.0, repeat_seconds=0.3, total_seconds=60.0)
 
 
 class SimulatedDevice(CpuDevice):

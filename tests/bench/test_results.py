@@ -19,7 +19,7 @@ def test_published_figures_are_next_to_the_figures_of_this_machine() -> None:
     assert published.title == f"{inference.title} (published)"
     cells = ("batch 8", "M1", "8 GB, GPU", "2022", "Briggs", "42.3", "100", "133")
     assert cells in published.rows
-    assert any(remark.startswith("Briggs: https://") for remark in published.remarks)
+    assert any(remark.startswith("Briggs: https://") for remark in published.note.splitlines())
     assert others.rows[0][-3:] == ("0.69", "1", "-")
     [figure, *_] = [
         each for each in example_results().to_json()["published"] if each["group"] == "training"
@@ -43,9 +43,9 @@ def test_a_chip_without_published_figures_is_announced(
     ]
     rows += [a_row("training", "full, 512 tokens, batch 1", "cpu", 8.0)]
     results = example_results()
-    machine = replace(results.machine, cpu=cpu, devices={"cpu": "8 threads", "gpu": gpu})
+    machine = {"cpu": cpu, "devices": {"cpu": "8 threads", "gpu": gpu}}
     _, published = tabulate(replace(results, machine=machine, rows=rows))
-    announced = [remark for remark in published.remarks if remark.startswith("nobody")]
+    announced = [remark for remark in published.note.splitlines() if remark.startswith("nobody")]
     assert announced == [
         f"nobody has published these workloads for {chip}: finetune bench --contribute prints rows "
         "to add"
@@ -57,7 +57,7 @@ def test_the_rows_of_a_table_are_those_that_were_timed() -> None:
     row = replace(a_row("apple", "VGG16", "cpu", 4.0, note="slow"), rows=64, timed_rows=1)
     [table] = tabulate(replace(example_results(), rows=(row,)))
     assert table.rows[0][2] == "1"
-    assert table.remarks == ["VGG16, training, cpu: slow"]
+    assert table.note.splitlines() == ["VGG16, training, cpu: slow"]
 
 
 def test_a_device_is_faster_from_where_no_larger_workload_is_slower() -> None:

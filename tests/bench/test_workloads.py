@@ -10,9 +10,9 @@ from transformers import PreTrainedModel
 
 from finetune.bench import workloads
 from finetune.bench.results import Row
-from finetune.bench.timing import Limits, time_workload
 from finetune.bench.workloads import (
     MLP_WIDTHS,
+    Limits,
     Workload,
     bert_base,
     list_workloads,
@@ -20,13 +20,14 @@ from finetune.bench.workloads import (
     make_resnet50,
     make_vgg16,
     read_lengths,
+    time_workload,
     training_workloads,
 )
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import DataNotFoundError
 
 LENGTHS = [3, 9, 5, 7]
-SHORT = Limits(step_seconds=9.0, repeat_seconds=1e-9)
+SHORT = Limits(step_seconds=9.0, repeat_seconds=1e-9, total_seconds=0.0)
 
 
 def workloads_of(*groups: Any, model: str | None = None) -> list[Workload]:

@@ -12,7 +12,7 @@ import yaml
 from bench.example_results import example_results
 from tiny_runs import Command, finetune_in_a_child
 
-from finetune.bench import timing
+from finetune.bench import workloads
 from finetune.bench.results import Row
 from finetune.files import read_json
 
@@ -32,7 +32,7 @@ def be_stopped(*_: Any, **__: Any) -> Iterator[list[Row]]:
 def test_a_bench_writes_files_and_says_how_long_it_takes(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timing, "measure", time_all)
+    monkeypatch.setattr(workloads, "measure", time_all)
     outcome = command("bench", "mlp", "--device", "cpu", "--output-dir", tmp_path / "b")
     assert outcome.code == 0, outcome.errors
     assert "A network of three layers" in outcome.output
@@ -59,7 +59,7 @@ def test_figures_of_a_bench_are_printed_as_rows_to_contribute(
 def test_ctrl_c_keeps_what_was_measured(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timing, "measure", be_stopped)
+    monkeypatch.setattr(workloads, "measure", be_stopped)
     outcome = command("bench", "mlp", "--device", "cpu", "--output-dir", tmp_path)
     outcome.assert_refused(130, "stopped", str(tmp_path))
     results = read_json(tmp_path / "bench.json")
