@@ -3,7 +3,7 @@
 It searches every device, in a child process. For a Mac that is not here, it estimates sizes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,8 @@ from finetune.ownership import OwnFolder
 from finetune.runs.guess import guess_options
 
 if TYPE_CHECKING:
-    from finetune.batch_finder.results import Case, FoundBatches, Result
+    from finetune.batch_finder.results import FoundBatches, Result
+    from finetune.config.load import LoadedConfig
     from finetune.devices.base import Device
 
 EXAMPLES = """\b
@@ -67,141 +68,116 @@ def find_batch(
     folder = None if output_dir is None else OwnFolder(Path(output_dir).expanduser(), "find-batch")
     if folder:
         folder.check()
-    case, rows = _read_case(loaded.config, measures="max_length" not in loaded.sources)
-    rows = limit or rows
-    if mac:
-        iterator = _estimate(loaded.config, case, rows, mac)
-    else:
-        iterator = _search(loaded.config, case, rows, is_fresh=fresh)
-    results: list[Result] = []
-    for result in iterator:
-        results.append(result)
-        if folder and any(each.largest for each in results):
-            folder.write_all({"find-batch.json": FoundBatches(tuple(results)).to_json()})
-    return FoundBatches(tuple(results))
-
-
-def _read_case(config: Config, *, measures: bool) -> "tuple[Case, int]":
-    """Return a step on the longest text of the data, and the number of training rows.
-
-    TREC is not read. Its texts count as long as --max-length.
-    """
-    from finetune.batch_finder.results import Case, architecture_of
-    from finetune.data.dataset import texts_of
-    from finetune.data.load import load_splits
-    from finetune.data.trec import TRAINING_ROWS
-    from finetune.model.load import load_shape
-    from finetune.model.mean_pooling import pool_shape_by_mean
-    from finetune.model.source import find_model
-    from finetune.tokenization.encode import encode_texts
-
-    data, model = config.data, config.model
-    tokens, rows, task, outputs = model.max_length, TRAINING_ROWS, "single", 6
-    if data.data != "trec" or data.data_dir is not None:
-        loaded = load_splits(data)
-        rows, task = len(loaded.splits["train"]), loaded.task.name
-        outputs = len(loaded.task.output_names)
-        emit(Info(f"batch sizes of up to {rows:,} are tried; see --limit"))
-        if measures:
-            source = find_model(model.model, revision=model.revision, with_weights=False)
-            tokenizer = source.read_tokenizer()
-            encoded = (
-                encode_texts(tokenizer, *texts_of(split), max_length=model.max_length)
-                for split in loaded.splits.values()
-            )
-            tokens = max(int(split.lengths.max()) for split in encoded)
-            emit(Info(f"the longest text of {data.data} has {tokens} tokens"))
-    shape = load_shape(model.model, revision=model.revision)
-    has_mean_layer = model.pooling == "mean" and pool_shape_by_mean(shape)
-    case = Case(
-        config.training.device,
-        architecture_of(shape.to_dict()),
-        classes=outputs,
-        mode=model.mode,
-        padded_length=tokens,
-        precision=config.training.precision_without_timing,
-        task=task,
-        has_mean_layer=has_mean_layer,
-    )
-    return case, rows
-
-
-def _on_device(config: Config, case: "Case", device: "Device", precision: str) -> "Iterator[Case]":
-    """Yield a step in each mode: as configured, or else full, LoRA if installed, and head."""
-    from finetune.model.load import load_shape, max_positions
-    from finetune.model.lora import is_installed
-
-    modes = [case.mode]
-    if modes == ["full"]:
-        modes += [*([Mode("lora")] if is_installed() else []), Mode("head")]
-    longest = device.shapes.padded_length(case.padded_length)
-    shape = load_shape(config.model.model, revision=config.model.revision)
-    for mode in modes:
-        yield replace(
-            case,
-            device=device.name,
-            mode=mode,
-            padded_length=min(longest, max_positions(shape) or longest),
-            precision=precision,
-            gradient_checkpointing=bool(config.training.gradient_checkpointing)
-            and mode.trains_encoder,
-            lora=(config.model.lora or DEFAULT_LORA) if mode.is_lora else None,
-        )
-
-
-def _search(config: Config, case: "Case", rows: int, *, is_fresh: bool) -> "Iterator[Result]":
-    """Search on each device in each mode, and yield each result as soon as it is known."""
-    from finetune.batch_finder.search import find, find_parts
-    from finetune.devices.select import select_device, usable_devices
-    from finetune.model.load import load_shape
-    from finetune.model.tensor_store import cache_folder
-    from finetune.runs.features import stores_features
-    from finetune.training.precision import choose_precision
-
-    name, model, fits = config.training.device, config.model, False
-    devices = [*usable_devices()] if name == "auto" else [select_device(name)]
-    for device in devices:
-        precision: str = config.training.precision
-        if precision == "auto":
-            size = load_shape(model.model, revision=model.revision).hidden_size
-            cache = cache_folder(config.cache, "precision")
-            precision = choose_precision(device, hidden_size=size, cache=cache).value
-        search = partial(
-            find,
-            device=device,
-            options=config.search,
-            limit=rows,
-            cache=cache_folder(config.cache, "batches"),
-            is_fresh=is_fresh,
-        )
-        for step in _on_device(config, case, device, precision):
-            is_stored = stores_features(config.cache, step.mode)
-            action = f"searching on {device.name}"
-            result = find_parts(step, search, stores_features=is_stored, action=action)
-            fits = fits or result.largest > 0
-            yield result
-    if not fits:
+    found = FoundBatches(())
+    for result in _find(loaded, mac, limit=limit, is_fresh=fresh):
+        found = FoundBatches((*found.results, result))
+        if folder and any(each.largest for each in found.results):
+            folder.write_all({"find-batch.json": found.to_json()})
+    if not mac and not any(result.largest for result in found.results):
         raise BatchDoesNotFitError(
             "not even a batch of one example fits in memory",
             remedy="lower --max-length, choose a smaller --model, or raise --memory",
         )
+    return found
 
 
-def _estimate(config: Config, case: "Case", rows: int, mac: Mac) -> "Iterator[Result]":
-    """Estimate the batch sizes of a Mac for the same cases as in a search."""
+def _find(
+    loaded: "LoadedConfig", mac: Mac | None, *, limit: int | None, is_fresh: bool
+) -> "Iterator[Result]":
+    """Search on each device in each mode, or estimate for a Mac; yield each result at once."""
     from finetune.batch_finder.estimate import estimate
-    from finetune.batch_finder.search import find_parts, memory_limit_bytes
+    from finetune.batch_finder.results import Case, architecture_of
+    from finetune.batch_finder.search import find, find_parts, memory_limit_bytes
     from finetune.devices.mps.device import MpsDevice
+    from finetune.devices.select import select_device, usable_devices
+    from finetune.model.load import load_shape, max_positions
+    from finetune.model.mean_pooling import pool_shape_by_mean
+    from finetune.model.tensor_store import cache_folder
     from finetune.runs.features import stores_features
+    from finetune.training.precision import choose_precision
 
-    mac = replace(mac, limit_bytes=memory_limit_bytes(config.search))
-    for step in _on_device(config, case, MpsDevice(chip=mac.chip), case.precision):
-        yield find_parts(
-            step,
-            partial(estimate, mac=mac, limit=rows),
-            stores_features=stores_features(config.cache, step.mode),
-            action=f"estimating on {mac.name}",
+    config, model, training = loaded.config, loaded.config.model, loaded.config.training
+    tokens, rows, task, outputs = _measure_data(config, measures="max_length" not in loaded.sources)
+    shape = load_shape(model.model, revision=model.revision)
+    architecture = architecture_of(shape.to_dict())
+    batches, precisions = (cache_folder(config.cache, name) for name in ("batches", "precision"))
+    if mac:
+        mac = replace(mac, limit_bytes=memory_limit_bytes(config.search))
+        devices: list[Device] = [MpsDevice(chip=mac.chip)]
+    else:
+        is_auto = training.device == "auto"
+        devices = [*usable_devices()] if is_auto else [select_device(training.device)]
+    for device in devices:
+        precision: str = training.precision
+        if precision == "auto" and mac:
+            precision = training.precision_without_timing
+        elif precision == "auto":
+            size = shape.hidden_size
+            precision = choose_precision(device, hidden_size=size, cache=precisions).value
+        longest = device.shapes.padded_length(tokens)
+        for mode in _modes(model.mode):
+            case = Case(
+                device.name,
+                architecture,
+                classes=outputs,
+                mode=mode,
+                padded_length=min(longest, max_positions(shape) or longest),
+                precision=precision,
+                gradient_checkpointing=bool(training.gradient_checkpointing)
+                and mode.trains_encoder,
+                task=task,
+                has_mean_layer=model.pooling == "mean" and pool_shape_by_mean(shape),
+                lora=(model.lora or DEFAULT_LORA) if mode.is_lora else None,
+            )
+            find_part: Callable[[Case], Result] = partial(
+                find,
+                device=device,
+                options=config.search,
+                limit=limit or rows,
+                cache=batches,
+                is_fresh=is_fresh,
+            )
+            if mac:
+                find_part = partial(estimate, mac=mac, limit=limit or rows)
+            action = f"estimating on {mac.name}" if mac else f"searching on {device.name}"
+            is_stored = stores_features(config.cache, mode)
+            yield find_parts(case, find_part, stores_features=is_stored, action=action)
+
+
+def _measure_data(config: Config, *, measures: bool) -> tuple[int, int, str, int]:
+    """Return the tokens of the longest text, the training rows, the task and its outputs.
+
+    TREC is not read. Its texts count as long as --max-length.
+    """
+    from finetune.data.dataset import texts_of
+    from finetune.data.load import load_splits
+    from finetune.data.trec import TRAINING_ROWS
+    from finetune.model.source import find_model
+    from finetune.tokenization.encode import encode_texts
+
+    data, model = config.data, config.model
+    if data.data == "trec" and data.data_dir is None:
+        return model.max_length, TRAINING_ROWS, "single", 6
+    loaded, tokens = load_splits(data), model.max_length
+    rows = len(loaded.splits["train"])
+    emit(Info(f"batch sizes of up to {rows:,} are tried; see --limit"))
+    if measures:
+        source = find_model(model.model, revision=model.revision, with_weights=False)
+        tokenizer = source.read_tokenizer()
+        encoded = (
+            encode_texts(tokenizer, *texts_of(split), max_length=model.max_length)
+            for split in loaded.splits.values()
         )
+        tokens = max(int(split.lengths.max()) for split in encoded)
+        emit(Info(f"the longest text of {data.data} has {tokens} tokens"))
+    return tokens, rows, loaded.task.name, len(loaded.task.output_names)
+
+
+def _modes(mode: Mode) -> list[Mode]:
+    """Return the mode of the configuration or, if it is full, also LoRA if installed, and head."""
+    from finetune.model.lora import is_installed
+
+    return [mode, *[Mode("lora")] * is_installed(), Mode("head")] if mode == "full" else [mode]
 
 
 @click.command(cls=flags.GroupedCommand, epilog=EXAMPLES)

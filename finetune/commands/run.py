@@ -18,12 +18,14 @@ from finetune.commands.console import (
     show_facts,
     show_json,
     show_lines,
+    show_paragraph,
     show_result_table,
     show_scores,
 )
 from finetune.commands.report import write_folds_page, write_pages
 from finetune.errors import ConfigurationError, UsageError
 from finetune.events import WarningMessage, clock, emit
+from finetune.files import escape_line
 from finetune.runs.folder import RunFolder, SeveralFolder
 from finetune.runs.guess import guess_options
 
@@ -259,29 +261,29 @@ def _show_run(results: "RunResults") -> None:
         f"took {sum(seconds.values()):.1f} s: {stages}",
         f"report: {RunFolder(Path(results.output_dir)).report_file}",
     )
-    show_lines(*click.wrap_text(summarize(results)).splitlines(), f"Next: {next_command(results)}")
+    show_paragraph(summarize(results))
+    click.echo(escape_line(f"Next: {next_command(results)}"))
 
 
 def _show_several(results: "SeveralResults") -> None:
     from finetune.report.page import tabulate_runs
 
-    first, output = next(iter(results.runs.values())), Path(results.output_dir)
-    if scores := results.scores:
+    first, scores = next(iter(results.runs.values())), results.scores
+    folder = SeveralFolder(Path(results.output_dir), results.kind)
+    title = f"test split of {first.facts.data}, {first.test.samples:,} rows"
+    if scores:
         rows = f"{scores.samples:,} rows, each predicted by a model that did not see it"
-        show_lines(f"{first.facts.data}, {rows}", "")
-    else:
-        show_lines(f"test split of {first.facts.data}, {first.test.samples:,} rows", "")
-    show_result_table(tabulate_runs(results))
+        title = f"{first.facts.data}, {rows}"
+    show_result_table(tabulate_runs(results), title=title)
     if not scores:
         best = "unknown, because there are no validation rows; add --validation-fraction 0.1"
         if results.best is not None:
-            best = str(SeveralFolder(output, "seeds").run(results.best).path)
-        show_lines(f"best on validation: {best}", f"run folders: {output}")
+            best = str(folder.run(results.best).path)
+        show_lines(f"best on validation: {best}", f"run folders: {folder.path}")
         return
     if scores.table:
         show_lines()
         show_result_table(scores.table)
-    folder = SeveralFolder(output, "folds")
     show_lines(
         f"predictions of all rows: {folder.predictions_file}",
         f"report: {folder.report_file}",

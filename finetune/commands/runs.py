@@ -55,26 +55,24 @@ def _describe(folder: RunFolder) -> dict[str, Any]:
 
 def _read_scores(folder: RunFolder, finished: Sequence[RunFolder]) -> dict[str, Any]:
     from finetune.runs.results import read_results
+    from finetune.tasks.metrics import METRICS
     from finetune.tasks.scores import Scores
 
     results = [read_results(run) for run in finished]
-    metric = results[0].test.values[0].metric
-    scores, is_of_folds = results[0].test, folder.kind == "folds"
+    scores, name = results[0].test, results[0].test.values[0].metric.name
+    value, is_of_folds = fmean(run.test.values[0].value for run in results), folder.kind == "folds"
     if isinstance(folder, SeveralFolder) and is_of_folds:
         # Metrics over all rows, as printed at the end of the run.
         content = folder.read(folder.table_file, dict)
-        intervals = content["intervals"].items()
-        limits = {name: (interval["low"], interval["high"]) for name, interval in intervals}
-        scores = replace(Scores.from_json(content["test"]), intervals=limits)
-    else:
-        value = fmean(run.test.values[0].value for run in results)
-        scores = replace(scores, metrics={metric.name: value})
-    low, high = None, None
-    if len(results) == 1 or metric.is_proportion or is_of_folds:
-        low, high = scores.limits(metric.name) or (None, None)
+        interval, scores = content["intervals"][name], Scores.from_json(content["test"])
+        value = scores.metrics[name]
+        scores = replace(scores, intervals={name: (interval["low"], interval["high"])})
+    limits = replace(scores, metrics={name: value}).limits(name)
+    if len(results) > 1 and not is_of_folds and not METRICS[name].is_proportion:
+        limits = None
+    low, high = limits or (None, None)
     seconds = sum(run.training.train_runtime for run in results)
-    values = {"metric": metric.name, "value": scores.metrics[metric.name], "low": low, "high": high}
-    return {**values, "train_runtime": seconds}
+    return {"metric": name, "value": value, "low": low, "high": high, "train_runtime": seconds}
 
 
 @click.command(epilog=EXAMPLES)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Space = Mapping[str, list[Any] | dict[str, Any]]
 # Held out for validation if --validation-fraction is not set.
 VALIDATION_FRACTION = 0.2
+NOTE = "The score of the best of many trials is too optimistic. Test it on other rows."
 EXAMPLES = """\b
 Examples:
   finetune sweep space.yaml --data reviews.csv
@@ -175,23 +176,18 @@ def _show(results: "SeveralResults") -> None:
     from finetune.tasks.tables import Table, format_value
 
     metric, names = METRICS[str(results.metric)], [*results.options[results.numbers[0]]]
-    rows = [
-        (
-            f"trial-{number}",
-            *(format_value(results.options[number][name]) for name in names),
-            str(MetricValue(metric, value))
-            if (value := results.value(number)) is not None
-            else f"failed: {results.failures[number]}",
-        )
-        for number in results.ranked
-    ]
-    assert results.best
-    validation = results.runs[results.best].validation
-    assert validation
+    rows = []
+    for number in results.ranked:
+        value = results.value(number)
+        score = f"failed: {results.failures[number]}"
+        if value is not None:
+            score = str(MetricValue(metric, value))
+        options = (format_value(results.options[number][name]) for name in names)
+        rows.append((f"trial-{number}", *options, score))
+    validation = results.best and results.runs[results.best].validation
     columns = ("trial", *(name.replace("_", " ") for name in names), metric.title)
-    show_lines(f"{validation.samples:,} validation rows", "")
-    show_result_table(Table("Trials", columns, rows, text_columns=len(columns)))
-    note = "The score of the best of many trials is too optimistic. Test it on other rows."
-    show_lines(*click.wrap_text(note).splitlines())
+    table = Table("Trials", columns, rows, text_columns=len(columns), note=NOTE)
+    title = f"{validation.samples:,} validation rows" if validation else table.title
+    show_result_table(table, title=title)
     file = SeveralFolder(Path(results.output_dir), "sweep").best_file
     show_lines(f"train and test the best options: finetune run {file}")
