@@ -3,7 +3,6 @@
 import json
 import shlex
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +68,9 @@ def _show_options(rows: Sequence[tuple[str, str, Any, str]]) -> None:
 
 def _check_data(data: str) -> None:
     names = OPTIONS["data"].names
-    if data.startswith(HUB_PREFIX) or data in names or is_there(Path(data).expanduser()):
-        return
-    files = map(str, Path(data).expanduser().parent.glob("*"))
-    near = get_close_matches(data, [*names, *describe_presets(), *files], n=1)
-    all_names = f"use a file, one of {', '.join(names)}, or a preset: finetune config ls"
-    remedy = f"did you mean {near[0]}?" if near else all_names
-    raise UsageError(f"there is no file, dataset or preset {data}", remedy=remedy)
+    if not (data.startswith(HUB_PREFIX) or data in names or is_there(Path(data).expanduser())):
+        remedy = f"use a file, one of {', '.join(names)}, or a preset: finetune config ls"
+        raise UsageError(f"there is no file, dataset or preset {data}", remedy=remedy)
 
 
 @command.command(epilog=EXAMPLES)

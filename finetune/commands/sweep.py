@@ -179,7 +179,7 @@ def _show(results: "SeveralResults") -> None:
     rows = []
     for number in results.ranked:
         value = results.value(number)
-        score = f"failed: {results.failures[number]}"
+        score = f"failed: {results.failures.get(number)}"
         if value is not None:
             score = str(MetricValue(metric, value))
         options = (format_value(results.options[number][name]) for name in names)

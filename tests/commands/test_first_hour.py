@@ -128,7 +128,6 @@ def test_runs_are_listed_the_newest_first(command: Command, finished_run: Path) 
         ("run mails.csv --cv 5", "--folds?"),
         ("run mails.csv --resume", "--resume-from-checkpoint?"),
         ("run mails.csv test.csv", "--test-file FILE?"),
-        ("run questoins", "did you mean questions?"),
         ("predict latest --file new.csv", "--data ("),
     ],
 )
