@@ -49,7 +49,6 @@ from finetune.tasks.labels import (
     MISSING_CLASSES,
     are_lists,
     distinct_values,
-    find_missing_names,
     find_odd_names,
     flat_values,
     is_list,
@@ -103,9 +102,8 @@ def read_tables(files: Mapping[str, Sequence[Path]], options: DataConfig) -> Loa
         else:
             _check_split(split, table, columns, train=tables["train"])
     task, rows, unlabeled = _read_rows(tables, columns, options)
-    for find_names in (find_missing_names, find_odd_names):
-        for finding, remedy in find_names(task.class_names):
-            emit(WarningMessage(finding, remedy=remedy))
+    for finding, remedy in find_odd_names(task.class_names):
+        emit(WarningMessage(finding, remedy=remedy))
     _report_texts(rows["train"]["text"], path=tables["train"].path)
     splits = DatasetDict()
     for split in rows:

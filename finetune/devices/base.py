@@ -2,19 +2,25 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import psutil
 import torch
 from torch import distributed, nn
 
 from finetune import events
-from finetune.devices.captured import CapturedFunction, Function
 from finetune.errors import BatchDoesNotFitError
 from finetune.events import emit
+
+if TYPE_CHECKING:
+    from finetune.devices.cuda import CapturedFunction
+
+Tensors = Mapping[str, torch.Tensor]
+Function = Callable[[Sequence[Tensors]], torch.Tensor]
+Result = TypeVar("Result")
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -65,11 +71,9 @@ class Device:
         """Copy tensors of the device to the fastest memory in which the copy fits."""
         return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
 
-    def capture(self, function: Function) -> CapturedFunction | None:
+    def capture(self, function: Function) -> "CapturedFunction | None":
         """Return a function whose kernels are launched together, if the device supports it."""
-        if not self.captures:
-            return None
-        return CapturedFunction(function, is_out_of_memory=self.memory.is_out_of_memory)
+        return None
 
     def time_calls(self, work: Callable[[], object], *, calls: int) -> float:
         """Return the seconds of some calls in a row, with a synchronization before and after."""
@@ -263,9 +267,6 @@ def without_tf32() -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = of_convolutions
 
 
-Result = TypeVar("Result")
-
-
 @dataclass
 class BatchSize:
     """The number of examples per pass on a device; ``name`` is for messages."""
@@ -299,12 +300,8 @@ class BatchSize:
         """Halve the batch size for good, and free the cache."""
         self.device.memory.release()
         before, self.examples = self.examples, self.examples // 2
-        emit(
-            events.WarningMessage(
-                f"{self.device.name} ran out of memory: the {self.name} is now "
-                f"{self.examples} instead of {before}"
-            )
-        )
+        change = f"the {self.name} is now {self.examples} instead of {before}"
+        emit(events.WarningMessage(f"{self.device.name} ran out of memory: {change}"))
 
     def clamp(self, *, padded_length: int) -> None:
         """Limit the batch size to the largest that the device computes correctly at a length."""
@@ -312,11 +309,6 @@ class BatchSize:
         if most is None or self.examples <= most:
             return
         before, self.examples = self.examples, most
-        emit(
-            events.WarningMessage(
-                f"the {self.name} is {self.examples} instead of {before}, because "
-                f"{self.device.name} on this chip returns wrong results for more than "
-                f"{self.device.shapes.max_tokens:,} tokens per batch; the effective batch size "
-                "stays the same"
-            )
-        )
+        reason = f"batches of more than {self.device.shapes.max_tokens:,} tokens are computed wrong"
+        change = f"the {self.name} is {most} instead of {before}"
+        emit(events.WarningMessage(f"{change}, because {reason} on this chip"))

@@ -27,19 +27,14 @@ _LINUX_BF16_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
 # Parameters of mallopt(3) in glibc.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MAX_KEPT_BYTES = 2**30
-# Fraction of memory that is left to the rest of the machine or control group. Memory
-# counts as short below half of it.
+# Fraction of memory that is left to other programs. Memory counts as short below half of it.
 _RESERVE_SHARE = 0.05
 # Systems swap single pages at any time. Growth above this size counts as swapping.
 _MAX_SWAP_GROWTH_BYTES = 128 * 2**20
-# On macOS: the index of ri_phys_footprint among the 64-bit numbers of rusage_info_v0, after the two
-# of ri_uuid, and the size of a buffer that is large enough for later systems (sys/resource.h).
-_FOOTPRINT_INDEX = 9
-_USAGE_NUMBERS = 64
-_USAGE_VERSION = 0
-# Twice the 110 million weights of BERT-base, their gradients and the two moments of AdamW, in fp32.
-# In memory, activations take about the same again. On disk, a checkpoint has three of the four
-# parts, and a second checkpoint is written before the first is deleted.
+# The index of ri_phys_footprint in rusage_info_v0, and a sufficient size (macOS, sys/resource.h).
+_FOOTPRINT_INDEX, _USAGE_NUMBERS = 9, 64
+# Twice the weights of BERT-base, their gradients and the two moments of AdamW, in fp32, because
+# activations take about the same again. On disk, a run has up to two checkpoints.
 BERT_BASE_BYTES = 2 * 110_000_000 * 4 * 4
 
 FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
@@ -185,7 +180,7 @@ def process_bytes(process_id: int) -> int:
     if is_mac():
         usage = (ctypes.c_uint64 * _USAGE_NUMBERS)()
         library = ctypes.CDLL(None)
-        has_ended = library.proc_pid_rusage(process_id, _USAGE_VERSION, ctypes.byref(usage)) != 0
+        has_ended = library.proc_pid_rusage(process_id, 0, ctypes.byref(usage)) != 0
         return 0 if has_ended else int(usage[_FOOTPRINT_INDEX])
     try:
         return int(psutil.Process(process_id).memory_info().rss)
@@ -228,20 +223,16 @@ def high_ratio() -> float:
 
 def check_variables() -> Iterator[Check]:
     """Yield a check of each variable that makes the GPU of a Mac slow or unsafe."""
-    for name, variable, is_harmful, effect in (
-        ("mps_watermarks", HIGH, high_ratio() <= 0, "lifts PyTorch's limit: a Mac swaps until it "
-         "freezes (pytorch#79840)"),
-        ("mps_fallback", FALLBACK, is_set(FALLBACK), "hides operators that run slowly on the CPU"),
-        ("mps_prefer_metal", PREFER_METAL, is_set(PREFER_METAL), "makes matrix products 6 to 10 "
-         "times slower (pytorch#198182)"),
-    ):  # fmt: skip
-        finding = f"{variable}={os.environ.get(variable, '')}" + f" {effect}" * is_harmful
-        yield Check.warn_unless(not is_harmful, name, finding, f"unset {variable}")
-
-
-def is_set(variable: str) -> bool:
-    """Return whether an environment variable of PyTorch is set to true."""
-    return os.environ.get(variable, "0") not in ("", "0")
+    effects = {
+        HIGH: ("mps_watermarks", "lets a Mac swap until it freezes (pytorch#79840)"),
+        FALLBACK: ("mps_fallback", "hides operators that run slowly on the CPU"),
+        PREFER_METAL: ("mps_prefer_metal", "slows matrix products 6 to 10 times (pytorch#198182)"),
+    }
+    for variable, (name, effect) in effects.items():
+        value = os.environ.get(variable, "")
+        is_fine = high_ratio() > 0 if variable == HIGH else value in ("", "0")
+        finding = f"{variable}={value}" + ("" if is_fine else f" {effect}")
+        yield Check.warn_unless(is_fine, name, finding, f"unset {variable}")
 
 
 @contextmanager
@@ -251,10 +242,9 @@ def kept_awake() -> Iterator[None]:
     if program is None:
         yield
         return
-    command, nowhere = [program, "-i", "-w", str(os.getpid())], subprocess.DEVNULL
-    with subprocess.Popen(
-        command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True
-    ) as process:
+    # caffeinate ends with this process. Ctrl-C does not reach it in a session of its own.
+    command = [program, "-i", "-w", str(os.getpid())]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True) as process:
         try:
             yield
         finally:

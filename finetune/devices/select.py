@@ -92,20 +92,14 @@ def describe_mps() -> Iterator[Check]:
 def describe_cuda() -> Iterator[Check]:
     """Yield the version of CUDA, and a line for each NVIDIA GPU."""
     yield Check("cuda", "ok", f"usable: PyTorch is built for CUDA {torch.version.cuda}")
+    remedy = "look at nvidia-smi for programs that use it, or choose another GPU"
     for index in range(torch.cuda.device_count()):
         gpu = torch.cuda.get_device_properties(index)
-        remedy = (
-            "check nvidia-smi for programs that use it, or choose another with CUDA_VISIBLE_DEVICES"
-        )
+        finding, free_bytes = f"{gpu.name}, capability {gpu.major}.{gpu.minor}", 0
         try:
             free_bytes, total_bytes = torch.cuda.mem_get_info(index)
+            finding += f", {gibibytes(free_bytes)} of {gibibytes(total_bytes)} free"
         except RuntimeError as error:
-            finding = f"{gpu.name} can't be used: {str(error).splitlines()[0]}"
-            yield Check(f"cuda_{index}", "warning", finding, remedy)
-            continue
-        finding = (
-            f"{gpu.name}, capability {gpu.major}.{gpu.minor}, "
-            f"{gibibytes(free_bytes)} of {gibibytes(total_bytes)} free"
-        )
+            finding += f", can't be used: {str(error).splitlines()[0]}"
         has_room = free_bytes >= BERT_BASE_BYTES
         yield Check.warn_unless(has_room, f"cuda_{index}", finding, remedy)

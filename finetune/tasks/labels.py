@@ -6,7 +6,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -30,16 +30,11 @@ EDGES = r"^[\s\u200b\u2060\ufeff]+|[\s\u200b\u2060\ufeff]+$"
 # Separators of several labels in a row. With the first ones, the parts need not be labels of
 # other rows.
 FREE_SEPARATORS = (BAR, ";", ",", "\n", "#")
-SEPARATORS = (
-    *FREE_SEPARATORS,
-    *("/", "+", "&", "\u3001", "\uff0c", "\uff1b", "·", "•", "\t", " - ", " "),
-    *(f" {word} " for word in ("and", "und", "et", "y", "e", "en", "och", "og", "i", "и")),
-)
+SEPARATORS = (*FREE_SEPARATORS, "/", "+", "&", "\t", " ")
 # Python can't convert a longer exponent.
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,9})?"
 # Lists in one cell as Python, numpy and JSON write them.
 BRACKETED = r"\[.*\]|\{.*\}|\(\s*\)|\(\s*['\"].*\)|\(\d+\s*,[\d\s,]*\)"
-TAGS = r"(?:<[^<>\s]+>)+"  # <a><b>, as in dumps of Stack Overflow
 QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 
 
@@ -90,24 +85,20 @@ def map_values(
     return pc.take(values, pc.index_in(column, value_set=known))
 
 
-def find_odd_names(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield names that may mean the same class, with a suggestion."""
-    plain = {name: re.sub(r"[\s_-]+", " ", name).casefold() for name in names}
-    counts = Counter(plain.values())
-    if alike := [repr(name) for name in plain if counts[plain[name]] > 1]:
-        listed = ", ".join(alike[:MAX_LISTED])
-        finding = f"classes that differ only in case, spaces or dashes: {listed}"
-        yield finding, "write them in one way if they are one class, or merge them with --label-map"
-
-
-def find_missing_names(names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield names that may mean a missing label, with a suggestion, such as -1 among 0, 1, 2."""
+def find_odd_names(names: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield classes that may be the same, or a missing label, each with a suggestion."""
     missing = [name for name in names if name.casefold() in MISSING_CLASSES]
     if len(names) > 3 and {*names} == {"-1", *map(str, range(len(names) - 1))}:
         missing.append("-1")
     if missing:
         finding = f"class names that usually mean a missing label: {', '.join(map(repr, missing))}"
         yield finding, "leave these labels empty if they are missing: such rows are skipped"
+    plain = {name: re.sub(r"[\s_-]+", " ", name).casefold() for name in names}
+    counts = Counter(plain.values())
+    if alike := [repr(name) for name in plain if counts[plain[name]] > 1]:
+        listed = ", ".join(alike[:MAX_LISTED])
+        finding = f"classes that differ only in case, spaces or dashes: {listed}"
+        yield finding, "write them in one way if they are one class, or merge them with --label-map"
 
 
 def sort_classes(labels: Iterable[str]) -> list[str]:
@@ -147,7 +138,7 @@ def find_separator(labels: Iterable[str]) -> str | None:
 
 def is_list(label: str) -> bool:
     """Return whether a cell may contain a list written by a program."""
-    return re.fullmatch(f"{BRACKETED}|{TAGS}", label.strip(), re.DOTALL) is not None
+    return re.fullmatch(BRACKETED, label.strip(), re.DOTALL) is not None
 
 
 def are_lists(labels: Iterable[str]) -> bool:
@@ -176,8 +167,6 @@ def split_labels(label: str, separator: str | None) -> list[str]:
 def _read_list(text: str) -> list[object]:
     """Return the values of a list, set or array that is written out."""
     body = text[1:-1].strip()
-    if re.fullmatch(TAGS, text):
-        return [*body.split("><")]
     if re.fullmatch(rf"(?:(?:{QUOTED})[\s,]*)*", body, re.DOTALL):
         # numpy writes no commas between the values of an array.
         return [ast.literal_eval(value.replace("\n", "\\n")) for value in re.findall(QUOTED, body)]

@@ -6,8 +6,8 @@ import torch
 from tiny_training import copied_parameters, cut_all_rows, random_examples, tiny_trainer
 from torch import nn
 
-from finetune.devices.captured import CapturedFunction, Tensors
-from finetune.devices.cuda import CudaDevice
+from finetune.devices.base import Tensors
+from finetune.devices.cuda import CapturedFunction, CudaDevice
 from finetune.training.trainer import Trainer
 
 pytestmark = pytest.mark.cuda

@@ -122,7 +122,7 @@ def test_a_lifted_limit_is_a_warning(
     assert high_ratio() == ratio
     check = check_of("mps_watermarks")
     assert check.status == status
-    assert ("lifts PyTorch's limit" in check.finding) == bool(check.remedy) == (status != "ok")
+    assert ("lets a Mac swap" in check.finding) == bool(check.remedy) == (status != "ok")
 
 
 @pytest.mark.parametrize("variable", [FALLBACK, PREFER_METAL])
