@@ -55,8 +55,8 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
 class Prediction(DisplayMixin):
     """The prediction for a text; each value, such as ``label``, is also an attribute.
 
-    The label is None if the model abstains or the text is missing. ``columns`` is the row of the
-    text, if it comes from a table.
+    The label is None if the model abstains or the text is missing. ``columns`` is the row of a
+    table from which the text comes.
     """
 
     text: str
@@ -146,8 +146,6 @@ class Task(ABC):
     def __init_subclass__(cls) -> None:
         TASK_TYPES[cls.name] = cls
 
-    # Saved with a model.
-
     @property
     def output_names(self) -> Sequence[str]:
         """The classes; transformers calls a single output ``LABEL_0``."""
@@ -176,8 +174,6 @@ class Task(ABC):
         config.label2id = {name: number for number, name in config.id2label.items()}
         config.problem_type = self.problem_type
         config.task_specific_params = {PIPELINE: {"task": self.name, **self.parameters}}
-
-    # Reading labels.
 
     @classmethod
     @abstractmethod
@@ -238,8 +234,6 @@ class Task(ABC):
         """Return an item of ``labels`` as text."""
         return format_value(self.to_json(np.asarray(label)[None])[0])
 
-    # Statistics of labels.
-
     def class_rows(self, labels: Labels) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return a row number and a class number for each label, in the order of the rows."""
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -269,8 +263,6 @@ class Task(ABC):
         """Return statistics of the labels, other than the rows of each class."""
         return {}
 
-    # Training.
-
     def with_loss(
         self,
         training_labels: Labels,
@@ -280,12 +272,9 @@ class Task(ABC):
         label_smoothing: float = 0.0,
     ) -> Self:
         """Return the task with the parameters of its loss, by default the cross-entropy."""
-        weights = self.balance(training_labels) if is_balanced else np.empty(0)
+        weights = tuple(self.balance(training_labels).tolist()) if is_balanced else ()
         return replace(
-            self,
-            class_weights=tuple(weights.tolist()),
-            focal_gamma=focal_gamma,
-            label_smoothing=label_smoothing,
+            self, class_weights=weights, focal_gamma=focal_gamma, label_smoothing=label_smoothing
         )
 
     def balance(self, labels: Labels) -> NDArray[np.float64]:
@@ -299,11 +288,6 @@ class Task(ABC):
         A CUDA graph may capture this: don't read values of tensors, and don't copy from the CPU
         after the first call.
         """
-
-    @property
-    def unweighted(self) -> Self:
-        """The task with plain cross-entropy, for the losses in results."""
-        return replace(self, class_weights=(), focal_gamma=0.0, label_smoothing=0.0)
 
     def example_weights(self, labels: Labels) -> NDArray[np.float32]:
         """Return the weight of each example in the loss: [examples]."""
@@ -330,13 +314,11 @@ class Task(ABC):
         outputs, true = torch.tensor(logits, dtype=torch.float64), torch.tensor(labels)
 
         def mean_loss(log_temperature: float) -> float:
-            return self.unweighted.losses(outputs / np.exp(log_temperature), true).mean().item()
+            return self.plain_losses(outputs / np.exp(log_temperature), true).mean().item()
 
         # The loss is convex in 1 / temperature, so that there is one minimum.
         bounds = np.log([MIN_TEMPERATURE, MAX_TEMPERATURE])
-        optimum = minimize_scalar(
-            mean_loss, bounds=bounds, method="bounded", options={"xatol": 1e-4}
-        )
+        optimum = minimize_scalar(mean_loss, bounds=bounds, options={"xatol": 1e-4})
         return replace(self, temperature=float(np.exp(optimum.x)))
 
     def scale_output_layer(self, parameters: "Sequence[torch.nn.Parameter]") -> Self:
@@ -350,8 +332,6 @@ class Task(ABC):
         """Undo ``scale_output_layer`` of a task with ``saved`` parameters, to continue training."""
         scale_parameters(parameters, saved.get("temperature", 1.0) / self.temperature)
 
-    # Reading logits.
-
     @abstractmethod
     def read_logits(self, logits: Logits) -> Outputs:
         """Return the predictions of logits, [rows, outputs]."""
@@ -364,12 +344,17 @@ class Task(ABC):
         """Return the last fields of ``ClassScores``: each [classes]."""
         return ()
 
+    def plain_losses(self, logits: "torch.Tensor", labels: "torch.Tensor") -> "torch.Tensor":
+        """Return the loss of each row, without weights and options of training: [rows]."""
+        plain = replace(self, class_weights=(), focal_gamma=0.0, label_smoothing=0.0)
+        return plain.losses(logits, labels)
+
     def evaluation_losses(self, logits: Logits, labels: Labels) -> NDArray[np.float32]:
-        """Return the loss of each row without class weights: [rows]."""
+        """Return the loss of each row for results: [rows]."""
         import torch
 
         # Copy, because PyTorch warns about read-only arrays from Arrow.
-        losses = self.unweighted.losses(torch.tensor(logits), torch.tensor(labels))
+        losses = self.plain_losses(torch.tensor(logits), torch.tensor(labels))
         return np.asarray(losses.numpy(), np.float32)
 
     def score(self, logits: Logits, labels: Labels, *, others: Sequence[Metric] = ()) -> Scores:
@@ -394,9 +379,8 @@ class Task(ABC):
             "losses": losses,
         }
         metrics = compute_metrics(self.problem_type, labels, needed, weights)
-        metrics |= {
-            metric.name: metric.compute(labels, outputs.predicted, weights) for metric in others
-        }
+        for metric in others:
+            metrics[metric.name] = metric.compute(labels, outputs.predicted, weights)
         baseline = self.baseline_predictions(labels)
         baselines = {
             name: METRICS[name].compute(labels, baseline, weights)
@@ -453,8 +437,6 @@ class Task(ABC):
             return outputs.probabilities.max(axis=1), outputs.predicted == labels
         return outputs.probabilities.ravel(), labels.ravel() > 0
 
-    # Comparing models.
-
     def row_errors(self, rows: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
         """Return the error of each row of ``predictions.jsonl``, 0 if it is correct: [rows]."""
         labels, predicted = self._read_rows(rows)
@@ -472,19 +454,13 @@ class Task(ABC):
         label, predicted = ([row[name] for row in rows] for name in ("label", "predicted"))
         return self.from_json(label), self.from_json(predicted)
 
-    # Descriptions for people.
-
     @property
     def label_summary(self) -> str:
         """A short description of the labels."""
         if not self.class_names:
             return "a number each"
-        count = len(self.class_names)
-        return (
-            f"any number of {count} classes each"
-            if self.problem_type == MULTI
-            else f"{count} classes"
-        )
+        count = f"{len(self.class_names)} classes"
+        return f"any number of {count} each" if self.problem_type == MULTI else count
 
     def description(self, subject: str) -> str:
         """Describe a model of this task; the subject is ``texts`` or ``sentence pairs``."""

@@ -27,9 +27,7 @@ MIN_ROWS_PER_NUMBER = 3
 # Maximum fraction of distinct values in a numeric column that are not numbers (typing errors).
 MAX_MISTAKES = 0.1
 # 1,234.50, $ 1.20 and 3%: numbers as people write them, which are not plain decimal numbers.
-WRITTEN_NUMBER = (
-    r"[+-]?\d{1,3}([,.'\s]\d{3})+([.,]\d+)?|[$€£¥]\s?-?[\d.,]+|-?[\d.,]+\s?[%$€£¥]|[+-]?\d+,\d+"
-)
+WRITTEN_NUMBER = r"[+-]?[$€£¥]?\s?-?\d[\d.,'\s]*[%$€£¥]?"
 
 
 def read_task(config: Mapping[str, Any]) -> Task:
@@ -40,7 +38,7 @@ def read_task(config: Mapping[str, Any]) -> Task:
 
 def task_of_shape(name: str, *, outputs: int) -> Task:
     """Return a task to time, by its number of outputs; an unknown type is ``single``."""
-    return TASK_TYPES.get(name, Single)([str(number) for number in range(outputs)])
+    return TASK_TYPES.get(name, Single)([*map(str, range(outputs))])
 
 
 def choose_task_type(

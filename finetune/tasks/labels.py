@@ -30,7 +30,11 @@ EDGES = r"^[\s\u200b\u2060\ufeff]+|[\s\u200b\u2060\ufeff]+$"
 # Separators of several labels in a row. With the first ones, the parts need not be labels of
 # other rows.
 FREE_SEPARATORS = (BAR, ";", ",", "\n", "#")
-SEPARATORS = (*FREE_SEPARATORS, "/", "+", "&", "\t", " ")
+SEPARATORS = (
+    *FREE_SEPARATORS,
+    *("/", "+", "&", "\u3001", "\uff0c", "\uff1b", "·", "•", "\t", " - ", " "),
+    *(f" {word} " for word in ("and", "und", "et", "y", "e", "en", "och", "og", "i", "и")),
+)
 # Python can't convert a longer exponent.
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,9})?"
 # Lists in one cell as Python, numpy and JSON write them.

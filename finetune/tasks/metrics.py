@@ -53,13 +53,9 @@ class _Registry(dict[str, Metric]):
     """Metrics by name. Other names belong to ``compute_metrics`` of the user."""
 
     def __missing__(self, name: str) -> Metric:
-        # As the Trainer of transformers has it.
+        # As the Trainer of transformers has it. Only ``UserMetrics`` computes these metrics.
         sign = -1 if name.endswith("loss") else 1
-        return Metric(name, name, _not_computable, (), name, sign=sign, is_fraction=False)
-
-
-def _not_computable(labels: Array, needed: Array, weights: Floats) -> float:
-    raise NotImplementedError("only compute_metrics computes this metric")
+        return Metric(name, name, lambda *_: np.nan, (), name, sign=sign, is_fraction=False)
 
 
 METRICS = _Registry()
@@ -130,31 +126,28 @@ class UserMetrics:
         from transformers import EvalPrediction
 
         returned = self.function(EvalPrediction(predictions=predictions, label_ids=labels))
-        if not isinstance(returned, Mapping):
-            kind = type(returned).__name__
-            raise _wrong_metrics(f"a value of type {kind}", 'return a dict, such as {"f1": 0.9}')
-        metrics = {}
-        for key, value in returned.items():
-            name = str(key).removeprefix("eval_")
-            try:
-                metrics[name] = float(value)
-            except (TypeError, ValueError) as error:
-                kind = f"a value of type {type(value).__name__} as {key}"
-                raise _wrong_metrics(kind, "return a number for each name") from error
-            if not np.isfinite(metrics[name]):
-                raise _wrong_metrics(f"{value} as {key}", "return a finite number, such as 0.0")
-            if name in _RESERVED or name.startswith("baseline_"):
-                raise _wrong_metrics(f"{key}, which results use otherwise", "choose another name")
-            if name in known and abs(metrics[name] - known[name]) > _ROUNDING:
-                values = f"{metrics[name]:.4f} as {key}, which is {known[name]:.4f} here"
-                raise _wrong_metrics(values, "choose another name for it")
+        try:
+            metrics = {
+                str(key).removeprefix("eval_"): float(value) for key, value in returned.items()
+            }
+        except (AttributeError, TypeError, ValueError):
+            metrics = {"": np.nan}
+        if not np.isfinite([*metrics.values()]).all():
+            raise UsageError(
+                f"compute_metrics returned {str(returned)[:60]}, not a finite number for each name",
+                remedy='return a dict such as {"f1": 0.9}',
+            )
+        for name, value in metrics.items():
+            is_other = name in known and abs(value - known[name]) > _ROUNDING
+            if is_other or name in _RESERVED or name.startswith("baseline_"):
+                raise UsageError(
+                    f"compute_metrics returned {value:.4g} as {name}, but results have another "
+                    "value of this name",
+                    remedy="choose another name for it",
+                )
         metrics = {name: value for name, value in metrics.items() if name not in known}
         self.names = [*metrics]
         return metrics
-
-
-def _wrong_metrics(what: str, remedy: str) -> UsageError:
-    return UsageError(f"compute_metrics returned {what}", remedy=remedy)
 
 
 _user_metrics: ContextVar[UserMetrics | None] = ContextVar("user_metrics", default=None)

@@ -102,14 +102,11 @@ class Multi(Task):
 
     def to_json(self, labels: NDArray[Any]) -> list[list[str]]:
         names = [self.class_names[number] for number in np.nonzero(labels)[1].tolist()]
-        ends = np.cumsum(np.count_nonzero(labels, axis=1)).tolist()
-        return [names[start:end] for start, end in pairwise([0, *ends])]
+        return _by_row(labels, names)
 
     def _columns_of(self, outputs: Outputs, name: str) -> dict[str, list[Any]]:
         assert outputs.probabilities is not None
-        ends = np.cumsum(np.count_nonzero(outputs.predicted, axis=1)).tolist()
-        probabilities = outputs.probabilities[outputs.predicted].tolist()
-        by_row = [probabilities[start:end] for start, end in pairwise([0, *ends])]
+        by_row = _by_row(outputs.predicted, outputs.probabilities[outputs.predicted].tolist())
         return super()._columns_of(outputs, name) | {"label_probabilities": by_row}
 
     def from_json(self, values: Sequence[Any]) -> Indicators:
@@ -158,12 +155,12 @@ class Multi(Task):
         """Return the task with the thresholds of the highest F1, and the temperature."""
         calibrated = super().calibrate(predict, fits_temperature=fits_temperature)
         logits, labels = predict()
-        probabilities = _probabilities(logits / np.float32(calibrated.temperature))
+        probabilities = sigmoid(logits / np.float32(calibrated.temperature))
         thresholds = find_thresholds(probabilities, labels > 0)
         return replace(calibrated, thresholds=thresholds.tolist())
 
     def read_logits(self, logits: Logits) -> Outputs:
-        probabilities = _probabilities(logits)
+        probabilities = sigmoid(logits)
         return Outputs(probabilities >= np.array(self._thresholds, np.float32), probabilities)
 
     def baseline_predictions(self, labels: Indicators) -> NDArray[np.bool_]:
@@ -180,6 +177,19 @@ class Multi(Task):
         return np.array(self._thresholds), precisions
 
 
+def sigmoid(logits: Logits) -> NDArray[np.float32]:
+    """Return the probability of each class, from independent logits."""
+    import torch
+
+    return np.asarray(torch.from_numpy(logits).sigmoid())
+
+
+def _by_row(labels: NDArray[Any], values: list[Any]) -> list[list[Any]]:
+    """Return a value for each predicted class, [values], as a list for each row."""
+    ends = np.cumsum(np.count_nonzero(labels, axis=1)).tolist()
+    return [values[start:end] for start, end in pairwise([0, *ends])]
+
+
 @cache
 def _on_device(numbers: tuple[float, ...], device: "torch.device") -> "torch.Tensor | None":
     """Return numbers, if any, as a cached tensor: a captured step can't copy to a device."""
@@ -194,16 +204,15 @@ def find_thresholds(
     """Return the threshold of each class, shrunk to the common threshold if the class is rare."""
     from scipy.special import expit, logit
 
-    own_thresholds = list(map(find_threshold, probabilities.T, true.T))
+    thresholds = list(map(find_threshold, probabilities.T, true.T))
     common = find_threshold(probabilities.ravel(), true.ravel())
     rows = true.sum(axis=0)
     weights = rows / (rows + THRESHOLD_PRIOR_ROWS)
-    own_logits, common_logit = (
+    of_class, of_all = (
         logit(np.clip(threshold, MIN_THRESHOLD, 1 - MIN_THRESHOLD))
-        for threshold in (own_thresholds, common)
+        for threshold in (thresholds, common)
     )
-    thresholds: NDArray[np.float64] = expit(weights * own_logits + (1 - weights) * common_logit)
-    return thresholds
+    return np.asarray(expit(weights * of_class + (1 - weights) * of_all))
 
 
 def find_threshold(probabilities: NDArray[np.float32], true: NDArray[np.bool_]) -> float:
@@ -218,10 +227,3 @@ def find_threshold(probabilities: NDArray[np.float32], true: NDArray[np.bool_]) 
     best = int(np.where(is_cut, f1, -1.0).argmax())
     below = ranked[best + 1] if best + 1 < len(ranked) else 0.0
     return float((ranked[best] + below) / 2)
-
-
-def _probabilities(logits: Logits) -> NDArray[np.float32]:
-    import torch
-
-    probabilities: NDArray[np.float32] = torch.from_numpy(logits).sigmoid().numpy()
-    return probabilities

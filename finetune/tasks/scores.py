@@ -91,13 +91,8 @@ class Scores(DisplayMixin):
 
     def records(self) -> list[dict[str, Any]]:
         """Return one row with all numbers except those per class."""
-        return [
-            {
-                name: value
-                for name, value in self.to_json().items()
-                if isinstance(value, float | int)
-            }
-        ]
+        values = self.to_json().items()
+        return [{name: value for name, value in values if isinstance(value, float | int)}]
 
     def limits(self, name: str) -> tuple[float, float] | None:
         """Return the ends of the 95% interval of a metric, None if unknown."""
@@ -161,20 +156,17 @@ class Scores(DisplayMixin):
         """The metrics of each class, with the interval of the recall."""
         if not self.per_class:
             return None
-        rows: list[dict[str, str]] = []
-        for name, class_scores in self.per_class.items():
+        rows = []
+        for name, of_class in self.per_class.items():
             row = {"class": name}
-            if class_scores.threshold is not None:
-                row["threshold"] = f"{class_scores.threshold:.2f}"
-            row["precision"], row["recall"] = (
-                percent(class_scores.precision),
-                percent(class_scores.recall),
-            )
-            row["95% CI"] = format_interval(class_scores.recall, class_scores.support)
-            row["F1"] = percent(class_scores.f1)
-            if class_scores.average_precision is not None:
-                row["average precision"] = percent(class_scores.average_precision)
-            rows.append({**row, "rows": str(class_scores.support)})
+            if of_class.threshold is not None:
+                row["threshold"] = f"{of_class.threshold:.2f}"
+            row |= {"precision": percent(of_class.precision), "recall": percent(of_class.recall)}
+            row["95% CI"] = format_interval(of_class.recall, of_class.support)
+            row["F1"] = percent(of_class.f1)
+            if of_class.average_precision is not None:
+                row["average precision"] = percent(of_class.average_precision)
+            rows.append({**row, "rows": str(of_class.support)})
         return Table("Classes of the test split", [*rows[0]], [[*row.values()] for row in rows])
 
     def to_json(self) -> dict[str, Any]:
@@ -183,8 +175,8 @@ class Scores(DisplayMixin):
         values |= {BASELINE + name: value for name, value in self.baselines.items()}
         if self.per_class is not None:
             values["per_class"] = {
-                name: {key: value for key, value in vars(class_scores).items() if value is not None}
-                for name, class_scores in self.per_class.items()
+                name: {key: value for key, value in vars(of_class).items() if value is not None}
+                for name, of_class in self.per_class.items()
             }
         if self.confusion_matrix is not None:
             values["confusion_matrix"] = self.confusion_matrix
@@ -199,10 +191,8 @@ class Scores(DisplayMixin):
         count, weights = len(names), np.ones(len(labels))
         right, chosen, true = count_classes(labels, predicted, weights, classes=count)
         f1 = 2 * right / np.maximum(chosen + true, 1)
-        columns = (right / np.maximum(chosen, 1), right / np.maximum(true, 1), f1)
-        rows = zip(
-            *(column.tolist() for column in (*columns, true.astype(int), *others)), strict=True
-        )
+        columns = (right / np.maximum(chosen, 1), right / np.maximum(true, 1), f1, true.astype(int))
+        rows = zip(*(column.tolist() for column in (*columns, *others)), strict=True)
         per_class = {name: ClassScores(*row) for name, row in zip(names, rows, strict=True)}
         matrix: list[list[int]] | None = None if labels.ndim == 2 else []
         if matrix is not None and count <= MAX_MATRIX_CLASSES:
@@ -213,16 +203,11 @@ class Scores(DisplayMixin):
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Scores":
         """Undo ``to_json``."""
-        numbers = {name: value for name, value in values.items() if isinstance(value, float)}
-        baselines = {
-            n.removeprefix(BASELINE): numbers[n] for n in numbers if n.startswith(BASELINE)
-        }
-        ordered = [name for name in METRICS if name in numbers]
-        metrics = {
-            name: numbers[name]
-            for name in dict.fromkeys([*ordered, *numbers])
-            if not name.startswith(BASELINE)
-        }
+        metrics = {name: value for name, value in values.items() if isinstance(value, float)}
+        names = [name for name in metrics if name.startswith(BASELINE)]
+        baselines = {name.removeprefix(BASELINE): metrics.pop(name) for name in names}
+        # The file of an earlier version may have another order.
+        metrics = {name: metrics[name] for name in METRICS if name in metrics} | metrics
         classes = values.get("per_class")
         per_class = classes and {name: ClassScores(**columns) for name, columns in classes.items()}
         intervals = {name: (low, high) for name, (low, high) in values.get("intervals", {}).items()}
@@ -235,11 +220,10 @@ def missed_classes(scores: Scores) -> dict[str, float]:
     if "accuracy" not in scores.metrics:
         return {}
     least = max(LARGE_CLASS * scores.samples, MIN_CLASS_ROWS)
-    classes = (scores.per_class or {}).items()
     return {
-        name: class_scores.support / scores.samples
-        for name, class_scores in classes
-        if class_scores.support >= least and not class_scores.f1
+        name: of_class.support / scores.samples
+        for name, of_class in (scores.per_class or {}).items()
+        if of_class.support >= least and not of_class.f1
     }
 
 

@@ -60,11 +60,11 @@ def test_several_runs_show_the_mean_of_a_metric(
 @pytest.mark.parametrize(
     ("returned", "words"),
     [
-        (0.5, "compute_metrics returned a value of type float"),
-        ({"f1": [0.5, 0.5]}, "compute_metrics returned a value of type list as f1"),
-        ({"f1": float("nan")}, "compute_metrics returned nan as f1"),
-        ({"accuracy": 2.0}, "compute_metrics returned 2.0000 as accuracy, which is "),
-        ({"samples": 2}, "compute_metrics returned samples, which results use otherwise"),
+        (0.5, "compute_metrics returned 0.5, not a finite number"),
+        ({"f1": [0.5, 0.5]}, "compute_metrics returned .*, not a finite number"),
+        ({"f1": float("nan")}, "compute_metrics returned .*nan}, not a finite number"),
+        ({"accuracy": 2.0}, "compute_metrics returned 2 as accuracy, but results have another"),
+        ({"samples": 2}, "compute_metrics returned 2 as samples, but results have another"),
     ],
 )
 def test_a_wrong_value_is_rejected_before_training(
