@@ -8,6 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -119,9 +120,10 @@ def compare_with_cpu(
     shapes = [(max(count, least), length) for count, length in shapes]
     trainer.optimizer.zero_grad(set_to_none=True)
     model.train(False)
-    weights = _weights_on_cpu(model)
-    trained = trainer.trained_parameters()
-    cpu_trained = {name: weights[name] for name in trained}
+    trained, weights = trainer.trained_parameters(), dict[str, torch.Tensor]()
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        in_fp32 = tensor.float() if tensor.is_floating_point() else tensor
+        weights[name] = in_fp32.detach().cpu().requires_grad_(tensor.requires_grad)
 
     def on_cpu(inputs: Inputs) -> torch.Tensor:
         logits: torch.Tensor = functional_call(model, weights, kwargs=inputs).logits
@@ -129,21 +131,11 @@ def compare_with_cpu(
 
     batches = _pick_batches(examples, shapes, trainer.device, seed)
     cpu_batches = _pick_batches(examples, shapes, CpuDevice(), seed)
+    cpu_trained = {name: weights[name] for name in trained}
     with without_tf32():
         actual = _compute(trainer.logits, trained, batches, trainer.loss, loss_scale)
         expected = _compute(on_cpu, cpu_trained, cpu_batches, trainer.loss)
     return list(_differences(actual, expected, _TOLERANCES[trainer.plan.precision]))
-
-
-def _weights_on_cpu(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return parameters and buffers in fp32 on the CPU."""
-    return {
-        name: (tensor.float() if tensor.is_floating_point() else tensor)
-        .detach()
-        .cpu()
-        .requires_grad_(tensor.requires_grad)
-        for name, tensor in (*model.named_parameters(), *model.named_buffers())
-    }
 
 
 def _pick_batches(
@@ -169,18 +161,17 @@ def _compute(
 ) -> Results:
     """Return logits of all batches, and the gradients of the last, on the CPU."""
     results: Results = {}
-    last, batch = list(batches.items())[-1]
-    for shape, micro_batch in batches.items():
-        with torch.set_grad_enabled(shape == last):
-            logits = forward(micro_batch.inputs).float()
+    for number, (shape, batch) in enumerate(batches.items(), start=1):
+        # Attention without gradients has kernels of its own.
+        with torch.set_grad_enabled(number == len(batches)):
+            logits = forward(batch.inputs).float()
         results["logits", shape] = logits.detach().cpu()
-    with torch.enable_grad():
-        loss = loss_of(logits, batch)
-        # The gradient of a learned example is only rounding noise, so add one of the logits.
-        signs = 1 - 2 * (torch.arange(logits.numel(), device=logits.device) % 2)
-        signed_mean = (logits * signs.reshape(logits.shape)).sum() / len(logits)
-        scaled = (loss + signed_mean) * loss_scale
-        gradients = torch.autograd.grad(scaled, list(trained.values()), materialize_grads=True)
+    loss = loss_of(logits, batch)
+    # The gradient of a learned example is only rounding noise, so add one of the logits.
+    signs = 1 - 2 * (torch.arange(logits.numel(), device=logits.device) % 2)
+    signed_mean = (logits * signs.reshape(logits.shape)).sum() / len(logits)
+    scaled = (loss + signed_mean) * loss_scale
+    gradients = torch.autograd.grad(scaled, list(trained.values()), materialize_grads=True)
     for name, gradient in zip(trained, gradients, strict=True):
         results["gradients", name] = gradient.cpu() / loss_scale
     return results
@@ -199,7 +190,7 @@ def _differences(
         if part == "gradients":
             by_module[name.rpartition(".")[0]].append(tensor)
     mean_size = {module: _mean_size(tensors) for module, tensors in by_module.items()}
-    least = _mean_size([tensor for tensors in by_module.values() for tensor in tensors]) / 100
+    least = _mean_size([*chain.from_iterable(by_module.values())]) / 100
     for (part, name), tensor in expected.items():
         if part == "logits":
             error = _worst_example_error(actual[part, name], tensor)
@@ -326,11 +317,9 @@ class ParameterGuard:
 
 def _fingerprints(model: nn.Module) -> dict[str, int]:
     """Sum each parameter's bits as integers: equal tensors give equal sums, in any order."""
-    sums = {name: _sum_bits(parameter.detach()) for name, parameter in model.named_parameters()}
+    sums = {}
+    for name, parameter in model.named_parameters():
+        bits = parameter.detach().contiguous().reshape(-1).view(_INTEGERS[parameter.itemsize])
+        # In parts, because a sum of narrow integers may first copy them all to a wider type.
+        sums[name] = torch.stack([part.sum() for part in torch.split(bits, _NUMBERS_AT_ONCE)]).sum()
     return dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True))
-
-
-def _sum_bits(tensor: torch.Tensor) -> torch.Tensor:
-    bits = tensor.contiguous().reshape(-1).view(_INTEGERS[tensor.itemsize])
-    # In parts, because a sum of narrow integers may first copy them all to a wider type.
-    return torch.stack([part.sum() for part in torch.split(bits, _NUMBERS_AT_ONCE)]).sum()

@@ -40,11 +40,6 @@ class StopRequest:
         return self.number is not None
 
 
-def _is_importing_torch() -> bool:
-    spec = getattr(sys.modules.get("torch"), "__spec__", None)
-    return getattr(spec, "_initializing", False)
-
-
 @contextmanager
 def stop_on_signal(*, at_once: bool = False, apart_seconds: float = 0.0) -> Iterator[StopRequest]:
     """Yield a request that the first signal sets; a second signal raises ``Stopped``.
@@ -58,7 +53,8 @@ def stop_on_signal(*, at_once: bool = False, apart_seconds: float = 0.0) -> Iter
 
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal first_at
-        if at_once and _is_importing_torch():
+        spec = getattr(sys.modules.get("torch"), "__spec__", None)
+        if at_once and getattr(spec, "_initializing", False):
             # While torch is imported, an exception may pass through C++, which aborts the process.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

@@ -103,17 +103,12 @@ def fit_linear_head(
     if start is not None:
         bias = start.bias + start.weight @ center.numpy()
         first = np.concatenate([(start.weight * scale.item()).ravel(), bias])
+    options = {"gtol": max_gradient, "ftol": 0.0, "maxiter": MAX_ITERATIONS, "maxcor": 20}
     threads = torch.get_num_threads()
     if features.numel() * rows.outputs < MIN_THREADED_WORK:
         torch.set_num_threads(1)
     try:
-        optimum = minimize(
-            objective,
-            first,
-            jac=True,
-            method="L-BFGS-B",
-            options={"gtol": max_gradient, "ftol": 0.0, "maxiter": MAX_ITERATIONS, "maxcor": 20},
-        )
+        optimum = minimize(objective, first, jac=True, method="L-BFGS-B", options=options)
     finally:
         torch.set_num_threads(threads)
     weight = optimum.x[: -shape[0]].reshape(shape) / scale.item()
@@ -231,7 +226,7 @@ def spread_labels(
     Features are float32 [rows, hidden] and [texts, hidden]; the classes of the rows are [rows].
     """
     links = _link_neighbors(normalize(np.concatenate([row_features, text_features])))
-    labels = np.zeros((len(row_features) + len(text_features), class_count), np.float32)
+    labels = np.zeros((links.shape[0], class_count), np.float32)
     labels[np.arange(len(classes)), classes] = 1 / np.bincount(classes)[classes]
     spread = labels
     for _ in range(ROUNDS):
@@ -273,23 +268,15 @@ def fit_with_texts(rows: LabelledFeatures, texts: NDArray[np.float32]) -> Linear
         features=np.concatenate([rows.features, texts]),
         labels=np.concatenate([np.eye(rows.outputs, dtype=np.float32)[rows.labels], soft_labels]),
         weights=np.concatenate([rows.weights, np.full(len(texts), weight_of_text, np.float32)]),
-        losses=_soft_losses,
-        groups=np.zeros(len(rows.labels) + len(texts), np.int64),
+        losses=lambda logits, labels: -(labels.to(logits) * logits.log_softmax(1)).sum(1),
     )
     # The penalty stays the same as without texts.
     share = len(rows.labels) * (1 + weight) / len(together.labels)
-    head = fit_linear_head(
-        together,
-        inverse_regularization=DEFAULT_INVERSE_REGULARIZATION * share,
-        max_gradient=TRIED_GRADIENT,
-    )
+    inverse = DEFAULT_INVERSE_REGULARIZATION * share
+    head = fit_linear_head(together, inverse_regularization=inverse, max_gradient=TRIED_GRADIENT)
     if rows.outputs > MAX_CLASSES_TO_SHIFT:
         return head
     return replace(head, bias=head.bias + shift_bias(head.logits(texts)))
-
-
-def _soft_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return -(labels.to(logits) * logits.log_softmax(dim=1)).sum(dim=1)
 
 
 def shift_bias(logits: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -5,10 +5,10 @@ add up to the gradient of the effective batch, however it is cut.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import pairwise, starmap
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -113,9 +113,8 @@ def move_batches(
     tokens = [len(batch.indices) * batch.padded_length for batch in batches]
     for group in _group(tokens, limit=device.prefetch_tokens):
         together = [batches[number] for number in group]
-        move = partial(_move_together, examples, together, device)
         # The batch size changes only after memory ran out.
-        moved = lru_cache(maxsize=1)(move)
+        moved = lru_cache(maxsize=1)(partial(_move_together, examples, together, device))
         for position, batch in enumerate(together):
             yield batch, partial(_cut, moved, position, device.shapes.min_examples)
 
@@ -155,11 +154,11 @@ def _move_together(
     examples: Examples, batches: Sequence[Batch], device: Device, batch_size: int
 ) -> list[MicroBatch]:
     """Copy batches of equal padded length together, because each copy is a kernel launch."""
+    by_length = defaultdict[int, list[int]](list)
+    for position, batch in enumerate(batches):
+        by_length[batch.padded_length].append(position)
     moved: dict[int, MicroBatch] = {}
-    for padded_length in {batch.padded_length for batch in batches}:
-        positions = [
-            number for number, batch in enumerate(batches) if batch.padded_length == padded_length
-        ]
+    for padded_length, positions in by_length.items():
         weighted = [_weigh(examples, batches[position].indices) for position in positions]
         if device.shapes.pads_batches:
             weighted = [_fill(*indices_and_weights, batch_size) for indices_and_weights in weighted]
@@ -169,9 +168,11 @@ def _move_together(
             labels=device.copy(torch.from_numpy(examples.labels[indices])),
             loss_weights=device.copy(torch.from_numpy(loss_weights)),
         )
-        ends = np.cumsum([0, *(len(batch_indices) for batch_indices, _ in weighted)]).tolist()
-        for position, rows in zip(positions, starmap(slice, pairwise(ends)), strict=True):
-            moved[position] = replace(together.select(rows), parts=batches[position].parts)
+        end = 0
+        for position, (batch_indices, _) in zip(positions, weighted, strict=True):
+            start, end = end, end + len(batch_indices)
+            rows = together.select(slice(start, end))
+            moved[position] = replace(rows, parts=batches[position].parts)
     return [moved[position] for position in range(len(batches))]
 
 

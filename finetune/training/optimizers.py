@@ -1,6 +1,7 @@
 """AdamW, its state, its learning rate and its gradients."""
 
 from collections.abc import Iterable, Sequence, Set
+from itertools import product
 from typing import Any
 
 import torch
@@ -22,26 +23,22 @@ def build_optimizer(
 
     Biases and norms have no weight decay. Parameters of the head have their own learning rate.
     """
-    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {
-        (is_head, is_matrix): [] for is_head in (False, True) for is_matrix in (True, False)
-    }
-    for parameter_name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            groups[parameter_name in head, parameter.ndim >= 2].append(parameter)
-    groups_of_adamw: list[dict[str, Any]] = [
-        {
-            "params": parameters,
-            "weight_decay": plan.weight_decay if is_matrix else 0.0,
-            "lr_multiplier": plan.head_lr_multiplier if is_head else 1.0,
-        }
-        for (is_head, is_matrix), parameters in groups.items()
-        if parameters
-    ]
-    if device.captures:
-        for group in groups_of_adamw:
+    groups: list[dict[str, Any]] = []
+    for is_head, is_matrix in product((False, True), (True, False)):
+        parameters = [
+            parameter
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+            and (name in head, parameter.ndim >= 2) == (is_head, is_matrix)
+        ]
+        decay = plan.weight_decay if is_matrix else 0.0
+        multiplier = plan.head_lr_multiplier if is_head else 1.0
+        group = {"params": parameters, "weight_decay": decay, "lr_multiplier": multiplier}
+        if device.captures:
             # A captured step reads the learning rate again each time.
             group["lr"] = torch.zeros((), device=device.torch_device)
-    return torch.optim.AdamW(groups_of_adamw, fused=True, capturable=device.captures)
+        groups += [group] * bool(parameters)
+    return torch.optim.AdamW(groups, fused=True, capturable=device.captures)
 
 
 def trained_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:

@@ -207,16 +207,13 @@ def plan_contrast(
     each = TEXTS_PER_STEP // count
     batches = []
     for _ in range(steps):
-        chosen = random.choice(len(names), count, replace=False)
-        chosen_rows = [rows_of[number] for number in chosen]
-        indices = np.concatenate(
-            [random.choice(rows, each, replace=len(rows) < each) for rows in chosen_rows]
-        )
+        chosen = [rows_of[number] for number in random.choice(len(names), count, replace=False)]
+        drawn = [random.choice(rows, each, replace=len(rows) < each) for rows in chosen]
+        indices = np.concatenate(drawn)
         indices = indices[np.argsort(-padded[indices], kind="stable")]
-        parts = [
-            (len(part), int(padded[part].max())) for part in np.array_split(indices, PARTS_PER_STEP)
-        ]
-        batches.append(Batch(indices, int(padded[indices].max()), parts if is_padded_right else ()))
+        slices = np.array_split(indices, PARTS_PER_STEP) if is_padded_right else []
+        parts = [(len(part), int(padded[part].max())) for part in slices]
+        batches.append(Batch(indices, int(padded[indices].max()), parts))
     return batches
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from datetime import date
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from pydantic import TypeAdapter
@@ -24,24 +25,15 @@ from finetune.model.tensor_store import key_of
 _GAIN = 1.03
 _EXAMPLES, _TOKENS, _HEAD_SIZE = 8, 32, 64
 _MAX_SECONDS = 0.6
-# A product in bf16 took about 100 times as long as in fp32 without instructions for bf16, and less
-# time than in fp32 with them.
-_PRODUCT_SIZE, _SLOW = 256, 5.0
+_NO_INSTRUCTIONS = "the CPU has no bf16 instructions"
 
 
 def choose_precision(device: Device, *, hidden_size: int, cache: Path) -> AutoTunedOption:
     """Choose fp32 or bf16; timings are stored, so that the same PyTorch repeats its choice."""
-    if "bf16" not in device.precisions:
-        return _choice("fp32", f"{device.name} can't compute in bf16 here")
-    if device.has_silent_faults:
-        parity = f"finetune doctor --parity --device {device.name} --precision bf16"
-        if has_parity(device, precision="bf16"):
-            return _choice("bf16", f"{parity} has passed")
-        return _choice("fp32", f"{parity} has not passed on this machine")
+    if reason := why_not(device, "bf16"):
+        return _choice("fp32", reason)
     if not device.times_bf16:
-        return _choice("bf16", f"{device.name} has instructions for it")
-    if not host.bf16_instructions():
-        return _choice("fp32", "the CPU has no bf16 instructions")
+        return _choice("bf16", f"{device.name} computes it fast and without a known fault")
     file = cache / f"{_key(device, str(hidden_size))}.json"
     try:
         choice = TypeAdapter(AutoTunedOption).validate_python(read_json(file))
@@ -54,10 +46,9 @@ def choose_precision(device: Device, *, hidden_size: int, cache: Path) -> AutoTu
 
 
 def _choice(
-    precision: str, reason: str, milliseconds: Mapping[str, float] | None = None
+    precision: str, reason: str, milliseconds: Mapping[str, float] = MappingProxyType({})
 ) -> AutoTunedOption:
-    quantity = "ms for one encoder layer"
-    return AutoTunedOption("precision", precision, quantity, milliseconds or {}, reason)
+    return AutoTunedOption("precision", precision, "ms for one encoder layer", milliseconds, reason)
 
 
 def why_not(device: Device, precision: str) -> str | None:
@@ -65,36 +56,23 @@ def why_not(device: Device, precision: str) -> str | None:
     if precision == "fp32":
         return None
     if precision not in device.precisions:
-        return f"{device.name} can't compute in {precision}"
+        return f"{device.name} can't compute in {precision} here"
     if device.has_silent_faults and not has_parity(device, precision=precision):
         parity = f"finetune doctor --parity --device {device.name} --precision {precision}"
         return f"{parity} has not passed on this machine"
-    return why_slow(device, precision)
+    return _NO_INSTRUCTIONS if is_slow(device, precision) else None
 
 
-def why_slow(device: Device, precision: str) -> str | None:
-    """Return why 16 bits are slow here, by the time of one small product; None if they are not."""
-    if not device.times_bf16 or precision in ("auto", "fp32"):
-        return None
-    matrix = torch.ones(_PRODUCT_SIZE, _PRODUCT_SIZE)
-
-    def multiply(precision: str) -> None:
-        with device.autocast(precision):
-            matrix @ matrix
-
-    seconds = {}
-    for name in ("fp32", precision):
-        multiply(name)
-        seconds[name] = min(device.time_calls(partial(multiply, name), calls=1) for _ in range(3))
-    ratio = seconds[precision] / seconds["fp32"]
-    return f"a product takes {ratio:.0f} times as long as in fp32" if ratio > _SLOW else None
+def is_slow(device: Device, precision: str) -> bool:
+    """Whether a precision is about 100 times as slow as fp32, on a CPU without instructions."""
+    return device.times_bf16 and precision == "bf16" and not host.bf16_instructions()
 
 
 def check_speed(device: Device, precision: str) -> None:
-    """Reject 16 bits on a CPU without instructions for them."""
-    if reason := why_slow(device, precision):
+    """Reject bf16 on a CPU without instructions for it."""
+    if is_slow(device, precision):
         raise ConfigurationError(
-            f"--precision {precision} is slow on this {device.name}: {reason}",
+            f"--precision {precision} is slow here: {_NO_INSTRUCTIONS}",
             remedy="drop --precision, or add --no-check-device to use it anyway",
         )
 

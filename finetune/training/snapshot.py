@@ -1,6 +1,7 @@
 """The state from which a resumed run continues bit-identically."""
 
 import sys
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,10 +23,9 @@ class StateUnusableError(Exception):
 
 @dataclass
 class Progress:
-    """The progress of a run, which determines the order of examples, together with the seed.
+    """The progress of a run; ``seconds`` includes validation and saving.
 
-    ``seconds`` includes validation and saving. ``validations_since_best`` counts
-    validations in a row that improved neither score nor loss.
+    ``validations_since_best`` counts validations in a row that improved neither score nor loss.
     """
 
     steps: int = 0
@@ -39,8 +39,7 @@ class Progress:
 
     def note_validation(self, *, score: float, loss: float) -> bool:
         """Return whether a validation has the best score so far, or an equal one and less loss."""
-        # On few examples, the accuracy can stand still while the model learns. Training has stopped
-        # improving only if the loss no longer falls either.
+        # On few examples, the accuracy can stand still while the loss still falls.
         is_best = self.best_score is None or (score, -loss) > (self.best_score, -self.best_loss)
         is_lowest = self.lowest_loss is None or loss < self.lowest_loss
         if is_best:
@@ -52,7 +51,7 @@ class Progress:
 
 
 class Checkpoints(Protocol):
-    """Storage for the best model of a run and for checkpoints."""
+    """Storage for checkpoints, and for the trained parameters of the best model."""
 
     def is_due(self) -> bool:
         """Return whether it is time for a checkpoint with ``--save-strategy time``."""
@@ -72,10 +71,10 @@ def trained_tensors(trainer: "Trainer") -> Tensors:
 def load_trained_tensors(trainer: "Trainer", tensors: Mapping[str, torch.Tensor]) -> None:
     """Copy saved parameters back in place; ``StateUnusableError`` if the names differ."""
     parameters = trained_tensors(trainer)
-    shapes, expected_shapes = (
+    shapes, expected = (
         {name: tensor.shape for name, tensor in named.items()} for named in (tensors, parameters)
     )
-    if shapes != expected_shapes:
+    if shapes != expected:
         raise StateUnusableError("its parameters belong to another model")
     for name, tensor in tensors.items():
         parameters[name].copy_(tensor)
@@ -122,9 +121,9 @@ def restore_state(
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
-    of_parameters: dict[int, Tensors] = {}
+    state = defaultdict[int, Tensors](dict)
     for key, value in tensors.items():
         index, name = key.split(".", 1)
-        of_parameters.setdefault(int(index), {})[name] = value
+        state[int(index)][name] = value
     groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": of_parameters, "param_groups": groups})
+    optimizer.load_state_dict({"state": dict(state), "param_groups": groups})

@@ -152,7 +152,7 @@ class Trainer:
             self._train_epoch()
             if self._is_epoch_over:
                 self.optimizer.zero_grad(set_to_none=True)
-                check_parameters_finite(self.trained_parameters(), step=self.progress.steps)
+                self._check_parameters()
                 if self.fitter and progress.steps == plan.total_steps:
                     self.fitter.finish()
                 self.validate()
@@ -160,7 +160,7 @@ class Trainer:
             stops = self._should_stop()
             if self.is_over and not stops:
                 # The finished run replaces the last checkpoint.
-                check_parameters_finite(self.trained_parameters(), step=progress.steps)
+                self._check_parameters()
             elif stops or (plan.saves == "epoch" and self._is_epoch_over) or self._is_save_due():
                 self.save()
             if stops:
@@ -346,7 +346,7 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint, unless a step has broken the model."""
-        check_parameters_finite(self.trained_parameters(), step=self.progress.steps)
+        self._check_parameters()
         self._count_seconds()
         self.checkpoints.save(self)
         distributed.barrier()
@@ -390,7 +390,9 @@ class Trainer:
         seconds, self._reported_at = now - self._reported_at, now
         self.progress.loss_sum += sum(losses)
         rate = plan.rate_at(done - 1)
-        if self._guard and rate >= MIN_VISIBLE_RATE and self.took_last_step:
+        # In fp16 a step is not taken if gradients overflow.
+        is_taken = not self.scaler.is_enabled() or self.scaler.state_dict()["_growth_tracker"] > 0
+        if self._guard and rate >= MIN_VISIBLE_RATE and is_taken:
             self._guard.check(self.model)
             self._guard = None
         emit(
@@ -428,11 +430,6 @@ class Trainer:
                 check_device(self, self.examples["train"])
 
     @property
-    def took_last_step(self) -> bool:
-        """Whether the last step was taken: in fp16 it isn't if gradients overflow; waits."""
-        return not self.scaler.is_enabled() or self.scaler.state_dict()["_growth_tracker"] > 0
-
-    @property
     def cuda_graph_error(self) -> str | None:
         """Why steps can't be captured as CUDA graphs; None if they can, or without CUDA graphs."""
         if self.captured or not self.device.captures:
@@ -442,6 +439,9 @@ class Trainer:
         if has_gradient_checkpointing(self.model):
             return "gradient checkpointing repeats random numbers"
         return None
+
+    def _check_parameters(self) -> None:
+        check_parameters_finite(self.trained_parameters(), step=self.progress.steps)
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters that train, by name."""

@@ -104,7 +104,7 @@ def test_the_recipe_is_said_once_and_the_run_has_all_its_files(few_run: FewRun) 
     assert results["global_step"] == results["best_global_step"] == steps
     assert np.isfinite(results["train_loss"])
     config = RunFolder(run).read_config()
-    assert (config.training.plan, config.training.fit_head) == ("off" if options else "on", "on")
+    assert (config.training.contrastive, config.training.fit_head) == ("off" if options else "on", "on")
     assert config.model.pooling == "mean"
     assert not (run / "checkpoints").exists()
 
@@ -278,7 +278,7 @@ def test_each_listed_architecture_learns_from_few_labels_by_the_mean_of_the_toke
     source = save_tiny_model(tmp_path / "source", architecture)
     run = train(tmp_path / "run", model=str(source))
     config = RunFolder(run).read_config()
-    assert (config.training.plan, config.model.pooling) == ("on", "mean")
+    assert (config.training.contrastive, config.model.pooling) == ("on", "mean")
     texts = [row["text"] for row in read_jsonl(run / "predictions.jsonl")]
     classify = pipeline("text-classification", model=str(run / "model"))
     for answer, expected in zip(finetune.predict(run, texts), classify(texts), strict=True):

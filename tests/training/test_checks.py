@@ -111,10 +111,10 @@ def test_a_check_finds_nothing_on_a_healthy_device_and_changes_nothing(precision
 def test_a_run_continues_unchecked_where_memory_does_not_suffice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def run_out(*_: object) -> None:
+    def run_out(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(checks, "_weights_on_cpu", run_out)
+    monkeypatch.setattr(checks, "_compute", run_out)
     emitted: list[events.Event] = []
     state = tiny_trainer(device=OtherDevice())
     with sent_to(emitted.append):

@@ -90,6 +90,7 @@ def test_a_device_with_silent_faults_needs_parity_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CpuDevice, "has_silent_faults", True)
+    monkeypatch.setattr(CpuDevice, "times_bf16", False)
     monkeypatch.setattr("finetune.hub.cache_folder", lambda name: tmp_path / name)
     assert choose(tmp_path) == "fp32"
     note_parity(CpuDevice(), precision="fp16", subject="BERT", passes=True)
