@@ -104,7 +104,10 @@ def test_the_recipe_is_said_once_and_the_run_has_all_its_files(few_run: FewRun) 
     assert results["global_step"] == results["best_global_step"] == steps
     assert np.isfinite(results["train_loss"])
     config = RunFolder(run).read_config()
-    assert (config.training.contrastive, config.training.fit_head) == ("off" if options else "on", "on")
+    assert (config.training.contrastive, config.training.fit_head) == (
+        "off" if options else "on",
+        "on",
+    )
     assert config.model.pooling == "mean"
     assert not (run / "checkpoints").exists()
 
