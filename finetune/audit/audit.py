@@ -1,4 +1,4 @@
-"""Audit a table in one pass over its texts."""
+"""Audit a table in one pass over its texts, with linear heads on features of the frozen encoder."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,8 +11,7 @@ import pyarrow
 from datasets import Dataset, DatasetDict, concatenate_datasets
 from numpy.typing import NDArray
 
-from finetune.audit.curve import Curve, choose_to_label, measure_curve
-from finetune.audit.duplicates import Pairs, find_near_duplicates
+from finetune.audit.duplicates import Pairs, find_near_duplicates, normalize_rows
 from finetune.config.schema import Config, DataConfig
 from finetune.data.dataset import (
     SPLITS,
@@ -34,61 +33,13 @@ from finetune.tasks.base import Labels, Logits, Task
 from finetune.tasks.metrics import MULTI, SINGLE
 from finetune.tasks.regression import Regression
 from finetune.training.linear_head import (
+    DEFAULT_INVERSE_REGULARIZATION,
     TRIED_GRADIENT,
     LabelledFeatures,
+    LinearHead,
     choose_inverse_regularization,
     fit_linear_head,
 )
-
-SEEDS = 3
-# Above this many features times outputs, the heads would take a minute per seed.
-MAX_WORK = 1.2e8
-LOWEST_PROBABILITY = 1e-6
-
-
-def predict_out_of_fold(
-    rows: LabelledFeatures, groups: NDArray[np.int64], *, folds: int
-) -> NDArray[np.float32]:
-    """Return the mean logits of heads fitted without the group of each row: [rows, outputs]."""
-    if len(np.unique(groups)) == 1:  # All rows are near duplicates of each other.
-        groups = np.arange(len(groups))
-    folds = min(folds, len(np.unique(groups)))
-    chosen, _ = choose_inverse_regularization(rows, seed=0)
-    seeds = SEEDS if rows.features.size * rows.outputs <= MAX_WORK else 1
-    total = np.zeros((len(rows.labels), rows.outputs), np.float32)
-    for seed in range(seeds):
-        fold = find_folds(groups, rows.groups, folds=folds, seed=seed)
-        for number in range(folds):
-            training, test = rows.select(np.flatnonzero(fold != number)), fold == number
-            head = fit_linear_head(
-                training, inverse_regularization=chosen, max_gradient=TRIED_GRADIENT
-            )
-            total[test] += head.logits(rows.features[test])
-    return np.asarray(total / seeds, np.float32)
-
-
-def mix_logits(logits: Logits, run: OutOfFold, task: Task) -> NDArray[np.float32]:
-    """Average logits with the logits of a cross-validation, for the rows that it includes."""
-    mixed, probabilities = logits.copy(), run.outputs.probabilities
-    if probabilities is not None and [*run.task.class_names] == [*task.class_names]:
-        clipped = np.clip(probabilities, LOWEST_PROBABILITY, 1 - LOWEST_PROBABILITY)
-        run_logits = np.log(clipped) - (np.log1p(-clipped) if task.problem_type == MULTI else 0)
-        mixed[run.rows] = (logits[run.rows] + run_logits) / 2
-    return mixed
-
-
-def rank_suspects(task: Task, logits: Logits, labels: Labels) -> tuple[NDArray[np.int64], Labels]:
-    """Return rows, the highest loss first, and the loss of every row of the table.
-
-    The only row of a class is left out, since no head learned that class from other rows.
-    """
-    losses = np.asarray(task.evaluation_losses(logits, labels), np.float64)
-    order = np.argsort(-losses, kind="stable")
-    rows, classes = task.class_rows(labels)
-    if len(classes):
-        order = order[~np.isin(order, rows[np.bincount(classes)[classes] == 1])]
-    return order, losses
-
 
 # Larger tables are sampled.
 MAX_ROWS = 100_000
@@ -96,9 +47,43 @@ MAX_ROWS = 100_000
 LISTED_FRACTION = 0.1
 # Finding the line of a row means reading the file again, so large files show few lines.
 MIN_PLACES, MAX_SEARCHED_LINES = 20, 5_000_000
+SEEDS = 3
+LOWEST_PROBABILITY = 1e-6
+# Above this many features times outputs, the heads would take a minute per seed.
+MAX_WORK = 1.2e8
+# The sizes of the learning curve, the folds that it averages, and its fewest rows.
+SIZES, DRAWS, MIN_ROWS = 7, 5, 50
+SMALLEST_FRACTION = 0.05
+# Above this many features times outputs, rows of the curve are sampled.
+MAX_CURVE_WORK = 6e7
+TIMES_AS_MANY = (2, 4)
+Z_90 = 1.645
+# Fraction of the forecast gain that is added to the interval, because the law may be wrong.
+LAW_ERROR = 0.25
+# The density of texts is estimated on a sample. Typical texts teach a model more than outliers.
+SAMPLED_TEXTS, MAX_TEXTS = 1_000, 20_000
 
 Record = Mapping[str, Any]
 """A row of the table: its split, its number there (from 1), its place, its text, and more."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """The metric of a head that was fitted on a number of rows, with its 90% interval."""
+
+    rows: int
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The measured learning curve and its forecast."""
+
+    metric: str
+    points: Sequence[Point]
+    forecast: Sequence[Point]
 
 
 @dataclass(frozen=True)
@@ -196,13 +181,7 @@ def audit(
 
 
 def _choose_texts(
-    config: Config,
-    table: _Table,
-    features: LabelledFeatures,
-    path: Path,
-    *,
-    batch: int,
-    batches: int,
+    config: Config, table: _Table, features: LabelledFeatures, path: Path, **sizes: int
 ) -> list[str]:
     """Return the texts of a file that are most useful to label and not in the table."""
     known = set(table.texts.to_pylist())
@@ -214,8 +193,7 @@ def _choose_texts(
         inverse_regularization, _ = choose_inverse_regularization(features, seed=0)
         head = fit_linear_head(features, inverse_regularization=inverse_regularization)
         probabilities = table.task.read_logits(head.logits(pool)).probabilities
-    chosen = choose_to_label(pool, probabilities, batch=batch, batches=batches)
-    return [texts[row] for row in chosen.tolist()]
+    return [texts[row] for row in choose_to_label(pool, probabilities, **sizes).tolist()]
 
 
 def _load_table(config: Config) -> _Table:
@@ -293,3 +271,136 @@ def _list_suspects(table: _Table, features: LabelledFeatures, logits: Logits) ->
         columns["probability"] = probabilities[listed, labels[listed]].astype(float)
         columns["suggested_probability"] = probabilities[listed, predicted[listed]].astype(float)
     return table.records(listed, **columns)
+
+
+def _fit_quickly(rows: LabelledFeatures, inverse_regularization: float) -> LinearHead:
+    return fit_linear_head(
+        rows, inverse_regularization=inverse_regularization, max_gradient=TRIED_GRADIENT
+    )
+
+
+def predict_out_of_fold(
+    rows: LabelledFeatures, groups: NDArray[np.int64], *, folds: int
+) -> NDArray[np.float32]:
+    """Return the mean logits of heads fitted without the group of each row: [rows, outputs]."""
+    if len(np.unique(groups)) == 1:  # All rows are near duplicates of each other.
+        groups = np.arange(len(groups))
+    folds = min(folds, len(np.unique(groups)))
+    chosen, _ = choose_inverse_regularization(rows, seed=0)
+    seeds = SEEDS if rows.features.size * rows.outputs <= MAX_WORK else 1
+    total = np.zeros((len(rows.labels), rows.outputs), np.float32)
+    for seed in range(seeds):
+        fold = find_folds(groups, rows.groups, folds=folds, seed=seed)
+        for number in range(folds):
+            test = fold == number
+            head = _fit_quickly(rows.select(np.flatnonzero(~test)), chosen)
+            total[test] += head.logits(rows.features[test])
+    return np.asarray(total / seeds, np.float32)
+
+
+def mix_logits(logits: Logits, run: OutOfFold, task: Task) -> NDArray[np.float32]:
+    """Average logits with the logits of a cross-validation, for the rows that it includes."""
+    mixed, probabilities = logits.copy(), run.outputs.probabilities
+    if probabilities is not None and [*run.task.class_names] == [*task.class_names]:
+        clipped = np.clip(probabilities, LOWEST_PROBABILITY, 1 - LOWEST_PROBABILITY)
+        run_logits = np.log(clipped) - (np.log1p(-clipped) if task.problem_type == MULTI else 0)
+        mixed[run.rows] = (logits[run.rows] + run_logits) / 2
+    return mixed
+
+
+def rank_suspects(task: Task, logits: Logits, labels: Labels) -> tuple[NDArray[np.int64], Labels]:
+    """Return rows, the highest loss first, and the loss of every row of the table.
+
+    The only row of a class is left out, since no head learned that class from other rows.
+    """
+    losses = np.asarray(task.evaluation_losses(logits, labels), np.float64)
+    order = np.argsort(-losses, kind="stable")
+    rows, classes = task.class_rows(labels)
+    if len(classes):
+        order = order[~np.isin(order, rows[np.bincount(classes)[classes] == 1])]
+    return order, losses
+
+
+def measure_curve(task: Task, rows: LabelledFeatures, groups: NDArray[np.int64]) -> Curve | None:
+    """Fit heads on nested subsets, and a power law to their errors; None for too few rows.
+
+    The error of a row is 1 if it is misclassified, or the absolute error in regression.
+    """
+    total = len(rows.labels)
+    work_per_row = rows.features.shape[1] * rows.outputs
+    largest = min(int(0.8 * total), int(MAX_CURVE_WORK / work_per_row) + 1)
+    is_too_small = largest < max(0.8 * MIN_ROWS, 4 * rows.outputs)
+    if is_too_small or len(np.unique(groups)) < DRAWS:
+        return None
+    fold = find_folds(groups, rows.groups, folds=DRAWS, seed=0)
+    sizes = np.geomspace(max(SMALLEST_FRACTION * largest, 10), largest, SIZES)
+    sizes = np.unique(sizes.astype(int))
+    errors = np.zeros((len(sizes), total))
+    for draw in range(DRAWS):
+        test = np.flatnonzero(fold == draw)
+        order = np.random.default_rng(draw).permutation(np.flatnonzero(fold != draw))
+        for number, size in enumerate(sizes):
+            head = _fit_quickly(rows.select(order[:size]), DEFAULT_INVERSE_REGULARIZATION)
+            predicted = task.read_logits(head.logits(rows.features[test])).predicted
+            true, is_class = rows.labels[test], bool(task.class_names)
+            wrong = predicted != true if is_class else np.abs(predicted - true)
+            errors[number, test] = wrong.reshape(len(test), -1).max(axis=1)
+    by_draw = np.array([errors[:, fold == draw].mean(axis=1) for draw in range(DRAWS)])
+    slopes, means = [_slope(sizes, draw) for draw in by_draw], by_draw.mean(axis=0)
+    slope = _slope(sizes, means)
+    sign, base = (-1, 1.0) if task.class_names else (1, 0.0)
+
+    def point(count: int, error: float, spread: float) -> Point:
+        low, high = sorted(base + sign * (error + spread * end) for end in (-1, 1))
+        bounds = (max(low, 0.0), min(high, 1.0) if task.class_names else high)
+        return Point(count, base + sign * error, *bounds)
+
+    deviation = errors.std(axis=1) * Z_90 / total**0.5
+    points = map(point, sizes.tolist(), means.tolist(), deviation.tolist())
+    forecast = []
+    for count in (times * total for times in TIMES_AS_MANY):
+        shrink = (count / sizes[-1]) ** slope
+        slope_error = float(np.std((count / sizes[-1]) ** np.array(slopes))) / DRAWS**0.5
+        unsure = means[-1] * (Z_90 * slope_error + LAW_ERROR * (1 - shrink))
+        forecast.append(point(count, means[-1] * shrink, float(np.hypot(deviation[-1], unsure))))
+    metric = {"single": "accuracy", "multi": "exact-match accuracy"}.get(task.name, "mae")
+    return Curve(metric, [*points], forecast)
+
+
+def _slope(sizes: NDArray[Any], errors: NDArray[np.float64]) -> float:
+    """Return the exponent of the power law through errors, at most 0. Larger sizes count more."""
+    line = np.polyfit(np.log(sizes), np.log(np.maximum(errors, 1e-6)), 1, w=sizes**0.25)
+    return min(float(line[0]), 0.0)
+
+
+def choose_to_label(
+    features: NDArray[np.float32],
+    probabilities: NDArray[np.float32] | None,
+    *,
+    batch: int,
+    batches: int,
+) -> NDArray[np.int64]:
+    """Return the texts to label, the most useful first: at most ``batch * batches`` row numbers.
+
+    Probabilities are [texts, classes]. Without them, texts are chosen only for variety. Each text
+    in a batch has the highest product of squared uncertainty, density and distance to the texts
+    before it. On TREC, 250 texts in addition to 60 reach the accuracy of 425 random texts.
+    """
+    generator = np.random.default_rng(0)
+    pool = np.sort(generator.permutation(len(features))[:MAX_TEXTS])
+    unit = normalize_rows(features[pool])
+    sample = unit[generator.permutation(len(unit))[:SAMPLED_TEXTS]]
+    value = np.sqrt(np.mean(np.maximum(unit @ sample.T, 0) ** 3, axis=1)) + 1e-6
+    if probabilities is not None and probabilities.shape[1] > 1:
+        two_best = np.sort(probabilities[pool], axis=1)[:, -2:]
+        value *= (1 - (two_best[:, 1] - two_best[:, 0]) + 1e-6) ** 2
+    chosen: list[int] = []
+    for place in range(min(batch * batches, len(pool))):
+        if place % batch == 0:
+            distance = np.ones(len(pool), np.float32)
+        scores = value * distance
+        scores[chosen] = -1
+        best = int(scores.argmax())
+        chosen.append(best)
+        distance = np.minimum(distance, 1 - unit @ unit[best])
+    return pool[chosen]

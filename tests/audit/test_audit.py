@@ -4,8 +4,7 @@ import numpy as np
 import pyarrow
 import pytest
 
-from finetune.audit.audit import predict_out_of_fold, rank_suspects
-from finetune.audit.curve import choose_to_label, measure_curve
+from finetune.audit.audit import choose_to_label, measure_curve, predict_out_of_fold, rank_suspects
 from finetune.audit.duplicates import find_near_duplicates
 from finetune.tasks.single import Single
 from finetune.training.linear_head import LabelledFeatures
