@@ -17,8 +17,6 @@ from uuid import uuid4
 from finetune.errors import FinetuneError, UsageError
 
 PARTIAL_SUFFIX = ".partial"
-# A pattern for what temporary_path() adds to a name, and for the folders of replacing().
-TEMPORARY = f".{'[0-9a-f]' * 32}{PARTIAL_SUFFIX}"
 # Marks cache files that this package wrote. Only marked files are deleted.
 WRITTEN_BY = {"written_by": "finetune"}
 STRICT_JSON: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}

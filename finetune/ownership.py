@@ -8,12 +8,18 @@ folders. All other files and all links stay.
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from fnmatch import fnmatch
 from pathlib import Path, PurePath
 from typing import Any, Self
 
 from finetune.errors import NotARunError, UsageError
-from finetune.files import TEMPORARY, is_there, locked, read_json, write_json, write_text_atomically
+from finetune.files import (
+    PARTIAL_SUFFIX,
+    is_there,
+    locked,
+    read_json,
+    write_json,
+    write_text_atomically,
+)
 
 MANIFEST, LOCK = "manifest.json", ".finetune.lock"
 # The Finder of macOS writes .DS_Store into every folder that it shows.
@@ -24,6 +30,8 @@ CONTENTS = {
     "folds": "the folds of a cross-validation",
     "sweep": "the trials of a sweep",
 }
+# The end of the name of a temporary file or folder.
+_TEMPORARY = f".{'[0-9a-f]' * 32}{PARTIAL_SUFFIX}"
 _MODEL = [
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("chat_template.jinja", "vocab.txt", "vocab.json", "merges.txt", "bpe.codes"),
@@ -74,25 +82,23 @@ class OwnFolder:
         """Output folders in this folder, which are deleted with it."""
         return []
 
-    def files(self, under: str = "") -> list[Path]:
+    def files(self, under: str = "", *, only_temporary: bool = False) -> list[Path]:
         """Return the files in a subfolder that this package wrote, complete or not."""
-        root, paths = self.path.resolve(), dict[Path, None]()
-        for name in NAMES[self.kind]:
-            for pattern in (name, name + TEMPORARY, f"{PurePath(name).parent}/{TEMPORARY}/*"):
-                paths |= dict.fromkeys(self.path.glob(pattern))
-        paths |= dict.fromkeys(self.path.glob(MANIFEST + TEMPORARY))
+        root, names = self.path.resolve(), NAMES[self.kind]
+        patterns = [] if only_temporary else [*names]
+        for folder in {PurePath(name).parent for name in names}:
+            patterns += [f"{folder}/*{_TEMPORARY}", f"{folder}/{_TEMPORARY}/*"]
         return [
             path
-            for path in paths
+            for path in dict.fromkeys(path for name in patterns for path in self.path.glob(name))
             if path.is_file() and path.is_relative_to(self.path / under)
             if path.resolve() == root / path.relative_to(self.path)  # not through a link
         ]
 
     def delete(self, under: str = "", *, only_temporary: bool = False) -> None:
         """Delete the files of this package in a subfolder, the newest first, and empty folders."""
-        for path in reversed(self.files(under)):
-            if not only_temporary or fnmatch(str(path), f"*{TEMPORARY}*"):
-                path.unlink(missing_ok=True)
+        for path in reversed(self.files(under, only_temporary=only_temporary)):
+            path.unlink(missing_ok=True)
         for folder, _, _ in os.walk(self.path, topdown=False):
             if Path(folder).is_relative_to(self.path / under) and Path(folder) != self.path:
                 with suppress(OSError):
@@ -108,35 +114,45 @@ class OwnFolder:
         names = {str(path.relative_to(self.path)) for path in files if path.name not in IGNORED}
         return sorted(names - {MANIFEST})
 
-    def check(self) -> bool:
-        """Return whether it has files of this package; UsageError if it has other files."""
-        another = "choose another folder with --output-dir"
+    def check(self, *, overwrite: bool = True) -> None:
+        """Raise ``UsageError`` if files of this kind must not be written to the folder."""
         check_writable(self.path)
         if not is_there(self.path):
-            return False
-        if (kind := _kind_of(self.path)) == self.kind:
-            return bool(self.files())
-        if kind:
-            contents = CONTENTS.get(kind, f"the files of finetune {kind}")
-            raise UsageError(f"{self.path} already contains {contents}", remedy=another)
-        if not {path.name for path in self.path.iterdir()} <= IGNORED:
+            return
+        kind, another = _kind_of(self.path), "choose another folder with --output-dir"
+        if kind is None and not {path.name for path in self.path.iterdir()} <= IGNORED:
             raise UsageError(
                 f"{self.path} contains files that finetune did not write",
                 remedy=f"{another}, or move the files away",
             )
-        return False
+        if kind not in (None, self.kind) or (not overwrite and self.files()):
+            contents = CONTENTS.get(str(kind), f"the files of finetune {kind}")
+            start_over = "continue with --resume-from-checkpoint, start over with --overwrite, or "
+            raise UsageError(
+                f"{self.path} already contains {contents}",
+                remedy=start_over * (kind == self.kind) + another,
+            )
+        for name in NAMES[self.kind]:
+            for part in (file := PurePath(name), *file.parents[:-1]):
+                path = self.path / part
+                if path.is_symlink() or (path.exists() and path.is_dir() == (part == file)):
+                    raise UsageError(
+                        f"{path} blocks a file of the same name",
+                        remedy=f"move it away, or {another}",
+                    )
 
     @contextmanager
-    def make(self, *, exist_ok: bool = True) -> Iterator[Self]:
+    def make(self, *, overwrite: bool = True, exist_ok: bool = True) -> Iterator[Self]:
         """Make the folder and lock it; delete it again if it stays empty."""
         if exist_ok:
-            self.check()
+            self.check(overwrite=overwrite)
         missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         # One system call, which fails if another process was first.
         self.path.mkdir(parents=True, exist_ok=exist_ok)
         try:
             with locked(self.path / LOCK):
-                self.check()  # another process may have used the folder since the first check
+                # Another process may have used the folder since the first check.
+                self.check(overwrite=overwrite)
                 if not self.is_ours:
                     write_json(self.manifest_file, {"tool": "finetune", "kind": self.kind})
                 try:
@@ -165,10 +181,8 @@ class OwnFolder:
         """Make the folder, and write or replace text files and, for mappings, JSON files."""
         with self.make():
             for name, content in files.items():
-                if isinstance(content, str):
-                    write_text_atomically(self.path / name, content)
-                else:
-                    write_json(self.path / name, content)
+                write: Any = write_text_atomically if isinstance(content, str) else write_json
+                write(self.path / name, content)
 
 
 def check_writable(path: Path) -> None:
@@ -194,8 +208,8 @@ def check_output_file(path: Path, *, overwrite: bool | None = None) -> None:
     if not path.is_file():
         raise UsageError(f"{path} is not a file", remedy="choose the name of a file")
     if not overwrite:
-        replace = "move the file away" if overwrite is None else "replace it with --overwrite"
-        raise UsageError(f"{path} already exists", remedy=f"choose another file, or {replace}")
+        remedy = "choose another file" + ", or replace it with --overwrite" * (overwrite is False)
+        raise UsageError(f"{path} already exists", remedy=remedy)
 
 
 def _kind_of(path: Path) -> str | None:

@@ -35,7 +35,7 @@ def begin_run(inputs: RunInputs, path: Path, *, resumes: bool = False) -> Iterat
     """Yield a run that is ready for its next step, in a locked folder."""
     folder = RunFolder(path)
     with (
-        folder.lock() if resumes else folder.create(overwrite=False),
+        folder.lock() if resumes else folder.make(overwrite=False),
         Run.begin(inputs, folder, resumes=resumes, journal=Journal()) as run,
     ):
         yield run

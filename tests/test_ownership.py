@@ -44,7 +44,7 @@ def all_names(kind: str) -> list[str]:
 
 def make_run(path: Path) -> RunFolder:
     """Write a file of each name that a run uses, and leftovers of a killed process."""
-    with RunFolder(path).create(overwrite=False) as run:
+    with RunFolder(path).make(overwrite=False) as run:
         write(path, *all_names("run"))
         for file in (run.results_file, run.manifest_file, run.card_file):
             temporary_path(file).touch()
@@ -55,7 +55,7 @@ def make_run(path: Path) -> RunFolder:
 def overwrite(run: RunFolder) -> list[str]:
     """Start a new run in a folder, and return its messages."""
     events: list[Event] = []
-    with run.create(overwrite=True), sent_to(events.append):
+    with run.make(overwrite=True), sent_to(events.append):
         run.start()
     said = [event.message for event in events if isinstance(event, Info)]
     return said
@@ -79,8 +79,8 @@ def test_a_run_that_is_overwritten_leaves_an_empty_folder(tmp_path: Path) -> Non
 
 def test_seeds_that_are_overwritten_take_their_runs_with_them_and_no_others(tmp_path: Path) -> None:
     seeds = SeveralFolder(tmp_path / "several", "seeds")
-    with seeds.create(overwrite=False):
-        seeds.write_table({"seeds": [1, 2, 3], "best": None})
+    with seeds.make(overwrite=False):
+        write_json(seeds.table_file, {"seeds": [1, 2, 3], "best": None})
         make_run(seeds.run(1).path)
         make_run(seeds.run(2).path)
         notes = write(seeds.path, "seed-2/notes.txt", "seed-3/model/config.json")

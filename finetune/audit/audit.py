@@ -27,7 +27,7 @@ from finetune.data.load import load_data
 from finetune.data.stream import read_texts
 from finetune.errors import DataError
 from finetune.events import WarningMessage, emit, stage
-from finetune.runs.expectation import prepare_head, read_frozen_features
+from finetune.runs.linear_head import prepare_head, read_frozen_features
 from finetune.runs.several import OutOfFold, read_out_of_fold
 from finetune.tasks.base import Labels, Logits, Task
 from finetune.tasks.metrics import MULTI, SINGLE

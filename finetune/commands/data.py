@@ -44,7 +44,7 @@ def check_data(config: Config) -> dict[str, Any]:
     from finetune.data.check import check_splits, suggest_changes
     from finetune.data.dataset import split_table
     from finetune.data.load import load_data
-    from finetune.runs.expectation import expect
+    from finetune.runs.linear_head import expect
 
     warnings: list[str] = []
     forward = current_receiver()

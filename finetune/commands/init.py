@@ -49,7 +49,7 @@ def describe_table(options: DataConfig, *, model: str | None) -> dict[str, Any]:
     expectation = None
     if len(splits["train"]) <= MAX_ESTIMATED_ROWS:
         # This import takes 3 s and a third of the memory.
-        from finetune.runs.expectation import expect
+        from finetune.runs.linear_head import expect
 
         config = Config(data=options, model=ModelConfig(model=guesses.values["model"]))
         expectation = expect(config, splits["train"], task)

@@ -144,7 +144,7 @@ class LoadedModel:
 
         A missing text gets a prediction without values. ``with_rows`` adds the rows of a table.
         """
-        from finetune.runs.inference import find_lowest_probabilities
+        from finetune.runs.manifest import find_lowest_probabilities
         from finetune.tasks.base import abstain
 
         lowest = find_lowest_probabilities(self.folder, **limits) if limits else None
@@ -219,7 +219,7 @@ def read_file(
     folder = open_run_folder(run)
     from finetune.data.stream import read_texts
     from finetune.runs.evaluate import other_data
-    from finetune.runs.inference import reads_pairs
+    from finetune.runs.manifest import reads_pairs
 
     columns = {"text_column": text_column, "text_pair_column": text_pair_column}
     options = flags.without_none({"table": table, "encoding": encoding, **columns})

@@ -29,7 +29,7 @@ def report(run: str | Path) -> Path:
 
     results = read_results(folder)
     with folder.lock():
-        folder.check_names()
+        folder.check()
         return write_pages(folder, results)
 
 

@@ -149,9 +149,8 @@ def dry_run(loaded: "LoadedConfig") -> dict[str, Any]:
     It writes nothing. If the run can't start, it raises the same error.
     """
     from finetune.data.check import check_splits, describe_lengths, suggest_changes
-    from finetune.runs.duration import estimate_seconds
-    from finetune.runs.expectation import expect
-    from finetune.runs.plan import make_plan
+    from finetune.runs.linear_head import expect
+    from finetune.runs.plan import estimate_seconds, make_plan
     from finetune.runs.prepare import prepare
     from finetune.runs.request import RunRequest
     from finetune.runs.run import describe_facts
@@ -243,7 +242,7 @@ def _show_plan(plan: dict[str, Any]) -> None:
 
 
 def _show_run(results: "RunResults") -> None:
-    from finetune.runs.summary import next_command, summarize
+    from finetune.runs.results import next_command, summarize
     from finetune.tasks.tables import format_rate
 
     facts, training = results.facts, results.training

@@ -12,9 +12,8 @@ from finetune.config.schema import HUB_PREFIX, OPTIONS, Config
 from finetune.files import escape_controls, escape_line, write_text_atomically
 from finetune.report.templates import TEMPLATES, hub_id, without_folder
 from finetune.runs.folder import RunFolder
-from finetune.runs.inference import read_trained_config, reads_pairs
-from finetune.runs.results import RunResults
-from finetune.runs.summary import summarize
+from finetune.runs.manifest import read_trained_config, reads_pairs
+from finetune.runs.results import RunResults, summarize
 from finetune.tasks.tables import capitalize
 
 # Markdown: templates escape text themselves.

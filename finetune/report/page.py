@@ -21,10 +21,9 @@ from finetune.report.chart import ANY, Axis, Chart, Points, Series, chart_of, in
 from finetune.report.templates import TEMPLATES, remove_folders, without_folder
 from finetune.runs.folder import RunFolder, SeveralFolder
 from finetune.runs.journal import read_warnings
-from finetune.runs.results import RunResults
+from finetune.runs.results import RunResults, confused_with, summarize
 from finetune.runs.several import Rows as FoldRows
 from finetune.runs.several import SeveralResults
-from finetune.runs.summary import confused_with, summarize
 from finetune.tasks.metrics import METRICS, Metric
 from finetune.tasks.scores import MetricValue
 from finetune.tasks.tables import (

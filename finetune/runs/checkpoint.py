@@ -80,13 +80,13 @@ class Checkpoints:
             return
 
         def read() -> Tensors:
-            if self._best is not None:
-                _, best = self._best
-                is_alone = distributed.world_size() == 1
-                return best if is_alone else {name: tensor.cpu() for name, tensor in best.items()}
-            with suppress(CheckpointDamagedError, KeyError):
-                return read_checkpoint(self._best_folder(progress.best_step))[0]["model"]
-            return {}
+            if self._best is None:
+                with suppress(CheckpointDamagedError, KeyError):
+                    return read_checkpoint(self._best_folder(progress.best_step))[0]["model"]
+                return {}
+            _, best = self._best
+            is_alone = distributed.world_size() == 1
+            return best if is_alone else {name: tensor.cpu() for name, tensor in best.items()}
 
         try:
             load_trained_tensors(trainer, distributed.broadcast(read))
@@ -115,11 +115,11 @@ class Checkpoints:
             flush_to_disk(self.folder.metrics_file)
             if self._best:
                 best_step, parameters = self._best
-                self._write(
-                    self._best_folder(best_step), {"model": parameters}, {"steps": best_step}
-                )
+                best = self._best_folder(best_step)
+                write_checkpoint(best, tensors={"model": parameters}, state={"steps": best_step})
                 self._best = None
-            self._write(self.folder.checkpoints_folder / f"step-{progress.steps}", tensors, state)
+            folder = self.folder.checkpoints_folder / f"step-{progress.steps}"
+            write_checkpoint(folder, tensors=tensors, state=state)
             self._delete_old(progress)
         except Exception as error:
             if not (cause := system_error(error)):
@@ -130,23 +130,14 @@ class Checkpoints:
         self._saved_at = time.monotonic()
         self._seconds = self._saved_at - started
 
-    def _write(self, path: Path, tensors: Mapping[str, Tensors], state: Mapping[str, Any]) -> None:
-        """Write a checkpoint; it replaces a checkpoint of the same name."""
-        with replacing(path, last=MANIFEST_NAME) as partial:
-            write_checkpoint(partial, tensors=tensors, state=state)
-        flush_to_disk(path.parent)
-
     def _best_folder(self, step: int) -> Path:
         return self.folder.checkpoints_folder / f"best-{step}"
 
     def _delete_old(self, progress: Progress) -> None:
         """Keep the newest checkpoints up to a step, and the best models that they refer to."""
         # Newer checkpoints were damaged, and were skipped when the run was resumed.
-        steps = (int(folder.name[5:]) for folder in self.folder.checkpoints)
         folders = [
-            self.folder.checkpoints_folder / f"step-{step}"
-            for step in steps
-            if step <= progress.steps
+            folder for folder in self.folder.checkpoints if int(folder.name[5:]) <= progress.steps
         ]
         needed = {self._best_folder(progress.best_step), *folders[: self.keep]}
         for folder in folders[: self.keep]:
@@ -164,11 +155,10 @@ class Checkpoints:
                 try:
                     checkpoint = read_checkpoint(folder)
                     restore_state(trainer, *checkpoint)
+                    return checkpoint
                 except (CheckpointDamagedError, StateUnusableError) as error:
                     message = f"checkpoint {folder} is damaged, so an older checkpoint is used"
                     emit(WarningMessage(f"{message}: {error.__cause__ or error}"))
-                    continue
-                return checkpoint
             raise nothing_to_resume(self.folder)
 
         checkpoint = distributed.broadcast(restore_main)
@@ -185,19 +175,20 @@ def nothing_to_resume(folder: RunFolder) -> UsageError:
 
 
 def write_checkpoint(
-    folder: Path, *, tensors: Mapping[str, Mapping[str, torch.Tensor]], state: Mapping[str, Any]
+    folder: Path, *, tensors: Mapping[str, Tensors], state: Mapping[str, Any]
 ) -> None:
-    """Write groups of named tensors, and JSON."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / STATE_NAME, state)
-    # safetensors lets only the owner read its files; ours follow the user's umask.
-    permissions = (folder / STATE_NAME).stat().st_mode & 0o777
-    for group, named_tensors in tensors.items():
-        file = folder / f"{group}{TENSORS_SUFFIX}"
-        save_file({name: tensor.contiguous() for name, tensor in named_tensors.items()}, file)
-        file.chmod(permissions)
-    names = [*(f"{group}{TENSORS_SUFFIX}" for group in tensors), STATE_NAME]
-    write_json(folder / MANIFEST_NAME, {name: _fingerprint(folder / name) for name in names})
+    """Write groups of named tensors, and JSON; replace a checkpoint of the same name."""
+    with replacing(folder, last=MANIFEST_NAME) as partial:
+        write_json(partial / STATE_NAME, state)
+        for group, named_tensors in tensors.items():
+            contiguous = {name: tensor.contiguous() for name, tensor in named_tensors.items()}
+            file = partial / f"{group}{TENSORS_SUFFIX}"
+            save_file(contiguous, file)
+            # safetensors lets only the owner read its files; ours follow the user's umask.
+            file.chmod((partial / STATE_NAME).stat().st_mode & 0o777)
+        fingerprints = {file.name: _fingerprint(file) for file in partial.iterdir()}
+        write_json(partial / MANIFEST_NAME, fingerprints)
+    flush_to_disk(folder.parent)
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:

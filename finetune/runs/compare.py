@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from pathlib import Path
+from statistics import mean
 from typing import Any, Literal
 
 import numpy as np
@@ -21,11 +21,10 @@ from finetune.evaluation.statistics import (
     percentile_interval,
 )
 from finetune.events import WarningMessage, emit
-from finetune.files import is_there
 from finetune.runs.folder import RunFolder, find_several
 from finetune.runs.results import RunResults, best_of, read_results
 from finetune.tasks.base import Task
-from finetune.tasks.metrics import METRICS, Metric
+from finetune.tasks.metrics import METRICS
 from finetune.tasks.scores import MetricValue
 from finetune.tasks.tables import (
     DisplayMixin,
@@ -47,7 +46,7 @@ class PairedComparison:
 
     ``better`` counts rows that only the run predicts correctly or, in regression, more closely. The
     rows that differ most are listed with ``row`` (from 0), ``text``, ``label``, ``baseline`` and
-    ``run``. The p-value is from McNemar's exact test, None in regression.
+    ``run``. The p-value is from McNemar's exact test, None in regression and with several seeds.
     """
 
     differences: Mapping[str, Interval]
@@ -118,8 +117,8 @@ class Comparison(DisplayMixin):
 
 
 @dataclass(frozen=True, eq=False)
-class _FinishedRun:
-    """Results of a finished run, or of several seeds, with the rows of the first seed.
+class _Setting:
+    """A finished run, or several that differ only in their seed, with the rows of the first.
 
     ``resampled`` has the metrics of resampled test rows.
     """
@@ -127,13 +126,13 @@ class _FinishedRun:
     path: Path
     config: Config
     results: Sequence[RunResults]
-    test_digest: str
+    metrics: Mapping[str, float]
     predictions: Sequence[Mapping[str, Any]]
     resampled: Mapping[str, NDArray[np.float64]]
     name: str = ""
 
     @classmethod
-    def read(cls, folder: RunFolder) -> "_FinishedRun":
+    def read(cls, folder: RunFolder) -> "_Setting":
         results = read_results(folder)
 
         def resample(rows: list[Any]) -> tuple[list[Any], dict[str, NDArray[np.float64]]]:
@@ -141,29 +140,26 @@ class _FinishedRun:
                 raise ValueError(f"{len(rows)} rows, but {results.test.samples} rows were tested")
             return rows, bootstrap(results.task.weighted_metrics(rows), rows=len(rows))
 
-        digest = folder.read(folder.manifest_file, lambda content: str(content["splits"]["test"]))
         rows, resampled = folder.read(folder.predictions_file, resample)
-        return cls(folder.path, folder.read_config(), [results], digest, rows, resampled)
+        metrics = results.test.metrics
+        return cls(folder.path, folder.read_config(), [results], metrics, rows, resampled)
 
     @classmethod
-    def merge(cls, runs: "Sequence[_FinishedRun]") -> "_FinishedRun":
+    def merge(cls, runs: "Sequence[_Setting]") -> "_Setting":
         """Merge runs that differ only in their seed; runs are resampled as well as rows."""
         first, count = runs[0], len(runs)
         drawn = np.random.default_rng(0).integers(count, size=(count, RESAMPLES))
-        resampled = {
-            name: np.take_along_axis(
-                np.stack([run.resampled[name] for run in runs]), drawn, axis=0
-            ).mean(axis=0)
-            for name in first.resampled
-        }
-        path = first.path.parent if find_several(first.path.parent) else first.path
-        results = [run.results[0] for run in runs]
-        return replace(first, path=path, results=results, resampled=resampled)
-
-    @cached_property
-    def metrics(self) -> dict[str, float]:
-        runs = [results.test.metrics for results in self.results]
-        return {name: float(np.mean([run[name] for run in runs])) for name in runs[0]}
+        resampled = {}
+        for name in first.resampled:
+            values = np.stack([run.resampled[name] for run in runs])
+            resampled[name] = np.take_along_axis(values, drawn, axis=0).mean(axis=0)
+        return replace(
+            first,
+            path=first.path.parent if find_several(first.path.parent) else first.path,
+            results=[run.results[0] for run in runs],
+            metrics={name: mean([run.metrics[name] for run in runs]) for name in first.metrics},
+            resampled=resampled,
+        )
 
     def options(self, *, with_seed: bool) -> dict[str, Any]:
         """Return the options by name, without the options of the folder."""
@@ -200,10 +196,11 @@ def compare_runs(
             f"there is only one run in {' '.join(map(str, paths))}, and nothing to compare it with",
             remedy="pass two or more runs, or a folder with several runs",
         )
-    groups: dict[tuple[str, str], list[_FinishedRun]] = {}
+    groups: dict[tuple[str, str], list[_Setting]] = {}
     for folder in folders.values():
-        run = _FinishedRun.read(folder)
-        groups.setdefault((run.results[0].task.name, run.test_digest), []).append(run)
+        run = _Setting.read(folder)
+        digest = folder.read(folder.manifest_file, lambda content: str(content["splits"]["test"]))
+        groups.setdefault((run.results[0].task.name, digest), []).append(run)
     if len(groups) > 1:
         message = f"the runs were tested on {len(groups)} different sets of rows"
         emit(WarningMessage(f"{message}, so there is one table per set"))
@@ -214,35 +211,32 @@ def compare_runs(
 
 def finished_runs(path: Path) -> list[RunFolder]:
     """Return a run, or the finished runs in a folder, by name."""
-    # A link would list a run of this folder twice.
-    paths = [path for path in path.glob("*/") if not path.is_symlink()]
-    several = filter(None, map(find_several, paths))
-    paths += [run.path for folder in several if folder.kind == "seeds" for run in folder.runs]
-    # Sort seed-9 before seed-10.
-    paths.sort(key=lambda path: (path.name.rstrip("0123456789"), len(path.name), path.name))
-    is_run = RunFolder(path).config_file.is_file()
-    runs = [run for run in map(RunFolder, [path] if is_run else paths) if run.config_file.is_file()]
+    paths = [path]
+    if not RunFolder(path).config_file.is_file():
+        # A link would list a run of this folder twice.
+        paths = [path for path in path.glob("*/") if not path.is_symlink()]
+        several = filter(None, map(find_several, paths))
+        paths += [run.path for folder in several if folder.kind == "seeds" for run in folder.runs]
+        # Sort seed-9 before seed-10.
+        paths.sort(key=lambda path: (path.name.rstrip("0123456789"), len(path.name), path.name))
+    runs = [run for run in map(RunFolder, paths) if run.config_file.is_file()]
     finished = [run for run in runs if run.has_finished]
     if not finished:
         raise NotARunError(
-            f"{path} is neither a finished run nor a folder of finished runs"
-            if is_there(path)
-            else f"there is no folder {path}",
+            f"{path} is neither a finished run nor a folder of finished runs",
             remedy="pass folders that finetune run wrote, such as runs/trec-minilm-full, or "
             "finish the run with finetune run --resume-from-checkpoint",
         )
     for run in runs:
-        if not run.has_finished:
+        if run not in finished:
             emit(WarningMessage(f"{run.path} is ignored, because it has not finished"))
     return finished
 
 
-def _compare_group(
-    runs: Sequence[_FinishedRun], *, baseline: Baseline, max_rows: int
-) -> ComparedGroup:
+def _compare_group(runs: Sequence[_Setting], *, baseline: Baseline, max_rows: int) -> ComparedGroup:
     settings = _group_seeds(runs)
-    base: _FinishedRun | None = settings[0]
-    if baseline == "best" and len(settings) > 1:
+    base: _Setting | None = settings[0]
+    if baseline == "best":
         metric = runs[0].config.training.metric_for_best_model
         base = best_of({run: run.results[0] for run in settings}, metric)
     if base is None:
@@ -256,7 +250,7 @@ def _compare_group(
     ]
     has_seeds = any(run.seeds > 1 for run in compared)
     options = [run.options(with_seed=not has_seeds) for run in settings]
-    columns = {name: [run[name] for run in options] for name in options[0]}
+    columns = {name: [values[name] for values in options] for name in options[0]}
     differing = {name: row for name, row in columns.items() if row.count(row[0]) < len(row)}
     first, verdict = base.results[0], _recommend(settings)
     return ComparedGroup(
@@ -264,25 +258,26 @@ def _compare_group(
     )
 
 
-def _group_seeds(runs: Sequence[_FinishedRun]) -> list[_FinishedRun]:
+def _group_seeds(runs: Sequence[_Setting]) -> list[_Setting]:
     """Merge runs that differ only in their seed, unless one run would be left; give all a name."""
-    alike: dict[str, list[_FinishedRun]] = {}
+    alike: dict[str, list[_Setting]] = {}
     for run in runs:
         alike.setdefault(repr(run.options(with_seed=False)), []).append(run)
-    merged: list[_FinishedRun] = []
+    settings: list[_Setting] = []
     for group in alike.values():
         seeds = {run.config.training.seed for run in group}
         is_mergeable = len(alike) > 1 and 1 < len(seeds) == len(group)
-        merged += [_FinishedRun.merge(group)] if is_mergeable else group
-    names_differ = len({run.path.name for run in merged}) == len(merged)
-    with_names = []
-    for run in merged:
-        name, count = run.path.name if names_differ else str(run.path), len(run.results)
-        with_names.append(replace(run, name=f"{name} ({count} seeds)" if count > 1 else name))
-    return with_names
+        settings += [_Setting.merge(group)] if is_mergeable else group
+    are_unique = len({run.path.name for run in settings}) == len(settings)
+    names = [run.path.name if are_unique else str(run.path) for run in settings]
+    counts = [len(run.results) for run in settings]
+    return [
+        replace(run, name=name + f" ({count} seeds)" * (count > 1))
+        for run, name, count in zip(settings, names, counts, strict=True)
+    ]
 
 
-def _recommend(runs: Sequence[_FinishedRun]) -> str:
+def _recommend(runs: Sequence[_Setting]) -> str:
     """Return the best run by the first metric, or the runs that can't be told apart from it."""
     metric = next(iter(runs[0].metrics))
     best, *others = sorted(runs, key=lambda run: -run.metrics[metric])
@@ -300,7 +295,7 @@ def _recommend(runs: Sequence[_FinishedRun]) -> str:
     return ""
 
 
-def _compare_with(base: _FinishedRun, run: _FinishedRun, *, max_rows: int) -> PairedComparison:
+def _compare_with(base: _Setting, run: _Setting, *, max_rows: int) -> PairedComparison:
     task = base.results[0].task
     errors, base_errors = task.row_errors(run.predictions), task.row_errors(base.predictions)
     is_better, is_worse = errors < base_errors, errors > base_errors
@@ -311,32 +306,27 @@ def _compare_with(base: _FinishedRun, run: _FinishedRun, *, max_rows: int) -> Pa
         """Return the rows that differ most; equal rows keep their order."""
         gaps = np.where(mask, np.abs(errors - base_errors), 0)
         order = np.argsort(-gaps, kind="stable")[:max_rows]
+        rows = order[gaps[order] > 0].tolist()
+        pairs = [(row, base.predictions[row], run.predictions[row]) for row in rows]
         return [
             {
-                "row": row,
-                "text": text_of(base.predictions[row]),
-                "label": base.predictions[row]["label"],
-                "baseline": base.predictions[row]["predicted"],
-                "run": run.predictions[row]["predicted"],
+                **{"row": row, "text": text_of(before), "label": before["label"]},
+                **{"baseline": before["predicted"], "run": now["predicted"]},
             }
-            for row in order[gaps[order] > 0].tolist()
+            for row, before, now in pairs
         ]
 
     is_pair = len(base.results) == len(run.results) == 1
     better, worse = int(is_better.sum()), int(is_worse.sum())
-    return PairedComparison(
-        differences={
-            name: percentile_interval(
-                run.metrics[name] - base.metrics[name], values - base.resampled[name]
-            )
-            for name, values in run.resampled.items()
-        },
-        better=better,
-        worse=worse,
-        p_value=mcnemar_p_value(better, worse) if task.class_names and is_pair else None,
-        better_rows=differing_rows(is_better),
-        worse_rows=differing_rows(is_worse),
-    )
+    differences = {
+        name: percentile_interval(
+            run.metrics[name] - base.metrics[name], values - base.resampled[name]
+        )
+        for name, values in run.resampled.items()
+    }
+    p_value = mcnemar_p_value(better, worse) if task.class_names and is_pair else None
+    rows = differing_rows(is_better), differing_rows(is_worse)
+    return PairedComparison(differences, better, worse, p_value, *rows)
 
 
 def tabulate(group: ComparedGroup) -> Iterator[Table]:
@@ -344,7 +334,19 @@ def tabulate(group: ComparedGroup) -> Iterator[Table]:
     yield _rank(group)
     if len(group.runs) > 1:
         yield _tabulate_metrics(group)
-        yield _tabulate_counts(group)
+    how = "correct" if group.task.class_names else "closer"
+    compared = [(run, versus) for run in group.runs if (versus := run.versus_baseline)]
+    if compared:
+        yield Table(
+            f"Rows where only one run is {how}",
+            ("run", f"only {group.baseline} {how}", f"only run {how}", "McNemar's p"),
+            [
+                (run.name, *map(format_value, (versus.worse, versus.better, versus.p_value)))
+                for run, versus in compared
+            ],
+            note="The p-value is from McNemar's exact test, two-sided. With several seeds, the "
+            "rows are from the first.",
+        )
     if group.options:
         columns = ("option", *(run.name for run in group.runs))
         rows = [
@@ -352,8 +354,17 @@ def tabulate(group: ComparedGroup) -> Iterator[Table]:
             for option, values in group.options.items()
         ]
         yield Table("Options that differ", columns, rows, text_columns=len(columns))
-    for run in group.runs:
-        yield from _tabulate_rows(group, run)
+    for run, versus in compared:
+        columns = ("text", "true", group.baseline, run.name)
+        for name, count, listed in (
+            (run.name, versus.better, versus.better_rows),
+            (group.baseline, versus.worse, versus.worse_rows),
+        ):
+            keys = ("text", "label", "baseline", "run")
+            cells = [[format_value(row[key]) for key in keys] for row in listed]
+            note = f"{len(listed):,} of {count:,} rows." if len(listed) < count else ""
+            if listed:
+                yield Table(f"Only {name} {how}", columns, cells, text_columns=4, note=note)
 
 
 def _rank(group: ComparedGroup) -> Table:
@@ -379,12 +390,19 @@ def _rank(group: ComparedGroup) -> Table:
 def _tabulate_metrics(group: ComparedGroup) -> Table:
     rows = []
     for name in group.runs[0].metrics:
+        metric, title = METRICS[name], capitalize(METRICS[name].title)
         for run in (run for run in group.runs if name in run.metrics):
-            metric, versus = METRICS[name], run.versus_baseline
-            title = capitalize(metric.title) if run is group.runs[0] else ""
-            difference = versus and versus.differences.get(name)
-            shown = show_difference(difference, metric) if difference else ""
+            versus, shown = run.versus_baseline, ""
+            if versus and (difference := versus.differences.get(name)):
+                low, value, high = (
+                    f"{100 * end:+.1f}"
+                    if metric.is_fraction
+                    else format_number(end, sign="+", digits=3)
+                    for end in (difference.low, difference.value, difference.high)
+                )
+                shown = f"{value} [{low}, {high}]".replace("-", "−")
             rows.append((title, run.name, str(MetricValue(metric, run.metrics[name])), shown))
+            title = ""
     note = (
         "Differences are paired: both models are scored on the same resamples of the test rows. "
         "Brackets show the 95% bootstrap interval. If it contains 0, the difference may be noise. "
@@ -392,44 +410,3 @@ def _tabulate_metrics(group: ComparedGroup) -> Table:
     )
     columns = ("metric", "run", "value", f"difference to {group.baseline}")
     return Table("All metrics", columns, rows, text_columns=2, note=note)
-
-
-def show_difference(difference: Interval, metric: Metric) -> str:
-    """Return a difference such as ``+1.2 [−0.4, +2.9]``, of fractions in percentage points."""
-    low, value, high = (
-        f"{100 * end:+.1f}" if metric.is_fraction else format_number(end, sign="+", digits=3)
-        for end in (difference.low, difference.value, difference.high)
-    )
-    return f"{value} [{low}, {high}]".replace("-", "−")
-
-
-def _tabulate_counts(group: ComparedGroup) -> Table:
-    rows = [
-        (run.name, *map(format_value, (versus.worse, versus.better, versus.p_value)))
-        for run in group.runs
-        if (versus := run.versus_baseline)
-    ]
-    how = "correct" if group.task.class_names else "closer"
-    columns = ("run", f"only {group.baseline} {how}", f"only run {how}", "McNemar's p")
-    note = (
-        "The p-value is from McNemar's exact test, two-sided. With several seeds, the rows are "
-        "from the first."
-    )
-    return Table(f"Rows where only one run is {how}", columns, rows, note=note)
-
-
-def _tabulate_rows(group: ComparedGroup, run: ComparedRun) -> Iterator[Table]:
-    versus, baseline = run.versus_baseline, group.baseline
-    if versus is None:
-        return
-    how = "correct" if group.task.class_names else "closer"
-    for name, count, rows in (
-        (run.name, versus.better, versus.better_rows),
-        (baseline, versus.worse, versus.worse_rows),
-    ):
-        fields = ("text", "label", "baseline", "run")
-        cells = [[format_value(row[field]) for field in fields] for row in rows]
-        note = f"{len(rows):,} of {count:,} rows." if len(rows) < count else ""
-        if rows:
-            columns = ("text", "true", baseline, run.name)
-            yield Table(f"Only {name} {how}", columns, cells, text_columns=4, note=note)

@@ -15,8 +15,7 @@ from finetune.data.load import load_rows, load_splits
 from finetune.errors import DataError, FinetuneError, NotARunError
 from finetune.events import Info, emit, muted
 from finetune.runs.folder import TABLE, RunFolder
-from finetune.runs.inference import reads_pairs
-from finetune.runs.manifest import Manifest
+from finetune.runs.manifest import Manifest, reads_pairs
 from finetune.runs.prepare import encode_rows
 from finetune.runs.trained import TrainedModel
 from finetune.tasks.metrics import load_evaluate_metric

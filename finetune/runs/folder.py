@@ -3,18 +3,18 @@
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import chain, count
-from pathlib import Path, PurePath
+from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from finetune.config.schema import Config, change_options
-from finetune.errors import NotARunError, UsageError
+from finetune.errors import NotARunError
 from finetune.events import Info, emit
-from finetune.files import is_there, read_json, read_jsonl, write_json
-from finetune.ownership import CONTENTS, LOCK, NAMES, OwnFolder
+from finetune.files import is_there, read_json, read_jsonl
+from finetune.ownership import CONTENTS, OwnFolder
 
 if TYPE_CHECKING:
     from finetune.tasks.base import Task
@@ -102,40 +102,6 @@ class RunFolder(OwnFolder):
         """Whether there is a checkpoint, or the run is finished."""
         return self.can_resume or self.has_finished
 
-    @property
-    def has_progress(self) -> bool:
-        """Whether there is a model, a checkpoint or results."""
-        files = (self.model_config_file, self.results_file)
-        return any(file.exists() for file in files) or bool(self.checkpoints)
-
-    @contextmanager
-    def create(self, *, overwrite: bool) -> Iterator[Self]:
-        """Create and lock the folder of a new run; delete it again if it stays empty."""
-        with self.make():
-            self.check_can_create(overwrite=overwrite)
-            yield self
-
-    def check_can_create(self, *, overwrite: bool) -> None:
-        """Raise ``UsageError`` if a new run must not use the folder."""
-        if self.check() and not overwrite:
-            raise UsageError(
-                f"{self.path} already contains {CONTENTS[self.kind]}",
-                remedy="continue with --resume-from-checkpoint, start over with --overwrite, "
-                "or choose another folder with --output-dir",
-            )
-        self.check_names()
-
-    def check_names(self) -> None:
-        """Raise ``UsageError`` if a file of the run already exists as a link or a folder."""
-        for name in NAMES[self.kind]:
-            for part in (file := PurePath(name), *file.parents[:-1]):
-                path = self.path / part
-                if path.is_symlink() or (path.exists() and path.is_dir() == (part == file)):
-                    raise UsageError(
-                        f"{path} blocks a file of the run",
-                        remedy="move it away, or choose another folder with --output-dir",
-                    )
-
     def start(self) -> None:
         """Delete the files of an earlier run, and report the files that stay."""
         if stays := self.empty():
@@ -157,12 +123,6 @@ class RunFolder(OwnFolder):
             self.delete(folder.relative_to(self.path).as_posix())
         self.delete(self.checkpoints_folder.name)
         self.delete(only_temporary=True)
-
-    def clean_up(self) -> None:
-        """Delete leftovers of a process that was killed at the very end of the run."""
-        if (self.path / LOCK).exists():
-            with self.lock():
-                self.delete_checkpoints()
 
     def read(self, file: Path, parse: Callable[[Any], T]) -> T:
         """Parse the value of a JSON or the rows of a .jsonl file, or raise ``NotARunError``."""
@@ -198,8 +158,7 @@ class SeveralFolder(RunFolder):
         super().__init__(path)
         self.count, self.run_kind = count, RUN_KINDS[kind]
         # The numbers of the runs, the folder name of the best run, and metrics.
-        self.table_file = path / f"{kind}.json"
-        self.first_file = self.table_file
+        self.table_file = self.first_file = path / f"{kind}.json"
         # In a sweep: the configuration of the best trial.
         self.best_file = path / "best.yaml"
 
@@ -228,24 +187,16 @@ class SeveralFolder(RunFolder):
     def best(self) -> RunFolder:
         """The best seed on the validation split; raises ``NotARunError`` if there is none."""
         numbers, best = self._read_table()
-        contents = f"{self.path} contains {CONTENTS[self.kind]}"
+        if best is not None and self.kind == "seeds":
+            return RunFolder(self.path / best)
+        remedy = f"choose a run, such as {self.path / self.run_name(numbers[0])}"
         if self.kind != "seeds":
             file = self.best_file if self.best_file.exists() else self.runs[0].config_file
-            raise NotARunError(
-                f"{contents}, but no model trained on all rows",
-                remedy=f"train one with finetune run {file}, or choose another run",
-            )
-        if best is None:
-            raise NotARunError(
-                f"{contents}, and the best run is unknown",
-                remedy=f"choose a run, such as {self.path / self.run_name(numbers[0])}, or"
-                " train with --validation-fraction 0.1",
-            )
-        return RunFolder(self.path / best)
-
-    def write_table(self, content: dict[str, Any]) -> None:
-        """Write the table, such as ``seeds.json``."""
-        write_json(self.table_file, content)
+            remedy = f"train a model on all rows with finetune run {file}"
+        contents = CONTENTS[self.kind]
+        raise NotARunError(
+            f"{self.path} contains {contents}, and no model of its own", remedy=remedy
+        )
 
     def _read_table(self) -> tuple[list[int], str | None]:
         """Return the numbers, at least one, and the folder name of the best run."""
@@ -271,16 +222,15 @@ class SeveralFolder(RunFolder):
         return []
 
     @property
-    def has_started(self) -> bool:
-        """Whether a run started; the table of a sweep lists all trials."""
-        if self.kind == "sweep":
-            return self.table_file.is_file()
-        return any(run.config_file.is_file() for run in self.runs)
+    def can_resume(self) -> bool:
+        """Whether a run has finished or has a checkpoint."""
+        return any(run.has_started for run in self.runs)
 
     @property
-    def has_progress(self) -> bool:
-        """Whether any of the runs has a model, a checkpoint or results."""
-        return any(run.has_progress for run in self.runs)
+    def has_started(self) -> bool:
+        """Whether a run started; the table of a sweep lists all trials."""
+        is_sweep = self.kind == "sweep" and self.table_file.is_file()
+        return is_sweep or any(run.config_file.is_file() for run in self.runs)
 
     @property
     def has_finished(self) -> bool:
@@ -340,19 +290,16 @@ def open_run_folder(path: Path, *, needs_model: bool = True) -> RunFolder:
     several = find_several(path)
     folder = several.best if several else RunFolder(path)
     if not folder.config_file.is_file():
+        message = f"{path} is not a run folder: it has no {folder.config_file.name}"
         raise NotARunError(
-            f"{path} is not a run folder: it has no {folder.config_file.name}"
-            if is_there(path)
-            else f"there is no folder {path}",
+            message if is_there(path) else f"there is no folder {path}",
             remedy="pass a folder that finetune run wrote, or latest; finetune runs lists them",
         )
     files = (folder.model_config_file, folder.inference_file)
     if needs_model and not all(file.is_file() for file in files):
         remedy = f"finish the run with finetune run --resume-from-checkpoint {path}"
-        parent = find_several(folder.path.absolute().parent)
-        if parent and parent.kind != "seeds":
-            remedy = f"train one with finetune run {folder.config_file}, or use --keep-models"
-        elif folder.has_finished:
-            remedy = f"restore {folder.model_folder}"
+        if folder.has_finished:
+            remedy = f"train a model with finetune run {folder.config_file}"
+            remedy += ", or keep the models of folds with --keep-models"
         raise NotARunError(f"the run in {path} has no model", remedy=remedy)
     return folder

@@ -1,14 +1,18 @@
-"""Keeps the steps, validations and warnings of a run in its folder."""
+"""Receivers of the events of a run: its journal on the disk, and an experiment tracker."""
 
 import json
-from collections.abc import Sequence
-from contextlib import suppress
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from finetune.events import Event, Step, Validation, WarningMessage, current_receiver
+from finetune import distributed
+from finetune.config.schema import Config
+from finetune.errors import FinetuneError, UsageError
+from finetune.events import Event, Step, Validation, WarningMessage, current_receiver, emit
 from finetune.files import append_jsonl, write_jsonl
 from finetune.runs.folder import RunFolder
 
@@ -31,11 +35,16 @@ class Journal:
 
     def __call__(self, event: Event) -> None:
         """Keep an event and pass it on."""
-        if isinstance(event, Step | Validation) and self._folder:
-            self._metrics.append(_row(event))
-            self.write()
+        if isinstance(event, Step) and self._folder:
+            kept = {name: value for name, value in vars(event).items() if name not in _NOT_KEPT}
+            self._metrics.append({"kind": "step", **kept})
+        elif isinstance(event, Validation) and self._folder:
+            metrics = {f"eval_{name}": value for name, value in event.metrics.items()}
+            row = {"kind": "validation", "step": event.step, "epoch": event.epoch, **metrics}
+            self._metrics.append(row)
         elif isinstance(event, WarningMessage):
             self._warnings.append(asdict(event))
+        if isinstance(event, Step | Validation | WarningMessage):
             self.write()
         self._forward(event)
 
@@ -43,14 +52,10 @@ class Journal:
         """Return a journal for another run, starting with the warnings so far."""
         return Journal(self._warnings)
 
-    def open(self, folder: RunFolder) -> None:
-        """Write to a run folder from now on."""
+    def open(self, folder: RunFolder | None) -> None:
+        """Write to a run folder from now on; stop writing if there is none."""
         self._folder = folder
         self.write()
-
-    def close(self) -> None:
-        """Stop writing, because the run has finished."""
-        self._folder = None
 
     def write(self) -> bool:
         """Write pending rows; return whether all are written."""
@@ -74,14 +79,6 @@ class Journal:
         return not self._has_warned
 
 
-def _row(event: Step | Validation) -> dict[str, Any]:
-    if isinstance(event, Validation):
-        metrics = {f"eval_{name}": value for name, value in event.metrics.items()}
-        return {"kind": "validation", "step": event.step, "epoch": event.epoch, **metrics}
-    kept = {name: value for name, value in vars(event).items() if name not in _NOT_KEPT}
-    return {"kind": "step", **kept}
-
-
 def continue_journal(folder: RunFolder, *, steps: int) -> None:
     """Drop rows after the step that a run resumes from, and incomplete lines."""
     rows = []
@@ -98,3 +95,95 @@ def read_warnings(folder: RunFolder) -> Sequence[WarningMessage]:
         return ()
     rows = folder.read(folder.warnings_file, TypeAdapter(list[WarningMessage]).validate_python)
     return [*dict.fromkeys(rows)]
+
+
+class Tracker:
+    """A receiver of events that reports steps and validations to a tracker of Accelerate."""
+
+    def __init__(self, name: str, tracker: Any) -> None:
+        self.name, self._tracker, self._forward = name, tracker, current_receiver()
+
+    def __call__(self, event: Event) -> None:
+        """Pass an event on, and report it with the metric names of the Trainer."""
+        self._forward(event)
+        if isinstance(event, Step):
+            values = {"loss": event.loss, "learning_rate": event.learning_rate}
+            self.report("train", values, step=event.step, epoch=event.epoch)
+        elif isinstance(event, Validation):
+            self.report("eval", event.metrics, step=event.step, epoch=event.epoch)
+
+    def report(self, part: str, values: Mapping[str, float], *, step: int, epoch: float) -> None:
+        """Report values of ``train``, ``eval`` or ``test``."""
+        full_names = {f"{part}/{name}": value for name, value in values.items()}
+        self.call("log", {**full_names, "train/epoch": epoch}, step=step)
+
+    def call(self, method: str, *arguments: Any, **options: Any) -> None:
+        """Call the tracker, if there is one. If it fails, the run continues without it."""
+        try:
+            if self._tracker is not None:
+                getattr(self._tracker, method)(*arguments, **options)
+        except Exception as error:  # each tracker raises different exceptions
+            self._tracker = None
+            message = f"{self.name} failed and gets no more reports: {_reason_of(error)}"
+            emit(WarningMessage(message, remedy="see metrics.jsonl for all metrics"))
+
+
+def check_report_to(config: Config) -> None:
+    """Raise ``UsageError`` if the package of the tracker is missing."""
+    name = config.output.report_to
+    if name == "none":
+        return
+    from accelerate.tracking import get_available_trackers
+
+    if name not in map(str, get_available_trackers()):
+        raise UsageError(f"{name} is not installed", remedy=f"pip install {name}")
+
+
+@contextmanager
+def tracked(config: Config, folder: RunFolder) -> Iterator[Tracker]:
+    """Yield a receiver that reports to the tracker of a configuration, if there is one."""
+    name = config.output.report_to
+    if name == "none" or not distributed.is_main():
+        yield Tracker(name, None)
+        return
+    from accelerate import PartialState
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+    # Trackers read the state of Accelerate, and the state reads the ranks.
+    is_ours = not PartialState._shared_state
+    ranks = {name: os.environ[name] for name in distributed.RANK_VARIABLES if name in os.environ}
+    if is_ours:
+        for variable in ranks:
+            del os.environ[variable]
+        try:
+            PartialState(cpu=True)
+        finally:
+            os.environ |= ranks
+    try:
+        # The tracker gets the options of model and training, and no data.
+        kind, path = LOGGER_TYPE_TO_CLASS[name], folder.path.resolve()
+        options = {**asdict(config.model), **asdict(config.training)}
+        options = {option: value for option, value in options.items() if value is not None}
+        run_name = {"run_name" if name == "mlflow" else "name": path.name}
+        try:
+            has_folder = kind.requires_logging_directory
+            tracker = kind(name, path) if has_folder else kind("finetune", **run_name)
+            tracker.start()
+            tracker.store_init_configuration(options)
+        except Exception as error:
+            raise FinetuneError(
+                f"{name} can't be started: {_reason_of(error)}",
+                remedy=f"see the documentation of {name}, or drop --report-to",
+            ) from error
+        receiver = Tracker(name, tracker)
+        try:
+            yield receiver
+        finally:
+            receiver.call("finish")
+    finally:
+        if is_ours:
+            PartialState._reset_state()
+
+
+def _reason_of(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,13 +1,18 @@
-"""Plans a run: every number of its training, from options, defaults and measurements."""
+"""Every number of a run, from options, defaults and measurements, and its estimated time."""
 
 import math
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from finetune import distributed
+from finetune.batch_finder.results import Case, Result, architecture_of
+from finetune.batch_finder.search import find
 from finetune.config.schema import (
     OPTIONS,
     AutoTunedOption,
@@ -17,16 +22,28 @@ from finetune.config.schema import (
     mode_defaults,
 )
 from finetune.data.load import KNOWN_BY_NAME
-from finetune.events import Info, emit, stage
+from finetune.devices.base import BatchSize
+from finetune.devices.host import gibibytes
+from finetune.errors import BatchDoesNotFitError
+from finetune.events import Info, clock, emit, stage
 from finetune.model.source import MINILM
-from finetune.model.structure import enable_gradient_checkpointing
+from finetune.model.structure import enable_gradient_checkpointing, set_training
 from finetune.model.tensor_store import cache_folder
-from finetune.runs.batch_sizes import search_batch_sizes
+from finetune.runs.features import split_text_model, stores_features
 from finetune.runs.prepare import RunInputs
+from finetune.tokenization.examples import Batch
+from finetune.training.micro_batches import move_batches
 from finetune.training.plan import TEXTS_PER_STEP, Plan, count_steps
 from finetune.training.precision import choose_precision
+from finetune.training.trainer import Trainer
 
 DEFAULT_SAVE_STEPS = 500
+# Measured speeds are off by a few percent. A larger difference than this counts.
+FASTER = 1.05
+# The first step is not timed, because it has the most tokens and warms up the device.
+TIMED_STEPS = 3
+# Rows of the timed batch if the run takes no steps.
+TIMED_ROWS = 256
 
 
 def make_plan(inputs: RunInputs, measured: Plan | None = None) -> Plan:
@@ -34,29 +51,25 @@ def make_plan(inputs: RunInputs, measured: Plan | None = None) -> Plan:
 
     ``measured`` is the plan of an earlier run of the same call, whose measurements are reused.
     """
-    plan = _plan_steps(inputs)
+    plan, device = _plan_steps(inputs), inputs.device
     if measured:
         names = ("batch_size", "eval_batch_size", "gradient_checkpointing", "precision", "choices")
         plan = replace(plan, **{name: getattr(measured, name) for name in names})
     if plan.precision == "auto":
+        cache = cache_folder(inputs.config.cache, "precision")
+        size = inputs.text_model.model.config.hidden_size
         with stage("precision"):
-            choice = _choose_precision(inputs)
+            choice = distributed.broadcast(
+                lambda: choose_precision(device, hidden_size=size, cache=cache)
+            )
+            because = f"because {choice.note}; --precision overrides it"
+            emit(Info(f"precision: {choice.value}, {because}"))
         plan = replace(plan, precision=choice.value, choices=[*plan.choices, choice])
     if plan.batch_size == "auto":
-        plan = search_batch_sizes(inputs, plan)
+        plan = _search_batch_sizes(inputs, plan)
     if plan.gradient_checkpointing:
-        enable_gradient_checkpointing(inputs.text_model.model, inputs.device)
+        enable_gradient_checkpointing(inputs.text_model.model, device)
     return plan
-
-
-def _choose_precision(inputs: RunInputs) -> AutoTunedOption:
-    hidden_size = inputs.text_model.model.config.hidden_size
-    cache = cache_folder(inputs.config.cache, "precision")
-    choice = distributed.broadcast(
-        lambda: choose_precision(inputs.device, hidden_size=hidden_size, cache=cache)
-    )
-    emit(Info(f"precision: {choice.value}, because {choice.note}; --precision overrides it"))
-    return choice
 
 
 def _plan_steps(inputs: RunInputs) -> Plan:
@@ -160,3 +173,185 @@ def _absolute(source: str) -> str:
     """Return the absolute path of a file or folder; other values, such as a Hub ID, unchanged."""
     path = Path(source).expanduser()
     return str(path.resolve()) if path.exists() else source
+
+
+def make_batch_sizes(inputs: RunInputs, plan: Plan) -> tuple[BatchSize, BatchSize]:
+    """Return the batch sizes of training and evaluation.
+
+    They are equal on devices that limit the number of batch shapes.
+    """
+    device, examples = inputs.device, int(plan.batch_size)
+    if distributed.world_size() > 1:
+        # If batches are padded with examples, a larger batch would only repeat more of them.
+        examples = min(examples, _rows_per_step(inputs, plan))
+    batch_size = eval_batch_size = BatchSize(examples, "batch size", device)
+    if not device.shapes.counts_evaluation:
+        eval_batch_size = BatchSize(plan.eval_batch_size, "evaluation batch size", device)
+    for size in (batch_size, eval_batch_size):
+        size.clamp(padded_length=plan.padded_lengths[-1])
+    return batch_size, eval_batch_size
+
+
+def _rows_per_step(inputs: RunInputs, plan: Plan) -> int:
+    """Return the mean number of texts or windows per step and rank."""
+    examples = inputs.examples["train"]
+    windows_per_text = len(examples.lengths) / len(examples.labels)
+    windows_per_step = math.ceil(windows_per_text * plan.effective_batch_size)
+    return math.ceil(windows_per_step / distributed.world_size())
+
+
+def _search_batch_sizes(inputs: RunInputs, plan: Plan) -> Plan:
+    """Return a plan in which a search replaced the ``auto`` batch size.
+
+    Each search starts with the largest size worth trying, so one trial is usually enough. Each rank
+    searches on its own device, and all ranks use the smallest result.
+    """
+    config, device, text_model = inputs.config, inputs.device, inputs.text_model
+    options = config.training
+    choices: list[AutoTunedOption] = []
+    cache = cache_folder(config.cache, "batches")
+    rows_per_step = _rows_per_step(inputs, plan)
+
+    def search(case: Case, largest: int = rows_per_step) -> Result:
+        with distributed.alone():
+            result = find(case, device, config.search, limit=largest, first=largest, cache=cache)
+        subject = "evaluation batch size" if case.part == "features" else "batch size"
+        subject += ", with gradient checkpointing" * case.gradient_checkpointing
+        speeds = {
+            str(trial.batch_size): trial.examples_per_second
+            for trial in result.trials
+            if trial.examples_per_second
+        }
+        note = ""
+        if result.first_failed is not None:
+            budget = gibibytes(result.budget_bytes or 0)
+            note = f"a batch of {result.first_failed} does not fit into {budget}"
+        size = str(result.recommended)
+        choices.append(AutoTunedOption(subject, size, "examples/s", speeds, note))
+        return result
+
+    with stage("batch size"):
+        emit(Info("searching for the batch size"))
+        case = Case(
+            device.name,
+            architecture_of(text_model.model.config.to_dict()),
+            classes=len(text_model.task.output_names),
+            mode=inputs.mode,
+            padded_length=plan.padded_lengths[-1],
+            precision=plan.precision,
+            gradient_checkpointing=plan.gradient_checkpointing,
+            task=text_model.task.name,
+            has_mean_layer=bool(text_model.structure.mean_layer),
+            lora=config.model.lora,
+        )
+        evaluation, is_one_size = None, device.shapes.counts_evaluation
+        if stores_features(config.cache, case.mode) and split_text_model(text_model, device):
+            largest = rows_per_step if is_one_size else plan.eval_batch_size
+            evaluation = search(replace(case, part="features"), largest).recommended
+            case = replace(case, part="trainable")
+        may_choose = case.mode.trains_encoder and text_model.model.supports_gradient_checkpointing
+        if options.gradient_checkpointing is None and may_choose:
+            training, checkpointing = _search_both_ways(case, search, rows_per_step)
+        else:
+            training, checkpointing = search(case).recommended, case.gradient_checkpointing
+        all_sizes = distributed.gather((training, evaluation or training, checkpointing))
+        training, evaluation = (min(sizes[i] for sizes in all_sizes) for i in (0, 1))
+        if is_one_size:
+            training = evaluation = min(training, evaluation)
+        # On ranks that did not need it, checkpointing only saves memory.
+        checkpointing = any(sizes[2] for sizes in all_sizes)
+        emit(Info(f"batch size: {training} in training, {evaluation} in evaluation"))
+    return replace(
+        plan,
+        batch_size=training,
+        eval_batch_size=evaluation,
+        gradient_checkpointing=checkpointing,
+        choices=[*plan.choices, *choices],
+    )
+
+
+def _search_both_ways(
+    case: Case, search: Callable[[Case], Result], rows_per_step: int
+) -> tuple[int, bool]:
+    """Search for the batch size of a step, with gradient checkpointing if that is faster.
+
+    If memory is short, checkpointing can be faster, because micro-batches are fewer and larger.
+    """
+    size, speed = 0, 0.0
+    with suppress(BatchDoesNotFitError):
+        plain = search(case)
+        size, speed = plain.recommended, plain.examples_per_second
+        if size >= rows_per_step or not plain.is_short_of_memory:
+            return size, False
+    emit(Info("searching again, with gradient checkpointing"))
+    other = search(replace(case, gradient_checkpointing=True))
+    is_on = size == 0 or other.examples_per_second >= FASTER * speed
+    emit(Info(f"gradient checkpointing: {'on' if is_on else 'off'}"))
+    return other.recommended if is_on else size, is_on
+
+
+def estimate_seconds(inputs: RunInputs, plan: Plan) -> float:
+    """Return the expected seconds of the whole command, including the time so far.
+
+    It times a few predictions and steps, which change the model. Time is proportional to tokens.
+    """
+    spent_seconds = sum(clock.seconds().values())
+    text_model, examples = inputs.text_model, inputs.examples["train"]
+    batch_size, eval_batch_size = make_batch_sizes(inputs, plan)
+    trainer = Trainer(
+        text_model.model,
+        plan,
+        task=inputs.task,
+        device=inputs.device,
+        head=text_model.structure.head,
+        batch_size=batch_size,
+        eval_batch_size=eval_batch_size,
+    )
+
+    def tokens(batch: Batch) -> int:
+        whole = [(len(examples.sequences_of(batch.indices)), batch.padded_length)]
+        return sum(rows * length for rows, length in batch.parts or whole)
+
+    batches = sorted(plan.batches(examples, epoch=0), key=tokens)
+    timed = [batches[int(at)] for at in np.linspace(0, len(batches) - 1, TIMED_STEPS + 2)[1:-1]]
+    timed_rows = np.concatenate([batch.indices for batch in timed])
+    step_seconds = 0.0
+    if plan.method.takes_steps:
+        set_training(trainer.model)
+        seconds = []
+        for number, (_, cut) in enumerate(
+            move_batches(examples, [batches[-1], *timed], device=trainer.device)
+        ):
+            step = partial(trainer.step, number, cut)
+            if trainer.captured:
+                step()  # captures the CUDA graph
+            seconds.append(trainer.device.time_calls(step, calls=1))
+        step_seconds = sum(seconds[1:]) / sum(map(tokens, timed))
+    else:
+        timed_rows = timed_rows[:: 1 + len(timed_rows) // TIMED_ROWS]
+    rows = examples.subset(examples.sequences_of(timed_rows))
+    forward_seconds = trainer.device.time_calls(
+        lambda: trainer.predictor.logits(rows, padded_lengths=plan.padded_lengths), calls=1
+    ) / int(rows.lengths.sum())
+    frozen_seconds = _frozen_share(inputs) * forward_seconds
+    split_tokens = {name: int(split.lengths.sum()) for name, split in inputs.examples.items()}
+    step_tokens = sum(map(tokens, batches)) / len(batches) * plan.total_steps
+    # One evaluation after each epoch, and one of the final model.
+    validations = plan.total_steps / plan.steps_per_epoch + 1
+    predicted_tokens = split_tokens.get("validation", 0) * validations + split_tokens["test"]
+    return (
+        spent_seconds
+        + sum(split_tokens.values()) * frozen_seconds
+        + step_tokens * max(0.0, step_seconds - frozen_seconds)
+        + predicted_tokens * max(0.0, forward_seconds - frozen_seconds)
+    )
+
+
+def _frozen_share(inputs: RunInputs) -> float:
+    """Return the fraction of encoder layers that run only once per text."""
+    layers = inputs.text_model.structure.layers
+    if not layers or not stores_features(inputs.config.cache, inputs.mode):
+        return 0.0
+    parameters = dict(inputs.text_model.model.named_parameters())
+    frozen = [all(not parameters[name].requires_grad for name in layer) for layer in layers]
+    return sum(frozen) / len(layers)

@@ -1,6 +1,5 @@
 """Prepares device, data and model once for all runs of one configuration."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,22 +16,20 @@ from finetune.data.dataset import LoadedData, column_of, split_fold, texts_of
 from finetune.data.load import load_splits, with_few_label_texts
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
-from finetune.errors import ConfigurationError, UsageError
+from finetune.errors import ConfigurationError
 from finetune.events import Info, WarningMessage, emit, stage
 from finetune.model.load import TextModel, load_pretrained
 from finetune.model.lora import add_adapters, require_peft
 from finetune.model.mean_pooling import mean_pooling_unsupported_error, pass_through_head
 from finetune.model.structure import count_parameters, set_trainable, trainable_parameter_names
 from finetune.runs.folder import RunFolder
-from finetune.runs.tracking import check_report_to
+from finetune.runs.journal import check_report_to
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import choose_metric, user_metrics
 from finetune.tokenization.examples import Examples
 from finetune.training.plan import TrainingMethod
 from finetune.training.precision import check_speed
 
-# Set by ``accelerate launch``. Models are not sharded: each process has the whole model.
-_SPLIT_MODELS = tuple(f"ACCELERATE_USE_{name}" for name in ("FSDP", "DEEPSPEED", "MEGATRON_LM"))
 # Options that token ids depend on.
 _TOKENIZER_OPTIONS = ("model", "revision", "max_length", "long_texts", "stride")
 # With more, plain fine-tuning is as good and takes less time (docs/measurements.md).
@@ -72,7 +69,6 @@ def prepare(
 ) -> RunInputs:
     """Select the device, load the data and the model, and encode the texts."""
     check_report_to(config)
-    _check_model_is_whole()
     if config.model.lora:
         require_peft()
     device, precision = select_device(config.training.device), config.training.precision
@@ -316,13 +312,3 @@ def keep_tables(inputs: RunInputs, folder: RunFolder) -> RunInputs:
         replace(source, name=kept.get(source.name, source.name)) for source in inputs.data.sources
     ]
     return replace(inputs, config=config, data=replace(inputs.data, sources=sources))
-
-
-def _check_model_is_whole() -> None:
-    """Raise ``UsageError`` if the user has configured Accelerate to split the model."""
-    for name in _SPLIT_MODELS:
-        if os.environ.get(name, "").lower() in ("true", "1"):
-            raise UsageError(
-                f"Accelerate is configured to shard the model ({name}), which is not supported",
-                remedy="choose multi-GPU or multi-CPU with accelerate config, or use torchrun",
-            )

@@ -4,7 +4,7 @@ This module does not import PyTorch, so that wrong options are reported at once.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from finetune.config.schema import OPTIONS, Config, change_options
 from finetune.data import is_waiting
 from finetune.errors import ConfigurationError, NotARunError, UsageError
 from finetune.events import Info, emit
-from finetune.ownership import CONTENTS, check_writable
+from finetune.ownership import CONTENTS, LOCK, check_writable
 from finetune.runs.folder import (
     RUNS_FOLDER,
     RunFolder,
@@ -90,10 +90,10 @@ class RunRequest:
         with ExitStack() as stack:
             if self.resumed:
                 folder = stack.enter_context(self.resumed.lock())
-            elif output_folder := self.output_folder:
+            elif output := self.output_folder:
                 self.check_folder()
                 overwrite = self.config.output.overwrite
-                folder = stack.enter_context(output_folder.create(overwrite=overwrite))
+                folder = stack.enter_context(output.make(overwrite=overwrite))
             else:
                 check_writable(RUNS_FOLDER)
                 while True:
@@ -108,7 +108,7 @@ class RunRequest:
         """Return the folder that a new run would get; raise ``UsageError`` if it can't be used."""
         if (folder := self.output_folder) is None:
             return next_free_folder(RUNS_FOLDER, self.default_name)
-        folder.check_can_create(overwrite=self.config.output.overwrite)
+        folder.check(overwrite=self.config.output.overwrite)
         if not folder.is_ours:
             return folder.path
         inputs = [
@@ -137,9 +137,11 @@ def resume(request: RunRequest, resume_from: str | Path) -> RunRequest:
     folder = find_started(request) if is_auto else _open(request, Path(resume_from))
     if folder is None:
         emit(Info("there is no run to resume; a new one starts"))
-        if (output := request.output_folder) and output.is_ours and _has_lost_all(output):
-            return replace(request, config=change_options(request.config, {"overwrite": True}))
-        return request
+        output = request.output_folder
+        # A run that was killed before its first checkpoint starts again.
+        is_lost = output is not None and output.is_ours
+        config = change_options(request.config, {"overwrite": True} if is_lost else {})
+        return replace(request, config=config)
     saved, epochs = folder.read_config(), request.config.training.num_train_epochs
     runs = folder.runs if isinstance(folder, SeveralFolder) else [folder]
     for run in runs:
@@ -156,15 +158,11 @@ def resume(request: RunRequest, resume_from: str | Path) -> RunRequest:
     config = _change_saved(folder, saved, request)
     request = replace(request, config=config, sources=sources, resumed=folder)
     if request.is_over:
-        folder.clean_up()
+        if (folder.path / LOCK).exists():  # of a process that was killed at the very end
+            with folder.lock():
+                folder.delete_checkpoints()
         emit(Info(f"the run in {folder.path} has finished: nothing is left to do"))
     return request
-
-
-def _has_lost_all(folder: RunFolder) -> bool:
-    """Return whether a run was killed before it wrote a checkpoint, maybe just after its model."""
-    is_single = not isinstance(folder, SeveralFolder)
-    return not folder.has_progress or (is_single and not folder.has_started)
 
 
 def find_started(request: RunRequest) -> RunFolder | None:
@@ -190,10 +188,9 @@ def _open(request: RunRequest, path: Path) -> RunFolder:
     folder = request.folder(find_latest(path).expanduser())
     if isinstance(folder, SeveralFolder):
         if not folder.has_started:
-            flag = f"--{folder.kind}"
             raise NotARunError(
                 f"{path} has no {CONTENTS[folder.kind]} to resume",
-                remedy=f"drop {flag} to resume a single run, or start new ones with only {flag}",
+                remedy=f"drop --{folder.kind} to resume a single run, or start a new run",
             )
         return folder
     if several := find_several(folder.path):
@@ -211,15 +208,9 @@ def _check_unedited(folder: RunFolder) -> None:
     options = Manifest.read(folder).options
     if options is None or not folder.config_file.is_file():
         return
-    config = folder.read_config()
-    changes = [
-        f"{name} is now {option.value_in(config)}, but was {option.value_in(options)}"
-        for name, option in OPTIONS.items()
-        if option.value_in(config) != option.value_in(options) and not option.resumable
-    ]
-    if changes:
+    if changes := find_changes(options, folder.read_config(), OPTIONS):
         raise ConfigurationError(
-            f"{folder.config_file} was edited after the run started: {'; '.join(changes)}",
+            f"{folder.config_file} was edited after the run started: {changes}",
             remedy="undo the changes, or start a new run",
         )
 
@@ -253,28 +244,31 @@ def _train_further(folder: RunFolder, saved: Config, request: RunRequest) -> Run
 
 
 def _change_saved(
-    folder: RunFolder, saved: Config, request: RunRequest, *, ignored: Sequence[str] = ()
+    folder: RunFolder, saved: Config, request: RunRequest, *, ignored: Collection[str] = ()
 ) -> Config:
     """Return the saved configuration with the options that can change when a run resumes.
 
     Raises ``ConfigurationError`` for other options that differ.
     """
-    changes, rejected = dict[str, Any](), list[str]()
-    for name, source in request.sources.items():
-        option = OPTIONS[name]
-        now, before = option.value_in(request.config), option.value_in(saved)
-        if name == "output_dir":
-            before = str(folder.path.resolve())
-        if option.resumable:
-            changes[name] = now
-        elif name not in ignored and not (now in (None, AUTO) or _is_same(now, before)):
-            rejected.append(f"{name} is {now}, but was {before} ({source})")
-    if rejected:
+    now = {name: OPTIONS[name].value_in(request.config) for name in request.sources}
+    saved = change_options(saved, {"output_dir": str(folder.path.resolve())})
+    names = [name for name in now if name not in ignored and now[name] not in (None, AUTO)]
+    if changes := find_changes(saved, request.config, names):
         raise ConfigurationError(
-            f"these options can't change when a run resumes: {'; '.join(rejected)}",
+            f"these options can't change when a run resumes: {changes}",
             remedy="drop them, or start a new run",
         )
-    return change_options(saved, changes)
+    return change_options(saved, {name: now[name] for name in now if OPTIONS[name].resumable})
+
+
+def find_changes(saved: Config, now: Config, names: Collection[str]) -> str:
+    """Describe the options that differ and can't change when a run resumes."""
+    values = {name: (OPTIONS[name].value_in(now), OPTIONS[name].value_in(saved)) for name in names}
+    return "; ".join(
+        f"{name} is {value}, but was {before}"
+        for name, (value, before) in values.items()
+        if not OPTIONS[name].resumable and not _is_same(value, before)
+    )
 
 
 def _is_same(now: Any, before: Any) -> bool:

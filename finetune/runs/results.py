@@ -1,7 +1,9 @@
-"""The results of a run, and their JSON in its folder."""
+"""The results of a run, their JSON in its folder, and their summary in sentences."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from math import sqrt
+from shlex import quote
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -13,59 +15,45 @@ from finetune.evaluation.statistics import RESAMPLES, Calibration, bootstrap, pe
 from finetune.runs.folder import RunFolder
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import METRICS
-from finetune.tasks.scores import Scores, selection_score
-from finetune.tasks.tables import RunResultMixin
+from finetune.tasks.scores import ClassScores, Scores, missed_classes, selection_score
+from finetune.tasks.tables import (
+    Z_95,
+    RunResultMixin,
+    capitalize,
+    percent,
+    quote_name,
+    wilson_interval,
+)
 
 SCHEMA_VERSION = 1
 # Total rows of all resamples, which take about a second.
 MAX_RESAMPLED_ROWS = 1e7
+# With fewer rows, the interval of an accuracy is wider than about ten points.
+FEW_ROWS = 100
+# A class with this fraction of the rows dominates the accuracy.
+LOPSIDED = 0.7
+# Macro F1 this far below accuracy means that small classes are missed.
+MACRO_F1_GAP = 0.1
 ValidationKind = Literal["held out", "cross-validated"]
 Name = TypeVar("Name")
 
 
 @dataclass(frozen=True)
-class TextLengths:
-    """Token counts of texts or windows in a split, and the number of truncated texts."""
+class RunDetails:
+    """Facts about a run that depend on its data.
 
-    texts: int
-    windows: int | None
-    cut: int
-    median: float
-    p95: float
-    longest: int
-
-
-@dataclass(frozen=True)
-class UnlabeledTexts:
-    """Unlabeled texts that a head was fitted on, and their effect.
-
-    ``changed`` is the fraction of test rows that a head without them predicts differently.
+    ``lengths`` describes the tokens of the texts or windows of each split, ``class_rows`` counts
+    the training rows of each class. ``unlabeled`` has the number of unlabeled texts that a head was
+    fitted on, and the fraction of test rows that a head without them predicts differently.
+    ``names`` says whether the names of classes were training rows, and why.
     """
 
-    texts: int
-    changed: float
-
-    @property
-    def sentence(self) -> str:
-        """The texts in words."""
-        return (
-            f"the head also learned from {self.texts:,} unlabeled texts, which changed "
-            f"{self.changed:.1%} of the predictions on test rows"
-        )
-
-
-@dataclass(frozen=True)
-class RunDetails:
-    """What a report shows about a run in addition to its metrics."""
-
     choices: Sequence[AutoTunedOption]
-    lengths: Mapping[str, TextLengths]
-    # Training rows per class.
+    lengths: Mapping[str, Mapping[str, Any]]
     class_rows: Mapping[str, int] = field(default_factory=dict)
     metric_for_best_model: str = ""
     is_balanced: bool = False
-    unlabeled: UnlabeledTexts | None = None
-    # Whether the names of classes were training rows, and why.
+    unlabeled: Mapping[str, float] | None = None
     names: str = ""
 
 
@@ -133,12 +121,8 @@ class RunResults(RunResultMixin):
 
     def records(self) -> list[dict[str, Any]]:
         """Return the metrics of each split."""
-        scores = {"test": self.test, "validation": self.validation}
-        return [
-            {"split": name, **of_split.records()[0]}
-            for name, of_split in scores.items()
-            if of_split
-        ]
+        scores = {"test": self.test, "validation": self.validation}.items()
+        return [{"split": name, **split.records()[0]} for name, split in scores if split]
 
     @property
     def validation_note(self) -> str:
@@ -153,8 +137,12 @@ class RunResults(RunResultMixin):
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``all_results.json``, with Trainer names."""
-        scores = {"eval": self.validation, "test": self.test}
-        of_splits = {split: of_split.to_json() for split, of_split in scores.items() if of_split}
+        splits = {"eval": self.validation, "test": self.test}
+        scores = {
+            f"{split}_{name}": value
+            for split, of_split in splits.items()
+            for name, value in (of_split.to_json() if of_split else {}).items()
+        }
         return {
             "schema_version": SCHEMA_VERSION,
             "task": self.task.name,
@@ -162,11 +150,7 @@ class RunResults(RunResultMixin):
             **asdict(self.training),
             "stage_seconds": self.stage_seconds,
             "details": asdict(self.details),
-            **{
-                f"{split}_{name}": value
-                for split, of_split in of_splits.items()
-                for name, value in of_split.items()
-            },
+            **scores,
             "eval_kind": self.validation_kind,
             "calibration": self.calibration and asdict(self.calibration),
         }
@@ -219,3 +203,93 @@ def best_of(runs: Mapping[Name, RunResults], metric: str | None) -> Name | None:
         if run.validation and run.validation_kind == "held out"
     }
     return max(scores, key=scores.__getitem__) if scores and len(scores) == len(runs) else None
+
+
+def summarize(results: RunResults) -> str:
+    """Return the first paragraph of the final output, the report and the model card."""
+    test, hints = results.test, [results.test.describe()]
+    if test.samples < FEW_ROWS:
+        hints.append(f"{test.samples:,} rows are few. `--folds 5` gives a more precise estimate.")
+    hints.append(compare_with_validation(results))
+    if weakest := _weakest(test):
+        hints.append(f"Weakest: {weakest}.")
+    return " ".join(filter(None, [*hints, _advise(results)]))
+
+
+def next_command(results: RunResults) -> str:
+    """Return the command that classifies a file with the run's model."""
+    return f"finetune predict {quote(results.output_dir)} FILE"
+
+
+def _weakest(scores: Scores) -> str:
+    """Return the weakest class and its figures: by recall, or by F1 if multi-label."""
+    is_multi_label = scores.confusion_matrix is None
+
+    def strength(item: tuple[str, ClassScores]) -> float:
+        of_class = item[1]
+        if is_multi_label:
+            return of_class.f1
+        # The upper end of the interval: a class with one missed row may not be the weakest.
+        return float(wilson_interval(of_class.recall * of_class.support, of_class.support)[1])
+
+    classes = (scores.per_class or {}).items()
+    imperfect = [item for item in classes if item[1].support and item[1].f1 < 1]
+    name, weakest = min(imperfect, key=strength, default=("", None))
+    if weakest is None:
+        return ""
+    rows = f"{round(weakest.recall * weakest.support):,} of {weakest.support:,}"
+    if is_multi_label:
+        return f"{quote_name(name)}, F1 {percent(weakest.f1)}, {rows} found"
+    confused = "".join(
+        f", {count:,} misclassified as {quote_name(other)}"
+        for other, count in confused_with(scores, name)[:1]
+    )
+    return f"{quote_name(name)}, {rows}{confused}" if weakest.recall < 1 else ""
+
+
+def _advise(results: RunResults) -> str:
+    """Return options that may help against a weakness of the model."""
+    test, details = results.test, results.details
+    options = ["`--class-weights balanced`"] * (not details.is_balanced)
+    if details.metric_for_best_model == "accuracy" and results.validation:
+        options += ["`--metric-for-best-model macro_f1`", "`mcc`"]
+    largest, metrics = test.baselines.get("accuracy", 0.0), test.metrics
+    is_lopsided = largest >= LOPSIDED and metrics["macro_f1"] < metrics["accuracy"] - MACRO_F1_GAP
+    if options and (is_lopsided or missed_classes(test)):
+        right = [name for name, of_class in (test.per_class or {}).items() if of_class.f1]
+        only = f"It only gets {quote_name(right[0])} right. " if len(right) == 1 else ""
+        return f"{only}{' or '.join(options)} may help with the classes that it misses."
+    if test.is_better:
+        return ""
+    return (
+        "Try more rows, longer training, training more layers (`--train-layers`), or fixing what "
+        "`finetune data check` reports."
+    )
+
+
+def confused_with(scores: Scores, name: str) -> list[tuple[str, int]]:
+    """Return the classes that rows of a class are misclassified as, the most frequent first."""
+    names = [*(scores.per_class or {})]
+    if not scores.confusion_matrix:
+        return []
+    counts = zip(names, scores.confusion_matrix[names.index(name)], strict=True)
+    others = [(other, count) for other, count in counts if count and other != name]
+    return sorted(others, key=lambda item: -item[1])
+
+
+def compare_with_validation(results: RunResults) -> str:
+    """Return a sentence if validation and test accuracy differ (pooled test, 5% level)."""
+    validation, test = results.validation, results.test
+    shares = [value.metric for value in test.values if value.metric.is_proportion]
+    if validation is None or results.validation_kind != "held out" or not shares:
+        return ""
+    rows, name = validation.samples + test.samples, shares[0].name
+    first, second = validation.metrics[name], test.metrics[name]
+    pooled = (first * validation.samples + second * test.samples) / rows
+    error = sqrt(pooled * (1 - pooled) * rows / (validation.samples * test.samples))
+    if abs(first - second) <= Z_95 * error:
+        return ""
+    return (
+        f"{capitalize(shares[0].title)} is {percent(first)} on the validation rows. The "
+        "difference from the test rows is significant, so the two splits may differ in kind."
+    )

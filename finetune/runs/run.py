@@ -19,43 +19,54 @@ from finetune import distributed
 from finetune.config.yaml_files import dump_config
 from finetune.devices.base import move_to_device
 from finetune.devices.host import kept_awake
+from finetune.errors import (
+    BatchDoesNotFitError,
+    FinetuneError,
+    InterruptionError,
+    LossNotFiniteError,
+    explain,
+    system_error,
+)
 from finetune.evaluation.statistics import measure_calibration
 from finetune.events import Info, clock, emit, muted, sent_to, stage
 from finetune.files import replacing, write_json, write_jsonl, write_text_atomically
 from finetune.model.load import TextModel, load_pretrained, save_model
 from finetune.model.lora import ADAPTER_CONFIG, Adapter
 from finetune.model.structure import count_parameters
-from finetune.runs.batch_sizes import make_batch_sizes
 from finetune.runs.checkpoint import Checkpoints, nothing_to_resume
-from finetune.runs.failures import failures_explained, interruption_explained
 from finetune.runs.features import stored_features
-from finetune.runs.folder import RunFolder
-from finetune.runs.inference import write_confidences, write_inference
-from finetune.runs.journal import Journal, continue_journal
+from finetune.runs.folder import RunFolder, SeveralFolder
+from finetune.runs.journal import Journal, Tracker, continue_journal, tracked
 from finetune.runs.linear_head import LinearHeadFitter
-from finetune.runs.manifest import Manifest, read_environment, restore_threads, write_environment
-from finetune.runs.plan import make_plan, resolve_config
+from finetune.runs.manifest import (
+    Manifest,
+    read_environment,
+    restore_threads,
+    write_confidences,
+    write_environment,
+    write_inference,
+)
+from finetune.runs.plan import make_batch_sizes, make_plan, resolve_config
 from finetune.runs.prepare import RunInputs, keep_tables, prepare
 from finetune.runs.request import RunRequest
 from finetune.runs.results import (
     RunDetails,
     RunFacts,
     RunResults,
-    TextLengths,
     TrainingMetrics,
     ValidationKind,
     with_intervals,
 )
-from finetune.runs.tracking import Tracking, tracked
 from finetune.tasks.base import Labels, Task
 from finetune.tasks.metrics import choose_metric
 from finetune.tasks.scores import Scores
-from finetune.tokenization.examples import Examples
+from finetune.training.interruption import signal_of
 from finetune.training.plan import Plan
 from finetune.training.snapshot import Progress
 from finetune.training.trainer import Trainer
 
 Predicted = tuple[NDArray[np.float32], Labels]
+MAX_EXAMPLES = 3
 WritePages = Callable[[RunFolder, RunResults], object]
 
 
@@ -86,10 +97,10 @@ class Run:
     """One training of a classifier, ready for its next step.
 
     The trainer has token ids and the whole model, or features and the trainable layers. ``journal``
-    writes events to the folder; ``tracking`` reports some of them.
+    writes events to the folder; ``tracker`` reports some of them.
     """
 
-    tracking: Tracking
+    tracker: Tracker
 
     @classmethod
     @contextmanager
@@ -132,8 +143,8 @@ class Run:
                     write_text_atomically(folder.config_file, dump_config(run.config))
                     write_environment(folder, inputs, plan)
                 journal.open(folder)
-            with tracked(inputs.config, folder) as tracking, sent_to(tracking):
-                run.tracking = tracking
+            with tracked(inputs.config, folder) as tracker, sent_to(tracker):
+                run.tracker = tracker
                 try:
                     yield run
                 except BaseException:
@@ -211,7 +222,6 @@ class Run:
         configuration of the model is saved.
         """
         folder, is_main = self.folder, distributed.is_main()
-        config_name = folder.model_config_file.name
         peak_bytes = self.inputs.device.memory.peak_bytes()
         self.checkpoints.load_best(self.trainer)
         saved, adapter = self.inputs.text_model, None
@@ -223,12 +233,7 @@ class Run:
         if is_main:
             with stage("saving"):
                 saved = replace(saved, task=task)
-                if write_pages:
-                    self._save(saved, adapter, validation)
-                else:
-                    with replacing(folder.model_folder, last=config_name) as model_folder:
-                        task.configure(saved.model.config)
-                        saved.model.config.save_pretrained(model_folder)
+                self._save(saved, adapter, validation, is_whole=write_pages is not None)
         scores: Scores | None = None
         kind: ValidationKind | None = None
         if validation:
@@ -259,25 +264,39 @@ class Run:
             # Last, because a run with results and without checkpoints is finished.
             results = replace(results, stage_seconds=clock.take())
             write_json(folder.results_file, results.to_json())
-            self.journal.close()
+            self.journal.open(None)
             self.trainer.has_trained = False  # there is nothing left to resume
             folder.delete_checkpoints()
-        self.tracking.report(
+        self.tracker.report(
             "test", results.test.metrics, step=self.progress.steps, epoch=results.training.epoch
         )
         return results
 
     def _save(
-        self, saved: TextModel, adapter: Adapter | None, validation: Predicted | None
+        self,
+        saved: TextModel,
+        adapter: Adapter | None,
+        validation: Predicted | None,
+        *,
+        is_whole: bool,
     ) -> None:
-        folder = self.folder
+        """Save the model and what predictions need; if not ``is_whole``, only its configuration."""
+        folder, options = self.folder, self.config.model
+        last = folder.model_config_file.name
+        if not is_whole:
+            saved.task.configure(saved.model.config)
+            with replacing(folder.model_folder, last=last) as path:
+                saved.model.config.save_pretrained(path)
+            return
         if adapter and not saved.structure.mean_layer:
-            save_adapter(adapter, saved, folder, max_length=self.config.model.max_length)
-        with replacing(folder.model_folder, last=folder.model_config_file.name) as model_folder:
-            options = self.config.model
-            save_model(
-                saved, model_folder, max_length=options.max_length, with_weights=options.merge
-            )
+            with replacing(folder.adapter_folder, last=ADAPTER_CONFIG) as path:
+                save_model(saved, path, max_length=options.max_length, with_weights=False)
+                # The output layer may have been scaled since the adapter was merged.
+                base, revision = saved.source.published
+                head = saved.structure.head
+                adapter.write(path, saved.model, head, base=base, revision=revision)
+        with replacing(folder.model_folder, last=last) as path:
+            save_model(saved, path, max_length=options.max_length, with_weights=options.merge)
         write_inference(
             folder, self.config, max_tokens=saved.max_tokens,
             reads_pairs="text_pair" in self.inputs.data.splits["train"].column_names,
@@ -324,18 +343,8 @@ class Run:
 def _check_resumable(inputs: RunInputs, folder: RunFolder) -> None:
     if not folder.can_resume:
         raise nothing_to_resume(folder)
-    folder.check_names()
+    folder.check()
     Manifest.read(folder).check(Manifest.of(inputs), remedy="restore it, or start a new run")
-
-
-def save_adapter(
-    adapter: Adapter, merged: TextModel, folder: RunFolder, *, max_length: int
-) -> None:
-    """Write the adapter of a merged model, whose output layer may have been scaled since."""
-    base, revision = merged.source.published
-    with replacing(folder.adapter_folder, last=ADAPTER_CONFIG) as path:
-        save_model(merged, path, max_length=max_length, with_weights=False)
-        adapter.write(path, merged.model, merged.structure.head, base=base, revision=revision)
 
 
 def _prediction_rows(
@@ -371,9 +380,21 @@ def describe_facts(inputs: RunInputs, plan: Plan) -> RunFacts:
 
 def _describe_details(inputs: RunInputs, plan: Plan, head: LinearHeadFitter | None) -> RunDetails:
     metric = choose_metric(plan.metric_for_best_model, inputs.task.problem_type)
+    lengths = {}
+    for split in inputs.data.splits:
+        examples = inputs.examples[split]
+        median, p95 = np.percentile(examples.lengths, (50, 95)).tolist()
+        lengths[split] = {
+            "texts": len(examples.labels),
+            "windows": len(examples.lengths) if examples.windows else None,
+            "cut": examples.truncated_texts,
+            "median": median,
+            "p95": p95,
+            "longest": int(examples.lengths.max()),
+        }
     return RunDetails(
         choices=plan.choices,
-        lengths={split: _text_lengths(inputs.examples[split]) for split in inputs.data.splits},
+        lengths=lengths,
         class_rows=inputs.task.count_classes(inputs.examples["train"].labels),
         metric_for_best_model=metric.name,
         is_balanced=inputs.config.training.class_weights == "balanced",
@@ -382,9 +403,53 @@ def _describe_details(inputs: RunInputs, plan: Plan, head: LinearHeadFitter | No
     )
 
 
-def _text_lengths(examples: Examples) -> TextLengths:
-    lengths = examples.lengths
-    median, p95 = np.percentile(lengths, (50, 95)).tolist()
-    windows = len(lengths) if examples.windows else None
-    texts, cut = len(examples.labels), examples.truncated_texts
-    return TextLengths(texts, windows, cut, median, p95, int(lengths.max()))
+@contextmanager
+def interruption_explained(folder: RunFolder) -> Iterator[None]:
+    """Turn KeyboardInterrupt into ``InterruptionError``, with the command that resumes the run."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        message = str(stop) or "stopped"
+        if isinstance(folder, SeveralFolder):
+            finished = sum(run.has_finished for run in folder.runs)
+            message += f"; {finished} of {folder.count} {folder.run_kind}s have finished"
+        overwrite = " with --overwrite" * folder.first_file.exists()
+        remedy = f"run the command again{overwrite}, because nothing was saved yet"
+        if folder.can_resume:
+            remedy = f"resume with: {folder.resume_command}"
+        raise InterruptionError(message, remedy=remedy, signal_number=signal_of(stop)) from None
+
+
+@contextmanager
+def failures_explained(folder: RunFolder, inputs: RunInputs) -> Iterator[None]:
+    """Add remedies if memory or disk space runs out, and the texts that have a loss of NaN."""
+    device, resume = inputs.device, f"resume with: {folder.resume_command}"
+    try:
+        yield
+    except LossNotFiniteError as error:
+        rows = inputs.data.splits["train"].select(error.examples[:MAX_EXAMPLES])
+        texts = ", ".join(repr(text[:60]) for text in rows["text"])
+        where = f", in a batch with texts such as {texts}" if texts else ""
+        raise LossNotFiniteError(error.message + where, remedy=error.remedy) from error
+    except BrokenPipeError:  # about the terminal, not the run folder
+        raise
+    except Exception as error:
+        if cause := system_error(error):
+            name = cause.filename
+            if name and folder.path.resolve() not in Path(name).resolve().parents:
+                raise explain(cause) or cause from error
+            then = f", then {resume}" if folder.can_resume else ""
+            raise FinetuneError(
+                f"{folder.path} can't be written: {cause.strerror or cause}",
+                remedy=f"free disk space, or make the folder writable{then}",
+            ) from error
+        if not device.memory.is_out_of_memory(error):
+            raise
+        batch_size = inputs.config.training.batch_size
+        smaller = f"--batch-size {max(1, batch_size // 2) if isinstance(batch_size, int) else 1}"
+        remedy = f"use {smaller} with the same --effective-batch-size, or lower --eval-batch-size"
+        message = "ran out of memory in work that can't be repeated in smaller micro-batches"
+        raise BatchDoesNotFitError(
+            f"{device.name} {message}",
+            remedy=f"{resume} {smaller}" if folder.can_resume else remedy,
+        ) from error

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from finetune.config.schema import OPTIONS, change_options
 from finetune.config.yaml_files import dump_config
-from finetune.data import is_waiting
 from finetune.devices.host import kept_awake
 from finetune.errors import BatchDoesNotFitError, ConfigurationError, DataError, LossNotFiniteError
 from finetune.evaluation.statistics import Interval, bootstrap, mean_interval, percentile_interval
 from finetune.events import Info, emit, sent_to
-from finetune.files import write_jsonl, write_text_atomically
-from finetune.runs.folder import SeveralFolder
+from finetune.files import write_json, write_jsonl, write_text_atomically
+from finetune.runs.folder import RunFolder, SeveralFolder
+from finetune.runs.request import RunRequest, find_changes
 from finetune.runs.results import SCHEMA_VERSION, RunResults, best_of, read_results
 from finetune.tasks.base import Labels, Outputs, Task
 from finetune.tasks.metrics import METRICS, choose_metric
@@ -26,7 +26,6 @@ from finetune.tasks.tables import RunResultMixin, format_value
 if TYPE_CHECKING:
     from finetune.runs.journal import Journal
     from finetune.runs.prepare import RunInputs
-    from finetune.runs.request import RunRequest
     from finetune.runs.run import WritePages
     from finetune.training.plan import Plan
 
@@ -71,16 +70,22 @@ class SeveralResults(RunResultMixin):
         runs = {number: read_results(folder.run(number)) for number in finished}
         if runs:
             metric = choose_metric(metric, runs[finished[0]].task.problem_type).name
-        results = cls(
-            folder.kind, [*variants], runs, str(folder.path), metric,
-            options=variants if folder.kind == "sweep" else {}, failures=failures,
-        )  # fmt: skip
         is_whole = len(runs) + len(failures) == len(variants)
-        if folder.kind == "folds":
-            return results._with_all_rows(read_rows(folder, [*variants])) if is_whole else results
         # The best seed is known at any time, the best trial at the end.
-        is_known = is_whole or folder.kind == "seeds"
-        return replace(results, best=best_of(runs, metric) if is_known else None)
+        is_known = folder.kind == "seeds" or (folder.kind == "sweep" and is_whole)
+        results = cls(
+            folder.kind,
+            [*variants],
+            runs,
+            str(folder.path),
+            metric,
+            best_of(runs, metric) if is_known else None,
+            options=variants if folder.kind == "sweep" else {},
+            failures=failures,
+        )
+        if folder.kind == "folds" and is_whole:
+            return results._with_all_rows(read_rows(folder, [*variants]))
+        return results
 
     def _with_all_rows(self, rows: Rows) -> "SeveralResults":
         """Return the results with scores of the predictions of all folds."""
@@ -100,24 +105,23 @@ class SeveralResults(RunResultMixin):
     @property
     def test(self) -> dict[str, Interval]:
         """Mean of each test metric, with its 95% interval; empty for fewer than two runs."""
-        metrics = [run.test.metrics for run in self.runs.values()]
-        if len(metrics) < 2:
-            return {}
-        return {name: mean_interval([of_run[name] for of_run in metrics]) for name in metrics[0]}
+        return {name: mean_interval(values) for name, values in self._test_values.items()}
 
     @property
     def spread(self) -> dict[str, float]:
         """The standard deviation of each test metric over the runs; empty for fewer than two."""
+        return {name: float(np.std(values, ddof=1)) for name, values in self._test_values.items()}
+
+    @property
+    def _test_values(self) -> dict[str, list[float]]:
         metrics = [run.test.metrics for run in self.runs.values()]
         names = metrics[0] if len(metrics) > 1 else ()
-        return {name: float(np.std([of_run[name] for of_run in metrics], ddof=1)) for name in names}
+        return {name: [of_run[name] for of_run in metrics] for name in names}
 
     def value(self, number: int) -> float | None:
         """Return a run's validation metric, by which the best is chosen; None if not known."""
         run = self.runs.get(number)
-        return (
-            run.validation.metrics[self.metric] if run and run.validation and self.metric else None
-        )
+        return run.validation.metrics[str(self.metric)] if run and run.validation else None
 
     @property
     def ranked(self) -> list[int]:
@@ -152,18 +156,7 @@ class SeveralResults(RunResultMixin):
             self.kind: list(self.numbers),
             "best": None if self.best is None else name_of(self.best),
         }
-        runs = {
-            name_of(number): {
-                "eval": run.validation and run.validation.metrics,
-                "test": run.test.metrics,
-            }
-            for number, run in self.runs.items()
-        }
-        if self.kind == "folds":
-            intervals = {name: asdict(interval) for name, interval in self.intervals.items()}
-            test = self.scores and self.scores.to_json()
-            content |= {"test": test, "intervals": intervals, "spread": self.spread}
-        elif self.kind == "sweep":
+        if self.kind == "sweep":
             trials = {
                 name_of(number): {
                     "options": dict(self.options[number]),
@@ -173,23 +166,40 @@ class SeveralResults(RunResultMixin):
                 for number in self.numbers
             }
             return {**content, "metric": self.metric, "trials": trials}
+        if self.kind == "folds":
+            content["test"] = self.scores and self.scores.to_json()
+            content["intervals"] = _as_json(self.intervals)
+            content["spread"] = self.spread
         else:
-            content["test"] = {name: asdict(interval) for name, interval in self.test.items()}
-        return {**content, "runs": runs}
+            content["test"] = _as_json(self.test)
+        validations = {number: run.validation for number, run in self.runs.items()}
+        content["runs"] = {
+            name_of(number): {
+                "eval": scores and scores.metrics,
+                "test": self.runs[number].test.metrics,
+            }
+            for number, scores in validations.items()
+        }
+        return content
+
+
+def _as_json(intervals: Mapping[str, Interval]) -> dict[str, Any]:
+    return {name: asdict(interval) for name, interval in intervals.items()}
 
 
 def train_several(
-    request: "RunRequest", *, write_pages: "WritePages", write_folds_page: WriteFoldsPage
+    request: RunRequest, *, write_pages: "WritePages", write_folds_page: WriteFoldsPage
 ) -> SeveralResults:
     """Train several seeds, the folds of a cross-validation, or the trials of a sweep.
 
     Runs that have finished stay as they are. A trial that can't be trained stops no other trial.
     """
-    from finetune.runs.failures import interruption_explained
     from finetune.runs.journal import Journal
-    from finetune.runs.prepare import keep_tables, prepare
+    from finetune.runs.prepare import keep_tables, prepare, prepare_variant
+    from finetune.runs.run import interruption_explained
 
-    journal, variants, measured = Journal(), request.variants, None
+    journal, variants = Journal(), request.variants
+    plan: Plan | None = None
     with kept_awake(), request.lock() as locked:
         folder = request.folder(locked.path)
         assert isinstance(folder, SeveralFolder)
@@ -200,10 +210,7 @@ def train_several(
         def write_table() -> SeveralResults:
             metric = request.config.training.metric_for_best_model
             results = SeveralResults.read(folder, variants, metric=metric, failures=failures)
-            content = results.to_json()
-            if request.trials:
-                content["request"] = _describe_request(request)
-            folder.write_table(content)
+            write_json(folder.table_file, results.to_json())
             return results
 
         waiting = [
@@ -220,23 +227,34 @@ def train_several(
             _start(folder, request, shared)
             write_table()
             for number in waiting:
+                options = f" ({format_value(variants[number])})" if request.trials else ""
+                place = f"{[*variants].index(number) + 1} of {len(variants)}"
+                emit(Info(f"{folder.run_kind} {number}{options}, {place}"))
+                run_journal = journal.copy()
                 try:
-                    measured = _train_variant(
-                        folder, request, number, shared, measured, journal, write_pages,
-                        is_first=number == waiting[0],
-                    )  # fmt: skip
+                    with sent_to(run_journal):
+                        inputs = prepare_variant(
+                            shared,
+                            change_options(shared.config, variants[number]),
+                            fold=number if request.folds else None,
+                            is_first=number == waiting[0],
+                        )
+                    pages = write_pages if request.keeps_models else None
+                    plan = _train(inputs, folder.run(number), run_journal, plan, pages)
                 except FAILURES_OF_TRIALS as error:
                     if not request.trials:
                         raise
                     emit(Info(f"the trial failed: {error.message}"))
                     failures[number] = error.message
+                if request.trials:
+                    plan = None  # trials may differ in what the measurements depend on
                 write_table()
         if request.config.data.private_data:
             folder.delete_tables()
         return _complete(folder, write_table(), write_folds_page)
 
 
-def _start(folder: SeveralFolder, request: "RunRequest", shared: "RunInputs") -> None:
+def _start(folder: SeveralFolder, request: RunRequest, shared: "RunInputs") -> None:
     """Start the folder of several runs, or check that data and model are still the same."""
     from finetune.runs.manifest import Manifest
 
@@ -251,44 +269,27 @@ def _start(folder: SeveralFolder, request: "RunRequest", shared: "RunInputs") ->
         Manifest.read(folder).check(manifest, remedy=remedy)
     else:
         folder.start()
-        manifest.write(folder)
+        replace(manifest, options=request.config).write(folder)
 
 
-def _train_variant(
-    folder: SeveralFolder,
-    request: "RunRequest",
-    number: int,
-    shared: "RunInputs",
-    measured: "Plan | None",
+def _train(
+    inputs: "RunInputs",
+    folder: RunFolder,
     journal: "Journal",
-    write_pages: "WritePages",
-    *,
-    is_first: bool,
-) -> "Plan | None":
-    """Train one of the runs; return its plan, whose measurements later runs reuse.
-
-    In a sweep they are not reused, because trials may differ in what they depend on.
-    """
-    from finetune.runs.prepare import prepare_variant
+    measured: "Plan | None",
+    write_pages: "WritePages | None",
+) -> "Plan":
+    """Train one of the runs; return its plan, whose measurements later runs reuse."""
     from finetune.runs.run import Run
 
-    variants, run_folder = request.variants, folder.run(number)
-    title = f"{folder.run_kind} {number}"
-    if request.trials:
-        title += f" ({format_value(variants[number])})"
-    emit(Info(f"{title}, {[*variants].index(number) + 1} of {len(variants)}"))
-    journal, resumes = journal.copy(), run_folder.can_resume
-    with sent_to(journal):
-        config = change_options(shared.config, variants[number])
-        fold = number if request.folds else None
-        inputs = prepare_variant(shared, config, fold=fold, is_first=is_first)
+    resumes = folder.can_resume
     with (
-        run_folder.lock() if resumes else run_folder.create(overwrite=True),
-        Run.begin(inputs, run_folder, resumes=resumes, measured=measured, journal=journal) as run,
+        folder.lock() if resumes else folder.make(),
+        Run.begin(inputs, folder, resumes=resumes, measured=measured, journal=journal) as run,
     ):
         run.train()
-        run.finish(write_pages=write_pages if request.keeps_models else None)
-        return None if request.trials else run.plan
+        run.finish(write_pages=write_pages)
+        return run.plan
 
 
 def _complete(
@@ -309,27 +310,22 @@ def _complete(
     return results
 
 
-def _describe_request(request: "RunRequest") -> list[dict[str, Any]]:
-    """Return all options of all trials, which must be the same when a sweep continues."""
-    shared = {
-        name: Path(value).name if is_waiting(value) else value
-        for name, option in OPTIONS.items()
-        for value in [option.value_in(request.config)]
-        if option.section in ("data", "model", "training") and not option.resumable
-    }
-    return [shared, *map(dict, request.trials)]
+def _read_failures(folder: SeveralFolder, request: RunRequest) -> dict[int, str]:
+    """Return the failures of a started sweep by trial; raise if trials or options differ."""
+    from finetune.runs.manifest import Manifest
 
-
-def _read_failures(folder: SeveralFolder, request: "RunRequest") -> dict[int, str]:
-    """Return the failures of a started sweep by trial; raise if the trials differ."""
-    content = folder.read(folder.table_file, dict)
-    if content["request"] != _describe_request(request):
+    trials = folder.read(folder.table_file, lambda content: [*content["trials"].values()])
+    sections = ("data", "model", "training")
+    names = [name for name, option in OPTIONS.items() if option.section in sections]
+    saved = Manifest.read(folder).options or request.config
+    is_same = [trial["options"] for trial in trials] == [*map(dict, request.trials)]
+    if not is_same or find_changes(saved, request.config, names):
         raise ConfigurationError(
             f"the sweep in {folder.path} started with another search space or other options",
             remedy="start over with --overwrite, or choose another folder with --output-dir",
         )
-    failures = (trial["failure"] for trial in content["trials"].values())
-    return {number: failure for number, failure in enumerate(failures, start=1) if failure}
+    failures = {number: trial["failure"] for number, trial in enumerate(trials, start=1)}
+    return {number: failure for number, failure in failures.items() if failure}
 
 
 @dataclass(frozen=True)
@@ -351,10 +347,9 @@ class OutOfFold:
         """Return the contents of rows of ``predictions.jsonl``."""
         probabilities: NDArray[np.float32] | None = None
         if task.class_names:
-            probabilities = np.zeros((len(rows), len(task.class_names)), np.float32)
-            for number, row in enumerate(rows):
-                columns = [task.class_numbers[name] for name in row["probabilities"]]
-                probabilities[number, columns] = [*row["probabilities"].values()]
+            by_class = [row["probabilities"] for row in rows]
+            values = [[row.get(name, 0.0) for name in task.class_names] for row in by_class]
+            probabilities = np.array(values, np.float32)
         names = ("label", "predicted")
         labels, predicted = (task.from_json([row[name] for row in rows]) for name in names)
         return cls(

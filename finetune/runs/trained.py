@@ -16,8 +16,7 @@ from finetune.events import WarningMessage, emit
 from finetune.model.load import TextModel, load_model, load_pretrained
 from finetune.model.lora import Adapter, require_peft
 from finetune.runs.folder import RunFolder
-from finetune.runs.inference import read_trained_config, reads_pairs
-from finetune.runs.manifest import Manifest
+from finetune.runs.manifest import Manifest, read_trained_config, reads_pairs
 from finetune.tasks.base import Prediction
 from finetune.tokenization.examples import ModelInputs
 from finetune.training.precision import why_not

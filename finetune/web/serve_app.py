@@ -19,8 +19,7 @@ from finetune.data.stream import Texts
 from finetune.devices.host import return_freed_memory
 from finetune.errors import UsageError
 from finetune.runs.folder import RunFolder
-from finetune.runs.inference import find_lowest_probabilities
-from finetune.runs.manifest import package_versions
+from finetune.runs.manifest import find_lowest_probabilities, package_versions
 from finetune.runs.results import read_results
 from finetune.runs.trained import TrainedModel
 from finetune.tasks.base import Prediction, abstain

@@ -17,8 +17,8 @@ from finetune.data.read import as_texts
 from finetune.data.stream import read_texts
 from finetune.errors import DataNotFoundError
 from finetune.events import Event, Info, emit, sent_to
-from finetune.runs.expectation import prepare_head, read_frozen_features
 from finetune.runs.guess import suggest_encoder
+from finetune.runs.linear_head import prepare_head, read_frozen_features
 from finetune.runs.prepare import RunInputs, encode_rows
 from finetune.tasks.labels import are_lists, name_classes, split_labels
 from finetune.tasks.regression import Regression

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import Command, copy_run
 
-from finetune.files import read_json, read_jsonl, write_json
+from finetune.files import read_jsonl
 
 
 @pytest.fixture
@@ -44,19 +44,6 @@ def test_json_is_one_object_with_a_version(
     difference = second["versus_baseline"]["differences"]["accuracy"]
     assert difference["value"] == second["metrics"]["accuracy"] - first["metrics"]["accuracy"] > 0
     assert difference["low"] < difference["value"] < difference["high"]
-
-
-def test_runs_of_different_data_have_a_table_for_each_test_set(
-    command: Command, finished_run: Path, tmp_path: Path
-) -> None:
-    for name in ("a", "b", "c"):
-        copy_run(finished_run, tmp_path / name)
-        manifest = read_json(tmp_path / name / "manifest.json")
-        write_json(tmp_path / name / "manifest.json", manifest | {"splits": {"test": name}})
-    outcome = command("compare", tmp_path)
-    assert outcome.code == 0
-    assert outcome.output.count("270 test rows of questions") == 3
-    assert "3 different sets of rows" in outcome.errors
 
 
 def test_a_run_that_is_none_is_refused(

@@ -1,6 +1,5 @@
 """Folders of new runs: named after what they train, reserved immediately, deleted if unused."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,7 @@ from tiny_runs import QUICK
 
 import finetune
 from finetune.config.schema import Config, DataConfig
-from finetune.errors import FinetuneError, InterruptionError, ModelNotFoundError
-from finetune.events import Event, Info
+from finetune.events import Event
 from finetune.runs.request import RunRequest
 
 ONE_UPDATE: dict[str, Any] = QUICK | {
@@ -44,30 +42,3 @@ def test_runs_without_a_folder_are_numbered_and_reserve_theirs_before_anything_i
     assert folders == ["runs/questions-tiny-full", "runs/questions-tiny-full-2"]
     assert all(Path(folder, "model").is_dir() for folder in folders)
     assert reserved == [True]
-
-
-def interrupt(event: Event) -> None:
-    if isinstance(event, Info) and event.message.startswith("model"):
-        raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize(
-    ("options", "emit", "error"),
-    [
-        ({"model": "no/such/folder"}, lambda event: None, ModelNotFoundError),
-        ({}, interrupt, InterruptionError),
-    ],
-    ids=["loading fails", "interrupted"],
-)
-def test_a_folder_is_given_back_when_nothing_came_of_it(
-    options: dict[str, Any],
-    emit: Callable[[Event], None],
-    error: type[FinetuneError],
-    tiny_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(error):
-        finetune.run(**(ONE_UPDATE | {"model": str(tiny_folder)} | options), emit=emit)
-    assert list(tmp_path.iterdir()) == []

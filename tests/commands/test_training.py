@@ -10,7 +10,7 @@ from tiny_runs import QUICK, TEXTS, Command, flags, have_same_bits, weights_of
 import finetune
 from finetune.errors import FinetuneError, InterruptionError, NotARunError
 from finetune.events import Event, Info
-from finetune.files import read_json
+from finetune.files import read_json, write_json
 from finetune.runs.folder import RunFolder, SeveralFolder
 from finetune.runs.journal import read_warnings
 from finetune.runs.several import SeveralResults
@@ -73,8 +73,8 @@ def test_the_folder_of_all_stands_for_the_best(parent: Path, tmp_path: Path) -> 
     assert finetune.predict(parent, TEXTS, device="cpu") == finetune.predict(
         best, TEXTS, device="cpu"
     )
-    SeveralFolder(tmp_path, "seeds").write_table({"seeds": [1, 2], "best": None})
-    with pytest.raises(NotARunError, match="best run is unknown") as caught:
+    write_json(SeveralFolder(tmp_path, "seeds").table_file, {"seeds": [1, 2], "best": None})
+    with pytest.raises(NotARunError, match="no model of its own") as caught:
         finetune.predict(tmp_path, TEXTS)
     assert f"{tmp_path}/seed-1" in caught.value.remedy
 

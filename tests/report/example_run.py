@@ -7,7 +7,7 @@ from finetune.config.schema import AutoTunedOption
 from finetune.evaluation.statistics import Calibration, Reliability, measure_reliability
 from finetune.files import write_json, write_jsonl
 from finetune.runs.folder import RunFolder
-from finetune.runs.results import RunDetails, RunFacts, RunResults, TextLengths, TrainingMetrics
+from finetune.runs.results import RunDetails, RunFacts, RunResults, TrainingMetrics
 from finetune.tasks.scores import ClassScores, Scores
 from finetune.tasks.single import Single
 
@@ -20,7 +20,7 @@ VALIDATIONS = [
 ]
 DETAILS = RunDetails(
     choices=[AutoTunedOption("precision", "bf16", "ms for one step", {"bf16": 8.0, "fp32": 12.0})],
-    lengths={"train": TextLengths(4906, None, 10, 12.0, 22.0, 32)},
+    lengths={"train": {"texts": 4906, "cut": 10, "longest": 32}},
     class_rows={"DESC": 1162},
     metric_for_best_model="accuracy",
 )

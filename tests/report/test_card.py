@@ -12,7 +12,7 @@ from finetune.config.schema import Config
 from finetune.config.yaml_files import dump_config
 from finetune.report.card import write_cards
 from finetune.runs.folder import RunFolder
-from finetune.runs.inference import write_inference
+from finetune.runs.manifest import write_inference
 from finetune.runs.results import RunResults
 
 CardOf = Callable[..., ModelCard]

@@ -57,10 +57,6 @@ def test_a_run_trains_and_evaluates_at_the_size_that_was_found(
     assert (case.has_mean_layer, case.architecture["num_hidden_layers"]) == (True, 4)
 
 
-def find(inputs: RunInputs) -> Plan:
-    return make_plan(inputs)
-
-
 def sizes_of(options: Plan) -> tuple[int | str, int, bool | None]:
     return options.batch_size, options.eval_batch_size, options.gradient_checkpointing
 
@@ -68,24 +64,6 @@ def sizes_of(options: Plan) -> tuple[int | str, int, bool | None]:
 def prepare_auto(model: Path, cache: Path, **options: Any) -> RunInputs:
     sizes = {"batch_size": "auto", "effective_batch_size": 16, "eval_batch_size": 64}
     return prepare_tiny(model, cache_dir=str(cache), **(sizes | options))
-
-
-def test_where_little_memory_is_allowed_fewer_examples_train_at_once(
-    runner: SimulatedRunner, tiny_folder: Path, tmp_path: Path
-) -> None:
-    runner.machine = SimulatedMachine(peak_bytes=lambda size: size * GIB)
-    inputs = prepare_auto(
-        tiny_folder, tmp_path, freeze_core=True, feature_cache=False, precision="bf16",
-        memory="4GiB", time_limit=99.0,
-    )  # fmt: skip
-    found = find(inputs)
-    assert sizes_of(found) == (3, 3, False)
-    assert (runner.limit_bytes, runner.timeout_seconds) == (4 * GIB, 99.0)
-    [case] = runner.cases
-    longest = max(int(one.lengths.max()) for one in inputs.examples.values())
-    assert (case.device, case.mode, case.classes) == ("cpu", "head", 6)
-    assert (case.padded_length, case.precision, case.part) == (longest, "bf16", "whole")
-    assert len(list((tmp_path / "batches").iterdir())) == 1
 
 
 def test_where_features_are_stored_a_run_gets_two_sizes(

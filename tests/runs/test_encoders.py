@@ -5,14 +5,21 @@ from typing import Any
 
 import pytest
 import torch
-from prepared_runs import finish_run, train_tiny
+from prepared_runs import finish_run, prepare_tiny, train_tiny
 from safetensors.torch import load_file
-from tiny_models import ARCHITECTURES, save_tiny_model
+from tiny_models import ARCHITECTURES, SIZES, save_tiny_model, tiny_tokenizer
 from tiny_runs import weights_of
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+from transformers import (
+    AlbertConfig,
+    AlbertModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    pipeline,
+)
 
 import finetune
 from finetune.config.mode import Mode
+from finetune.errors import ModelUnsupportedError
 from finetune.files import read_jsonl
 from finetune.model.structure import find_structure, trainable_parameter_names
 
@@ -68,3 +75,12 @@ def test_encoder_trains_what_its_mode_says_and_predicts_in_a_pipeline(
     scores = finetune.evaluate(folder, device="cpu").scores
     assert scores.accuracy == results.test.accuracy
     assert scores.loss == pytest.approx(results.test.loss, abs=1e-5)
+
+
+def test_what_can_not_read_the_mean_is_refused_only_where_that_is_asked(tmp_path: Path) -> None:
+    AlbertModel(AlbertConfig(**SIZES, embedding_size=16)).save_pretrained(tmp_path / "albert")
+    tiny_tokenizer().save_pretrained(tmp_path / "albert")
+    with pytest.raises(ModelUnsupportedError, match="--pooling mean can't be used with") as refused:
+        prepare_tiny(tmp_path / "albert", pooling="mean")
+    assert "--pooling mean" in refused.value.remedy
+    assert prepare_tiny(tmp_path / "albert").text_model.pooling == "cls"

@@ -11,7 +11,7 @@ from tiny_runs import run_tiny
 from finetune.config.schema import Config, DataConfig, change_options
 from finetune.data.load import load_splits
 from finetune.events import Event, Info, sent_to
-from finetune.runs.expectation import BaselineEstimate, expect
+from finetune.runs.linear_head import BaselineEstimate, expect
 from finetune.tasks.base import Task
 
 QUESTIONS = Config(DataConfig("questions"))

@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from prepared_runs import was_emitted
 from tiny_models import save_tiny_model
 from tiny_runs import Command, have_same_bits, logged_metrics, unfinished_files, weights_of
-from torch import nn
 from transformers import pipeline
 
 import finetune
@@ -151,13 +149,6 @@ def test_a_run_stopped_within_the_contrastive_steps_resumes_bit_for_bit(
     assert_same_run(run, few_run[0])
 
 
-def test_a_resumed_run_keeps_its_batch_size(train: Train, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    with pytest.raises(InterruptionError):
-        train(run, batch_size=8, emit=at(Step, 3, lambda: signal.raise_signal(signal.SIGINT)))
-    assert finetune.run(resume_from_checkpoint=run).training.train_batch_size == 8
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -181,23 +172,6 @@ def test_it_goes_with_other_options(options: dict[str, Any], train: Train, tmp_p
     assert results["eval_kind"] == "cross-validated"
     scores = finetune.evaluate(run, device="cpu").scores
     assert scores.loss == pytest.approx(results["test_loss"], abs=1e-5)
-
-
-def test_contrastive_steps_go_on_in_smaller_batches_when_memory_runs_out(
-    train: Train, tmp_path: Path
-) -> None:
-    def check(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if isinstance(module, nn.Linear) and torch.is_grad_enabled() and len(inputs[0]) > 10:
-            raise MemoryError
-
-    hook = nn.modules.module.register_module_forward_pre_hook(check)
-    events: list[Event] = []
-    try:
-        run = train(tmp_path / "run", emit=events.append, batch_size=64)
-    finally:
-        hook.remove()
-    assert was_emitted(events, WarningMessage, "the batch size is now 8 instead of 16")
-    assert np.isfinite(read_json(run / "all_results.json")["train_loss"])
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from finetune.runs.request import RunRequest
 
 def make_run(path: Path, content: str = "training: {}\n") -> RunFolder:
     folder = RunFolder(path)
-    with folder.create(overwrite=False):
+    with folder.make(overwrite=False):
         folder.config_file.write_text(content)
         folder.model_folder.mkdir()
         folder.model_config_file.write_text("{}")
@@ -27,29 +27,14 @@ def content_of(path: Path) -> list[str]:
     return sorted(str(entry.relative_to(path)) for entry in path.rglob("*"))
 
 
-def overwrite(path: Path) -> None:
-    with RunFolder(path).create(overwrite=True) as folder:
-        folder.start()
-
-
 @pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
 def test_new_folder_is_deleted_with_its_parents_when_nothing_came_of_it(
     tmp_path: Path, error: type[BaseException]
 ) -> None:
-    with pytest.raises(error), RunFolder(tmp_path / "runs" / "first").create(overwrite=False):
+    with pytest.raises(error), RunFolder(tmp_path / "runs" / "first").make(overwrite=False):
         raise error
 
     assert content_of(tmp_path) == []
-
-
-def test_folder_of_a_run_is_refused_with_three_suggestions(tmp_path: Path) -> None:
-    make_run(tmp_path)
-
-    with pytest.raises(UsageError) as refusal, RunFolder(tmp_path).create(overwrite=False):
-        pass
-
-    for flag in ("--resume-from-checkpoint", "--overwrite", "--output-dir"):
-        assert flag in refusal.value.remedy
 
 
 @pytest.mark.parametrize("runs", [8, pytest.param(1_000, marks=pytest.mark.slow)])

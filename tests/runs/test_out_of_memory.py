@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from prepared_runs import finish_run, largest_difference, parameters_of, train_tiny
+from prepared_runs import finish_run, largest_difference, parameters_of, prepare_tiny, train_tiny
 from tiny_models import save_tiny_model
 from tiny_runs import have_same_bits
 from torch import nn
@@ -15,6 +15,8 @@ from torch import nn
 from finetune.errors import BatchDoesNotFitError
 from finetune.events import Event, Validation, WarningMessage, sent_to
 from finetune.files import read_json
+from finetune.runs.folder import RunFolder
+from finetune.runs.run import failures_explained
 
 OUT_OF_MEMORY = (
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you "
@@ -117,3 +119,15 @@ def test_one_example_that_does_not_fit_ends_the_run_with_a_remedy(
         train_tiny(tmp_path / "run", model=tiny_folder, max_steps=1)
     assert raised.value.exit_code == 5
     assert "--max-length" in raised.value.remedy
+
+
+def test_memory_that_ran_out_elsewhere_asks_for_half_the_batch(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    inputs = prepare_tiny(tiny_folder, batch_size=16)
+    with (
+        pytest.raises(BatchDoesNotFitError) as raised,
+        failures_explained(RunFolder(tmp_path), inputs),
+    ):
+        raise MemoryError
+    assert "--batch-size 8" in raised.value.remedy

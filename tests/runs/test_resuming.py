@@ -305,8 +305,8 @@ def test_a_configuration_that_was_edited_is_refused_with_all_changes(stopped_run
     config.write_text(edited.replace("  batch_size: 16", "  batch_size: 8"))
     with pytest.raises(ConfigurationError) as refused:
         finetune.run(resume_from_checkpoint=stopped_run)
-    assert "num_train_epochs is now 9.0, but was 2.0; " in refused.value.message
-    assert "seed is now 6, but was 5" in refused.value.message
+    assert "num_train_epochs is 9.0, but was 2.0; " in refused.value.message
+    assert "seed is 6, but was 5" in refused.value.message
     assert " batch_size" not in refused.value.message
 
 

@@ -74,7 +74,7 @@ def test_a_loss_that_is_not_finite_names_the_texts_and_what_to_lower(
     inputs = prepare_tiny(tiny_folder)
     torch.nn.init.constant_(inputs.text_model.model.get_parameter("classifier.bias"), torch.inf)
     with pytest.raises(
-        LossNotFiniteError, match=r"at step 1, in a batch with the texts .*, \d+ more"
+        LossNotFiniteError, match=r"at step 1, in a batch with texts such as"
     ) as raised:
         train_prepared(inputs, tmp_path / "run")
     assert "--learning-rate" in raised.value.remedy

@@ -4,8 +4,13 @@ import numpy as np
 import pytest
 from report.example_run import DETAILS, example_results
 
-from finetune.runs.results import RunResults, with_intervals
-from finetune.runs.summary import compare_with_validation, next_command, summarize
+from finetune.runs.results import (
+    RunResults,
+    compare_with_validation,
+    next_command,
+    summarize,
+    with_intervals,
+)
 from finetune.tasks.base import Task
 from finetune.tasks.multi import Multi
 from finetune.tasks.regression import Regression

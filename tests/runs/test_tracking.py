@@ -14,7 +14,7 @@ from finetune.config.schema import Config, ModelConfig, OutputConfig
 from finetune.events import Event, Step, Validation, WarningMessage, sent_to
 from finetune.files import read_json, read_jsonl
 from finetune.runs.folder import RunFolder
-from finetune.runs.tracking import tracked
+from finetune.runs.journal import tracked
 
 STEP = Step(
     step=4, total_steps=8, epoch=0.5, loss=1.5, learning_rate=1e-3, examples_per_second=1.0,
@@ -130,7 +130,7 @@ def test_tensorboard_reads_the_run_from_its_folder(
     [tested] = found.Scalars("test/accuracy")
     results = read_json(run / "all_results.json")
     assert (tested.step, tested.value) == (4, pytest.approx(results["test_accuracy"]))
-    RunFolder(run).check_can_create(overwrite=True)
+    RunFolder(run).check()
 
 
 @pytest.mark.parametrize("own", [False, True])
