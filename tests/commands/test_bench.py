@@ -70,9 +70,6 @@ def test_ctrl_c_keeps_what_was_measured(
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("mlp", "--device", "cuda"), 4, ("CUDA",)),
-        (("mlp", "--device", "gpu"), 2, ("gpu",)),
-        (("--model", "no_such:make"), 2, ("no_such:make",)),
         (("inference", "--data-dir", "/nowhere"), 3, ("/nowhere", "--data-dir")),
         (("mlp", "--output-dir", __file__), 2, (__file__,)),
     ],
@@ -81,16 +78,7 @@ def test_what_can_not_be_done_is_refused_before_anything_is_timed(
     arguments: tuple[str, ...], code: int, words: tuple[str, ...], command: Command, tmp_path: Path
 ) -> None:
     options = () if "--output-dir" in arguments else ("--output-dir", str(tmp_path))
-    if "cuda" in arguments:
-        skip_with_cuda()
     command("bench", *arguments, *options).assert_refused(code, *words)
-
-
-def skip_with_cuda() -> None:
-    from finetune.devices.cuda import CudaDevice
-
-    if CudaDevice.why_not_usable() is None:
-        pytest.skip("this machine has the device")
 
 
 @pytest.mark.slow

@@ -37,15 +37,8 @@ def test_json_is_one_object_with_the_same_checks(
 ) -> None:
     pretend(MACHINES["a virtual Mac"], monkeypatch)
     outcome = command("doctor", "--device", "mps", "--json")
-    assert outcome.code == 4
-    assert outcome.errors == ""
-    emitted = json.loads(outcome.output)
-    assert emitted["schema_version"] == 1
-    assert emitted["device"] == "mps"
-    assert all(
-        check.keys() == {"name", "status", "finding", "remedy"} for check in emitted["checks"]
-    )
-    statuses = {check["name"]: check["status"] for check in emitted["checks"]}
+    assert (outcome.code, outcome.errors) == (4, "")
+    statuses = {check["name"]: check["status"] for check in json.loads(outcome.output)["checks"]}
     assert (statuses["mps"], statuses["device"]) == ("warning", "failure")
 
 
@@ -102,10 +95,7 @@ def test_a_missing_operator_is_named_and_fails(command: Command, factory: str) -
     [
         (["--ops", "--parity"], "--parity"),
         (["--freeze-core"], "--ops"),
-        (["--batch-size", "4"], "--batch-size"),
-        (["--ops", "--train-layers", "0"], "--train-layers"),
         (["--ops", "--model", "a:b", "--precision", "bf16"], "a:b"),
-        (["--ops", "--model", "no_such_module:make"], "no_such_module"),
         (["--parity", "--device", "cpu", "--precision", "fp16"], "fp16"),
     ],
 )

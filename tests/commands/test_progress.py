@@ -92,8 +92,7 @@ def test_elsewhere_than_on_a_terminal_events_are_plain_lines_on_standard_error(
 def test_quiet_shows_warnings_only(capsys: pytest.CaptureFixture[str]) -> None:
     show_all(is_quiet=True)
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 2
-    assert all(line.startswith("warning: ") for line in lines)
+    assert [line.partition(":")[0] for line in lines] == ["warning"] * 2
 
 
 def test_a_terminal_shows_a_moving_line_and_colours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,10 +114,7 @@ def step(number: int, *, total: int = 14_000) -> Step:
     return Step(number, total, number / total, 1.5, 3e-5, 12_310.4, 3 * 2**29, 2**31, 2**36, 42.4)
 
 
-@pytest.mark.parametrize(
-    ("epochs", "steps_per_epoch", "max_lines"),
-    [(100, 23, 10), (40, 7, 10), (6, 50, 16), (3, 40, 10)],
-)
+@pytest.mark.parametrize(("epochs", "steps_per_epoch", "max_lines"), [(100, 23, 10), (6, 50, 16)])
 def test_a_pipe_gets_few_lines_whatever_the_number_of_epochs(
     epochs: int, steps_per_epoch: int, max_lines: int
 ) -> None:

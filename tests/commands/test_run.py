@@ -105,13 +105,8 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(
     ("options", "code", "words"),
     [
         ({"data": "nothing"}, 2, ["nothing", "questions"]),
-        ({"model": "/missing/model"}, 2, ["/missing/model"]),
-        ({"label": "label-fine"}, 2, ["label-fine"]),
         ({"train_layers": 4}, 2, ["3 layers", "--train-layers"]),
-        ({"precision": "fp16"}, 2, ["fp16", "bf16"]),
         ({"data": "trec", "data_dir": "missing"}, 3, ["missing", "--data-dir"]),
-        ({"data": "trec", "data_dir": "empty"}, 3, ["train_5500.label"]),
-        ({"data": "trec", "data_dir": "damaged"}, 3, ["line 2", "train_5500.label"]),
         ({"validation_fraction": 1e-9}, 3, ["--validation-fraction"]),
         ({"model": "bert-base-uncased"}, 6, ["bert-base-uncased", "HF_ENDPOINT"]),
     ],
@@ -127,11 +122,8 @@ def test_what_keeps_a_run_from_starting_is_told_in_two_lines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for folder, content in {"empty": "", "damaged": "NUM:date When ?\nhello\n"}.items():
-        Path(folder).mkdir()
-        Path(folder, "train_5500.label").write_text(content)
     command("run", *flags(**{"model": tiny_folder} | options)).assert_refused(code, *words)
-    assert {path.name for path in tmp_path.iterdir()} == {"empty", "damaged"}
+    assert not [*tmp_path.iterdir()]
 
 
 def test_without_a_network_the_default_run_says_so_and_offers_a_way(
