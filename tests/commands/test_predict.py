@@ -1,5 +1,6 @@
 """``finetune predict``, as a function and as a command."""
 
+import datetime
 import io
 import json
 import shutil
