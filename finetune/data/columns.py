@@ -28,7 +28,7 @@ OTHER_WORDS = frozenset(NAMES["other"])
 FLAG_WORDS = OTHER_WORDS | {*NAMES["flag"]}
 PAIRS = [pair.split("+") for pair in NAMES["pairs"]]
 # Minimum mean characters of a text. Shorter values are codes, or classes if they repeat.
-MIN_CHARACTERS, MAX_CLASS_CHARACTERS = 3, 30
+MIN_CHARACTERS, MAX_CLASS_CHARACTERS, MAX_LABEL = 3, 30, 60
 # A second text column is ignored without an error only if its texts are shorter than this, with or
 # without the name of a text column.
 MAX_CHARACTERS_LEFT_OUT, MAX_CHARACTERS_LEFT_OUT_UNNAMED = 15, 40
@@ -80,11 +80,6 @@ class ColumnProfile:
         return cls(name, len(column), distinct, share, characters, frozenset(patterns))
 
     @property
-    def is_long(self) -> bool:
-        """Whether its values are longer than class names."""
-        return self.characters > 60
-
-    @property
     def is_quantity(self) -> bool:
         """Whether it has numbers other than row numbers."""
         are_longer = self.characters > len(str(self.rows))
@@ -118,9 +113,9 @@ def _score_text(column: ColumnProfile) -> float:
 
 def _score_label(column: ColumnProfile) -> float:
     """Return how much a column looks like labels; 0 if it does not."""
-    is_text = column.is_long and not column.recurs and not column.patterns
-    is_other = not column.recurs or column.is_long or bool(column.patterns & {"date", "split"})
-    is_named = plain_name(column.name) in LABEL_NAMES
+    is_long, is_named = column.characters > MAX_LABEL, plain_name(column.name) in LABEL_NAMES
+    is_text = is_long and not column.recurs and not column.patterns
+    is_other = not column.recurs or is_long or bool(column.patterns & {"date", "split"})
     if is_text or (is_other and not is_named):
         return 0.0
     is_number = "number" in column.patterns
@@ -217,13 +212,12 @@ def _guess_label(
 ) -> ChosenColumn:
     """Return the label column: numbers for regression, otherwise classes, by name if possible."""
     if options.task == "regression":
-        numbers = [column for column in free if column.is_quantity]
-        return _guess(LABEL, numbers or free, may_be_pair=False, table=table)
+        free = [column for column in free if column.is_quantity] or free
+        return _guess(LABEL, free, table=table)
     names_of = _find_names(sample, free)
     # If a column of numbers has a column of their names, only the better label column counts.
     left_out = {min(pair, key=_score_label).name for pair in names_of.items()}
-    others = [column for column in free if column.name not in left_out]
-    guess = _guess(LABEL, others, may_be_pair=False, table=table)
+    guess = _guess(LABEL, [column for column in free if column.name not in left_out], table=table)
     for number, name in names_of.items():
         if guess.name in (number.name, name.name):
             return ChosenColumn((name.name,), f"the names of the numbers in {number.name!r}")
@@ -397,7 +391,7 @@ def _find_names(
             if name.distinct != number.distinct or name.patterns & {"number", "date"}:
                 continue
             pairs = columns.select([number.name, name.name]).group_by([number.name, name.name])
-            if not name.is_long and pairs.aggregate([]).num_rows == number.distinct:
+            if name.characters <= MAX_LABEL and pairs.aggregate([]).num_rows == number.distinct:
                 names_of.setdefault(number, name)
     return names_of
 
@@ -414,7 +408,7 @@ def plain_name(name: str) -> str:
 
 
 def _guess(
-    option: str, profiles: Sequence[ColumnProfile], *, may_be_pair: bool, table: str
+    option: str, profiles: Sequence[ColumnProfile], *, table: str, may_be_pair: bool = False
 ) -> ChosenColumn:
     """Return the column that looks most like texts or labels."""
     score, names = {TEXT: (_score_text, TEXT_NAMES), LABEL: (_score_label, LABEL_NAMES)}[option]

@@ -35,7 +35,7 @@ MIN_SCORE = 0.5
 TITLE_PENALTY = 0.1
 MAX_TITLE_ROWS, MIN_ROWS_BELOW = 10, 10
 ADD_LABELS = "add a column of labels; texts without labels are for finetune predict"
-ESCAPED_QUOTE = re.compile(r'(?<!\\)((?:\\\\)*)\\"')
+ESCAPED_QUOTE = r"(?<!\\)((?:\\\\)*)\\%s"
 # A comma in a decimal number, or between words.
 PROSE_COMMA = re.compile(r"(?<=\d),(?=\d)|, ")
 TOTAL = re.compile(WORDS["total"])
@@ -45,38 +45,33 @@ csv.field_size_limit(2**31 - 1)
 
 @dataclass(frozen=True)
 class Delimited:
-    """A file of delimited values, and how it is written; ``has_quotes``: around some values."""
+    """A file of delimited values, and how it is written; no quotes if ``quote`` is empty."""
 
     text: TextFile
     delimiter: str
-    lines_above: int = 0
-    has_quotes: bool = True
+    quote: str
     skips_spaces: bool = False
+    lines_above: int = 0
     escapes_quotes: bool = False
     has_header: bool = True
     header: Sequence[str] = ()
 
-    def lines(self) -> Iterator[str]:
-        """Yield the lines of the table."""
+    def _lines(self) -> Iterator[str]:
+        pattern, doubled = re.compile(ESCAPED_QUOTE % self.quote), rf"\1{self.quote * 2}"
         with self.text.open() as file:
             for line in islice(file, self.lines_above, None):
-                yield ESCAPED_QUOTE.sub(r'\1""', line) if self.escapes_quotes else line
+                yield pattern.sub(doubled, line) if self.escapes_quotes else line
 
     def reader(self) -> Any:
         """Return a ``csv.reader`` for the lines."""
-        quoting: Any = csv.QUOTE_MINIMAL if self.has_quotes else csv.QUOTE_NONE
-        return csv.reader(
-            self.lines(),
-            delimiter=self.delimiter,
-            quoting=quoting,
-            skipinitialspace=self.skips_spaces,
-            strict=True,
-        )
+        options: dict[str, Any] = {"delimiter": self.delimiter, "strict": True}
+        options["skipinitialspace"] = self.skips_spaces
+        quotes = {"quotechar": self.quote} if self.quote else {"quoting": csv.QUOTE_NONE}
+        return csv.reader(self._lines(), **options, **quotes)
 
     def values(self) -> Iterator[tuple[int, list[str]]]:
         """Yield each row that is not blank, and its line; the first sets the values per row."""
-        reader = self.reader()
-        count, line_before = 0, 0
+        reader, count, line_before = self.reader(), 0, 0
         try:
             for row in reader:
                 if len(row) > 1 or "".join(row).strip():
@@ -84,17 +79,16 @@ class Delimited:
                     if not "".join(row[count:]).strip():
                         row = row[:count]  # spreadsheets end rows with blank values
                     if len(row) != count:
-                        values = f"{len(row)} values instead of {count}, as the first row"
-                        raise csv.Error(values)
+                        raise csv.Error(f"{len(row)} values instead of {count}, as the first row")
                     yield self.lines_above + line_before + 1, row
                 line_before = reader.line_num
         except csv.Error as error:
-            line = next(islice(self.lines(), line_before, None)).strip()
-            remedy = 'put quotes around values with a delimiter, quotes or a line end: "a ""b"", c"'
+            line = next(islice(self._lines(), line_before, None)).strip()
             place = f"line {self.lines_above + line_before + 1} of {self.text.path}"
             raise DataUnreadableError(
                 f"{place} has {error}: {line[:60]!r}",
-                remedy=f"{remedy}; {ADD_LABELS}" if count == 1 else remedy,
+                remedy='put quotes around values with a delimiter, quotes or a line end: "a ""b"", '
+                f'c"; {ADD_LABELS}',
             ) from error
         if not count:
             remedy = "write a header row, such as text,label, and rows"
@@ -102,7 +96,7 @@ class Delimited:
 
     def place(self, row: int) -> str:
         """Return the line of a row; rows are counted from 0, without the header."""
-        number, _ = next(islice(self.values(), row + int(self.has_header), None))
+        number, _ = next(islice(self.values(), row + self.has_header, None))
         return f"line {number} of {self.text.path}"
 
 
@@ -110,17 +104,16 @@ def read_table(text: TextFile, options: DataConfig) -> tuple[pyarrow.Table, Deli
     """Read the columns; whether the first row is a header is guessed unless it is set."""
     file = _find_dialect(text, options)
     # Spark and MySQL write \\" for a quote; in many files with tabs, quotes are part of the texts.
-    others = {rf"\" in {text.path} is read as a quote": replace(file, escapes_quotes=True)}
+    others = {f"\\{file.quote} is read as a quote": replace(file, escapes_quotes=True)}
     if file.delimiter == "\t":
-        literal = f"quotes in {text.path} are read as part of the texts"
-        others[literal] = replace(file, has_quotes=False)
+        others["quotes are read as part of the texts"] = replace(file, quote="")
     try:
         return _read_table(file, options)
     except DataUnreadableError:
         for message, other in others.items():
             with suppress(DataUnreadableError):
                 table, dialect = _read_table(other, options)
-                emit(Info(message))
+                emit(Info(f"{text.path}: {message}"))
                 return table, dialect
         raise
 
@@ -129,11 +122,11 @@ def _read_table(file: Delimited, options: DataConfig) -> tuple[pyarrow.Table, De
     numbered = list(islice(file.values(), HEADER_ROWS))
     names, has_header = find_names([row for _, row in numbered], options, path=file.text.path)
     file = replace(file, has_header=has_header, header=numbered[0][1])
-    if len(numbered) > int(has_header) and not (file.skips_spaces or file.escapes_quotes):
+    if len(numbered) > has_header and not (file.skips_spaces or file.escapes_quotes):
         with suppress(csv.Error, pyarrow.ArrowInvalid):
-            return _read_by_arrow(file, names, first=numbered[int(has_header)][0]), file
+            return _read_by_arrow(file, names, first=numbered[has_header][0]), file
     # Needed to report a wrong row, and for files that Arrow rejects, such as with lines of spaces.
-    rows = (row for _, row in islice(file.values(), int(has_header), None))
+    rows = (row for _, row in islice(file.values(), has_header, None))
     pieces = []
     while piece := list(islice(rows, HEADER_ROWS)):
         columns = [pyarrow.array(column, "string") for column in zip(*piece, strict=True)]
@@ -143,49 +136,46 @@ def _read_table(file: Delimited, options: DataConfig) -> tuple[pyarrow.Table, De
 
 def _read_by_arrow(file: Delimited, names: Sequence[str], *, first: int) -> pyarrow.Table:
     """Read the columns with Arrow, starting at a line."""
-    has_quotes = file.has_quotes and any(b'"' in chunk for chunk in file.text.chunks())
+    quote = file.quote.encode()
+    has_quotes = bool(quote) and any(quote in chunk for chunk in file.text.chunks())
     if has_quotes:  # Arrow accepts characters after a closing quote
         deque(file.reader(), maxlen=0)
+    parsing = {"delimiter": file.delimiter, "newlines_in_values": has_quotes}
+    reading = {"block_size": BLOCK_BYTES, "column_names": names, "skip_rows": first - 1}
     as_text = dict.fromkeys(names, pyarrow.string())
     return arrow_csv.read_csv(
         file.text.open_for_arrow(),
-        read_options=arrow_csv.ReadOptions(
-            block_size=BLOCK_BYTES, column_names=names, skip_rows=first - 1
-        ),
-        parse_options=arrow_csv.ParseOptions(
-            delimiter=file.delimiter,
-            quote_char='"' if has_quotes else False,
-            newlines_in_values=has_quotes,
-        ),
+        read_options=arrow_csv.ReadOptions(**reading),
+        parse_options=arrow_csv.ParseOptions(**parsing, quote_char=has_quotes and file.quote),
         convert_options=arrow_csv.ConvertOptions(column_types=as_text, strings_can_be_null=False),
     )
 
 
 def _find_dialect(text: TextFile, options: DataConfig) -> Delimited:
-    """Find the delimiter and the quotes of a file, and the lines above its table."""
     with text.open() as lines:
         sample = lines.read(SAMPLE_CHARACTERS)
     delimiter, lines_above = _find_delimiter(sample, text, options)
-    between = rf'(?<=[^\r\n"{re.escape(delimiter)}])"{re.escape(delimiter)} +"(?!")'
+    quote = _find_quote(sample, delimiter)
+    end = rf"(?<=[^\r\n{re.escape(quote + delimiter)}]){quote}"
+    between = rf"{end}{re.escape(delimiter)} +{quote}(?!{quote})"
     skips_spaces = re.search(between, sample) is not None
-    known = f"encoding {text.encoding}, delimiter {DELIMITERS[delimiter]}"
+    quotes = ", single quotes" if quote == "'" else ""
+    above = f", {lines_above:,} lines above the table are skipped" if lines_above else ""
+    known = f"encoding {text.encoding}, delimiter {DELIMITERS[delimiter]}{quotes}{above}"
     emit(Info(f"reading {text.path}: {known}"))
-    if lines_above:
-        emit(Info(f"the table of {text.path} begins in line {lines_above + 1}, below other lines"))
-    return Delimited(text, delimiter, lines_above, skips_spaces=skips_spaces)
+    return Delimited(text, delimiter, quote, skips_spaces, lines_above)
 
 
 def _find_delimiter(sample: str, text: TextFile, options: DataConfig) -> tuple[str, int]:
     """Return the delimiter that explains the lines best, and the lines above the table."""
     if mark := re.match(r"sep=([,;|\t])\r?\n", sample):  # of Excel
         return mark[1], 1
-    is_csv = text.content.suffix == ".csv"
-    likely = "," if is_csv else "\t"
+    likely = "," if text.content.suffix == ".csv" else "\t"
     scores = {delimiter: _score(sample, delimiter, options) for delimiter in DELIMITERS}
     best = max(scores, key=lambda delimiter: (*scores[delimiter][:3], delimiter == likely))
     _, share, _, lines_above = scores[best]
-    is_table_by_name = is_csv or text.content.suffix == ".tsv"
-    if not is_table_by_name and share < MIN_SCORE and len(sample.splitlines()) > 1:
+    is_prose = share < MIN_SCORE and len(sample.splitlines()) > 1
+    if is_prose and text.content.suffix not in (".csv", ".tsv"):
         listed = ", ".join(DELIMITERS.values())
         raise DataUnreadableError(
             f"{text.path} has one text per line, and no labels behind a {listed}", remedy=ADD_LABELS
@@ -200,7 +190,8 @@ def _score(sample: str, delimiter: str, options: DataConfig) -> tuple[bool, floa
     then the number of known names; commas only inside numbers or before spaces count less. Lines
     above a table, such as a title, are accepted if no delimiter explains all lines.
     """
-    reader = csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter)
+    lines = io.StringIO(sample, newline="")
+    reader = csv.reader(lines, delimiter=delimiter, quotechar=_find_quote(sample, delimiter))
     rows, lines_before, line = [], [], 0
     for row in islice(reader, SAMPLE_ROWS):
         if "".join(row).strip():
@@ -221,6 +212,14 @@ def _score(sample: str, delimiter: str, options: DataConfig) -> tuple[bool, floa
     is_of_run = width > 1 and bool(_named(options) & {plain_name(name) for name in below[0]})
     is_prose = delimiter == "," and len(PROSE_COMMA.findall(sample)) == sample.count(",") > 0
     return is_of_run, share, known - 2 * is_prose, lines_before[start]
+
+
+def _find_quote(sample: str, delimiter: str) -> str:
+    """Return the single quote if nearly all lines use it around values, else the double one."""
+    lines = list(filter(str.strip, islice(io.StringIO(sample), SAMPLE_ROWS)))
+    between = re.compile(rf"(^|{re.escape(delimiter)})\s*'.*'\s*({re.escape(delimiter)}|$)")
+    is_single = '"' not in sample and len(list(filter(between.search, lines))) > 0.9 * len(lines)
+    return "'" if is_single else '"'
 
 
 def find_start(rows: Sequence[Sequence[str]], options: DataConfig, *, is_grid: bool = False) -> int:
@@ -266,7 +265,7 @@ def has_columns_of_run(line: str, options: DataConfig) -> bool:
 
 
 def are_known_names(names: Iterable[object]) -> bool:
-    """Return whether any name is a known name of a text or label column."""
+    """Return whether text or label columns have any of the names."""
     return bool(_known(map(str, names), DataConfig()))
 
 
@@ -287,7 +286,7 @@ def find_names(
 
 def complete_names(header: Sequence[str], *, path: Path) -> list[str]:
     """Return the column names, with a number for columns without a name."""
-    names = [name.strip() or f"column{position}" for position, name in enumerate(header, start=1)]
+    names = [name.strip() or f"column{number}" for number, name in enumerate(header, start=1)]
     if len(set(names)) < len(names):
         raise DataUnreadableError(
             f"two columns of {path} have the same name: {names}",

@@ -28,7 +28,7 @@ BYTE_ORDER_MARKS = {
 CHUNK_BYTES = 2**20
 SAMPLE_LINES = 1_000
 # Characters between words in texts of all languages.
-PUNCTUATION = frozenset("–—‘’‚“”„…«»‹›•·€£§°©®™¿¡²³½¼\u00a0")  # noqa: RUF001
+PUNCTUATION = frozenset("–—‘’‚“”„…«»‹›•·€£§°©®™¿¡²³½¼\u00a0\u3000")  # noqa: RUF001
 CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
 # Sequences that words don't have: a symbol after a letter, a quote before one, letters of two
 # scripts, a single letter before a number, a capital after a small letter.
@@ -40,7 +40,7 @@ MISREAD = re.compile(
 CAPITAL = re.compile(r"(?<=[a-z])[^\W\d_a-zA-Z]")
 # How much less likely each encoding is than the previous one.
 LESS_LIKELY = 0.1
-ERROR, COMMON_EAST, MARK = log(1e-6), log(5e-4), log(0.02)
+ERROR, COMMON_EAST, MARK = 1e-6, 5e-4, 0.02
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,7 @@ def find_text(content: Content, *, encoding: str | None) -> TextFile:
     with content.open() as file:
         lines = (line for line in file if not line.isascii())
         detected = detect_encoding(b"".join(islice(lines, SAMPLE_LINES)))
-    if detected is None:
-        raise _not_text(content.path)
-    text = _check(TextFile(content, detected))
+    text = _check(TextFile(content, detected or "utf-8"))
     finding = f"{text.path} is not UTF-8; its encoding was detected as {text.encoding}"
     remedy = "if the texts look wrong, set another encoding with --encoding"
     emit(WarningMessage(finding, remedy=remedy))
@@ -148,12 +146,9 @@ def _check(text: TextFile) -> TextFile:
     """Return a file unless it is damaged or not text; the error has the place."""
     for piece in decode(text.chunks(), text.encoding, name=str(text.path)):
         if "\0" in piece:
-            raise _not_text(text.path, ": it has the character NUL")
+            message = f"{text.path} is not a text file: it has the character NUL"
+            raise DataUnreadableError(message, remedy="export it as UTF-8")
     return text
-
-
-def _not_text(path: Path, reason: str = "") -> DataUnreadableError:
-    return DataUnreadableError(f"{path} is not a text file{reason}", remedy="export it as UTF-8")
 
 
 def _is_mostly_utf8(text: TextFile) -> bool:
@@ -181,31 +176,28 @@ def detect_encoding(sample: bytes) -> str | None:
         with suppress(UnicodeError):
             text = sample.decode(encoding)
             if group == "east":
-                score = _score_east(text, **WORDS["east"][encoding])
+                score = _score(text, **WORDS["east"][encoding])
             else:
                 score = max(_score(text, letters) for letters in WORDS["letters"][group].values())
             scores[encoding] = score - LESS_LIKELY * place
     return max(scores, key=scores.__getitem__, default=None)
 
 
-def _score(text: str, letters: str) -> float:
-    errors = len(MISREAD.findall(text)) + sum(map(str.isupper, CAPITAL.findall(text)))
-    total = errors * (ERROR - MARK)
-    for character, count in Counter(filter("\x7f".__lt__, text)).items():
-        if (rank := letters.find(character)) >= 0:  # a rare letter is as likely as a mark
-            total += count * max(log(0.5 / (rank + 1)), MARK)
-        else:
-            total += count * (MARK if character in PUNCTUATION else ERROR)
-    return total
+def _score(text: str, frequent: str, *, letters: str = "", common: str = "") -> float:
+    """Return the log-likelihood of a text, in a language with these frequent letters.
 
-
-def _score_east(text: str, *, frequent: str, letters: str, common: str) -> float:
+    East Asian languages have more ``letters``, of which the encoding ``common`` has the usual ones.
+    """
     total = 0.0
+    if not letters:
+        errors = len(MISREAD.findall(text)) + sum(map(str.isupper, CAPITAL.findall(text)))
+        total = errors * log(ERROR / MARK)
     for character, count in Counter(filter("\x7f".__lt__, text)).items():
         if (rank := frequent.find(character)) >= 0:
-            total += count * log(0.2 / (rank + 5))
-        elif re.match(letters, character) and len(character.encode(common, errors="ignore")) == 2:
-            total += count * COMMON_EAST
+            likelihood = 0.2 / (rank + 5) if letters else max(0.5 / (rank + 1), MARK)
+        elif letters and re.match(letters, character) and character.encode(common, "ignore"):
+            likelihood = COMMON_EAST
         else:
-            total += count * (MARK if character in PUNCTUATION | {"\u3000"} else ERROR)
+            likelihood = MARK if character in PUNCTUATION else ERROR
+        total += count * log(likelihood)
     return total

@@ -11,7 +11,8 @@ from finetune.data.packed import WORDS
 from finetune.errors import DataError
 
 ANSWERS = {"accept", "reject", "ignore"}
-ABOUT_ANNOTATIONS = WORDS["label_studio"].split()
+OF_LABEL_STUDIO = WORDS["label_studio"].split()
+OF_DOCCANO = ["Comments", "annotation_approver"]
 MIN_PROBABILITY = 0.5
 
 
@@ -23,15 +24,20 @@ def convert(frame: pandas.DataFrame) -> pandas.DataFrame:
     """
     if _has(frame, "data", dict) and _has(frame, "annotations", list):
         return _convert_tasks(frame)
-    if len(about := frame.columns.intersection(ABOUT_ANNOTATIONS)) > 1:
-        return frame.drop(columns=about).apply(_convert_results)
+    if len(about := frame.columns.intersection(OF_LABEL_STUDIO)) > 1:
+        return frame.drop(columns=about).apply(_convert_annotations)
     if _has(frame, "answer", str) and ANSWERS.issuperset(frame["answer"].dropna().unique()):
         return _convert_prodigy(frame)
-    for name in ("cats", "labels", "label"):  # of spaCy, and others
-        if _has(frame, name, dict):
-            return _replace_column(frame, name, frame[name].map(_names_in))
-    if _has(frame, "Comments", list) or "annotation_approver" in frame.columns:
-        return _convert_doccano(frame)
+    is_of_doccano = _has(frame, "Comments", list) or "annotation_approver" in frame.columns
+    for name in ("cats", "label", "labels", "annotations"):
+        if _has(frame, name, dict):  # of spaCy, and others
+            labels = _unwrap(frame[name].map(_names_in))
+        elif is_of_doccano and _has(frame, name, list):
+            labels = _convert_annotations(frame[name])
+        else:
+            continue
+        others = frame.drop(columns=[name, "label", *OF_DOCCANO], errors="ignore")
+        return others.assign(label=labels)
     return frame
 
 
@@ -46,11 +52,6 @@ def _has(frame: pandas.DataFrame, name: str, kind: type) -> bool:
     return is_typed or bool(values.map(lambda value: isinstance(value, kind)).all())
 
 
-def _replace_column(frame: pandas.DataFrame, name: str, labels: pandas.Series) -> pandas.DataFrame:
-    others = frame.drop(columns={name, "label"} & {*frame.columns})
-    return others.assign(label=_unwrap(labels))
-
-
 def _unwrap(lists: pandas.Series) -> pandas.Series:
     """Return labels instead of lists if no row has several."""
     is_list = lists.map(lambda value: isinstance(value, list))
@@ -60,6 +61,7 @@ def _unwrap(lists: pandas.Series) -> pandas.Series:
 
 
 def _names_in(scores: Any) -> list[str] | None:
+    """Return the classes with a high score or a mark."""
     if not isinstance(scores, Mapping):
         return None
     if not all(isinstance(score, int | float) for score in scores.values()):
@@ -85,10 +87,7 @@ def _convert_prodigy(frame: pandas.DataFrame) -> pandas.DataFrame:
             labels = labels.where(answer.ne("reject"), f"not {labels.dropna().iloc[0]}")
             answer = answer.where(answer.ne("reject"), "accept")
     else:
-        raise DataError(
-            "this export of Prodigy has no labels of whole texts",
-            remedy="export a dataset of textcat.manual, textcat.teach or choice",
-        )
+        raise _no_labels_of_texts()
     return frame[["text"]].assign(label=_unwrap(labels.where(answer.eq("accept"), None)))
 
 
@@ -110,7 +109,7 @@ def _convert_tasks(frame: pandas.DataFrame) -> pandas.DataFrame:
         for annotation in tasks["annotations"]
     ]
     texts = pandas.DataFrame([*tasks["data"]], tasks.index)
-    labels = pandas.DataFrame(answers, tasks.index).apply(_convert_results)
+    labels = pandas.DataFrame(answers, tasks.index).apply(_convert_annotations)
     texts = texts.drop(columns=[*labels.columns.intersection(texts.columns)])
     joined = pandas.concat([texts.reset_index(drop=True), labels.reset_index(drop=True)], axis=1)
     return joined.set_axis(tasks.index)
@@ -122,46 +121,32 @@ def _results(annotation: Any) -> list[Any]:
     return [result for result in annotation.get("result", ()) if "from_name" in result]
 
 
-def _convert_results(values: pandas.Series) -> pandas.Series:
-    """Return the choice, or choices, in each answer of a Label Studio column."""
-    return _unwrap(values.map(_result))
+def _convert_annotations(values: pandas.Series) -> pandas.Series:
+    """Return the labels in annotations of Label Studio or doccano; other values as they are."""
+    return _unwrap(values.map(_read_annotation, na_action="ignore"))
 
 
-def _result(value: Any) -> Any:
+def _read_annotation(value: Any) -> Any:
     if isinstance(value, str) and value.startswith(('{"', '[{"')):
         with suppress(ValueError):
             value = json.loads(value)
-    if isinstance(value, Mapping):
-        match {**value}:
-            case {"choices": list(names)}:
-                return names
-            case {"taxonomy": list(paths)}:
-                return [" > ".join(path) for path in paths]
-            case {"rating": number} | {"number": number}:
-                return number
-    is_span = isinstance(value, Mapping) and {"start", "end"} <= value.keys()
-    if is_span or (isinstance(value, list) and value and isinstance(value[0], Mapping)):
-        raise DataError(
-            "this export of Label Studio has labels of parts of texts",
-            remedy="export a project whose labels are choices for whole texts",
-        )
+    match value:
+        case {"choices": list(names)}:
+            return names
+        case {"taxonomy": list(paths)}:
+            return [" > ".join(path) for path in paths]
+        case {"rating": number} | {"number": number}:
+            return number
+        case {"start": _, "end": _} | [{"start": _, "end": _}, *_] | [list(), *_]:
+            raise _no_labels_of_texts()
+        case [{"label": _}, *_]:
+            return [item.get("label") for item in value]
     return value
 
 
-def _convert_doccano(frame: pandas.DataFrame) -> pandas.DataFrame:
-    frame = frame.drop(columns=["Comments", "annotation_approver"], errors="ignore")
-    for name in ("label", "labels", "annotations"):
-        if _has(frame, name, list):
-            labels = frame[name].map(_labels_in, na_action="ignore")
-            return _replace_column(frame, name, labels)
-    return frame
-
-
-def _labels_in(annotations: list[Any]) -> list[Any]:
-    """Return labels that are names, or objects with the number of a label."""
-    if any(isinstance(label, list) for label in annotations):
-        raise DataError(
-            "this export of doccano has labels of parts of texts",
-            remedy="export a project of text classification",
-        )
-    return [label.get("label") if isinstance(label, Mapping) else label for label in annotations]
+def _no_labels_of_texts() -> DataError:
+    return DataError(
+        "this export of Prodigy, Label Studio or doccano has labels of parts of texts",
+        remedy="export classes of whole texts: textcat or choice of Prodigy, choices of Label"
+        " Studio, or text classification of doccano",
+    )

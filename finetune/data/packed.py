@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.resources import files
+from importlib import resources
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
@@ -23,7 +23,7 @@ from finetune.errors import DataNotFoundError, DataUnreadableError, SeveralTable
 from finetune.files import is_there, naming
 
 WORDS: dict[str, Any] = tomllib.loads(
-    files("finetune.data").joinpath("words.toml").read_text("utf-8")
+    resources.files("finetune.data").joinpath("words.toml").read_text("utf-8")
 )
 SPLIT_BY_WORD = {word: name for name, words in WORDS["splits"].items() for word in words.split()}
 ZIP, EMPTY_ZIP, OLE = b"PK\x03\x04", b"PK\x05\x06", b"\xd0\xcf\x11\xe0"
@@ -40,26 +40,22 @@ OFFICE = re.compile(
     r"|(.*/)?(Index\.zip|index\.apxl|Index/.*\.iwa)"
 )
 SPREADSHEET = b"application/vnd.oasis.opendocument.spreadsheet"
-# Tables grow by a factor of five or ten when unpacked. A much larger factor might fill the memory.
-MAX_TIMES = 100
-SMALL_BYTES = 2**28
 # Limits that keep a project or a home folder from being read by mistake.
-MAX_DEPTH = 4
+MAX_DEPTH = 5
 HIDDEN = re.compile(r"(.*/)?(\.(?!/)|__MACOSX/)")
 ABOUT = re.compile(r"[._]|readme|licen[cs]e|citation|requirements|dataset_info", re.IGNORECASE)
 PART = re.compile(r"part-?\d|\d-of-\d")
 START_BYTES = 4096
 # zipfile raises RuntimeError for passwords, NotImplementedError for unknown compression, and
 # ValueError for damaged offsets and names.
-UNPACKING_ERRORS: tuple[type[Exception], ...] = (BadZipFile, OSError, EOFError, zlib.error)
-UNPACKING_ERRORS += (lzma.LZMAError, RuntimeError, ValueError)
+DAMAGED: tuple[type[Exception], ...] = (BadZipFile, OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
 @contextmanager
 def _unpacking_explained(path: Path) -> Iterator[None]:
     try:
         yield
-    except UNPACKING_ERRORS as error:
+    except (*DAMAGED, RuntimeError, ValueError) as error:
         remedy = "copy or download it again, or unpack it and pass a table"
         raise DataUnreadableError(f"{path} can't be unpacked: {error}", remedy=remedy) from error
 
@@ -101,7 +97,9 @@ def holds_files(path: Path) -> bool:
 def names_in(path: Path) -> list[str]:
     """Return the names of the files in a folder, or in an archive, that are not hidden."""
     if path.is_dir():
-        names = [name for name in _walk(path) if (path / name).is_file()]
+        patterns = ["/".join("*" * depth) for depth in range(1, MAX_DEPTH + 1)]
+        files = [file for pattern in patterns for file in path.glob(pattern) if file.is_file()]
+        names = [file.relative_to(path).as_posix() for file in files]
     else:
         with _unpacking_explained(path), ZipFile(path) as archive:
             names = [name for name in archive.namelist() if name and not name.endswith("/")]
@@ -110,22 +108,11 @@ def names_in(path: Path) -> list[str]:
     raise DataNotFoundError(f"{path} contains no files", remedy="pack it again, or pass a table")
 
 
-def _walk(path: Path) -> Iterator[str]:
-    for name, folders, file_names in os.walk(path):
-        folder = Path(name).relative_to(path)
-        is_deep = len(folder.parts) == MAX_DEPTH
-        folders[:] = [] if is_deep else [name for name in folders if not name.startswith(".")]
-        yield from ((folder / file_name).as_posix() for file_name in file_names)
-
-
 def read_members(path: Path, names: Sequence[str]) -> list[Content]:
     """Return files of a folder, or of an archive, which are unpacked into memory."""
     if path.is_dir():
         return [_unpack_file(Content(path / name)) for name in names]
     with _unpacking_explained(path), ZipFile(path) as archive:
-        # zipfile reads at most the size that the archive states for a member.
-        size_bytes = sum(archive.getinfo(name).file_size for name in names)
-        _check_size(size_bytes, path.stat().st_size, path)
         return [_unpack_file(Content(path / name, archive.read(name))) for name in names]
 
 
@@ -142,29 +129,11 @@ def unpack(path: Path, suffixes: Sequence[str] = (), member: str | None = None) 
 
 
 def _unpack_file(content: Content) -> Content:
-    start = content.start(10)
     for beginning, open_packed in UNPACKERS.items():
-        if re.match(beginning, start):
-            with content.open() as packed:
-                size_bytes = packed.seek(0, os.SEEK_END)
-                packed.seek(0)
-                with _unpacking_explained(content.path), open_packed(packed) as file:
-                    unpacked = file.read(_max_bytes(size_bytes) + 1)
-            _check_size(len(unpacked), size_bytes, content.path)
-            return Content(content.path, unpacked)
+        if re.match(beginning, content.start(10)):
+            with content.open() as packed, _unpacking_explained(content.path):
+                return Content(content.path, open_packed(packed).read())
     return content
-
-
-def _max_bytes(packed_bytes: int) -> int:
-    return max(SMALL_BYTES, MAX_TIMES * packed_bytes)
-
-
-def _check_size(size_bytes: int, packed_bytes: int, path: Path) -> None:
-    if size_bytes > _max_bytes(packed_bytes):
-        raise DataUnreadableError(
-            f"{path} becomes more than {MAX_TIMES} times as large when it is unpacked",
-            remedy="unpack it yourself if you trust it, and pass the table",
-        )
 
 
 def find_tables(names: Sequence[str], suffixes: Sequence[str]) -> list[str]:
@@ -227,18 +196,16 @@ def is_workbook(content: Content) -> bool:
     """Return whether a file is a spreadsheet that can be read: .xlsx, .xlsb, .xls or .ods."""
     if content.start(len(OLE)) == OLE:
         return content.suffix not in WORDS["documents"]
-    members = _members_of_zip(content)
-    packed_bytes = len(content.unpacked or b"") or content.path.stat().st_size
-    _check_size(sum(members.values()), packed_bytes, content.path)
-    if "mimetype" in members:
+    names = _names_in_zip(content)
+    if "mimetype" in names:
         with content.open() as file, ZipFile(file) as archive:
             return archive.read("mimetype").startswith(SPREADSHEET)
-    return any(map(WORKBOOK.fullmatch, members))
+    return any(map(WORKBOOK.fullmatch, names))
 
 
 def reject_foreign(content: Content) -> None:
     """Raise an error with the type of an unsupported file, and how to export it."""
-    start, names = content.start(START_BYTES), _members_of_zip(content)
+    start, names = content.start(START_BYTES), _names_in_zip(content)
     is_text = b"\0" not in start and not start.startswith((b"PK", b"{\\rtf", b"bplist"))
     if not is_text or content.suffix in (".yml", ".yaml"):
         reject_document(content.path, content.suffix)
@@ -271,12 +238,12 @@ def _not_a_table(path: Path, kind: str, remedy: str) -> DataUnreadableError:
     return DataUnreadableError(f"{path} is {kind}", remedy=remedy)
 
 
-def _members_of_zip(content: Content) -> dict[str, int]:
-    """Return the names and sizes in a ZIP file; nothing if it is damaged or not a ZIP file."""
+def _names_in_zip(content: Content) -> list[str]:
+    """Return the names in a ZIP file; none if it is damaged or not a ZIP file."""
     if content.start(len(ZIP)) != ZIP:
-        return {}
+        return []
     try:
         with content.open() as file, ZipFile(file) as archive:
-            return {member.filename: member.file_size for member in archive.infolist()}
+            return archive.namelist()
     except BadZipFile:
-        return {}
+        return []

@@ -50,7 +50,6 @@ MAX_EXACT = 2.0**53
 FASTTEXT_LABEL = re.compile(r"(?<!\S)__label__(\S+?),?(?:\s+|$)", re.IGNORECASE)
 FORMULA_WITHOUT_VALUE = re.compile(rb"<f\b[^>]*(/>|>[^<]*</f>)\s*(<v\s*/>|<v></v>)?\s*</c>")
 SHAPES = 'write a list of objects, such as [{"text": "Good.", "label": "praise"}]'
-OBJECT = 'write one object per line, such as {"text": "Good.", "label": "praise"}'
 SAVE_AGAIN = "save it again, or save the sheet as .csv"
 
 
@@ -68,6 +67,7 @@ class FileFormat:
 
     kind: str
     delimiter: str = ","
+    quote: str = '"'
     encoding: str = "utf-8"
     has_header: bool = True
     line_end: str = "\n"
@@ -159,8 +159,8 @@ def read_file(path: Path, options: DataConfig) -> RawTable:
     _report_left_out([name for name, column in texts.items() if column is None], path=path)
     columns = {name: column for name, column in texts.items() if column is not None}
     for name in source.class_names.keys() & columns.keys():
-        names = source.class_names[name]
-        columns[name] = map_values(columns[name], partial(_name_classes, names=names))
+        convert = partial(_name_classes, names=source.class_names[name])
+        columns[name] = map_values(columns[name], convert)
     table, numbers = pyarrow.table(columns), frame.index.to_numpy(np.int64)
     if source.format.kind in ("csv", "excel") and delimited.ends_with_total(table):
         emit(Info(f"the last row of {path} is a total and is left out"))
@@ -175,8 +175,9 @@ def read_source(path: Path, options: DataConfig, *, readable_only: bool = False)
         readable_only: Leave out columns of a Parquet file that can't be texts or labels.
     """
     content = unpack(path, TABLE_SUFFIXES, options.table)
-    kind = _find_kind(content)
-    if options.table and content.path == path and kind not in ("excel", "json"):
+    kind, is_member = _find_kind(content), content.path != path
+    path = content.path
+    if options.table and not is_member and kind not in ("excel", "json"):
         remedy = f"drop --table {options.table}"
         raise DataNotFoundError(f"{path} has one table only", remedy=remedy)
     if kind == "parquet":
@@ -187,22 +188,19 @@ def read_source(path: Path, options: DataConfig, *, readable_only: bool = False)
     written = FileFormat(kind, encoding=text.encoding, line_end=text.line_end())
     if kind == "csv":
         table, dialect = delimited.read_table(text, options)
-        written = replace(
-            written,
-            delimiter=dialect.delimiter,
-            has_header=dialect.has_header,
-            names=dialect.header if dialect.has_header else (),
-        )
-        return SourceTable(content.path, frame_of(table), written, dialect.place)
-    emit(Info(f"reading {text.path}: encoding {text.encoding}"))
+        names = dialect.header if dialect.has_header else ()
+        shape = {"delimiter": dialect.delimiter, "quote": dialect.quote, "names": names}
+        written = replace(written, has_header=dialect.has_header, **shape)
+        return SourceTable(path, frame_of(table), written, dialect.place)
+    emit(Info(f"reading {path}: encoding {text.encoding}"))
     if kind == "fasttext":
         frame = _read_fasttext(text)
-    elif kind == "jsonl":
-        frame = _read_json_lines(text)
+    elif kind == "jsonl" and (table := _read_by_arrow(text)) is not None:
+        frame = frame_of(table)
     else:
-        frame = _read_json(text, options)
-    place = text.place if kind != "json" else lambda row: f"row {row + 1} of {text.path}"
-    return SourceTable(content.path, frame, written, place)
+        frame = _read_json(text, options, is_lines=kind == "jsonl")
+    place = text.place if kind != "json" else lambda row: f"row {row + 1} of {path}"
+    return SourceTable(path, frame, written, place)
 
 
 def _find_kind(content: Content) -> str:
@@ -251,16 +249,6 @@ def arrow_of(values: pandas.Series) -> Any:
 # Lines of JSON.
 
 
-def _read_json_lines(text: TextFile) -> pandas.DataFrame:
-    if (table := _read_by_arrow(text)) is not None:
-        return frame_of(table)
-    values = _parse_json(text)
-    if others := [value for value in values if not isinstance(value, dict)]:
-        message = f"{text.path} has lines that are not JSON objects: {str(others[0])[:60]}"
-        raise DataUnreadableError(message, remedy=OBJECT)
-    return _frame_of_records(values)
-
-
 def _read_by_arrow(text: TextFile, schema: pyarrow.Schema | None = None) -> pyarrow.Table | None:
     """Return the columns as Arrow reads them, or ``None`` if it can't read them exactly."""
     rows = sum(1 for _ in text.lines())
@@ -287,49 +275,33 @@ def _read_by_arrow(text: TextFile, schema: pyarrow.Schema | None = None) -> pyar
     return table if is_exact else None
 
 
-def _frame_of_records(records: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
-    """Return objects as columns: of Arrow's types, or of objects if the values are of several."""
+def _frame_of(records: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
+    """Return objects as columns of Python objects."""
     names = dict.fromkeys(name for record in records for name in record)
-    return _frame_of_values({name: [record.get(name) for record in records] for name in names})
-
-
-def _frame_of_values(columns: Mapping[str, list[Any]]) -> pandas.DataFrame:
-    series = {}
-    for name, values in columns.items():
-        kinds = {*map(type, values)} - {type(None)}
-        is_plain = len(kinds) <= 1 and kinds <= {str, bool, int, float}
-        try:
-            arrow = pyarrow.array(values) if is_plain else None
-        except (pyarrow.ArrowException, OverflowError):  # numbers of more than 64 bits
-            arrow = None
-        if arrow is None:
-            series[name] = pandas.Series(values, dtype=object)
-        else:
-            series[name] = pandas.Series(arrow, dtype=pandas.ArrowDtype(arrow.type))
-    return pandas.DataFrame(series)
+    columns = {name: [record.get(name) for record in records] for name in names}
+    return pandas.DataFrame(columns, dtype=object)
 
 
 # Documents of JSON.
 
 
-def _read_json(text: TextFile, options: DataConfig) -> pandas.DataFrame:
+def _read_json(text: TextFile, options: DataConfig, *, is_lines: bool) -> pandas.DataFrame:
     """Return the only table of a document, or the chosen one."""
     values = _parse_json(text)
-    tables = dict(_find_tables(values[0] if len(values) == 1 else values))
+    tables = dict(_find_tables(values if len(values) > 1 or is_lines else values[0]))
     if not tables:
         remedy = f"{SHAPES}; pass a configuration with --config"
-        raise DataUnreadableError(f"{text.path} contains no rows", remedy=remedy)
+        raise DataUnreadableError(f"{text.path} contains no rows of one kind", remedy=remedy)
     rows = tables[choose_member(list(tables), options.table, path=text.path)]
     if isinstance(rows[0], dict):
-        return _frame_of_records(rows)
+        return _frame_of(rows)
     if len(set(map(len, rows))) > 1:
         raise DataUnreadableError(
             f"the arrays of {text.path} have different lengths", remedy=SHAPES
         )
     words = [[as_text(value) or "" for value in row] for row in rows]
     names, has_header = delimited.find_names(words, options, path=text.path)
-    columns = zip(*rows[int(has_header) :], strict=True)
-    return _frame_of_values(dict(zip(names, map(list, columns), strict=True)))
+    return pandas.DataFrame(rows[int(has_header) :], columns=names, dtype=object)
 
 
 def _parse_json(text: TextFile) -> list[Any]:
@@ -411,7 +383,7 @@ def _read_fasttext(text: TextFile) -> pandas.DataFrame:
         "text": [FASTTEXT_LABEL.sub("", line).strip() for line in lines],
         "label": labels if has_several else list(map("".join, labels)),
     }
-    return _frame_of_values(columns)
+    return pandas.DataFrame(columns, dtype=object)
 
 
 # Parquet.
@@ -502,39 +474,33 @@ def _read_sheet(content: Content, options: DataConfig) -> pandas.DataFrame:
     try:
         with content.open() as file:
             book = CalamineWorkbook.from_filelike(file)
-            hidden = {
-                sheet.name
-                for sheet in book.sheets_metadata
-                if sheet.visible != SheetVisibleEnum.Visible and sheet.name != options.table
-            }
             sheets = {name: book.get_sheet_by_name(name) for name in book.sheet_names}
-            sheets = {name: sheet for name, sheet in sheets.items() if sheet.height}
-            shown = [name for name in sheets if name not in hidden] or list(sheets)
-            if not shown:
+            filled = [sheet for sheet in book.sheets_metadata if sheets[sheet.name].height]
+            shown = [s.name for s in filled if s.visible == SheetVisibleEnum.Visible]
+            if not filled:
                 raise DataUnreadableError(f"no sheet of {path} has rows", remedy=SAVE_AGAIN)
-            sheet = sheets[choose_member(shown, options.table, path=path)]
+            names = [s.name for s in filled] if options.table or not shown else shown
+            sheet = sheets[choose_member(names, options.table, path=path)]
             cells = sheet.to_python(skip_empty_area=False)
             merged = sheet.merged_cell_ranges or []
     except (CalamineError, OSError) as error:
         raise DataUnreadableError(
             f"{path} can't be read as a spreadsheet: {error}", remedy=SAVE_AGAIN
         ) from error
-    if ignored := sorted(hidden & sheets.keys() - {sheet.name}):
-        emit(Info(f"hidden sheets of {path} are ignored: {', '.join(ignored)}"))
-    filled_down = 0
-    # Such a cell is a title, or stands above a group of columns.
-    wide = {top for (top, left), (_, right) in merged if right > left}
+    if len(names) < len(filled):
+        emit(Info(f"hidden sheets of {path} are ignored; --table chooses one"))
+    if merged:
+        emit(Info(f"merged cells of {path} have the value of their first row"))
     for (top, left), (bottom, _) in merged:
         for row in range(top + 1, min(bottom + 1, len(cells))):
             cells[row][left] = cells[top][left]
-            filled_down += 1
-    if filled_down:
-        emit(Info(f"{filled_down:,} merged cells of {path} have the value of their first row"))
     table = pandas.DataFrame(cells, dtype=object)
     table = table.mask(table.map(lambda cell: isinstance(cell, str) and not cell.strip()))
     table = table.dropna(how="all").dropna(how="all", axis="columns")
     if not len(table):
         raise DataUnreadableError(f"sheet {sheet.name!r} of {path} has no rows", remedy=SAVE_AGAIN)
+    # A wide cell at the top is a title, or stands above a group of columns.
+    wide = {top for (top, left), (_, right) in merged if right > left}
     while table.index[0] in wide and len(table) > 1:
         table = table.iloc[1:]
     return table
@@ -571,8 +537,7 @@ def as_texts(values: pandas.Series) -> pyarrow.ChunkedArray | None:
         return None if texts.null_count else pyarrow.chunked_array([texts])
     if not (types.is_string(column.type) or types.is_integer(column.type)):
         column = map_values(column, as_text)
-    column = column.cast("string")
-    return pc.fill_null(column, "") if column.null_count else column
+    return pc.fill_null(column.cast("string"), "")
 
 
 def plain(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:

@@ -6,6 +6,7 @@ The steps are in :func:`read_tables`, in the order in which a row passes them.
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
@@ -76,6 +77,7 @@ FILL_DOWN = (
     "write each label into all rows of its group: in Excel choose Go To Special, Blanks, type = and"
     " the cell above, and press Ctrl+Enter; in pandas, frame[column].ffill()"
 )
+SAMPLE_ROWS = 4_000
 INTEGER, INTEGERS = re.compile(r"\d+"), r"\W*\d+(\W+\d+)*\W*"
 
 
@@ -282,13 +284,26 @@ def _with_flat_labels(rows: pyarrow.Table) -> pyarrow.Table:
 
 
 def _report_texts(texts: pyarrow.ChunkedArray, *, path: Path) -> None:
-    """Warn about words for a missing text."""
+    """Warn about texts that were decoded wrongly, and about words for a missing text."""
     short = texts.filter(pc.less_equal(pc.binary_length(texts), max(map(len, MISSING))))
     words = short.filter(pc.is_in(pc.utf8_lower(short), value_set=pyarrow.array(MISSING)))
-    if count := len(words):
-        word = words[0].as_py()
-        finding = f"{count:,} texts of {path} look like a missing text, such as {word!r}"
-        emit(WarningMessage(finding, remedy="leave these cells empty if the text is missing"))
+    others = texts.filter(pc.invert(pc.string_is_ascii(texts))).slice(0, SAMPLE_ROWS)
+    garbled = list(filter(_is_garbled, others.to_pylist()))
+    for found, problem, remedy in (
+        (words.to_pylist(), "a missing text", "leave these cells empty if the text is missing"),
+        (garbled, "UTF-8 that was decoded as another encoding", "export the file again as UTF-8"),
+    ):
+        if found:
+            finding = f"{len(found):,} texts of {path} look like {problem}, such as"
+            emit(WarningMessage(f"{finding} {found[0][:60]!r}", remedy=remedy))
+
+
+def _is_garbled(text: str) -> bool:
+    """Return whether a text becomes other UTF-8 text if an encoding is undone."""
+    for encoding in ("cp1252", "latin_1", "cp1250", "cp1251", "mac_roman"):
+        with suppress(UnicodeError):
+            return text.encode(encoding).decode() != text
+    return False
 
 
 def _check_split(split: str, table: RawTable, columns: Columns, *, train: RawTable) -> None:
@@ -433,7 +448,11 @@ def _labelled_rows(
             remedy="set the correct columns with --text-column and --label-column",
         )
     if skipped := len(labels) - len(rows):
-        finding = f"{skipped:,} of {len(labels):,} rows skipped: empty text or label"
+        empty = dict(zip((column.name for column in chosen), map(pc.sum, is_blank), strict=True))
+        empty[columns[LABEL].name] = pyarrow.scalar(labels.null_count)
+        most = max(empty, key=lambda name: empty[name].as_py())
+        reason = f"empty text or label, most of them in column {most!r}"
+        finding = f"{skipped:,} of {len(labels):,} rows skipped: {reason}"
         first = _first_place(table, pc.invert(is_kept))
         emit(WarningMessage(f"{finding}, the first in {first}"))
     return rows, text_table.filter(pc.and_not(has_texts, is_labeled))

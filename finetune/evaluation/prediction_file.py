@@ -77,7 +77,7 @@ class PredictionFile:
             if WRITERS[suffix] is not WRITERS.get(source.path.suffix.lower()):
                 written = FileFormat(written.kind, has_header=written.has_header)
         if suffix in DELIMITERS and (source is None or suffix != source.path.suffix.lower()):
-            written = replace(written, delimiter=DELIMITERS[suffix])
+            written = replace(written, delimiter=DELIMITERS[suffix], quote='"')
         results = pandas.DataFrame(self._results, index=frame.index, dtype=object)
         frame = frame.assign(**rename_taken(dict(results.items()), frame.columns))
         unfinished = temporary_path(self.path)
@@ -113,6 +113,7 @@ def _write_delimited(path: Path, frame: pandas.DataFrame, written: FileFormat) -
     has_return = cells.map(lambda cell: isinstance(cell, str) and "\r" in cell).any(axis=None)
     options: dict[str, Any] = {
         "sep": written.delimiter,
+        "quotechar": written.quote or '"',
         "lineterminator": written.line_end,
         "header": names if written.has_header else False,
         "index": False,

@@ -169,6 +169,17 @@ def test_spaces_before_quotes_are_left_out(tmp_path: Path) -> None:
     assert table.columns.to_pydict() == {"text": ["one, two", "three"], "label": ["a", "b, c"]}
 
 
+@pytest.mark.parametrize("escaped", ["it''s, all, good", r"it\'s, all, good"])
+def test_values_may_be_in_single_quotes(tmp_path: Path, escaped: str) -> None:
+    lines = (f"'{escaped} {number}','{'ab'[number % 2]}'" for number in range(12))
+    table, emitted = read(tmp_path, "\n".join(("text,label", *lines)))
+    assert table.columns["text"][0].as_py() == "it's, all, good 0"
+    assert table.columns["label"][1].as_py() == "b"
+    assert "single quotes" in emitted
+    table, emitted = read(tmp_path, "text,label\n'tis a film,a\n'Never again',b\nall,a\n")
+    assert table.columns["text"].to_pylist() == ["'tis a film", "'Never again'", "all"]
+
+
 @pytest.mark.parametrize(("first", "is_header"), [("sms,spam", True), ("buy a car,spam", False)])
 def test_a_header_may_have_the_name_of_a_class(tmp_path: Path, first: str, is_header: bool) -> None:
     kinds = ("ham", "spam")

@@ -17,7 +17,6 @@ from datasets import DatasetDict
 from pyarrow import parquet
 
 from finetune.config.schema import DataConfig
-from finetune.data import packed
 from finetune.data.columns import OtherData
 from finetune.data.dataset import make_dataset
 from finetune.data.folders import digest_folder
@@ -214,18 +213,6 @@ def test_what_can_not_be_unpacked_is_refused(tmp_path: Path) -> None:
         (tmp_path / "cut.csv").write_bytes(start)
         with pytest.raises(DataUnreadableError, match="can't be unpacked"):
             read(tmp_path / "cut.csv")
-
-
-def test_what_becomes_far_larger_is_not_unpacked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(packed, "SMALL_BYTES", 10_000)
-    (tmp_path / "bomb.csv.gz").write_bytes(gzip.compress(CSV + b"a" * 10**6))
-    archive = write_zip(tmp_path / "bomb.zip", {"rows.csv": CSV + b"a" * 10**6})
-    book = write_zip(tmp_path / "bomb.xlsx", {"xl/workbook.xml": b" " * 10**6})
-    for path in (tmp_path / "bomb.csv.gz", archive, book):
-        with pytest.raises(DataUnreadableError, match="more than 100 times"):
-            read(path)
 
 
 def test_the_one_sheet_of_a_workbook_is_read(tmp_path: Path) -> None:
