@@ -44,34 +44,34 @@ def export_onnx(
         verify: Compare all predictions on the test split with PyTorch.
     """
     folder = open_run_folder(Path(run))
-    from finetune.export import onnx
+    from finetune import export
     from finetune.runs.trained import TrainedModel
 
     path = Path(output_dir).expanduser() if output_dir else folder.onnx_folder
     output = OwnFolder(path, "onnx")
     output.check()
-    onnx.import_runtime()
+    export.import_runtime()
     trained = TrainedModel.load(folder, device="cpu")
     emit(Info(f"exporting {folder.path} to {path}"))
-    onnx.write_onnx(trained.text_model, output, quantizes=int8)
+    export.write_onnx(trained.text_model, output, quantizes=int8)
     trained = replace(trained, predictor=replace(trained.predictor, precision="fp32"))
     examples = _load_test_examples(folder, trained) if verify or int8 else None
     files: list[dict[str, Any]] = []
-    for name, is_compared in ((onnx.MODEL_FILE, verify), (onnx.QUANTIZED_FILE, int8)):
+    for name, is_compared in ((export.MODEL_FILE, verify), (export.QUANTIZED_FILE, int8)):
         file, verification = output.path / name, None
         if is_compared and examples is not None:
             emit(Info(f"comparing {name} with PyTorch on {len(examples.lengths):,} test rows"))
-            verification = onnx.verify(trained, onnx.OnnxModel(file), examples)
+            verification = export.verify(trained, export.OnnxModel(file), examples)
         if file.is_file():
             size_bytes = file.stat().st_size
             files.append(
                 {"path": str(file), "size_bytes": size_bytes, "verification": verification}
             )
     if compared := files[0]["verification"]:
-        labels, difference = compared.same_labels, compared.largest_logit_difference
+        labels, difference = compared["same_labels"], compared["largest_logit_difference"]
         if labels < 1 or difference > MAX_LOGIT_DIFFERENCE:
             raise FinetuneError(
-                f"{onnx.MODEL_FILE} does not predict like the model of the run: {1 - labels:.1%} "
+                f"{export.MODEL_FILE} does not predict like the model of the run: {1 - labels:.1%} "
                 f"of the labels differ, and logits differ by up to {difference:.1e}",
                 remedy=f"use {folder.model_folder} with transformers, and report this as a bug",
             )
@@ -109,11 +109,12 @@ def _show_onnx(exported: Mapping[str, Any]) -> None:
     for file in exported["files"]:
         show_lines(f"{file['path']}, {format_size(file['size_bytes'])}")
         if compared := file["verification"]:
-            metric, value = next(iter(compared.metrics.items()))
+            same, samples = compared["same_labels"], compared["samples"]
+            metric, value = next(iter(compared["metrics"].items()))
             show_facts(
                 {
-                    "same labels as PyTorch": f"{compared.same_labels:.1%} of {compared.samples:,}",
-                    "largest difference": f"{compared.largest_logit_difference:.1e}",
-                    metric: f"{value:.4f}, PyTorch {compared.pytorch_metrics[metric]:.4f}",
+                    "same labels as PyTorch": f"{same:.1%} of {samples:,}",
+                    "largest difference": f"{compared['largest_logit_difference']:.1e}",
+                    metric: f"{value:.4f}, PyTorch {compared['pytorch_metrics'][metric]:.4f}",
                 }
             )

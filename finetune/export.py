@@ -5,7 +5,7 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,24 +30,14 @@ _PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 EXAMPLE_SHAPE = (2, 7)
 
 
-@dataclass(frozen=True)
-class Verification:
-    """How an exported model compares with the model of the run, on the CPU in fp32."""
-
-    samples: int
-    same_labels: float  # the fraction of the rows that get the same labels
-    largest_logit_difference: float  # relative to the largest logit, if that is beyond 1
-    metrics: dict[str, float]
-    pytorch_metrics: dict[str, float]
-
-
 class OnnxModel(nn.Module):
     """An ONNX file as a module: its forward takes and returns the same tensors as the model."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()
-        runtime = import_runtime()
-        self.session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+        self.session = import_runtime().InferenceSession(
+            str(file), providers=["CPUExecutionProvider"]
+        )
         self.input_names = [value.name for value in self.session.get_inputs()]
 
     def forward(self, **inputs: torch.Tensor) -> SimpleNamespace:
@@ -73,14 +63,12 @@ def import_runtime() -> Any:
     """Import the packages of the extra ``onnx`` and return onnxruntime."""
     try:
         with _silence():
-            runtime, *_ = map(import_module, _PACKAGES)
+            runtime, *_ = [import_module(package) for package in _PACKAGES]
     except ModuleNotFoundError as error:
         if error.name not in _PACKAGES:
             raise
-        raise UsageError(
-            f"this export needs the package {error.name}",
-            remedy="pip install onnx onnxruntime onnxscript",
-        ) from error
+        remedy = "pip install onnx onnxruntime onnxscript"
+        raise UsageError(f"this export needs the package {error.name}", remedy=remedy) from error
     return runtime
 
 
@@ -139,12 +127,11 @@ def _quantize(folder: Path) -> None:
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
     """Hide the progress of the converter and its advice on versions and packages."""
-    output = io.StringIO()
     logging.disable(logging.WARNING)
     try:
         with (
-            contextlib.redirect_stdout(output),
-            contextlib.redirect_stderr(output),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
             warnings.catch_warnings(action="ignore"),
         ):
             yield
@@ -152,25 +139,27 @@ def _silence() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def verify(trained: TrainedModel, exported: nn.Module, examples: Examples) -> Verification:
-    """Compare the predictions of a run in PyTorch and in onnxruntime."""
+def verify(trained: TrainedModel, exported: nn.Module, examples: Examples) -> dict[str, Any]:
+    """Compare the predictions of a run on the CPU in fp32, in PyTorch and in onnxruntime.
+
+    ``same_labels`` is the fraction of the rows that get the same labels. The difference of logits
+    is relative to the largest logit, if that is beyond 1.
+    """
     task = trained.text_model.task
     logits, exported_logits = (
         replace(trained, predictor=replace(trained.predictor, model=model)).logits(examples)
         for model in (trained.predictor.model, exported)
     )
-    same_labels = 1.0
-    if task.class_names:
-        labels, exported_labels = (
-            task.read_logits(values).predicted.reshape(len(logits), -1)
-            for values in (logits, exported_logits)
-        )
-        same_labels = float((labels == exported_labels).all(axis=1).mean())
-    difference = np.abs(logits - exported_logits).max() / max(1.0, np.abs(logits).max())
-    return Verification(
-        samples=len(logits),
-        same_labels=same_labels,
-        largest_logit_difference=float(difference),
-        metrics=task.score(exported_logits, examples.labels).metrics,
-        pytorch_metrics=task.score(logits, examples.labels).metrics,
+    labels, exported_labels = (
+        task.read_logits(values).predicted.reshape(len(logits), -1)
+        for values in (logits, exported_logits)
     )
+    same = (labels == exported_labels).all(axis=1).mean() if task.class_names else 1.0
+    difference = np.abs(logits - exported_logits).max() / max(1.0, np.abs(logits).max())
+    return {
+        "samples": len(logits),
+        "same_labels": float(same),
+        "largest_logit_difference": float(difference),
+        "metrics": task.score(exported_logits, examples.labels).metrics,
+        "pytorch_metrics": task.score(logits, examples.labels).metrics,
+    }

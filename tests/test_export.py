@@ -9,7 +9,7 @@ from tiny_models import ARCHITECTURES, save_tiny_model
 
 from finetune.config.schema import Pooling
 from finetune.errors import UsageError
-from finetune.export.onnx import MODEL_FILE, OnnxModel, write_onnx
+from finetune.export import MODEL_FILE, OnnxModel, write_onnx
 from finetune.model.load import TextModel, load_model
 from finetune.model.source import MINILM
 from finetune.ownership import OwnFolder

@@ -1,1 +1,0 @@
-"""The model of a run in the format of another runtime."""
