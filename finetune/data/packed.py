@@ -48,14 +48,14 @@ PART = re.compile(r"part-?\d|\d-of-\d")
 START_BYTES = 4096
 # zipfile raises RuntimeError for passwords, NotImplementedError for unknown compression, and
 # ValueError for damaged offsets and names.
-DAMAGED: tuple[type[Exception], ...] = (BadZipFile, OSError, EOFError, zlib.error, lzma.LZMAError)
+DAMAGED = (BadZipFile, OSError, EOFError, zlib.error, lzma.LZMAError, RuntimeError, ValueError)
 
 
 @contextmanager
 def _unpacking_explained(path: Path) -> Iterator[None]:
     try:
         yield
-    except (*DAMAGED, RuntimeError, ValueError) as error:
+    except DAMAGED as error:
         remedy = "copy or download it again, or unpack it and pass a table"
         raise DataUnreadableError(f"{path} can't be unpacked: {error}", remedy=remedy) from error
 

@@ -188,9 +188,13 @@ def read_source(path: Path, options: DataConfig, *, readable_only: bool = False)
     written = FileFormat(kind, encoding=text.encoding, line_end=text.line_end())
     if kind == "csv":
         table, dialect = delimited.read_table(text, options)
-        names = dialect.header if dialect.has_header else ()
-        shape = {"delimiter": dialect.delimiter, "quote": dialect.quote, "names": names}
-        written = replace(written, has_header=dialect.has_header, **shape)
+        written = replace(
+            written,
+            delimiter=dialect.delimiter,
+            quote=dialect.quote,
+            has_header=dialect.has_header,
+            names=dialect.header if dialect.has_header else (),
+        )
         return SourceTable(path, frame_of(table), written, dialect.place)
     emit(Info(f"reading {path}: encoding {text.encoding}"))
     if kind == "fasttext":
