@@ -121,7 +121,7 @@ def run_trainer(recipe: Recipe, *, side: str, found: Path) -> None:
         set_seed,
     )
 
-    from finetune.config.mode import Mode
+    from finetune.config.schema import Mode
     from finetune.model.structure import find_structure, freeze_parameters
 
     set_seed(recipe.seed)

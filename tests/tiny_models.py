@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from finetune.batch_finder.results import Case, architecture_of
-from finetune.config.mode import Mode
+from finetune.config.schema import Mode
 
 VOCABULARY_SIZE = 300
 COMMON_WORDS = (

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tiny_models import VOCABULARY_SIZE, tiny_model
 from torch import nn
 
-from finetune.config.mode import Mode
+from finetune.config.schema import Mode
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.device import FEW_SHAPES

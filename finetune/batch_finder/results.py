@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from finetune.config.mode import Lora, Mode
+from finetune.config.schema import Lora, Mode
 from finetune.events import Trial
 from finetune.tasks.tables import DisplayMixin
 

@@ -28,8 +28,7 @@ from finetune.batch_finder.results import Case, architecture_of
 from finetune.batch_finder.trial_model import build_trial_model
 from finetune.bench import Group, Phase
 from finetune.bench.results import ARTICLE_TEXTS, ARTICLE_TOKENS, Row
-from finetune.config.mode import Mode
-from finetune.config.schema import DataConfig
+from finetune.config.schema import DataConfig, Mode
 from finetune.data.load import load_data
 from finetune.devices.base import Device
 from finetune.devices.private import tree_iter, tree_map_only

@@ -10,8 +10,8 @@ import click
 
 from finetune.commands import flags
 from finetune.commands.console import show_table
+from finetune.config.load import describe_presets, make_json_schema, presets_folder
 from finetune.config.schema import HUB_PREFIX, OPTIONS, flag_of
-from finetune.config.yaml_files import describe_presets, make_json_schema, presets_folder
 from finetune.errors import UsageError
 from finetune.files import escape_line, is_there, write_text_atomically
 from finetune.ownership import check_output_file

@@ -13,8 +13,7 @@ import click
 
 from finetune.commands import flags
 from finetune.commands.console import show_lines, show_table
-from finetune.config.mode import Mode
-from finetune.config.schema import DEFAULT_LORA, Config, PositiveInt
+from finetune.config.schema import DEFAULT_LORA, Config, Mode, PositiveInt
 from finetune.devices.mps.facts import Mac, find_mac
 from finetune.errors import BatchDoesNotFitError
 from finetune.events import Info, emit

@@ -270,8 +270,7 @@ def load(
 
     ``file`` is a YAML file, the name of a preset, the folder of a run to repeat, or data.
     """
-    from finetune.config.load import load_config
-    from finetune.config.yaml_files import is_config
+    from finetune.config.load import is_config, load_config
 
     run, files = None, {"data": flags.get("data"), "config": config}
     if file is not None:

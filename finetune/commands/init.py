@@ -10,17 +10,17 @@ import click
 
 from finetune.commands import flags
 from finetune.commands.console import shorten, show_facts, show_lines, show_table
-from finetune.config.mode import Mode
+from finetune.config.load import make_starter
 from finetune.config.schema import (
     DEFAULT_BATCH_SIZE,
     MAX_ESTIMATED_ROWS,
     OPTIONS,
     Config,
     DataConfig,
+    Mode,
     ModelConfig,
     mode_defaults,
 )
-from finetune.config.yaml_files import make_starter
 from finetune.files import write_text_atomically
 from finetune.ownership import check_output_file
 from finetune.runs.guess import guess

@@ -79,8 +79,7 @@ def sweep(
 
 def read_space(path: Path) -> Space:
     """Return the values of each option in a YAML file, with or without sections."""
-    from finetune.config.load import SECTIONS, check_name
-    from finetune.config.yaml_files import read_yaml
+    from finetune.config.load import SECTIONS, check_name, read_yaml
 
     space: dict[str, list[Any] | dict[str, Any]] = {}
     content = read_yaml(path)

@@ -18,8 +18,7 @@ from transformers import PreTrainedModel
 from finetune import events
 from finetune.batch_finder.results import Case, architecture_of
 from finetune.batch_finder.trial_model import prepare_trial_model
-from finetune.config.mode import Mode
-from finetune.config.schema import ModelConfig
+from finetune.config.schema import Mode, ModelConfig
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.facts import Status, status_of

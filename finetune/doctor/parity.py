@@ -10,8 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from finetune.batch_finder.trial_model import prepare_trial_model
-from finetune.config.mode import Mode
-from finetune.config.schema import ModelConfig
+from finetune.config.schema import Mode, ModelConfig
 from finetune.devices.base import Device
 from finetune.devices.select import check_precision, select_device
 from finetune.doctor.operators import CLASSES, case_of

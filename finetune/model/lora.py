@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save
 from torch import nn
 from transformers import PreTrainedModel
 
-from finetune.config.mode import Lora, Mode
+from finetune.config.schema import Lora, Mode
 from finetune.errors import ConfigurationError, ModelUnsupportedError, UsageError
 from finetune.model.structure import Structure, encoder_layers, layers_of
 

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
-from finetune.config.mode import Mode
+from finetune.config.schema import Mode
 from finetune.devices.base import Device
 from finetune.errors import ConfigurationError, ModelUnsupportedError
 

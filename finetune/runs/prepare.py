@@ -8,8 +8,7 @@ import numpy as np
 from datasets import Dataset
 
 from finetune import distributed
-from finetune.config.mode import Mode
-from finetune.config.schema import OPTIONS, Config, Pooling, change_options
+from finetune.config.schema import OPTIONS, Config, Mode, Pooling, change_options
 from finetune.data import is_waiting
 from finetune.data.check import suggest_model
 from finetune.data.dataset import LoadedData, column_of, split_fold, texts_of

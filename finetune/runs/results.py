@@ -9,8 +9,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from pydantic import TypeAdapter
 
-from finetune.config.mode import Mode
-from finetune.config.schema import AutoTunedOption
+from finetune.config.schema import AutoTunedOption, Mode
 from finetune.evaluation.statistics import RESAMPLES, Calibration, bootstrap, percentile_interval
 from finetune.runs.folder import RunFolder
 from finetune.tasks.base import Task

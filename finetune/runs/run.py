@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from finetune import distributed
-from finetune.config.yaml_files import dump_config
+from finetune.config.load import dump_config
 from finetune.devices.base import move_to_device
 from finetune.devices.host import kept_awake
 from finetune.errors import (

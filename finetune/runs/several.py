@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from finetune.config.load import dump_config
 from finetune.config.schema import OPTIONS, change_options
-from finetune.config.yaml_files import dump_config
 from finetune.devices.host import kept_awake
 from finetune.errors import BatchDoesNotFitError, ConfigurationError, DataError, LossNotFiniteError
 from finetune.evaluation.statistics import Interval, bootstrap, mean_interval, percentile_interval

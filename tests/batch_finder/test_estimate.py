@@ -11,7 +11,7 @@ from finetune.batch_finder import estimate as estimate_module
 from finetune.batch_finder.estimate import LiveMemory, allocated_peaks, estimate
 from finetune.batch_finder.results import Case, Part, architecture_of
 from finetune.batch_finder.trial_model import build_trial_model
-from finetune.config.mode import Mode
+from finetune.config.schema import Mode
 from finetune.devices.cpu import CpuDevice
 from finetune.devices.mps.facts import Mac, find_mac
 from finetune.errors import ModelUnsupportedError

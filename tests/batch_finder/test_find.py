@@ -18,8 +18,7 @@ from tiny_models import tiny_case
 
 from finetune.batch_finder.results import Result
 from finetune.batch_finder.search import find, find_parts
-from finetune.config.mode import Mode
-from finetune.config.schema import SearchConfig
+from finetune.config.schema import Mode, SearchConfig
 from finetune.devices.base import BatchShapes
 from finetune.devices.cpu import CpuDevice
 from finetune.errors import BatchDoesNotFitError

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import Command
 
-from finetune.config.yaml_files import presets_folder
+from finetune.config.load import presets_folder
 
 
 @pytest.fixture(autouse=True)

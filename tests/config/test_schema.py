@@ -5,10 +5,10 @@ from dataclasses import fields, replace
 import pytest
 from tiny_models import tiny_model
 
-from finetune.config.mode import Mode
 from finetune.config.schema import (
     OPTIONS,
     Config,
+    Mode,
     ModelConfig,
     default_learning_rate,
     mode_defaults,

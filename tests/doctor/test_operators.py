@@ -6,7 +6,7 @@ from tiny_models import ARCHITECTURES, tiny_model
 from torch import nn
 from transformers import PreTrainedModel
 
-from finetune.config.mode import Mode
+from finetune.config.schema import Mode
 from finetune.doctor.operators import Operator, OperatorReport, audit_classifier, audit_module
 from finetune.errors import UsageError
 from finetune.model.load import loss_of

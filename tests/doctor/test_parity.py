@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from finetune.batch_finder.trial_model import TrialModel
-from finetune.config.mode import Mode
+from finetune.config.schema import Mode
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
 from finetune.doctor import parity

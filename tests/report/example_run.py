@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from finetune.config.mode import Mode
-from finetune.config.schema import AutoTunedOption
+from finetune.config.schema import AutoTunedOption, Mode
 from finetune.evaluation.statistics import Calibration, Reliability, measure_reliability
 from finetune.files import write_json, write_jsonl
 from finetune.runs.folder import RunFolder

@@ -7,9 +7,8 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from finetune.config.load import load_config
+from finetune.config.load import dump_config, load_config
 from finetune.config.schema import Config
-from finetune.config.yaml_files import dump_config
 from finetune.report.card import write_cards
 from finetune.runs.folder import RunFolder
 from finetune.runs.manifest import write_inference

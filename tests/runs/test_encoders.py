@@ -18,7 +18,7 @@ from transformers import (
 )
 
 import finetune
-from finetune.config.mode import Mode
+from finetune.config.schema import Mode
 from finetune.errors import ModelUnsupportedError
 from finetune.files import read_jsonl
 from finetune.model.structure import find_structure, trainable_parameter_names
