@@ -152,14 +152,7 @@ class _SplitReachedError(Exception):
 
 
 def _stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    raise _SplitReachedError(_require_features(args, kwargs))
-
-
-def _require_features(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
-    features = find_features(args, kwargs)
-    if features is None:
-        raise TypeError("a frozen layer was called without features")
-    return features
+    raise _SplitReachedError(find_features(args, kwargs))
 
 
 def _possible_splits(calls: Mapping[str, Call], layers: set[nn.Module]) -> dict[str, torch.Tensor]:
@@ -198,7 +191,9 @@ def _make_trainable(model: nn.Module, calls: Mapping[str, Call], split_at: str) 
 
 def _pass_on(output: Any, *args: Any, **kwargs: Any) -> Any:
     """Return the features from the arguments of a module, in the form of its output."""
-    features = _require_features(args, kwargs)
+    features = find_features(args, kwargs)
+    if features is None:
+        raise TypeError("a frozen layer was called without features")
 
     def replaced(part: Any) -> torch.Tensor | None:
         if not are_features(part):

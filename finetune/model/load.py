@@ -3,7 +3,7 @@
 import importlib
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -148,7 +148,8 @@ def load_model(
         # Heads that read the last token before the padding need it.
         config.pad_token_id = tokenizer.pad_token_id
     with source.failures_explained(), silence_transformers():
-        model, info = _build(config, source.read_weights(may_be_missing=from_scratch))
+        weights = source.read_weights(may_be_missing=from_scratch)
+        model, not_loaded, unexpected = _build(config, weights)
         if pooling == "mean":
             pool_by_mean(model)
         elif pooling == "cls":
@@ -156,11 +157,10 @@ def load_model(
         structure = find_structure(model, has_mean_layer=has_mean_layer(model))
         if structure.mean_layer:
             compute_only_first_token(model)
-    not_loaded = _describe_not_loaded(model, info)
     optional = frozenset() if strict else structure.head | structure.mean_layer
     faults = [f"{name}{fault}" for name, fault in not_loaded.items() if name not in optional]
     if strict or not from_scratch:
-        _check_weights(model, source, faults, info["unexpected_keys"], strict=strict)
+        _check_weights(model, source, faults, unexpected, strict=strict)
     elif faults:
         message = f"{len(faults)} parameters of the encoder are not in the weights of {name}"
         emit(WarningMessage(f"{message} and start with random values: {faults[0]}"))
@@ -178,12 +178,9 @@ def load_model(
 def load_pretrained(options: ModelConfig, task: Task, *, seed: int, pooling: Pooling) -> TextModel:
     """Load the model of a run with a new head, the same for the same seed."""
     torch.manual_seed(seed)
+    model, revision, from_scratch = options.model, options.revision, options.from_scratch
     return load_model(
-        options.model,
-        revision=options.revision,
-        task=task,
-        from_scratch=options.from_scratch,
-        pooling=pooling,
+        model, revision=revision, task=task, from_scratch=from_scratch, pooling=pooling
     )
 
 
@@ -197,7 +194,7 @@ def save_model(
     tokenizer = text_model.tokenizer
     longest = tokenizer.model_max_length
     tokenizer.model_max_length = min(max_length, text_model.max_tokens)
-    tokenizer.init_kwargs[LONGEST] = tokenizer.init_kwargs.get(LONGEST, longest)
+    tokenizer.init_kwargs.setdefault(LONGEST, longest)
     try:
         tokenizer.save_pretrained(folder)
     finally:
@@ -210,8 +207,12 @@ def save_model(
 
 def _build(
     config: PreTrainedConfig, weights: dict[str, torch.Tensor]
-) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Build the text classifier of a config in fp32; also return what the weights lack."""
+) -> tuple[PreTrainedModel, dict[str, str], Iterable[str]]:
+    """Build the text classifier of a config in fp32.
+
+    Also return the problem of each parameter that is missing or has another shape, and the names
+    of weights that the model lacks.
+    """
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise ValueError(f"transformers has no text classifier of the type {config.model_type}")
     model_class: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]
@@ -224,18 +225,12 @@ def _build(
         ignore_mismatched_sizes=True,
         output_loading_info=True,
     )
-    return model, info
-
-
-def _describe_not_loaded(model: PreTrainedModel, info: Mapping[str, Any]) -> dict[str, str]:
-    """Return the problem of each parameter that is missing or has another shape."""
     # A missing buffer keeps its initial value.
     buffers = {name for name, _ in model.named_buffers()}
-    missing = {name: " is missing" for name in sorted(info["missing_keys"]) if name not in buffers}
-    return missing | {
-        name: f" has shape {list(saved_shape)} instead of {list(shape)}"
-        for name, saved_shape, shape in info["mismatched_keys"]
-    }
+    faults = {name: " is missing" for name in sorted(info["missing_keys"]) if name not in buffers}
+    for name, saved_shape, shape in info["mismatched_keys"]:
+        faults[name] = f" has shape {list(saved_shape)} instead of {list(shape)}"
+    return model, faults, info["unexpected_keys"]
 
 
 def _reinitialize_output_layer(model: PreTrainedModel, structure: Structure) -> None:
@@ -316,12 +311,12 @@ _PUBLISHED = {
 def load_shape(name: str, *, revision: str | None) -> PreTrainedConfig:
     """Return the config of a model, without downloading weights from the Hub."""
     if name in _PUBLISHED and revision is None:
-        hidden_size, layers, heads, intermediate_size = _PUBLISHED[name]
+        hidden, layers, heads, inner = _PUBLISHED[name]
         return BertConfig(
-            hidden_size=hidden_size,
+            hidden_size=hidden,
             num_hidden_layers=layers,
             num_attention_heads=heads,
-            intermediate_size=intermediate_size,
+            intermediate_size=inner,
         )
     source = find_model(name, revision=revision, with_weights=False)
     config = source.read_model_config()
@@ -374,10 +369,8 @@ def load_factory(name: str) -> tuple[nn.Module, dict[str, object]]:
     match result:
         case (nn.Module() as module, dict() as batch):
             return module, batch
-    raise UsageError(
-        f"{name} does not return a module and a batch",
-        remedy="return (module, batch), the batch as a dict of keyword arguments",
-    )
+    remedy = "return (module, batch), the batch as a dict of keyword arguments"
+    raise UsageError(f"{name} does not return a module and a batch", remedy=remedy)
 
 
 def loss_of(output: Any) -> torch.Tensor:
@@ -388,8 +381,6 @@ def loss_of(output: Any) -> torch.Tensor:
     tensors = (tensor for tensor in tree_iter(output) if isinstance(tensor, torch.Tensor))
     sums = [tensor.sum() for tensor in tensors if tensor.is_floating_point()]
     if not sums:
-        raise UsageError(
-            "the output of the module has no loss and no floating-point tensor",
-            remedy="let its forward return one",
-        )
+        remedy = "let its forward return a loss or a floating-point tensor"
+        raise UsageError("the output of the module has no loss", remedy=remedy)
     return torch.stack(sums).sum()

@@ -34,28 +34,23 @@ SHIFT = 30.0
 
 # Factors of the identity in each linear module of a layer, by its name in BERT or DistilBERT.
 _ZERO = ("attention.self.query", "attention.self.key", "attention.q_lin", "attention.k_lin")
-_IDENTITY = ("attention.self.value", "attention.v_lin")
-_SCALED = ("attention.output.dense", "attention.out_lin")
 _FEED_FORWARD = ("intermediate.dense", "output.dense", "ffn.lin1", "ffn.lin2")
 _FACTORS: Mapping[str, float] = {
     **dict.fromkeys((*_ZERO, *_FEED_FORWARD), 0.0),
-    **dict.fromkeys(_IDENTITY, 1.0),
-    **dict.fromkeys(_SCALED, SCALE),
+    **dict.fromkeys(("attention.self.value", "attention.v_lin"), 1.0),
+    **dict.fromkeys(("attention.output.dense", "attention.out_lin"), SCALE),
 }
 
 
 def pool_by_mean(model: PreTrainedModel) -> bool:
     """Make the head of a model on the CPU read the mean of the tokens; False if impossible."""
-    config: Any = model.config
-    if hasattr(config, "classifier_pooling"):
+    if hasattr(model.config, "classifier_pooling"):
         _set_pooling(model, "mean")
-        return True
-    if has_mean_layer(model):
-        return True
-    if (layer := _make_mean_layer(model)) is None:
-        return False
-    encoder_layers(model).append(layer)
-    config.num_hidden_layers += 1
+    elif not has_mean_layer(model):
+        if (layer := _make_mean_layer(model)) is None:
+            return False
+        encoder_layers(model).append(layer)
+        model.config.num_hidden_layers += 1
     return True
 
 
@@ -102,10 +97,8 @@ def has_mean_layer(model: PreTrainedModel) -> bool:
     layers = encoder_layers(model)
     if len(layers) < 2:
         return False
-    linear = {
-        name: module for name, module in layers[-1].named_modules() if isinstance(module, nn.Linear)
-    }
-    zero = [module for name, module in linear.items() if name in _ZERO]
+    modules = layers[-1].named_modules()
+    zero = [module for name, module in modules if isinstance(module, nn.Linear) and name in _ZERO]
     return bool(zero) and not any(module.weight.any() for module in zero)
 
 
@@ -169,8 +162,8 @@ def pass_through_head(model: PreTrainedModel, structure: Structure) -> bool:
     }
     if not modules:
         return True
-    if any(
-        module.bias is None or module.in_features != module.out_features
+    if not all(
+        module.bias is not None and module.in_features == module.out_features
         for module in modules.values()
     ):
         return False

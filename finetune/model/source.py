@@ -82,17 +82,15 @@ class ModelSource:
             )
             if tokenizer.model_max_length <= tokenizer.num_special_tokens_to_add():
                 raise ValueError("the model_max_length of its tokenizer is too small for any text")
-        if not isinstance(tokenizer, PreTrainedTokenizerFast):
-            raise ModelUnsupportedError(
-                f"{self.name} has a slow tokenizer ({type(tokenizer).__name__}), and finetune "
-                "needs a fast tokenizer",
-                remedy="choose a model with a tokenizer.json, such as bert-base-uncased",
-            )
+        special = set(tokenizer.all_special_tokens)
         # Without tokenizer files, transformers creates a tokenizer with no vocabulary.
-        if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        if not isinstance(tokenizer, PreTrainedTokenizerFast) or special >= {
+            *tokenizer.get_vocab()
+        }:
             raise ModelUnsupportedError(
-                f"{self.name} has no tokenizer files",
-                remedy="save the tokenizer there, with tokenizer.save_pretrained()",
+                f"{self.name} has no fast tokenizer with a vocabulary",
+                remedy="choose a model with a tokenizer.json, or save its tokenizer there with "
+                "tokenizer.save_pretrained()",
             )
         if tokenizer.pad_token_id is None:
             raise ModelUnsupportedError(
@@ -114,10 +112,11 @@ class ModelSource:
                     message = f"{file.name} can't be read as safetensors: {error}"
                     raise ValueError(message) from error
         if not weights and not may_be_missing:
-            remedy = "save it with save_pretrained(), which writes model.safetensors"
-            if (self.folder / "adapter_config.json").exists():
-                remedy = "choose the merged model, such as RUN/model, instead of the adapter"
-            raise ModelUnsupportedError(f"{self.name} has no weights in safetensors", remedy=remedy)
+            raise ModelUnsupportedError(
+                f"{self.name} has no weights in safetensors",
+                remedy="save it with save_pretrained(), which writes model.safetensors; choose the "
+                "merged model, such as RUN/model, instead of an adapter",
+            )
         return weights
 
     @property
@@ -135,12 +134,9 @@ class ModelSource:
     @property
     def weights_digest(self) -> Future[str]:
         """The digest of the weights, which a thread computes at the first use in this process."""
-        statuses = [(file, file.stat()) for file in self._weight_files()]
+        stats = [(file, file.stat()) for file in self._weight_files()]
         return _hash_once(
-            *(
-                (file, status.st_ino, status.st_size, status.st_mtime_ns)
-                for file, status in statuses
-            )
+            *((file, stat.st_ino, stat.st_size, stat.st_mtime_ns) for file, stat in stats)
         )
 
     @cached_property
@@ -266,11 +262,9 @@ def _read_shard_names(folder: Path) -> list[str]:
     """Return the safetensors files that an index lists; raise ValueError for anything else."""
     try:
         names = sorted(set(read_json(folder / SHARDS_INDEX)["weight_map"].values()))
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"{SHARDS_INDEX} has no weight_map") from error
-    for name in names:
-        if Path(str(name)).name != name or not name.endswith(".safetensors"):
-            raise ValueError(
-                f"{SHARDS_INDEX} lists {name}, which is not a safetensors file in its folder"
-            )
+        are_inside = all(re.fullmatch(r"[^/\\]+\.safetensors", name) for name in names)
+    except (AttributeError, KeyError, TypeError):
+        are_inside = False
+    if not are_inside:
+        raise ValueError(f"{SHARDS_INDEX} does not list safetensors files of its folder")
     return names

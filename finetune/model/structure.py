@@ -103,15 +103,10 @@ def _find_output_layer(model: PreTrainedModel, calls: "Iterable[Call]") -> "Call
 
 def encoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     """Return the largest list of modules of one class in the base model; an empty one if none."""
-    lists = [
-        module
-        for module in model.base_model.modules()
-        if isinstance(module, nn.ModuleList) and len({type(layer) for layer in module}) == 1
-    ]
-    default = nn.ModuleList()
-    return max(
-        lists, key=lambda layers: sum(map(torch.numel, layers.parameters())), default=default
-    )
+    lists = (module for module in model.base_model.modules() if isinstance(module, nn.ModuleList))
+    alike = [layers for layers in lists if len({type(layer) for layer in layers}) == 1]
+    sizes = {layers: sum(map(torch.numel, layers.parameters())) for layers in alike}
+    return max(alike, key=sizes.__getitem__, default=nn.ModuleList())
 
 
 def record_sample(model: PreTrainedModel) -> dict[str, "Call"]:
@@ -259,8 +254,17 @@ def enable_gradient_checkpointing(model: PreTrainedModel, device: Device) -> Non
             remedy="drop --gradient-checkpointing, or choose another model",
         )
 
+    @contextmanager
+    def random_numbers_from(state: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        later_state = device.random_state()
+        device.set_random_state(state)
+        try:
+            yield
+        finally:
+            device.set_random_state(later_state)
+
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _random_numbers_from(device, device.random_state())
+        return nullcontext(), random_numbers_from(device.random_state())
 
     options = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": contexts}
     with warnings.catch_warnings():
@@ -276,13 +280,3 @@ def enable_gradient_checkpointing(model: PreTrainedModel, device: Device) -> Non
 def has_gradient_checkpointing(model: nn.Module) -> bool:
     """Return whether ``enable_gradient_checkpointing`` changed a model."""
     return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
-
-
-@contextmanager
-def _random_numbers_from(device: Device, state: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    later_state = device.random_state()
-    device.set_random_state(state)
-    try:
-        yield
-    finally:
-        device.set_random_state(later_state)

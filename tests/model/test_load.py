@@ -208,11 +208,11 @@ def leave_sentencepiece(folder: Path, name: str) -> None:
 
 
 UNREADABLE: dict[str, tuple[Callable[[Path], None], str, str]] = {
-    "no files": (remove_tokenizer, "no tokenizer files", "save_pretrained"),
+    "no files": (remove_tokenizer, "no fast tokenizer", "save_pretrained"),
     "no padding": (remove_padding, "without a padding token", "pad_token in tokenizer_config"),
     "slow": (
         lambda folder: remove_tokenizer(folder, tokenizer_class="CanineTokenizer"),
-        "a slow tokenizer \\(CanineTokenizer\\)",
+        "no fast tokenizer",
         "tokenizer.json",
     ),
     "DeBERTa-v3": (
