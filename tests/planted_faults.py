@@ -7,27 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from finetune.training.trainer import Trainer
-
-_IN_PLACE = (torch.ops.aten.addcmul_.default, torch.ops.aten.addcdiv_.default)
-_LISTS_OF_FUSED_ADAMW = 6
-
-
-class LeftOutGaps(TorchDispatchMode):
-    """In-place results of an optimizer are not written to tensors with gaps (pytorch#118115)."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func in _IN_PLACE and not args[0].is_contiguous():
-            return args[0]
-        if func is torch.ops.aten._fused_adamw_.default:
-            kept = [number for number, one in enumerate(args[0]) if one.is_contiguous()]
-            lists = args[:_LISTS_OF_FUSED_ADAMW]
-            args = (*([one[number] for number in kept] if one else [] for one in lists),)
-        return func(*args, **kwargs or {})
 
 
 class _Attention(TorchFunctionMode):
@@ -110,17 +91,6 @@ class NotANumber(_Attention):
         return torch.cat([output[:-1], output[-1:] * math.nan])
 
 
-class DroppedBiasOfVectors(TorchFunctionMode):
-    """Linear layers that drop the bias of a single vector (pytorch#188438)."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func is nn.functional.linear and args[0].shape[-2] == 1:
-            return func(*args[:2])
-        return func(*args, **kwargs or {})
-
-
 class WrongNormGradients(TorchFunctionMode):
     """Layer norms with a wrong gradient of the weights (as in pytorch#183825)."""
 
@@ -152,15 +122,3 @@ def plant(trainer: Trainer, fault: TorchFunctionMode) -> None:
 
     model.register_forward_pre_hook(begin)
     model.register_forward_hook(end, always_call=True)
-
-
-def plant_in_steps(trainer: Trainer, fault: TorchDispatchMode) -> None:
-    """Run the optimizer's steps under a fault."""
-    optimizer = trainer.optimizer
-    step = optimizer.step
-
-    def step_under_fault() -> None:
-        with fault:
-            step()
-
-    optimizer.step = step_under_fault  # type: ignore[method-assign]

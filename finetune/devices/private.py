@@ -1,7 +1,6 @@
 """The private names of PyTorch that this package needs, and the memory that MPS kernels keep.
 
-No other module uses private names. tests/devices/test_private.py says which of them a new version
-of PyTorch has changed.
+No other module uses private names.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -262,9 +262,9 @@ def _read_shard_names(folder: Path) -> list[str]:
     """Return the safetensors files that an index lists; raise ValueError for anything else."""
     try:
         names = sorted(set(read_json(folder / SHARDS_INDEX)["weight_map"].values()))
-        are_inside = all(re.fullmatch(r"[^/\\]+\.safetensors", name) for name in names)
-    except (AttributeError, KeyError, TypeError):
-        are_inside = False
-    if not are_inside:
-        raise ValueError(f"{SHARDS_INDEX} does not list safetensors files of its folder")
+        wrong = [name for name in names if not re.fullmatch(r"[^/\\]+\.safetensors", name)]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{SHARDS_INDEX} has no weight_map of file names") from error
+    if wrong:
+        raise ValueError(f"{SHARDS_INDEX} lists {wrong[0]}, not a safetensors file in its folder")
     return names

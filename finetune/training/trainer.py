@@ -390,9 +390,7 @@ class Trainer:
         seconds, self._reported_at = now - self._reported_at, now
         self.progress.loss_sum += sum(losses)
         rate = plan.rate_at(done - 1)
-        # In fp16 a step is not taken if gradients overflow.
-        is_taken = not self.scaler.is_enabled() or self.scaler.state_dict()["_growth_tracker"] > 0
-        if self._guard and rate >= MIN_VISIBLE_RATE and is_taken:
+        if self._guard and rate >= MIN_VISIBLE_RATE and self.took_last_step:
             self._guard.check(self.model)
             self._guard = None
         emit(
@@ -428,6 +426,11 @@ class Trainer:
         if self.plan.checks_device:
             with clock("device check"), distributed.alone():
                 check_device(self, self.examples["train"])
+
+    @property
+    def took_last_step(self) -> bool:
+        """Whether the last step was taken: in fp16 it isn't if gradients overflow; waits."""
+        return not self.scaler.is_enabled() or self.scaler.state_dict()["_growth_tracker"] > 0
 
     @property
     def cuda_graph_error(self) -> str | None:

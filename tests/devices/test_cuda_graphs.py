@@ -78,7 +78,7 @@ def test_a_model_that_can_not_be_captured_trains_as_without_capture() -> None:
 
 
 def graphs_of(function: Callable[[Sequence[Tensors]], torch.Tensor]) -> CapturedFunction:
-    return CapturedFunction(function, is_out_of_memory=CudaDevice().memory.is_out_of_memory)
+    return CapturedFunction(function, CudaDevice().memory)
 
 
 def test_memory_that_runs_out_in_a_capture_is_raised_and_leaves_random_numbers_in_order() -> None:

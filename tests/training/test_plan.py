@@ -10,15 +10,12 @@ from tiny_training import (
     take_steps,
     tiny_trainer,
 )
-from torch import nn
 
 from finetune.devices.cpu import CpuDevice
 from finetune.training.plan import (
     TrainingMethod,
     bypass_output_layer,
     contrastive_losses,
-    count_steps,
-    interpolate,
     plan_contrast,
 )
 
@@ -45,17 +42,6 @@ def test_a_text_alone_in_its_class_has_no_loss_but_pushes_others_away() -> None:
     assert losses[2] == 0
     assert embeddings.grad is not None
     assert embeddings.grad[2].abs().sum() > 0
-
-
-def test_the_loss_is_finite_and_without_gradient_for_a_single_text() -> None:
-    embeddings = torch.randn(1, 8, requires_grad=True)
-
-    loss = contrastive_losses(embeddings, torch.tensor([0]), torch.ones(1)).sum()
-    loss.backward()
-
-    assert loss.item() == 0
-    assert embeddings.grad is not None
-    assert embeddings.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("rows", [10, 11, 13, 15, 16])
@@ -92,10 +78,6 @@ def test_each_step_has_equally_many_texts_of_every_class_in_parts_by_length() ->
         assert batch.parts[-1][1] == 8
 
 
-def test_large_tables_take_more_steps() -> None:
-    assert [count_steps(rows) for rows in (2, 320, 3_200, 10_000)] == [50, 50, 100, 200]
-
-
 def test_of_many_classes_some_are_drawn_at_each_step_and_all_in_the_end() -> None:
     classes = np.repeat(np.arange(150), 2)
 
@@ -104,44 +86,3 @@ def test_of_many_classes_some_are_drawn_at_each_step_and_all_in_the_end() -> Non
     assert {len(np.unique(classes[batch.indices])) for batch in batches} == {16}
     assert len(np.unique(np.concatenate([batch.indices for batch in batches]))) == 300
     assert {batch.padded_length for batch in batches} == {16}
-
-
-def test_the_same_seed_gives_the_same_steps() -> None:
-    classes, lengths = np.arange(40) % 4, np.arange(40) % 15 + 1
-
-    one, same = (plan_contrast(classes, lengths, **PLAN) for _ in range(2))
-
-    assert all(np.array_equal(a.indices, b.indices) for a, b in zip(one, same, strict=True))
-
-
-class Classifier(nn.Module):
-    """A head of two layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dense, self.out = nn.Linear(4, 3), nn.Linear(3, 2)
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.out(self.dense(features))
-        return result
-
-
-def test_a_classifier_gives_what_its_output_layer_reads_and_logits_again_afterwards() -> None:
-    classifier, features = Classifier(), torch.randn(2, 4)
-    logits = classifier(features)
-
-    with bypass_output_layer(classifier, "out"):
-        embeddings = classifier(features)
-
-    assert torch.equal(embeddings, classifier.dense(features))
-    assert torch.equal(classifier(features), logits)
-
-
-def test_weights_are_moved_a_share_of_the_way() -> None:
-    module = nn.Linear(2, 1, bias=False)
-    before = {"weight": torch.zeros(1, 2)}
-    nn.init.constant_(module.weight, 4.0)
-
-    interpolate(module, before, share=0.75)
-
-    assert module.weight.tolist() == [[3.0, 3.0]]

@@ -37,22 +37,6 @@ def test_interrupted_training_goes_on_bit_for_bit(
         assert torch.equal(parameter, expected[name])
 
 
-def test_first_score_is_the_best_and_equal_ones_are_no_better() -> None:
-    progress = Progress(steps=10)
-
-    assert progress.note_validation(score=-3.0, loss=1.0)
-    progress.steps = 20
-    assert not progress.note_validation(score=-3.0, loss=1.0)
-    assert not progress.note_validation(score=-4.0, loss=2.0)
-    assert (progress.best_score, progress.best_step) == (-3.0, 10)
-    assert progress.validations_since_best == 2
-
-    progress.steps = 30
-    assert progress.note_validation(score=-2.0, loss=2.0)
-    assert (progress.best_score, progress.best_step) == (-2.0, 30)
-    assert progress.validations_since_best == 0
-
-
 def test_a_falling_loss_is_an_improvement_where_the_score_stands_still() -> None:
     progress = Progress()
     progress.note_validation(score=0.5, loss=1.0)

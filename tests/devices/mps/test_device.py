@@ -153,13 +153,6 @@ def pretend_memory(
     return pretend
 
 
-def test_the_budget_is_what_is_free_less_a_reserve_with_what_the_process_holds(
-    pretend_memory: Callable[..., list[float]],
-) -> None:
-    pretend_memory(available=4.8, footprint=0.5)
-    assert MpsMemory().budget_bytes(None) == pytest.approx((4.8 - 0.05 * 16 + 0.5) * GIB)
-
-
 def test_the_budget_is_the_limit_that_the_user_or_the_environment_sets(
     pretend_memory: Callable[..., list[float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
