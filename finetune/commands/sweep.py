@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,14 +14,20 @@ import click
 from finetune.commands import flags
 from finetune.commands.console import show_lines, show_result_table
 from finetune.commands.report import write_folds_page, write_pages
+from finetune.config.load import (
+    SECTIONS,
+    check_contradictions,
+    check_name,
+    check_type,
+    check_value,
+    read_yaml,
+)
 from finetune.config.schema import OPTIONS, PositiveInt, change_options
 from finetune.errors import ConfigurationError
 from finetune.events import clock
 from finetune.runs.guess import guess_options
 
 if TYPE_CHECKING:
-    from numpy.random import Generator
-
     from finetune.runs.several import SeveralResults
 
 # By option: a list, or a range with ``low``, ``high`` and ``log``.
@@ -57,7 +64,6 @@ def sweep(
         options: The flags of ``finetune.run``, with underscores, for all trials.
     """
     loaded = guess_options(flags.load(config=config, assignments=assignments, **options))
-    from finetune.config.load import check_contradictions
     from finetune.runs.request import RunRequest, find_started
 
     if loaded.config.data.validation_fraction is None:
@@ -79,8 +85,6 @@ def sweep(
 
 def read_space(path: Path) -> Space:
     """Return the values of each option in a YAML file, with or without sections."""
-    from finetune.config.load import SECTIONS, check_name, read_yaml
-
     space: dict[str, list[Any] | dict[str, Any]] = {}
     content = read_yaml(path)
     for name, value in content.items() if isinstance(content, dict) else ():
@@ -96,8 +100,6 @@ def read_space(path: Path) -> Space:
 
 def _read_values(option: str, values: Any, *, source: str) -> list[Any] | dict[str, Any]:
     """Return the values of an option of the schema; ``ConfigurationError`` for others."""
-    from finetune.config.load import check_type, check_value
-
     if OPTIONS[option].section not in ("model", "training") or option == "device":
         raise ConfigurationError(
             f"{source}: {option} can't differ between the trials of a sweep",
@@ -119,17 +121,11 @@ def _read_values(option: str, values: Any, *, source: str) -> list[Any] | dict[s
 
 def choose_trials(space: Space, *, trials: int | None, seed: int) -> list[dict[str, Any]]:
     """Return the options of each trial, deterministically: a grid of lists, or random values."""
-    import numpy as np
-
-    generator = np.random.default_rng(seed)
+    generator = random.Random(seed)
     ranges = [name for name, values in space.items() if isinstance(values, dict)]
     if not ranges:
-        grid = [
-            dict(zip(space, values, strict=True)) for values in itertools.product(*space.values())
-        ]
-        if trials is None or trials >= len(grid):
-            return grid
-        return [grid[number] for number in generator.permutation(len(grid))[:trials]]
+        grid = [dict(zip(space, row, strict=True)) for row in itertools.product(*space.values())]
+        return grid if trials is None or trials >= len(grid) else generator.sample(grid, trials)
     if trials is None:
         raise ConfigurationError(
             f"a grid needs lists, but these options are ranges: {', '.join(ranges)}",
@@ -140,10 +136,10 @@ def choose_trials(space: Space, *, trials: int | None, seed: int) -> list[dict[s
     ]
 
 
-def _draw(values: list[Any] | dict[str, Any], generator: "Generator") -> Any:
+def _draw(values: list[Any] | dict[str, Any], generator: random.Random) -> Any:
     """Return one of the values, or a number in the range with three digits."""
     if isinstance(values, list):
-        return values[int(generator.integers(len(values)))]
+        return generator.choice(values)
     low, high = values["low"], values["high"]
     if values["log"]:
         drawn = math.exp(generator.uniform(math.log(low), math.log(high)))
