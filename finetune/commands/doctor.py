@@ -13,8 +13,7 @@ from finetune.errors import DeviceNotAvailableError, FinetuneError, UsageError
 from finetune.files import escape_line
 
 if TYPE_CHECKING:
-    from finetune.doctor.operators import OperatorReport
-    from finetune.doctor.parity import ParityReport
+    from finetune.doctor.models import OperatorReport, ParityReport
 
 EXAMPLES = """\b
 Examples:
@@ -99,7 +98,7 @@ def _check(device: str, *, display: flags.Display) -> None:
 
 
 def _check_operators(chosen: dict[str, Any], *, display: flags.Display) -> None:
-    from finetune.doctor.operators import audit_model, audit_module
+    from finetune.doctor.models import audit_model, audit_module
     from finetune.model.load import load_factory
 
     source = chosen.pop("model", ModelConfig.model)
@@ -132,7 +131,7 @@ def _show_operators(report: "OperatorReport", source: str) -> None:
 
 def _check_parity(device: str, chosen: dict[str, Any], *, display: flags.Display) -> None:
     def compare() -> "ParityReport":
-        from finetune.doctor.parity import check_parity
+        from finetune.doctor.models import check_parity
 
         options = {"model": None, "precision": PRECISION, "batch_size": PARITY_BATCH_SIZE, **chosen}
         return check_parity(device, **_with_mode(options))

@@ -7,7 +7,7 @@ from machines import MACHINES, pretend
 from tiny_runs import Command
 
 from finetune.devices.cpu import CpuDevice
-from finetune.doctor import parity
+from finetune.doctor import models
 from finetune.training.checks import Difference
 from finetune.training.precision import has_parity
 
@@ -128,7 +128,7 @@ def test_parity_that_fails_says_where(
     command: Command, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = Difference("logits", "8 x 64 tokens", error=0.5, tolerance=0.04)
-    monkeypatch.setattr(parity, "compare_with_cpu", lambda *_, **__: [wrong])
+    monkeypatch.setattr(models, "compare_with_cpu", lambda *_, **__: [wrong])
     outcome = command(*PARITY, "--model", tiny_folder, "--precision", "bf16", "--json")
     assert outcome.code == 1
     assert json.loads(outcome.output)["passes"] is False

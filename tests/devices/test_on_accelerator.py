@@ -13,7 +13,7 @@ import finetune
 from finetune.config.schema import Mode
 from finetune.devices.base import Device
 from finetune.devices.select import select_device
-from finetune.doctor.parity import compare_model
+from finetune.doctor.models import compare_model
 
 GPUS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("mps", "cuda")]
 OPTIONS_OF_MODE: Mapping[str, Mapping[str, Any]] = {

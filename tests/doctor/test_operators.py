@@ -2,12 +2,11 @@ from functools import cache
 
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, tiny_model
+from tiny_models import ARCHITECTURES, tiny_case, tiny_model
 from torch import nn
-from transformers import PreTrainedModel
 
 from finetune.config.schema import Mode
-from finetune.doctor.operators import Operator, OperatorReport, audit_classifier, audit_module
+from finetune.doctor.models import Operator, OperatorReport, audit_classifier, audit_module
 from finetune.errors import UsageError
 from finetune.model.load import loss_of
 
@@ -25,29 +24,13 @@ QUICK = {
 }
 
 
-def audit(
-    model: PreTrainedModel,
-    *,
-    mode: str = "full",
-    precision: str = "fp32",
-    batch_size: int = 4,
-    padded_length: int = 16,
-) -> OperatorReport:
-    return audit_classifier(
-        model,
-        mode=Mode(mode),
-        precision=precision,
-        batch_size=batch_size,
-        padded_length=padded_length,
-    )
-
-
 @cache
 def report_of(
     architecture: str = "bert", mode: str = "full", precision: str = "fp32"
 ) -> OperatorReport:
     """Audit a tiny model, and cache the result."""
-    return audit(tiny_model(architecture), mode=mode, precision=precision)
+    case = tiny_case(architecture, mode=Mode(mode), precision=precision)
+    return audit_classifier(tiny_model(architecture), case, batch_size=4)
 
 
 @pytest.fixture

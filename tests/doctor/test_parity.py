@@ -16,8 +16,8 @@ from finetune.batch_finder.trial_model import TrialModel
 from finetune.config.schema import Mode
 from finetune.devices.base import Device
 from finetune.devices.cpu import CpuDevice
-from finetune.doctor import parity
-from finetune.doctor.parity import ParityReport, compare_model
+from finetune.doctor import models
+from finetune.doctor.models import ParityReport, compare_model
 
 
 def compare(
@@ -55,14 +55,14 @@ def plant_fault(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that plants a fault in the compared model."""
 
     def plant_later(fault: Any, by: Any = plant) -> None:
-        prepare = parity.prepare_trial_model
+        prepare = models.prepare_trial_model
 
         def prepare_with_fault(*arguments: Any, **options: Any) -> TrialModel:
             trial = prepare(*arguments, **options)
             by(trial.trainer, fault)
             return trial
 
-        monkeypatch.setattr(parity, "prepare_trial_model", prepare_with_fault)
+        monkeypatch.setattr(models, "prepare_trial_model", prepare_with_fault)
 
     return plant_later
 

@@ -1,21 +1,23 @@
-"""Records the operators of a step and an evaluation, and checks which of them MPS supports.
+"""Checks of a model: which of its operators MPS lacks, and whether a device agrees with the CPU.
 
-The parameters are fake tensors, which have shapes and no values. The batch is real, because a
-forward may depend on its values.
+Operators are recorded in a step and an evaluation. The parameters are fake tensors, which have
+shapes and no values. The batch is real, because a forward may depend on its values.
 """
 
 import copy
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
-from finetune import events
 from finetune.batch_finder.results import Case, architecture_of
 from finetune.batch_finder.trial_model import prepare_trial_model
 from finetune.config.schema import Mode, ModelConfig
@@ -29,8 +31,16 @@ from finetune.devices.private import (
     current_autograd_node,
     tree_iter,
 )
-from finetune.model.load import count_positions, loss_of, random_classifier
+from finetune.devices.select import check_precision, select_device
+from finetune.events import Info, WarningMessage, emit
+from finetune.model.load import count_positions, load_model, loss_of, random_classifier
+from finetune.model.mean_pooling import has_mean_layer
 from finetune.model.structure import find_structure
+from finetune.tasks.single import Single
+from finetune.tokenization.encode import random_texts
+from finetune.tokenization.examples import Examples, inputs_of_texts
+from finetune.training.checks import Difference, compare_with_cpu
+from finetune.training.precision import note_parity
 
 CLASSES = 6
 # Operators of PyTorch's tracer and its profiler.
@@ -41,6 +51,11 @@ _NAMES_ON_MPS = {
     "aten::_slow_conv2d_forward": "aten::_mps_convolution",
     "aten::_slow_conv2d_backward.output_mask": "aten::mps_convolution_backward",
 }
+# Around the blocks of 8 and 32 tokens that attention's kernels work on.
+_LENGTHS = (1, 8, 9, 31, 32, 33, 64)
+_BATCH_SIZES = (1, 7, 32)
+_TEXTS = 256
+_GRADIENT_EXAMPLES = 8
 
 
 @dataclass(frozen=True)
@@ -62,7 +77,7 @@ class OperatorReport:
     """The operators of a model, and warnings about operators and dtypes that MPS lacks."""
 
     operators: tuple[Operator, ...]
-    warnings: tuple[events.WarningMessage, ...]
+    warnings: tuple[WarningMessage, ...]
 
     @property
     def missing(self) -> tuple[Operator, ...]:
@@ -77,32 +92,21 @@ class OperatorReport:
 def audit_model(source: str, *, mode: Mode, precision: str, batch_size: int) -> OperatorReport:
     """Audit a model (folder, Hub ID or ``minilm``) on texts of the maximum length of a run."""
     model = random_classifier(source, classes=CLASSES, seed=0)
-    padded_length = min(ModelConfig.max_length, count_positions(model) or ModelConfig.max_length)
-    return audit_classifier(
-        model, mode=mode, precision=precision, batch_size=batch_size, padded_length=padded_length
-    )
+    longest = min(ModelConfig.max_length, count_positions(model) or ModelConfig.max_length)
+    case = case_of(model, CpuDevice(), mode=mode, precision=precision, padded_length=longest)
+    return audit_classifier(model, case, batch_size=batch_size)
 
 
-def audit_classifier(
-    model: PreTrainedModel, *, mode: Mode, precision: str, batch_size: int, padded_length: int
-) -> OperatorReport:
+def audit_classifier(model: PreTrainedModel, case: Case, *, batch_size: int) -> OperatorReport:
     """Audit a step and one evaluation batch of a model, which stays as it was.
 
     fp16 is recorded as bf16, which dispatches the same operators.
     """
     with FakeCopyMode(FakeTensorMode(allow_non_fake_inputs=True)):
         fake = copy.deepcopy(model)
-    device = CpuDevice()
-    case = case_of(
-        model,
-        device=device,
-        mode=mode,
-        precision=precision.replace("fp16", "bf16"),
-        padded_length=padded_length,
-    )
-    trial = prepare_trial_model(case, fake, find_structure(model), device=device)
-    recorder = _Recorder(fake)
-    optimizer = trial.trainer.optimizer
+    case = replace(case, precision=case.precision.replace("fp16", "bf16"))
+    trial = prepare_trial_model(case, fake, find_structure(model), device=CpuDevice())
+    recorder, optimizer = _Recorder(fake), trial.trainer.optimizer
     optimizer.register_step_pre_hook(lambda *_: setattr(recorder, "outside", "optimizer"))
     optimizer.register_step_post_hook(lambda *_: setattr(recorder, "outside", "loss"))
     trial.begin()
@@ -114,7 +118,7 @@ def audit_classifier(
 
 
 def case_of(
-    model: PreTrainedModel, *, device: Device, mode: Mode, precision: str, padded_length: int
+    model: PreTrainedModel, device: Device, *, mode: Mode, precision: str, padded_length: int
 ) -> Case:
     """Return the case of a step of a model on a device."""
     classes = cast(int, model.config.num_labels)
@@ -165,7 +169,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         def replace_logits(_: nn.Module, __: Any, output: Any) -> None:
             self._is_recording = False
-            output.logits = _zeros_like(output.logits)
+            # Zeros on pages that are never written to use no memory.
+            output.logits = torch.zeros(output.logits.shape, dtype=output.logits.dtype)
             self._is_recording = True
 
         model.register_forward_hook(replace_logits)
@@ -175,7 +180,23 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             Operator(name, status_of(name), self._calls[name], tuple(sorted(modules)))
             for name, modules in sorted(self._modules.items())
         )
-        return OperatorReport(operators, tuple(self._warnings(operators)))
+        report = OperatorReport(operators, ())
+        warnings = [
+            WarningMessage(
+                f"MPS has no {operator.name}, which {', '.join(operator.modules)} calls",
+                remedy="replace what calls it, or set PYTORCH_ENABLE_MPS_FALLBACK=1, which "
+                "runs it on the CPU, slowly",
+            )
+            for operator in report.missing
+        ]
+        warnings += [
+            WarningMessage(
+                f"{place} passes float64 to {name}, which MPS doesn't support",
+                remedy="convert it to float32",
+            )
+            for place, name in self._not_held.items()
+        ]
+        return replace(report, warnings=tuple(warnings))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -205,25 +226,92 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return node.name()
         return self._running[-1] if self._running else self.outside
 
-    def _warnings(self, operators: tuple[Operator, ...]) -> Iterator[events.WarningMessage]:
-        for operator in operators:
-            if operator.status == "missing":
-                yield events.WarningMessage(
-                    f"MPS has no {operator.name}, which {', '.join(operator.modules)} calls",
-                    remedy="replace what calls it, or set PYTORCH_ENABLE_MPS_FALLBACK=1, which "
-                    "runs it on the CPU, slowly",
-                )
-        for place, name in self._not_held.items():
-            yield events.WarningMessage(
-                f"{place} passes float64 to {name}, which MPS doesn't support",
-                remedy="convert it to float32",
-            )
-
 
 def _is_not_held(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype in (torch.float64, torch.complex128)
 
 
-def _zeros_like(tensor: torch.Tensor) -> torch.Tensor:
-    # Zeros on pages that are never written to use no memory.
-    return torch.zeros(tensor.shape, dtype=tensor.dtype)
+@dataclass(frozen=True)
+class ParityReport:
+    """Differences between a device and the CPU in fp32."""
+
+    device: str
+    precision: str
+    differences: tuple[Difference, ...]
+
+    @property
+    def failures(self) -> tuple[Difference, ...]:
+        """The differences that are too large."""
+        return tuple(difference for difference in self.differences if not difference.passes)
+
+    def worst_by_part(self) -> dict[str, Difference]:
+        """Return the worst difference of each part."""
+        ascending = sorted(self.differences, key=lambda difference: difference.error)
+        worst = {difference.part: difference for difference in ascending}
+        return {part: worst[part] for part in dict.fromkeys(each.part for each in self.differences)}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON, with null for infinity."""
+        return {
+            "schema_version": 1,
+            "device": self.device,
+            "precision": self.precision,
+            "passes": not self.failures,
+            "differences": [
+                asdict(difference)
+                | {"error": difference.error if math.isfinite(difference.error) else None}
+                for difference in self.differences
+            ],
+        }
+
+
+def check_parity(
+    device: str, *, model: str | None, mode: Mode, precision: str, batch_size: int
+) -> ParityReport:
+    """Compare a device with the CPU; store the result for ``--precision auto``."""
+    there = select_device(device)
+    check_precision(there, precision)
+    if model is None:
+        classifier = random_classifier(ModelConfig.model, classes=CLASSES, seed=0)
+    else:
+        torch.manual_seed(0)
+        task = Single([str(number) for number in range(CLASSES)])
+        loaded = load_model(model, revision=None, task=task, from_scratch=False)
+        classifier = loaded.model
+    emit(Info(f"comparing {there.name} ({there.description}) in {precision} with the CPU in fp32"))
+    report = compare_model(
+        classifier, there, mode=mode, precision=precision, max_batch_size=batch_size
+    )
+    subject = f"{model or ModelConfig.model}, {mode}"
+    note_parity(there, precision=precision, subject=subject, passes=not report.failures)
+    return report
+
+
+def compare_model(
+    model: PreTrainedModel, device: Device, *, mode: Mode, precision: str, max_batch_size: int
+) -> ParityReport:
+    """Compare logits and gradients on a device and on the CPU. The model moves to the device."""
+    structure = find_structure(model, has_mean_layer=has_mean_layer(model))
+    # Stored transposed, as loaded weights may be.
+    for parameter in map(model.get_parameter, structure.layers[-1]):
+        if parameter.ndim == 2:
+            parameter.data = parameter.detach().T.contiguous().T
+    longest = min(_LENGTHS[-1], count_positions(model) or _LENGTHS[-1])
+    device.choose_attention(longest_tokens=longest)
+    config = model.config
+    texts = random_texts(
+        np.arange(_TEXTS) % longest + 1,
+        vocabulary_size=config.vocab_size,
+        padding_id=config.pad_token_id or 0,
+        seed=0,
+    )
+    inputs = inputs_of_texts(texts, takes_4d_mask=structure.takes_4d_mask)
+    labels = np.random.default_rng(0).integers(CLASSES, size=_TEXTS)
+    examples = Examples(inputs.inputs_of, inputs.lengths, labels, np.ones(_TEXTS, np.float32))
+    case = case_of(model, device, mode=mode, precision=precision, padded_length=longest)
+    trainer = prepare_trial_model(case, model, structure, device=device).trainer
+    lengths = sorted({min(device.shapes.padded_length(tokens), longest) for tokens in _LENGTHS})
+    sizes = sorted({*(min(size, max_batch_size) for size in _BATCH_SIZES), max_batch_size})
+    shapes = [(size, length) for length, size in product(lengths, sizes)]
+    differences = compare_with_cpu(trainer, examples, [*shapes, (_GRADIENT_EXAMPLES, longest)])
+    return ParityReport(device.name, precision, tuple(differences))
