@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from math import sqrt
 from shlex import quote
 from typing import Any, Literal, TypeVar
 
@@ -15,14 +14,7 @@ from finetune.runs.folder import RunFolder
 from finetune.tasks.base import Task
 from finetune.tasks.metrics import METRICS
 from finetune.tasks.scores import ClassScores, Scores, missed_classes, selection_score
-from finetune.tasks.tables import (
-    Z_95,
-    RunResultMixin,
-    capitalize,
-    percent,
-    quote_name,
-    wilson_interval,
-)
+from finetune.tasks.tables import RunResultMixin, percent, quote_name, wilson_interval
 
 SCHEMA_VERSION = 1
 # Total rows of all resamples, which take about a second.
@@ -209,7 +201,6 @@ def summarize(results: RunResults) -> str:
     test, hints = results.test, [results.test.describe()]
     if test.samples < FEW_ROWS:
         hints.append(f"{test.samples:,} rows are few. `--folds 5` gives a more precise estimate.")
-    hints.append(compare_with_validation(results))
     if weakest := _weakest(test):
         hints.append(f"Weakest: {weakest}.")
     return " ".join(filter(None, [*hints, _advise(results)]))
@@ -274,21 +265,3 @@ def confused_with(scores: Scores, name: str) -> list[tuple[str, int]]:
     counts = zip(names, scores.confusion_matrix[names.index(name)], strict=True)
     others = [(other, count) for other, count in counts if count and other != name]
     return sorted(others, key=lambda item: -item[1])
-
-
-def compare_with_validation(results: RunResults) -> str:
-    """Return a sentence if validation and test accuracy differ (pooled test, 5% level)."""
-    validation, test = results.validation, results.test
-    shares = [value.metric for value in test.values if value.metric.is_proportion]
-    if validation is None or results.validation_kind != "held out" or not shares:
-        return ""
-    rows, name = validation.samples + test.samples, shares[0].name
-    first, second = validation.metrics[name], test.metrics[name]
-    pooled = (first * validation.samples + second * test.samples) / rows
-    error = sqrt(pooled * (1 - pooled) * rows / (validation.samples * test.samples))
-    if abs(first - second) <= Z_95 * error:
-        return ""
-    return (
-        f"{capitalize(shares[0].title)} is {percent(first)} on the validation rows. The "
-        "difference from the test rows is significant, so the two splits may differ in kind."
-    )

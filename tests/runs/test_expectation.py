@@ -11,7 +11,7 @@ from tiny_runs import run_tiny
 from finetune.config.schema import Config, DataConfig, change_options
 from finetune.data.load import load_splits
 from finetune.events import Event, Info, sent_to
-from finetune.runs.linear_head import BaselineEstimate, expect
+from finetune.runs.linear_head import expect
 from finetune.tasks.base import Task
 
 QUESTIONS = Config(DataConfig("questions"))
@@ -27,15 +27,11 @@ def load(config: Config) -> tuple[Dataset, Task]:
     return data.splits["train"], data.task
 
 
-def expect_of(config: Config) -> BaselineEstimate:
-    found = expect(config, *load(config))
-    assert found
-    return found
-
-
 def test_a_run_of_the_head_uses_the_same_features(tiny_folder: Path, tmp_path: Path) -> None:
     options = {"max_train_samples": 64, "cache_dir": str(tmp_path / "cache"), "batch_size": "auto"}
-    found = expect_of(config_of(tiny_folder, **options, freeze_core=True))
+    config = config_of(tiny_folder, **options, freeze_core=True)
+    found = expect(config, *load(config))
+    assert found
     assert (found.rows, found.sampled, found.classes, found.metric) == (64, 64, 6, "accuracy")
     assert 0 < found.low < found.value < found.high < 1
     assert found.lines[0].startswith("64 training rows, 6 classes: a linear head on the frozen ")
@@ -64,7 +60,9 @@ def test_numbers_and_several_labels_have_their_own_metric(
     table = tmp_path / "rows.csv"
     rows = (f"text {number} {number % 7},{label}" for number, label in enumerate(labels))
     table.write_text("\n".join(["text,label", *rows]))
-    found = expect_of(config_of(tiny_folder, data=str(table), long_texts="windows"))
+    config = config_of(tiny_folder, data=str(table), long_texts="windows")
+    found = expect(config, *load(config))
+    assert found
     assert words in found.lines[0]
     assert np.isfinite([found.low, found.value, found.high, found.baseline]).all()
     assert found.low <= found.value <= found.high

@@ -22,10 +22,9 @@ from prepared_runs import (
 )
 from tiny_models import ARCHITECTURES, save_tiny_model, save_uncuttable_model
 from tiny_runs import have_same_bits
-from torch import nn
 
 from finetune.devices.base import BatchSize
-from finetune.events import Emit, Event, Info, Step, WarningMessage, sent_to
+from finetune.events import Event, Info, Step, WarningMessage, sent_to
 from finetune.runs.features import stored_features
 from finetune.runs.plan import make_plan
 from finetune.runs.prepare import RunInputs, prepare_variant
@@ -149,7 +148,6 @@ def test_features_are_reused_where_they_do_not_depend_on_what_changed(
         {"max_train_samples": 17},
         {"precision": "bf16"},
         {"train_layers": 2},
-        {"train_layers": None, "freeze_core": True},
         {"train_layers": None, "head": "classifier"},
         {"eval_batch_size": 8},
     ],
@@ -161,19 +159,10 @@ def test_features_are_computed_again_where_they_depend_on_what_changed(
     assert computes(prepared_again(**changes))
 
 
-def flip_a_bit(model: nn.Module) -> None:
-    weight = model.get_parameter("bert.embeddings.word_embeddings.weight")
-    weight.data.view(torch.int32)[299, 31] ^= 1
-
-
-@pytest.mark.parametrize(
-    "change", [flip_a_bit, lambda model: setattr(model.config, "layer_norm_eps", 1e-5)]
-)
-def test_another_model_has_other_features(
-    change: Callable[[Any], None], prepared_again: Callable[..., RunInputs]
-) -> None:
+def test_another_model_has_other_features(prepared_again: Callable[..., RunInputs]) -> None:
     inputs = prepared_again()
-    change(inputs.text_model.model)
+    weight = inputs.text_model.model.get_parameter("bert.embeddings.word_embeddings.weight")
+    weight.data.view(torch.int32)[299, 31] ^= 1
     assert computes(inputs)
 
 
@@ -192,25 +181,13 @@ def test_features_that_the_disk_has_no_room_for_are_computed_at_every_step(
     assert have_same_bits(parameters_of(run), parameters_of(plain))
 
 
-def stop_at(happens: Callable[[Event], bool]) -> Emit:
-    """Return an ``Emit`` that presses Ctrl-C once."""
-    pressed: list[Event] = []
-
-    def emit(event: Event) -> None:
-        if happens(event) and not pressed:
-            pressed.append(event)
-            signal.raise_signal(signal.SIGINT)
-
-    return emit
+def press_ctrl_c(event: Event) -> None:
+    if isinstance(event, Step) and event.step == 3:
+        signal.raise_signal(signal.SIGINT)
 
 
 @pytest.mark.parametrize(
-    ("mode", "first_has_cache", "second_has_cache"),
-    [
-        ("last-1", True, True),
-        ("head", False, True),
-        pytest.param("last-1", True, False, marks=pytest.mark.slow),
-    ],
+    ("mode", "first_has_cache", "second_has_cache"), [("last-1", True, True), ("head", False, True)]
 )
 def test_a_stopped_run_resumes_with_or_without_stored_features(
     mode: str, first_has_cache: bool, second_has_cache: bool, tiny_folder: Path, tmp_path: Path
@@ -218,8 +195,7 @@ def test_a_stopped_run_resumes_with_or_without_stored_features(
     options = {**CLOSE, **MODES[mode], "cache_dir": str(tmp_path / "cache")}
     first = prepare_tiny(tiny_folder, feature_cache=first_has_cache, **options)
     whole = train_prepared(first, tmp_path / "whole")
-    stop = stop_at(lambda event: isinstance(event, Step) and event.step == 3)
-    with pytest.raises(KeyboardInterrupt), sent_to(stop):
+    with pytest.raises(KeyboardInterrupt), sent_to(press_ctrl_c):
         train_prepared(prepare_variant(first, first.config), tmp_path / "run")
     second = prepare_tiny(tiny_folder, feature_cache=second_has_cache, **options)
     with begin_run(second, tmp_path / "run", resumes=True) as run:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import QUICK, Command, flags, run_tiny
+from tiny_runs import QUICK, Command, flags
 
 import finetune
 from finetune.errors import (
@@ -81,30 +81,6 @@ def test_models_of_folds_are_not_kept_unless_they_are_wanted(
     run_folds(tmp_path / "kept", model=tiny_folder, folds=2, data=str(table), keep_models=True)
     assert (tmp_path / "kept" / "fold-2" / "report.html").is_file()
     finetune.predict(tmp_path / "kept" / "fold-2", ["who"], device="cpu")
-
-
-def test_a_fold_of_a_frozen_encoder_is_what_a_run_on_its_rows_would_be(
-    tiny_folder: Path, table: Path, tmp_path: Path
-) -> None:
-    options: dict[str, Any] = {"freeze_core": True, "cache_dir": str(tmp_path / "cache")}
-    run_folds(tmp_path / "folds", model=tiny_folder, folds=2, data=str(table), **options)
-    rows = read_jsonl(tmp_path / "folds" / "predictions.jsonl")
-    for name, is_own in (("train", False), ("test", True)):
-        lines = [f"{row['text']},{row['label']}" for row in rows if (row["fold"] == 1) == is_own]
-        (tmp_path / f"{name}.csv").write_text("\n".join(["text,label", *lines]))
-    run_tiny(
-        tmp_path / "alone",
-        model=tiny_folder,
-        data=str(tmp_path / "train.csv"),
-        test_file=str(tmp_path / "test.csv"),
-        max_train_samples=None,
-        validation_fraction=None,
-        num_train_epochs=1,
-        **options,
-    )
-    alone = read_jsonl(tmp_path / "alone" / "predictions.jsonl")
-    losses = [row["loss"] for row in rows if row["fold"] == 1]
-    assert losses == pytest.approx([row["loss"] for row in alone], rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -2,37 +2,20 @@ import resource
 import signal
 from pathlib import Path
 
-from finetune.events import Emit, Event, Info, Step, WarningMessage, ignore, sent_to
+from finetune.events import Event, Info, Step, WarningMessage, sent_to
 from finetune.files import read_jsonl
 from finetune.runs.folder import RunFolder
 from finetune.runs.journal import Journal, read_warnings
 
 
 def step_event(number: int) -> Step:
-    return Step(
-        step=number,
-        total_steps=10,
-        epoch=number / 10,
-        loss=1.5,
-        learning_rate=1e-3,
-        examples_per_second=10.0,
-        memory_bytes=1024,
-        reserved_bytes=2048,
-        budget_bytes=6 * 2**30,
-        remaining_seconds=1.0,
-    )
-
-
-def open_journal(folder: RunFolder, receiver: Emit = ignore) -> Journal:
-    with sent_to(receiver):
-        journal = Journal()
-    journal.open(folder)
-    return journal
+    return Step(number, 10, number / 10, 1.5, 1e-3, 10.0, 1024, 2048, 6 * 2**30, 1.0)
 
 
 def test_a_full_disk_leaves_no_torn_row(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    emit = open_journal(folder)
+    emit = Journal()
+    emit.open(folder)
     emit(step_event(1))
     size = folder.metrics_file.stat().st_size
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -7,21 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from datasets import ClassLabel, Dataset, Features, Value
 from prepared_runs import prepare_tiny
 from safetensors.torch import load_file, save_file
 
 from finetune.errors import DataError
-from finetune.files import write_json
-from finetune.runs.folder import RunFolder
-from finetune.runs.manifest import Manifest, digest_splits, read_environment, restore_threads
-from finetune.tasks.single import Single
-
-
-def rows_of(*rows: tuple[str, int], names: tuple[str, ...] = ("a", "b")) -> Dataset:
-    features = Features({"text": Value("string"), "label": ClassLabel(names=list(names))})
-    texts, labels = zip(*rows, strict=True)
-    return Dataset.from_dict({"text": list(texts), "label": list(labels)}, features=features)
+from finetune.runs.manifest import Manifest, restore_threads
 
 
 def test_a_run_writes_what_it_was_made_from(tiny_folder: Path, tmp_path: Path) -> None:
@@ -30,7 +20,6 @@ def test_a_run_writes_what_it_was_made_from(tiny_folder: Path, tmp_path: Path) -
     inputs = prepare_tiny(tiny_folder, data=str(data))
     manifest = Manifest.of(inputs)
     assert manifest.sources == {str(data): hashlib.sha256(data.read_bytes()).hexdigest()}
-    assert manifest.splits == {split: digest(rows) for split, rows in inputs.data.splits.items()}
     assert manifest.splits.keys() == {"train", "validation", "test"}
 
 
@@ -43,10 +32,6 @@ def change_weights(model: Path) -> None:
 def change_tokenizer(model: Path) -> None:
     file = model / "tokenizer.json"
     file.write_text(file.read_text().replace('"lowercase": true', '"lowercase": false'))
-
-
-def digest(rows: Dataset) -> str:
-    return digest_splits({"train": rows}, Single(rows.features["label"].names))["train"]
 
 
 @pytest.mark.parametrize(
@@ -63,32 +48,22 @@ def test_a_model_that_has_changed_is_noticed(
         before.check(Manifest.of(prepare_tiny(model)), remedy="none")
 
 
-ROWS = rows_of(("one", 0), ("two", 1), ("three", 0))
-
-
 @pytest.mark.parametrize(
     ("recorded", "variable", "expected"),
     # The environment variable takes precedence; at most one thread per core.
     [(2, None, 2), (2, "1", 1), (10_000, None, 2), (None, None, 1)],
 )
 def test_a_resumed_run_computes_with_the_threads_it_began_with(
-    recorded: int | None,
-    variable: str | None,
-    expected: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    recorded: int | None, variable: str | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if variable:
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
-    folder = RunFolder(tmp_path)
-    if recorded:
-        write_json(folder.environment_file, {"threads": recorded, "choices": []})
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        restore_threads(read_environment(folder)[0])
+        restore_threads(recorded)
         assert torch.get_num_threads() == expected
     finally:
         torch.set_num_threads(before)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from prepared_runs import finish_run, largest_difference, parameters_of, prepare_tiny, train_tiny
-from tiny_models import save_tiny_model
 from tiny_runs import have_same_bits
 from torch import nn
 
@@ -22,22 +21,17 @@ OUT_OF_MEMORY = (
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you "
     "tried to allocate 12582912 bytes. Error code 12 (Cannot allocate memory)"
 )
+MANY = 10_000
 
 
 @contextmanager
-def memory_for(
-    *,
-    training_examples: int = 10_000,
-    evaluation_examples: int = 10_000,
-    frozen_examples: int = 10_000,
-) -> Iterator[None]:
+def memory_for(*, training_examples: int = MANY, evaluation_examples: int = MANY) -> Iterator[None]:
     """Make PyTorch raise out-of-memory errors for batches with more examples."""
 
     def check(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        most = training_examples if torch.is_grad_enabled() else MANY
         if torch.is_inference_mode_enabled():
             most = evaluation_examples
-        else:
-            most = training_examples if torch.is_grad_enabled() else frozen_examples
         if isinstance(module, nn.Linear) and len(inputs[0]) > most:
             raise RuntimeError(OUT_OF_MEMORY)
 
@@ -48,15 +42,6 @@ def memory_for(
         hook.remove()
 
 
-@pytest.fixture(scope="module")
-def without_dropout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = save_tiny_model(tmp_path_factory.mktemp("models") / "without-dropout")
-    file = folder / "config.json"
-    text = file.read_text(encoding="utf-8")
-    file.write_text(text.replace('_dropout_prob": 0.1', '_dropout_prob": 0'), encoding="utf-8")
-    return folder
-
-
 def warnings_of(emitted: list[Event]) -> list[str]:
     """Return the events about memory; the questions also contain a few long texts."""
     messages = [event.message for event in emitted if isinstance(event, WarningMessage)]
@@ -64,9 +49,9 @@ def warnings_of(emitted: list[Event]) -> list[str]:
 
 
 def test_a_run_continues_with_the_weights_of_one_with_smaller_batches(
-    without_dropout: Path, tmp_path: Path
+    model_without_dropout: Path, tmp_path: Path
 ) -> None:
-    options: dict[str, Any] = {"model": without_dropout, "effective_batch_size": 16}
+    options: dict[str, Any] = {"model": model_without_dropout, "effective_batch_size": 16}
     # Steps as small as these show no rounding errors.
     options |= {"learning_rate": 1e-5, "head_lr_multiplier": 1, "max_train_samples": 32}
     expected = train_tiny(tmp_path / "smaller", batch_size=4, **options)

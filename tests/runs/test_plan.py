@@ -12,10 +12,8 @@ from finetune.runs.plan import make_plan, resolve_config
 @pytest.mark.parametrize(
     ("options", "steps_per_epoch", "total_steps"),
     [
-        ({}, 4, 8),
         ({"max_steps": 3}, 4, 3),
         ({"max_steps": 10}, 4, 10),
-        ({"num_train_epochs": 0.5}, 4, 2),
         ({"num_train_epochs": 1.3}, 4, 6),
         ({"effective_batch_size": 64}, 1, 2),
         ({"batch_size": 100}, 1, 2),

@@ -35,10 +35,6 @@ def cut_power(*, at_step: int) -> Emit:
     return emit
 
 
-def steps_in(run: Path) -> list[int]:
-    return sorted(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*"))
-
-
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
     """Two epochs of four steps without interruption; tests don't change it."""
@@ -56,7 +52,8 @@ def test_a_checkpoint_within_an_epoch_resumes_bit_for_bit(
     run = tmp_path / "run"
     with pytest.raises(PowerCutError):
         run_tiny(run, model=tiny_folder, emit=cut_power(at_step=at_step), **EVERY_THIRD)
-    assert steps_in(run) == kept
+    steps = sorted(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*"))
+    assert steps == kept
     finetune.run(resume_from_checkpoint=run)
     assert have_same_bits(weights_of(run), weights_of(whole_run))
     assert logged_metrics(run) == logged_metrics(whole_run)

@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 from report.example_run import DETAILS, example_results
 
-from finetune.runs.results import (
-    RunResults,
-    compare_with_validation,
-    next_command,
-    summarize,
-    with_intervals,
-)
+from finetune.runs.results import RunResults, summarize, with_intervals
 from finetune.tasks.base import Task
 from finetune.tasks.multi import Multi
 from finetune.tasks.regression import Regression
@@ -72,19 +66,3 @@ def test_metrics_that_are_no_proportion_have_an_interval_in_the_summary(task: Ta
         assert low <= scores.metrics[name] <= high
     text = summarize(replace(example_results(), task=task, test=scores, validation=None))
     assert " on 200 test rows (95% CI " in text
-
-
-@pytest.mark.parametrize(("right", "differs"), [(0.94, False), (0.7, True)])
-def test_validation_and_test_are_said_to_differ_if_by_more_than_chance(
-    right: float, differs: bool
-) -> None:
-    results = example_results()
-    scores = replace(results.test, samples=100)
-    validation, test = (replace(scores, metrics={"accuracy": one}) for one in (0.97, right))
-    sentence = compare_with_validation(replace(results, validation=validation, test=test))
-    assert ("97.0% on the validation rows" in sentence) == differs
-
-
-def test_the_next_command_can_be_pasted() -> None:
-    results = replace(example_results(), output_dir="runs/a run")
-    assert next_command(results) == "finetune predict 'runs/a run' FILE"

@@ -9,6 +9,7 @@ from finetune import distributed
 from finetune.config.schema import Config, ModelConfig, TrainingConfig
 from finetune.errors import ConfigurationError
 from finetune.runs.prepare import MAX_ROWS_PER_CLASS, choose_method
+from finetune.tasks.base import Task
 from finetune.tasks.regression import Regression
 from finetune.tasks.single import Single
 from finetune.training.plan import TrainingMethod
@@ -16,34 +17,36 @@ from finetune.training.plan import TrainingMethod
 TASK = Single(class_names=["no", "yes"])
 
 
-def choose(*, rows: int = 20, **options: Any) -> TrainingMethod:
+def choose(*, rows: int = 20, task: Task = TASK, **options: Any) -> TrainingMethod:
     """Return the training method of a configuration for two classes."""
     model = {name: options.pop(name) for name in [*options] if hasattr(ModelConfig, name)}
     config = replace(
         Config(), model=replace(ModelConfig(), **model), training=TrainingConfig(**options)
     )
-    return choose_method(config, TASK, rows=rows)
+    return choose_method(config, task, rows=rows)
 
 
-def test_few_rows_per_class_get_contrastive_training_and_a_linear_head() -> None:
-    method = choose(rows=20)
-
-    assert method.is_contrastive
-    assert method.fits_head
-    assert method.reason.endswith("only 10 rows per class")
-
-
-def test_many_rows_a_class_take_plain_steps() -> None:
-    assert choose(rows=2 * MAX_ROWS_PER_CLASS).is_contrastive
-    assert choose(rows=2 * MAX_ROWS_PER_CLASS + 2) == TrainingMethod()
-    assert choose(rows=10_000, contrastive="on").is_contrastive
-
-
-def test_a_linear_head_is_fitted_on_a_frozen_encoder_whatever_the_rows() -> None:
-    for mode in ({"freeze_core": True}, {"head": "classifier"}):
-        method = choose(rows=100_000, **mode)
-        assert method.fits_head
-        assert not method.is_contrastive
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, (True, True)),
+        ({"rows": 2 * MAX_ROWS_PER_CLASS}, (True, True)),
+        ({"rows": 2 * MAX_ROWS_PER_CLASS + 2}, (False, False)),
+        ({"rows": 10_000, "contrastive": "on"}, (True, True)),
+        ({"rows": 100_000, "freeze_core": True}, (True, False)),
+        ({"rows": 100_000, "head": "classifier"}, (True, False)),
+        ({"label_smoothing": 0.1}, (False, False)),
+        ({"label_smoothing": 0.1, "freeze_core": True}, (True, False)),
+        ({"task": Regression()}, (False, False)),
+        ({"task": Regression(), "freeze_core": True}, (True, False)),
+    ],
+    ids=str,
+)
+def test_the_method_depends_on_rows_mode_and_task(
+    options: dict[str, Any], expected: tuple[bool, bool]
+) -> None:
+    method = choose(**options)
+    assert (method.fits_head, method.is_contrastive) == expected
 
 
 @pytest.mark.parametrize(
@@ -57,7 +60,7 @@ def test_a_linear_head_is_fitted_on_a_frozen_encoder_whatever_the_rows() -> None
     ],
 )
 @pytest.mark.parametrize("mode", [{}, {"freeze_core": True}])
-def test_who_asks_for_steps_or_for_what_no_linear_head_can_do_gets_steps(
+def test_options_of_gradient_descent_select_it(
     mode: dict[str, Any], options: dict[str, Any]
 ) -> None:
     assert choose(**mode, **options) == TrainingMethod()
@@ -72,15 +75,3 @@ def test_several_ranks_take_plain_steps(
     for option in ("contrastive", "fit_head"):
         with pytest.raises(ConfigurationError, match="2 processes"):
             choose(freeze_core=option == "fit_head", **{option: "on"})
-
-
-def test_smoothed_labels_take_plain_steps_where_the_encoder_trains() -> None:
-    assert choose(label_smoothing=0.1) == TrainingMethod()
-    assert choose(label_smoothing=0.1, freeze_core=True).fits_head
-
-
-def test_regression_takes_plain_steps_and_its_linear_head_is_fitted() -> None:
-    config = Config()
-    assert choose_method(config, Regression(), rows=20) == TrainingMethod()
-    frozen = replace(config, model=replace(config.model, freeze_core=True))
-    assert choose_method(frozen, Regression(), rows=20).fits_head
