@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from finetune.files import escape_controls, escape_line
+from finetune.tasks.tables import Table, format_value
 
 if TYPE_CHECKING:
     from finetune.tasks.scores import Scores
-    from finetune.tasks.tables import Table
 
 SCHEMA_VERSION = 1
 LINE_WITHOUT_END = 1_000_000
@@ -82,8 +82,6 @@ def show_result_table(table: "Table", *, title: str = "") -> None:
 
 def show_facts(facts: Mapping[str, Any]) -> None:
     """Print names and values in two columns on standard output."""
-    from finetune.tasks.tables import format_value
-
     rows = [(name.replace("_", " "), format_value(value)) for name, value in facts.items()]
     show_table(("", ""), rows)
 

@@ -18,6 +18,7 @@ from finetune.events import Event, WarningMessage, current_receiver, sent_to
 from finetune.ownership import OwnFolder
 from finetune.runs.folder import find_several
 from finetune.runs.guess import guess_options, measure_tokens
+from finetune.tasks.tables import format_value
 
 if TYPE_CHECKING:
     from finetune.audit.audit import Audit
@@ -202,8 +203,6 @@ def _describe(example: Any, check: str, split: str) -> tuple[str, str]:
 
 def _show_by_split(title: str, by_split: Mapping[str, Mapping[str, float]]) -> None:
     """Print a table with a column per split and a line per name."""
-    from finetune.tasks.tables import format_value
-
     if names := dict.fromkeys(name for values in by_split.values() for name in values):
         rows = [
             (shorten(name), *(format_value(values.get(name, "")) for values in by_split.values()))

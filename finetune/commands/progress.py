@@ -15,6 +15,7 @@ from finetune import events
 from finetune.commands.console import LITERAL
 from finetune.distributed import read_launch
 from finetune.files import escape_line
+from finetune.tasks.tables import duration, format_rate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,14 +42,13 @@ def showing(*, quiet: bool, no_progress: bool) -> Iterator[events.Emit]:
     console = Console(file=file, stderr=True, soft_wrap=True, **LITERAL)
     has_bar = not (quiet or no_progress) and _can_draw(console)
     view = View(console, has_bar=has_bar, quiet=quiet)
-    if not has_bar:
-        yield view.show
-        return
     try:  # not `with`: Ctrl-C while it starts would leave the cursor hidden
-        view.bar.start()
+        if has_bar:
+            view.bar.start()
         yield view.show
     finally:
-        view.bar.stop()
+        if has_bar:
+            view.bar.stop()
 
 
 def is_watched() -> bool:
@@ -105,9 +105,7 @@ class View:
         self._begin(LIBRARIES)
 
     def _begin(self, stage: str) -> None:
-        self._step: events.Step | None = None
-        self._best: events.Validation | None = None
-        self._printed_step = self._printed_validation = 0
+        self._total_steps = self._printed_step = self._printed_validation = 0
         for task in self.bar.task_ids:
             self.bar.remove_task(task)
         self.bar.add_task(stage, total=None, visible=bool(stage), report="")
@@ -127,7 +125,9 @@ class View:
             case events.StageStarted():
                 self._begin(event.name)
             case events.StageFinished():
-                self._finish(event)
+                self._begin("")
+                if event.seconds >= MIN_STAGE_SECONDS:
+                    self._print(f"{event.name}: {duration(event.seconds)}")
             case events.Advance():
                 self._move_bar(event.done, event.total)
                 if not self._has_bar:
@@ -135,32 +135,22 @@ class View:
             case events.Step():
                 self._show_step(event)
             case events.Validation():
-                self._show_validation(event)
+                if self._is_due(event.step - self._printed_validation, VALIDATION_LINES):
+                    self._printed_step = self._printed_validation = event.step
+                    metrics = ", ".join(
+                        f"{name} {value:.4f}" for name, value in event.metrics.items()
+                    )
+                    best = "  (best so far)" if event.is_best else ""
+                    self._print(f"epoch {event.epoch:.2f}: validation {metrics}{best}")
             case events.Trial():
-                from finetune.tasks.tables import format_rate
-
                 memory = event.peak_bytes and f"{event.peak_bytes / 2**30:.2f} GiB"
                 speed = event.examples_per_second and format_rate(event.examples_per_second)
                 status = f"  batch {event.batch_size:,}: {event.status.replace('_', ' ')}"
                 parts = (status, memory, speed, f"{event.seconds:.0f} s", event.reason)
                 self._print(", ".join(str(part) for part in parts if part))
 
-    def _show_validation(self, event: events.Validation) -> None:
-        self._best = event if event.is_best else self._best
-        if not self._is_due(event.step - self._printed_validation, VALIDATION_LINES):
-            return
-        self._printed_step = self._printed_validation = event.step
-        metrics = ", ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
-        best = "  (best so far)" if event.is_best else ""
-        if self._best and not event.is_best:
-            name, value = next(iter(self._best.metrics.items()))
-            best = f"  (best so far: {name} {value:.4f} at epoch {self._best.epoch:.3g})"
-        self._print(f"epoch {event.epoch:.2f}: validation {metrics}{best}")
-
     def _show_step(self, event: events.Step) -> None:
-        from finetune.tasks.tables import duration, format_rate
-
-        self._step = event
+        self._total_steps = event.total_steps
         loss, speed = f"loss {event.loss:.3f}", format_rate(event.examples_per_second)
         memory = f"{event.memory_bytes / 2**30:.2f} GiB"
         self._move_bar(event.step, event.total_steps, f"  {loss}  {speed}  {memory}")
@@ -171,19 +161,6 @@ class View:
                 f"{speed}  {memory}  {duration(event.remaining_seconds)} left"
             )
 
-    def _finish(self, event: events.StageFinished) -> None:
-        from finetune.tasks.tables import duration
-
-        line = f"{event.name}: {duration(event.seconds)}"
-        if step := self._step:
-            line += f", {step.step:,}/{step.total_steps:,} steps"
-        if best := self._best:
-            # Without its score, which changes if thresholds are chosen after the last step.
-            line += f", best at epoch {best.epoch:.3g}"
-        self._begin("")
-        if event.seconds >= MIN_STAGE_SECONDS:
-            self._print(line)
-
     def _move_bar(self, done: int, total: int, report: str = "") -> None:
         [task] = self.bar.tasks
         if done < task.completed:  # a new split starts from zero
@@ -193,7 +170,7 @@ class View:
 
     def _is_due(self, steps: int, lines: int) -> bool:
         is_silent = time.monotonic() - self._printed > MAX_SILENCE_SECONDS
-        return is_silent or self._step is None or steps * lines >= self._step.total_steps
+        return is_silent or steps * lines >= self._total_steps
 
     def _print(self, line: str, *, style: str = "") -> None:
         from rich.text import Text

@@ -28,6 +28,7 @@ from finetune.events import WarningMessage, clock, emit
 from finetune.files import escape_line
 from finetune.runs.folder import RunFolder, SeveralFolder
 from finetune.runs.guess import guess_options
+from finetune.tasks.tables import duration, format_rate
 
 if TYPE_CHECKING:
     from finetune.config.load import LoadedConfig
@@ -228,7 +229,6 @@ def command(*, display: flags.Display, is_dry_run: bool, seeds: int | None, **op
 
 def _show_plan(plan: dict[str, Any]) -> None:
     from finetune.tasks.labels import listed_counts
-    from finetune.tasks.tables import duration
 
     expected = plan.pop("expectation")
     seconds = plan.pop("estimated_seconds")
@@ -243,7 +243,6 @@ def _show_plan(plan: dict[str, Any]) -> None:
 
 def _show_run(results: "RunResults") -> None:
     from finetune.runs.results import next_command, summarize
-    from finetune.tasks.tables import format_rate
 
     facts, training = results.facts, results.training
     rate = format_rate(training.train_samples_per_second)

@@ -14,6 +14,7 @@ from finetune.commands import flags
 from finetune.commands.console import show_lines, show_table
 from finetune.errors import FinetuneError
 from finetune.runs.folder import RUNS_FOLDER, RunFolder, SeveralFolder, list_runs
+from finetune.tasks.tables import duration
 
 EXAMPLES = """\b
 Examples:
@@ -90,7 +91,6 @@ def _show(listed: Sequence[Mapping[str, Any]], folder: Path) -> None:
         return
     from finetune.tasks.metrics import METRICS
     from finetune.tasks.scores import MetricValue
-    from finetune.tasks.tables import duration
 
     rows = []
     for run in listed:

@@ -26,6 +26,7 @@ from finetune.config.schema import OPTIONS, PositiveInt, change_options
 from finetune.errors import ConfigurationError
 from finetune.events import clock
 from finetune.runs.guess import guess_options
+from finetune.tasks.tables import Table, format_value
 
 if TYPE_CHECKING:
     from finetune.runs.several import SeveralResults
@@ -168,7 +169,6 @@ def _show(results: "SeveralResults") -> None:
     from finetune.runs.folder import SeveralFolder
     from finetune.tasks.metrics import METRICS
     from finetune.tasks.scores import MetricValue
-    from finetune.tasks.tables import Table, format_value
 
     metric, names = METRICS[str(results.metric)], [*results.options[results.numbers[0]]]
     rows = []

@@ -131,5 +131,4 @@ def test_a_pipe_gets_few_lines_whatever_the_number_of_epochs(
     *progress, last = shown.getvalue().splitlines()
     assert min(epochs, 10) <= len(progress) <= max_lines
     assert progress[-1].startswith(f"epoch {epochs}.00: validation accuracy 0.5000")
-    assert progress[-1].endswith("(best so far: accuracy 0.5000 at epoch 2)")
-    assert last == f"train: 1 min 12 s, {total:,}/{total:,} steps, best at epoch 2"
+    assert last == "train: 1 min 12 s"
