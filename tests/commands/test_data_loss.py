@@ -101,7 +101,7 @@ def test_what_a_run_reads_is_not_what_it_overwrites(
 def test_clearing_the_cache_keeps_what_is_no_entry(command: Command, tmp_path: Path) -> None:
     features = tmp_path / "cache" / "features"
     names = ("a.json", "b.partial/notes.json", f"{'a' * 64}/notes.json", f"{'b' * 64}/x.txt")
-    planted = plant(features, *names, f"{'c' * 64}.safetensors", f"{'d' * 64}.features/x")
+    planted = plant(features, *names, f"{'d' * 64}.features/x")
     planted |= plant(tmp_path / "cache" / "batches", "orders.json", f"{'a' * 64}.json", "list.json")
     planted |= plant(tmp_path / "cache" / "precision", "mine.json")
     link = features / f"{'e' * 64}.features"
