@@ -75,8 +75,12 @@ def predict(
             validation rows of the run reach this precision, such as 0.95.
         emit: Receives the events of ``finetune.events``.
     """
-    limits = {"min_confidence": min_confidence, "target_precision": target_precision}
-    return load(run, device=device).classify(texts, all_scores=all_scores, **limits)
+    return load(run, device=device).classify(
+        texts,
+        all_scores=all_scores,
+        min_confidence=min_confidence,
+        target_precision=target_precision,
+    )
 
 
 def load(run: str | Path, *, device: DeviceName = "auto") -> "LoadedModel":
@@ -322,10 +326,8 @@ def _find_file(
     if texts and file is not None:
         raise UsageError("texts and --data can't be combined", remedy="drop one of them")
     if pairs and len(pairs) != len(texts):
-        raise UsageError(
-            f"there are {len(pairs)} --text-pair for {len(texts)} texts",
-            remedy="add one --text-pair per text",
-        )
+        message = f"there are {len(pairs)} --text-pair for {len(texts)} texts"
+        raise UsageError(message, remedy="add one --text-pair per text")
     return texts, file
 
 
@@ -354,10 +356,9 @@ def _show(
 def _show_lines(predictions: "Sequence[Prediction]", *, is_first: bool) -> None:
     """Show predictions in columns: aligned on a terminal, elsewhere separated by tabs."""
     rows = [_cells(prediction) for prediction in predictions]
-    titles = [title if is_first else "" for title, _ in rows[0]]
-    lines = [[cell for _, cell in row] for row in rows]
+    titles, lines = [title for title, _ in rows[0]], [[cell for _, cell in row] for row in rows]
     if sys.stdout.isatty():
-        show_table(titles, lines)
+        show_table(titles if is_first else [""] * len(titles), lines)
     else:
         lines = [titles] * is_first + lines
         click.echo("\n".join("\t".join(map(escape_line, line)) for line in lines))
@@ -367,8 +368,7 @@ def _cells(prediction: "Prediction") -> list[tuple[str, str]]:
     """Return titles and cells. The probabilities of all classes replace the highest one."""
     from finetune.evaluation.prediction_file import joined
 
-    words: list[tuple[str, str]] = []
-    numbers: dict[str, float | None] = {}
+    words, numbers = [], dict[str, float | None]()
     for name, value in prediction.result.items():
         if isinstance(value, Mapping):
             numbers = dict(value)
@@ -376,6 +376,6 @@ def _cells(prediction: "Prediction") -> list[tuple[str, str]]:
             numbers[name] = value
         else:
             words.append((name, value if isinstance(value, str) else joined(value or ())))
-    cells = [(name, "" if value is None else f"{value:.3f}") for name, value in numbers.items()]
+    words += [(name, "" if value is None else f"{value:.3f}") for name, value in numbers.items()]
     texts = prediction.texts.items()
-    return words + cells + [(name, text.translate(WITHOUT_LINE_ENDS)) for name, text in texts]
+    return words + [(name, text.translate(WITHOUT_LINE_ENDS)) for name, text in texts]

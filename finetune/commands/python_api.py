@@ -156,9 +156,10 @@ def _are_splits(tables: Mapping[Any, Any]) -> bool:
     """Return whether a mapping has splits, not columns or the texts per label."""
     from finetune.data.packed import SPLIT_BY_WORD
 
-    values = tables.values()
     is_named = all(str(name).casefold() in SPLIT_BY_WORD for name in tables)
-    return is_named or any(hasattr(v, "column_names") or hasattr(v, "columns") for v in values)
+    return is_named or any(
+        hasattr(table, "column_names") or hasattr(table, "columns") for table in tables.values()
+    )
 
 
 def _with_arguments(text: str, names: Container[str]) -> str:

@@ -116,7 +116,6 @@ def run(
 def read_options(
     file: str | Path | None = None,
     *,
-    config: str | Path | None = None,
     seeds: int | None = None,
     folds: int | None = None,
     keep_models: bool = False,
@@ -127,21 +126,19 @@ def read_options(
     if seeds is not None and folds is not None:
         raise UsageError("--seeds and --folds can't be combined", remedy="drop one of them")
     if keep_models and folds is None:
-        raise UsageError(
-            "--keep-models has no effect without --folds",
-            remedy="drop it: a single run keeps its model",
-        )
+        raise UsageError("--keep-models has no effect without --folds", remedy="drop it")
     processes = distributed.read_launch().world_size
     if processes > 1 and (seeds or folds) is not None:
         raise UsageError(
             f"--seeds and --folds need a single process, but a launcher started {processes}",
             remedy="drop the option, or start the command without the launcher",
         )
-    if (file or config) is not None and resume_from_checkpoint not in (None, "auto"):
+    chosen = file or options.get("config")
+    if chosen is not None and resume_from_checkpoint not in (None, "auto"):
         raise ConfigurationError(
             "a run resumes with its own configuration", remedy=f"drop {file or '--config'}"
         )
-    return flags.load(file=file, config=config, **options)
+    return flags.load(file=file, **options)
 
 
 def dry_run(loaded: "LoadedConfig") -> dict[str, Any]:
@@ -212,10 +209,7 @@ def command(*, display: flags.Display, is_dry_run: bool, seeds: int | None, **op
                 "--dry-run can't be combined with --seeds, --folds and --resume-from-checkpoint",
                 remedy="drop --dry-run or these options",
             )
-        with display.progress():
-            loaded = guess_options(read_options(**options))
-            plan = dry_run(loaded)
-        display.show(plan, _show_plan)
+        display.run(lambda: dry_run(guess_options(read_options(**options))), _show_plan)
         return
     with display.progress():
         results: Any = run(seeds=seeds, **options)
@@ -244,10 +238,8 @@ def _show_plan(plan: dict[str, Any]) -> None:
 def _show_run(results: "RunResults") -> None:
     from finetune.runs.results import next_command, summarize
 
-    facts, training = results.facts, results.training
-    rate = format_rate(training.train_samples_per_second)
+    facts, training, seconds = results.facts, results.training, results.stage_seconds
     show_scores(f"test split of {facts.data}, {results.test.samples:,} rows", results.test)
-    seconds = results.stage_seconds
     stages = ", ".join(f"{name} {time:.1f}" for name, time in seconds.items() if time >= 0.05)
     validated = []
     if results.validation:
@@ -255,7 +247,8 @@ def _show_run(results: "RunResults") -> None:
         validated = [f"validation {first.metric.title} {first}, {results.validation_note}"]
     show_lines(
         *validated,
-        f"trained in {training.train_runtime:.1f} s on {facts.device}, {rate}",
+        f"trained in {training.train_runtime:.1f} s on {facts.device}, "
+        f"{format_rate(training.train_samples_per_second)}",
         f"took {sum(seconds.values()):.1f} s: {stages}",
         f"report: {RunFolder(Path(results.output_dir)).report_file}",
     )
