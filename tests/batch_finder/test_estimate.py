@@ -1,5 +1,4 @@
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -7,7 +6,6 @@ import pytest
 from tiny_models import SIZES, tiny_case, tiny_config
 from transformers import BertConfig, DistilBertConfig, LongformerConfig, PreTrainedConfig
 
-from finetune.batch_finder import estimate as estimate_module
 from finetune.batch_finder.estimate import LiveMemory, allocated_peaks, estimate
 from finetune.batch_finder.results import Case, Part, architecture_of
 from finetune.batch_finder.trial_model import build_trial_model
@@ -20,29 +18,9 @@ NO_LIMIT = 10**9
 GIB = 2**30
 
 
-@pytest.fixture(autouse=True, scope="module")
-def take_each_step_once() -> Iterator[None]:
-    """Keep what the steps of a case take: it is the same for the same case."""
-    known: dict[str, list[int]] = {}
-
-    def peaks_once(case: Case, batch_sizes: Sequence[int]) -> list[int]:
-        key = f"{case}{list(batch_sizes)}"
-        if key not in known:
-            known[key] = allocated_peaks(case, batch_sizes)
-        return known[key]
-
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(estimate_module, "allocated_peaks", peaks_once)
-        yield
-
-
 def mac_with(memory_bytes: int) -> Mac:
     """Return a Mac that leaves so much to training."""
     return Mac("Mac", 1024 * GIB, chip="m4", limit_bytes=memory_bytes)
-
-
-def peaks_of(case: Case, *batch_sizes: int) -> list[int]:
-    return estimate_module.allocated_peaks(case, batch_sizes)
 
 
 def small_case(architecture: str = "bert", *, layers: int = 2, **changes: Any) -> Case:
@@ -72,7 +50,7 @@ def test_fake_steps_take_what_real_ones_do(mode: str, part: Part) -> None:
             memory.reset_peak()
             trial.take_step(batch_size=batch_size)
             real.append(memory.peak_bytes)
-    assert peaks_of(case, 4, 32) == pytest.approx(real, rel=0.02)
+    assert allocated_peaks(case, [4, 32]) == pytest.approx(real, rel=0.02)
 
 
 def test_the_largest_batch_is_the_last_whose_peak_fits() -> None:

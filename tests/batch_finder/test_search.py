@@ -4,16 +4,11 @@ from typing import Any
 
 import pytest
 from batch_finder.simulated_machines import (
-    BERT_ON_CPU_MIB,
     GIB,
     SimulatedMachine,
     UnifiedMemoryMac,
-    did_not_fit,
-    fits,
-    overflowing,
     rising_from,
     saturating,
-    through,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -52,10 +47,6 @@ def find_on(machine: SimulatedMachine, **bounds: Any) -> Result:
     return find(machine.run, budget_bytes=machine.budget_bytes, **bounds)
 
 
-def failures(found: Result) -> list[int]:
-    return [trial.batch_size for trial in found.trials if trial.status == "too_big"]
-
-
 @pytest.mark.parametrize(
     ("capacity_share", "lowest", "most_failures"),
     [(0.98, 0.98, 2), (0.99, 0.98, 2), (1.0, 0.98, 2), (0.95, 0.9, 4), (1.05, 0.9, 4)],
@@ -69,20 +60,21 @@ def test_few_trials_find_nearly_the_largest_size_and_the_fastest(
         found = find_on(machine)
         counts.append(len(found.trials))
         assert lowest <= found.largest / machine.largest_fitting() <= 1
-        assert len(failures(found)) <= most_failures
+        failures = [trial for trial in found.trials if trial.status == "too_big"]
+        assert len(failures) <= most_failures
         speed = machine.examples_per_second(found.fastest or 0)
         assert speed >= 0.96 * machine.best_examples_per_second()
     assert statistics.median(counts) <= (6 if capacity_share in (0.98, 0.99, 1.0) else 8)
     assert max(counts) <= 9
 
 
-@pytest.mark.parametrize("first", [None, 1, 5, 32, 1000])
+@pytest.mark.parametrize("first", [None, 1, 1000])
 def test_nothing_fits_whatever_comes_first(first: int | None) -> None:
     tried: list[int] = []
 
     def run(batch_size: int, *, new_process: bool = False) -> Trial:
         tried.append(batch_size)
-        return did_not_fit(batch_size, "too_big", reason="tried to allocate 8 GiB")
+        return Trial(batch_size, "too_big", reason="tried to allocate 8 GiB")
 
     with pytest.raises(BatchDoesNotFitError, match="not even a batch of one example") as caught:
         find(run, first=first, limit=1000)
@@ -93,13 +85,13 @@ def test_nothing_fits_whatever_comes_first(first: int | None) -> None:
     assert len(tried) <= 3
 
 
-@pytest.mark.parametrize("at_size", [1, 4, 26, 125])
+@pytest.mark.parametrize("at_size", [1, 26])
 def test_trial_that_fails_for_another_reason_is_an_error(at_size: int) -> None:
     machine = SimulatedMachine()
 
     def run(batch_size: int, *, new_process: bool = False) -> Trial:
         if batch_size >= at_size:
-            return did_not_fit(batch_size, "failed", reason="killed by signal 11 (SIGSEGV)")
+            return Trial(batch_size, "failed", reason="killed by signal 11 (SIGSEGV)")
         return machine.run(batch_size)
 
     with pytest.raises(FinetuneError, match=r"killed by signal 11 \(SIGSEGV\)") as caught:
@@ -108,17 +100,13 @@ def test_trial_that_fails_for_another_reason_is_an_error(at_size: int) -> None:
     assert caught.value.exit_code == 1
 
 
-def slow_machine() -> SimulatedMachine:
-    return SimulatedMachine(
-        peak_bytes=through(BERT_ON_CPU_MIB),
-        step_seconds=overflowing(start=0.6, row=0.6, best=12),
+@pytest.mark.parametrize("time_limit_seconds", [60, 300])
+def test_time_limit_ends_the_search_before_memory_does(time_limit_seconds: float) -> None:
+    machine = SimulatedMachine(
+        peak_bytes=rising_from(floor=0, base=2100, row=61),
+        step_seconds=saturating(start=0.6, row=0.7),
         budget_bytes=14 * GIB,
     )
-
-
-@pytest.mark.parametrize("time_limit_seconds", [60, 120, 300])
-def test_time_limit_ends_the_search_before_memory_does(time_limit_seconds: float) -> None:
-    machine = slow_machine()
     found = find_on(machine, time_limit=time_limit_seconds)
 
     assert found.largest < 0.9 * machine.largest_fitting()
@@ -134,7 +122,7 @@ def test_mac_that_never_raises_but_slows_down_is_not_driven_into_swap(
     physical_gib: int, reports_swap: bool
 ) -> None:
     mac = UnifiedMemoryMac(physical_bytes=physical_gib * GIB, reports_swap=reports_swap)
-    budget_bytes = int(mac.high_watermark_ratio * mac.recommended_bytes)
+    budget_bytes = int(1.7 * mac.recommended_bytes)
     found = find(mac.run, budget_bytes=budget_bytes, limit=5000, slows_down=True)
 
     assert 0.85 <= found.largest / mac.largest_without_swap() <= 1.05
@@ -154,7 +142,7 @@ STATUSES = st.sampled_from(["fits", "fits", "fits", "too_big", "too_big", "timed
     time_limit=st.floats(0, 1e6),
     slows_down=st.booleans(),
 )
-def test_any_trials_whatever_end_soon_with_a_size_that_passed_or_an_error(
+def test_any_trials_end_soon_with_a_size_that_passed_or_an_error(
     data: st.DataObject, limit: int, budget_bytes: int, time_limit: float, slows_down: bool
 ) -> None:
     tried: list[Trial] = []
@@ -165,16 +153,11 @@ def test_any_trials_whatever_end_soon_with_a_size_that_passed_or_an_error(
         checked.extend([batch_size] * new_process)
         status = data.draw(STATUSES)
         seconds = data.draw(st.floats(0, 1000))
-        trial = (
-            fits(
-                batch_size,
-                peak_bytes=data.draw(st.none() | st.integers(0, 2**41)),
-                examples_per_second=data.draw(st.floats(1e-3, 1e6)),
-                seconds=seconds,
-            )
-            if status == "fits"
-            else did_not_fit(batch_size, status, seconds=seconds)
-        )
+        trial = Trial(batch_size, status, seconds=seconds)
+        if status == "fits":
+            peak_bytes = data.draw(st.none() | st.integers(0, 2**41))
+            speed = data.draw(st.floats(1e-3, 1e6))
+            trial = replace(trial, peak_bytes=peak_bytes, examples_per_second=speed)
         tried.append(trial)
         assert len(tried) <= 12
         return trial

@@ -1,0 +1,172 @@
+"""The findings of ``doctor --ops`` and ``doctor --parity``."""
+
+import json
+import math
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from planted_faults import plant
+from tiny_models import ARCHITECTURES, tiny_case, tiny_model
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from finetune.batch_finder.trial_model import TrialModel
+from finetune.config.schema import Mode
+from finetune.devices.cpu import CpuDevice
+from finetune.doctor import models
+from finetune.doctor.models import (
+    OperatorReport,
+    ParityReport,
+    audit_classifier,
+    audit_module,
+    compare_model,
+)
+from finetune.errors import UsageError
+from finetune.model.load import loss_of
+
+# fp16 dispatches the same operators as bf16.
+COMBINATIONS = [
+    (one, mode, precision)
+    for one in ARCHITECTURES
+    for mode in ("full", "last-1", "head", "classifier")
+    for precision in ("fp32", "fp16")
+]
+QUICK = {
+    ("bert", "head", "fp32"),
+    ("electra", "classifier", "fp16"),
+    ("deberta-v2", "full", "fp32"),
+}
+
+
+@cache
+def report_of(
+    architecture: str = "bert", mode: str = "full", precision: str = "fp32"
+) -> OperatorReport:
+    """Audit a tiny model, and cache the result."""
+    case = tiny_case(architecture, mode=Mode(mode), precision=precision)
+    return audit_classifier(tiny_model(architecture), case, batch_size=4)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "mode", "precision"),
+    [pytest.param(*one, marks=[] if one in QUICK else pytest.mark.slow) for one in COMBINATIONS],
+)
+def test_no_encoder_needs_what_mps_lacks(architecture: str, mode: str, precision: str) -> None:
+    report = report_of(architecture, mode, precision)
+    assert report.missing == ()
+    assert report.warnings == ()
+
+
+def test_calls_are_those_of_one_step_and_modules_those_that_call() -> None:
+    found = {operator.name: operator for operator in report_of().operators}
+    # Six per layer, the pooler and the classifier.
+    assert found["aten::addmm"].calls == 3 * 6 + 2
+    assert "bert.encoder.layer.*.intermediate.dense" in found["aten::addmm"].modules
+    for name, modules in {
+        "gelu": ("bert.encoder.layer.*.intermediate.intermediate_act_fn",),
+        "gelu_backward": ("GeluBackward0",),
+        "nll_loss_forward": ("loss",),
+        "_fused_adamw_": ("optimizer",),
+        "linalg_vector_norm": ("clipping",),
+    }.items():
+        assert found[f"aten::{name}"].modules == modules
+    names = {operator.name for operator in report_of(mode="head").operators}
+    assert "aten::embedding_dense_backward" not in names
+
+
+def test_planted_operator_that_mps_lacks_is_named_with_its_module() -> None:
+    report = audit_module(nn.Sequential(MostFrequent()), {"input": torch.ones(2, 3)})
+    assert [(one.name, one.modules) for one in report.missing] == [("aten::mode", ("*",))]
+    assert report.warnings[0].message == "MPS has no aten::mode, which * calls"
+    assert "PYTORCH_ENABLE_MPS_FALLBACK=1" in report.warnings[0].remedy
+
+
+class MostFrequent(nn.Module):
+    """An activation function that MPS lacks."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows[..., None].mode().values
+
+
+class Doubles(nn.Module):
+    """A sum in float64."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.double().sum()
+
+
+def test_planted_float64_is_named_with_its_module() -> None:
+    warning, *_ = audit_module(Doubles(), {"rows": torch.ones(2, 3)}).warnings
+    assert warning.message == "Doubles passes float64 to aten::_to_copy, which MPS doesn't support"
+
+
+def test_a_module_whose_output_has_no_number_to_go_backward_from_is_a_wrong_use() -> None:
+    with pytest.raises(UsageError, match="has no loss"):
+        loss_of({"labels": torch.tensor([1]), "name": "none"})
+
+
+def compare(
+    architecture: str = "bert", *, mode: str = "full", precision: str = "fp32"
+) -> ParityReport:
+    """Compare the CPU with itself."""
+    return compare_model(
+        tiny_model(architecture),
+        CpuDevice(),
+        mode=Mode(mode),
+        precision=precision,
+        max_batch_size=40,
+    )
+
+
+def test_the_cpu_computes_what_it_computes() -> None:
+    report = compare()
+    assert {one.error for one in report.differences} == {0.0}
+    assert list(report.worst_by_part()) == ["logits", "gradients"]
+    evaluated = [one.tensor for one in report.differences if one.part == "logits"]
+    assert evaluated[:-1] == [
+        f"{size} x {length} tokens"
+        for length in (1, 8, 9, 31, 32, 33, 64)
+        for size in (1, 7, 32, 40)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "mode"),
+    [
+        ("bert", "full"),
+        pytest.param("modernbert", "last-1", marks=pytest.mark.slow),
+        *(pytest.param(one, "full", marks=pytest.mark.slow) for one in ARCHITECTURES[1:]),
+        pytest.param("bert", "head", marks=pytest.mark.slow),
+    ],
+)
+def test_bf16_is_within_its_tolerance(architecture: str, mode: str) -> None:
+    report = compare(architecture, mode=mode, precision="bf16")
+    assert report.failures == ()
+    assert all(one.error > 0 for one in report.worst_by_part().values())
+
+
+class Garbage(TorchFunctionMode):
+    """Activations that are NaN."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **kwargs or {})
+        return result * math.nan if func is torch.nn.functional.gelu else result
+
+
+def test_what_is_no_number_fails_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare = models.prepare_trial_model
+
+    def prepare_with_fault(*arguments: Any, **options: Any) -> TrialModel:
+        trial = prepare(*arguments, **options)
+        plant(trial.trainer, Garbage())
+        return trial
+
+    monkeypatch.setattr(models, "prepare_trial_model", prepare_with_fault)
+    report = compare()
+    assert {failure.part for failure in report.failures} == {"logits", "gradients"}
+    emitted = json.dumps(report.to_json(), allow_nan=False)
+    assert json.loads(emitted)["differences"][0]["error"] is None
