@@ -79,11 +79,6 @@ def test_only_the_command_line_writes_to_the_terminal() -> None:
     assert places_outside("commands", breaks_rule=writes_to_terminal) == []
 
 
-def test_no_module_has_a_name_that_says_nothing() -> None:
-    names = {path.stem for path in PACKAGE.rglob("*")}
-    assert names.isdisjoint({"utils", "common", "helpers", "misc"})
-
-
 def test_the_files_that_contributing_names_exist() -> None:
     text = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
     named = re.findall(r"`([a-z_/]+/[a-z_]+\.py)`", text)

@@ -17,25 +17,20 @@ def test_json_lines_read_back_what_was_written_and_appended(tmp_path: Path) -> N
     assert read_jsonl(path) == rows
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_numbers_that_json_has_no_word_for_are_refused_and_the_old_file_stays(
-    tmp_path: Path, value: float
+    tmp_path: Path,
 ) -> None:
     path = tmp_path / "rows.jsonl"
     write_jsonl(path, [{"loss": 1.5}])
-
-    with pytest.raises(ValueError, match="JSON"):
-        write_jsonl(path, [{"loss": value}])
-    with pytest.raises(ValueError, match="JSON"):
-        append_jsonl(path, [{"loss": value}])
-
+    for write in (write_jsonl, append_jsonl):
+        with pytest.raises(ValueError, match="JSON"):
+            write(path, [{"loss": float("nan")}])
     assert read_jsonl(path) == [{"loss": 1.5}]
 
 
-@pytest.mark.parametrize("torn", ["ö", "long" * 2000])
-def test_torn_last_line_is_passed_over_and_replaced_by_the_next(tmp_path: Path, torn: str) -> None:
+def test_torn_last_line_is_passed_over_and_replaced_by_the_next(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    path.write_bytes(f'{{"text": "whole"}}\n{{"text": "{torn}'.encode()[:-1])
+    path.write_bytes('{"text": "whole"}\n{"text": "ö'.encode()[:-1])
     assert read_jsonl(path) == [{"text": "whole"}]
 
     append_jsonl(path, [{"text": "next"}])

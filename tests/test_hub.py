@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hub_server import MAIN_COMMIT, HubServer, hub_client
@@ -104,16 +103,10 @@ def test_the_cache_serves_a_model_when_the_network_is_down(
         assert fetch_model(MODEL, revision=revision) == folder
 
 
-@pytest.mark.parametrize(
-    ("failure", "value", "timeout_seconds", "reason"),
-    [("down", True, 60, "503"), ("delay_seconds", 300.0, 0.3, "timed out")],
-)
-def test_a_hub_that_does_not_answer_is_reported_with_the_reason(
-    hub: HubServer, failure: str, value: Any, timeout_seconds: float, reason: str
-) -> None:
-    setattr(hub.failures, failure, value)
-    with pytest.raises(HubNotReachableError, match=reason) as caught:
-        ask_hub("model", MODEL, timeout_seconds=timeout_seconds)
+def test_a_hub_that_does_not_answer_is_reported_with_the_reason(hub: HubServer) -> None:
+    hub.failures.delay_seconds = 300.0
+    with pytest.raises(HubNotReachableError, match="timed out") as caught:
+        ask_hub("model", MODEL, timeout_seconds=0.3)
     assert hub.endpoint in caught.value.message
 
 
@@ -133,12 +126,7 @@ def test_a_broken_off_download_leaves_nothing_half_written_and_resumes_next_time
     assert hub.downloads() == ["model.safetensors"]
 
 
-@pytest.mark.parametrize("with_token", [False, True])
-def test_a_gated_model_names_its_page_and_the_token(
-    hub: HubServer, monkeypatch: pytest.MonkeyPatch, with_token: bool
-) -> None:
-    if with_token:
-        monkeypatch.setenv("HF_TOKEN", "hf_someone")
+def test_a_gated_model_names_its_page_and_the_token(hub: HubServer) -> None:
     hub.failures.gated.add(MODEL)
     with pytest.raises(ModelNotFoundError) as raised:
         fetch_model(MODEL, revision=None)

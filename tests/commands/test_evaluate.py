@@ -1,7 +1,6 @@
 """``finetune evaluate``, as a function and as a command."""
 
 import json
-import shutil
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from machines import LINUX, pretend
 from tiny_runs import Command, run_tiny
 
 import finetune
-from finetune.errors import DataError, UsageError
+from finetune.errors import UsageError
 from finetune.runs.evaluate import load_split
 from finetune.runs.folder import open_run_folder
 
@@ -143,17 +142,8 @@ def test_unknown_labels_are_named_and_the_command_exits_with_3(
     table_run: Path, tmp_path: Path, command: Command
 ) -> None:
     data = write_rows(tmp_path / "rows.csv", [("how", "manner"), ("who", "person"), ("x", "why")])
-    with pytest.raises(DataError, match="manner, why"):
-        finetune.evaluate(table_run, data=data, device="cpu")
     outcome = command("evaluate", table_run, "--device", "cpu", "--data", data)
     outcome.assert_refused(3, "manner, why", "person, place, time")
-
-
-def test_a_run_that_has_not_finished_is_refused(
-    command: Command, finished_run: Path, tmp_path: Path
-) -> None:
-    shutil.copy(finished_run / "config.yaml", tmp_path)
-    command("evaluate", tmp_path).assert_refused(2, "--resume-from-checkpoint")
 
 
 @pytest.mark.parametrize("command_and_texts", [["evaluate"], ["predict", "Who?"]])

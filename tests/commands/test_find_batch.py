@@ -110,14 +110,6 @@ def test_the_search_computes_in_the_precision_of_a_run(
     assert all(line.split()[place] == precision for line in lines[:3])
 
 
-def test_without_a_file_texts_are_as_long_as_the_option_and_as_many_as_in_trec(
-    tiny_folder: Path,
-) -> None:
-    options: dict[str, Any] = {"freeze_core": True, "feature_cache": False}
-    [result] = estimates("m3-8gb", model=tiny_folder, **options)
-    assert (result.padded_length, result.largest) == (64, 5452)
-
-
 @pytest.fixture
 def find_batch(command: Command, tiny_folder: Path, tmp_path: Path) -> Command:
     """A base M1 with 8 GB did not fit two examples when all of BERT-base trained."""

@@ -116,17 +116,13 @@ def test_runs_are_listed_the_newest_first(command: Command, finished_run: Path) 
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        ("train mails.csv", "finetune run?"),
         ("mails.csv", "finetune run mails.csv?"),
         ("predcit latest new.csv", "finetune predict?"),
         ("eval latest", "finetune evaluate?"),
-        ("check mails.csv", "finetune data check?"),
         ("resume", "finetune run --resume-from-checkpoint auto?"),
         ("run mails.csv --lr 1e-4", "--learning-rate (Peak"),
-        ("run mails.csv --gpu", "--device ("),
         ("run mails.csv --label verdict", "--label-column?"),
         ("run mails.csv --cv 5", "--folds?"),
-        ("run mails.csv --resume", "--resume-from-checkpoint?"),
         ("run mails.csv test.csv", "--test-file FILE?"),
         ("predict latest --file new.csv", "--data ("),
     ],

@@ -150,9 +150,3 @@ def test_an_output_without_unicode_shows_the_codes_of_what_it_lacks() -> None:
     shown = finetune_in_a_child("config", "show", "--model", "é—x", environment=environment)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "\\xe9\\u2014x" in shown.stdout
-
-
-def test_clicks_completion_knows_commands_and_options() -> None:
-    variables = {"_FINETUNE_COMPLETE": "bash_complete", "COMP_CWORD": "2"}
-    shown = finetune_in_a_child(environment=variables | {"COMP_WORDS": "finetune run --freeze"})
-    assert "plain,--freeze-core" in shown.stdout.split()
